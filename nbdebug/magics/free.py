@@ -39,9 +39,9 @@ class FreeMagics(Magics):
             %free traceback outputs
 
         The list has outputs (Out, _), the traceback of the last failed cell, exceptions in variables, losses with their
-        graph, hooks that a cell has registered twice, and figures, each with its size. %free alone frees nothing.
-        %free traceback outputs frees these two and says how much memory came back; after that, %debug no longer works.
-        In a script: nbdebug.free("traceback").
+        graph, hooks that a cell has registered twice, and figures, each with its size. %free alone frees nothing. %free
+        traceback outputs frees these two and says how much memory is free again; after that, %debug no longer works. In
+        a script: nbdebug.free("traceback").
         """
         __tracebackhide__ = True
         args = parse(self.free, line)

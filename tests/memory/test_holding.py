@@ -245,7 +245,7 @@ def test_what_no_name_leads_to_is_listed_with_what_holds_it() -> None:
     finally:
         gc.enable()
     (name,) = [name for kind, name in ours(held, ROWS * 47 * 4) if kind == "unknown"]
-    assert name == "held by a list of 2, in itself (`gc.collect()` lets go of it)"
+    assert name == "held by a list of 2, in itself (`gc.collect()` frees it)"
 
 
 def test_nothing_is_kept_by_the_look_or_the_report() -> None:

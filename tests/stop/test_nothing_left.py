@@ -127,7 +127,7 @@ def test_an_exception_passes_and_leaves_nothing(error: BaseException, when: str 
     net = nn.Sequential(nn.Linear(4, 4), Failing(error))
     with stop_at(net, "1", when=when) as stop, contextlib.suppress(ValueError, KeyboardInterrupt):
         step(net, torch.randn(2, 4))
-    assert stop.hits == hits and not stop.fault and not stop.condition.told and nothing_left(net)
+    assert stop.hits == hits and not stop.fault and not stop.condition.warned and nothing_left(net)
     if hits:
         assert "exception left" in stop.records[0].headline and "begun" in rows(stop.records[0], 1)
 

@@ -25,7 +25,7 @@ def test_a_layer_of_ones_own_is_recorded_at_its_return_with_its_locals() -> None
     assert list(rows(report)) == ["inp", "out"] and list(rows(report, 1)) == ["hidden"]  # x and result are those
     assert rows(report)["out"][:3] == ["(8, 4)", "float32", "cpu"] and rows(report)["out"][-1] == 0
     for text in (str(report), report._repr_mimebundle_()["text/html"]):
-        assert "hidden" in text and "training goes on" in text and "stop_at(model" in text
+        assert "hidden" in text and "training continues" in text and "stop_at(model" in text
     assert "hidden" in report.frame("Locals of Block.forward")["name"].tolist()
 
 

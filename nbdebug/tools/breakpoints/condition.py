@@ -91,7 +91,7 @@ class Condition:
         caller: FrameType | None,
         variables: dict[str, Any] | None = None,
     ):
-        self.when, self._warned = when, False
+        self.when, self.warned = when, False
         self._globals: Mapping[str, Any] = variables if variables is not None else caller.f_globals if caller else {}
         self._locals: dict[str, Any] = {}
         self._code: CodeType | None = None
@@ -157,9 +157,9 @@ class Condition:
 
     def _warn(self, wrong: Exception, values: Mapping[str, Any]) -> None:
         """stderr, and no warning: a filter that turns warnings into errors would end the training."""
-        if self._warned:
+        if self.warned:
             return
-        self._warned = True
+        self.warned = True
         print(
             f"nbdebug: the condition {self} of a stop could not be evaluated at `{values.get('name', '')}` (step "
             f"{values.get('step')}): {type(wrong).__name__}: {wrong}. It does not stop there, and training continues. "

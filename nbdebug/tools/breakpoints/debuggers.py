@@ -6,7 +6,7 @@
 
 Both debuggers can stop "at the first line" of a frame that is about to run, and "here", in a frame that stands at the
 end of a call or is in the middle of one. Here is the harder one: Python tells a debugger of no line at that moment, so
-it is asked to begin by itself. `c` and its like go on as if nothing had been; `q` ends the training with a
+it is asked to begin by itself. `c` and similar commands continue as without a stop; `q` ends the training with a
 KeyboardInterrupt, which no `except Exception` of a training loop swallows.
 """
 
@@ -30,7 +30,7 @@ class TrainingLeft(KeyboardInterrupt):
         super().__init__("Left at a stop, with q: this step was not finished.")
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython asks for: the user has just been there, so a sentence is enough. %tb shows no more."""
+        """IPython's traceback: the user was just there, so a sentence is enough. %tb shows no more."""
         return [f"KeyboardInterrupt: {self}"]
 
 
@@ -61,7 +61,7 @@ def running_shell() -> Any:
 
 
 def at_prompt() -> bool:
-    """Whether this thread stands at a stop already: what is typed there is to stop nowhere else."""
+    """Whether this thread waits at a stop already: code that is typed there stops nowhere else."""
     info = getattr(threading.current_thread(), "additional_info", None)  # pydevd's
     return _Debugger.asking == threading.get_ident() or bool(getattr(info, "is_in_wait_loop", False))
 
@@ -77,7 +77,7 @@ def debugpy_at_first_line(frame: FrameType) -> None:
 
 def debugpy_at_end(frame: FrameType, then: FrameType | None) -> None:
     """The client sees this frame on top of the stack, which is about to return. Called from a profile function. then:
-    the frame that a step leads to. Returns when the client lets the thread go on."""
+    the frame that a step leads to. Returns when the client continues the thread."""
     _suspend(frame)
     info = getattr(threading.current_thread(), "additional_info", None)
     stepping = getattr(info, "pydev_step_cmd", -1) != -1
@@ -168,12 +168,12 @@ class _Debugger:
             sys.settrace(self.before)
 
     def go_on(self, frame: FrameType, ends: bool) -> None:
-        """After a prompt that no trace function has opened: have lines told if it is to open again."""
+        """After a prompt that no trace function has opened: trace lines if it is to open again."""
         debugger: Any = self
         if debugger.stoplineno == -1 and not debugger.breaks:  # c
             return
         if ends and (debugger.stopframe is frame or debugger.returnframe is frame):
-            debugger.set_step()  # n, r: of this frame nothing more will be told
+            debugger.set_step()  # n, r: this frame gets no more events
         at: FrameType | None = frame
         while at is not None:
             at.f_trace = debugger.trace_dispatch

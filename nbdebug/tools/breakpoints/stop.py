@@ -251,11 +251,11 @@ class StopEvent:
 def stop(
     at: StopEvent, question: str, subject: str, blocked: bool = False, context: contextvars.Context | None = None
 ) -> Report | None:
-    """Stop there: returns when the user lets training go on, or at once with a record where nobody can type. blocked:
-    the main thread waits for this one; context: its context, by which a kernel knows where to ask.
+    """Stop there: returns when the user continues the training, or at once with a record where nobody can type.
+    blocked: the main thread waits for this one; context: its context, by which a kernel knows where to ask.
 
     Raises KeyboardInterrupt where the user leaves the training."""
-    way, notes = debuggers.mode(blocked), ["Nobody can type here, so training goes on after this record."]
+    way, notes = debuggers.mode(blocked), ["Nobody can type here, so training continues after this record."]
     if at.frame is not None and way != "record":
         try:
             if context is not None:

@@ -303,7 +303,7 @@ class LayerStop:
             self.fault = f"{type(fault).__name__}: {fault}"
             self.clear()
             print(
-                f"nbdebug: {self.question} has ended by a fault of its own ({self.fault}). Training goes on.",
+                f"nbdebug: {self.question} has ended by a fault of its own ({self.fault}). Training continues.",
                 file=sys.stderr,
             )
 

@@ -175,7 +175,7 @@ class GradWatch:
         self._steps.leave()
         warnings.warn(
             f"nbdebug's grad_watch has stopped because of a fault of its own ({self.fault}). "
-            "The training itself goes on, unwatched.",
+            "The training itself continues, unwatched.",
             RuntimeWarning,
             stacklevel=4,
         )

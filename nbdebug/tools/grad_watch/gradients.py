@@ -22,7 +22,7 @@ from nbdebug.observe.tensors import plain_values
 
 class WatchedParameters:
     """names, layers, sizes: of each parameter by its number; parameters: they themselves, until `forget`. optimizers
-    are asked again at each step: groups may be added, and lazy parameters get their shape late."""
+    are read again at each step: groups may be added, and lazy parameters get their shape late."""
 
     def __init__(self, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]):
         self.models, self.optimizers = dict(models), dict(optimizers)

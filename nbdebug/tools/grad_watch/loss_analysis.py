@@ -40,8 +40,8 @@ BEYOND = 0.5
 STEADY = 0.9
 """Rank correlation of a climb that is no walk."""
 STILL, UNMOVED = 0.02, 0.05
-"""A loss stands still where it is sure that the last third of the record has brought under 2% of what was gained so
-far; where nothing was gained, under 5% of its level (TrainProof's and TheDeepChecker's, who do not ask how sure it
+"""A loss is flat where the last third of the record has certainly brought under 2% of the progress so far; where there
+was no progress, under 5% of its level (TrainProof's and TheDeepChecker's, who do not ask how sure it
 is)."""
 SWING = 0.2
 """Least size of a swing, as a share of the level."""

@@ -1,4 +1,4 @@
-"""Statistics that a few wild values do not move: medians, and noise told from trend by differences.
+"""Statistics that a few wild values do not move: medians, and noise separated from trend by differences.
 
 Plain Python over lists of floats; every value given must be finite.
 """

@@ -36,7 +36,7 @@ _CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.G
 @dataclasses.dataclass(frozen=True)
 class LayerUnits:
     """One activation module. feeds: the layer before it, by name. share: of its units that are dead (kind "dead") or
-    saturated ("saturated"), in the last batches looked at; batches: how many these are."""
+    saturated ("saturated"), in the last sampled batches; batches: how many these are."""
 
     module: str
     type: str
@@ -116,7 +116,7 @@ class UnitWatch:
         masks.append((step, mask, values))
 
     def read(self) -> list[LayerUnits]:
-        """What the last batches showed, of modules that were looked at in enough of them; waits for the device."""
+        """What the last batches showed, of modules that were sampled in enough of them; waits for the device."""
         results = []
         for (name, units), kept in self._masks.items():
             module, feeds, _ = self._modules[name]

@@ -31,7 +31,8 @@ KINDS = (
     "graph",
     "unknown",
 )
-"""What an owner can be. "graph": saved by autograd for a backward that has not come; "unknown": allocated, not met."""
+"""What an owner can be. "graph": saved by autograd for a backward that has not come; "unknown": allocated, without a
+name."""
 CATEGORIES = ("parameters", "gradients", "optimizer state", "buffers", "activations", "inputs", "temporaries", "other")
 """What memory is used for in a step. activations: made in the forward and still needed by the backward."""
 
@@ -56,8 +57,8 @@ class Holding:
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What the allocator of one device says, in bytes; None: it does not say. live: in tensors that were met; total: of
-    the card or the machine; free: still to be had; largest: the largest piece that lies free within what is
+    """What the allocator of one device says, in bytes; None: it does not say. live: in tensors that were found; total:
+    of the card or the machine; free: still to be had; largest: the largest piece that lies free within what is
     reserved. process: of this process as the system sees it (on the CPU: resident set)."""
 
     name: str
@@ -81,7 +82,7 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class HeldMemory:
-    """What is held at one moment. tensors: live tensors that were met; storages: of them, each counted once."""
+    """What is held at one moment. tensors: live tensors; storages: of them, each counted once."""
 
     holdings: tuple[Holding, ...] = ()
     devices: tuple[Device, ...] = ()
@@ -138,7 +139,7 @@ class StepMemory:
 class Leak:
     """What grows from step to step. holder: by name; kind: "graph", "hook", "cache", "exception", "output", "list" …;
     bytes: a step adds so many; steps: seen to grow in so many; where: the line that puts it there; grad: what is kept
-    still has its graph; evaluation: it was made in an evaluation that asked for no gradient; module: that the kept
+    still has its graph; evaluation: it was made in an evaluation that needs no gradient; module: that the kept
     tensors come from, if one; items: a step adds so many; nodes: so many nodes of a graph; own: of the bytes, what
     would stay without the graph; plain: bytes in Python objects that are no tensors; chained: one tensor whose graph
     grows; backward: the step runs a backward; emptied: some line of the source takes things out again; names: what the
@@ -169,7 +170,7 @@ class Leak:
 class KeptByNotebook:
     """What the notebook keeps by itself. how: "output", "traceback", "displayed", "hook", "loss"; name: "Out[7]",
     "sys.last_value", …; bytes: that nothing else of the user's holds, so that would come back; storages; release: the
-    word for `free` that lets go of it; also: further places that keep the same; where: the line at which it came about;
+    word for `free` that frees it; also: further places that keep the same; where: the line at which it came about;
     what: in a few words ("float32 (512, 2048)"); items: things in it; nodes: of autograd's graph."""
 
     how: str
@@ -203,7 +204,7 @@ class LoaderWorkers:
 @dataclasses.dataclass(frozen=True)
 class MemoryFacts:
     """See the top of the file. after_steps: after each step (live bytes, bytes that came in it and stayed, resident set
-    of the process); stays: what a single run has added and left; unchecked: what was not looked at, and why."""
+    of the process); stays: what a single run has added and left; unchecked: what was not checked, and why."""
 
     now: HeldMemory | None = None
     step: StepMemory | None = None
@@ -217,8 +218,8 @@ class MemoryFacts:
 
 @dataclasses.dataclass(frozen=True)
 class RefusedRequest:
-    """What the error says of itself. bytes: asked for; device: "cpu", "cuda:0", …; total: of the card; free: then;
-    allowed: of the card to this process, where it was told to keep to less; allocated: in tensors; unused: reserved by
+    """What the error says of itself. bytes: requested; device: "cpu", "cuda:0", …; total: of the card; free: then;
+    allowed: of the card to this process, where it has a limit; allocated: in tensors; unused: reserved by
     torch, in no tensor; process: in use by this process, beyond torch too. None: it does not say."""
 
     device: str
@@ -260,7 +261,7 @@ class Failure:
     course: live bytes after each earlier step, where a watch has counted; limit: all that there is for this device;
     free: what was still to be had, as far as it is known; left: bytes in use that no name was found for; gone: of
     these, what is in use no longer: something held it then, an earlier failure's frames, and has let it go; alike:
-    of held activations that have the very shape that was asked for."""
+    of held activations that have the requested shape."""
 
     error: str
     asked: RefusedRequest

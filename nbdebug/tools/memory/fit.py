@@ -53,7 +53,7 @@ def fit(
     of the user's is changed.
 
     model: a Module, or a function without arguments that builds one (for a model that fits nowhere: it is built without
-    data). batch: as the loop gives it; tensors may lie on "meta", and torch.Size stands for float32 tensors. loss_fn:
+    data). batch: as the loop gives it; tensors may be on "meta", and torch.Size means a float32 tensor. loss_fn:
     `loss_fn(model, batch)`, or a criterion of (outputs, targets) for batches that are pairs. optimizer: an optimizer, a
     class or partial that makes one from parameters, or None for forward and backward alone.
 

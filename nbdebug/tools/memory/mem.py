@@ -32,7 +32,7 @@ def mem(
     step: a function of no arguments that performs one whole training or evaluation step; it is called `steps` times,
     and trains as it always does. A leak shows over several calls, so `steps=1` reports only the peak; where
     something grows, one more call is traced to find the line that stores it. model, optimizer: one, or several
-    in a list or a dict; loader: a DataLoader, whose workers are looked at. Left out, they are looked for among `names`,
+    in a list or a dict; loader: a DataLoader, whose workers are checked. Left out, they are searched among `names`,
     the user's variables (default: those of the caller), and what the step uses. device: to report on ("cuda:0"); left
     out, the accelerator that the step uses most, else the CPU. progress: show a bar where it takes longer than two
     seconds.
@@ -69,7 +69,7 @@ def trace_step(
     files: tuple[str, ...] = (),
 ) -> Report:
     """What `mem(step)` and the magics do, once it is known what is meant. steps=1: a cell, which runs once. files: in
-    which code stands that no function holds, such as a cell."""
+    which there is code outside functions, such as a cell."""
     from nbdebug.tools.memory.step.report import report_of
     from nbdebug.tools.memory.step.run import StepRequest, StepsTraced, trace_steps
     from nbdebug.tools.memory.step.workers import worker_copies

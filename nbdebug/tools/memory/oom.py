@@ -1,4 +1,4 @@
-"""The out-of-memory card: what was asked for, who held what, whether it grew or was too large at once, what would help.
+"""The out-of-memory card: what was requested, who held what, whether it grew or was too large at once, what would help.
 
 It reads the error, the frames of its traceback (which still hold what they held) and the user's variables; nothing is
 run again and nothing is freed.
@@ -54,7 +54,7 @@ def message(error: BaseException) -> str:
 
 
 def refused_request(error: BaseException) -> RefusedRequest:
-    """What it says. Raises nothing: what is not said is None."""
+    """The numbers in its message. Raises nothing: what is missing is None."""
     text = message(error)
     gpu = re.search(r"GPU (\d+)", text)
     device = (

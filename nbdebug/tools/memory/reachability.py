@@ -25,7 +25,7 @@ from nbdebug.observe.shell import ShellPlaces
 from nbdebug.observe.variables import frame_variables, is_user_module, user_variables
 
 MOST = 3_000_000
-"""Objects looked at in one walk; some seconds. A walk that stops there says so."""
+"""Objects visited in one walk; some seconds. A walk that stops there says so."""
 STOPS = ("IPython", "ipykernel", "jupyter_client", "comm", "zmq", "tornado", "asyncio", "traitlets")
 """Packages whose objects lead to the shell, and through it to all else."""
 Key = tuple[str, int]
@@ -48,7 +48,7 @@ _ATOMS = (
     type(Ellipsis),
 )
 _LEAVES = frozenset({str, bytes, int, float, bool, type(None)})
-"""Most of what a data set's lists hold: left out before anything else is asked about it."""
+"""Most of what a data set's lists hold: left out first."""
 _FRAMES = {types.FunctionType: FUNCTION, types.FrameType: FRAME, types.TracebackType: TRACEBACK}
 
 
@@ -66,15 +66,15 @@ class HeldBlock(NamedTuple):
         return self.key[0]
 
     def on(self, device: str) -> bool:
-        """Whether it lies there; a device without a number means any of its kind, "" any at all."""
+        """Whether it is on this device; a device without a number means any of its kind, "" any at all."""
         return device in ("", self.device, self.device.partition(":")[0])
 
 
 class ReachabilityWalk:
-    """One walk, or several over the same ground: what was seen by an earlier one is not counted again.
+    """One walk, or several over the same ground: what an earlier one has visited is not counted again.
 
     graphs: follow autograd's graph; tracebacks: follow the frames of exceptions. Where they are not followed, the ends
-    of the graphs and the tracebacks that were met lie in `nodes` and `trails`. unknown: graph nodes whose saved tensors
+    of the graphs and the tracebacks are collected in `nodes` and `trails`. unknown: graph nodes whose saved tensors
     could not be seen; whole: False when a walk was given up because there is too much.
     """
 
@@ -98,7 +98,7 @@ class ReachabilityWalk:
         self._kinds: dict[type, int] = {}
 
     def __call__(self, *roots: Any) -> list[HeldBlock]:
-        """The memory that is reached from here and was not met before."""
+        """The memory that is reached from here and was not reached before."""
         blocks: dict[Key, HeldBlock] = {}
         todo, count = list(roots), 0
         while todo:
@@ -122,7 +122,7 @@ class ReachabilityWalk:
         return list(blocks.values())
 
     def take(self, tensors: Iterable[Any]) -> list[HeldBlock]:
-        """The memory of these tensors alone, without what they refer to, that was not met before."""
+        """The memory of these tensors alone, without what they refer to, that was not reached before."""
         blocks = [block for block in self.storages(tensors) if block.key not in self.counted]
         self.counted |= {block.key for block in blocks}
         return blocks

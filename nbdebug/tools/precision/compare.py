@@ -201,7 +201,7 @@ def rng_states() -> list[tuple[Callable[[Any], Any], Any]]:
 
 @contextlib.contextmanager
 def with_rng(entered: list[tuple[Callable[[Any], Any], Any]]) -> Iterator[None]:
-    """The random numbers that a call began with, for the call beside it; then those that the step goes on with."""
+    """The random numbers that a call began with, for the call beside it; then those that the step continues with."""
     now = rng_states()
     for write, state in entered:
         write(state)

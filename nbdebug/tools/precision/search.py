@@ -5,7 +5,7 @@ is assumed that keeping more never hurts; then every answer about many units say
 search is group testing: units are run in half together, as many as work in every second case given what has been
 found and cleared so far, and a group that fails is split in the same way until one culprit is left. A unit is kept
 only where the step failed with it in half beside units that do no harm, so taking any one out of the answer fails:
-those tries are the proof. Units that only fail together are met as well: which of them is kept then depends on the
+those tries are the proof. Units that only fail together are found as well: which of them is kept then depends on the
 order.
 
 Measurements may have named suspects. If keeping these suffices, only they are searched.
@@ -44,7 +44,7 @@ class Try:
 @dataclasses.dataclass
 class MinimalSetSearch:
     """Tries, each different one run once. spread: all that is kept along with a unit (a module's own modules), the
-    unit itself included. best: the smallest kept set that is known to work. on_try: told after each try."""
+    unit itself included. best: the smallest kept set that is known to work. on_try: called after each try."""
 
     works: Callable[[frozenset[str]], bool]
     spread: Callable[[frozenset[str]], frozenset[str]] = frozenset

@@ -157,7 +157,7 @@ def _depends_on_scale(one: ScaledRun, other: ScaledRun) -> bool:
     since nobody has taken it out."""
     if one.got is None or other.got is None or not one.left or not other.left:
         return False
-    if not 1 / DEPENDS < one.left / (APART * other.left) < DEPENDS:  # another batch, say: nothing can be told
+    if not 1 / DEPENDS < one.left / (APART * other.left) < DEPENDS:  # another batch, perhaps: no answer
         return False
     ratio = max(one.got, other.got) / max(min(one.got, other.got), 1e-300)
     early = one.unscaled and one.written < SHRUNK * one.left

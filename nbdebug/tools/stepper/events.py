@@ -58,7 +58,7 @@ def finite(tensors: list[torch.Tensor]) -> bool:
 
 
 def row(name: str, tensor: torch.Tensor) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """(what stands in the table, the histogram) of a tensor. min, max, mean, std: of the finite elements, std with
+    """(row of the table, histogram) of a tensor. min, max, mean, std: of the finite elements, std with
     n in its denominator; zeros: their share; NaN, inf: how many."""
     known = {
         "tensor": name,
@@ -195,7 +195,7 @@ LEAVING = frozenset({AFTER, LOSS, BACKWARD_DONE})
 @dataclasses.dataclass(frozen=True)
 class LayerPlace:
     """name: the module's dotted name, "" for the model itself. phase: one of PHASES. depth: how many calls of other
-    layers it stands in. call: which call of this module in this step, from 1."""
+    layers are around it. call: which call of this module in this step, from 1."""
 
     name: str
     module_type: str

@@ -97,7 +97,7 @@ class Layers:
         if not any(call.module is module for call in self.stack):
             return
         while (call := self.stack[-1]).module is not module:
-            self.stack.pop()  # it ended in an exception before its hooks were asked
+            self.stack.pop()  # it ended in an exception before its hooks ran
         error = sys.exc_info()[1]
         if error is not None and error is not call.handled:  # on its way through here
             self.raised = (

@@ -97,7 +97,7 @@ class StepRun:
     at the end, and always when the step is abandoned; restore: also when it is finished.
 
     stop: where it waits, None while it does not; last: the stop before; result, error: what came of it; raised: where
-    the error was; explained: its cause, once it was asked for; fault: why nbdebug no longer stops, or "".
+    the error was; explained: its cause, once it was requested; fault: why nbdebug no longer stops, or "".
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class StepRun:
                 self._stepped()
         except Abandoned:
             pass
-        except BaseException as error:  # the user's, whatever it is: it is told, and it ends this thread only
+        except BaseException as error:  # the user's, whatever it is: it is reported, and it ends this thread only
             self.error, self.raised = _from_users_frame(error), self._where(error)
         finally:
             with numbers.unobserved():  # modes that the caller had are this thread's until it ends

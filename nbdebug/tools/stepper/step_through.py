@@ -220,11 +220,11 @@ def step_through(
     backward: bool = True,
     restore: bool = True,
 ) -> Stepper:
-    """Run one training step that waits at its layers, and let the notebook go on meanwhile.
+    """Run one training step that waits at its layers, and keep the notebook usable meanwhile.
 
     loss_fn: `loss_fn(model, batch)`, or a criterion of (outputs, targets) for batches of a pair; left out, the model is
     called with the batch: a dict by keywords, a tuple as arguments (or only its first part, where that is what forward
-    takes). backward: go on through the backward where a loss has come out and the step has not done so itself.
+    takes). backward: run the backward as well, where there is a loss and the step has not done so itself.
     optimizer: one or a list that the step changes; no step of it is made here. restore: at the end the model, its
     gradients, the optimizer and the random numbers are as before, unlike after nan_trace, because looking is not
     training; False: as one plain step leaves them. A step that is abandoned is always taken back.
@@ -271,8 +271,8 @@ def active_stepper() -> Stepper | None:
 class Stepper:
     """A step that waits. Each method lets it run on, returns when it waits again or is over, and gives the report.
 
-    Its controls are shown in a notebook where it stands last in a cell; elsewhere it is shown as its report. asked: the
-    call that was made, and what was taken."""
+    Its controls are shown in a notebook where it is the last expression of a cell; elsewhere it is shown as its report.
+    asked: the call that was made, and what was taken."""
 
     def __init__(self, run: StepRun, subject: str, note: str = "") -> None:
         self.asked, self._run, self._note = (QUESTION, subject), run, note

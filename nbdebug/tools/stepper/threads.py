@@ -1,4 +1,4 @@
-"""Two threads that take turns: the step's, and that of whoever asks it to go on.
+"""Two threads that take turns: the step's and the caller's, who continues it.
 
 caller: go()      ──▶ step runs ──▶ step: wait()  ──▶ caller's turn again
 caller: abandon() ──▶ wait() raises Abandoned, and so does every later one, until the step's thread has ended
@@ -104,7 +104,7 @@ class ThreadHandoff:
             raise Abandoned
 
     def abandon(self, patience: float | None = None) -> bool:
-        """End the step's thread; True when it has ended. From within the step itself it is only told to end."""
+        """End the step's thread; True when it has ended. From within the step itself it is only asked to end."""
         with self._changed:
             self.abandoned = self._steps_turn = True
             self._changed.notify_all()
@@ -221,7 +221,7 @@ class CallContext:
 
 
 class ProcessState:
-    """What the whole process has one of, and two owners who take turns. Each goes on where it has stopped."""
+    """What the whole process has one of, and two owners who take turns. Each continues where it stopped."""
 
     def __init__(self) -> None:
         self._others = self._now()

@@ -1,7 +1,7 @@
 """What lies inside an object, read without running any of the user's code.
 
 No property, `__getattr__`, `__iter__` or `__repr__` runs: attributes are read from where they lie, a subclass of a dict
-is read as the dict that it is, and what Python gives no access to is asked of the garbage collector.
+is read as the dict that it is, and what Python gives no access to comes from the garbage collector.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """All that is held at this moment: every live tensor, once for each storage, with its owner by name.
 
-Nothing of the user's code runs, nothing is freed, and nothing that was met is held afterwards.
+Nothing of the user's code runs, nothing is freed, and no visited object is held afterwards.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def rounded(count: int) -> int:
 
 
 def devices(live: Mapping[str, int], only: str = "") -> tuple[Device, ...]:
-    """Every device that holds something, the accelerators first. live: bytes of the storages that were met on each;
-    wanted: this one alone."""
+    """Every device that holds something, the accelerators first. live: bytes of the storages found on each;
+    only: this one alone."""
     result = [*_cuda(live), *_mps(live)]
     listed = {device.name for device in result} | {"cpu"}
     result += [Device(name, count) for name, count in live.items() if name not in listed]
@@ -110,7 +110,7 @@ def _host(live: int) -> Device:
 
 
 MOST = 16
-"""Tensors that are asked about."""
+"""Tensors whose referrers are searched."""
 LEVELS = 4
 """From a tensor outwards: a list, the dict that holds the list, the object that holds the dict."""
 NOBODY = "no Python object (a library holds it)"
@@ -138,7 +138,7 @@ def _step(thing: Any, chain: dict[int, str], above: dict[int, Any]) -> Any:
     if holder is None:
         return None
     if id(holder) in chain:
-        chain[0] = "itself (`gc.collect()` lets go of it)"
+        chain[0] = "itself (`gc.collect()` frees it)"
         return None
     chain[id(holder)] = _description(holder)
     return holder if type(holder) in _ANONYMOUS else None
@@ -181,10 +181,10 @@ def _description(thing: Any) -> str:
 
 
 ROUNDING = "rounding to 512 bytes"
-UNMET = "allocated, and no tensor met"
+UNMET = "allocated, in no tensor"
 NAMELESS = "(no name)"
 LISTED = 1000
-"""Storages that are told one by one."""
+"""Storages that are listed one by one."""
 
 
 class Inventory(NamedTuple):
@@ -202,7 +202,7 @@ def held_memory(
 ) -> HeldMemory:
     """What is held now, each storage at its first owner in the order of facts.KINDS.
 
-    models, optimizers: by the user's names for them; names: the user's variables; device: what lies there alone
+    models, optimizers: by the user's names for them; names: the user's variables; device: this one alone
     ("cuda" means every card). Sizes are bytes."""
     with without_collection():
         return inventory(models, optimizers, names, device=device or "", caller=sys._getframe(1)).held
@@ -210,7 +210,7 @@ def held_memory(
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Garbage stays meanwhile: what is met must not go on the way, and a collection takes its time."""
+    """Garbage stays meanwhile: visited objects must not be freed on the way, and a collection takes its time."""
     running = gc.isenabled()
     gc.disable()
     try:
@@ -330,7 +330,7 @@ def _holding(together: list[Owned]) -> Holding:
 
 
 def _rest(device: Device, entries: list[Owned]) -> list[Holding]:
-    """What the allocator counts beyond the storages that were met: its rounding, and what no tensor was met for."""
+    """What the allocator counts beyond the storages that were found: its rounding, and memory without a tensor."""
     if device.allocated is None:
         return []
     mine = [owned.piece.bytes for owned in entries if owned.piece.device == device.name]

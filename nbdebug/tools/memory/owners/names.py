@@ -188,7 +188,7 @@ class OwnerIndex:
             self._todo[RANK[owner.kind]].append((value, owner))
 
     def walk(self) -> None:
-        """Open all that was added and all that lies in it, MOST things at most; what is left then is let go, so that
+        """Open all that was added and all that lies in it, MOST things at most; what is left then is dropped, so that
         it takes nothing from what is opened next."""
         most = len(self.names) + MOST
         while len(self.names) < most:
@@ -308,7 +308,7 @@ class OwnerIndex:
                 self.add(value, owner.then(f".{key}"))
 
     def _saved(self, saved: Any, owner: Ownership) -> None:
-        """What was saved for a backward, as it lies there: a hook that unpacks does not run for it."""
+        """What was saved for a backward, as it is stored: a hook that unpacks does not run for it."""
         if not hasattr(saved, "data"):  # before torch 2.7
             self.unseen += 1
             return

@@ -53,7 +53,7 @@ def held_report(
     """All that is held in memory now.
 
     model, optimizer: one, or several in a list or a dict; left out, those among `names`, the user's variables. device:
-    tell what lies there alone ("cuda:0"; "cuda" means every card). subject: which models were taken, as a sentence.
+    report this one alone ("cuda:0"; "cuda" means every GPU). subject: which models were taken, as a sentence.
     shell: IPython's; left out, the one that runs. Raises TypeError or ValueError for arguments that make no sense.
     """
     names = {} if names is None else names

@@ -39,7 +39,7 @@ class StorageView(NamedTuple):
         return self.key[0]
 
     def on(self, device: str) -> bool:
-        """Whether it lies there. A device without a number means any of its kind; "" means any at all."""
+        """Whether it is on this device. A device without a number means any of its kind; "" means any at all."""
         return device in ("", self.device, self.device.partition(":")[0])
 
 

@@ -1,4 +1,4 @@
-"""What is asked for (FitRequest) and what is answered (Prediction), and batches of other sizes."""
+"""The request (FitRequest), the answer (Prediction), and batches of other sizes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Prediction:
     """What a few steps take, in bytes.
 
     peak: allocated at most, as `torch.cuda.max_memory_allocated` counts it (pieces as the allocator cuts them; on the
-    CPU as asked for); reserved: what the allocator takes from the card, None on the CPU; at_peak: by category; modules:
+    CPU as requested); reserved: what the allocator takes from the card, None on the CPU; at_peak: by category; modules:
     what is alive at the peak, by module; place: (step, phase) of the peak, at event `index`; phases: (step, phase, most
     in it); parameters: bytes of them; trained: how many of them want a gradient; doubts: what is modelled with less
     certainty."""
@@ -144,7 +144,7 @@ def _category(block: PredictedBlock, death: int | None, ends: dict[int, int]) ->
 
 
 def phases(trace: Trace) -> tuple[tuple[int, str, int], ...]:
-    """The most that was alive in each phase of each step, in bytes as asked for."""
+    """The most that was alive in each phase of each step, in bytes as requested."""
     best: dict[tuple[int, int], int] = {}
     marks = [*trace.marks, (0, 0, len(trace.events))]
     live = 0

@@ -31,7 +31,7 @@ class MetaCopy:
 
     def tensor(self, real: torch.Tensor) -> torch.Tensor:
         """A tensor without data like this one, always the same for the same one. What lies on a device, or in a model
-        on the CPU that shall be judged for a card, comes to lie on the device asked for."""
+        on the CPU that is predicted for a GPU, is on the requested device."""
         if isinstance(real, FakeTensor) and real.fake_mode is self.mode:
             return real
         if id(real) not in self.known:
@@ -128,7 +128,7 @@ class MetaCopy:
 
 
 class _Copying(TorchFunctionMode):
-    """While a model is copied, each tensor that is met becomes one without data."""
+    """While a model is copied, each tensor becomes one without data."""
 
     def __init__(self, meta: MetaCopy):
         super().__init__()

@@ -119,7 +119,7 @@ def freezing(row: BlockRow) -> Callable[[nn.Module], None]:
 
 
 def before_last(model: nn.Module, row: BlockRow) -> list[nn.Parameter]:
-    """The parameters that are met before the last block, as they are declared."""
+    """The parameters that are declared before the last block."""
     last = f"{row.paths[-1]}."
     named = list(model.named_parameters())
     first = next((n for n, (name, _) in enumerate(named) if name.startswith(last)), 0)
@@ -189,7 +189,7 @@ def remedies(
 ) -> tuple[list[PredictedRemedy], list[str]]:
     """All that save something, the best first, and the names of those that were not reached in time (or failed).
 
-    until: by `time.monotonic()`, when to stop; model: without data or real, it is only looked at; ask: what predicts a
+    until: by `time.monotonic()`, when to stop; model: without data or real, it is only read; ask: what predicts a
     job."""
     results: list[PredictedRemedy] = []
     left: list[str] = []

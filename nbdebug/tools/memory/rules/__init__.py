@@ -1,7 +1,7 @@
 """The rules: from what is held, what a step needed and what it left behind to the causes, most likely first.
 
 One fault gives one finding. What every step leaves behind is a leak whatever the step needs, and it swells the peak: so
-where one is found, nothing is said of the peak.
+where one is found, the peak is not reported.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ CONFIRMED = 0.25
     symptom="With `num_workers` above zero the machine's memory fills up during the first epoch, once for every "
     "worker; with `num_workers=0` it stays flat.",
     cause="A worker starts as a copy of the process that shares its memory until one of the two writes to it. Python "
-    "writes into each object that it looks at, to count references, so a worker that reads a list of many "
+    "writes into each object that it reads, to count references, so a worker that reads a list of many "
     "strings comes to own a copy of every page on which they lie.",
     confirm="`psutil.Process(pid).memory_full_info().uss` of a worker rises while it reads, up to the list's size.",
     fix="Keep the records in one array: `np.array(lines)`, a tensor, a memory-mapped file, an Arrow table; or the "

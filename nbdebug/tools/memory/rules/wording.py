@@ -58,7 +58,7 @@ def saving(growth_bytes: int, after: int | None = None) -> dict[str, Any]:
 
 
 def holder(growth: Leak) -> str:
-    """ "`report['loss']`", or what can be said of one that has no name."""
+    """ "`report['loss']`", or a phrase for one that has no name."""
     return f"`{growth.holder}`" if growth.holder else "An object that no variable refers to"
 
 

@@ -1,4 +1,4 @@
-"""From several looks at the holders to what grows with every step, how much it holds, and what kind of thing it is."""
+"""From several scans of the holders to what grows with every step, how much it holds, and what kind of thing it is."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def newest(holder: Holder, count: int) -> list[Any]:
 
 
 def _cached(cache: Any, count: int) -> list[Any]:
-    """The newest results of an lru_cache: the dict inside is met by the collector's own list of what it refers to."""
+    """The newest results of an lru_cache: the dict inside is found through the garbage collector."""
     import gc
 
     contents = [r for r in gc.get_referents(cache) if type(r) is dict and len(r) == CACHE.cache_info(cache).currsize]
@@ -199,7 +199,7 @@ def still_growing(growths: list[Growth], step: Callable[[], Any], more: int) -> 
 
 
 def distinct(growths: list[Growth], share: float = 0.05) -> list[Growth]:
-    """Without those that hold nothing of their own: memory that another holds as well is told once."""
+    """Without those that hold nothing of their own: memory that another holds as well is reported once."""
     result: list[Growth] = []
     counted: set[Any] = set()
     for one in growths:
@@ -214,8 +214,8 @@ ENOUGH = 6
 """Iterations; with fewer, memory may still be filling up."""
 SHARE = 0.8
 """Of the iterations, without the first and the last, from which something must be left."""
-LOOKED_AT = 5000
-"""Nodes of a graph, or members of a container, that are looked at."""
+MOST_READ = 5000
+"""Nodes of a graph, or members of a container, that are read."""
 
 
 def leaks_in_loop(trace: StepTrace, scan: HolderScan) -> tuple[Leak, ...]:
@@ -240,7 +240,7 @@ def _iterations_of_graph(holder: Holder, trace: StepTrace) -> set[int]:
     """The iterations in which the nodes of a tensor's graph were made."""
     ends = [number for _, number in trace.iterations]
     iterations = set[int]()
-    for node in itertools.islice(graph_nodes([holder.thing.grad_fn]), LOOKED_AT):
+    for node in itertools.islice(graph_nodes([holder.thing.grad_fn]), MOST_READ):
         if node._sequence_nr() < 1 << 62:  # a node that stores a gradient has no number of its own
             iterations.add(bisect.bisect_left(ends, node._sequence_nr() + 1))
     return iterations
@@ -260,7 +260,7 @@ def _members(holder: Holder) -> list[torch.Tensor]:
         return []
     values = dict.values(holder.thing) if isinstance(holder.thing, dict) else holder.thing
     tensors: list[torch.Tensor] = []
-    for value in values if holder.size <= LOOKED_AT else ():
+    for value in values if holder.size <= MOST_READ else ():
         tensors += tensors_of([value])
     return tensors
 
@@ -314,7 +314,7 @@ def _steady(trace: StepTrace) -> float:
 
 
 def _in_a_hook(storing: Site, trace: StepTrace) -> bool:
-    """Whether a line stands in a function that is a hook of a module."""
+    """Whether a line is in a function that is a hook of a module."""
     for model in trace.names.models.values():
         for module in model.modules():
             for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):

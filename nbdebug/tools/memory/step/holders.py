@@ -2,7 +2,7 @@
 
 A look walks from the variables, the step and what the step uses: through containers, attributes, closures, the globals
 that a function names, hooks, caches and classes of the user's own. Nothing of the user's runs: attributes are read past
-properties, and a subclass of a list or dict is read as the list or dict that it is. A tensor met on the way is a slot:
+properties, and a subclass of a list or dict is read as the list or dict that it is. A tensor on the way is a slot:
 the same variable may hold a longer graph at the next look.
 """
 
@@ -42,7 +42,7 @@ def nodes_of(tensor: Any, most: int = MOST_NODES) -> int:
 
 
 MOST = 200_000
-"""Things looked at; more than that lie in a data set, not in a record of a training."""
+"""Objects visited; more than these are in a data set, not in a record of a training."""
 LONG, ENDS = 2048, 64
 """Of a container longer than this only so many members at both ends are opened: what grows, grows there."""
 _ATOMS = (
@@ -110,7 +110,7 @@ SLOT = -1
 
 
 class HolderScan:
-    """One scan. holders: by the identity of what was met; files: of the user's functions on the way; whole: False where
+    """One scan. holders: by the identity of the object; files: of the user's functions on the way; whole: False where
     there was too much to see it all."""
 
     def __init__(self, names: Mapping[str, Any], step: Any, models: Mapping[str, Any]):
@@ -362,7 +362,7 @@ _SHARED = (
 
 
 def plain_bytes(items: Iterable[Any], known: Iterable[Any] = ()) -> int:
-    """The sizes of all plain objects in `items` that are not in `known`; of more than MOST, those met first."""
+    """The sizes of all plain objects in `items` that are not in `known`; of more than MOST, the first ones."""
     visited: set[int] = set()
     _sum(list(known), visited)
     return _sum(list(items), visited)

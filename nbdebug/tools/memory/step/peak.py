@@ -33,8 +33,8 @@ def step_memory(trace: StepTrace, device: str) -> StepMemory:
         beside = max(0, trace.meter.base.get(device, base) - base)
         measured, event, op, hidden = allocator
         highest, hidden = measured - beside, max(0, measured - beside - _live_at(log.course[device], event))
-    elif device == "cpu" and trace.told[0] > highest - base:
-        hidden = trace.told[0] - (highest - base)
+    elif device == "cpu" and trace.host_peak[0] > highest - base:
+        hidden = trace.host_peak[0] - (highest - base)
         highest += hidden
     alive = [b for b in log.allocations if b.device == device and b.start <= event and (b.end or event + 1) > event]
     uses = {id(b): use_of(b, trace) for b in alive}
@@ -59,7 +59,7 @@ def step_memory(trace: StepTrace, device: str) -> StepMemory:
         measured_peak=_measured(trace, device, base),
         phases={name: at - log.began for name, at in trace.phases.items()},
         hidden=hidden,
-        hidden_in=base_name(trace.told[1]) if allocator is None else (op.name if op is not None else ""),
+        hidden_in=base_name(trace.host_peak[1]) if allocator is None else (op.name if op is not None else ""),
         backwards=len(trace.backwards),
         evaluated=trace.evaluated,
         optimizers=trace.steps,
@@ -72,7 +72,7 @@ def _measured(trace: StepTrace, device: str, base: int) -> int | None:
     measured = trace.meter.measured.get(device)
     if measured is not None:
         return measured[0]
-    return base + trace.told[0] if trace.told[0] and device == "cpu" else None
+    return base + trace.host_peak[0] if trace.host_peak[0] and device == "cpu" else None
 
 
 def _total(device: str) -> int | None:

@@ -30,7 +30,7 @@ KIND = {"parameters": "parameter", "gradients": "gradient", "optimizer state": "
 
 
 def kept_by_run(trace: StepTrace, names: Mapping[str, Any]) -> tuple[Holding, ...]:
-    """The largest first, by the variable that it belongs to; what has no name is told by the line that made it."""
+    """The largest first, by the variable that it belongs to; what has no name, by the line that made it."""
     known = _owners(trace, names)
     groups: dict[tuple[str, str, str], list[tuple[str, Allocation]]] = {}
     for allocation in trace.log.allocations:

@@ -128,7 +128,7 @@ def _flags(test: Any, value: bool) -> list[tuple[Any, bool]]:
 
 
 def never_runs(taker: Taker, frame: FrameType) -> bool:
-    """Whether a flag around a statement stands against it, in a call of its function."""
+    """Whether a flag around a statement prevents it, in a call of its function."""
     for node, flag in taker.flags:
         name: str = node.value.id if isinstance(node, ast.Attribute) else node.id  # type: ignore[attr-defined]
         value = frame.f_locals.get(name, frame.f_globals.get(name))
@@ -140,12 +140,12 @@ def never_runs(taker: Taker, frame: FrameType) -> bool:
 
 
 def reload_sources() -> None:
-    """Read the source anew: a file may have been written to since."""
+    """Read the source again: a file may have been written to since."""
     linecache.checkcache()
 
 
 def statements(file: str) -> Iterator[Any]:
-    """The statements of a file or a cell, as far as its source is at hand."""
+    """The statements of a file or a cell, as far as its source is available."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.stmt) and not isinstance(node, (ast.FunctionDef, ast.ClassDef)):

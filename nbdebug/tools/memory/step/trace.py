@@ -41,7 +41,7 @@ class StepTrace:
         self.names, self.optimizers, self.variables = ModuleNames(models), dict(optimizers), variables or {}
         self.stack = ModuleStack(self.names, self._called)
         self.log = AllocationLog()
-        self.meter, self.host, self.told = Meter(self.log), HostMeter(), (0, "")
+        self.meter, self.host, self.host_peak = Meter(self.log), HostMeter(), (0, "")
         self.recorder = Recorder(self.stack, [self.log, self.meter], lambda tensor, memory: None)
         self.recorder.light = self.recorder.numbered = True
         self.engine = EngineWatch(self._backward_began, self._backward_ended)
@@ -84,7 +84,7 @@ class StepTrace:
             self._mark_models()
             self.log.begin_step(step)
             self.meter.begin_step()
-            self.told = (0, "")
+            self.host_peak = (0, "")
             if step == 1 and self.meter.opaque and not self.meter.profiled:
                 self.host.start()
             self.host.mark()
@@ -93,7 +93,7 @@ class StepTrace:
         """Settle what is for what: gradients and state that the step left. last: no step follows that is measured."""
         with _disable_current_modes():
             if last:
-                self.told = self.host.stop()
+                self.host_peak = self.host.stop()
             self._mark_models()
 
     # -- what is for what ---------------------------------------------------------------------------------------------

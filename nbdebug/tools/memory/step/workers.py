@@ -1,7 +1,7 @@
 """A loader's data set of many small Python objects, and what each worker process copies of it.
 
 A worker starts as a copy of this process that shares its memory until one of the two writes. Python writes into every
-object that it only looks at (its count of references), so a worker that reads all records owns a copy of all of them in
+object that it only reads (its count of references), so a worker that reads all records owns a copy of all of them in
 the end. An array has one such count for all its numbers.
 """
 
@@ -50,7 +50,7 @@ def worker_copies(loaders: Mapping[str, Any], trial: bool = True) -> LoaderWorke
 
 
 def _forks(loader: Any) -> bool:
-    """A worker that is started anew gets the data set as a pickle, and owns it all from the start."""
+    """A worker that is a new process gets the data set as a pickle, and owns it all from the start."""
     context = loader.multiprocessing_context
     method = context.get_start_method() if context is not None else multiprocessing.get_start_method(allow_none=False)
     return sys.platform.startswith("linux") and str(method) in ("fork", "forkserver")
