@@ -177,9 +177,9 @@ class WatchSteps:
         ours = frozenset(held)
         left = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides by it itself
         step.parcels += [("before", n.over(scale), ours) for n in before] + [("after", n.over(left), ours) for n in now]
-        found = getattr(optimizer, "found_inf", None)
-        if found is not None:
-            step.parcels.append(("found", GroupNorms((), found.detach().float().reshape(())), ours))
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None:
+            step.parcels.append(("found", GroupNorms((), found_inf.detach().float().reshape(())), ours))
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         step = self.current

@@ -58,7 +58,8 @@ class UnitWatch:
         self._handles: list[Any] = []
         self.seen: list[LayerUnits] = []
         self.why_not = ""
-        if any(_compiled(m) for model in models.values() for m in model.modules()):
+        modules = [m for model in models.values() for m in model.modules()]
+        if any(type(m).__name__ == "OptimizedModule" or m._compiled_call_impl is not None for m in modules):
             self.why_not = "the model is compiled: its activations can't be seen"
             return
         names = ModuleNames(models)
@@ -118,15 +119,17 @@ class UnitWatch:
     def read(self) -> list[LayerUnits]:
         """What the last batches showed, of modules that were sampled in enough of them; waits for the device."""
         results = []
-        for (name, units), kept in self._masks.items():
+        for (name, units), samples in self._masks.items():
             module, feeds, _ = self._modules[name]
-            if len(kept) < BATCHES or sum(values for _, _, values in kept) < VALUES:
+            if len(samples) < BATCHES or sum(values for _, _, values in samples) < VALUES:
                 continue
-            masks = torch.stack([mask for _, mask, _ in kept])
+            masks = torch.stack([mask for _, mask, _ in samples])
             dead = masks.dtype is torch.bool
             share = float((~masks.any(0)).float().mean() if dead else (masks.mean(0) >= _MOSTLY).float().mean())
             results.append(
-                LayerUnits(name, type(module).__name__, "dead" if dead else "saturated", feeds, units, share, len(kept))
+                LayerUnits(
+                    name, type(module).__name__, "dead" if dead else "saturated", feeds, units, share, len(samples)
+                )
             )
         self.seen = results
         return results
@@ -136,7 +139,3 @@ class UnitWatch:
         self.detach()
         self._masks.clear()
         self._modules.clear()
-
-
-def _compiled(module: nn.Module) -> bool:
-    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None

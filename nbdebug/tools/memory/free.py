@@ -12,7 +12,6 @@ import gc
 import platform
 import sys
 from collections.abc import Mapping
-from types import FrameType
 from typing import Any
 
 import torch
@@ -168,18 +167,13 @@ def free(*what: str, names: Mapping[str, Any] | None = None, shell: Any = None) 
     caller = sys._getframe(1)
     shell = shells.running_shell() if shell is None else shell
     if names is None:
-        names = _seen_by(caller, shell)
+        names = {**getattr(shell, "user_ns", {}), **caller.f_globals, **frame_variables(caller)}
     entries = listing(names, shell, caller)
     if not what:
         return _list(entries)
     words = check(what, entries.entries)
     doubts = entries.doubts
     return _freed(*release(entries.entries, words), words, doubts)
-
-
-def _seen_by(caller: FrameType, shell: Any) -> dict[str, Any]:
-    """The variables that the caller sees, and those of the notebook."""
-    return {**getattr(shell, "user_ns", {}), **caller.f_globals, **frame_variables(caller)}
 
 
 def _list(entries: Listing) -> Report:

@@ -88,7 +88,7 @@ def _apart(ends: list[Any]) -> tuple[int, int]:
             if type(node).__name__ == "AccumulateGrad":
                 leaves[node].add(place)
             elif node in owner:
-                _join(joined, place, owner[node])
+                joined[_root(joined, place)] = _root(joined, owner[node])
             else:
                 owner[node] = place
                 todo += input_nodes(node)
@@ -103,10 +103,6 @@ def _root(joined: list[int], place: int) -> int:
     while joined[place] != place:
         place = joined[place]
     return place
-
-
-def _join(joined: list[int], one: int, other: int) -> None:
-    joined[_root(joined, one)] = _root(joined, other)
 
 
 WORDS = {

@@ -42,9 +42,12 @@ def mem(
     runs in eager meanwhile. What the step raises passes unchanged, with what was seen before it as its `report`; raises
     TypeError or ValueError for arguments that make no sense.
     """
-    near = _callers(sys._getframe(1)) if names is None else names
+    caller = sys._getframe(1)
+    near = {**caller.f_globals, **caller.f_locals} if names is None else names
     if step is None:
-        return _held(model, optimizer, near, device)
+        from nbdebug.tools.memory.owners.report import held_report
+
+        return held_report(model, optimizer, near, device=device)
     check_step(step, "mem")
     check_count(steps, "steps")
     around = {**near, **names_used_by(step)}
@@ -85,17 +88,6 @@ def trace_step(
         raised.report = report_of(facts, question, subject)  # type: ignore[attr-defined]
         raise
     return report_of(dataclasses.replace(course.facts(), workers=worker_copies(loaders)), question, subject)
-
-
-def _held(model: Any, optimizer: Any, names: Mapping[str, Any], device: Any) -> Report:
-    from nbdebug.tools.memory.owners.report import held_report
-
-    return held_report(model, optimizer, names, device=device)
-
-
-def _callers(frame: Any) -> dict[str, Any]:
-    """The variables of the function that asks, and of its file or notebook."""
-    return {**frame.f_globals, **frame.f_locals}
 
 
 def loaders_of(loaders: Any, names: Mapping[str, Any]) -> dict[str, Any]:

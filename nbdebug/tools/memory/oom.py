@@ -457,7 +457,13 @@ def _drawings(facts: Failure) -> tuple[tuple[Table, ...], tuple[Plot, ...]]:
     if facts.left > facts.gone:
         parts["not found by name"] = facts.left - facts.gone
     rows: list[list[Any]] = [
-        [h.name, h.kind, h.bytes, h.where.place, f"{h.dtype} {h.shape}{_more(h.storages)}"]
+        [
+            h.name,
+            h.kind,
+            h.bytes,
+            h.where.place,
+            f"{h.dtype} {h.shape}" + (f" and {h.storages - 1} more" if h.storages > 1 else ""),
+        ]
         for h in held
         if h.bytes >= SMALL
     ]
@@ -487,7 +493,3 @@ def _drawings(facts: Failure) -> tuple[tuple[Table, ...], tuple[Plot, ...]]:
         "axis": "steps",
     }
     return (table,) if rows else (), (Plot("memory", picture),)
-
-
-def _more(storages: int) -> str:
-    return f" and {storages - 1} more" if storages > 1 else ""

@@ -113,12 +113,12 @@ def _searched(
 
         tries.on_try = on_try
         try:
-            kept = search(tree, tries, reference.suspects(), reference.broken())
+            smallest = search(tree, tries, reference.suspects(), reference.broken())
         except (SearchStopped, KeyboardInterrupt) as early:
             stopped = "the time was up" if isinstance(early, SearchStopped) else "it was interrupted"
-            kept = tries.best if tries.best is not None else frozenset({""})
+            smallest = tries.best if tries.best is not None else frozenset({""})
     rows = tuple(Tried(tuple(sorted(t.kept)), t.worked, distances[t.kept]) for t in tries.tries)
-    return facts_after_search(facts, copies, trials, reference, tree.ordered(kept), rows, tries, stopped)
+    return facts_after_search(facts, copies, trials, reference, tree.ordered(smallest), rows, tries, stopped)
 
 
 DTYPES = {

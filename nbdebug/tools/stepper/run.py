@@ -86,7 +86,7 @@ def check(pattern: str, types: Mapping[str, str]) -> None:
     if pattern != "loss" and not any(matches(pattern, name, kind) for name, kind in types.items()):
         near = [name for name in types if name and pattern.strip("*") in name] or [name for name in types if name]
         more = f" and {len(near) - 6} more" if len(near) > 6 else ""
-        raise ValueError(f"No layer is called {pattern!r}, by name or type. There are {', '.join(near[:6])}{more}")
+        raise ValueError(f"No layer has the name or the type {pattern!r}. There are {', '.join(near[:6])}{more}")
 
 
 _OURS = os.path.dirname(nbdebug.__file__) + os.sep

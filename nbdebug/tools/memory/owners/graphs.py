@@ -31,7 +31,8 @@ class Graphs:
         """Name what the graphs keep: of tensors with a name first, then those of all others."""
         self._named()
         nameless = Ownership("graph", f"graph of {NAMELESS}", NAMELESS)
-        for node in sorted(_ends(live), key=lambda node: -_order(node)):
+        ends = {node: None for tensor in live if (node := autograd(tensor)[1]) is not None}
+        for node in sorted(ends, key=lambda node: -_order(node)):
             self._from(node, nameless)
         self._naming.walk()
         self._named()
@@ -77,10 +78,6 @@ def _raw(kind: type) -> tuple[str, ...]:
     if kind not in _names:
         _names[kind] = tuple(name for name in dir(kind) if name.startswith("_raw_saved"))
     return _names[kind]
-
-
-def _ends(live: Iterable[Any]) -> list[Any]:
-    return list({node: None for tensor in live if (node := autograd(tensor)[1]) is not None})
 
 
 def _order(node: Any) -> int:

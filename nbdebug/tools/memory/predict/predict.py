@@ -228,7 +228,7 @@ def _backward(loss: torch.Tensor, model: nn.Module, original: Any) -> None:
 def unchanged_state() -> Iterator[None]:
     """Random numbers are as before afterwards; compiled code runs in eager, where there is such."""
     states = random.getstate(), torch.get_rng_state()
-    numpy = _numpy()
+    numpy = sys.modules.get("numpy")
     state = numpy.random.get_state() if numpy else None
     stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
     try:
@@ -255,10 +255,6 @@ def unlogged() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(elsewhere)
-
-
-def _numpy() -> Any:
-    return sys.modules.get("numpy")
 
 
 ROWS = (1, 2, 4)

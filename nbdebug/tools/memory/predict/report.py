@@ -80,7 +80,8 @@ def _finding(answer: Answer) -> Finding:
     )
     step, phase = prediction.place
     module = max(prediction.modules, key=lambda name: prediction.modules[name], default="")
-    evidence = {"allocated at most": size(prediction.peak), "in step": step + 1, "memory": _at_peak(prediction)}
+    at_peak = {name: size(count) for name, count in prediction.at_peak.items() if count > 0}
+    evidence: dict[str, Any] = {"allocated at most": size(prediction.peak), "in step": step + 1, "memory": at_peak}
     if prediction.reserved is not None:
         evidence["reserved at most"] = size(prediction.reserved)
     return Finding(
@@ -100,10 +101,6 @@ def _fix(remedy: PredictedRemedy, needs: int) -> Fix:
         + ("; it changes what is learned" if remedy.alters else "")
     }
     return Fix(remedy.title, remedy.code, None, after)
-
-
-def _at_peak(prediction: Prediction) -> dict[str, str]:
-    return {name: size(count) for name, count in prediction.at_peak.items() if count > 0}
 
 
 def _memory(answer: Answer) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Where
 from nbdebug.text import size
-from nbdebug.tools.memory.facts import Device, KeptByNotebook, LoaderWorkers, MemoryFacts
+from nbdebug.tools.memory.facts import Device, LoaderWorkers, MemoryFacts
 from nbdebug.tools.memory.rules.wording import finding
 
 MATTERS = 32 << 20
@@ -43,21 +43,17 @@ def _of(slug: str) -> Callable[[MemoryFacts], Finding | None]:
         largest = max(there, key=lambda k: k.bytes)
         title = TITLES[slug].format(bytes=size(count)) + f": `{largest.name}`"
         title += f" and {len(there) - 1} more" if len(there) > 1 else ""
+        words = " ".join(dict.fromkeys(k.release for k in there if k.release)) or "outputs"
         return finding(
             slug,
             title,
             largest.where or Where(),
             [k.name for k in there],
-            [_free(there, count)],
+            [Fix("Free it.", f"%free {words}", None, {"would be freed": size(count)})],
             {"bytes": count, "kept": len(there)},
         )
 
     return check
-
-
-def _free(there: list[KeptByNotebook], count: int) -> Fix:
-    words = " ".join(dict.fromkeys(k.release for k in there if k.release)) or "outputs"
-    return Fix("Free it.", f"%free {words}", None, {"would be freed": size(count)})
 
 
 CHECKS = tuple(_of(slug) for slug in TITLES)

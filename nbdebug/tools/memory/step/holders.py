@@ -206,7 +206,7 @@ class HolderScan:
         if kind is functools.partial:
             return [("[function]", thing.func), *((f"[argument {i}]", a) for i, a in enumerate(thing.args))]
         if kind is CACHE:
-            return [(_plain_name(thing.__wrapped__), thing.__wrapped__)]
+            return [(str(getattr(thing.__wrapped__, "__name__", "a function")), thing.__wrapped__)]
         if issubclass(kind, types.GeneratorType):
             frame = thing.gi_frame
             return [] if frame is None else list(frame.f_locals.items())
@@ -334,10 +334,6 @@ def _users(module: str, file: str | None) -> bool:
     if module.partition(".")[0] in _LIBRARIES:
         return False
     return file is None or ("site-packages" not in file and (file[:1] != "<" or file.startswith(("<ipython", "<cell"))))
-
-
-def _plain_name(function: Any) -> str:
-    return str(getattr(function, "__name__", "a function"))
 
 
 def count_graphs(holders: Iterable[Holder]) -> None:

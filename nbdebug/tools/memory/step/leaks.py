@@ -98,7 +98,8 @@ def leaks_of(request: Any, trace: StepTrace, scan: HolderScan, sizes: list[dict[
     with _disable_current_modes():
         growths = distinct([one for one in growths_of(scan, sizes, _model_memory(trace)) if _worth(one)])
     steps = len(sizes) - 1
-    survivors = _survivors(trace, steps)
+    # of the last step but one: what the last one holds may be freed in the next
+    survivors = trace.log.survivors(steps - 2 if steps > 2 else steps - 1)
     summary = _Survivors(survivors, len(trace.backwards), steps)
     if not growths:
         return _unnamed_leak(summary, scan)
@@ -153,11 +154,6 @@ def _confirmed(growths: list[Growth], request: Any) -> list[Growth]:
     except Exception:  # the data are at their end
         return growths
     return [one for one in growths if one not in doubtful or one in sure]
-
-
-def _survivors(trace: StepTrace, steps: int) -> list[Allocation]:
-    """Of the last step but one: what the last one holds may be gone with the next."""
-    return trace.log.survivors(steps - 2 if steps > 2 else steps - 1)
 
 
 @dataclasses.dataclass

@@ -63,7 +63,7 @@ def step_memory(trace: StepTrace, device: str) -> StepMemory:
         backwards=len(trace.backwards),
         evaluated=trace.evaluated,
         optimizers=trace.steps,
-        total=_total(device),
+        total=torch.cuda.get_device_properties(device).total_memory if device.startswith("cuda") else None,
         rows=trace.rows,
     )
 
@@ -73,10 +73,6 @@ def _measured(trace: StepTrace, device: str, base: int) -> int | None:
     if measured is not None:
         return measured[0]
     return base + trace.host_peak[0] if trace.host_peak[0] and device == "cpu" else None
-
-
-def _total(device: str) -> int | None:
-    return torch.cuda.get_device_properties(device).total_memory if device.startswith("cuda") else None
 
 
 def _live_at(course: list[tuple[int, int]], event: int) -> int:

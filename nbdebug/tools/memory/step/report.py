@@ -8,7 +8,7 @@ from typing import Any
 
 from nbdebug.report import Plot, Report, RuledOut, Table, Where
 from nbdebug.text import percent, size
-from nbdebug.tools.memory.facts import Leak, MemoryFacts, PeakPart, StepMemory
+from nbdebug.tools.memory.facts import Leak, MemoryFacts, StepMemory
 from nbdebug.tools.memory.rules import name_all
 
 ROWS = 40
@@ -173,7 +173,7 @@ def _part_tables(step: StepMemory) -> list[Table]:
         Table(
             "By line",
             ["line", "at the peak (bytes)", "allocated (bytes)", "largest (bytes)", "source"],
-            [_line(p) for p in step.lines[:ROWS]],
+            [[_at(p.where), p.saved, p.made, p.most, (p.where.text or "")[:100]] for p in step.lines[:ROWS]],
             "What backward allocates counts for the line of the forward.",
         ),
         Table("Optimizer state", ["parameter", "state (bytes)"], [list(pair) for pair in step.state[:ROWS]]),
@@ -200,10 +200,6 @@ def _growth_tables(facts: MemoryFacts) -> list[Table]:
             "What is new in the last step may be freed in the next.",
         ),
     ]
-
-
-def _line(part: PeakPart) -> list[Any]:
-    return [_at(part.where), part.saved, part.made, part.most, (part.where.text or "")[:100]]
 
 
 def _at(where: Where) -> str:
