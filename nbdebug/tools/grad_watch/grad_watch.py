@@ -30,34 +30,7 @@ from nbdebug.tools.grad_watch.loss_analysis import Verdict, verdicts
 from nbdebug.tools.grad_watch.steps import WatchSteps
 from nbdebug.tools.grad_watch.units import LayerUnits, UnitWatch
 
-
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    """In steps: every: between measurements of gradients; ratios_every: of updates; activations_every: of units (0:
-    never); keep: how many steps are kept whole."""
-
-    every: int = 1
-    ratios_every: int = 10
-    activations_every: int = 10
-    keep: int = 1000
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            least = {"every": 1, "keep": 10}.get(field.name, 0)
-            value = getattr(self, field.name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{field.name} is a whole number of steps, {least} or more; got {value!r}.")
-
-
 CALL = "grad_watch(model, optimizer)"
-
-
-def loss_of(value: Any) -> float:
-    """A loss, a number or a tensor, as a number. Raises TypeError for anything else."""
-    try:
-        return float(value.detach() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"a loss is a number or a tensor of one; got {str(value)[:80]}.") from None
 
 
 def grad_watch(
@@ -87,6 +60,24 @@ def grad_watch(
     pace = Sampling(every, ratios_every, activations_every, keep)
     check_scaler(scaler, CALL)
     return GradWatch(models_of(model, CALL), optimizers_of(optimizer, CALL, required=True), pace, scaler)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """In steps: every: between measurements of gradients; ratios_every: of updates; activations_every: of units (0:
+    never); keep: how many steps are kept whole."""
+
+    every: int = 1
+    ratios_every: int = 10
+    activations_every: int = 10
+    keep: int = 1000
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            least = {"every": 1, "keep": 10}.get(field.name, 0)
+            value = getattr(self, field.name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{field.name} is a whole number of steps, {least} or more; got {value!r}.")
 
 
 class GradWatch:
@@ -344,3 +335,11 @@ class GradWatch:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return self.report()._repr_mimebundle_(include, exclude)
+
+
+def loss_of(value: Any) -> float:
+    """A loss, a number or a tensor, as a number. Raises TypeError for anything else."""
+    try:
+        return float(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"a loss is a number or a tensor of one; got {str(value)[:80]}.") from None

@@ -12,6 +12,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
+SHRUNK = 0.99
+"""A norm that falls below this share of what backward left was changed on purpose, not by rounding."""
+SAME = 0.02
+"""Divided by one constant (accumulation), the norms of all parameters and steps keep their ratio to this; clipping
+brings them to one size instead."""
+EARLY, FEW = 0.1, 3
+"""Share of the scaler's steps, and how many at least, in which gradients were clipped too early: as in `diagnose`."""
+CLIPPED = 1e-5
+"""Relative: a step is clipped where the norm of all gradients fell by more than rounding does."""
+TOTALS = 20
+"""Totals of a step are kept this many times longer than its parameters."""
+COLUMNS = ("step", "name", "norm", "norm_after", "weight_norm", "update_ratio")
+TOTAL_COLUMNS = ("step", "loss", "norm", "norm_after", "clipped", "skipped", "lr", "scale")
 Item = TypeVar("Item")
 
 
@@ -28,77 +41,6 @@ class ThinnedSeries(Generic[Item]):
         if len(self.items) > 2 * self.keep:
             older = len(self.items) - self.keep
             self.items[:older] = self.items[:older:2]
-
-
-SHRUNK = 0.99
-"""A norm that falls below this share of what backward left was changed on purpose, not by rounding."""
-SAME = 0.02
-"""Divided by one constant (accumulation), the norms of all parameters and steps keep their ratio to this; clipping
-brings them to one size instead."""
-EARLY, FEW = 0.1, 3
-"""Share of the scaler's steps, and how many at least, in which gradients were clipped too early: as in `diagnose`."""
-
-
-class ScaleHistory:
-    """series: (step, scale, skipped) of attempts, thinned out; attempts, skipped, most, least, last: exact; settled:
-    attempts since the first that was not skipped; first: for each parameter, in how many of the skipped steps it was
-    the first in backward's order whose gradient was not finite; nan: in how many of these it was NaN; growth: the
-    scaler's growth interval, in steps, or None; checked: attempts in which scaled gradients were compared with those
-    of the backward; early: their norms before and after, where they were clipped."""
-
-    def __init__(self, keep: int):
-        self.series: ThinnedSeries[tuple[int, float, bool]] = ThinnedSeries(keep)
-        self.attempts = self.skipped = self.settled = 0
-        self.initial = self.most = self.last = 0.0
-        self.least = math.inf
-        self.first: Counter[int] = Counter()
-        self.nan: Counter[int] = Counter()
-        self.growth: int | None = None
-        self.checked = self.early_steps = 0
-        self.early: list[tuple[float, float]] = []
-        self._ratios: list[float] = []
-
-    def add(self, step: int, scale: float, skipped: bool, norms: Mapping[int, float]) -> None:
-        """An attempt. norms: of gradients by the parameters' numbers, which follow the order of the forward pass."""
-        self.series.append((step, scale, skipped))
-        self.initial = self.initial or scale
-        self.attempts += 1
-        self.most, self.least, self.last = max(self.most, scale), min(self.least, scale), scale
-        if self.settled or not skipped:
-            self.settled += 1
-        if skipped:
-            self.skipped += 1
-            bad = [number for number, norm in norms.items() if not math.isfinite(norm)]
-            if bad:
-                self.first[max(bad)] += 1
-                self.nan[max(bad)] += math.isnan(norms[max(bad)])
-
-    def written(self, before: Mapping[int, float], after: Mapping[int, float]) -> None:
-        """Norms by parameter after the backward, and of those that were written into before they were unscaled."""
-        self.checked += 1
-        pairs = [(before[n], v) for n, v in after.items() if math.isfinite(v) and 0 < before.get(n, 0.0) < math.inf]
-        if not pairs:
-            return
-        ratios = [now / was for was, now in pairs]
-        shrunk = math.hypot(*(now for _, now in pairs)) < SHRUNK * math.hypot(*(was for was, _ in pairs))
-        if shrunk:
-            self.early_steps += 1
-            ratios += self._ratios
-            self._ratios = [min(ratios), max(ratios)]
-            self.early.append((math.hypot(*before.values()), math.hypot(*{**before, **after}.values())))
-            del self.early[:-100]
-
-    def clipped_early(self) -> bool:
-        """Whether gradients are clipped while they carry the scale: made smaller, and not by one constant."""
-        if self.early_steps < FEW or self.early_steps <= EARLY * self.checked or not self._ratios:
-            return False
-        return max(self._ratios) - min(self._ratios) > SAME * max(self._ratios)
-
-
-CLIPPED = 1e-5
-"""Relative: a step is clipped where the norm of all gradients fell by more than rounding does."""
-TOTALS = 20
-"""Totals of a step are kept this many times longer than its parameters."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,6 +123,62 @@ class WatchHistory:
         return {number: statistics.median(measurements) for number, measurements in values.items()}
 
 
+class ScaleHistory:
+    """series: (step, scale, skipped) of attempts, thinned out; attempts, skipped, most, least, last: exact; settled:
+    attempts since the first that was not skipped; first: for each parameter, in how many of the skipped steps it was
+    the first in backward's order whose gradient was not finite; nan: in how many of these it was NaN; growth: the
+    scaler's growth interval, in steps, or None; checked: attempts in which scaled gradients were compared with those
+    of the backward; early: their norms before and after, where they were clipped."""
+
+    def __init__(self, keep: int):
+        self.series: ThinnedSeries[tuple[int, float, bool]] = ThinnedSeries(keep)
+        self.attempts = self.skipped = self.settled = 0
+        self.initial = self.most = self.last = 0.0
+        self.least = math.inf
+        self.first: Counter[int] = Counter()
+        self.nan: Counter[int] = Counter()
+        self.growth: int | None = None
+        self.checked = self.early_steps = 0
+        self.early: list[tuple[float, float]] = []
+        self._ratios: list[float] = []
+
+    def add(self, step: int, scale: float, skipped: bool, norms: Mapping[int, float]) -> None:
+        """An attempt. norms: of gradients by the parameters' numbers, which follow the order of the forward pass."""
+        self.series.append((step, scale, skipped))
+        self.initial = self.initial or scale
+        self.attempts += 1
+        self.most, self.least, self.last = max(self.most, scale), min(self.least, scale), scale
+        if self.settled or not skipped:
+            self.settled += 1
+        if skipped:
+            self.skipped += 1
+            bad = [number for number, norm in norms.items() if not math.isfinite(norm)]
+            if bad:
+                self.first[max(bad)] += 1
+                self.nan[max(bad)] += math.isnan(norms[max(bad)])
+
+    def written(self, before: Mapping[int, float], after: Mapping[int, float]) -> None:
+        """Norms by parameter after the backward, and of those that were written into before they were unscaled."""
+        self.checked += 1
+        pairs = [(before[n], v) for n, v in after.items() if math.isfinite(v) and 0 < before.get(n, 0.0) < math.inf]
+        if not pairs:
+            return
+        ratios = [now / was for was, now in pairs]
+        shrunk = math.hypot(*(now for _, now in pairs)) < SHRUNK * math.hypot(*(was for was, _ in pairs))
+        if shrunk:
+            self.early_steps += 1
+            ratios += self._ratios
+            self._ratios = [min(ratios), max(ratios)]
+            self.early.append((math.hypot(*before.values()), math.hypot(*{**before, **after}.values())))
+            del self.early[:-100]
+
+    def clipped_early(self) -> bool:
+        """Whether gradients are clipped while they carry the scale: made smaller, and not by one constant."""
+        if self.early_steps < FEW or self.early_steps <= EARLY * self.checked or not self._ratios:
+            return False
+        return max(self._ratios) - min(self._ratios) > SAME * max(self._ratios)
+
+
 def joint_norm(norms: Iterable[float]) -> float:
     """The norm of several parts together; NaN and inf go through."""
     values = [float(v) for v in norms]
@@ -194,10 +192,6 @@ def joint_norm(norms: Iterable[float]) -> float:
 
 def doubles(values: Iterable[Any]) -> array[float]:
     return array("d", values)
-
-
-COLUMNS = ("step", "name", "norm", "norm_after", "weight_norm", "update_ratio")
-TOTAL_COLUMNS = ("step", "loss", "norm", "norm_after", "clipped", "skipped", "lr", "scale")
 
 
 def frame(history: WatchHistory, names: list[str]) -> Any:

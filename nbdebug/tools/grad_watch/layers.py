@@ -15,6 +15,20 @@ from nbdebug.tools.grad_watch.robust_stats import rank_correlation
 
 LATEST = 10
 """Steps whose median is the present level of a layer."""
+LAYERS = 4
+"""Fewer layers than these have no trend."""
+DECADES = 4.0
+"""Between the first and the last quarter of the layers: the gradient is 10,000 times smaller. Over all layers of the
+healthy trainings in tests/training/healthy.py (residual, recurrent and adversarial ones, a deep stack of ReLUs) the
+largest gradient is 40 times the smallest at most."""
+FROM_MEDIAN = 1.5
+"""Decades between the first quarter and the median layer."""
+ORDERLY = 0.8
+"""Rank correlation of level and depth: it is the depth that does it."""
+FELL = 3.0
+"""Decades by which a layer's gradient has fallen against its own past, with the median layer's own fall taken out."""
+PAST, NOW = 20, 10
+"""Steps that make a past, and a present."""
 
 
 class LayerNames(Protocol):
@@ -58,6 +72,73 @@ def layer_series(names: LayerNames, history: WatchHistory) -> dict[str, list[flo
 def _level(names: LayerNames, norms: list[tuple[int, float]]) -> float:
     size = sum(names.sizes[n] for n, _ in norms)
     return joint_norm(norm for _, norm in norms) / math.sqrt(size) if size else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Depth:
+    """kind: "vanishes" or "explodes", towards the first layer. first, last: typical level of the first and the last
+    quarter; at: the pair of layers between which it changes most, from back to front; decades: by how many."""
+
+    kind: str
+    first: float
+    last: float
+    layer: str
+    at: tuple[str, str]
+    decades: float
+
+
+def depth_trend(levels: Sequence[tuple[str, float]]) -> Depth | None:
+    """What the levels of layers, from first to last, show."""
+    known = [(name, math.log10(level)) for name, level in levels if level > 0 and math.isfinite(level)]
+    if len(known) < LAYERS:
+        return None
+    logs = [level for _, level in known]
+    quarter = max(1, len(logs) // 4)
+    first, last = statistics.median(logs[:quarter]), statistics.median(logs[-quarter:])
+    fall, middle = last - first, statistics.median(logs)
+    orderly = rank_correlation(logs)
+    kind = (
+        "vanishes"
+        if fall >= DECADES and middle - first >= FROM_MEDIAN and orderly >= ORDERLY
+        else "explodes"
+        if -fall >= DECADES and first - middle >= FROM_MEDIAN and orderly <= -ORDERLY
+        else None
+    )
+    if kind is None:
+        return None
+    sign = 1 if kind == "vanishes" else -1
+    steepest = max(range(1, len(known)), key=lambda i: sign * (logs[i] - logs[i - 1]))
+    worst = min(range(len(known)), key=lambda i: sign * logs[i])
+    return Depth(kind, 10**first, 10**last, known[worst][0], (known[steepest][0], known[steepest - 1][0]), abs(fall))
+
+
+def faded_layers(courses: Mapping[str, Sequence[float]]) -> list[tuple[str, float]]:
+    """Layers whose gradient has fallen against their own past and the others': (layer, how many times smaller).
+
+    courses: for each layer its levels, step by step, oldest first."""
+    decades: dict[str, float] = {}
+    for name, levels in courses.items():
+        known = [math.log10(v) for v in levels if v > 0 and math.isfinite(v)]
+        if len(known) >= PAST + NOW:
+            decades[name] = statistics.median(known[:-NOW][-5 * PAST :]) - statistics.median(known[-NOW:])
+    if len(decades) < 2:
+        return []
+    usual = statistics.median(decades.values())
+    return [(name, 10 ** (by - usual)) for name, by in decades.items() if by - usual >= FELL]
+
+
+def jumps(norms: Sequence[tuple[int, float]], times: float = 10.0) -> list[tuple[int, float]]:
+    """Steps whose norm is over `times` the median of the 20 before (trainproof's rule, with a rolling median): (step,
+    how many times)."""
+    rises, calm = [], []  # type: ignore[var-annotated]
+    for step, norm in norms:
+        if not math.isfinite(norm):
+            continue
+        usual = statistics.median(calm[-PAST:]) if len(calm) >= PAST // 2 else 0.0
+        if usual > 0 and norm > times * usual:
+            rises.append((step, norm / usual))
+        calm.append(norm)
+    return rises
 
 
 def name_matches(name: str, pattern: str) -> bool:
@@ -162,86 +243,3 @@ def _cell(values: list[float]) -> float | str | None:
         return "nan"
     largest = max(values)
     return "inf" if math.isinf(largest) else round(math.log10(largest), 2) if largest > 0 else "zero"
-
-
-LAYERS = 4
-"""Fewer layers than these have no trend."""
-DECADES = 4.0
-"""Between the first and the last quarter of the layers: the gradient is 10,000 times smaller. Over all layers of the
-healthy trainings in tests/training/healthy.py (residual, recurrent and adversarial ones, a deep stack of ReLUs) the
-largest gradient is 40 times the smallest at most."""
-FROM_MEDIAN = 1.5
-"""Decades between the first quarter and the median layer."""
-ORDERLY = 0.8
-"""Rank correlation of level and depth: it is the depth that does it."""
-FELL = 3.0
-"""Decades by which a layer's gradient has fallen against its own past, with the median layer's own fall taken out."""
-PAST, NOW = 20, 10
-"""Steps that make a past, and a present."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Depth:
-    """kind: "vanishes" or "explodes", towards the first layer. first, last: typical level of the first and the last
-    quarter; at: the pair of layers between which it changes most, from back to front; decades: by how many."""
-
-    kind: str
-    first: float
-    last: float
-    layer: str
-    at: tuple[str, str]
-    decades: float
-
-
-def depth_trend(levels: Sequence[tuple[str, float]]) -> Depth | None:
-    """What the levels of layers, from first to last, show."""
-    known = [(name, math.log10(level)) for name, level in levels if level > 0 and math.isfinite(level)]
-    if len(known) < LAYERS:
-        return None
-    logs = [level for _, level in known]
-    quarter = max(1, len(logs) // 4)
-    first, last = statistics.median(logs[:quarter]), statistics.median(logs[-quarter:])
-    fall, middle = last - first, statistics.median(logs)
-    orderly = rank_correlation(logs)
-    kind = (
-        "vanishes"
-        if fall >= DECADES and middle - first >= FROM_MEDIAN and orderly >= ORDERLY
-        else "explodes"
-        if -fall >= DECADES and first - middle >= FROM_MEDIAN and orderly <= -ORDERLY
-        else None
-    )
-    if kind is None:
-        return None
-    sign = 1 if kind == "vanishes" else -1
-    steepest = max(range(1, len(known)), key=lambda i: sign * (logs[i] - logs[i - 1]))
-    worst = min(range(len(known)), key=lambda i: sign * logs[i])
-    return Depth(kind, 10**first, 10**last, known[worst][0], (known[steepest][0], known[steepest - 1][0]), abs(fall))
-
-
-def faded_layers(courses: Mapping[str, Sequence[float]]) -> list[tuple[str, float]]:
-    """Layers whose gradient has fallen against their own past and the others': (layer, how many times smaller).
-
-    courses: for each layer its levels, step by step, oldest first."""
-    decades: dict[str, float] = {}
-    for name, levels in courses.items():
-        known = [math.log10(v) for v in levels if v > 0 and math.isfinite(v)]
-        if len(known) >= PAST + NOW:
-            decades[name] = statistics.median(known[:-NOW][-5 * PAST :]) - statistics.median(known[-NOW:])
-    if len(decades) < 2:
-        return []
-    usual = statistics.median(decades.values())
-    return [(name, 10 ** (by - usual)) for name, by in decades.items() if by - usual >= FELL]
-
-
-def jumps(norms: Sequence[tuple[int, float]], times: float = 10.0) -> list[tuple[int, float]]:
-    """Steps whose norm is over `times` the median of the 20 before (trainproof's rule, with a rolling median): (step,
-    how many times)."""
-    rises, calm = [], []  # type: ignore[var-annotated]
-    for step, norm in norms:
-        if not math.isfinite(norm):
-            continue
-        usual = statistics.median(calm[-PAST:]) if len(calm) >= PAST // 2 else 0.0
-        if usual > 0 and norm > times * usual:
-            rises.append((step, norm / usual))
-        calm.append(norm)
-    return rises

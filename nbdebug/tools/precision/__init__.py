@@ -7,12 +7,12 @@
                    loss_fn that makes the whole step itself, up to the optimizer's step
     compare        the same step in float32, and beside it each module's own step in half precision on the same inputs;
                    and in float64, where it fits: how far off float32 is itself
-    search         the smallest set of modules that has to be kept, by few trials; knows no torch
-    causes         what goes wrong in each kept module, op by op
-    unscale_order  is the loss scale taken out before gradients are clipped? Two runs with two scales tell
+    search         the smallest set of modules that has to stay in float32, by few trials; no torch
+    causes         what fails in each of these modules, op by op
+    unscale_order  whether gradients are unscaled before they are clipped, by two runs with two scales
     facts, rules, report    from the numbers to the causes and to the report
 
-The user's model is never changed by looking.
+The user's model is never changed.
 """
 
 from __future__ import annotations

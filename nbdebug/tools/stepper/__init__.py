@@ -1,15 +1,18 @@
-"""A training step that is run layer by layer, and waits between them while the notebook stays alive.
+"""A training step that runs layer by layer, and waits between them while the notebook stays usable.
 
-    the caller's thread: a click, a method        a thread of the step's own
+    the caller's thread: a click, a method        the step's own thread
     ───────────────────────────────────────       ──────────────────────────────────────────────
-    step_through(model, batch) ──────────────────▶ Caller: autocast, grad mode, modes, device, stream as in the caller
-                                                   hooks: a layer begins, ends; its backward begins, ends
-    Stepper.next(), into(), … ── a goal ─────────▶ Turns: run on until the goal says stop
-    .at, .inputs, .outputs, report() ◀── a Stop ── Turns: wait
+    step_through(model, batch) ──────────────────▶ CallContext: autocast, grad mode, modes, device, stream of the caller
+                                                   Layers, NodeHooks: a layer or its backward begins, ends
+    Stepper.next(), into(), … ── a goal ─────────▶ ThreadHandoff: run on until the goal is reached
+    .at, .inputs, .outputs, report() ◀─ StepStop ─ ThreadHandoff: wait
     abandon() ───────────────────────────────────▶ Abandoned is raised where it waits, and unwinds the step
 
-Two threads, and only one of them has its turn. Random numbers and the process's switches are the step's while it runs,
-and the caller's while it waits. At the end hooks go, the model is put back, and the thread ends.
+In reading order: `step_through` (the public function, Stepper, its report), `run` (goals, StepRun), `hooks` (layers and
+their backward), `events` (places, stops, tensors in numbers), `threads` (the handoff, what the threads share).
+
+Only one of the two threads runs at a time. Random numbers and the process's switches are the step's while it runs, and
+the caller's while it waits. At the end hooks are removed, the model is restored, and the thread ends.
 """
 
 from __future__ import annotations
