@@ -129,7 +129,7 @@ def test_the_tables_add_up() -> None:
 def test_a_view_that_keeps_a_large_storage_is_remarked() -> None:
     first = torch.zeros(1 << 18)[:4]
     rows = {row[0]: row for row in held_report(names={"first": first}).tables[2].rows}
-    assert rows["first"][2] == MIB and "a view: it shows 16 bytes" in rows["first"][5]
+    assert rows["first"][2] == MIB and "a view of 16 bytes" in rows["first"][5]
 
 
 def test_mem_takes_the_variables_of_its_caller() -> None:

@@ -211,7 +211,7 @@ def test_remedies_are_computed_and_ranked() -> None:
         "OutOfMemoryError", asked, Where(phase="forward", module="layers.5"), work=work, free=GIB, limit=80 * GIB
     )
     titles = [fix.title for fix in best(forward, 9)]
-    assert titles[0].startswith("Let torch's allocator use") and titles[1].startswith("Other processes hold")
+    assert titles[0].startswith("Let torch's allocator join") and titles[1].startswith("Other processes hold")
     assert "Batches of 8 rows instead of 32; 4 of them" in titles[2], "with the other half of the blocks still to come"
     assert [fix.after["saves"] for fix in best(forward, 4)] == ["3.00 GiB", "15.0 GiB", "31.5 GiB", "25.0 GiB"]
     found = out_of_memory_rule(forward)

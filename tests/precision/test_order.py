@@ -75,7 +75,7 @@ def test_clipping_before_the_scale_is_taken_out_is_named_at_its_line(clip: Calla
 
 def test_a_scale_that_is_never_taken_out_is_named() -> None:
     report = Training("backward", "bare").ask()
-    assert codes(report) == ["precision/unscale-order"] and "never taken out" in report.findings[0].title
+    assert codes(report) == ["precision/unscale-order"] and "never unscaled" in report.findings[0].title
 
 
 @pytest.mark.parametrize(

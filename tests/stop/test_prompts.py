@@ -119,7 +119,7 @@ def test_a_layer_of_torchs_own_stops_at_the_users_line_and_leaves_no_name_there(
         "print(out, [name for name in ('inp', 'layer_out', 'module') if name in globals()], left())",
         ["p out, layer_out.shape, inp.shape", "c"],
     )
-    assert at(shown, "net.head(batch)") and "You have a `out` of your own" in shown
+    assert at(shown, "net.head(batch)") and "`out` is a variable of yours" in shown
     assert "(7, torch.Size([8, 1]), torch.Size([8, 4]))" in shown and f"7 [] {NOTHING}" in shown
 
 
