@@ -50,7 +50,7 @@ def test_the_picture_stands_in_words_and_is_well_formed() -> None:
     seen = memory.read(report().plot("memory"))
     assert seen is not None and seen.peak == (5.0, 60.0 * MIB)
     image = str(report()._repr_mimebundle_()["text/html"])
-    assert "activations 50.0 MiB" in image and "60.0 MiB at most" in image
+    assert "activations 50.0 MiB" in image and "60.0 MiB at the peak" in image
     ElementTree.fromstring(base64.b64decode(re.search(r"base64,([^\"]+)", image)[1]))
     assert "more than there is" in svg(seen.drawing())
     assert report().figure().get_size_inches()[1] > 3
