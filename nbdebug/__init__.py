@@ -12,6 +12,7 @@ import importlib
 from typing import Any
 
 __all__ = [
+    "Edit",
     "Finding",
     "Fix",
     "Link",
@@ -37,6 +38,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Edit": "report",
     "Finding": "report",
     "Fix": "report",
     "Link": "report",

@@ -21,10 +21,12 @@ anywhere.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
 import json
 import math
 import pathlib
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -64,16 +66,53 @@ class Where:
 
 
 @dataclasses.dataclass(frozen=True)
+class Edit:
+    """Lines of the user's that become other lines. line, end_line: the first and the last of them, from 1. old, new:
+    their whole text, indentation included, without the last line break. cell: "In [7]" where they stand in a notebook.
+    """
+
+    file: str
+    line: int
+    end_line: int
+    old: str
+    new: str
+    cell: str | None = None
+
+    @property
+    def place(self) -> str:
+        """ "In [7], line 4", "train.py, lines 31 to 33"."""
+        lines = f"line {self.line}" if self.line == self.end_line else f"lines {self.line} to {self.end_line}"
+        return f"{self.cell or pathlib.PurePath(self.file).name}, {lines}"
+
+    @property
+    def code(self) -> str:
+        """The new lines without their common indentation: what a `Fix` shows as its code."""
+        return textwrap.dedent(self.new)
+
+    def changed(self) -> list[tuple[str, str]]:
+        """The lines as a unified diff shows them, without common indentation: (mark, line), mark "-", "+" or " "."""
+        old = textwrap.dedent(self.old).split("\n")
+        return [(line[0], line[2:]) for line in difflib.ndiff(old, self.code.split("\n")) if line[0] in "-+ "]
+
+
+@dataclasses.dataclass(frozen=True)
 class Fix:
     """What the user would write. verified: True (tried, it helped), False (tried, it did not), None (not tried).
 
-    after: the numbers seen when it was tried, or the reason why it was not.
+    after: the numbers seen when it was tried, or the reason why it was not. edit: the change itself, where it is one of
+    the user's own lines; `code` is then its new text, and `verified` says that this text was tried.
     """
 
     title: str
     code: str
     verified: bool | None = None
     after: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    edit: Edit | None = None
+
+    @classmethod
+    def of(cls, title: str, edit: Edit, verified: bool | None = None, after: Mapping[str, Any] | None = None) -> Fix:
+        """A fix that is an edit of the user's own lines."""
+        return cls(title, edit.code, verified, after or {}, edit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,6 +263,27 @@ class Report:
                 + ("it has no finding." if self.ok else "the failing op's operands were not kept.")
             )
         return self.saver(pathlib.Path(folder), self)
+
+    @property
+    def edit(self) -> Edit:
+        """The first edit of the first finding that was tried and works. Raises ValueError where there is none."""
+        fixes = self.findings[0].fixes if self.findings else ()
+        for fix in fixes:
+            if fix.edit is not None and fix.verified:
+                return fix.edit
+        reason = "no fix of it is a tried edit of a line of yours" if fixes else "it has no fix"
+        raise ValueError(f"This report holds nothing to apply: {reason}.")
+
+    def patch(self) -> str:
+        """The first tried edit as a unified diff, for `patch -p0` or `git apply -p0`. Raises ValueError without one."""
+        return str(importlib.import_module("nbdebug.patch").diff(self.edit))
+
+    def apply(self, write: bool = False) -> None:
+        """Make the first tried edit. In a notebook the mended cell is put below as a new one, which you run. For a file
+        the diff is printed; only with write=True is the file written, and its old text is saved beside it.
+
+        Raises ValueError where there is no such edit, or where the lines have changed since."""
+        importlib.import_module("nbdebug.patch").apply(self.edit, write)
 
     def show(self) -> None:
         """Display the report in a running notebook; elsewhere print it as text to stderr."""

@@ -1,4 +1,4 @@
-"""%nbdebug: the panel, the catalogue, and off.
+"""%nbdebug: the panel, the catalogue, the last fix made, and off.
 
 The panel shows what is on, what was found, memory, gradients and the loss; its buttons act on the training that runs. A
 click may arrive in another thread than the one that trains (ipykernel 7), so an action waits for the end of a step.
@@ -6,11 +6,13 @@ click may arrive in another thread than the one that trains (ipykernel 7), so an
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.display import display
@@ -18,8 +20,8 @@ from IPython.display import display
 import nbdebug
 from nbdebug import registry
 from nbdebug.arguments import discover
-from nbdebug.magics._arguments import FULL, HELP, answer, parse, summary
-from nbdebug.report import Plot, Report, Table
+from nbdebug.magics._arguments import FULL, HELP, answer, parse, summary, usage_errors
+from nbdebug.report import Edit, Plot, Report, Table
 from nbdebug.text import count
 
 MOST_FINDINGS = 100
@@ -33,10 +35,11 @@ class ShownReports:
     def __init__(self, shell: Any):
         self.shell = shell
         self.rows: list[list[Any]] = []
+        self.edit: Edit | None = None  # the last one that was tried and works
         self._known: set[int] = set()
 
     def close(self) -> None:
-        self.rows, self._known = [], set()
+        self.rows, self._known, self.edit = [], set(), None
 
     def after_cell(self, result: Any) -> None:
         """Note what the cell has found. result: IPython's, or None."""
@@ -48,6 +51,9 @@ class ShownReports:
         cell = f"In [{getattr(result, 'execution_count', None) or self.shell.execution_count - 1}]"
         reports = {id(report): report for report in candidates if isinstance(report, Report)}
         for key, report in reports.items():
+            if key not in self._known:
+                with contextlib.suppress(ValueError):  # it has none
+                    self.edit = report.edit
             for finding in report.findings if key not in self._known else ():
                 row = [cell, finding.title, finding.where.place, finding.code]
                 if row[1:] not in [known[1:] for known in self.rows]:
@@ -311,11 +317,13 @@ class NbdebugMagics(Magics):
     @argument(
         "request",
         nargs="?",
-        choices=("status", "catalogue", "off"),
+        choices=("status", "catalogue", "apply", "off"),
         help="status: the same as a report, without controls\n"
         "catalogue: list every cause that nbdebug can name\n"
+        "apply: make the last fix that was tried: the mended cell comes below, to be run by you\n"
         "off: end everything, and remove the magics and hooks",
     )
+    @argument("--write", action="store_true", help="with apply: write the file, where the line is not in a cell")
     @line_magic("nbdebug")
     def control(self, line: str) -> Report | None:
         """Open the panel: what is on, what was found, memory, gradients, the loss, and buttons for the rest.
@@ -333,6 +341,8 @@ class NbdebugMagics(Magics):
             print(registry.listing())
         elif args.request == "off":
             self._off()
+        elif args.request == "apply":
+            self._apply(args.write)
         elif args.request is None and hasattr(self.shell, "kernel"):
             from nbdebug.views import widgets  # imports ipywidgets, which a terminal does not need
 
@@ -340,6 +350,14 @@ class NbdebugMagics(Magics):
         else:
             return answer(self.state.report(), args, line)
         return None
+
+    def _apply(self, write: bool) -> None:
+        from nbdebug import patch  # only here: %load_ext must stay quick
+
+        if self.state.reports.edit is None:
+            raise UsageError("No report of this session has a fix that was tried and is a change of a line of yours.")
+        with usage_errors():
+            patch.apply(self.state.reports.edit, write)
 
     def _off(self) -> None:
         for magics in self.watches:

@@ -34,6 +34,8 @@ BLOCK = (
 PALE = "opacity:.72"
 SMALL = f"font-size:.88em;{PALE}"
 HEAD = "margin:1.25em 0 .35em;font-weight:600"
+MARKS = {"-": f"color:{FAULT}", "+": f"color:{FINE}"}
+"""Old and new lines of an edit; the mark before each says it without colour."""
 
 
 def render(report: Report) -> str:
@@ -185,12 +187,25 @@ def _fixes(finding: Finding, most: int) -> str:
 
 def _fix(fix: Fix, most: int) -> str:
     colour = {True: f";color:{FINE}", False: f";color:{FAULT}"}.get(fix.verified, f";{PALE}")  # type: ignore[arg-type]
-    proved = f": {_sentence(words.pairs(fix.after))}" if fix.after else ""
+    seen = words.numbers_of(fix)
+    proved = f": {_sentence(seen)}" if seen != "none" else ""
     return (
         f'<div style="margin:0 0 .9em">{_sentence(words.clean(fix.title, 400))}'
-        f'{_block(fix.code, 2 * most, most) if fix.code else ""}<div style="font-size:.92em;margin:.35em 0 0">'
+        f'{_change(fix, most)}<div style="font-size:.92em;margin:.35em 0 0">'
         f'<strong style="font-weight:600{colour}">{words.verdict(fix)}</strong>{proved}</div></div>'
     )
+
+
+def _change(fix: Fix, most: int) -> str:
+    """The code of a fix; of an edit the old lines and the new ones, marked as a diff marks them."""
+    if fix.edit is None:
+        return _block(fix.code, 2 * most, most) if fix.code else ""
+    lines = words.change(fix)[: 2 * most]
+    drawn = [
+        f'<span style="{MARKS.get(mark, "")}">{mark or " "} {_e(line[: 40 * most])}</span>' for mark, line in lines
+    ]
+    place = f'<p style="{SMALL};margin:.6em 0 0">{_e(words.clean(fix.edit.place, 160))}</p>'
+    return f'{place}<pre style="{BLOCK}">{chr(10).join(drawn)}</pre>'
 
 
 def _others(findings: list[Finding], most: int) -> str:

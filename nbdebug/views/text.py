@@ -228,8 +228,11 @@ class ReportText:
             mark = f"{i:>3}. " if len(fixes) > 1 else "  "
             margin = " " * len(mark)
             self.say(words.clean(fix.title, 400), mark, margin)
-            code = words.clean_lines(fix.code, 60, 2000) if fix.code else []
-            self.put([f"{margin}    {line}" for line in code], "code")
+            if fix.edit is not None:
+                self.put([f"{margin}{words.clean(fix.edit.place, 160)}:"], "pale")
+            for mark, line in words.change(fix):
+                style = {"-": "bad", "+": "good"}.get(mark, "code")
+                self.put([f"{margin}  {mark or ' '} {line}"], style)
             style = "" if fix.verified is None else "good" if fix.verified else "bad"
             self.say(words.proof(fix) + ".", margin, margin, style, most=2 if self.report.folded else 0)
         self.omit(len(fixes) - self.room.fixes, "fix", "fixes")

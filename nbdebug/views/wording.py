@@ -144,15 +144,33 @@ def spot(where: Where) -> list[tuple[str, str]]:
     return [(head, value) for head, value in known if value]
 
 
+SPAN = "tried on"
+"""Key of `Fix.after`: what an edit was tried on, such as "the failing step and 2 more"."""
+
+
 def verdict(fix: Fix) -> str:
-    if fix.verified is None and "undecided" in fix.after:
-        return "Tried, undecided"
-    return "Not tried" if fix.verified is None else "Tried, it works" if fix.verified else "Tried, did not help"
+    if fix.verified is None:
+        return "Tried, undecided" if "undecided" in fix.after else "A suggestion, not tried"
+    outcome = "it works" if fix.verified else "did not help"
+    return f"Tried: this text, on {clean(fix.after[SPAN])}; {outcome}" if SPAN in fix.after else f"Tried, {outcome}"
+
+
+def numbers_of(fix: Fix) -> str:
+    """What was seen when it was tried, or why it was not: "loss 0.31, gradients finite"."""
+    return pairs({key: value for key, value in fix.after.items() if key != SPAN})
 
 
 def proof(fix: Fix) -> str:
     """ "Tried, it works: loss 0.31, gradients finite"."""
-    return verdict(fix) + (f": {pairs(fix.after)}" if fix.after else "")
+    seen = numbers_of(fix)
+    return verdict(fix) + (f": {seen}" if seen != "none" else "")
+
+
+def change(fix: Fix) -> list[tuple[str, str]]:
+    """The code of a fix as (mark, line): "-" and "+" where it is an edit of the user's own lines, else ""."""
+    if fix.edit is None:
+        return [("", line) for line in clean_lines(fix.code, 60, 2000)] if fix.code else []
+    return [(mark.strip(), clean(line.expandtabs(4), 2000)) for mark, line in fix.edit.changed()[:60]]
 
 
 NOTHING = "Nothing was found."

@@ -127,7 +127,7 @@ def test_the_parts_come_in_order_and_details_are_folded() -> None:
         "logp = torch.log(p.clamp_min(1e-8))",
         "Tried, it works: loss 0.3117, gradients finite, the other 6 rows unchanged",
         "Tried, did not help",
-        "Not tried: it needs the scores",
+        "A suggestion, not tried: it needs the scores",
         "The numbers",
         "Ruled out (3)",
         "Not checked (1)",

@@ -56,7 +56,7 @@ def test_fixes_say_whether_they_were_tried_and_keep_their_code_whole() -> None:
     said = text.render(reports.forward_log().full())
     assert "Tried, it works: loss 0.3117, gradients finite, the other 6 rows unchanged." in said
     assert "Tried, did not help: loss 0.3117, gradients NaN in head.proj.weight." in said
-    assert "Not tried: it needs the scores, which this step does not keep." in said
+    assert "A suggestion, not tried: it needs the scores, which this step does not keep." in said
     code = "x = " + " + ".join(f"term_{i}" for i in range(60))
     assert code in text.render(Report("q", (Finding("a/b", "t", fixes=(Fix("f", code),)),)))
 

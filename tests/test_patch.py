@@ -1,0 +1,87 @@
+"""A tried edit as a diff, and made: a new cell below, a file with its old text beside it, and never unasked."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from nbdebug.report import Edit, Finding, Fix, Report
+from tests.shell import started
+
+SOURCE = "import torch\n\n\ndef loss(p):\n    return torch.log(p)\n"
+EDIT = Edit("", 5, 5, "    return torch.log(p)", "    return torch.log(p.clamp_min(1e-8))")
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SOURCE, encoding="utf-8")
+    return path
+
+
+def report(edit, verified=True):
+    return Report("ask()", (Finding("nan/log-of-nonpositive", "log", fixes=(Fix.of("Above zero.", edit, verified),)),))
+
+
+def of(path):
+    return report(Edit(str(path), *list(vars(EDIT).values())[1:]))
+
+
+def test_a_patch_is_a_diff_that_the_tools_of_unix_apply(file):
+    asked = of(file)
+    assert "-    return torch.log(p)\n+    return torch.log(p.clamp_min(1e-8))\n" in asked.patch()
+    subprocess.run(["patch", "-p0", str(file)], input=asked.patch(), text=True, check=True, capture_output=True)
+    assert "clamp_min" in file.read_text(encoding="utf-8")
+
+
+def test_a_file_is_written_only_when_asked_and_its_old_text_is_saved(file, capsys):
+    of(file).apply()
+    assert file.read_text(encoding="utf-8") == SOURCE and "Nothing is written yet" in capsys.readouterr().out
+    of(file).apply(write=True)
+    assert file.read_text(encoding="utf-8") == SOURCE.replace("log(p)", "log(p.clamp_min(1e-8))")
+    assert (file.parent / "train.py.before").read_text(encoding="utf-8") == SOURCE
+
+
+def test_a_file_that_has_changed_since_is_refused(file):
+    file.write_text("# a new first line\n" + SOURCE, encoding="utf-8")
+    with pytest.raises(ValueError, match="no longer reads"):
+        of(file).apply(write=True)
+    assert "clamp_min" not in file.read_text(encoding="utf-8")
+
+
+def test_line_ends_of_windows_stay(file):
+    file.write_bytes(SOURCE.replace("\n", "\r\n").encode())
+    of(file).apply(write=True)
+    assert file.read_bytes() == SOURCE.replace("log(p)", "log(p.clamp_min(1e-8))").replace("\n", "\r\n").encode()
+
+
+@pytest.mark.parametrize("verified", [None, False])
+def test_what_was_not_tried_is_not_applied(verified):
+    with pytest.raises(ValueError, match="no fix of it is a tried edit"):
+        report(EDIT, verified).patch()
+
+
+def test_views_show_the_old_line_and_the_new_one(file):
+    asked = of(file)
+    assert "- return torch.log(p)\n    + return torch.log(p.clamp_min(1e-8))" in str(asked)
+    html = asked._repr_mimebundle_()["text/html"]
+    assert "- return torch.log(p)</span>" in html and "+ return torch.log(p.clamp_min(1e-8))</span>" in html
+
+
+def test_in_a_notebook_the_mended_cell_comes_below_and_does_not_run():
+    with started("import nbdebug, torch") as book:
+        book.run("def loss(p):\n    return torch.log(p)")
+        book.run(
+            "edit = nbdebug.Edit('x', 2, 2, '    return torch.log(p)', '    return torch.log(p.abs())', 'In [3]')\n"
+            "nbdebug.Report('ask()', (nbdebug.Finding('nan/x', 'x', fixes=(nbdebug.Fix.of('x', edit, True),)),))"
+        )
+        shown = book.run("%nbdebug apply").shown
+        assert "In [3] with this change" in shown
+        assert book.shell.rl_next_input == "def loss(p):\n    return torch.log(p.abs())"
+        assert book.run("%nbdebug off").error is None
+
+
+def test_with_nothing_to_apply_the_magic_says_so():
+    with started("import nbdebug") as book:
+        assert "No report of this session" in book.run("%nbdebug apply").printed
