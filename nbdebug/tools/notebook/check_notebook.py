@@ -162,7 +162,7 @@ def notebook_causes(error: BaseException, names: Mapping[str, Any], shell: Any =
             [
                 one
                 for one in redefined_classes(variables, objects_from(variables), history, error)
-                if one.seen == "exception"
+                if one.evidence == "exception"
             ]
             if (issubclass(type(error), (TypeError, AttributeError)) or "pickl" in type(error).__name__.lower())
             else []

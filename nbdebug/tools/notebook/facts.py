@@ -39,7 +39,7 @@ class LeftBehind:
     missing: the parameters' names ("model.fc.weight"), all of them; of: how many the model trains. strangers: how many
     tensors the optimizer holds that no model among the variables has. how: "anew" (the model was created again), "part"
     (a part of it was replaced or added), "unfrozen". used: the optimizer was used since then, or the parameters have
-    gradients. remade: the user's statement that creates the optimizer. where: the cell that changed the model; made:
+    gradients. remade: the user's statement that creates the optimizer. where: the cell that changed the model; created:
     the optimizer's.
     """
 
@@ -52,7 +52,7 @@ class LeftBehind:
     used: bool
     remade: str = ""
     where: Where = NOWHERE
-    made: Where = NOWHERE
+    created: Where = NOWHERE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class StaleHolder:
 
     holder: "loader"; path: the attribute with the old value ("loader.collate_fn"); name: the variable; kind: the type
     of the old value ("DataLoader", "function"). remade: the statement that creates the holder. where: the cell that
-    replaced the variable; made: the cell that created the holder; used: a cell that used it since then."""
+    replaced the variable; created: the cell that created the holder; used: a cell that used it since then."""
 
     holder: str
     path: str
@@ -69,7 +69,7 @@ class StaleHolder:
     kind: str
     remade: str = ""
     where: Where = NOWHERE
-    made: Where = NOWHERE
+    created: Where = NOWHERE
     used: Where = NOWHERE
 
 
@@ -92,30 +92,31 @@ class TwiceHook:
 class Redefined:
     """Objects of a class whose name now stands for another class. name: the class; instances: names of objects
     ("model", "model.blocks.0"), or of subclasses; subclasses: they are classes. changed: methods that differ; renewed:
-    an object of the new class exists as well. seen: what shows that it matters: "exception", "isinstance", "pickle",
-    "super", or ""; said: the exception's message. used: the objects were used after the new definition. made: the cell
-    that created the first of the objects; old: the cell of the old definition; where: of the new one."""
+    an object of the new class exists as well. evidence: what shows that it matters: "exception", "isinstance",
+    "pickle", "super", or ""; message: the exception's message. used: the objects were used after the new definition.
+    created: the cell that created the first of the objects; old: the cell of the old definition; where: of the new
+    one."""
 
     name: str
     instances: tuple[str, ...]
     changed: tuple[str, ...] = ()
     subclasses: bool = False
     renewed: bool = False
-    seen: str = ""
-    said: str = ""
+    evidence: str = ""
+    message: str = ""
     used: bool = False
     remade: str = ""
     module: str = "__main__"
     where: Where = NOWHERE
     old: Where = NOWHERE
-    made: Where = NOWHERE
+    created: Where = NOWHERE
 
 
 @dataclasses.dataclass(frozen=True)
 class KeptOutput:
     """Memory that the shell alone holds, or a list of losses with their graphs. how: "output", "traceback" or "graph";
     name: "Out[2]"; bytes; what: "float32 (2560, 3072)". variable: the expression that was displayed ("features"), or
-    the largest tensor in a traceback. wanted: the statement that tried to free it, or ""; deleted: it names this
+    the largest tensor in a traceback. statement: the one that tried to free it, or ""; deleted: it names this
     variable; freed: its place. where: the cell that displayed it, failed, or added it."""
 
     how: str
@@ -123,7 +124,7 @@ class KeptOutput:
     bytes: int
     what: str = ""
     variable: str = ""
-    wanted: str = ""
+    statement: str = ""
     deleted: bool = False
     freed: Where = NOWHERE
     where: Where = NOWHERE
@@ -142,13 +143,13 @@ class TooEarly:
 @dataclasses.dataclass(frozen=True)
 class ModeLeft:
     """A mode that a cell left on. kind: "eval", "grad" or "dtype"; name: the model, or the call; where: the cell that
-    switched it on; after: the cell that went on training; said: the last exception's message."""
+    switched it on; after: the cell that went on training; message: the last exception's message."""
 
     kind: str
     name: str
     where: Where = NOWHERE
     after: Where = NOWHERE
-    said: str = ""
+    message: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,11 +159,11 @@ class NotebookFacts:
     cells: int = 0
     objects: int = 0
     stale: tuple[StaleModule, ...] = ()
-    left: tuple[LeftBehind, ...] = ()
+    untrained: tuple[LeftBehind, ...] = ()
     holders: tuple[StaleHolder, ...] = ()
     hooks: tuple[TwiceHook, ...] = ()
     classes: tuple[Redefined, ...] = ()
-    kept: tuple[KeptOutput, ...] = ()
+    outputs: tuple[KeptOutput, ...] = ()
     early: tuple[TooEarly, ...] = ()
     modes: tuple[ModeLeft, ...] = ()
     notes: tuple[str, ...] = ()

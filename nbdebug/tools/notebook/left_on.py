@@ -215,7 +215,7 @@ def _setting(kind: str, message: str, history: CellHistory, *words: str) -> list
         for node in nodes(history.reach(cell.number)):
             if isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in words:
                 own = any(node in ast.walk(statement) for statement in cell.body)
-                return [ModeLeft(kind, ast.unparse(node), cell.place(node.lineno if own else None), said=message)]
+                return [ModeLeft(kind, ast.unparse(node), cell.place(node.lineno if own else None), message=message)]
     return []
 
 

@@ -178,8 +178,8 @@ def memory_findings(facts: NotebookFacts) -> list[Finding]:
     for how in SLUGS:
         outputs = [
             one
-            for one in facts.kept
-            if one.how == how and one.bytes >= (DELETED if one.deleted else REQUESTED if one.wanted else UNREQUESTED)
+            for one in facts.outputs
+            if one.how == how and one.bytes >= (DELETED if one.deleted else REQUESTED if one.statement else UNREQUESTED)
         ]
         if outputs:
             worst = max(outputs, key=lambda one: (one.deleted, one.bytes))
@@ -188,7 +188,7 @@ def memory_findings(facts: NotebookFacts) -> list[Finding]:
 
 
 def _output(one: KeptOutput, total: int) -> Finding:
-    deleted = f", and `{one.wanted}` ({cell(one.freed)}) deleted only the variable" if one.deleted else ""
+    deleted = f", and `{one.statement}` ({cell(one.freed)}) deleted only the variable" if one.deleted else ""
     what = f"`{one.variable}`" if 0 < len(one.variable) < 60 and "\n" not in one.variable else "a result"
     title = (
         f"`{one.name}` still holds {size(one.bytes)}: {cell(one.where, 'a cell')} displayed {what}, and the notebook "
@@ -209,7 +209,7 @@ def _traceback(one: KeptOutput, total: int) -> Finding:
     title = (
         f"The traceback of the last failed cell holds {size(one.bytes)}: the variables of the calls that failed"
         + largest
-        + (f", so `{one.wanted}` ({cell(one.freed)}) could not free them" if one.wanted else "")
+        + (f", so `{one.statement}` ({cell(one.freed)}) could not free them" if one.statement else "")
     )
     return _memory_finding(
         "traceback",
@@ -287,7 +287,7 @@ def _grad(one: ModeLeft) -> Finding:
             Fix("Switch them on again.", "torch.set_grad_enabled(True)"),
             Fix("Where they are not needed, switch them off for one block only.", "with torch.no_grad():\n    ..."),
         ],
-        [Link(f"the last cell failed because of it: {one.said}")],
+        [Link(f"the last cell failed because of it: {one.message}")],
     )
 
 
@@ -307,7 +307,7 @@ def _dtype(one: ModeLeft) -> Finding:
                 "torch.set_default_dtype(torch.float32)",
             )
         ],
-        [Link(f"the last cell failed because of it: {one.said}")],
+        [Link(f"the last cell failed because of it: {one.message}")],
     )
 
 
@@ -316,7 +316,7 @@ _MODE_FINDINGS = {"eval": _eval, "grad": _grad, "dtype": _dtype}
 
 def not_in_optimizer(facts: NotebookFacts) -> Finding | None:
     """training/parameters-not-in-optimizer, a rule of the training tool, where a cell is the cause."""
-    one = next((link for link in facts.left if link.used), None)
+    one = next((link for link in facts.untrained if link.used), None)
     if one is None:
         return None
     what = {
@@ -334,10 +334,10 @@ def not_in_optimizer(facts: NotebookFacts) -> Finding | None:
         f"`{one.optimizer}` updates {f'only {updated}' if updated else 'none'} of the {one.of} trained parameters "
         f"of `{one.model}`: {cell(one.where)} {what} after `{one.optimizer}` was created, and the optimizer {state}"
     )
-    chain = [Link(f"{cell(one.made)} created `{one.optimizer}`", one.made)] if one.made.cell else []
+    chain = [Link(f"{cell(one.created)} created `{one.optimizer}`", one.created)] if one.created.cell else []
     chain += [
         Link(f"the same holds for `{other.model}`", other.where)
-        for other in facts.left
+        for other in facts.untrained
         if other is not one and other.used
     ]
     fixes = [
@@ -377,7 +377,7 @@ def renewal_note(one: LeftBehind) -> str:
     reference="https://docs.python.org/3/reference/executionmodel.html#naming-and-binding",
 )
 def stale_reference(facts: NotebookFacts) -> Finding | None:
-    models = {link.model for link in facts.left if link.used}
+    models = {link.model for link in facts.untrained if link.used}
     one: StaleHolder | None = next((h for h in facts.holders if h.name not in models), None)
     if one is None:
         return None
@@ -386,7 +386,7 @@ def stale_reference(facts: NotebookFacts) -> Finding | None:
         f"old {one.kind}"
     )
     chain = [
-        Link(f"{cell(one.made)} created `{one.holder}` from the earlier `{one.name}`", one.made),
+        Link(f"{cell(one.created)} created `{one.holder}` from the earlier `{one.name}`", one.created),
         Link(f"{cell(one.used)} used `{one.holder}` since then", one.used),
     ]
     fix = Fix(f"Create `{one.holder}` again.", one.remade or f"{one.holder} = …({one.name})")
@@ -421,9 +421,13 @@ def class_redefined(facts: NotebookFacts) -> Finding | None:
     title = f"`{first}` {what} an earlier definition of `{one.name}`: {cell(one.where)} {again}, {_consequence(one)}"
     verb = "defined" if one.module == "__main__" else "imported"
     chain = [Link(f"{cell(one.old)} {verb} `{one.name}` first", one.old)] if one.old.cell else []
-    chain += [Link(f"{cell(one.made)} created `{first}`", one.made)] if one.made.cell and one.made != one.old else []
+    chain += (
+        [Link(f"{cell(one.created)} created `{first}`", one.created)]
+        if one.created.cell and one.created != one.old
+        else []
+    )
     chain += [Link(f"the same holds for {listed(one.instances[1:], 4)}")] if len(one.instances) > 1 else []
-    chain += [Link(f"the last cell failed because of it: {one.said}")] if one.said else []
+    chain += [Link(f"the last cell failed because of it: {one.message}")] if one.message else []
     return finding(
         "notebook/class-redefined",
         title,
@@ -439,11 +443,11 @@ def class_redefined(facts: NotebookFacts) -> Finding | None:
 def matters(one: Redefined) -> bool:
     """Whether it surely does harm: an error shows it, or old objects are used, and the class differs or a cell compares
     with its name. Where objects of the new class exist as well, the user keeps the old ones on purpose."""
-    return one.seen == "exception" or one.used and not one.renewed and bool(one.changed or one.seen)
+    return one.evidence == "exception" or one.used and not one.renewed and bool(one.changed or one.evidence)
 
 
 def _consequence(one: Redefined) -> str:
-    if one.seen == "exception":
+    if one.evidence == "exception":
         return "so super() and pickle do not accept it as an object of the new class"
     if one.changed:
         return f"and it does not have the changes in {listed(one.changed, 4)}"
@@ -451,12 +455,12 @@ def _consequence(one: Redefined) -> str:
         "isinstance": f"so checks such as isinstance(…, {one.name}) are False",
         "super": f"so super({one.name}, self) refuses it",
         "pickle": "so pickle refuses it",
-    }[one.seen]
+    }[one.evidence]
 
 
 def _class_fixes(one: Redefined, first: str) -> list[Fix]:
     fixes = [Fix(f"Create `{first}` again, from the new class.", one.remade or f"{first} = {one.name}(…)")]
-    if one.seen in ("exception", "super"):
+    if one.evidence in ("exception", "super"):
         fixes.append(
             Fix(
                 "In its methods write super() without arguments, which does not look up the name.", "super().__init__()"
@@ -509,14 +513,14 @@ CHECKS = (
 def name_all(facts: NotebookFacts) -> list[Finding]:
     """The findings, most likely first; a cause that an exception proves comes before all others."""
     findings = [*mode_findings(facts), *(f for check in CHECKS if (f := check(facts)) is not None)]
-    proven = any(one.seen == "exception" for one in facts.classes)
+    proven = any(one.evidence == "exception" for one in facts.classes)
     findings.sort(key=lambda f: not (proven and f.code == "notebook/class-redefined"))
     return [*findings, *memory_findings(facts)]
 
 
 def notes_of(facts: NotebookFacts) -> Iterator[str]:
     """Facts worth knowing that are no fault."""
-    yield from (renewal_note(one) for one in facts.left if not one.used)
+    yield from (renewal_note(one) for one in facts.untrained if not one.used)
     for one in facts.classes:
         if not matters(one) and one.changed and one.used:
             were = "were" if len(one.instances) > 1 else "was"

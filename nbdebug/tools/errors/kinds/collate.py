@@ -370,7 +370,7 @@ def _shape_mismatch(
         usual=str(list(usual)),
         odd_shape=odd,
         usual_shape=usual,
-        held_at=place,
+        stored_at=place,
         rows=len(indices) or None,
         tried=tried,
     )

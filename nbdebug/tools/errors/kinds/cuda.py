@@ -210,7 +210,7 @@ class Sources:
             bad = beyond(self.copies[name][1], 0, use.size - 1, use.spared)
             use = dataclasses.replace(use, checked=True)
             if bad is not None:
-                return dataclasses.replace(use, copy=name, found=bad)
+                return dataclasses.replace(use, copy=name, bad=bad)
         return use
 
     def _named(self, use: Use) -> list[str]:
@@ -339,14 +339,14 @@ def detect_assert(context: ErrorContext) -> AssertFacts | None:
     kind = next((kind for kind, pattern in ASSERT_WORDS if re.search(pattern, context.message)), None)
     if kind is None or raised_by_user(context):
         return None
-    uses = sorted(Sources(context).uses(), key=lambda use: (use.found is None, use.checked))
+    uses = sorted(Sources(context).uses(), key=lambda use: (use.bad is None, use.checked))
     return AssertFacts(context.raised(), kind, tuple(uses), os.environ.get("CUDA_LAUNCH_BLOCKING") == "1")
 
 
 def detect_index(context: ErrorContext) -> IndexFacts | None:
     """The op whose index is out of range by its copy on the CPU; None without proof."""
     facts = detect_assert(context)
-    proven = [use for use in facts.uses if use.found is not None] if facts is not None else []
+    proven = [use for use in facts.uses if use.bad is not None] if facts is not None else []
     if facts is None or not proven:
         return None
     use = proven[0]
@@ -369,7 +369,7 @@ def detect_index(context: ErrorContext) -> IndexFacts | None:
         module=use.what if use.kind == "embedding" else "",
         head=use.what if use.kind == "target" else "",
         index=ArgumentFact(fact(*copy)),
-        beyond=use.found,
+        beyond=use.bad,
         late=facts.raised.where,
     )
 

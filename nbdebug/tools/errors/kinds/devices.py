@@ -282,7 +282,7 @@ def _two(facts: DeviceFacts, parts: list[OpArgument], context: ErrorContext) -> 
     facts = dataclasses.replace(
         facts,
         odd=_part(odd),
-        met=_part(partner) if partner else None,
+        partner=_part(partner) if partner else None,
         home=home,
         target=target,
         also=tuple(_part(p) for p in away[1:] if is_plain(p.name) and p.value.ndim),
@@ -382,7 +382,7 @@ def _state(context: ErrorContext) -> dict[str, Any] | None:
                     partner = ArgumentFact(OpArgument(parameter, whose).fact(), owner=owner)
                     return {
                         "odd": ArgumentFact(fact),
-                        "met": partner,
+                        "partner": partner,
                         "home": str(parameter.device),
                         "owner": variable,
                         "parameter": whose,

@@ -156,9 +156,9 @@ def detect_in_worker(facts: DtypeFacts, context: ErrorContext) -> DtypeFacts | N
         return dataclasses.replace(
             facts,
             op=path,
-            wanted=dtype,
+            expected=dtype,
             odd=ArgumentFact(TensorFact(text, (), others[0], "cpu")),
-            met=partner,
+            partner=partner,
             origin=ValueOrigin(text, text, maker, frame.where) if maker else None,
         )
     return None
@@ -211,9 +211,9 @@ def detect(context: ErrorContext) -> DtypeFacts | None:
     facts = DtypeFacts(
         raised_facts(context), kind, op=_op(context), named=dtypes[-1] if dtypes else "", default=_default(context)
     )
-    odd, partner, wanted = _chosen(kind, parts, dtypes, facts.default, context)
+    odd, partner, expected = _chosen(kind, parts, dtypes, facts.default, context)
     if odd is None:
-        return dataclasses.replace(facts, wanted=wanted)
+        return dataclasses.replace(facts, expected=expected)
     if odd.value.dtype.is_complex and kind == "mixed":
         kind = "complex"
     mine = _in_users_names(odd, context)
@@ -228,9 +228,9 @@ def detect(context: ErrorContext) -> DtypeFacts | None:
     return dataclasses.replace(
         facts,
         odd=part_of(mine),
-        met=part_of(partner) if partner else None,
-        wanted=wanted,
-        cure=_cure(kind, mine, wanted, parts, context),
+        partner=part_of(partner) if partner else None,
+        expected=expected,
+        cure=_cure(kind, mine, expected, parts, context),
     )
 
 
@@ -415,13 +415,13 @@ def _in_users_names(odd: OpArgument, context: ErrorContext) -> OpArgument:
     return odd
 
 
-def _cure(kind: str, odd: OpArgument, wanted: str, parts: list[OpArgument], context: ErrorContext) -> TriedFix | None:
+def _cure(kind: str, odd: OpArgument, expected: str, parts: list[OpArgument], context: ErrorContext) -> TriedFix | None:
     """The cast that works, tried on the failing op; a cast helps no weight, gradient, or op without a kernel."""
-    dtype = getattr(torch, wanted, None)
+    dtype = getattr(torch, expected, None)
     if odd.owner is not None and type(odd.value) is nn.Parameter or kind in ("autocast", "overflow") or dtype is None:
         return None
     change = (lambda t: t.detach().abs()) if kind == "complex" else (lambda t: t.detach().to(dtype))
-    cast = "abs()" if kind == "complex" else SHORT.get(wanted, f"to(torch.{wanted})")
+    cast = "abs()" if kind == "complex" else SHORT.get(expected, f"to(torch.{expected})")
     code = f"{bracketed(odd.name)}.{cast}"
     if type(odd.value) is nn.Parameter:
         code = f"nn.Parameter({odd.name}.detach().{cast})"

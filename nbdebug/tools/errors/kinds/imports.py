@@ -282,7 +282,7 @@ def _missing(context: ErrorContext, module: str, blocker: str | None) -> ModuleM
             near=near,
             taken_by=_file_of(parent),
             python=_python(),
-            asked_by=_asking_library(context),
+            needed_by=_asking_library(context),
         )
     return ModuleMissing(
         context.raised(),

@@ -57,21 +57,21 @@ class CudnnFacts:
 @dataclasses.dataclass(frozen=True)
 class CardFacts:
     """No usable GPU. kind: "not built", "no driver", "old driver", "no kernel", "not there" (fewer GPUs), "load" (a
-    file saved from a GPU), "none". wanted: the expression that uses it; asked: the GPU's number."""
+    file saved from a GPU), "none". expression: the one that uses it; number: the GPU's number."""
 
     raised: Raised
     kind: str
     card: CudaCard = dataclasses.field(default_factory=CudaCard)
-    wanted: str = ""
-    asked: int | None = None
+    expression: str = ""
+    number: int | None = None
     visible: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Use:
     """An op of the user's that fails with an assert on a GPU when an index is out of range. kind: "embedding" or
-    "target"; what: the module or function; size: its rows or classes; argument: the text of the index; found: its
-    entries out of range, by a copy on the CPU; copy: that copy's name; spared: an ignored label."""
+    "target"; what: the module or function; size: its rows or classes; argument: the text of the index; bad: its entries
+    out of range, by a copy on the CPU; copy: that copy's name; spared: an ignored label."""
 
     kind: str
     what: str
@@ -80,7 +80,7 @@ class Use:
     where: Where = NOWHERE
     spared: int | None = None
     copy: str = ""
-    found: OutOfRange | None = None
+    bad: OutOfRange | None = None
     checked: bool = False
 
 
@@ -121,7 +121,7 @@ def cuda_unavailable(facts: CardFacts) -> Finding | None:
         "kernels for": list(card.kernels),
         "CUDA_VISIBLE_DEVICES": "set" if facts.visible else "not set",
     }
-    subject = f"`{facts.wanted}`" if facts.wanted else "this line"
+    subject = f"`{facts.expression}`" if facts.expression else "this line"
     return Finding("error/cuda-unavailable", _title(facts, subject), facts.raised.where, evidence, _fixes(facts))
 
 
@@ -130,7 +130,7 @@ def _title(facts: CardFacts, subject: str) -> str:
     if facts.kind == "load":
         return f"The tensors in the file are from a GPU, and {subject} loads them to it, but {_none(facts)}"
     if facts.kind == "not there":
-        number = f"cuda:{facts.asked}" if facts.asked is not None else "another GPU"
+        number = f"cuda:{facts.number}" if facts.number is not None else "another GPU"
         last = f" (the last is cuda:{card.count - 1})" if card.count else ""
         return f"{subject[:1].upper() + subject[1:]} uses {number}, but {_visible(card)} here{last}"
     if facts.kind == "no kernel":
@@ -153,7 +153,7 @@ def _none(facts: CardFacts) -> str:
         return f"this torch ({card.torch}) was built without it"
     if facts.kind == "no driver":
         return "this machine has no NVIDIA driver"
-    if card.available and facts.asked is not None and facts.asked >= card.count:
+    if card.available and facts.number is not None and facts.number >= card.count:
         return f"{_visible(card)} here"
     return "no GPU is available" + (" (CUDA_VISIBLE_DEVICES is set)" if facts.visible else "")
 

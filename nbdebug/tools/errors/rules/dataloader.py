@@ -26,7 +26,7 @@ class CollateMismatch:
     name or class; loader: its name; own: the collate function, where it is not torch's. tried: the result of collating
     the samples with the first fix, None where that was not tried.
 
-    worker: where it was raised, if not in this process; held_at: the odd one in a list of the data set;
+    worker: where it was raised, if not in this process; stored_at: the odd one in a list of the data set;
     entries: the keys of its samples, from the source of `__getitem__`.
     """
 
@@ -47,7 +47,7 @@ class CollateMismatch:
     loader: str = ""
     own: str = ""
     worker: str = ""
-    held_at: str = ""
+    stored_at: str = ""
     tried: Mapping[str, Any] | None = None
     sample: str = ""
     entries: tuple[str, ...] = ()
@@ -172,7 +172,7 @@ def _evidence(facts: CollateMismatch) -> dict[str, Any]:
         "data set": facts.dataset or None,
         "loader": facts.loader or None,
         "lacking": ", ".join(facts.lacking) or None,
-        "stored in": facts.held_at or None,
+        "stored in": facts.stored_at or None,
         "entries of a sample": ", ".join(facts.entries) or None,
     }
     return {key: value for key, value in evidence.items() if value is not None}

@@ -31,7 +31,7 @@ class DeviceFacts:
         variable    anything else
 
     source: the tensor on the same device from which odd was computed; model: the one that odd belongs to.
-    odd: the tensor to move; met: another operand, on `home`; owner: the module that holds odd ("net.positions");
+    odd: the tensor to move; partner: another operand, on `home`; owner: the module that holds odd ("net.positions");
     holder: its class; target: the user's expression for the home device ("device", "x.device"); counts: parameters of
     odd's model by device; also: more tensors on odd's device, which must be moved with it where `together`; parameter:
     whose optimizer state it is.
@@ -41,7 +41,7 @@ class DeviceFacts:
     kind: str
     why: str = "variable"
     odd: ArgumentFact | None = None
-    met: ArgumentFact | None = None
+    partner: ArgumentFact | None = None
     home: str = ""
     op: str = ""
     owner: str = ""
@@ -80,7 +80,7 @@ def device_mismatch(facts: DeviceFacts) -> Finding | None:
     title = _title(facts)
     if title is None:
         return None
-    parts = [part for part in (facts.odd, facts.met, *facts.also) if part is not None]
+    parts = [part for part in (facts.odd, facts.partner, *facts.also) if part is not None]
     evidence = {
         "tensors": [
             {"tensor": p.name, "device": p.fact.device, "dtype": p.fact.dtype, "shape": list(p.fact.shape)}
@@ -117,7 +117,11 @@ def _title(facts: DeviceFacts) -> str | None:
     if facts.why in _TITLES:
         return _TITLES[facts.why](facts, odd)
     source = f" (computed from `{facts.source}`)" if facts.source and facts.why in ("variable", "batch") else ""
-    others = f"{facts.met.phrase} is on {facts.met.fact.device}" if facts.met else f"the others are on {facts.home}"
+    others = (
+        f"{facts.partner.phrase} is on {facts.partner.fact.device}"
+        if facts.partner
+        else f"the others are on {facts.home}"
+    )
     return f"{subject}{source} is on {device}, but {others}" + _REASONS.get(facts.why, lambda facts: "")(facts)
 
 
@@ -137,7 +141,7 @@ def _created(facts: DeviceFacts) -> str:
 
 
 def _model(facts: DeviceFacts, odd: ArgumentFact) -> str:
-    partner = facts.met
+    partner = facts.partner
     return f"`{facts.owner}` is still on {odd.fact.device} (`{odd.name}`), but " + (
         f"{partner.phrase} is on {partner.fact.device}" if partner else f"the others are on {facts.home}"
     )

@@ -13,7 +13,7 @@ from nbdebug.tools.errors.facts import Raised
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """what: one of KINDS in kinds/distributed.py. found: the values in the message (rank, port, operation, seconds, …).
+    """what: one of KINDS in kinds/distributed.py. values: those in the message (rank, port, operation, seconds, …).
 
     present, missing: the environment variables that a launcher sets; backend: of the process group, "" without one;
     rank, world: as they were set. cards: the number of GPUs that this process sees. version: NCCL's. unused: parameters
@@ -22,7 +22,7 @@ class Collective:
 
     raised: Raised
     what: str
-    found: tuple[tuple[str, str], ...] = ()
+    values: tuple[tuple[str, str], ...] = ()
     present: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     backend: str = ""
@@ -35,7 +35,7 @@ class Collective:
     tensors: tuple[str, ...] = ()
 
     def value(self, key: str) -> str:
-        return dict(self.found).get(key, "")
+        return dict(self.values).get(key, "")
 
 
 LOG = Fix("Turn on the library's log, and run again.", "NCCL_DEBUG=INFO TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun ...")
@@ -129,7 +129,7 @@ def _timeout(facts: Collective) -> str:
 
 def _evidence(facts: Collective) -> dict[str, Any]:
     evidence = {
-        **{f"message: {key}": value for key, value in facts.found},
+        **{f"message: {key}": value for key, value in facts.values},
         "backend": facts.backend,
         "this rank": facts.rank,
         "processes": facts.world,

@@ -22,17 +22,16 @@ class DtypeFacts:
         array        an array that can't become a tensor, or a tensor with a dtype that NumPy does not have
         autocast     unsafe under autocast      overflow     a constant beyond the dtype's range
 
-    odd: the tensor to change; met: the other operand (a weight, a tensor); wanted: the dtype that works; op: the module
-    ("net.0") or function that failed, "" where not known; named: the dtype in the message, for an array that of its
-    entries ("object_"); model: whose weight odd or met is; default: the dtype of most parameters of the user's models.
-    entry: for an array the type and place of the first entry that is not a number.
-    """
+    odd: the tensor to change; partner: the other operand (a weight, a tensor); expected: the dtype that works; op: the
+    module ("net.0") or function that failed, "" where not known; named: the dtype in the message, for an array that of
+    its entries ("object_"); model: whose weight odd or partner is; default: the dtype of most parameters of the user's
+    models. entry: for an array the type and place of the first entry that is not a number."""
 
     raised: Raised
     kind: str
     odd: ArgumentFact | None = None
-    met: ArgumentFact | None = None
-    wanted: str = ""
+    partner: ArgumentFact | None = None
+    expected: str = ""
     op: str = ""
     named: str = ""
     model: str = ""
@@ -98,14 +97,14 @@ def dtype_reason(origin: ValueOrigin, dtype: str) -> str:
     return f"{name} comes from `{call}`" if call else ""
 
 
-def rewritten(origin: ValueOrigin, wanted: str) -> str | None:
+def rewritten(origin: ValueOrigin, expected: str) -> str | None:
     """The binding of the origin with a cast at its end: `features = torch.from_numpy(values).float()`."""
     named = all(part.isidentifier() for part in origin.name.split("."))
     if not named or "\n" in origin.code or "Parameter(" in origin.code or len(origin.code) > 120:
         return None
     if origin.stated:
-        return f"{origin.name} = {origin.code.replace(f'dtype={origin.stated}', f'dtype=torch.{wanted}')}"
-    cast = SHORT.get(wanted, f".to(torch.{wanted})")
+        return f"{origin.name} = {origin.code.replace(f'dtype={origin.stated}', f'dtype=torch.{expected}')}"
+    cast = SHORT.get(expected, f".to(torch.{expected})")
     whole = origin.code
     if origin.call not in (
         *_TAKES,
@@ -148,8 +147,8 @@ def dtype_mismatch(facts: DtypeFacts) -> Finding | None:
         return None
     title, chain = _title(facts), facts.origin.way if facts.origin is not None else ()
     evidence = {
-        "tensors": [_row(part) for part in (facts.odd, facts.met) if part is not None],
-        "wanted": facts.wanted,
+        "tensors": [_row(part) for part in (facts.odd, facts.partner) if part is not None],
+        "expected": facts.expected,
         "message": facts.raised.message.partition("\n")[0][:300],
     }
     return Finding("error/dtype-mismatch", title, facts.raised.where, evidence, _fixes(facts), chain)
@@ -173,9 +172,10 @@ def _title(facts: DtypeFacts) -> str:
         return _without(facts)
     what = f"a {odd.fact.dtype}" if odd.fact.kind == "list" else odd.fact.dtype
     start = f"{odd.phrase[:1].upper()}{odd.phrase[1:]} is {what}"
-    turned = facts.met if facts.met is not None and facts.met.owner is not None else odd  # a model's `.half()`
-    whole = origin is not None and turned.name.startswith(f"{origin.name}.")
-    dtype = turned.fact.dtype if whole else odd.fact.dtype
+    partner = facts.partner
+    weight = partner if partner is not None and partner.owner is not None else odd  # a model's `.half()`
+    whole = origin is not None and weight.name.startswith(f"{origin.name}.")
+    dtype = weight.fact.dtype if whole else odd.fact.dtype
     why = dtype_reason(origin, dtype) if origin is not None and facts.kind != "overflow" else ""
     clash = _REASONS.get(facts.kind, _mixed)(facts, odd)
     return start + clash + (f": {why}" if why else "")
@@ -196,14 +196,14 @@ def _without(facts: DtypeFacts) -> str:
 
 
 def _mixed(facts: DtypeFacts, odd: ArgumentFact) -> str:
-    partner = facts.met
+    partner = facts.partner
     if odd.owner is not None and odd.fact.kind == "parameter":
-        return f", but the input of {_of(facts)} is {facts.wanted}"
+        return f", but the input of {_of(facts)} is {facts.expected}"
     if partner is not None and partner.owner is not None:
         return f", but {computes(facts.op or partner.owner, partner.fact.dtype)}"
     if partner is not None:
         return f", but {partner.phrase} is {partner.fact.dtype}"
-    return f", but must be {facts.wanted}"
+    return f", but must be {facts.expected}"
 
 
 def _of(facts: DtypeFacts) -> str:
@@ -213,14 +213,14 @@ def _of(facts: DtypeFacts) -> str:
 def _probable(facts: DtypeFacts, odd: ArgumentFact) -> str:
     if facts.op.endswith("cross_entropy") and not facts.op.startswith("binary") and len(odd.fact.shape) > 1:
         return (
-            f" with the shape of the scores, so {_of(facts)} reads it as probabilities, which must be {facts.wanted}; "
-            "class numbers would have one dimension less"
+            f" with the shape of the scores, so {_of(facts)} reads it as probabilities, which must be "
+            f"{facts.expected}; class numbers would have one dimension less"
         )
-    return f", but {_of(facts)} needs a {facts.wanted} target, like its input"
+    return f", but {_of(facts)} needs a {facts.expected} target, like its input"
 
 
 def _index(facts: DtypeFacts, odd: ArgumentFact) -> str:
-    if facts.wanted == "bool":
+    if facts.expected == "bool":
         return ", but a mask must be bool"
     return f", but {_of(facts)} takes indices, which must be int64"
 
@@ -232,7 +232,7 @@ def _mask(facts: DtypeFacts, odd: ArgumentFact) -> str:
 
 
 def _integers(facts: DtypeFacts, odd: ArgumentFact) -> str:
-    if facts.wanted == "bool":
+    if facts.expected == "bool":
         return ", but `&`, `|` and `~` take masks and integers: compare first, as in `(a > 0) & (b > 0)`"
     return f", but {_of(facts)} takes integers"
 
@@ -257,7 +257,7 @@ _REASONS = {
     "mask": _mask,
     "whole": lambda facts, odd: f", but {_of(facts)} is defined only for floating-point numbers",
     "integers": _integers,
-    "in-place": lambda facts, odd: f", but the result, which is written into it, is {facts.wanted}",
+    "in-place": lambda facts, odd: f", but the result, which is written into it, is {facts.expected}",
     "half": lambda facts, odd: f", but {_of(facts)} has no kernel for it{' on the CPU' * (odd.fact.device == 'cpu')}",
     "array": _array,
     "gradient": lambda facts, odd: ", but only floating-point tensors can require gradients",
@@ -288,10 +288,10 @@ def _fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
         facts.origin is not None
         and facts.odd is not None
         and facts.origin.call != "module"
-        and not (facts.met is not None and facts.met.name.startswith(f"{facts.origin.name}."))
+        and not (facts.partner is not None and facts.partner.name.startswith(f"{facts.origin.name}."))
     )
     if facts.origin is not None and ours and facts.kind not in ("half", "complex"):
-        code = rewritten(facts.origin, facts.wanted)
+        code = rewritten(facts.origin, facts.expected)
         if code is not None and (not fixes or code != fixes[0].code):
             fixes.append(Fix("Or where it is created.", code))
     return (*fixes, *_others(facts))
@@ -302,12 +302,12 @@ def _masks(facts: DtypeFacts, odd: ArgumentFact) -> tuple[Fix, ...]:
     if "Negation" in facts.raised.message:
         return (Fix("Invert a mask with `~`.", f"~{bracketed(odd.name)}"),)
     first = bracketed(odd.name)
-    if facts.met is None:
+    if facts.partner is None:
         worked, after = (facts.cure.worked, facts.cure.after) if facts.cure is not None else (None, {})
         return Fix("Convert the mask to numbers.", f"{first}.float()", worked, after), Fix(
             "Or invert the mask.", f"~{first}"
         )
-    partner = bracketed(facts.met.name)
+    partner = bracketed(facts.partner.name)
     cure = facts.cure
     count = Fix(
         "Convert the mask to numbers.",
@@ -323,7 +323,7 @@ def _conversion_title(facts: DtypeFacts) -> str:
         return "Use a dtype that can hold the result."
     if facts.kind == "complex":
         return "Use the magnitude, or work on the real and the imaginary part."
-    return f"Convert it to {facts.wanted} before this line."
+    return f"Convert it to {facts.expected} before this line."
 
 
 def _assigned(facts: DtypeFacts, odd: ArgumentFact) -> str:
@@ -335,13 +335,13 @@ def _assigned(facts: DtypeFacts, odd: ArgumentFact) -> str:
         if plain
         else facts.cure.code
         if odd.known
-        else (f"x = x.to(torch.{facts.wanted})   # {odd.name}")
+        else (f"x = x.to(torch.{facts.expected})   # {odd.name}")
     )
 
 
 def _others(facts: DtypeFacts) -> list[Fix]:
     """Other fixes: what the user may have meant."""
-    odd, partner = facts.odd, facts.met
+    odd, partner = facts.odd, facts.partner
     if odd is None:
         code = 'values = frame.select_dtypes("number").to_numpy("float32")'
         tensor = "torch.tensor(values, dtype=torch.float32, requires_grad=True)"

@@ -17,7 +17,7 @@ class ModuleMissing:
     "circular", "relative" (import without a package), "class" (a pickled class is not where it was).
 
     module: the missing one; name: the missing name in it. pickled: a pickle file needs it; source: the call that loads,
-    as the user wrote it; asked_by: the installed package that imports it. holders: loaded modules with a class of this
+    as the user wrote it; needed_by: the installed package that imports it. holders: loaded modules with a class of this
     name. files: where a file of this module is, relative to the working folder; folder: the one to add to sys.path.
     near: similar names. package: its name on PyPI, where that differs. elsewhere: the interpreter of another
     environment that has it. taken_by: the file that is imported in its place. python: the running interpreter. meant: a
@@ -38,7 +38,7 @@ class ModuleMissing:
     elsewhere: str = ""
     taken_by: str = ""
     python: str = ""
-    asked_by: str = ""
+    needed_by: str = ""
     meant: str = ""
 
 
@@ -93,9 +93,9 @@ def _title(facts: ModuleMissing) -> str:
         return f"{module} is at {facts.files[0]}, in a folder that Python does not search."
     if facts.near:
         return f"There is no module {module}; there is `{facts.near[0]}`."
-    if facts.meant and not facts.asked_by:
+    if facts.meant and not facts.needed_by:
         return f"There is no module {module}; `{facts.meant}`, a similar name, is not installed here either."
-    by = f", which `{facts.asked_by}` needs," if facts.asked_by else ""
+    by = f", which `{facts.needed_by}` needs," if facts.needed_by else ""
     named = f" (its package is `{facts.package}`)" if facts.package else ""
     return f"{module}{by} is not installed in the Python environment of this kernel{named}."
 
@@ -108,7 +108,7 @@ def _lacks(facts: ModuleMissing) -> str:
     parent, _, last = facts.module.rpartition(".")
     if facts.name:
         return f"`{facts.module}` is not a module: `{last}` is an object in `{parent}`. Import it from there."
-    by = f", which `{facts.asked_by}` needs: their versions are not compatible" if facts.asked_by else ""
+    by = f", which `{facts.needed_by}` needs: their versions are not compatible" if facts.needed_by else ""
     near = f"; it has `{facts.near[0]}`" if facts.near else ""
     return f"`{parent}` is installed, but has no module `{last}`{by}{near}."
 
@@ -122,7 +122,7 @@ def _evidence(facts: ModuleMissing) -> dict[str, Any]:
     evidence = {
         "module": facts.module,
         "name": facts.name,
-        "needed by": facts.source or facts.asked_by,
+        "needed by": facts.source or facts.needed_by,
         "modules with a class of that name": ", ".join(facts.holders),
         "files of that name": ", ".join(facts.files),
         "similar names": ", ".join(facts.near),
@@ -178,7 +178,7 @@ def _fixes(facts: ModuleMissing) -> list[Fix]:
     if facts.near:
         return [Fix("Use the name that exists.", f"import {facts.near[0]}")]
     top = facts.module.partition(".")[0]
-    if facts.meant and not facts.asked_by:
+    if facts.meant and not facts.needed_by:
         return [
             Fix(
                 "If you mean that module, install it and correct the name. (A package with the misspelt name may be "
@@ -198,7 +198,7 @@ def _for_submodule(facts: ModuleMissing) -> Fix:
     parent, _, last = facts.module.rpartition(".")
     if facts.name:
         return Fix("Import it from its module.", f"from {parent} import {last}")
-    if facts.near and not facts.asked_by:
+    if facts.near and not facts.needed_by:
         return Fix("Use the name that exists.", f"import {facts.near[0]}")
     top = parent.partition(".")[0]
     return Fix(

@@ -43,52 +43,52 @@ class Renamed:
 
 @dataclasses.dataclass(frozen=True)
 class StateMismatch:
-    """model, given: as the user wrote them ("model", "checkpoint['model']"); kind: the model's class. made: the
-    expression of the argument where that is not a name: `given` is then "state".
+    """model, source: as the user wrote them ("model", "checkpoint['model']"); kind: the model's class. expression: the
+    argument where that is not a name: `source` is then "state".
 
-    missing, unexpected: keys, as torch lists them. resized: keys with two shapes. saved, wanted: how many keys the
+    missing, unexpected: keys, as torch lists them. resized: keys with two shapes. saved, expected: how many keys the
     saved state and the model have; both: keys in both, fitting: those with the same shape, too. inside: the entry of
-    the argument that contains the state. renamed: the change of keys that fits best. left: saved keys that still do not
-    match after it; lacking: keys of the model that then get no value. argument: the model's own constructor argument
-    for the size, with the size of the saved state. whole_model: a module was passed instead of its state; no_dict: the
-    class of the argument, where that is neither a dict nor a module."""
+    the argument that contains the state. renamed: the change of keys that fits best. unmatched: saved keys that still
+    do not match after it; lacking: keys of the model that then get no value. argument: the model's own constructor
+    argument for the size, with the size of the saved state. whole_model: a module was passed instead of its state;
+    no_dict: the class of the argument, where that is neither a dict nor a module."""
 
     raised: Raised
     model: str
     kind: str
-    given: str
+    source: str
     strict: bool = True
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
     resized: tuple[Resized, ...] = ()
     saved: int | None = None
-    wanted: int | None = None
+    expected: int | None = None
     both: int = 0
     fitting: int = 0
     inside: str | None = None
     renamed: Renamed | None = None
-    left: tuple[str, ...] = ()
+    unmatched: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
     argument: tuple[str, int] | None = None
     whole_model: bool = False
     no_dict: str = ""
-    made: str | None = None
+    expression: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerMismatch:
-    """The state of another optimizer. saved, wanted: how many parameters each group has; None: not a state at all, and
-    keys are its keys."""
+    """The state of another optimizer. saved, expected: how many parameters each group has; None: not a state at all,
+    and keys are its keys."""
 
     raised: Raised
     optimizer: str
     kind: str
-    given: str
+    source: str
     saved: tuple[int, ...] | None = None
-    wanted: tuple[int, ...] = ()
+    expected: tuple[int, ...] = ()
     inside: str | None = None
     keys: tuple[str, ...] = ()
-    made: str | None = None
+    expression: str | None = None
 
 
 STRANGE = 0.25
@@ -127,12 +127,12 @@ def at(facts: Any) -> Where:
 
 
 def _title(facts: StateMismatch) -> str:
-    source, model = f"`{facts.given}`", f"`{facts.model}`"
+    source, model = f"`{facts.source}`", f"`{facts.model}`"
     if facts.no_dict or facts.whole_model or facts.inside is not None:
         return _place_title(facts, source, model)
     if _strange(facts):
         return (
-            f"{source} is the state of another model: {model} ({facts.kind}, {count(facts.wanted or 0, 'key')}) has "
+            f"{source} is the state of another model: {model} ({facts.kind}, {count(facts.expected or 0, 'key')}) has "
             f"{facts.both} of its {count(facts.saved or 0, 'key')}."
         )
     if facts.renamed is not None:
@@ -196,15 +196,15 @@ def _sizes_title(facts: StateMismatch, source: str, model: str) -> str:
 
 def _strange(facts: StateMismatch) -> bool:
     fits = max(facts.both, facts.renamed.fits if facts.renamed else 0)
-    return bool(facts.saved and facts.wanted) and fits < STRANGE * min(facts.saved or 0, facts.wanted or 0)
+    return bool(facts.saved and facts.expected) and fits < STRANGE * min(facts.saved or 0, facts.expected or 0)
 
 
 def _evidence(facts: StateMismatch) -> dict[str, Any]:
-    evidence: dict[str, Any] = {"model": f"{facts.model} ({facts.kind})", "given": facts.given}
+    evidence: dict[str, Any] = {"model": f"{facts.model} ({facts.kind})", "state": facts.source}
     if facts.saved is not None:
         evidence |= {
             "keys in the file": facts.saved,
-            "keys in the model": facts.wanted,
+            "keys in the model": facts.expected,
             "the same key and shape": facts.fitting,
         }
     evidence |= {"missing keys": _keys(facts.missing), "unexpected keys": _keys(facts.unexpected)}
@@ -224,7 +224,7 @@ def _evidence(facts: StateMismatch) -> dict[str, Any]:
 def _chain(facts: StateMismatch) -> tuple[Link, ...]:
     links = []
     if facts.resized and (facts.inside or facts.renamed):
-        links += [Link(_sizes_title(facts, f"`{facts.given}`", f"`{facts.model}`").rstrip("."))]
+        links += [Link(_sizes_title(facts, f"`{facts.source}`", f"`{facts.model}`").rstrip("."))]
     if facts.renamed and facts.inside:
         links += [Link(_prefix_title(facts, f"`{_source(facts)}`", f"`{facts.model}`").rstrip("."))]
     if not facts.strict and facts.resized:
@@ -237,7 +237,7 @@ def _chain(facts: StateMismatch) -> tuple[Link, ...]:
 
 def _fixes(facts: StateMismatch) -> list[Fix]:
     if facts.no_dict:
-        source = facts.made or facts.given
+        source = facts.expression or facts.source
         return [
             Fix(
                 "Read the file first." if facts.no_dict in PATHS else "Pass the state of a model.",
@@ -245,7 +245,7 @@ def _fixes(facts: StateMismatch) -> list[Fix]:
             )
         ]
     if _strange(facts):
-        source = f"sorted({facts.made or _source(facts)})[:10]"
+        source = f"sorted({facts.expression or _source(facts)})[:10]"
         return [
             Fix(
                 "Build the model that the file was saved from: its keys show which one.",
@@ -260,12 +260,13 @@ def _fixes(facts: StateMismatch) -> list[Fix]:
 
 
 def _source(facts: StateMismatch) -> str:
-    return facts.given + (facts.inside or "") + (".state_dict()" if facts.whole_model else "")
+    return facts.source + (facts.inside or "") + (".state_dict()" if facts.whole_model else "")
 
 
 def _prepared(facts: StateMismatch) -> tuple[list[str], str]:
     """(lines that select the entry and change the keys, the expression for the state after them)."""
-    lines, state, change = [f"{facts.given} = {facts.made}"] if facts.made else [], _source(facts), facts.renamed
+    lines = [f"{facts.source} = {facts.expression}"] if facts.expression else []
+    state, change = _source(facts), facts.renamed
     if change is None:
         return lines, state
     if change.anywhere:
@@ -285,11 +286,11 @@ def _placed(facts: StateMismatch) -> Fix:
     if (
         change is not None
         and change.new
-        and not (change.old or facts.left)
+        and not (change.old or facts.unmatched)
         and not any(key.startswith(change.new) for key in facts.lacking)
     ):
         part = "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in change.new.rstrip(".").split("."))
-        lines = [f"{facts.given} = {facts.made}"] if facts.made else []
+        lines = [f"{facts.source} = {facts.expression}"] if facts.expression else []
         return Fix(
             f"Load it into the part of the model that it belongs to: `{change.new.rstrip('.')}`.",
             "\n".join([*lines, f"{facts.model}{part}.load_state_dict({_source(facts)})"]),
@@ -297,20 +298,20 @@ def _placed(facts: StateMismatch) -> Fix:
             _after(facts),
         )
     lines, state = _prepared(facts)
-    whole = facts.whole_model or (facts.saved is not None and not facts.left and not facts.lacking)
+    whole = facts.whole_model or (facts.saved is not None and not facts.unmatched and not facts.lacking)
     lines = [*lines, f"{facts.model}.load_state_dict({state}{'' if whole else ', strict=False'})"]
     title = "Load the state itself." if facts.renamed is None else "Change the keys before loading."
-    verified = None if facts.saved is None else bool(facts.saved - len(facts.left))
+    verified = None if facts.saved is None else bool(facts.saved - len(facts.unmatched))
     return Fix(title, "\n".join(lines), verified, _after(facts))
 
 
 def _after(facts: StateMismatch) -> dict[str, Any]:
     if facts.saved is None:
         return {}
-    fits = facts.saved - len(facts.left)
+    fits = facts.saved - len(facts.unmatched)
     result: dict[str, Any] = {"keys that then match, by name and shape": f"{fits} of {facts.saved}"}
     if facts.lacking:
-        result["keys that keep their initial values"] = f"{len(facts.lacking)} of {facts.wanted}"
+        result["keys that keep their initial values"] = f"{len(facts.lacking)} of {facts.expected}"
     return result
 
 
@@ -340,7 +341,7 @@ def _for_sizes(facts: StateMismatch) -> list[Fix]:
         fixes.append(
             Fix("Transpose the matrices while loading.", "\n".join(code), True, {"keys that match": len(turned)})
         )
-    fits = None if facts.saved is None else facts.saved - len(facts.left)
+    fits = None if facts.saved is None else facts.saved - len(facts.unmatched)
     if fits != 0:
         fixes.append(_skipping(facts, lines, state, fits))
     return fixes or [
@@ -392,31 +393,32 @@ def _not_strict(facts: StateMismatch) -> Fix:
 
 
 def _optimizers(facts: OptimizerMismatch) -> Finding:
-    call, assignment = f"{facts.optimizer}.load_state_dict", f"{facts.given} = {facts.made}\n" if facts.made else ""
+    call = f"{facts.optimizer}.load_state_dict"
+    assignment = f"{facts.source} = {facts.expression}\n" if facts.expression else ""
     if facts.saved is None:
-        title = f"`{facts.given}` is not the state of an optimizer"
+        title = f"`{facts.source}` is not the state of an optimizer"
         title += f"; that is its entry `{facts.inside}`." if facts.inside else "."
         fix = Fix(
             "Load the optimizer's own entry.",
-            f"{assignment}{call}({facts.given}{facts.inside or '[...]'})",
+            f"{assignment}{call}({facts.source}{facts.inside or '[...]'})",
             True if facts.inside else None,
             {"entries": len(facts.keys)} if facts.inside else {},
         )
     else:
         title = (
-            f"`{facts.given}` is the state of an optimizer with {_groups(facts.saved)}; `{facts.optimizer}` "
-            f"({facts.kind}) has {_groups(facts.wanted)}."
+            f"`{facts.source}` is the state of an optimizer with {_groups(facts.saved)}; `{facts.optimizer}` "
+            f"({facts.kind}) has {_groups(facts.expected)}."
         )
         fix = Fix(
             "Build the optimizer as it was when the state was saved: the same parameters in the same groups and order, "
             "frozen ones included. Or load only the model, and start with a new optimizer state.",
             f"{assignment}{facts.optimizer} = torch.optim.{facts.kind}(model.parameters())   # as when it was saved\n"
-            f"{call}({facts.given})",
+            f"{call}({facts.source})",
         )
     evidence = {
         "optimizer": f"{facts.optimizer} ({facts.kind})",
         "parameters by group, saved": facts.saved,
-        "parameters by group, here": facts.wanted,
+        "parameters by group, here": facts.expected,
         "entries": ", ".join(facts.keys),
     }
     return Finding(
