@@ -33,7 +33,7 @@ from nbdebug.tools.errors.context import ErrorContext
 from nbdebug.tools.errors.values import UNKNOWN
 
 MAX_FUNCTIONS = 300
-"""Functions looked at."""
+"""Functions that are examined at most."""
 
 
 def callee(call: ast.Call, code: FunctionSource, function: Any = UNKNOWN) -> FunctionSource | None:
