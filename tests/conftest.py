@@ -13,6 +13,7 @@ THIRDS = (
     "nan/guard/test_optimizers.py",
     "nan/guard/test_programs.py",
     "nan/guard/test_record_replay.py",
+    "nan/guard/test_ranks_faults.py",
     "nan/test_programs.py",
     "notebook/test_notebooks.py",
     "training/test_healthy.py",
@@ -23,7 +24,9 @@ THIRDS = (
 """Long lists of alike situations: every third is run; all of them where NBDEBUG_ALL_TESTS is set (`make test-all`)."""
 
 
-LONG = ("test_notebooks.py", "browser/", "test_patients.py", "nan/guard/test_ranks", "nan/guard/test_compiled.py")
+ONLY_WITH_ALL = ("test_compiled.py::test_inductor",)
+"""A minute of a C++ compiler; the other backends of torch.compile are tested each time."""
+LONG = ("test_notebooks.py", "browser/", "test_patients.py", "nan/guard/test_ranks")
 """Files that take long: they are begun first, so that no process is left alone with one of them at the end."""
 
 
@@ -37,7 +40,8 @@ def pytest_collection_modifyitems(config, items):
         function, _, situation = item.nodeid.partition("[")
         of_thirds = bool(situation) and places[item].endswith(THIRDS)
         count[function] += 1
-        (kept if not of_thirds or count[function] % 3 == 1 else left).append(item)
+        runs = not of_thirds or count[function] % 3 == 1
+        (kept if runs and not function.endswith(ONLY_WITH_ALL) else left).append(item)
     items[:] = kept
     if left:
         config.hook.pytest_deselected(items=left)

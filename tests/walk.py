@@ -1,10 +1,11 @@
-"""Which of our files a question runs through, from magic to HTML: `python -m tests.walk nan_trace [--functions]`.
+"""Which of our files a question runs through, from magic to HTML: `python -m tests.walk nan_trace mem [--functions]`.
 
 This is the walk that a newcomer makes to understand an answer; `tests/test_architecture.py` keeps it short.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 from collections import defaultdict
@@ -79,8 +80,17 @@ def walk(question: str) -> dict[str, set[str]]:
     return dict(ran)
 
 
-if __name__ == "__main__":
-    files = walk(sys.argv[1])
+def show(question: str) -> None:
+    files = walk(question)
+    print(f"{question}:")
     for file, functions in sorted(files.items()):
-        print(file, *(sorted(functions) if "--functions" in sys.argv else ()))
-    print(len(files), "files,", sum(map(len, files.values())), "functions")
+        print(" ", file, *(sorted(functions) if "--functions" in sys.argv else ()))
+    print(" ", len(files), "files,", sum(map(len, files.values())), "functions", flush=True)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        if not name.startswith("--"):  # each in a process of its own: nothing is loaded or cached yet
+            process = multiprocessing.get_context("fork").Process(target=show, args=(name,))
+            process.start()
+            process.join()
