@@ -4,7 +4,8 @@ NanFacts                     one traced run that went bad
 ├── target                   what went bad first that mattered: a loss, a gradient, a parameter
 ├── origins: OriginFact …    each place where a non-finite value came into being on the way there, oldest first
 │   └── operands: Operand …  what the op was given, and where that came from
-└── history                  losses, growth of parameters and inputs, step by step
+├── history                  losses, growth of parameters and inputs, step by step
+└── state                    which parameters and buffers were bad before, and whether they had been trained
 """
 
 from __future__ import annotations
@@ -122,6 +123,26 @@ class RunFacts:
 
 
 @dataclasses.dataclass(frozen=True)
+class StateFacts:
+    """Parameters and buffers as the run found them. bad: the names of those that were not finite, masks left out;
+    tensors: how many there are; trained: what shows that steps were made before the run, "" where nothing does;
+    finite_steps: steps of the run before the bad one whose loss was finite."""
+
+    bad: tuple[str, ...] = ()
+    tensors: int = 0
+    trained: str = ""
+    finite_steps: int = 0
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether an earlier step (perhaps of the run that saved the weights) has made them bad. A parameter that was
+        never initialized is bad beside sound ones, in one module, before any step."""
+        modules = {name.rpartition(".")[0] for name in self.bad}
+        alone = len(self.bad) == 1 or (len(modules) == 1 and len(self.bad) < self.tensors)
+        return bool(self.bad) and (bool(self.trained or self.finite_steps) or not alone)
+
+
+@dataclasses.dataclass(frozen=True)
 class NanFacts:
     """One fault: its target, the origins that lead there (oldest first), and the run before it.
 
@@ -133,6 +154,7 @@ class NanFacts:
     origins: tuple[OriginFact, ...]
     culprit: int
     history: RunFacts = RunFacts()
+    state: StateFacts = StateFacts()
 
     @property
     def origin(self) -> OriginFact:

@@ -43,6 +43,7 @@ from nbdebug.observe.tensors import (
     tensors_in,
 )
 from nbdebug.report import Where
+from nbdebug.text import count
 from nbdebug.tools.nan.facts import Target
 from nbdebug.tools.nan.origins import Origin
 from nbdebug.tools.nan.taint import TaintTracker
@@ -240,6 +241,7 @@ class Probe:
         self.without_optimizer = False  # the step is run again without its optimizer, which was called
         self.bad_buffers: dict[str, Origin] = {}  # buffers that went bad in a step that was otherwise sound
         self.buffer_went_bad = False
+        self.trained = ""  # what shows that steps were made before the run
         self.adopted = ""  # the type of a model that nobody named and that the run called
         self.reproduced = False  # a replay has failed as the step did
         self.reproductions: dict[int, Any] = {}  # what a replay saw ops be given, by their numbers
@@ -281,6 +283,8 @@ class Probe:
     def begin_step(self, step: int) -> None:
         """To be called before each step; measures the parameters as the step finds them."""
         self.step = step
+        if not self.history.parameter_growth:
+            self.trained = self.trained or _trained(self._parameters(), self.optimizers.values())
         if self.recorder.custom_backward and not self.live:
             self._go_live()
         self._clear()
@@ -464,6 +468,15 @@ class Probe:
             self.unscaled = True
         elif schema.base == "amp_update_scale" and self.unscaled and not self.stepped:
             self._skips += 1
+
+
+def _trained(parameters: list[torch.Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> str:
+    """What shows that a step has been made with these parameters before; "" where nothing does."""
+    states = [state for o in optimizers for state in o.state.values() if isinstance(state, dict) and state]
+    if states and float(states[0].get("step", 1)):  # Adagrad has a state from the start
+        return f"the optimizer has a state for {count(len(states), 'parameter')}"
+    gradients = sum(p.grad is not None for p in parameters)
+    return f"{count(gradients, 'parameter')} had a gradient before the step" if gradients else ""
 
 
 def register(names: ModuleNames, recorder: Recorder) -> None:

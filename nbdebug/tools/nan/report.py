@@ -14,7 +14,7 @@ from nbdebug.observe.tape import TapeEntry
 from nbdebug.observe.tensors import all_finite, can_be_nonfinite, finite, tensors_in
 from nbdebug.report import Finding, Plot, Report, RuledOut, Where
 from nbdebug.text import count, figures, listed
-from nbdebug.tools.nan.facts import CompiledFacts, NanFacts, OriginFact, RunFacts
+from nbdebug.tools.nan.facts import CompiledFacts, NanFacts, OriginFact, RunFacts, StateFacts
 from nbdebug.tools.nan.fixes import try_fixes
 from nbdebug.tools.nan.operands import where_of
 from nbdebug.tools.nan.origins import Origin
@@ -147,7 +147,16 @@ def _facts(probe: Probe, detection: Detection, chosen: list[Origin], culprit: Or
         history.optimizer_line,
         history.first_step,
     )
-    return NanFacts(probe.step, detection.target, tuple(origins), index, run)
+    return NanFacts(probe.step, detection.target, tuple(origins), index, run, _state(probe))
+
+
+def _state(probe: Probe) -> StateFacts:
+    """The parameters and buffers that were bad before the step."""
+    external = [o for o in probe.taint.origins if o.storage is not None and not o.intended]
+    bad = [o.storage.name for o in external if o.storage is not None and o.storage.role in ("parameter", "buffer")]
+    tensors = sum(can_be_nonfinite(t) for t, _ in probe.names.all_tensors())
+    finite_steps = sum(map(math.isfinite, probe.history.losses[:-1])) if probe.step else 0
+    return StateFacts(tuple(dict.fromkeys(bad)), tensors, probe.trained, finite_steps)
 
 
 def _in_backward(detection: Detection, culprit: Origin) -> Detection:

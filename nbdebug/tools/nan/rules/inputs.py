@@ -6,6 +6,7 @@ from typing import Any
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
+from nbdebug.text import count, listed
 from nbdebug.tools.nan.facts import NanFacts, OriginFact
 from nbdebug.tools.nan.rules.signatures import LOGS, forward_sign
 from nbdebug.tools.nan.rules.wording import MADE, answer, fix, verb
@@ -26,7 +27,7 @@ from nbdebug.tools.nan.rules.wording import MADE, answer, fix, verb
 )
 def uninitialized_memory(facts: NanFacts) -> Finding | None:
     origin = facts.origin
-    whole = origin.external == "parameter" and origin.whole and origin.made == "nan"
+    whole = origin.external == "parameter" and origin.whole and origin.made == "nan" and not facts.state.spoiled
     if not whole and not origin.op.startswith(("empty", "new_empty")):
         return None
     clause = "uses uninitialized memory" + (f" in `{origin.name}`" if origin.name else "")
@@ -42,18 +43,23 @@ def uninitialized_memory(facts: NanFacts) -> Finding | None:
     code="nan/parameter-nonfinite",
     title="A weight or a buffer was already NaN or inf before the step.",
     symptom="NaN at the very first batch, whatever the data. Loading the checkpoint gave no warning.",
-    cause="`load_state_dict` compares names and shapes, not values. The file was saved after a run had gone bad, "
-    "or was damaged by a conversion, such as a cast to float16 of a weight above 65,504.",
+    cause="An earlier step went bad and its update was made: then nearly all weights are NaN, and each later step is "
+    "(the usual reason, when a loop has run before). Or the weights were loaded so: `load_state_dict` compares names "
+    "and shapes, not values; the file was saved after a run had gone bad, or was damaged by a conversion, such as a "
+    "cast to float16 of a weight above 65,504.",
     confirm="`[n for n, t in model.state_dict().items() if not torch.isfinite(t).all()]`, before the first step.",
-    fix="Go back to an older checkpoint in which this list is empty, or reinitialize the layers named there "
-    "(`layer.reset_parameters()`) and train them again. From now on check before `torch.save`, and keep "
-    "more than one checkpoint.",
+    fix="After a bad step: build model and optimizer again, and run the loop under `%%nan_trace` or after `%guard on`, "
+    "which name the cause in the step where it starts. For a bad file: go back to an older checkpoint in which this "
+    "list is empty, or reinitialize the layers named there (`layer.reset_parameters()`) and train them again. From now "
+    "on check before `torch.save`, and keep more than one checkpoint.",
     reference="https://github.com/pytorch/pytorch/issues/10008",
 )
 def parameter_nonfinite(facts: NanFacts) -> Finding | None:
     origin = facts.origin
     if origin.external not in ("parameter", "buffer"):
         return None
+    if facts.state.spoiled:
+        return _spoiled(facts)
     fill = f"""with torch.no_grad():
     t = model.get_{origin.external}("{origin.name}")
     t[~torch.isfinite(t)] = 0"""
@@ -67,6 +73,27 @@ assert not bad, bad  # after load_state_dict, and before torch.save"""
         Fix("To go on, fill the bad elements. Better: load good weights, or reinitialize the layer.", fill),
         Fix("Check for this from now on.", check, None, {"why not": "it is a check"}),
     )
+
+
+def _spoiled(facts: NanFacts) -> Finding:
+    """Weights that an earlier step has made bad."""
+    origin, state = facts.origin, facts.state
+    when = "by the update of an earlier step" if state.trained or state.finite_steps else "by an earlier run"
+    others = f" and {count(len(state.bad) - 1, 'other tensor')}" if len(state.bad) > 1 else ""
+    clause = f"starts with weights that were spoiled {when}: {MADE[origin.made]} in `{origin.name}`{others}"
+    evidence = {"bad before the step": f"{len(state.bad)} of {count(state.tensors, 'tensor')}: {listed(state.bad)}"}
+    if state.trained:
+        evidence["trained before"] = state.trained
+    if state.finite_steps:
+        evidence["steps with a finite loss before"] = f"{state.finite_steps:,}"
+    fresh = Fix(
+        "Build model and optimizer again (or load weights from before), then let the loop run under the tracer: it "
+        "stops at the step that spoils them and names the cause.",
+        "%%nan_trace\n# the cell with the training loop, after model and optimizer were built again",
+        None,
+        {"why not": "the step that spoiled the weights is over"},
+    )
+    return answer(facts, "parameter-nonfinite", clause, fresh, **evidence)
 
 
 @rule(

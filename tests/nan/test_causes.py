@@ -1,0 +1,190 @@
+"""Kinds of failures that were named wrongly once: each sick and healthy, asked of nan_trace and of the guard."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import nbdebug
+from tests.nan.judge import answer_of, statement
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """build(sick) gives (model, optimizer, step). said: what the headline says."""
+
+    build: Callable[[bool], tuple[Any, Any, Callable[[], Any]]]
+    code: str
+    phase: str
+    line: str = ""
+    op: str | None = None
+    rows: tuple[int, ...] | None | str = "any"
+    step: int | None = None
+    module: str | None = None
+    said: str = ""
+    steps: int = 3
+    by: tuple[str, ...] = ("trace", "replay", "guard")
+
+
+KINDS: list[Kind] = []
+
+
+def kind(code: str, phase: str, **more: Any) -> Callable:
+    """The function below builds this kind."""
+
+    def add(build: Callable) -> Callable:
+        KINDS.append(Kind(build, f"nan/{code}", phase, **more))
+        return build
+
+    return add
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
+
+
+def ask(kind: Kind, by: str, sick: bool) -> nbdebug.Report:
+    torch.manual_seed(0)
+    model, optimizer, step = kind.build(sick)
+    if by != "guard":
+        return nbdebug.nan_trace(step, model=model, optimizer=optimizer, max_steps=kind.steps, strategy=by)
+    with nbdebug.guard(model if model is not None else {}, optimizer, on_trip="raise") as guard:
+        for _ in range(kind.steps):
+            try:
+                step()
+            except nbdebug.NonFiniteStep as error:
+                return error.trip.locate()
+    return guard.report()
+
+
+
+
+def pytest_generate_tests(metafunc):
+    if "kind" in metafunc.fixturenames:
+        each = [pytest.param(k, by, id=f"{k.build.__name__}-{by}") for k in KINDS for by in k.by]
+        metafunc.parametrize(("kind", "by"), each)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sick(kind: Kind, by: str):
+    answer = answer_of(ask(kind, by, True))
+    wanted = {"findings": 1, "code": kind.code, "phase": kind.phase}
+    wanted |= {} if kind.step is None else {"step": kind.step}
+    wanted |= {} if kind.op is None else {"op": kind.op}
+    wanted |= {} if kind.rows == "any" else {"rows": kind.rows}
+    wanted |= {} if kind.module is None else {"module": kind.module}
+    assert {part: answer.get(part) for part in wanted} == wanted, answer
+    if kind.line:
+        with open(__file__, encoding="utf-8") as file:
+            assert kind.line in statement(file.read(), answer["line"]), answer
+    assert kind.said in answer["title"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_healthy(kind: Kind, by: str):
+    report = ask(kind, by, False)
+    assert report.ok and not report.unchecked, str(report)
+
+
+def net(*layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(*layers) if layers else nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def steps_of(model, optimizer, batches, loss_of):
+    """One training step over a loader of batches."""
+    batches = iter(batches)
+
+    def step():
+        loss = loss_of(next(batches))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return model, optimizer, step
+
+
+# -- weights that an earlier step has spoiled --------------------------------------------------------------------------
+
+
+def spoiled(optimizer_of: Callable, forget: bool = False) -> Callable:
+    def build(sick: bool):
+        model = net()
+        optimizer = optimizer_of(model.parameters())
+        level = [torch.ones(5), torch.ones(5), torch.zeros(5) if sick else torch.ones(5)] + [torch.ones(5)] * 4
+        batches = [(torch.randn(5, 6), s) for s in level]
+        model, optimizer, step = steps_of(
+            model, optimizer, batches, lambda b: torch.log((model(b[0]).square().mean(1) + 0.1) * b[1]).mean()
+        )
+        for _ in range(3):
+            step()
+        if forget:
+            optimizer.zero_grad()
+        return model, optimizer, step
+
+    return build
+
+
+@kind("parameter-nonfinite", "parameter", said="spoiled by the update of an earlier step", step=0)
+def spoiled_run_adam(sick):
+    return spoiled(lambda p: torch.optim.Adam(p, lr=1e-3))(sick)
+
+
+@kind("parameter-nonfinite", "parameter", said="spoiled by", step=0)
+def spoiled_run_sgd(sick):
+    return spoiled(lambda p: torch.optim.SGD(p, lr=1e-3))(sick)
+
+
+@kind("parameter-nonfinite", "parameter", said="spoiled by an earlier run", step=0)
+def spoiled_checkpoint(sick):
+    model, optimizer, step = spoiled(lambda p: torch.optim.SGD(p, lr=1e-3), forget=True)(sick)
+    return model, optimizer, step
+
+
+class Head(nn.Module):
+    def __init__(self, sick: bool):
+        super().__init__()
+        self.weight, self.bias = (nn.Parameter(torch.full(s, math.nan if sick else 0.1)) for s in ((3, 6), (3,)))
+
+    def forward(self, x):
+        return x @ self.weight.T + self.bias
+
+
+@kind("uninitialized-memory", "parameter", step=0, module="1")
+def never_initialized(sick):
+    model = net(nn.Linear(6, 6), Head(sick))
+    optimizer = torch.optim.Adam(model.parameters())
+    return steps_of(model, optimizer, [torch.randn(5, 6)] * 3, lambda x: model(x).square().mean())
+
+
+class Careless(torch.optim.Optimizer):
+    """Divides by the spread of a gradient, which may be 0."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1e-3})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p -= group["lr"] * (p.grad - p.grad.mean()) / p.grad.std()
+
+
+@kind("parameter-nonfinite", "parameter", said="spoiled by the update of an earlier step", by=("guard",))
+def custom_optimizer(sick):
+    model = net()
+    optimizer = Careless(model.parameters())
+    batches = [(torch.randn(5, 6), 1.0), (torch.randn(5, 6), 0.0 if sick else 1.0), (torch.randn(5, 6), 1.0)]
+    return steps_of(model, optimizer, batches, lambda b: (model(b[0]) * b[1]).square().mean())
