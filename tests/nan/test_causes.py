@@ -25,7 +25,7 @@ class Kind:
     phase: str
     line: str = ""
     op: str | None = None
-    rows: tuple[int, ...] | None | str = "any"
+    rows: tuple[int, ...] | str | None = "any"
     step: int | None = None
     module: str | None = None
     said: str = ""
@@ -67,8 +67,6 @@ def ask(kind: Kind, by: str, sick: bool) -> nbdebug.Report:
             except nbdebug.NonFiniteStep as error:
                 return error.trip.locate()
     return guard.report()
-
-
 
 
 def pytest_generate_tests(metafunc):
@@ -188,3 +186,94 @@ def custom_optimizer(sick):
     optimizer = Careless(model.parameters())
     batches = [(torch.randn(5, 6), 1.0), (torch.randn(5, 6), 0.0 if sick else 1.0), (torch.randn(5, 6), 1.0)]
     return steps_of(model, optimizer, batches, lambda b: (model(b[0]) * b[1]).square().mean())
+
+
+# -- ops that may draw random numbers and that mix positions -----------------------------------------------------------
+
+
+class Attends(nn.Module):
+    """Heads of attention over time. early, late: applied to what goes in and what comes out."""
+
+    def __init__(self, early=None, late=None, dropout=0.0, causal=False, width=8):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.early, self.late, self.dropout, self.causal = early, late, dropout, causal
+
+    def forward(self, x, s):
+        x = self.early(x, s) if self.early is not None else x
+        q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=self.causal)
+        y = self.out(y.transpose(1, 2).flatten(2))
+        return self.late(y, s) if self.late is not None else y
+
+
+class LogAt(nn.Module):
+    """The log of one moment's level, which is 0 where s is."""
+
+    def forward(self, x, s):
+        level = (x.abs().mean(-1) + 0.2)[:, 1] * s
+        worth = torch.log(level)  # at one moment
+        return torch.cat([x[:, :1], x[:, 1:2] + worth[:, None, None], x[:, 2:]], 1)
+
+
+class RootAt(nn.Module):
+    """The root of the last moment's level, which is 0 where s is."""
+
+    def forward(self, x, s):
+        level = (x.abs().mean(-1) + 0.2)[:, -1] * s
+        worth = torch.sqrt(level)  # at one moment
+        return x + worth[:, None, None]
+
+
+def scaled(sick: bool, rows=(1, 3), batch=5):
+    """A column that is 0 in some rows of the second batch."""
+    columns = [torch.ones(batch) for _ in range(3)]
+    if sick:
+        columns[1][list(rows)] = 0.0
+    return columns
+
+
+def attention(early=None, late=None, **more):
+    def build(sick):
+        model = Attends(early and early(), late and late(), **more)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        batches = [(torch.randn(5, 4, 8), s) for s in scaled(sick)]
+        return steps_of(model, optimizer, batches, lambda b: model(*b)[:, -1].square().mean())
+
+    return build
+
+
+@kind("log-of-nonpositive", "forward", line="torch.log(level)  # at one moment", rows=(1, 3), step=1, module="early")
+def attention_forward(sick):
+    return attention(early=LogAt)(sick)
+
+
+@kind("log-of-nonpositive", "forward", line="torch.log(level)  # at one moment", rows=(1, 3), step=1, module="early")
+def attention_dropout(sick):
+    return attention(early=LogAt, dropout=0.2, causal=True)(sick)
+
+
+@kind("sqrt-grad-at-zero", "backward", line="torch.sqrt(level)  # at one moment", rows=(1, 3), step=1, module="late")
+def attention_backward(sick):
+    return attention(late=RootAt)(sick)
+
+
+@kind("sqrt-grad-at-zero", "backward", line="torch.sqrt(level)  # at one moment", rows=(1, 3), step=1, module="late")
+def attention_backward_dropout(sick):
+    return attention(late=RootAt, dropout=0.2, causal=True)(sick)
+
+
+class Recurs(nn.Module):
+    def __init__(self, kind, **more):
+        super().__init__()
+        self.early, self.cell, self.out = LogAt(), kind(8, 8, batch_first=True, num_layers=2, **more), nn.Linear(8, 2)
+
+    def forward(self, x, s):
+        return self.out(self.cell(self.early(x, s))[0])
+
+
+@kind("log-of-nonpositive", "forward", line="torch.log(level)  # at one moment", rows=(1, 3), step=1, module="early")
+def recurrent(sick):
+    model = Recurs(nn.LSTM, dropout=0.1)
+    batches = [(torch.randn(5, 4, 8), s) for s in scaled(sick)]
+    return steps_of(model, torch.optim.Adam(model.parameters()), batches, lambda b: model(*b).square().mean())

@@ -20,7 +20,9 @@ reaches the loss leads back to its origins and to nothing else.
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +47,10 @@ from nbdebug.tools.nan.origins import EMPTIES, Origin, Origins
 
 _CHOOSES = frozenset({"where", "masked_fill", "masked_scatter", "fmax", "fmin", "copysign", "nan_to_num"})
 """Elementwise ops that drop an operand at some elements: a broadcast mask would accuse what was dropped."""
+_ELEMENTWISE = re.compile(
+    "dropout|bernoulli|normal|poisson|binomial|rrelu|gamma|uniform|exponential|rand|geometric|cauchy"
+)
+"""Ops that draw random numbers element by element. Others that may draw mix elements: attention, recurrent layers."""
 COMPARES = frozenset("eq ne isnan isinf isposinf isneginf lt gt le ge local_scalar_dense".split())
 """Ops with which a program asks for values."""
 ABSORBERS = frozenset(
@@ -339,13 +345,21 @@ class OpTaint:
             return None
         if self.schema.pointwise and self.schema.base not in _CHOOSES:
             return self._broadcast(operands)
-        if self.schema.random:
+        if self.schema.random and _ELEMENTWISE.search(self.schema.base):
             same = all(mask.shape == self.shape for mask in operands.values())
             return self._broadcast(operands) if same else None
         try:
-            return self._run(operands)
+            with self._random_numbers_restored() if self.schema.random else contextlib.nullcontext():
+                return self._run(operands)
         except Exception:  # the op refuses NaN, or its arguments in this form: no telling
             return None
+
+    def _random_numbers_restored(self) -> contextlib.AbstractContextManager[None]:
+        """For another run of an op that may draw: attention, recurrent layers."""
+        device = next((t.device for _, t in walk_tensors((*self.args, *self.kwargs.values()))), torch.device("cpu"))
+        if device.type in ("cpu", "meta"):
+            return torch.random.fork_rng(devices=[])
+        return torch.random.fork_rng(devices=[device.index or 0], device_type=device.type)
 
     def _broadcast(self, operands: dict[int, torch.Tensor]) -> torch.Tensor | None:
         try:
