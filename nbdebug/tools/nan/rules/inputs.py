@@ -81,7 +81,9 @@ def _spoiled(facts: NanFacts) -> Finding:
     when = "by the update of an earlier step" if state.trained or state.finite_steps else "by an earlier run"
     others = f" and {count(len(state.bad) - 1, 'other tensor')}" if len(state.bad) > 1 else ""
     clause = f"starts with weights that were spoiled {when}: {MADE[origin.made]} in `{origin.name}`{others}"
-    evidence: dict[str, Any] = {"bad before the step": f"{len(state.bad)} of {count(state.tensors, 'tensor')}: {listed(state.bad)}"}
+    evidence: dict[str, Any] = {
+        "bad before the step": f"{len(state.bad)} of {count(state.tensors, 'tensor')}: {listed(state.bad)}"
+    }
     if state.trained:
         evidence["trained before"] = state.trained
     if state.finite_steps:
