@@ -164,6 +164,21 @@ def code_fingerprint(code: CodeType) -> tuple[Any, ...]:
     return *names, tuple([(i.opname, _comparable(i.argval)) for i in instructions])
 
 
+def same_code(one: CodeType, other: CodeType) -> bool:
+    """Whether two code objects have equal fingerprints; at once where they were compiled from the same text."""
+
+    def parts(code: CodeType) -> tuple[Any, ...]:
+        names = (code.co_name, code.co_argcount, code.co_kwonlyargcount, code.co_names, code.co_varnames)
+        return *names, code.co_freevars, len(code.co_consts), code.co_code
+
+    def same_constant(a: Any, b: Any) -> bool:
+        return type(a) is type(b) and (same_code(a, b) if isinstance(a, CodeType) else repr(a) == repr(b))
+
+    if parts(one) == parts(other) and all(map(same_constant, one.co_consts, other.co_consts)):
+        return True
+    return code_fingerprint(one) == code_fingerprint(other)
+
+
 def _comparable(value: Any) -> Any:
     if isinstance(value, CodeType):
         return code_fingerprint(value)

@@ -153,8 +153,8 @@ def _differences(old: Any, new: Any) -> list[str]:
             if type(f) is types.FunctionType
         }
         fingerprints: dict[str, list[Any]] = {}
-        for file in files:
-            for label, code in functions_of(kind, "", file):
+        for label, code in functions_of(kind, ""):
+            if code.co_filename in files:
                 fingerprints.setdefault(label.strip("."), []).append(code_fingerprint(code))
         texts.append(fingerprints)
     before, after = texts

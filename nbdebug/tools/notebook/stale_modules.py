@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from importlib.machinery import SourceFileLoader
 from typing import Any, NamedTuple
 
-from nbdebug.observe.locations import code_fingerprint
+from nbdebug.observe.locations import same_code
 from nbdebug.observe.variables import closure_variables, is_user_module, user_variables
 from nbdebug.report import Where
 from nbdebug.tools.notebook.cells import Cell, CellHistory, dotted, nodes
@@ -24,35 +24,41 @@ SLACK = 2.0
 _SIMPLE = (int, float, str, bool, bytes, type(None))
 
 
+@functools.lru_cache(maxsize=1024)
+def _compiled(file: str, modified: int, size: int) -> tuple[ast.Module, dict[str, list[types.CodeType]]]:
+    """The syntax tree of a file, and its functions by name, as of the time when it was last written."""
+    with open(file, "rb") as opened:
+        source = opened.read()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(source, file)
+        todo, codes = [compile(tree, file, "exec", dont_inherit=True)], dict[str, list[types.CodeType]]()
+    while todo:
+        for inner in todo.pop().co_consts:
+            if isinstance(inner, types.CodeType):
+                codes.setdefault(inner.co_name, []).append(inner)
+                todo.append(inner)
+    return tree, codes
+
+
 class EditedModule:
-    """A module of the user's whose file was written after the process started. texts: the fingerprints of the functions
-    in the file, by name."""
+    """A module of the user's whose file was written after the process started. codes: the functions in the file, by
+    name."""
 
     def __init__(self, module: types.ModuleType, file: str) -> None:
         """Raises SyntaxError, ValueError or OSError where the file can't be compiled."""
         self.module, self.file, self.name = module, file, str(vars(module).get("__name__", ""))
-        with open(file, "rb") as opened:
-            source = opened.read()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.tree = ast.parse(source, file)
-            code = compile(source, file, "exec", dont_inherit=True)
-        self.texts: dict[str, list[Any]] = {}
-        self._file(code)
+        status = os.stat(file)
+        self.tree, self.codes = _compiled(file, status.st_mtime_ns, status.st_size)
 
-    def _file(self, code: types.CodeType) -> None:
-        for inner in code.co_consts:
-            if isinstance(inner, types.CodeType):
-                self.texts.setdefault(inner.co_name, []).append(code_fingerprint(inner))
-                self._file(inner)
+    def holds(self, code: types.CodeType) -> bool:
+        """Whether a function with this code is in the file now."""
+        return any(same_code(code, other) for other in self.codes.get(code.co_name, ()))
 
     def old(self, thing: Any, name: str) -> list[str]:
         """The functions of a function or class that were loaded from the file and are not in it now."""
-        return [
-            label
-            for label, code in functions_of(thing, name, self.file)
-            if code_fingerprint(code) not in self.texts.get(code.co_name, ())
-        ]
+        functions = functions_of(thing, name)
+        return [label for label, code in functions if code.co_filename == self.file and not self.holds(code)]
 
     @functools.cached_property
     def changed(self) -> list[str]:
@@ -77,16 +83,20 @@ class EditedModule:
 
     def _added(self, body: list[ast.stmt], loaded: Mapping[str, Any], prefix: str) -> Iterator[str]:
         """Functions and classes of the file that the loaded module lacks."""
-        deleted = {n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Del)}
         for node in body:
-            if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.decorator_list or node.name in deleted:
+            if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.decorator_list:
                 continue
             if node.name not in loaded and not node.name.startswith("__"):
-                yield prefix + node.name
+                if node.name not in self._deleted:
+                    yield prefix + node.name
             elif isinstance(node, ast.ClassDef) and not prefix and issubclass(type(loaded.get(node.name)), type):
                 kind = loaded[node.name]
                 if type.__getattribute__(kind, "__module__") == self.name:
                     yield from self._added(node.body, type.__getattribute__(kind, "__dict__"), f"{node.name}.")
+
+    @functools.cached_property
+    def _deleted(self) -> set[str]:
+        return {n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Del)}
 
     def _constants(self) -> list[str]:
         """Plain constants that the file sets once, and that have another value in the loaded module."""
@@ -96,7 +106,6 @@ class EditedModule:
                 for target in node.targets:
                     if isinstance(target, ast.Name):
                         assigned.setdefault(target.id, []).append(node.value)
-        shared = {name for n in ast.walk(self.tree) if isinstance(n, ast.Global) for name in n.names}
         own, names = vars(self.module), []
         for name, values in assigned.items():
             try:
@@ -106,14 +115,16 @@ class EditedModule:
             loaded = own.get(name)
             if (
                 len(values) == 1
-                and name not in shared
                 and name in own
                 and type(value) in _SIMPLE
                 and type(loaded) in _SIMPLE
                 and repr(value) != repr(loaded)
             ):
                 names.append(name)
-        return names
+        if not names:
+            return []
+        shared = {name for n in ast.walk(self.tree) if isinstance(n, ast.Global) for name in n.names}
+        return [name for name in names if name not in shared]
 
     def _compiled_from_another(self) -> bool:
         """Whether Python's cached bytecode was compiled from another version of the file."""
@@ -153,8 +164,8 @@ def edited_modules(since: float) -> tuple[list[EditedModule], list[str]]:
     return edited, broken
 
 
-def functions_of(thing: Any, name: str, file: str) -> Iterator[tuple[str, types.CodeType]]:
-    """(name to show, code) of the functions inside a function or a class that come from this file."""
+def functions_of(thing: Any, name: str) -> Iterator[tuple[str, types.CodeType]]:
+    """(name to show, code) of the functions inside a function or a class."""
     todo, visited = [(name, thing)], set[int]()
     while todo and len(visited) < 2000:
         label, now = todo.pop(0)
@@ -162,8 +173,7 @@ def functions_of(thing: Any, name: str, file: str) -> Iterator[tuple[str, types.
             continue
         visited.add(id(now))
         if type(now) is types.FunctionType:
-            if now.__code__.co_filename == file:
-                yield label, now.__code__
+            yield label, now.__code__
             inside = closure_variables(now).values()
             todo += [(label, value) for value in inside if type(value) is types.FunctionType]
         elif type(now) in (staticmethod, classmethod):
@@ -205,11 +215,12 @@ def stale_modules(names: Mapping[str, Any], history: CellHistory, since: float) 
     of the process."""
     stale: list[StaleModule] = []
     modules, broken = edited_modules(since)
+    holders = _holders(names) if modules else {}
     for one in modules:
         if one.changed:
             stale.append(_stale_module(one, history))
         else:
-            references = list(dict.fromkeys(_old_references(one, names)))
+            references = list(dict.fromkeys(_old_references(one, holders)))
             if references:
                 stale.append(_stale_names(one, references, history))
     return stale, broken
@@ -256,24 +267,44 @@ def _stale_names(one: EditedModule, references: list[tuple[str, str]], history: 
     )
 
 
-def _old_references(one: EditedModule, names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name, function) of the old functions and classes that the notebook, or another module, still holds."""
+class Holder(NamedTuple):
+    """A function, or a class, under the name by which the notebook or a module holds it. code: of one function in it,
+    called `function` there."""
+
+    module: str
+    name: str
+    thing: Any
+    function: str
+    code: types.CodeType
+
+
+def _holders(names: Mapping[str, Any]) -> dict[str, list[Holder]]:
+    """All functions and classes that the notebook and the user's modules hold, by the file of their code."""
     spaces = [("", user_variables(names))] + [
-        (f"{name}.", vars(module))
+        (name, vars(module))
         for name, module in list(sys.modules.items())
-        if type(module) is types.ModuleType and name not in ("__main__", one.name) and is_user_module(name)
+        if type(module) is types.ModuleType and name != "__main__" and is_user_module(name)
     ]
-    for prefix, space in spaces:
+    holders: dict[str, list[Holder]] = {}
+    for module, space in spaces:
         for name, thing in list(space.items()):
-            kind = type(thing)
-            if (
-                kind is types.FunctionType
-                or issubclass(kind, type)
-                and (type.__getattribute__(thing, "__module__") == one.name)
-            ):
-                if kind is not types.FunctionType and thing is vars(one.module).get(name):
-                    continue
-                yield from ((f"{prefix}{name}", function) for function in one.old(thing, name))
+            if type(thing) is types.FunctionType or issubclass(type(thing), type):
+                for function, code in functions_of(thing, name):
+                    holders.setdefault(code.co_filename, []).append(Holder(module, name, thing, function, code))
+    return holders
+
+
+def _old_references(one: EditedModule, holders: Mapping[str, list[Holder]]) -> Iterator[tuple[str, str]]:
+    """(name, function) of the old functions and classes that the notebook, or another module, still holds."""
+    for holder in holders.get(one.file, ()):
+        if holder.module == one.name:
+            continue
+        if type(holder.thing) is not types.FunctionType:
+            current = holder.thing is vars(one.module).get(holder.name)
+            if current or type.__getattribute__(holder.thing, "__module__") != one.name:
+                continue
+        if not one.holds(holder.code):
+            yield (f"{holder.module}.{holder.name}" if holder.module else holder.name), holder.function
 
 
 def _imports(module: str, history: CellHistory) -> Iterator[Import]:
