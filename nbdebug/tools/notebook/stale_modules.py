@@ -215,14 +215,14 @@ def stale_modules(names: Mapping[str, Any], history: CellHistory, since: float) 
     of the process."""
     stale: list[StaleModule] = []
     modules, broken = edited_modules(since)
-    holders = _holders(names) if modules else {}
+    references = _references(names) if modules else {}
     for one in modules:
         if one.changed:
             stale.append(_stale_module(one, history))
         else:
-            references = list(dict.fromkeys(_old_references(one, holders)))
-            if references:
-                stale.append(_stale_names(one, references, history))
+            old = list(dict.fromkeys(_old_references(one, references)))
+            if old:
+                stale.append(_stale_names(one, old, history))
     return stale, broken
 
 
@@ -267,7 +267,7 @@ def _stale_names(one: EditedModule, references: list[tuple[str, str]], history: 
     )
 
 
-class Holder(NamedTuple):
+class FunctionReference(NamedTuple):
     """A function, or a class, under the name by which the notebook or a module holds it. code: of one function in it,
     called `function` there."""
 
@@ -278,33 +278,35 @@ class Holder(NamedTuple):
     code: types.CodeType
 
 
-def _holders(names: Mapping[str, Any]) -> dict[str, list[Holder]]:
+def _references(names: Mapping[str, Any]) -> dict[str, list[FunctionReference]]:
     """All functions and classes that the notebook and the user's modules hold, by the file of their code."""
     spaces = [("", user_variables(names))] + [
         (name, vars(module))
         for name, module in list(sys.modules.items())
         if type(module) is types.ModuleType and name != "__main__" and is_user_module(name)
     ]
-    holders: dict[str, list[Holder]] = {}
+    references: dict[str, list[FunctionReference]] = {}
     for module, space in spaces:
         for name, thing in list(space.items()):
             if type(thing) is types.FunctionType or issubclass(type(thing), type):
                 for function, code in functions_of(thing, name):
-                    holders.setdefault(code.co_filename, []).append(Holder(module, name, thing, function, code))
-    return holders
+                    references.setdefault(code.co_filename, []).append(
+                        FunctionReference(module, name, thing, function, code)
+                    )
+    return references
 
 
-def _old_references(one: EditedModule, holders: Mapping[str, list[Holder]]) -> Iterator[tuple[str, str]]:
+def _old_references(one: EditedModule, references: Mapping[str, list[FunctionReference]]) -> Iterator[tuple[str, str]]:
     """(name, function) of the old functions and classes that the notebook, or another module, still holds."""
-    for holder in holders.get(one.file, ()):
-        if holder.module == one.name:
+    for reference in references.get(one.file, ()):
+        if reference.module == one.name:
             continue
-        if type(holder.thing) is not types.FunctionType:
-            current = holder.thing is vars(one.module).get(holder.name)
-            if current or type.__getattribute__(holder.thing, "__module__") != one.name:
+        if type(reference.thing) is not types.FunctionType:
+            current = reference.thing is vars(one.module).get(reference.name)
+            if current or type.__getattribute__(reference.thing, "__module__") != one.name:
                 continue
-        if not one.holds(holder.code):
-            yield (f"{holder.module}.{holder.name}" if holder.module else holder.name), holder.function
+        if not one.holds(reference.code):
+            yield (f"{reference.module}.{reference.name}" if reference.module else reference.name), reference.function
 
 
 def _imports(module: str, history: CellHistory) -> Iterator[Import]:
@@ -349,17 +351,17 @@ def _reload_code(module: str, imports: list[Import]) -> str:
 
 def _writing_cell(file: str, history: CellHistory, after: int) -> Cell | None:
     """The last cell after the first import that writes the file, as far as its text shows."""
-    holders = {
+    names = {
         b.path
         for cell in history.mentioning(file)
         for b in cell.bindings
         if b.value is not None and file in ast.unparse(b.value)
     }
-    words = [re.escape(file), *(rf"(?<![\w.]){re.escape(name)}(?!\w)" for name in holders)]
+    words = [re.escape(file), *(rf"(?<![\w.]){re.escape(name)}(?!\w)" for name in names)]
     named = re.compile("|".join(words))
     wrote = [
         cell
-        for cell in history.mentioning(file, *holders)
+        for cell in history.mentioning(file, *names)
         if cell.number > after and any(named.search(line) and WRITES.search(line) for line in _whole(cell))
     ]
     return wrote[-1] if wrote else None
