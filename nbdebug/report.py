@@ -1,11 +1,12 @@
 """The vocabulary: what nbdebug says when it answers.
 
-    Report                      one answer to one question
+    Report                      one answer to one question, with its verdict: one of VERDICTS
     ├── findings: Finding …     what is wrong, most likely first; empty means: nothing found
     │   ├── where: Where        step, phase, module, op, the user's own line, batch rows
     │   ├── chain: Link …       how it came about, in order: "the zero came from this relu", "log made -inf here", …
     │   ├── evidence            the numbers that prove it
     │   └── fixes: Fix …        what to write instead, and what was seen when it was tried
+    ├── symptoms: Symptom …     what was seen that is not well, whether its cause is known or not (see verdict.py)
     ├── headline                one sentence above the findings, or in their place
     ├── ruled_out               what it is not, each with the number that rules it out
     ├── unchecked               what was not checked, and why
@@ -31,6 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 PHASES = ("input", "parameter", "forward", "backward", "optimizer")
+VERDICTS = FOUND, UNKNOWN, HEALTHY = "cause found", "not well, no cause known", "healthy"
 PLOTS = ("histogram", "tree", "run", "losses", "memory", "ranges", "gradients", "stepper")
 """The kinds of pictures: the files of views/plots."""
 
@@ -148,6 +150,14 @@ class RuledOut:
     because: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Symptom:
+    """What was seen that is not well. what: a sentence with its numbers; look: what to look at next, in a sentence."""
+
+    what: str
+    look: str = ""
+
+
 BYTES = "(bytes)"
 """The end of the name of a column that holds sizes."""
 
@@ -201,7 +211,7 @@ class Report:
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     saver: Any = dataclasses.field(default=None, repr=False, compare=False)
     headline: str = dataclasses.field(default="", kw_only=True)
-    failed: bool = dataclasses.field(default=False, kw_only=True)
+    symptoms: Sequence[Symptom] = dataclasses.field(default=(), kw_only=True)
     steps: int = dataclasses.field(default=0, kw_only=True)
     losses: Sequence[float] = dataclasses.field(default=(), kw_only=True)
     tables: Sequence[Table] = dataclasses.field(default=(), kw_only=True)
@@ -209,9 +219,19 @@ class Report:
     folded: bool = dataclasses.field(default=True, kw_only=True, repr=False, compare=False)
 
     @property
+    def verdict(self) -> str:
+        """One of VERDICTS. A run is healthy where what was examined of it showed nothing else."""
+        return FOUND if self.findings else UNKNOWN if self.symptoms else HEALTHY
+
+    @property
     def ok(self) -> bool:
-        """True when nothing was found."""
-        return not self.findings
+        """True for healthy alone."""
+        return self.verdict == HEALTHY
+
+    @property
+    def examined(self) -> bool:
+        """Whether anything was judged: a table of memory, or a stop in a layer, is neither healthy nor not."""
+        return bool(self.steps or self.losses or self.ruled_out)
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(self.findings)
@@ -237,7 +257,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings, fit for `json.dumps`."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in HIDDEN}
-        return {"ok": self.ok, **json.loads(json.dumps(plain, default=_plain))}
+        return {"verdict": self.verdict, "ok": self.ok, **json.loads(json.dumps(plain, default=_plain))}
 
     def save(self, path: str | pathlib.Path) -> pathlib.Path:
         """Write the report to `path`: `.html`, `.json` or `.txt`. Raises ValueError for any other ending."""
@@ -260,7 +280,7 @@ class Report:
         if self.saver is None:
             raise ValueError(
                 "This report holds nothing to reproduce: "
-                + ("it has no finding." if self.ok else "the failing op's operands were not kept.")
+                + ("it has no finding." if not self.findings else "the failing op's operands were not kept.")
             )
         return self.saver(pathlib.Path(folder), self)
 

@@ -55,6 +55,12 @@ def clip(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def in_a_line(error: BaseException) -> str:
+    """An exception's type and the first line of its message: "RuntimeError: no size". Torch's may have hundreds."""
+    first = next(iter(str(error).splitlines()), "") or "no message"
+    return f"{type(error).__name__}: {clip(first, 160)}"
+
+
 def clip_start(name: str, limit: int) -> str:
     """A dotted name, or its end in whole parts behind "…": the end tells modules apart."""
     while len(name) > limit and "." in name:

@@ -1,8 +1,9 @@
 """One watch for a shell: what %guard and %grad_watch share.
 
 `%guard on` takes models and optimizers among the user's variables and watches them until `%guard off`; a second `on`
-replaces the first. The subject remembers the variables by name: when a name stands for another object later, the watch
-sees nothing of its training, and every report says so. A watch that the user's own code has started is listed, too.
+replaces the first. The subject remembers the variables by name: when a name stands for another object later (the cell
+that makes the model ran again), the watch follows at the first step of the new optimizer; where it can't, it says so
+there, and in every report. A watch that the user's own code has started is listed, too.
 """
 
 from __future__ import annotations
@@ -118,6 +119,10 @@ class WatchMagics(Magics):
     options: tuple[str, ...] = ()
     running: Any = None
     subject: WatchSubject
+    _typed: Any = None  # what was typed after %guard on
+    _steps: Any = None  # the hook that is called before each optimizer's step
+    _following = False
+    _looked: frozenset[tuple[int, int]] = frozenset()  # (cell, optimizer) where the variables were compared
 
     # -- what a magic adds ---------------------------------------------------------------------------------------------
 
@@ -147,11 +152,35 @@ class WatchMagics(Magics):
             ended = f" {name} is closed." if name and self.running is None else ""
             raise UsageError(f"{sentence(error)}{ended}") from None
         self.close()
-        self.running, self.subject = watch, subject
+        self.running, self.subject, self._typed = watch, subject, args
+        if self._steps is None:
+            from nbdebug.observe.backward import StepCallback  # here, so that %load_ext nbdebug stays quick
+
+            self._steps = StepCallback(self._before_step)
         return self._started(args) + (f"\n{name} is closed: this one replaces it." if name else "")
 
     def _make_room(self) -> None:
         """Called before another watch is made."""
+
+    def _before_step(self, optimizer: Any) -> None:
+        """An optimizer steps. Where the user's names stand for others now than those that are watched, follow them."""
+        here = self.shell.execution_count, id(optimizer)
+        if self._following or here in self._looked or self.running is None:
+            return
+        self._looked = frozenset([here, *(seen for seen in self._looked if seen[0] == here[0])])
+        own = any(optimizer is known for known in self.subject.subject.optimizers.values())
+        if not (outdated := self._outdated()):
+            return
+        self._following = True  # hooks are called from a list, which nobody may change now
+        try:
+            if own:
+                print(outdated[0])
+            else:
+                print(f"The cell ran again: {self.turn_on(self._typed, self.shell.user_ns)}")
+        except Exception as fault:  # the border: the step goes on, unwatched
+            print(f"{outdated[0]} ({sentence(fault)})")
+        finally:
+            self._following = False
 
     def switch(self, on: bool) -> str:
         """On with the default settings, or off; the message. Raises UsageError where there is no model."""
@@ -163,6 +192,9 @@ class WatchMagics(Magics):
     def close(self) -> None:
         """End the watch that the magic has turned on, if any."""
         running, self.running = self.running, None
+        if self._steps is not None and not self._following:
+            self._steps.remove()
+            self._steps = None
         if running is not None:
             running.close()
 

@@ -43,7 +43,7 @@ class GuardMagics(WatchMagics):
         "--skip-above",
         type=float,
         metavar="X",
-        help="drop and count a step whose gradient norm is above X even after clipping",
+        help="drop and count a step whose gradient norm is above X before it is clipped",
     )
     @argument(
         "--on-trip",

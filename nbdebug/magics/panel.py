@@ -30,7 +30,7 @@ NOTHING_ON = "Nothing is on: nbdebug watches only when you ask for it."
 
 
 class ShownReports:
-    """The findings of reports that cells returned, assigned, or raised with an error."""
+    """The findings of reports that cells returned, assigned, or raised with an error (or their symptoms)."""
 
     def __init__(self, shell: Any):
         self.shell = shell
@@ -51,11 +51,12 @@ class ShownReports:
         cell = f"In [{getattr(result, 'execution_count', None) or self.shell.execution_count - 1}]"
         reports = {id(report): report for report in candidates if isinstance(report, Report)}
         for key, report in reports.items():
-            if key not in self._known:
-                with contextlib.suppress(ValueError):  # it has none
-                    self.edit = report.edit
-            for finding in report.findings if key not in self._known else ():
-                row = [cell, finding.title, finding.where.place, finding.code]
+            if key in self._known:
+                continue
+            with contextlib.suppress(ValueError):  # it has none
+                self.edit = report.edit
+            rows = [[cell, f.title, f.where.place, f.code] for f in report.findings]
+            for row in rows or [[cell, symptom.what, "", report.verdict] for symptom in report.symptoms]:
                 if row[1:] not in [known[1:] for known in self.rows]:
                     self.rows = [*self.rows, row][-MOST_FINDINGS:]
         self._known = set(reports)  # a report that is gone may leave its id to another

@@ -1,4 +1,4 @@
-"""Backward: hooks around autograd's engine and optimizer steps, and walks over the autograd graph.
+"""Backward: hooks around autograd's engine, optimizers and gradient scalers, and walks over the autograd graph.
 
 `torch.autograd`'s one entry to its engine is wrapped for the length of a run: there the losses are known, as the
 tensors that backward starts from. Optimizers have hooks of their own for this. The graph's nodes are walked from the
@@ -9,9 +9,10 @@ would be given to another node otherwise.
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 import torch.autograd.graph
@@ -95,6 +96,36 @@ def _watched(original: Callable, attached: list[EngineWatch]) -> Callable:
     return run_backward
 
 
+class StepCallback:
+    """Calls `call(optimizer)` before each step of any optimizer, until `remove`. Torch calls its hooks from a list that
+    nobody may change meanwhile, so there is one hook for all; callbacks may come and go while an optimizer steps."""
+
+    _all: ClassVar[list[StepCallback]] = []
+    _hooks: ClassVar[list[Any]] = []
+    _depth: ClassVar[int] = 0
+
+    def __init__(self, call: Callable[[Any], object]):
+        self.call = call
+        self._all.append(self)
+        if not self._hooks:
+            self._hooks.append(torch_optimizer.register_optimizer_step_pre_hook(self._run))
+
+    @staticmethod
+    def _run(optimizer: Any, args: Any, kwargs: Any) -> None:
+        StepCallback._depth += 1
+        try:
+            for callback in list(StepCallback._all):
+                callback.call(optimizer)
+        finally:
+            StepCallback._depth -= 1
+
+    def remove(self) -> None:
+        if self in self._all:
+            self._all.remove(self)
+        while self._hooks and not self._all and not self._depth:
+            self._hooks.pop().remove()
+
+
 class OptimizerWatch:
     """Calls `before(optimizer, stack)` and `after(optimizer)` for each optimizer step while attached."""
 
@@ -113,6 +144,73 @@ class OptimizerWatch:
     def detach(self) -> None:
         while self._handles:
             self._handles.pop().remove()
+
+
+class ScalerListener(Protocol):
+    """The callbacks of a ScalerWatch. Each: (scaler, optimizer)."""
+
+    def unscaling(self, scaler: Any, optimizer: Any) -> None: ...
+    def step_began(self, scaler: Any, optimizer: Any) -> None: ...
+    def step_ended(self, scaler: Any, optimizer: Any) -> None: ...
+
+
+class ScalerWatch:
+    """Notifies a listener of enabled GradScalers while attached: a step that one of them skips never reaches the
+    optimizer's own hooks. However many watch, the methods are wrapped once, and put back at the end. unscaling:
+    `unscale_` begins, called by the user or by `step`; step_began, step_ended: of `step`. call: calls a method of the
+    listener and catches its faults."""
+
+    _attached: ClassVar[list[ScalerWatch]] = []
+    _wrapped: ClassVar[dict[str, tuple[Any, Any]]] = {}  # method: the original, our wrapper
+
+    def __init__(self, listener: ScalerListener, call: Callable[..., Any]):
+        self.listener, self.call = listener, call
+
+    def attach(self) -> None:
+        self._attached.append(self)
+        if not self._wrapped:
+            kind = torch.amp.GradScaler
+            for name, wrap in (("unscale_", _unscale), ("step", _step)):
+                before = getattr(kind, name)
+                self._wrapped[name] = before, wrap(before, self._attached)
+                setattr(kind, name, self._wrapped[name][1])
+
+    def detach(self) -> None:
+        if self in self._attached:
+            self._attached.remove(self)
+        while self._wrapped and not self._attached:
+            name, (before, ours) = self._wrapped.popitem()
+            if getattr(torch.amp.GradScaler, name) is ours:  # else somebody has wrapped ours, which now only passes on
+                setattr(torch.amp.GradScaler, name, before)
+
+    def notify(self, what: str, scaler: Any, optimizer: Any) -> None:
+        if scaler.is_enabled():
+            self.call(getattr(self.listener, what), scaler, optimizer)
+
+
+def _unscale(before: Callable, attached: list[ScalerWatch]) -> Callable:
+    @functools.wraps(before)
+    def unscale_(self: Any, optimizer: Any) -> Any:
+        __tracebackhide__ = True
+        for watch in list(attached):
+            watch.notify("unscaling", self, optimizer)
+        return before(self, optimizer)
+
+    return unscale_
+
+
+def _step(before: Callable, attached: list[ScalerWatch]) -> Callable:
+    @functools.wraps(before)
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        for watch in list(attached):
+            watch.notify("step_began", self, optimizer)
+        result = before(self, optimizer, *args, **kwargs)
+        for watch in list(attached):
+            watch.notify("step_ended", self, optimizer)
+        return result
+
+    return step
 
 
 def input_nodes(node: Any) -> list[Any]:

@@ -22,6 +22,7 @@ from nbdebug.observe.locations import Site, StackLines, is_recomputation, locate
 from nbdebug.observe.modules import ModuleStack
 from nbdebug.observe.ops import Schema, argument_tensors, named_arguments, schema_of, written_tensors
 from nbdebug.observe.tensors import PARAMETER, TARGET, StorageInfo, dense, optional_storage_key
+from nbdebug.text import in_a_line
 
 _current_node = torch._C._current_autograd_node
 _next_number = torch._C._autograd._get_sequence_nr
@@ -138,7 +139,7 @@ class Recorder(TorchDispatchMode):
             reach = 0 if self.light else self.record_operands(op, args, kwargs)
             saved = [w.before(op, schema, args, kwargs) for w in self.watchers]
         except Exception as fault:  # the error boundary: nothing of ours may stop the training
-            self.disable(fault)
+            self._skip(fault, args, kwargs)
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
         try:
@@ -147,12 +148,19 @@ class Recorder(TorchDispatchMode):
             for watcher, item in zip(self.watchers, saved, strict=True):
                 watcher.after(op, schema, args, kwargs, out, item)
         except Exception as fault:
-            self.disable(fault)
+            self._skip(fault, (*args, out), kwargs)
         return out
+
+    def _skip(self, fault: Exception, args: tuple, kwargs: dict) -> None:
+        """Go on without an op that works on a tensor which can't be read; any other fault of our own ends it all."""
+        odd = {f"{type(t).__name__} ({t.layout})" for t in argument_tensors(args, kwargs) if dense(t) is not t}
+        if not odd or self.light:  # a tape without this op can't be replayed
+            self.disable(fault)
+        self.opaque_types |= odd
 
     def disable(self, fault: Exception) -> None:
         """Record nothing more, after a fault of our own, and warn once."""
-        self.disabled_by = f"{type(fault).__name__}: {fault}"
+        self.disabled_by = in_a_line(fault)
         self.fault = fault
         warnings.warn(
             f"nbdebug stopped watching this run because of a fault of its own ({self.disabled_by}). "

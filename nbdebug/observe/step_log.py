@@ -41,6 +41,7 @@ from nbdebug.observe.recorder import Recorder
 from nbdebug.observe.snapshot import CallEnvironment
 from nbdebug.observe.tape import BackwardEntry, CallEntry, Ref, Tape, TapeEntry
 from nbdebug.observe.tensors import output_tensors
+from nbdebug.text import in_a_line
 
 MOST_OPS = 4000
 """Ops recorded between a model's call and backward, at most; a loss takes tens. More belong to something else."""
@@ -82,7 +83,7 @@ class LossRecorder(Recorder):
 
     def disable(self, fault: Exception) -> None:
         """A fault of ours goes to the error boundary."""
-        self.disabled_by, self.fault = f"{type(fault).__name__}: {fault}", fault
+        self.disabled_by, self.fault = in_a_line(fault), fault
         self.on_fault(fault)
 
     def _has_side_effects(self, func: Any, args: tuple, kwargs: dict) -> bool:

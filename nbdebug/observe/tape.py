@@ -230,6 +230,8 @@ class Tape:
             key = t.untyped_storage()._cdata
         except (NotImplementedError, RuntimeError, ValueError):
             return None
+        if t.is_nested:  # it has no shape
+            return key, t.dtype, str(t._nested_tensor_size().tolist()), str(t._nested_tensor_strides().tolist())
         return key, t.dtype, t.storage_offset(), t.shape, t.stride(), t.is_neg(), t.is_complex() and t.is_conj()
 
     def _enter(self, tensor: torch.Tensor, grad: bool | None, place: tuple | None = None) -> int | None:
@@ -265,7 +267,7 @@ class Tape:
             return Ref(known[-1][0], None, not tensor.requires_grad)
         same = self.by_storage.get(place[0])
         outside = self.externals.get(same[0]) if same else None
-        if same and (outside is None or outside.leaf or outside.changed):  # else another part of a data set
+        if same and not tensor.is_nested and (outside is None or outside.leaf or outside.changed):  # else another part
             view = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
             return Ref(same[-1], view, not tensor.requires_grad)
         return None

@@ -87,9 +87,12 @@ def optional_storage_key(tensor: torch.Tensor) -> int | None:
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The strided tensor that holds the values: itself, or a sparse tensor's values; None where there is none."""
+    """The strided tensor that holds the values: itself, or those of a sparse or a strided nested tensor; None where
+    there is none."""
     if _is_wrapped(tensor):  # inside torch.func: the values come again, unwrapped, one level below
         return None
+    if tensor.is_nested:  # it has no shape; nn.TransformerEncoder makes such ones by itself
+        return tensor.detach().values() if type(tensor) is torch.Tensor else None
     if tensor.layout is torch.strided:
         return tensor if type(tensor) is torch.Tensor or _has_memory(tensor) else None
     if tensor.layout is torch.sparse_coo:

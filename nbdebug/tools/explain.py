@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nbdebug import registry
-from nbdebug.report import Finding, Report
+from nbdebug.report import Finding, Report, Symptom
 from nbdebug.text import in_colour
 
 
@@ -63,7 +63,7 @@ def explain(
             notes=("Ask after a cell that fails. A code, such as nan/overflow, gives the page of that cause.",),
         )
     if (said := _says_itself(error)) is not None:
-        return Report("explain()", headline=said)
+        return Report("explain()", headline=said, symptoms=[Symptom(said)] * issubclass(type(error), SyntaxError))
     return _explained(error, _names(shell, sys._getframe(1)) if names is None else names, shell)
 
 
@@ -102,9 +102,11 @@ def _explained(error: BaseException, names: Mapping[str, Any], shell: Any) -> Re
         with _quiet():
             return _left_by(error) or _explanation(error, names, shell)
     except Exception as failed:  # an explanation must never be a second error
+        said = f"This {type(error).__name__} could not be explained."
         return Report(
             "explain()",
-            headline=f"This {type(error).__name__} could not be explained.",
+            headline=said,
+            symptoms=(Symptom(said),),
             notes=(f"nbdebug failed while it read the frames ({type(failed).__name__}).",),
         )
 
@@ -150,12 +152,8 @@ def _left_by(error: BaseException) -> Report | None:
         if isinstance(report, Report) and not report.ok:
             return report
         if trip is not None:
-            return Report(
-                "explain()",
-                headline=f"The guard stopped this step: {trip.sentence()}.",
-                failed=True,
-                notes=("`error.trip.locate()` runs the step again and names the op, the line and the rows.",),
-            )
+            look = "`error.trip.locate()` runs the step again and names the op, the line and the rows."
+            return Report("explain()", symptoms=(Symptom(f"The guard stopped this step: {trip.sentence()}.", look),))
     return None
 
 

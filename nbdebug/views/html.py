@@ -25,6 +25,8 @@ LIMIT = 95_000
 OPEN = 4
 """Events, notes and less likely causes that are not folded."""
 FAULT, FINE = "#d4564c", "#388c5e"
+BAR = {"bad": FAULT, "good": FINE, "": "rgba(128,128,128,.5)"}
+"""The line beside a report, by its tone; its words say the same."""
 MONO = "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 CODE = f"{MONO};font-size:.92em;background:rgba(128,128,128,.13);border-radius:3px;padding:.1em .35em"
 BLOCK = (
@@ -70,13 +72,13 @@ def _fitting(report: Report, head: str) -> str:
 def _report(report: Report, most: int, head: str) -> str:
     question = " · ".join(_sentence(words.clean(part, 300)) for part in (report.question, report.subject) if part)
     foot = f'<p style="{SMALL};margin:1.1em 0 0">{question}</p>' if question else ""
-    body = _silent(report, most, head) if report.ok else _found(report, most, head)
+    body = _found(report, most, head) if report.findings else _silent(report, most, head)
     if not report.folded:
         body = body.replace("<details ", "<details open ")
     # The classes keep MathJax from reading $ in the user's own words.
     return (
         '<div class="mathjax_ignore tex2jax_ignore" style="max-width:54em;line-height:1.5;margin:.4em 0;'
-        f"padding:.1em 0 .1em 1.1em;border-left:3px solid {FINE if words.fine(report) else FAULT};"
+        f"padding:.1em 0 .1em 1.1em;border-left:3px solid {BAR[words.tone(report)]};"
         'overflow-wrap:break-word">'
         f"{body}{foot}</div>"
     )
@@ -97,10 +99,12 @@ def _found(report: Report, most: int, head: str) -> str:
 
 
 def _silent(report: Report, most: int, head: str) -> str:
-    texts = [words.examined(report), *(words.clean(n, 600) for n in report.notes[:OPEN])]
+    texts = [words.examined(report), *words.symptoms(report), *(words.clean(n, 600) for n in report.notes[:OPEN])]
     more = report.notes[OPEN:]
+    label = f'<p style="{SMALL};margin:0">{_e(report.verdict.capitalize())}</p>' if words.tone(report) else ""
     return (
-        _title(words.headline(report) or words.NOTHING, head)
+        label
+        + _title(words.headline(report) or words.NOTHING, head)
         + "".join(_p(_sentence(text)) for text in texts if text)
         + _fold(f"{count(len(more), 'more note')}", _list(more, most))
         + _pictures(report)

@@ -86,7 +86,7 @@ class ReportText:
         self.columns = terminal_width(WIDEST)
         self.lines: list[str] = []
         self.left: collections.Counter[tuple[str, str]] = collections.Counter()
-        if report.ok:
+        if not report.findings:
             self.without_finding()
         else:
             self.with_findings()
@@ -133,8 +133,10 @@ class ReportText:
 
     def without_finding(self) -> None:
         report = self.report
-        style = "bold" if words.fine(report) else "bad"
+        style = words.tone(report) or "bold"
         self.say(f"{words.headline(report) or words.NOTHING} {words.examined(report)}", style=style)
+        for line in words.symptoms(report):
+            self.say(line)
         self.pictures()
         self.tables(self.room.tables, self.room.rows)
         if self.report.folded:
@@ -340,7 +342,7 @@ class ReportText:
             self.bullets("Not checked", unchecked)
             self.bullets("Notes", notes)
             return
-        room = self.room.remarks * (4 if self.report.ok else 1)
+        room = self.room.remarks * (1 if self.report.findings else 4)
         if (unchecked or notes) and not (self.report.ruled_out):
             self.lines.append("")
         for head, texts in (("Not checked", unchecked), ("Note", notes)):

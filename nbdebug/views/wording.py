@@ -13,7 +13,7 @@ import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nbdebug.report import BYTES, Fix, Report, Table, Where
+from nbdebug.report import BYTES, UNKNOWN, Fix, Report, Table, Where
 from nbdebug.text import clip, count, size
 
 REASONS = ("reason", "because", "why", "why not", "note", "undecided")
@@ -177,13 +177,26 @@ NOTHING = "Nothing was found."
 
 
 def headline(report: Report) -> str:
-    """The sentence above all: of a guard, how many steps it has watched and stopped; else ""."""
-    return clean(report.headline, 300)
+    """The sentence above all: of a guard, how many steps it has watched and stopped; where no cause is known, what was
+    seen that is not well; else ""."""
+    parts = [report.headline]
+    if report.verdict == UNKNOWN and report.symptoms[0].what != report.headline:
+        parts.append(f"{report.symptoms[0].what.rstrip('.')}; no known cause.")
+    return clean(" ".join(part for part in parts if part), 400)
 
 
-def fine(report: Report) -> bool:
-    """Whether nothing is wrong: no finding, and no failure that has no name."""
-    return report.ok and not report.failed
+def symptoms(report: Report) -> list[str]:
+    """The lines below the headline where no cause is known: what else was seen, and what to look at next."""
+    if report.verdict != UNKNOWN:
+        return []
+    look = dict.fromkeys(symptom.look for symptom in report.symptoms if symptom.look)
+    lines = [*(f"Also: {s.what}" for s in report.symptoms[1:]), *(f"Next: {sentence}" for sentence in look)]
+    return [clean(line, 600) for line in lines]
+
+
+def tone(report: Report) -> str:
+    """ "bad", "good" (seen to be healthy), or "" where a tool only shows facts."""
+    return "bad" if not report.ok else "good" if report.examined else ""
 
 
 def examined(report: Report) -> str:
@@ -191,7 +204,7 @@ def examined(report: Report) -> str:
     many steps these are is in the headline where there is one."""
     losses = [v for v in report.losses if isinstance(v, numbers.Real)]
     steps = report.steps or len(losses)
-    text = f"{count(steps, 'step was', 'steps were')} checked." if steps and not headline(report) else ""
+    text = f"{count(steps, 'step was', 'steps were')} checked." if steps and not report.headline else ""
     if losses and all(math.isfinite(v) for v in losses):
         first, last = number(losses[0]), number(losses[-1])
         text += f" The loss was {first}." if len(losses) == 1 else f" The loss went from {first} to {last}."

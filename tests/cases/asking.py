@@ -125,9 +125,9 @@ def ask_notebook(ns: types.SimpleNamespace) -> nbdebug.Report:
 
     with of_cells(ns.cells) as (shell, error):
         report = nbdebug.check_notebook(shell=shell)
-        if report.ok and error is not None:
+        if not report.findings and error is not None:
             report = nbdebug.explain(error, shell=shell)
-        return held_report(names=shell.user_ns, shell=shell) if report.ok and error is None else report
+        return held_report(names=shell.user_ns, shell=shell) if not report.findings and error is None else report
 
 
 ASKERS = {
@@ -182,7 +182,7 @@ def load(path: pathlib.Path) -> types.ModuleType:
 def answer_of(report: nbdebug.Report, path: pathlib.Path) -> dict[str, Any]:
     """A report in the form that judge.py takes. A line in another file than the case's own is no line of the case."""
     answer: dict[str, Any] = {"findings": len(report.findings), "text": str(report)}
-    if report.ok:
+    if not report.findings:
         return answer
     first, where = report.findings[0], report.findings[0].where
     own = where.file is not None and pathlib.Path(where.file).resolve() == path.resolve()

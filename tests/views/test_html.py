@@ -144,7 +144,7 @@ def test_severity_is_said_in_words() -> None:
     assert "Cause: nan/overflow" in Reader(html.render(reports.overflow())).text
     assert "Most likely: nan/sqrt-grad-at-zero" in Reader(html.render(reports.backward_sqrt())).text
     assert Reader(html.render(reports.silent())).text.startswith(
-        "Nothing was found.3 steps were checked. The loss went from 2.303 to 2.052."
+        "HealthyNothing was found.3 steps were checked. The loss went from 2.303 to 2.052."
     )
 
 

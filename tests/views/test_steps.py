@@ -14,7 +14,7 @@ def test_a_quiet_guard_says_how_many_steps_it_watched_and_not_that_nothing_was_f
     assert said.splitlines()[0] == "10,000 steps watched, none stopped. The loss went from 4.2 to 0.31."
     assert words.NOTHING not in said and "looked at" not in said
     assert Reader(html.render(reports.watched_well())).text.startswith(
-        "10,000 steps watched, none stopped.The loss went from 4.2 to 0.31."
+        "Healthy10,000 steps watched, none stopped.The loss went from 4.2 to 0.31."
     )
     assert "<title>10,000 steps watched, none stopped.</title>" in html.page(reports.watched_well())
 

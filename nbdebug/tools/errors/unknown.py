@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from nbdebug.observe.variables import class_attribute, key_text, members, registered
-from nbdebug.report import Report, Table
+from nbdebug.report import Report, Symptom, Table
 from nbdebug.text import clip, listed
 from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
 from nbdebug.tools.errors.facts import TensorFact
@@ -45,7 +45,11 @@ def report_of(context: ErrorContext) -> Report:
     columns = ("name", "shape", "dtype", "device", "values")
     table = Table("Tensors among your variables when it failed, those of the failing line first", columns, rows)
     return Report(
-        "explain()", notes=tuple(notes_of(context)), headline=headline, failed=True, tables=(table,) if rows else ()
+        "explain()",
+        notes=tuple(notes_of(context)),
+        headline=headline,
+        symptoms=(Symptom(headline),),
+        tables=(table,) if rows else (),
     )
 
 

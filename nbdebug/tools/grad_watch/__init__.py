@@ -3,13 +3,12 @@
 In reading order:
 
     grad_watch     the public function and GradWatch: hooks on backward, optimizers and GradScaler; errors stay inside
-    steps          begin and end of a step, which measurements it gets, and how they are read without waiting
+    steps          begin and end of a step, which measurements it gets, and how they are read without waiting; a
+                   GradScaler's scale, skipped steps, and gradients clipped before they are unscaled
     gradients      norms between backward and the update, and what the update changes
-    scaler         scale, skipped steps, and gradients clipped before they are unscaled
     units          dead and saturated activations
     history        the measurements, thinned out, and their tables
     layers         from parameters to layers: levels, trend with depth, the heatmap
-    loss_analysis  what the losses show (with robust_stats)
     report         all of it in words and as a picture
 """
 

@@ -19,14 +19,15 @@ import torch
 
 from nbdebug.arguments import Subject
 from nbdebug.live import Live
-from nbdebug.observe.backward import EngineWatch
+from nbdebug.loss_analysis import Verdict, verdicts
+from nbdebug.observe.backward import EngineWatch, StepCallback
 from nbdebug.observe.validation import check_scaler, models_of, optimizers_of
 from nbdebug.report import Plot, Report
+from nbdebug.text import in_a_line
 from nbdebug.tools.grad_watch import history as tables
 from nbdebug.tools.grad_watch import report as account
 from nbdebug.tools.grad_watch.gradients import WatchedParameters
 from nbdebug.tools.grad_watch.history import TOTALS, ThinnedSeries, WatchHistory
-from nbdebug.tools.grad_watch.loss_analysis import Verdict, verdicts
 from nbdebug.tools.grad_watch.steps import WatchSteps
 from nbdebug.tools.grad_watch.units import LayerUnits, UnitWatch
 
@@ -89,6 +90,7 @@ class GradWatch:
         self.subject = str(Subject(models, optimizers, True))
         self.roster, self.history = WatchedParameters(models, optimizers), WatchHistory(pace.keep)
         self._optimizers, self._several = list(optimizers.values()), len(optimizers) > 1
+        self.resumed = any(optimizer.state for optimizer in self._optimizers)
         self._steps = WatchSteps(self.roster, self.history, pace.every, pace.ratios_every, scaler, self._step_ended)
         self._units = UnitWatch(models, self._guarded, self._units_due) if pace.activations_every else None
         self._engine = EngineWatch(self._backward_began, self._backward_ended)
@@ -97,6 +99,8 @@ class GradWatch:
         self._live: Live | None = None
         self._unheld = self.roster.unheld()
         self._handles: list[Any] = []
+        self._stepping = set(map(id, self._optimizers))
+        self._others = StepCallback(lambda optimizer: self._stepping.add(id(optimizer)))
         self._attach()
 
     # -- attaching ----------------------------------------------------------------------------------------------------
@@ -114,6 +118,7 @@ class GradWatch:
 
     def _detach(self) -> None:
         self._engine.detach()
+        self._others.remove()
         self._steps.scaled.detach()
         if self._units is not None:
             self._units.detach()
@@ -162,7 +167,7 @@ class GradWatch:
     def _disable(self, fault: Exception) -> None:
         """End the watch after a fault of our own; warn once. Hooks of optimizers go later: one of them may be
         running."""
-        self.active, self.fault = False, f"{type(fault).__name__}: {fault}"
+        self.active, self.fault = False, in_a_line(fault)
         self._steps.leave()
         warnings.warn(
             f"nbdebug's grad_watch has stopped because of a fault of its own ({self.fault}). "
@@ -229,8 +234,13 @@ class GradWatch:
     def verdicts(self) -> tuple[Verdict, ...]:
         """What the losses show; see `loss_analysis.verdicts`."""
         self._read_pending()
+        return verdicts(self.losses, rates=self.rates)
+
+    @property
+    def rates(self) -> dict[int, float]:
+        """The learning rate, by the steps of `losses`."""
         known = {t.step: t.lr for t in self.history.totals.items if t.lr is not None}
-        return verdicts(self.losses, rates=self._rates if self._recorded.items else known)
+        return self._rates if self._recorded.items else known
 
     # -- results ------------------------------------------------------------------------------------------------------
 
@@ -241,6 +251,11 @@ class GradWatch:
     def _read_units(self) -> None:
         if self._units is not None:
             self._units.read()
+
+    @property
+    def several(self) -> bool:
+        """Whether several optimizers step, watched or not: their losses may pull at each other."""
+        return len(self._stepping) > 1
 
     @property
     def steps(self) -> int:

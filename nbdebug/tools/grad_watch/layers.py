@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from nbdebug.robust_stats import rank_correlation
 from nbdebug.tools.grad_watch.history import StepRow, WatchHistory, joint_norm
-from nbdebug.tools.grad_watch.robust_stats import rank_correlation
 
 LATEST = 10
 """Steps whose median is the present level of a layer."""

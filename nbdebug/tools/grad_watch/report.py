@@ -11,11 +11,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nbdebug.report import Finding, Fix, Plot, Report, RuledOut, Where
+from nbdebug import verdict
+from nbdebug.loss_analysis import Verdict
+from nbdebug.report import Finding, Fix, Plot, Report, RuledOut, Symptom, Where
 from nbdebug.text import count, figures, listed, percent
 from nbdebug.tools.grad_watch.history import ScaleHistory
 from nbdebug.tools.grad_watch.layers import Depth, depth_trend, faded_layers, heatmap, jumps, layer_series, levels
-from nbdebug.tools.grad_watch.loss_analysis import Verdict
 
 QUESTION = "grad_watch(model, optimizer)"
 ENOUGH = 10
@@ -57,7 +58,8 @@ def report(watch: Any, subject: str) -> Report:
         *loss_findings(verdicts),
     ]
     ruled_out = [r for r in (_no_bad(watch), _depth_is_even(watch), *_units_alive(watch)) if r]
-    titles = {f.title for f in findings}
+    symptoms = _symptoms(watch)
+    titles = {f.title for f in findings} | {symptom.what for symptom in symptoms}
     notes = [
         *_steps_clipped(watch),
         *_strong(watch),
@@ -74,22 +76,29 @@ def report(watch: Any, subject: str) -> Report:
         tuple(_unchecked(watch)),
         tuple(notes),
         subject,
-        headline=_headline(watch, findings, verdicts),
+        headline=_headline(watch, findings),
+        symptoms=symptoms,
         steps=watch.steps,
         plots=(Plot("gradients", picture(watch)),),
     )
 
 
-def _headline(watch: Any, findings: list[Finding], verdicts: Any) -> str:
+def _symptoms(watch: Any) -> list[Symptom]:
+    """What is not well in the run so far, beside what a rule has named."""
+    found = []
+    if watch.fault or not watch.steps and not watch.active:
+        found.append(Symptom(_headline(watch, []), "`%grad_watch on` starts a new watch."))
+    run = verdict.of_losses(watch.losses, rates=watch.rates, several=watch.several, resumed=watch.resumed)
+    return [*found, *run]
+
+
+def _headline(watch: Any, findings: list[Finding]) -> str:
     steps = count(watch.steps, "step")
     if watch.fault:
         return f"grad_watch stopped after {steps}, because of a fault of its own."
     if not watch.steps:
         return "No step has been watched yet." if watch.active else "No step was watched."
-    if findings:
-        return f"{steps} watched."
-    urgent = [v.said for v in verdicts if v.kind in ("nan", "zero", "divergence", "spike", "oscillation")]
-    return f"{steps} watched. {urgent[0]}" if urgent else f"{steps} watched: gradients finite in every layer."
+    return f"{steps} watched." if findings else f"{steps} watched: gradients finite in every layer."
 
 
 def glance(watch: Any, subject: str, layers: str) -> Report:
@@ -312,20 +321,20 @@ def unit_findings(layers: Sequence[Any]) -> list[Finding]:
 def loss_findings(verdicts: Sequence[Verdict]) -> list[Finding]:
     """The verdicts on the loss that are certain faults."""
     findings = []
-    for verdict in verdicts:
-        where = Where(step=verdict.step)
-        if verdict.kind == "spike":
+    for seen in verdicts:
+        where = Where(step=seen.step)
+        if seen.kind == "spike":
             fix = Fix(
                 "Check the batch of that step; clip the gradients, or skip such a step.",
                 "nbdebug.guard(model, optimizer, max_grad_norm=1.0, skip_above=…)",
             )
-            findings.append(Finding("training/loss-spike", verdict.said, where, verdict.evidence, (fix,)))
-        elif verdict.kind == "zero" and verdict.evidence.get("from the start"):
+            findings.append(Finding("training/loss-spike", seen.said, where, seen.evidence, (fix,)))
+        elif seen.kind == "zero" and seen.evidence.get("from the start"):
             fix = Fix(
                 "Check what the loss compares: one class only, all targets ignored, a mask of zeros?",
                 "nbdebug.preflight(model, loader, loss_fn)",
             )
-            findings.append(Finding("training/zero-loss", verdict.said, where, verdict.evidence, (fix,)))
+            findings.append(Finding("training/zero-loss", seen.said, where, seen.evidence, (fix,)))
     return findings
 
 

@@ -19,13 +19,16 @@ from nbdebug.tools.guard.distributed import OtherGuardFailed, Ranks
 ON_TRIP = ("trace", "raise", "skip", "record")
 SHARED = 7
 """How many numbers of a check come before those of the ranks: for each, whether its loss is not finite, whether it is
-NaN, and whether its guard has left."""
+so by itself, and whether its guard has left."""
+BY_SCALE = 2.0**100
+"""A scale from which on it may be the scale that makes a loss in float32 infinite (the largest is 2^128): GradScaler
+doubles it for as long as no gradient is."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
     """on_trip: one of ON_TRIP. max_grad_norm: gradients are clipped to this 2-norm. skip_above: a step whose norm is
-    above this after clipping is dropped. keep: how many steps' numbers are kept in memory."""
+    above this before clipping is dropped. keep: how many steps' numbers are kept in memory."""
 
     on_trip: str = "trace"
     max_grad_norm: float | None = None
@@ -49,9 +52,8 @@ class Policy:
         return self.max_grad_norm is not None and norm is not None and norm > self.max_grad_norm
 
     def drops(self, norm: float) -> bool:
-        """Whether a step with this norm is dropped, clipped or not."""
-        after = self.max_grad_norm if self.max_grad_norm is not None and self.clips(norm) else norm
-        return self.skip_above is not None and after > self.skip_above
+        """Whether a step with this norm is dropped. After clipping no norm would be above a larger bound."""
+        return self.skip_above is not None and norm > self.skip_above
 
     @property
     def changes(self) -> bool:
@@ -68,13 +70,13 @@ class CheckResult:
     """The numbers of a check, read."""
 
     def __init__(self, values: list[float], ranks: Ranks | None, scaling: bool):
-        self.norm, found_inf, self.buffers, self.loss, bad, nan, used_up = values[:SHARED]
+        self.norm, found_inf, self.buffers, self.loss, bad, itself, used_up = values[:SHARED]
         self.scaler_skips, self.scale_used_up = bool(found_inf), bool(used_up)
-        self.loss_bad = bool(nan if scaling else bad)  # an infinite loss may come from the scale
+        self.loss_bad = bool(itself if scaling else bad)
         rows = (len(values) - SHARED) // 3
         members = ranks.members_of(rows) if ranks is not None else ()
-        losses, nans, left = (values[SHARED + i * rows : SHARED + (i + 1) * rows] for i in range(3))
-        self.bad_ranks = tuple(r for r, flag in zip(members, nans if scaling else losses, strict=True) if flag)
+        losses, themselves, left = (values[SHARED + i * rows : SHARED + (i + 1) * rows] for i in range(3))
+        self.bad_ranks = tuple(r for r, flag in zip(members, themselves if scaling else losses, strict=True) if flag)
         self.left = tuple(r for r, flag in zip(members, left, strict=True) if flag)
 
     def raise_if_left(self) -> None:
@@ -116,7 +118,8 @@ class StepCheck:
         if self._factor is not None:
             self._factor = self._factor.to(self.device).reshape(())
             self.norm = self.norm / self._factor
-        self.losses = [x.to(self.device, non_blocking=True) for x in losses]
+        self._half = any(x.dtype is torch.float16 for x in losses)  # up to 65,504: the scale alone may be too much
+        self.losses = [x.to(self.device, torch.float32, non_blocking=True) for x in losses]
         self.scale = None if scale is None else scale.to(self.device).reshape(())
         if self.scale is not None:
             self.losses = [x / self.scale for x in self.losses]
@@ -131,16 +134,18 @@ class StepCheck:
         return check
 
     def numbers(self) -> torch.Tensor:
-        """norm, the scaler's found_inf, largest buffer, sum of losses, whether a loss is bad, whether one is NaN,
-        whether the scaler's scale is used up; then the ranks'."""
+        """norm, the scaler's found_inf, largest buffer, sum of losses, whether a loss is bad, whether one is so by
+        itself and not by the scale, whether the scaler's scale is used up; then the ranks'."""
         zero = torch.zeros((), device=self.device)
         losses = torch.stack(self.losses) if self.losses else zero.reshape(1)
         bad = (~torch.isfinite(losses)).any().float()
         buffers = torch.stack(self.buffers).sum() if self.buffers else zero
         found_inf = zero if self.found_inf is None else self.found_inf.to(self.device).reshape(()).float()
         used_up = zero if self.scale is None else found_inf * (self.scale <= 1)
-        nan = torch.isnan(losses).any().float()
-        numbers = torch.stack([self.norm, found_inf, buffers, losses.sum(), bad, nan, used_up])
+        itself = torch.isnan(losses).any().float()
+        if self.scale is not None and not self._half:
+            itself = torch.maximum(itself, bad * (self.scale < BY_SCALE))
+        numbers = torch.stack([self.norm, found_inf, buffers, losses.sum(), bad, itself, used_up])
         return numbers if self.ranks is None else self.ranks.combine(numbers)
 
     def decide(
@@ -157,8 +162,7 @@ class StepCheck:
             bad = bad & self._all_here(numbers)
         if policy.skip_above is None:
             return bad, torch.zeros_like(bad), scaler
-        after = norm if policy.max_grad_norm is None else norm.clamp(max=policy.max_grad_norm)
-        above = after > policy.skip_above
+        above = norm > policy.skip_above
         return bad, above if self.ranks is None else above & self._all_here(numbers), scaler
 
     def _all_here(self, numbers: torch.Tensor) -> torch.Tensor:

@@ -15,9 +15,11 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from nbdebug.observe.backward import ScalerWatch, StepCallback
 from nbdebug.observe.step_log import StepLog, model_inputs
 from nbdebug.observe.validation import check_scaler, models_of, optimizers_of
 from nbdebug.report import Report
+from nbdebug.text import in_a_line
 from nbdebug.tools.guard.distributed import GuardShutdown, Ranks
 from nbdebug.tools.guard.finite_check import Policy
 from nbdebug.tools.guard.record.step_lines import StepLine
@@ -43,14 +45,15 @@ def guard(
 ) -> Guard:
     """Watch training steps until closed; a step that is not finite changes neither weights nor optimizer state.
 
-    model: a Module, or a dict or list of them; optimizer: an Optimizer, or several; scaler: the GradScaler in use, if
-    any. Before each update the guard checks the losses and one norm of all gradients. On a bad step weights, buffers,
-    optimizer state and hyperparameters are those before it, and on_trip says what happens then: "trace" runs the step
-    again to name the cause, shows the report and raises NonFiniteStep; "raise" raises at once (`error.trip.locate()`
-    names the cause later); "skip" drops the step, counts it and goes on; "record" drops it, writes it to the record
-    with its cause (the first three) and goes on. max_grad_norm: clip gradients to this 2-norm first. skip_above: drop a
-    step whose norm is still above this, and count it. keep: how many steps' numbers are kept. record: a folder to which
-    each step's numbers are written, and what a replay of a bad step needs.
+    model: a Module, or a dict or list of them; optimizer: an Optimizer, or several; scaler: the GradScaler, found by
+    itself where it makes the optimizer step. Before each update the guard checks the losses and one norm of all
+    gradients. On a bad step weights, buffers, optimizer state and hyperparameters are those before it, and on_trip says
+    what happens then: "trace" runs the step again to name the cause, shows the report and raises NonFiniteStep; "raise"
+    raises at once (`error.trip.locate()` names the cause later); "skip" drops the step, counts it and goes on; "record"
+    drops it, writes it to the record with its cause (the first three) and goes on. max_grad_norm: clip gradients to
+    this 2-norm. skip_above: drop a step whose norm is above this before it is clipped, and count it. keep: how many
+    steps' numbers are kept. record: a folder to which each step's numbers are written, and what a replay of a bad step
+    needs.
 
     With a fused optimizer on an accelerator nothing is read: the device takes the decision, and the host learns of it
     at most two steps later. Otherwise there is one read a step. With a closure (LBFGS) or float16 parameters a copy of
@@ -65,6 +68,22 @@ def guard(
     check_scaler(scaler, CALL)
     policy = Policy(on_trip, max_grad_norm, skip_above, keep)
     return Guard(models_of(model, CALL), optimizers_of(optimizer, CALL, required=True), policy, scaler, record)
+
+
+class ScalerFinder:
+    """Tells a guard of the GradScaler that makes one of its optimizers step."""
+
+    def __init__(self, guard: Guard):
+        self.guard = guard
+
+    def unscaling(self, scaler: Any, optimizer: Any) -> None:
+        if self.guard.scaler is None and any(optimizer is own for own in self.guard.optimizers.values()):
+            self.guard.adopt(scaler)
+
+    step_began = unscaling
+
+    def step_ended(self, scaler: Any, optimizer: Any) -> None:
+        """Its `update` tells the guard."""
 
 
 MOST_LOCATED = 3
@@ -93,6 +112,9 @@ class Guard:
         self._tracker = StepTracker(self)
         self.log = StepLog(models, self._tracker.model_called, self._tracker.backward_begins, self._error_boundary)
         self._handles: list[Any] = []
+        self._scalers = ScalerWatch(ScalerFinder(self), self._error_boundary)
+        self._stepping: set[int] = set()
+        self._others = StepCallback(lambda optimizer: self._stepping.add(id(optimizer)))
         self._attach()
 
     def _open(self, record: Any) -> Any:
@@ -117,11 +139,20 @@ class Guard:
                 optimizer.register_step_pre_hook(self._before),
                 optimizer.register_step_post_hook(self._after),
             ]
-        if self.scaler is not None and self.scaler.is_enabled():
+        if self.scaler is None:
+            self._scalers.attach()
+        elif self.scaler.is_enabled():
             self.scaler.update = self._scaler_updates
+
+    def adopt(self, scaler: Any) -> None:
+        """A GradScaler that nobody named makes an optimizer step."""
+        self.scaler = scaler
+        self.scaler.update = self._scaler_updates
 
     def _detach(self) -> None:
         self.log.detach()
+        self._scalers.detach()
+        self._others.remove()
         while self._handles:
             self._handles.pop().remove()
         if self.scaler is not None and vars(self.scaler).get("update") == self._scaler_updates:
@@ -176,7 +207,7 @@ class Guard:
         """Leave, after a fault of our own; reported once. An optimizer's hooks go with the next call of a model."""
         if not self.active:
             return
-        self.active, self.fault = False, f"{type(fault).__name__}: {fault}"
+        self.active, self.fault = False, in_a_line(fault)
         warning = ""
         if self.ranks is not None:
             warning = MAY_DIFFER if self.ranks.agreed and self.policy.changes else ""
@@ -298,6 +329,11 @@ class Guard:
             trip.report.show()
         if self._writer is not None:
             trip.folder = self._writer.trip(trip, self.models, self.history.until(trip.step))
+
+    @property
+    def several(self) -> bool:
+        """Whether other optimizers step, too, watched or not: their losses may pull at each other."""
+        return len(self._stepping.union(map(id, self.optimizers.values()))) > 1
 
     @property
     def history(self) -> StepHistory:

@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 from typing import Any
 
+from nbdebug import verdict
 from nbdebug.arguments import Subject
-from nbdebug.report import Report
+from nbdebug.report import Report, Symptom
 from nbdebug.text import count, percent
 from nbdebug.tools.guard.distributed import unwrapped, without_communication
 from nbdebug.tools.guard.locate import SHARDED, locate, not_located, report_of_all, report_of_one
@@ -27,6 +28,7 @@ def guard_report(guard: Any) -> Report:
         question=QUESTION,
         subject=subject,
         headline=_headline(guard),
+        symptoms=_symptoms(guard),
         unchecked=(*_unchecked(guard), *last.unchecked),
         notes=(*_notes(guard), *last.notes),
         steps=guard.steps,
@@ -62,6 +64,25 @@ def _headline(guard: Any) -> str:
     last = guard.trips[-1].step if guard.trips else None
     where = "" if last is None else f": step {last:,}" if bad == 1 else f", the last of them step {last:,}"
     return f"{bad:,} of {count(steps, 'step')} {done}{where}{above}."
+
+
+LEFT_OUT, MANY = 0.5, 32
+"""Share of the steps that GradScaler leaves out, of so many at least: its scale falls from 65,536 to 1 in 16."""
+
+
+def _symptoms(guard: Any) -> list[Symptom]:
+    """What is not well in the run so far, beside what was located."""
+    steps, found = guard.steps, []
+    if guard.fault or not steps and not guard.active:
+        found.append(Symptom(_headline(guard), "`%guard on` starts a new guard."))
+    if dropped := guard.skipped - guard.above:
+        said = f"{dropped:,} of {count(steps, 'step')} {'was' if dropped == 1 else 'were'} dropped: not finite."
+        found.append(Symptom(said, verdict.FINITE))
+    if guard.scaler_skips > LEFT_OUT * steps and steps >= MANY:
+        said = f"GradScaler left out {guard.scaler_skips:,} of {count(steps, 'step')}: it finds no scale that works."
+        found.append(Symptom(said, verdict.FINITE))
+    run = guard.history
+    return [*found, *verdict.of_losses(run.course, several=guard.several, resumed=run.resumed)]
 
 
 def _unchecked(guard: Any) -> tuple[str, ...]:

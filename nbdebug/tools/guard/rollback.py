@@ -70,7 +70,7 @@ class UpdateBackup:
         ]
         device = parameters[0].device if parameters else torch.device("cpu")
         zero, sizes = torch.zeros((), device=device), [x.to(device) for x in largest(parameters)]
-        loss = losses[0].to(device) if self.closure and losses else zero
+        loss = losses[0].to(device, torch.float32) if self.closure and losses else zero
         gradients = gradients_of(self.optimizer)
         norm = total_norm(gradients, device) if ranks is None else ranks.own_norm(self.optimizer, gradients, device)
         bad = (~torch.isfinite(loss)).float()

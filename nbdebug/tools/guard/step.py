@@ -53,7 +53,7 @@ class GuardedStep:
             if values is None or not can_be_nonfinite(values) or not values.numel():
                 continue
             one = values.numel() == 1 and not values.is_complex()
-            value = values.detach().reshape(()).to(torch.float32) if one else largest([values])[0]
+            value = values.detach().reshape(()) if one else largest([values])[0]
             self.losses.append(value)
 
     def note_settings(self, optimizer: torch.optim.Optimizer) -> None:
@@ -84,12 +84,13 @@ class GuardedStep:
 
 
 _LOSSES = 200
+_COURSE = 4000
 _PLAIN = (nn.Parameter, torch.Tensor)
 
 
 class StepHistory:
     """The run so far. It begins with the guard: the parameters are measured then, and once more when a step is
-    located."""
+    located. course: (step, loss) of the whole run, thinned out where it is long; resumed: optimizers had state then."""
 
     def __init__(self, models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]):
         self._start = RunHistory()
@@ -99,6 +100,8 @@ class StepHistory:
         self._start.begin_step(plain, all(p.device.type == "cpu" for p in plain))
         self._first: float | None = None
         self._losses: collections.deque[float] = collections.deque(maxlen=_LOSSES)
+        self.course: list[tuple[int, float]] = []
+        self.resumed = any(o.state for o in optimizers.values())
         self._places: dict[int, StackLines] = {}
         self._last: Any = None
         self._inputs: list[torch.Tensor] | None = None  # their largest magnitudes in the first step, not read
@@ -117,6 +120,9 @@ class StepHistory:
         if step.loss is not None and step.outcome not in ("tripped", "skipped"):
             self._first = step.loss if self._first is None else self._first
             self._losses.append(step.loss)
+            self.course.append((step.number, step.loss))
+            if len(self.course) > _COURSE:  # the larger of each two: what has jumped stays
+                self.course = [max(pair, key=lambda row: row[1]) for pair in zip(self.course[::2], self.course[1::2])]
 
     @property
     def ends(self) -> list[float]:

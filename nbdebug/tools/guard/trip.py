@@ -80,7 +80,7 @@ class NonFiniteStep(ShownAtUsersLine, RuntimeError):
 
 def _message(trip: Trip) -> str:
     text = f"{trip.sentence()}. The update was not made: weights, buffers and optimizer state are as before it."
-    if trip.report is not None and not trip.report.ok:
+    if trip.report is not None and trip.report.findings:
         first = trip.report.findings[0]
         text += f" Cause: {first.title} [{first.code}]; the whole report is this exception's attribute `report`."
     else:

@@ -22,7 +22,7 @@ from nbdebug.observe import shell as shells
 from nbdebug.observe.frames import Frame, Owners, exception_chain, frames, phase, running_module
 from nbdebug.observe.shell import ShellPlaces
 from nbdebug.observe.variables import MODULES_OWN, attributes, frame_variables, user_variables
-from nbdebug.report import Plot, Report, Table, Where
+from nbdebug.report import Plot, Report, Symptom, Table, Where
 from nbdebug.text import size
 from nbdebug.tools.memory.facts import FailedWork, Failure, Holding, RefusedRequest
 from nbdebug.tools.memory.leftovers import kept_by_notebook
@@ -345,6 +345,7 @@ def out_of_memory(
     return Report(
         "out of memory",
         findings=(finding,) if finding else (),
+        symptoms=(Symptom("Memory ran out.", "The table shows who held what when it did."),),
         unchecked=facts.unchecked,
         notes=_notes(facts),
         facts={"failure": dataclasses.asdict(facts)},

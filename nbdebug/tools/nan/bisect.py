@@ -144,7 +144,7 @@ class _Search:
     def _disagreement(self, report: Report, suspect: ModuleCall | None) -> list[str]:
         """What to say when the tracer's place is not the one that the replays point at, or inside it."""
         name = self._name(suspect)
-        if report.ok:
+        if not report.findings:
             return [f"Replays point at {_place(name)}, but the op tracer found no fault."]
         where = report.findings[0].where
         module = where.module or ""  # "" is the model itself, and code outside of it

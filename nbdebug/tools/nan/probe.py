@@ -133,7 +133,7 @@ class RunHistory:
     """The run so far, step by step, for the facts. losses: the roots of backward. parameter_growth: largest parameter
     now over its first size, small ones measured against a tenth of the largest. input_growth: the same for the model's
     inputs. first_step: the number of the step with which these two begin. guarded: steps in which the user's own code
-    kept the optimizer from stepping."""
+    kept the optimizer from stepping. optimizers: how many have stepped."""
 
     losses: list[float] = dataclasses.field(default_factory=list)
     parameter_growth: list[float] = dataclasses.field(default_factory=list)
@@ -142,6 +142,7 @@ class RunHistory:
     learning_rate: float | None = None
     optimizer_line: Where | None = None
     optimizer_steps: int = 0
+    optimizers: int = 1
     first_step: int = 0
     scaler_skips: list[int] = dataclasses.field(default_factory=list)
     guarded: list[int] = dataclasses.field(default_factory=list)
@@ -306,12 +307,24 @@ class Probe:
         parameters |= {id(p): p for o in self.optimizers.values() for g in o.param_groups for p in g["params"]}
         return [p for p in parameters.values() if p.device.type != "meta" and not is_lazy(p)]
 
-    @unseen
     def end_step(self, returned: Any = None, error: BaseException | None = None) -> Detection | None:
-        """What went bad first in the step that mattered, or None."""
+        """What went bad first in the step that mattered, or None. Of a step that the probe could not watch to its end
+        the losses are noted all the same."""
+        detection: Detection | None = self._judge_step(returned, error)
+        if self.recorder.disabled_by:
+            with _disable_current_modes(), torch.no_grad():
+                for tensor in () if self.backward_runs else tensors_in(returned):
+                    self.history.note_loss(tensor)
+                self.history.end_step()
+        return detection
+
+    @unseen
+    def _judge_step(self, returned: Any, error: BaseException | None) -> Detection | None:
+        known = len(self.history.losses)
         self.history.end_step()
         if self.unscaled and not self.stepped and finite_scalars(returned):  # a GradScaler found inf gradients: normal
             self.history.scaler_skips.append(self.step)
+            self.history.losses[known:] = filter(math.isfinite, self.history.losses[known:])  # the scale made them so
             self.detections.clear()
             return None
         if not self.stepped and self.engine_runs and not (self.scaler and not self.unscaled):
@@ -415,8 +428,15 @@ class Probe:
                 raise StopCell
             self.begin_step(max(done, self.step + 1))
 
-    @unseen
     def _backward_began(self, call: Backward) -> None:
+        if call.accumulate and self.recorder.disabled_by:  # blind, but the loss is judged whatever happens
+            self.backward_runs += 1
+            for root in call.roots:
+                self.history.note_loss(root)
+        self._look_at_backward(call)
+
+    @unseen
+    def _look_at_backward(self, call: Backward) -> None:
         again = self.recorder.called_from  # set in the replay of a remembered step
         self._backward_place = call.stack if again is None else StackLines(again, None, False, None)
         self.engine_runs += 1
@@ -444,6 +464,7 @@ class Probe:
         self.stepped = True
         self.history.optimizer_steps += 1
         self._steps_of[id(optimizer)] += 1
+        self.history.optimizers = len(self._steps_of)
         parameters = [(self._name(p), p) for group in optimizer.param_groups for p in group["params"]]
         self.detections.check("parameter", parameters, self.history.optimizer_line, from_ops=True)
         if self.cell:

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from nbdebug import verdict
 from nbdebug.observe.locations import at_site
 from nbdebug.observe.tape import TapeEntry
 from nbdebug.observe.tensors import all_finite, can_be_nonfinite, finite, tensors_in
-from nbdebug.report import Finding, Plot, Report, RuledOut, Where
+from nbdebug.report import Finding, Plot, Report, RuledOut, Symptom, Where
 from nbdebug.text import count, figures, listed
 from nbdebug.tools.nan.facts import CompiledFacts, NanFacts, OriginFact, RunFacts, StateFacts
 from nbdebug.tools.nan.fixes import try_fixes
@@ -61,6 +62,7 @@ def report_of(
             },
             "met": probe.adopted,
         },
+        symptoms=_symptoms(probe, detection),
         steps=steps,
         losses=probe.history.losses[-200:],
     )
@@ -257,12 +259,6 @@ def _notes(probe: Probe, detection: Detection | None) -> list[str]:
             f"In {numbered('step', history.guarded)} something was not finite; your code checked it, and the optimizer "
             "did not step."
         )
-    if detection is None and (buffers := _bad_buffers(probe)):
-        one = len(buffers) == 1
-        notes.append(
-            f"The loss is still finite, but the buffer{'' if one else 's'} {listed(buffers)} {'is' if one else 'are'} "
-            f"not: you will see it when {'that buffer is' if one else 'they are'} used."
-        )
     if detection is None and not history.losses and not probe.backward_runs:
         notes.append("There was no backward: only what the step returned was checked.")
     if probe.compiled:
@@ -271,6 +267,17 @@ def _notes(probe: Probe, detection: Detection | None) -> list[str]:
             + ("." if detection or probe.cell else "; their compiled form was compared on the same batches.")
         )
     return notes
+
+
+def _symptoms(probe: Probe, detection: Detection | None) -> list[Symptom]:
+    """What is not well, beside what a rule has named."""
+    found = verdict.of_losses(probe.history.losses, several=probe.history.optimizers > 1, resumed=True)
+    if detection is None and (buffers := _bad_buffers(probe)):
+        names = f"buffer {listed(buffers)} is" if len(buffers) == 1 else f"buffers {listed(buffers)} are"
+        found.append(Symptom(f"The loss is still finite, but the {names} not.", "It shows as soon as that is used."))
+    if fault := probe.recorder.disabled_by:
+        found.append(verdict.blind("The ops after a fault of nbdebug's own", fault))
+    return found
 
 
 def _bad_buffers(probe: Probe) -> list[str]:

@@ -277,7 +277,7 @@ class TaintTracker:
         origins = sorted({origin for masks in operands.values() for origin in masks})
         if schema.base in EMPTIES or not origins:
             return self.origins.add_from_finite(result, bad, nan)
-        if tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided or tensor.is_nested:
             return dict.fromkeys(origins, bad)
         taint = OpTaint(
             op.func, schema, args, kwargs, {i: o.values for i, o in overwritten.items()}, _picker(place), tensor.shape
@@ -286,6 +286,7 @@ class TaintTracker:
             id(t): overwritten[id(t)].values if id(t) in overwritten else t
             for _, t in walk_tensors((*args, *kwargs.values()))
         }
+        before = {i: t.values() if t.is_nested else t for i, t in before.items()}
         from_nan = taint.reached({i: torch.isnan(before[i]) for i in operands}, bad)
         from_inf = taint.reached({i: torch.isinf(before[i]) for i in operands}, bad)
         derived = nan & ~from_nan & from_inf
@@ -391,8 +392,8 @@ class OpTaint:
         inner = dense(before)
         if inner is None or not can_be_nonfinite(inner):
             return before.clone() if id(value) in self.overwritten else before
-        if before.layout is not torch.strided:
-            raise TypeError("sparse")
+        if before.layout is not torch.strided or before.is_nested:
+            raise TypeError("sparse or nested")
         clean = torch.where(finite(before), before, torch.ones((), dtype=before.dtype, device=before.device))
         return clean if mask is None else clean.masked_fill_(mask, float("nan"))
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from nbdebug.report import Plot, Report, RuledOut, Table
+from nbdebug.report import Plot, Report, RuledOut, Symptom, Table
 from nbdebug.text import count, figures, listed, percent, size
 from nbdebug.tools.precision.facts import Exact, HalfStep, PrecisionFacts
 from nbdebug.tools.precision.rules import distance, module_list, module_name, name_all
@@ -37,6 +37,7 @@ def report_of(facts: PrecisionFacts, mode: str, model: Any) -> PrecisionReport:
         f"a model of type {type(model).__name__}",
         {"fp32_modules": list(facts.kept), "tries": len(facts.tries)},
         headline=_headline(facts),
+        symptoms=() if facts.float32.finite else (Symptom(_headline(facts)),),
         tables=(_tries(facts), _costs(facts), _modules(facts)),
         plots=(Plot("ranges", _ranges(facts)),),
     )

@@ -19,7 +19,7 @@ from nbdebug.observe.locations import USER, Site, cell_name, kind_of, source_tex
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
-from nbdebug.report import Finding, Plot, Report, Table
+from nbdebug.report import Finding, Plot, Report, Symptom, Table
 from nbdebug.text import count
 from nbdebug.tools.stepper import events as numbers
 from nbdebug.tools.stepper import run as goals
@@ -47,13 +47,15 @@ def report_of(run: StepRun, call: tuple[str, str], note: str) -> Report:
         notes += _error_notes(run)
     if run.fault:
         notes.append(f"nbdebug could not follow the step any further ({run.fault}); the step itself was not changed.")
+    headline = _headline(run, stop)
+    failed = run.error is not None or bool(run.fault) or stop is not None and stop.culprit
     return Report(
         call[0],
         findings=run.explained or (),
         subject=call[1],
         notes=tuple(notes),
-        headline=_headline(run, stop),
-        failed=run.error is not None or stop is not None and stop.culprit,
+        headline=headline,
+        symptoms=[Symptom(headline)] * failed,
         tables=tables,
         plots=(Plot("stepper", _picture(run, stop)),),
     )

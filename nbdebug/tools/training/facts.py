@@ -486,7 +486,8 @@ class Experiment:
 class TrainingRunFacts:
     """What one run of the loop showed. Fields that could not be measured keep their defaults; `unchecked` says why.
 
-    step_numbers: what the callback was given, loss by loss; places: the user's lines, by what they do; mode_losses: the
+    step_numbers: what the callback was given, loss by loss; adversaries: several optimizers, given or not, step after
+    backward passes of their own; places: the user's lines, by what they do; mode_losses: the
     validation loss in train mode and in eval mode; regularization: the largest weight decay and dropout; spike,
     suspect_labels: see run/experiments.py; recalls: class → (samples or pixels of it in the fixed batches, how many of
     them the model finds at the end); repeats: a plain loop comes to the same losses.
@@ -499,6 +500,7 @@ class TrainingRunFacts:
     seconds: float = 0.0
     optimizer: str = ""
     optimizers: int = 1
+    adversaries: bool = False
     rates: tuple[float, ...] = ()
     schedule: Schedule | None = None
     stale: StaleGradients = StaleGradients()

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from nbdebug.text import in_a_line
+
 T = TypeVar("T")
 
 
@@ -44,5 +46,4 @@ class ProbeErrors:
 
 def describe(topic: str, error: BaseException) -> str:
     """A probe that failed, in a sentence: what is not known, and why."""
-    lines = str(error).splitlines()
-    return f"{topic}: {type(error).__name__}: {lines[0][:160] if lines else 'no message'}"
+    return f"{topic}: {in_a_line(error)}"

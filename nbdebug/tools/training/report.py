@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from nbdebug.report import Finding, Fix, Plot, Report, RuledOut
+from nbdebug import verdict
+from nbdebug.report import Finding, Fix, Plot, Report, RuledOut, Symptom
 from nbdebug.text import count, figures, listed, percent
 from nbdebug.tools.training.facts import Attempt, Experiment, StaticFacts, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.rules import signs, slug
@@ -84,8 +85,24 @@ def preflight_report(static: StaticFacts, findings: list[Finding], subject: str)
         tuple(_notes(static, named)),
         subject,
         facts,
+        symptoms=_symptoms_at_start(static),
         plots=_attempt_plots(findings, static),
     )
+
+
+def _symptoms_at_start(static: StaticFacts) -> list[Symptom]:
+    """What is not well before the first step."""
+    if static.loss is None:
+        return [verdict.blind("The loss of a batch", next(iter(static.unchecked), "it could not be computed"))]
+    if not static.finite:
+        return verdict.of_losses([static.loss])
+    if static.bad_gradients:
+        said = f"The gradients of {listed(static.bad_gradients)} are not finite, though the loss is"
+        return [Symptom(f"{said} {figures(static.loss)}.", verdict.FINITE)]
+    alone = static.overfit
+    if alone is not None and all(last > verdict.LEVEL * first > 0 for _, _, first, last, _ in alone.tries):
+        return [Symptom(f"{alone.verdict}.", alone.next_step)]
+    return []
 
 
 def _with_attempts(findings: Sequence[Finding], static: StaticFacts | None) -> list[Finding]:
@@ -249,13 +266,6 @@ def _start_notes(static: StaticFacts, named: set[str]) -> Iterable[str]:
         high = static.loss > SURPRISED * guess
         more = ". That is far above it: check the scale of inputs and weights" if high else ""
         yield f"The loss starts at {figures(static.loss)}; guessing gives {figures(guess)}{more}."
-    if not static.finite:
-        yield "The first loss is not finite: %nan_trace names the op that causes it."
-    elif static.bad_gradients:
-        yield (
-            f"The gradients of {listed(static.bad_gradients)} are not finite, though the loss is: %nan_trace names the "
-            "op that causes it."
-        )
     if static.ignores_input and "zero-loss" not in named:
         yield (
             "The loss stays the same when the inputs are exchanged between samples: at the start the output does not "
@@ -285,20 +295,33 @@ def diagnose_report(facts: TrainingFacts, findings: list[Finding], question: str
     assert run is not None, "diagnose has watched it"
     named = {slug(f) for f in findings}
     findings = [_with_reason(f, run) for f in _with_attempts(findings, static)]
-    notes = [_course(run)]
-    if signs.not_finite(run):
-        notes.append("The loss became NaN or inf during the run: %nan_trace (or nbdebug.guard) names the op.")
     before = _ruled_out_static(static, named) if static is not None and static.loss is not None else ()
     return Report(
         question,
         tuple(findings),
         tuple({r.what: r for r in (*before, *_ruled_out_run(run, named))}.values()),
         tuple(dict.fromkeys((*(static.unchecked if static is not None else ()), *run.unchecked))),
-        tuple(notes),
+        (_course(run),),
         subject,
+        symptoms=_symptoms(facts),
         steps=len(run.losses),
         plots=(Plot("losses", _curves(run, findings)),),
     )
+
+
+def _symptoms(facts: TrainingFacts) -> list[Symptom]:
+    """What is not well in the course of the run, or could not be seen of it."""
+    run, static = facts.run, facts.static or StaticFacts()
+    assert run is not None, "diagnose has watched it"
+    if not run.losses and not run.evaluations:
+        return [verdict.blind("The run", next(iter(run.unchecked), "no loss was seen"))]
+    guess = static.loss_calls[0].guess if len(static.loss_calls) == 1 and static.reduction == "mean" else None
+    rates = run.rates if len(run.rates) == len(run.losses) else None
+    fixed = [(e.train, e.val, e.val_error) for e in run.evaluations]
+    return [
+        *verdict.of_losses(zip(run.step_numbers, run.losses), rates=rates, several=run.adversaries),
+        *verdict.of_evaluations(fixed, guess=guess, several=run.adversaries),
+    ]
 
 
 def _with_reason(finding: Finding, run: TrainingRunFacts) -> Finding:

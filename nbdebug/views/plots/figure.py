@@ -38,7 +38,7 @@ def draw(report: Report) -> Figure:
     """Raises ValueError when the report has nothing to draw."""
     drawings = {kind: picture.drawing() for kind, picture in report._pictures()}
     if not drawings:
-        why = "nothing was found." if report.ok else "neither the values at fault nor their path were kept."
+        why = "nothing was found." if not report.findings else "neither the values at fault nor their path were kept."
         raise ValueError(f"This report has nothing to draw: {why}")
     tree = drawings.pop("tree", None)
     beside = tree is not None and "histogram" in drawings  # the tree stands right of the values

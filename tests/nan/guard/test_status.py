@@ -81,7 +81,9 @@ def test_the_last_cause_that_is_known_is_told_where_later_ones_were_only_counted
 
 def test_skipped_steps_are_counted_and_are_no_finding() -> None:
     guard = trained(8, bad=(2, 5), on_trip="skip")
-    assert guard.report().ok and headline(guard).startswith("2 of 8 steps dropped as not finite")
+    report = guard.report()
+    assert not report.findings and report.verdict == "not well, no cause known"
+    assert headline(guard).startswith("2 of 8 steps dropped as not finite")
     assert any("2 of 8 steps (25%) were skipped" in note for note in guard.report().notes)
     guard = trained(5, skip_above=1e-12)
     assert headline(guard).startswith("5 steps watched, none stopped; 5 dropped for their norm.")

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from nbdebug.report import Plot, Report
+from nbdebug import verdict
+from nbdebug.report import Plot, Report, Symptom
 from nbdebug.text import count, percent
 from nbdebug.tools.guard.record.step_lines import CLIPPED_TOO_OFTEN, RecordedRun, too_often_clipped
 from nbdebug.tools.guard.record.trips import RecordedTrip
@@ -89,7 +90,7 @@ def record_report(record: Any) -> Report:
     notes = (*_notes(record, own), *_trip_notes(record, trip))
     if trip is None and record.ok:
         last = Report(question)
-    elif trip is None or trip.report is None or trip.report.ok:
+    elif trip is None or trip.report is None or not trip.report.findings:
         last = _not_located(trip, record.runs)
     else:
         last = trip.report
@@ -101,11 +102,25 @@ def record_report(record: Any) -> Report:
         (*notes, *last.notes),
         _subject(record),
         headline=_headline(own, trip),
+        symptoms=_symptoms(record, own),
         steps=len(own),
         losses=[losses[0], losses[-1]] if len(losses) > 1 else losses,
         tables=last.tables,
         plots=(*run, *last.plots),
     )
+
+
+def _symptoms(record: Any, own: Any) -> list[Symptom]:
+    """What is not well in the course of the last run on record, or in what was dropped of it."""
+    if not len(own):
+        return []
+    last, names = own[own["run"] == own["run"].max()], record.runs[-1].about.get("optimizers")
+    bad = last[last["outcome"] == "skipped"]
+    well = last[~last["outcome"].isin(["tripped", "skipped"]).to_numpy() & last["loss"].notna().to_numpy()]
+    said = f"{len(bad):,} of {count(len(last), 'step')} {'was' if len(bad) == 1 else 'were'} dropped: not finite."
+    losses = zip(well["step"].tolist(), well["loss"].tolist())
+    several = isinstance(names, Mapping) and len(names) > 1
+    return [Symptom(said, verdict.FINITE)] * bool(len(bad)) + verdict.of_losses(losses, several=several)
 
 
 def _headline(own: Any, trip: RecordedTrip | None) -> str:

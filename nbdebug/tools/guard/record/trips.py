@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from nbdebug.report import Finding, Fix, Link, Plot, Report, RuledOut, Table, Where
+from nbdebug.report import Finding, Fix, Link, Plot, Report, RuledOut, Symptom, Table, Where
 from nbdebug.text import figures
 from nbdebug.tools.guard.record.files import TripFolder, read_plain
 from nbdebug.tools.guard.record.step_lines import WORDS, StepLine, decode, last_steps
@@ -87,7 +87,14 @@ def where_from(raw: Any, name: str) -> Where:
 
 def _drawings(data: Mapping[str, Any]) -> dict[str, Any]:
     """Those fields of a report that the views draw; one that is not as it should be is left out."""
-    readers = {"headline": _headline, "steps": _count, "losses": _losses, "tables": _tables, "plots": _plots}
+    readers = {
+        "headline": _headline,
+        "symptoms": _symptoms,
+        "steps": _count,
+        "losses": _losses,
+        "tables": _tables,
+        "plots": _plots,
+    }
     return {key: value for key, read in readers.items() if (value := _readable(read, data.get(key))) is not None}
 
 
@@ -113,6 +120,11 @@ def _readable(read: Callable[[Any], Any], value: Any) -> Any:
 
 def _headline(value: Any) -> str:
     return _text(value, "headline")
+
+
+def _symptoms(value: Any) -> tuple[Symptom, ...]:
+    rows = (_object(symptom, "a symptom") for symptom in _items(value, "symptoms"))
+    return tuple(Symptom(_field(row, "what"), _field(row, "look")) for row in rows)
 
 
 def _losses(value: Any) -> tuple[float, ...]:

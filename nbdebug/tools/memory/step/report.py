@@ -6,7 +6,7 @@ import itertools
 import statistics
 from typing import Any
 
-from nbdebug.report import Plot, Report, RuledOut, Table, Where
+from nbdebug.report import Plot, Report, RuledOut, Symptom, Table, Where
 from nbdebug.text import percent, size
 from nbdebug.tools.memory.facts import Leak, MemoryFacts, StepMemory
 from nbdebug.tools.memory.rules import name_all
@@ -25,6 +25,7 @@ def report_of(facts: MemoryFacts, question: str, subject: str) -> Report:
         tuple(_notes(facts)),
         subject,
         _numbers(facts),
+        symptoms=_symptoms(facts),
         tables=[table for table in _tables(facts) if table.rows],
         plots=_plots(facts.step),
     )
@@ -49,14 +50,18 @@ def _notes(facts: MemoryFacts) -> list[str]:
         for g in facts.growth
         if g.emptied and max(g.bytes, g.plain)
     ]
+    return notes
+
+
+def _symptoms(facts: MemoryFacts) -> list[Symptom]:
+    """Memory that grows from step to step, and nothing that is known holds it."""
     resident = [rss for _, _, rss in facts.after_steps]
     rises = [b - a for a, b in itertools.pairwise(resident[1:])]
-    if not facts.growth and rises and min(rises) > 4 << 20:
-        notes.append(
-            f"The process grows by {size(statistics.fmean(rises))} a step, and no tensor, array or "
-            "container accounts for it: check libraries that allocate memory of their own."
-        )
-    return notes
+    if facts.step is None or facts.growth or not rises or min(rises) <= 4 << 20:
+        return []
+    grows = f"The process grows by {size(statistics.fmean(rises))} a step"
+    look = "Check libraries that allocate memory of their own."
+    return [Symptom(f"{grows}, and no tensor, array or container accounts for it.", look)]
 
 
 def _at_place(step: StepMemory) -> str:

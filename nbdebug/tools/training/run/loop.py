@@ -17,6 +17,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, SequentialSampler
 
+from nbdebug.observe.backward import StepCallback
 from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.tools.training.facts import BatchEvaluation, TargetOrder
@@ -78,6 +79,12 @@ class LoopRun:
         self._ours = self._began = 0.0
         self._scheduler_step: Any = None
         self._next = 0
+        self._stepping: set[int] = set()
+
+    @property
+    def adversaries(self) -> bool:
+        """Whether several optimizers have stepped, each after a backward of its own, as those of a GAN do."""
+        return len(self._stepping) > 1 and self.updates.backwards > 1.5 * len(self.losses)
 
     def run(self, train: Callable[[Callable[..., None]], Any]) -> None:
         """Run the user's loop. Its exceptions pass unchanged, with every hook taken away."""
@@ -87,6 +94,7 @@ class LoopRun:
             "each backward and each step": self.updates,
         }
         began = time.perf_counter()
+        steps = StepCallback(lambda optimizer: self._stepping.add(id(optimizer)))
         try:
             for topic, part in parts.items():
                 self.errors.run(f"What {topic} shows", part.attach, None)
@@ -95,6 +103,7 @@ class LoopRun:
             train(self.callback)
             self._evaluate(last=True)
         finally:
+            steps.remove()
             for part in reversed(parts.values()):
                 part.detach()
             self._unwatch_scheduler()

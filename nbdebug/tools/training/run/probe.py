@@ -167,6 +167,7 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         seconds=run.seconds,
         optimizer=" and ".join(type(o).__name__ for o in arguments.optimizers),
         optimizers=len(arguments.optimizers),
+        adversaries=run.adversaries,
         rates=tuple(max(row, default=0.0) for row in run.rate_at),
         schedule=_schedule(arguments, run),
         stale=updates.stale_gradients(),

@@ -16,8 +16,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nbdebug.text import count
-from nbdebug.tools.grad_watch.robust_stats import (
+from nbdebug.robust_stats import (
     blocks,
     correlation,
     detrended,
@@ -27,6 +26,7 @@ from nbdebug.tools.grad_watch.robust_stats import (
     spread,
     tail,
 )
+from nbdebug.text import count
 
 ENOUGH = 30
 """Losses before the course as a whole is judged; of fewer, any shape may be chance."""
