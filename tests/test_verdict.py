@@ -177,7 +177,8 @@ def test_a_blind_watch_is_not_well(watch) -> None:
     seen.close()
 
 
-def test_nan_trace_is_not_well_after_a_fault_of_its_own_and_judges_the_loss(monkeypatch) -> None:
+@pytest.mark.parametrize(("factor", "said"), [(1.0, "could not be watched"), (-math.inf, "The loss is -inf")])
+def test_nan_trace_is_not_well_after_a_fault_of_its_own_and_judges_the_loss(monkeypatch, factor, said) -> None:
     from nbdebug.tools.nan.taint import TaintTracker
 
     def broken(self, op, *more):
@@ -185,20 +186,19 @@ def test_nan_trace_is_not_well_after_a_fault_of_its_own_and_judges_the_loss(monk
             raise KeyError("ours")
 
     monkeypatch.setattr(TaintTracker, "before", broken)
-    for factor, said in ((1.0, "could not be watched"), (-math.inf, "The loss is -inf")):
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 
-        def step():
-            optimizer.zero_grad()
-            loss = model(torch.ones(4, 4)).abs().mean().add(1) * factor
-            loss.backward()
-            optimizer.step()
-            return loss
+    def step():
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 4)).abs().mean().add(1) * factor
+        loss.backward()
+        optimizer.step()
+        return loss
 
-        with pytest.warns(RuntimeWarning, match="fault of its own"):
-            report = nbdebug.nan_trace(step, model=model, optimizer=optimizer)
-        assert report.verdict == UNKNOWN and said in report.symptoms[0].what, report.symptoms
+    with pytest.warns(RuntimeWarning, match="fault of its own"):
+        report = nbdebug.nan_trace(step, model=model, optimizer=optimizer)
+    assert report.verdict == UNKNOWN and said in report.symptoms[0].what, report.symptoms
 
 
 @pytest.mark.parametrize("strategy", ["trace", "replay"])
@@ -280,12 +280,12 @@ def test_the_guard_finds_the_scaler_and_an_infinite_loss_waits_for_no_scale(give
     model = network()
     optimizer, scaler = torch.optim.SGD(model.parameters(), 1e-3), torch.amp.GradScaler("cpu")
     before = [p.clone() for p in model.parameters()]
-    with pytest.raises(nbdebug.NonFiniteStep, match="In step 0 the loss is -inf"):
-        with nbdebug.guard(model, optimizer, on_trip="raise", **({"scaler": scaler} if given else {})):
-            loss = model(torch.randn(16, 4)).sum() * 0
-            scaler.scale(loss.exp().sub(1).log()).backward()
-            scaler.step(optimizer)
-            scaler.update()
+    guard = nbdebug.guard(model, optimizer, on_trip="raise", scaler=scaler if given else None)
+    with pytest.raises(nbdebug.NonFiniteStep, match="In step 0 the loss is -inf"), guard:
+        loss = model(torch.randn(16, 4)).sum() * 0
+        scaler.scale(loss.exp().sub(1).log()).backward()
+        scaler.step(optimizer)
+        scaler.update()
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters())) and "update" not in vars(scaler)
 
 

@@ -120,7 +120,8 @@ class StepHistory:
         if step.loss is not None and step.outcome not in ("tripped", "skipped"):
             self._first = step.loss if self._first is None else self._first
             self._losses.append(step.loss)
-            self.course.append((step.number, step.loss))
+            if step.outcome != "scaler" or math.isfinite(step.loss):  # else the scale made it so
+                self.course.append((step.number, step.loss))
             if len(self.course) > _COURSE:  # the larger of each two: what has jumped stays
                 self.course = [max(pair, key=lambda row: row[1]) for pair in zip(self.course[::2], self.course[1::2])]
 
