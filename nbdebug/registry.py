@@ -18,8 +18,13 @@ from nbdebug.report import Finding
 from nbdebug.text import styled, terminal_width
 
 CHAPTERS = ("nan", "training", "precision", "memory", "error", "notebook")
-"""The first part of a code, in the order of the catalogue."""
-ELSEWHERE = {"error": ("memory", "error", "notebook")}
+"""The chapters with a package of rules, in the order of the catalogue: the first part of most codes."""
+ELSEWHERE = {
+    "error": ("memory", "error", "notebook"),
+    "checkpoint": ("error",),
+    "config": ("error",),
+    "data": ("error",),
+}
 """Chapters of which some codes are declared by another one, which measures what they need."""
 
 _HOMES = {

@@ -126,6 +126,9 @@ def run_as_cells(training):
 
 
 ASK = {
+    "checkpoint": failed,
+    "config": failed,
+    "data": failed,
     "error": failed,
     "error/stale-import": run_as_cells,
     "memory": remembered,

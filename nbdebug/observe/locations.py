@@ -36,6 +36,9 @@ _STDLIB = tuple(
     | {sysconfig.get_path(k) + os.sep for k in ("stdlib", "platstdlib")}
 )
 _PACKAGES = re.compile(r"[\\/](site|dist)-packages[\\/]")
+_COMPILED = (".pyx", ".pxi", ".pxd", ".so", ".pyd", ".c", ".cpp", ".rs")
+"""Ends of the file names that compiled code gives to its frames: where they lie is not known, and no line is shown."""
+_GENERATED = ("<frozen", "<eval_with_key>", "<decorator-gen-", "<attrs generated", "<stringsource>")
 _kinds: dict[CodeType, int] = {}
 
 
@@ -70,9 +73,9 @@ def kind_of(code: CodeType) -> int:
         return OPTIMIZER if file.startswith(_TORCH + "optim" + os.sep) else SKIP
     if file == _REPLAY and code.co_name == "run":
         return ENGINE  # what runs in a replay does not belong to the line that started the replay
-    if file.startswith((_OURS, "<frozen", "<eval_with_key>")) or file in ("<string>", "<__array_function__ internals>"):
+    if file.startswith((_OURS, *_GENERATED)) or file in ("<string>", "<__array_function__ internals>"):
         return SKIP
-    if _PACKAGES.search(file):
+    if _PACKAGES.search(file) or file.endswith(_COMPILED):
         return LIBRARY
     return SKIP if file.startswith(_STDLIB) else USER
 

@@ -194,7 +194,9 @@ def _may_be_of_notebook(error: BaseException) -> bool:
     from nbdebug.observe.locations import USER, cell_name, kind_of
 
     kind = type(error)
-    if issubclass(kind, (NameError, AttributeError, TypeError, ImportError)) or "pickl" in kind.__name__.lower():
+    if issubclass(kind, (NameError, AttributeError, TypeError, ImportError, LookupError, ValueError)) or (
+        "pickl" in kind.__name__.lower()
+    ):
         return True
     at = BaseException.__dict__["__traceback__"].__get__(error)
     while at is not None:

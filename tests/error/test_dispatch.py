@@ -20,6 +20,7 @@ from nbdebug.tools.errors.kinds import (
     devices,
     distributed,
     dtypes,
+    files,
     imports,
     indices,
     sequences,
@@ -98,6 +99,10 @@ DETECTORS: dict[str, tuple[Any, ...]] = {
     "autograd.no_grad.detect": (no_grad.NOT_A_TENSOR, no_grad.GRAD_IS_NONE, no_grad.MESSAGES),
     "kinds.state_dict.detect_model": (state_dict.MODEL,),
     "kinds.state_dict.detect_optimizer": (state_dict.OPTIMIZER,),
+    "kinds.files.detect_image": (files.IMAGE,),
+    "kinds.files.detect_cut_image": (files.CUT_IMAGE,),
+    "kinds.files.detect_syntax": (files.SYNTAX,),
+    "kinds.files.detect_missing": (files.HUB,),
     "kinds.imports.detect": tuple(
         getattr(imports, name) for name in "MODULE NAME PARTIAL RELATIVE CLASS REFUSED".split()
     ),

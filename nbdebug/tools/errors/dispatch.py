@@ -65,6 +65,37 @@ KINDS: tuple[ErrorKind, ...] = (
         r"^(connectionreset|eof|brokenpipe)error",
     ),
     ErrorKind(
+        "kinds.files.detect_image",
+        "rules.files.corrupt_image",
+        r"UnidentifiedImage|identify image",
+    ),
+    ErrorKind(
+        "kinds.files.detect_cut_image",
+        "rules.files.truncated_image",
+        r"truncated|broken (data|png)|premature end|unrecognized data|incomplete",
+    ),
+    ErrorKind(
+        "kinds.files.detect_syntax",
+        "rules.files.syntax",
+        r"decodeerror|(scanner|parser|composer|constructor|reader|yaml)error",
+    ),
+    ErrorKind(
+        "kinds.files.detect_weights",
+        "rules.files.truncated_checkpoint",
+        files=r"serialization\.py$|[\\/]safetensors[\\/]|[\\/]pickle\.py$",
+    ),
+    ErrorKind(
+        "kinds.files.detect_no_weights",
+        "rules.files.not_weights",
+        files=r"serialization\.py$|[\\/]safetensors[\\/]|[\\/]pickle\.py$",
+    ),
+    ErrorKind(
+        "kinds.files.detect_missing",
+        "rules.files.file_not_found",
+        r"^FileNotFound|hub|repo|local folder|model identifier|404|gated|restricted|offline|local cache|connect to|"
+        r"couldn't reach|entry|can't load|outgoing|requested files|hfvalid|doesn't exist|does not appear|authenticated|review",
+    ),
+    ErrorKind(
         "kinds.distributed.detect",
         "rules.distributed.nccl",
         r"^Dist|nccl|gloo|process|distributed|collective|rendezvous|c10d|store|clients|DDP|"

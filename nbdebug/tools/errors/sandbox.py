@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from nbdebug.observe.frames import Frame
+from nbdebug.observe.sources import parents, tree_of
 from nbdebug.observe.variables import attributes
 from nbdebug.text import clip
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
@@ -157,6 +158,9 @@ def _failing_op(context: ErrorContext, sandbox: Sandbox) -> Any:
     node = _value_part(expression(context.users[0])) if context.users else None
     if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):  # to read `x[i]` is not what failed
         raise CannotRun
+    if isinstance(node, ast.Attribute):  # what Python names of `x.mean()` where `x` has no such method
+        around = parents(tree_of(context.users[0].site.file) or ast.Module([], [])).get(id(node))
+        node = around if isinstance(around, ast.Call) and around.func is node else node
     return sandbox.evaluate(node, context.users[0])
 
 
@@ -238,6 +242,8 @@ class Sandbox:
             return self.swap[id(value)]
         if type(value) in (list, tuple):
             return type(value)(self.copy(item) for item in value)
+        if type(value) is dict:
+            return {key: self.copy(item) for key, item in value.items() if type(key) in (str, int)}
         if type(value) not in ARRAYS:
             if type(value) in PLAIN or _only_computes(value):
                 return value
@@ -285,7 +291,7 @@ class Sandbox:
 
     def _subscript(self, node: ast.Subscript, frame: Frame) -> Any:
         thing, key = self.evaluate(node.value, frame), self.evaluate(node.slice, frame)
-        if type(thing) not in (*ARRAYS, torch.Size, list, tuple):
+        if type(thing) not in (*ARRAYS, torch.Size, list, tuple, dict):
             raise CannotRun
         if any(type(part) in (*ARRAYS, list) for part in (key if type(key) is tuple else (key,))):
             self.allow("index")
@@ -352,6 +358,8 @@ class Sandbox:
             thing = self.evaluate(getattr(node.func, "value", None), frame)
             if type(thing) in TENSORS and name in ("cpu", "cuda", "to") and not self.on_device:
                 return thing.to(*(x for x in args if type(x) is torch.dtype))
+            if type(thing) in (tuple, list, dict) and not hasattr(type(thing), name):
+                raise AttributeError(f"{type(thing).__name__!r} object has no attribute {name!r}")
             kind = torch.Tensor if type(thing) in TENSORS else type(thing)
             function = getattr(kind, name, None) if kind in ARRAYS else None
             args = [thing, *args]

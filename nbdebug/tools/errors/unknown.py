@@ -12,22 +12,27 @@ import difflib
 import inspect
 import itertools
 import math
+import os
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 
 from nbdebug.observe.variables import class_attribute, key_text, members, registered
 from nbdebug.report import Report, Symptom, Table
-from nbdebug.text import clip, listed
+from nbdebug.text import clip, clip_start, listed
 from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
 from nbdebug.tools.errors.facts import TensorFact
-from nbdebug.tools.errors.values import expression, operands, shape_of, value_of
+from nbdebug.tools.errors.values import expression, operands, path_text, shape_of, value_of
 
-MAX_SHOWN = 8
-"""Tensors in the table: as many as a person reads."""
+LINES, WIDTH = 15, 100
+"""Lines that the answer takes as text, and columns of one: as much as a person reads below a traceback."""
+MOST_MESSAGE = 5
+"""Lines of the message."""
 MAX_READ = 20_000_000
 """Elements of all tensors together whose range is read: a fifth of a second."""
 MAX_ENTRIES = 2
@@ -38,15 +43,17 @@ Our choice: below it, "did you mean" is wrong more often than right."""
 
 
 def report_of(context: ErrorContext) -> Report:
-    """A report without a finding: where the error was raised, and the table of the tensors."""
-    message = clip(context.message.strip().partition("\n")[0], 200)
+    """A report without a finding: the whole message, where the error was raised, and the table of the values."""
+    message = clip(re.sub(r"\s*\n\s*", " ", context.message.strip()), MOST_MESSAGE * WIDTH - 60)
     headline = f"No cause is known for this {context.type}" + (f": {message}" if message else "")
-    rows = [[t.name, str(list(t.shape)), t.dtype, t.device, _range(t)] for t in tensors(context)]
+    notes = notes_of(context)
+    used = sum(len(textwrap.wrap(text, WIDTH - 4)) for text in (headline, *notes))
+    rows = list(itertools.islice(values(context), max(0, LINES - 7 - used)))
     columns = ("name", "shape", "dtype", "device", "values")
-    table = Table("Tensors among your variables when it failed, those of the failing line first", columns, rows)
+    table = Table("Your values when it failed, those of the failing line first", columns, rows)
     return Report(
         "explain()",
-        notes=tuple(notes_of(context)),
+        notes=tuple(notes),
         headline=headline,
         symptoms=(Symptom(headline),),
         tables=(table,) if rows else (),
@@ -62,31 +69,63 @@ def notes_of(context: ErrorContext) -> list[str]:
         notes.append(f"Raised from {where.place}{source}{module}.")
     notes += itertools.islice(hints(context), 1)
     notes += [f"It was raised {context.carried.where}."] if context.carried else []
-    notes += [f"`{type(error).__name__}` followed from it." for error in context.led_to[:3]]
+    followed = [type(error).__name__ for error in context.led_to[:3] if type(error) is not type(context.error)]
+    notes += [f"{listed(followed)} followed from it."] if followed else []
     return notes
 
 
-def tensors(context: ErrorContext) -> list[TensorFact]:
-    """Of the failing line, then of the user's variables, innermost frame first; with their ranges as long as that is
-    quick."""
-    facts: dict[int, TensorFact] = {}
+def values(context: ErrorContext) -> Iterator[list[str]]:
+    """The rows of the table: tensors, with their ranges as long as that is quick, arrays, tables and paths; of the
+    failing line, then of the functions that ran, innermost first. A cell's variables that its line does not name are
+    left out: they are there whatever fails."""
+    visited: set[int] = set()
     budget = MAX_READ
     for name, value in (*(operands(context.users[0], whole=True) if context.users else ()), *_variables(context)):
-        if is_tensor(value) and id(value) not in facts and len(facts) < MAX_SHOWN:
-            count = math.prod(shape_of(value) or ())
-            facts[id(value)] = fact(name, value, read=count <= budget)
-            budget -= count if count <= budget else 0
-    return list(facts.values())
+        for text, item in _opened(name, value):
+            if id(item) in visited:
+                continue
+            visited.add(id(item))
+            if is_tensor(item):
+                count = math.prod(shape_of(item) or ())
+                tensor = fact(text, item, read=count <= budget)
+                budget -= count if count <= budget else 0
+                yield [text, str(list(tensor.shape)), tensor.dtype, tensor.device, _range(tensor)]
+            elif type(item) is np.ndarray:
+                yield [text, str(list(item.shape)), str(item.dtype), "numpy", ""]
+            elif _is_table(item):
+                columns = [str(column) for column in item.columns[:6]]
+                yield [text, str(list(item.shape)), type(item).__name__, "pandas", f"columns {listed(columns, 5, '')}"]
+            elif (path := path_text(item)) and (type(item) is not str or _is_known_path(text, path)):
+                there = "exists" if os.path.exists(path) else "does not exist"
+                yield [text, "", type(item).__name__, "path", f"{clip_start(path, 60)}: {there}"]
+
+
+def _is_table(value: Any) -> bool:
+    return type(value).__name__ == "DataFrame" and type(value).__module__.partition(".")[0] == "pandas"
+
+
+def _is_known_path(name: str, path: str) -> bool:
+    """Whether a string is a path and no secret that looks like one: its folder exists, or its name says so."""
+    folder = os.path.dirname(path)
+    return os.path.exists(path) or bool(folder) and os.path.isdir(folder) or "path" in name or "file" in name
 
 
 def _variables(context: ErrorContext) -> Iterator[tuple[str, Any]]:
-    """(name, value) of the variables, and of what is in their lists, tuples and dicts."""
-    for name, value, _ in context.variables():
-        yield name, value
-        if type(value) in (list, tuple, dict):
-            inside = value.items() if type(value) is dict else enumerate(value)
-            items = ((f"{name}[{key_text(key)}]", item) for key, item in inside if is_tensor(item))
-            yield from itertools.islice(items, MAX_ENTRIES)
+    """(name, value) of the variables of the functions that ran, innermost first."""
+    for frame in context.users:
+        yield from frame.names.items()
+        if "self" in frame.names:
+            yield from ((f"self.{name}", value) for name, value in members(frame.names["self"]).items())
+
+
+def _opened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(name, value), and the tensors and arrays in a list, a tuple or a dict."""
+    yield name, value
+    if type(value) in (list, tuple, dict):
+        inside = value.items() if type(value) is dict else enumerate(value)
+        kinds = (torch.Tensor, np.ndarray)
+        items = ((f"{name}[{key_text(key)}]", item) for key, item in inside if issubclass(type(item), kinds))
+        yield from itertools.islice(items, MAX_ENTRIES)
 
 
 def _range(tensor: TensorFact) -> str:
@@ -150,6 +189,10 @@ def _key(context: ErrorContext) -> Iterator[str]:
         if not isinstance(part, ast.Subscript):
             continue
         holder, key = (value_of(one, context.users[0]) for one in (part.value, part.slice))
+        if _is_table(holder) and key == missing:
+            columns = [column for column in holder.columns if type(column) is str]
+            yield from (f"There is no column {missing!r}; there is {near!r}." for near in _nearest(missing, columns))
+            yield f"There is no column {missing!r}; the columns are {listed(columns, 12, '')}."
         if type(holder) is not dict or type(key) is not str or key != missing:
             continue
         for near in _nearest(missing, holder):

@@ -10,6 +10,9 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import io
+import pathlib
+import re
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -175,3 +178,25 @@ def _item(thing: Any, key: Any) -> Any:
     if type(thing) in (list, tuple) and type(key) is int:
         return thing[key] if -len(thing) <= key < len(thing) else UNKNOWN
     return thing.get(key, UNKNOWN) if type(thing) is dict else UNKNOWN
+
+
+def path_text(value: Any) -> str:
+    """The path that a value is, or that an open file was opened with; "" for all else. No code of the user's runs."""
+    if issubclass(type(value), pathlib.PurePath) and type(value).__module__.startswith("pathlib"):
+        return str(value)
+    if type(value) is str:
+        return value if _may_be_path(value) else ""
+    if type(value) is io.TextIOWrapper:
+        return path_text(value.buffer)
+    if type(value) in (io.BufferedReader, io.BufferedRandom, io.BufferedWriter):
+        return path_text(value.raw)
+    if type(value) is io.FileIO:
+        return path_text(value.name) or (value.name if type(value.name) is str else "")
+    return ""
+
+
+def _may_be_path(text: str) -> bool:
+    """Whether a text is written as a path: it has a separator or an ending, and is no sentence and no address."""
+    if not 0 < len(text) <= 400 or "\n" in text or "://" in text:
+        return False
+    return re.search(r"[\\/]|\.\w{1,12}$", text) is not None and text.count(" ") < 8

@@ -258,6 +258,9 @@ class CellHistory:
     def text(self, binding: CellBinding) -> str:
         return self.cells[binding.number].text_of(binding.node)
 
+    def text_of(self, number: int, node: ast.AST) -> str:
+        return self.cells[number].text_of(node)
+
     def cell_of(self, file: str) -> int | None:
         """The number of the cell that this file name stands for: of cells with the same text, the last."""
         match = re.match(r"<ipython-input-(\d+)-", file)

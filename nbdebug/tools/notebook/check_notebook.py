@@ -28,6 +28,8 @@ from nbdebug.tools.notebook.left_on import (
     hooks_registered_twice,
     left_on_notes,
     modes_left_on,
+    names_shadowed,
+    runs_twice,
 )
 from nbdebug.tools.notebook.outputs import kept_outputs
 from nbdebug.tools.notebook.rules import name_all, notes_of
@@ -43,8 +45,9 @@ def check_notebook(names: Mapping[str, Any] | None = None, *, shell: Any = None)
     given new parts, while the optimizer holds the old parameters (training/parameters-not-in-optimizer); hooks that a
     cell registered again when it ran again (notebook/hooks-registered-twice); objects of an earlier definition of
     their class (notebook/class-redefined); loaders, schedulers and trainers that still use a replaced object
-    (notebook/stale-reference); a cell that ran before the one it needs (notebook/cells-out-of-order); memory that only
-    `Out`, the last traceback or a list of losses holds (memory/…). Settings that a cell left on are notes.
+    (notebook/stale-reference); a cell that ran before the one it needs (notebook/cells-out-of-order), or again on its
+    own result (notebook/cell-run-twice); a name of Python's that a variable hides (notebook/name-shadowed); memory
+    that only `Out`, the last traceback or a list of losses holds (memory/…). Settings that a cell left on are notes.
 
     names: the user's variables, by default the notebook's, or those of the caller. shell: IPython's, by default the
     running one. It works at any time, also when nbdebug was loaded after the problem. It changes nothing and runs none
@@ -102,6 +105,8 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
             tuple(part("the order of cells", lambda: cells_too_early(variables, history, error))),
             tuple(part("modes", lambda: modes_left_on(owners, history, error))),
             tuple(notes),
+            tuple(part("shadowed names", lambda: names_shadowed(variables, history, error))),
+            tuple(part("cells that ran again", lambda: runs_twice(variables, history, error))),
             tuple(unchecked),
         )
 
@@ -152,7 +157,8 @@ OBJECTS = re.compile(r"(?:type object )?'(\w+)'(?: object)? has no attribute '(\
 
 def notebook_causes(error: BaseException, names: Mapping[str, Any], shell: Any = None) -> tuple[Finding, ...]:
     """What of the notebook explains this exception: a file that differs from what is loaded of it, an object of an
-    earlier definition of its class, a name that a later cell defines. () for other exceptions."""
+    earlier definition of its class, a name that a later cell defines or an earlier one hides, a statement that had
+    consumed its own result before. () for other exceptions."""
     with torch._C.DisableTorchFunctionSubclass():
         history, variables = CellHistory.of(shells.running_shell() if shell is None else shell), user_variables(names)
         files = {os.path.basename(link.tb_frame.f_code.co_filename) for link in traceback_links(error)}
@@ -173,6 +179,8 @@ def notebook_causes(error: BaseException, names: Mapping[str, Any], shell: Any =
                     stale=tuple(one for one in stale if one.file in files or _is_about(one, message)),
                     classes=tuple(classes),
                     early=tuple(cells_too_early(variables, history, error)),
+                    shadowed=tuple(names_shadowed(variables, history, error)),
+                    repeated=tuple(runs_twice(variables, history, error)),
                 )
             )
         )

@@ -141,6 +141,37 @@ class TooEarly:
 
 
 @dataclasses.dataclass(frozen=True)
+class Shadowed:
+    """A cell failed because a name no longer stands for what its line means. meant: "builtin", "function", "class",
+    "module", or "import" (of a function or a class); kind: the class of the value that it has now; imported: the
+    import; message: the exception's. where: the cell that gave it this value; failed: the line that failed."""
+
+    name: str
+    meant: str
+    kind: str
+    imported: str = ""
+    message: str = ""
+    where: Where = NOWHERE
+    failed: Where = NOWHERE
+
+
+@dataclasses.dataclass(frozen=True)
+class RunTwice:
+    """A cell failed because its statement consumes its own result, and had run before. name: the variable; times: how
+    often the statement has been started; error: the exception's class; renewal: the statement that makes the variable
+    anew; where: the failed line, first: of its first run; fresh: of the renewal."""
+
+    name: str
+    statement: str
+    times: int
+    error: str = ""
+    renewal: str = ""
+    where: Where = NOWHERE
+    first: Where = NOWHERE
+    fresh: Where = NOWHERE
+
+
+@dataclasses.dataclass(frozen=True)
 class ModeLeft:
     """A mode that a cell left on. kind: "eval", "grad" or "dtype"; name: the model, or the call; where: the cell that
     switched it on; after: the cell that went on training; message: the last exception's message."""
@@ -167,4 +198,6 @@ class NotebookFacts:
     early: tuple[TooEarly, ...] = ()
     modes: tuple[ModeLeft, ...] = ()
     notes: tuple[str, ...] = ()
+    shadowed: tuple[Shadowed, ...] = ()
+    repeated: tuple[RunTwice, ...] = ()
     unchecked: tuple[str, ...] = ()

@@ -7,8 +7,9 @@ from __future__ import annotations
 import ast
 import builtins
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -17,8 +18,17 @@ import torch
 from nbdebug.observe.duplicate_hooks import DuplicateHook, find_duplicate_hooks
 from nbdebug.observe.variables import attributes
 from nbdebug.report import Where
-from nbdebug.tools.notebook.cells import CellHistory, dotted, error_message, names_in, nodes, root_of, traceback_links
-from nbdebug.tools.notebook.facts import NOWHERE, ModeLeft, TooEarly, TwiceHook
+from nbdebug.tools.notebook.cells import (
+    CellHistory,
+    bound,
+    dotted,
+    error_message,
+    names_in,
+    nodes,
+    root_of,
+    traceback_links,
+)
+from nbdebug.tools.notebook.facts import NOWHERE, ModeLeft, RunTwice, Shadowed, TooEarly, TwiceHook
 from nbdebug.tools.notebook.stale_objects import ModelsAndOptimizers, modules_of, optimizer_tensors, parameters_of
 
 METHODS = {
@@ -321,14 +331,7 @@ def cells_too_early(names: Mapping[str, Any], history: CellHistory, error: BaseE
     if error is None or not issubclass(type(error), NameError) or issubclass(type(error), UnboundLocalError):
         return []
     missing = getattr(error, "name", None)
-    failed = next(
-        (
-            (number, link.tb_lineno)
-            for link in traceback_links(error)
-            if (number := history.cell_of(link.tb_frame.f_code.co_filename)) is not None
-        ),
-        None,
-    )
+    failed = next(_cell_lines(error, history), None)
     if type(missing) is not str or missing not in names or failed is None:
         return []
     later = [b for b in history.bindings(missing) if b.number > failed[0]]
@@ -338,6 +341,144 @@ def cells_too_early(names: Mapping[str, Any], history: CellHistory, error: BaseE
     if any(line in cell.raw for number, cell in history.cells.items() if number >= later[0].number):
         return []  # it ran again since
     return [TooEarly(missing, history.cells[failed[0]].place(failed[1]), history.place(later[0]))]
+
+
+def _cell_lines(error: BaseException | None, history: CellHistory) -> Iterator[tuple[int, int]]:
+    """(cell, line) of each line of a cell in an exception's traceback, outermost first."""
+    for link in traceback_links(error):
+        number = history.cell_of(link.tb_frame.f_code.co_filename)
+        if number is not None:
+            yield number, link.tb_lineno
+
+
+def _statement(history: CellHistory, number: int, line: int) -> ast.stmt | None:
+    """The smallest statement of a cell over a line."""
+    inside = [n for s in history.cells[number].body for n in ast.walk(s) if isinstance(n, ast.stmt)]
+    return min(
+        (n for n in inside if n.lineno <= line <= (n.end_lineno or 0)),
+        key=lambda n: (n.end_lineno or 0) - n.lineno,
+        default=None,
+    )
+
+
+NO_CALL = re.compile(r"^'([\w.]+)' object is not callable")
+NO_ATTRIBUTE = re.compile(r"^'([\w.]+)' object has no attribute '(\w+)'")
+NO_TYPE = re.compile(r"arg 2 must be a type")
+
+
+def names_shadowed(names: Mapping[str, Any], history: CellHistory, error: BaseException | None) -> list[Shadowed]:
+    """The last failure, if its line calls a builtin, a function or a module of a name that a cell has given to another
+    value since."""
+    message = error_message(error)
+    call, attribute = NO_CALL.match(message), NO_ATTRIBUTE.match(message)
+    if call is None and attribute is None and not NO_TYPE.search(message):
+        return []
+    for number, line in reversed(list(_cell_lines(error, history))):
+        statement = _statement(history, number, line)
+        for node in ast.walk(statement) if statement is not None else ():
+            name = _used_name(node, call is not None, attribute[2] if attribute else "")
+            if name not in names or (call or attribute) and type(names[name]).__name__ != (call or attribute)[1]:  # type: ignore[index]
+                continue
+            taken = [b for b in history.bindings(name, "assign", "for") if b.number <= number]
+            first = [b for b in history.bindings(name, "import", "def", "class") if taken and b.at < taken[-1].at]
+            meant = first[-1].how if first else "builtin" if hasattr(builtins, name) else ""
+            if not taken or not meant or meant == "builtin" and attribute:
+                continue
+            others = [b for b in taken if not first or b.at > first[-1].at]  # the first since then
+            kind = {"import": "module", "def": "function"}.get(meant, meant)
+            if meant == "import" and not attribute:
+                kind = "import"
+            return [
+                Shadowed(
+                    name,
+                    kind,
+                    type(names[name]).__name__,
+                    history.text(first[-1]) if meant == "import" else "",
+                    message,
+                    history.place(others[0]),
+                    history.cells[number].place(line),
+                )
+            ]
+    return []
+
+
+def _used_name(node: ast.AST, called: bool, attribute: str) -> str:
+    """The variable that an expression calls, or whose attribute it reads; of `isinstance` the class."""
+    if attribute:
+        return (
+            node.value.id
+            if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.value, ast.Name)
+            else ""
+        )
+    if not isinstance(node, ast.Call):
+        return ""
+    if called:
+        return node.func.id if isinstance(node.func, ast.Name) else ""
+    second = node.args[1] if dotted(node.func) in ("isinstance", "issubclass") and len(node.args) > 1 else None
+    return second.id if isinstance(second, ast.Name) else ""
+
+
+SAME = frozenset(
+    "to cuda cpu float double half long bool detach train eval compile requires_grad_ rename astype fillna clip clamp "
+    "contiguous sort_values sort_index sorted drop_duplicates dropna copy clone".split()
+)
+"""Methods that change nothing when they are applied again."""
+REFUSED = (KeyError, AttributeError, TypeError, ValueError, IndexError, RuntimeError)
+"""What a second application raises: what it takes is gone, or is of another kind by now."""
+
+
+def runs_twice(names: Mapping[str, Any], history: CellHistory, error: BaseException | None) -> list[RunTwice]:
+    """The last failure, if its statement consumes its own result (`table = table.drop(…)`, `y = table.pop("y")`) and
+    ran before on the same variable."""
+    if error is None or not issubclass(type(error), REFUSED):
+        return []
+    for number, line in reversed(list(_cell_lines(error, history))):
+        statement = _statement(history, number, line)
+        if statement is None or statement not in history.cells[number].statements:
+            continue
+        text = ast.unparse(statement)
+        for path in _consumed(statement):
+            made = [b for b in history.bindings(path) if b.number <= number and path not in names_in(b.value)]
+            fresh = max((b for b in made if b.at < (number, line)), key=lambda b: b.at, default=None)
+            since = fresh.at if fresh is not None else (0, 0)
+            before = [
+                (cell.number, one.lineno)
+                for cell in history.mentioning(root_of(path))
+                if cell.number < number
+                for one in cell.statements
+                if (cell.number, one.lineno) > since and ast.unparse(one) == text
+            ]
+            if before and root_of(path) in names:
+                return [
+                    RunTwice(
+                        path,
+                        history.text_of(number, statement),
+                        1 + len(before),
+                        type(error).__name__,
+                        history.text(fresh) if fresh is not None else "",
+                        history.cells[number].place(line),
+                        history.cells[before[0][0]].place(before[0][1]),
+                        history.place(fresh) if fresh is not None else NOWHERE,
+                    )
+                ]
+    return []
+
+
+def _consumed(statement: ast.stmt) -> Iterator[str]:
+    """The variables that a statement computes from themselves, or takes something out of."""
+    for path, how, _, value in bound(statement):
+        last = dotted(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else ""
+        if how == "assign" and root_of(path) in names_in(value) and last not in SAME:
+            yield path
+    if isinstance(statement, ast.AugAssign) and dotted(statement.target):
+        yield dotted(statement.target)
+    if isinstance(statement, ast.Delete):
+        yield from (dotted(t.value) for t in statement.targets if isinstance(t, ast.Subscript) and dotted(t.value))
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and dotted(node.func.value):
+            inplace = any(k.arg == "inplace" and getattr(k.value, "value", None) is True for k in node.keywords)
+            if inplace or node.func.attr in ("pop", "remove", "popitem"):
+                yield dotted(node.func.value)
 
 
 def applied_twice(names: Mapping[str, Any], history: CellHistory) -> list[str]:

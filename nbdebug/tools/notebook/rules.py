@@ -500,7 +500,76 @@ def out_of_order(facts: NotebookFacts) -> Finding | None:
     )
 
 
+@rule(
+    code="notebook/name-shadowed",
+    title="A variable has taken the name of a function or a module.",
+    symptom="TypeError: 'Tensor' object is not callable, 'list' object is not callable; AttributeError: 'float' object "
+    "has no attribute 'time'; in cells that have worked before. A restart of the kernel helps.",
+    cause="`max, where = scores.max(1)`, `list = […]`, `time = time.time()`: from then on the name stands for this "
+    "value in all cells. Deleting the line does not bring the name back, as the variable stays in the kernel.",
+    confirm="`max` in a cell of its own shows what the name stands for.",
+    fix="`del max` in one cell; give the variable another name. A module is imported again.",
+    reference="https://docs.python.org/3/library/builtins.html",
+)
+def name_shadowed(facts: NotebookFacts) -> Finding | None:
+    if not facts.shadowed:
+        return None
+    one = facts.shadowed[0]
+    meant = {"builtin": "Python's own function", "import": "what was imported"}.get(one.meant, f"the {one.meant}")
+    title = (
+        f"`{one.name}` is no longer {meant} of this name: {cell(one.where)} gave the name to another value "
+        f"(now: {one.kind}), and {cell(one.failed)} uses it"
+    )
+    code = one.imported or (f"del {one.name}" if one.meant == "builtin" else f"# run the cell with `{one.name}` again")
+    fixes = [
+        Fix("Get it back.", code),
+        Fix(f"Give the variable of {cell(one.where)} another name, so that it stays.", f"{one.name}_value = …"),
+    ]
+    chain = [
+        Link(f"{cell(one.where)} gives `{one.name}` another value", one.where),
+        Link(f"{cell(one.failed)} uses `{one.name}`: {one.message}", one.failed),
+    ]
+    return finding("notebook/name-shadowed", title, one.where, [one.name], fixes, chain, now_a=one.kind)
+
+
+@rule(
+    code="notebook/cell-run-twice",
+    title="A cell that consumes its own result ran again.",
+    symptom='KeyError, or "not found in axis", at `table = table.drop(…)` or `y = table.pop(…)` that has worked '
+    "before; 'list' object has no attribute 'split'.",
+    cause="`x = f(x)` takes the present `x`. When its cell runs again, that is the result of the last run: the column "
+    "is gone, the text is split already, an axis is added a second time.",
+    confirm="Run the cell that makes the variable, then this one once: it works.",
+    fix="Give the result another name (`features = table.drop(…)`), or make the variable in the same cell.",
+    reference="https://docs.jupyter.org/en/latest/projects/architecture/content-architecture.html",
+)
+def cell_run_twice(facts: NotebookFacts) -> Finding | None:
+    if not facts.repeated:
+        return None
+    one = facts.repeated[0]
+    times = "the second time" if one.times == 2 else f"for the {one.times}th time"
+    title = (
+        f"`{one.statement}` runs {times} on the same `{one.name}`: {cell(one.first)} has already applied it, and "
+        "it consumes its own result"
+    )
+    fixes = [Fix("Or give the result another name, so that the cell can run again.", f"{one.name}_new = …")]
+    if one.renewal:
+        fixes.insert(
+            0, Fix(f"Run {cell(one.fresh)} again, which makes `{one.name}`, then this cell once.", one.renewal)
+        )
+    chain = [Link(f"{cell(one.fresh)} makes `{one.name}`", one.fresh)] if one.renewal else []
+    chain += [
+        Link(f"{cell(one.first)} replaces it by the result", one.first),
+        Link(f"{cell(one.where)} applies it again ({one.error})", one.where),
+    ]
+    return finding(
+        "notebook/cell-run-twice", title, one.where, [one.name], fixes, chain, times=one.times, statement=one.statement
+    )
+
+
 CHECKS = (
+    name_shadowed,
+    cell_run_twice,
     stale_import,
     class_redefined,
     not_in_optimizer,

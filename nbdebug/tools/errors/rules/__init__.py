@@ -12,6 +12,7 @@ DECLARED = (
     "rules.dataloader",
     "rules.imports",
     "rules.distributed",
+    "rules.files",
     "rules.state_dict",
     "shapes.rules",
 )
