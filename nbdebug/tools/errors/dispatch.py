@@ -93,7 +93,8 @@ KINDS: tuple[ErrorKind, ...] = (
         "kinds.files.detect_missing",
         "rules.files.file_not_found",
         r"^FileNotFound|hub|repo|local folder|model identifier|404|gated|restricted|offline|local cache|connect to|"
-        r"couldn't reach|entry|can't load|outgoing|requested files|hfvalid|doesn't exist|does not appear|authenticated|review",
+        r"couldn't reach|entry|can't load|outgoing|requested files|hfvalid|doesn't exist|does not appear|"
+        r"authenticated|review",
     ),
     ErrorKind(
         "kinds.distributed.detect",
