@@ -36,7 +36,7 @@ class Op:
     backward; library: the innermost line of an installed package, where that is not the user's line; inputs: the ops
     that made its operands; scalars: its number arguments by name; grad: whether autograd recorded it; recomputed: a
     forward op that runs again during backward (checkpointing); after_model: run outside of the model, after its
-    call."""
+    call; reach: which of parameters, inputs and targets flow into it (0: not followed)."""
 
     __slots__ = (
         "after_model",
@@ -52,6 +52,7 @@ class Op:
         "module_type",
         "name",
         "node",
+        "reach",
         "recomputed",
         "scalars",
         "site",
@@ -65,6 +66,7 @@ class Op:
         self.module, self.node, self.during = "", "", "forward"
         self.module_type: str | None = None
         self.forward: Op | None = None
+        self.reach = 0
         self.custom, self.recomputed, self.grad, self.after_model = False, False, True, False
         self.inputs: tuple[Op, ...] = ()
         self.scalars: dict[str, Any] = {}
@@ -257,7 +259,7 @@ class Recorder(TorchDispatchMode):
                 reach |= storage.reach
                 if storage.maker is not None and len(makers) < 4:
                     makers.append(storage.maker)
-        op.inputs = tuple(makers)
+        op.inputs, op.reach = tuple(makers), reach
         return reach
 
     def storage_info(self, tensor: torch.Tensor) -> StorageInfo | None:

@@ -264,6 +264,19 @@ def rows_of(
     return tuple(rows.nonzero().flatten().tolist())
 
 
+def row_candidates(mask: torch.Tensor, batch: int | None) -> dict[str, tuple[int, ...]]:
+    """The rows in which `mask` (bool) is set, for each dimension that may be the batch: by the dimension's number, or
+    "batch first" and "batch last" where it may be folded into the first one. Sets of all rows are left out."""
+    if not batch or batch < 2:
+        return {}
+    views = {str(d): mask.movedim(d, 0) for d, size in enumerate(mask.shape) if size == batch}
+    if mask.dim() and mask.shape[0] > batch and mask.shape[0] % batch == 0:
+        views["batch first"] = mask.reshape(batch, -1)
+        views["batch last"] = mask.reshape(-1, batch, *mask.shape[1:]).movedim(1, 0)
+    found = {name: view.reshape(batch, -1).any(1).nonzero().flatten().tolist() for name, view in views.items()}
+    return {name: tuple(rows) for name, rows in found.items() if 0 < len(rows) < batch}
+
+
 def folds_of(shape: torch.Size) -> set[int]:
     """The numbers of elements that a batch row of this shape may be folded into: each dimension after the first, and
     the products of these from the first of them on."""

@@ -277,3 +277,95 @@ def recurrent(sick):
     model = Recurs(nn.LSTM, dropout=0.1)
     batches = [(torch.randn(5, 4, 8), s) for s in scaled(sick)]
     return steps_of(model, torch.optim.Adam(model.parameters()), batches, lambda b: model(*b).square().mean())
+
+
+# -- rows of the batch -------------------------------------------------------------------------------------------------
+
+
+def logs(level_of, batch=5, time=4, width=8, rows=(1, 3), loss=None):
+    """A model whose output's level is 0 in some rows; `level_of(h, s)` is what is put into the log."""
+
+    def build(sick):
+        model = nn.Sequential(nn.Linear(6, width), nn.Tanh())
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        batches = [(torch.randn(batch, time, 6), s) for s in scaled(sick, rows, batch)]
+
+        def loss_of(b):
+            h = model(b[0]) + 1.2
+            level = level_of(h, b[1])
+            worth = torch.log(level)  # of a level
+            return worth.mean() if loss is None else loss(worth, h)
+
+        return steps_of(model, optimizer, batches, loss_of)
+
+    return build
+
+
+ROWS: dict[str, Any] = {"code": "log-of-nonpositive", "phase": "forward", "line": "torch.log(level)  # of a level"}
+
+
+@kind(**ROWS, rows=(1, 3))
+def rows_time_first(sick):
+    return logs(lambda h, s: (h * s[:, None, None]).transpose(0, 1), time=5)(sick)
+
+
+@kind(**ROWS, rows=(1, 3))
+def rows_width_first(sick):
+    return logs(lambda h, s: (h * s[:, None, None]).mean(1).T, width=5)(sick)
+
+
+@kind(**ROWS, rows=(0,))
+def rows_in_a_loop(sick):
+    return logs(lambda h, s: torch.stack([a * b for a, b in zip(h, s, strict=True)]), time=5, rows=(0,))(sick)
+
+
+@kind(**ROWS, rows=None)
+def rows_of_a_mean(sick):
+    return logs(lambda h, s: torch.cat([(h[..., :1] * s.amin()).mean((0, 1)), h[..., 1:].mean((0, 1))]), width=5)(sick)
+
+
+@kind(**ROWS, rows=(2, 3))
+def rows_folded_last(sick):
+    return logs(lambda h, s: (h * s[:, None, None]).transpose(0, 1).flatten(0, 1), rows=(2, 3))(sick)
+
+
+@kind(**ROWS, rows=(1,))
+def rows_harmless_infinity(sick):
+    def level(h, s):
+        return h.mean((1, 2)) * s
+
+    def loss(worth, h):
+        keep = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0]) > 0
+        shares = torch.exp(worth)  # 0 for -inf: no harm is done to row 3
+        return torch.where(keep, worth, shares).mean()
+
+    return logs(level, loss=loss)(sick)
+
+
+@kind("log-of-nonpositive", "forward", line="torch.log(size)", rows=None)
+def rows_of_a_weight(sick):
+    model = nn.Linear(5, 5)
+    if sick:
+        nn.init.constant_(model.bias, 0.0)
+
+    def loss_of(x):
+        size = model.bias.square()
+        return (model(x) * torch.log(size)).mean()
+
+    return steps_of(model, torch.optim.SGD(model.parameters(), lr=1e-3), [torch.randn(5, 5)] * 3, loss_of)
+
+
+@kind("log-of-nonpositive", "forward", line="torch.log(second)", rows=(2,))
+def infinity_absorbed_in_a_maximum(sick):
+    model = nn.Linear(6, 4)
+
+    def loss_of(b):
+        first = torch.log(F.relu(b[1])[:, None] * model(b[0]).abs().detach())
+        second = (model(b[0]).abs() + 0.1) * b[2][:, None]
+        return torch.maximum(first, torch.log(second)).mean()
+
+    zero, minus = torch.ones(5), torch.ones(5)
+    zero[2], minus[2] = 0.0, -1.0 if sick else 1.0
+    return steps_of(
+        model, torch.optim.SGD(model.parameters(), lr=1e-3), [(torch.randn(5, 6), zero, minus)] * 3, loss_of
+    )

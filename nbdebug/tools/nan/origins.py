@@ -16,13 +16,15 @@ import torch
 
 from nbdebug.observe.ops import Schema
 from nbdebug.observe.recorder import Op, Recorder
-from nbdebug.observe.tensors import StorageInfo, dense, finite, folds_of, rows_of
+from nbdebug.observe.tensors import PARAMETER, StorageInfo, dense, finite, folds_of, row_candidates, rows_of
 from nbdebug.tools.nan.operands import BadResult, OperandRecorder, OperandSnapshot
 
 EMPTIES = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"})
 """Ops that hand out memory as it is: they are the origin of what is bad in it."""
 _FILLS = frozenset("fill masked_fill full full_like new_full scalar_tensor constant_pad_nd lift_fresh".split())
 _LOGS = frozenset({"log", "log2", "log10"})
+_MOST_CANDIDATES = 6
+"""Sets of rows that are noted for an origin: later ops only mix rows."""
 _MOST = 512
 """A step with more origins than this that nobody intended has gone bad everywhere; the first ones tell why."""
 
@@ -30,9 +32,10 @@ _MOST = 512
 class Origin:
     """One origin. op: None for a tensor that was bad when the step got it: then `storage` describes it, and readers are
     the ops that used it. made: "nan", "inf", "-inf" or "mixed". rows: the batch rows; folded_rows: the same if the only
-    dimension is batch and time folded, and nothing later shows the rows better. trail: (number of an op, rows) wherever
-    it then showed. segment: how many backwards had run before, in this step. factors: ranges (low, high) of the
-    parameter-free factors that it was multiplied by. after_model: the model had returned by then."""
+    dimension is batch and time folded, and nothing later shows the rows better; row_sets: what they may be instead, by
+    the dimension taken for the batch. trail: (number of an op, rows) wherever it then showed. segment: how many
+    backwards had run before, in this step. factors: ranges (low, high) of the parameter-free factors that it was
+    multiplied by. after_model: the model had returned by then."""
 
     __slots__ = (
         "absorbed_by",
@@ -48,6 +51,7 @@ class Origin:
         "op",
         "parents",
         "readers",
+        "row_sets",
         "rows",
         "segment",
         "shape",
@@ -65,6 +69,7 @@ class Origin:
         self.parents: set[int] = set()
         self.rows: tuple[int, ...] | None = None
         self.folded_rows: tuple[int, ...] | None = None
+        self.row_sets: dict[tuple, tuple[int, ...]] = {}
         self.storage: StorageInfo | None = None
         self.readers: list[Op] = []
         self.trail: list[tuple[int, tuple[int, ...]]] = []
@@ -73,6 +78,12 @@ class Origin:
         self.absorbed_by: set[str] = set()
         self.factors: list[tuple[float, float]] = []
         self.snapshot: OperandSnapshot
+
+    @property
+    def of_weights(self) -> bool:
+        """Whether only parameters and constants went into the op: no row of the batch is at fault."""
+        op = self.op if self.op is None or self.op.forward is None else self.op.forward
+        return op is not None and op.reach == PARAMETER and self.op is op
 
 
 class Origins:
@@ -164,8 +175,11 @@ class Origins:
         assert values is not None, "its bad elements have been seen"
         origin = Origin(op, op.step, self.segment, tensor, mask, _made(values, mask, nan))
         origin.parents = set(parents)
-        origin.rows = rows_of(mask, len(mask)) if schema.base == "ctc_loss" and mask.dim() == 1 else self._rows(mask)
-        origin.folded_rows = rows_of(mask, self.batch_size, self.folds) if origin.rows is None else None
+        if not origin.of_weights:
+            ctc = schema.base == "ctc_loss" and mask.dim() == 1
+            origin.rows = rows_of(mask, len(mask)) if ctc else self._rows(mask)
+            origin.folded_rows = rows_of(mask, self.batch_size, self.folds) if origin.rows is None else None
+            self._note_candidates(origin, mask, op)
         if schema.base == "nll_loss" and origin.rows is None:
             origin.rows = self._label_rows(*args[:2])
         origin.snapshot = self.operand_recorder.of_op(bad, mask)
@@ -203,12 +217,24 @@ class Origins:
         """Where an origin's own tensor shows no batch dimension, the first that it reaches and that has one tells the
         rows; of a tensor from outside, of which parts may be dropped on the way, every later one is noted."""
         origin = self._origins[index]
+        if origin.of_weights:
+            return
         if origin.storage is None and not (origin.op is not None and origin.op.name in EMPTIES):
-            origin.rows = self._rows(mask) if origin.rows is None else origin.rows
+            rows = self._rows(mask)
+            origin.rows = rows if origin.rows is None else origin.rows
+            if rows is not None and origin.made != "nan":
+                origin.trail.append((op.index, rows))
+            self._note_candidates(origin, mask, op)
         elif origin.storage is None or origin.storage.role in ("input", "target"):
             rows = self._rows(mask)
             if rows is not None:
                 origin.trail.append((op.index, rows))
+
+    def _note_candidates(self, origin: Origin, mask: torch.Tensor, op: Op) -> None:
+        if len(origin.row_sets) < _MOST_CANDIDATES:
+            for name, rows in row_candidates(mask, self.batch_size).items():
+                if rows not in origin.row_sets.values():
+                    origin.row_sets[op.site, op.name, name] = rows
 
     def _rows(self, mask: torch.Tensor) -> tuple[int, ...] | None:
         return rows_of(mask, self.batch_size)

@@ -120,7 +120,7 @@ class ReplayTaintTracker(TaintTracker):
         self._note_use(op, schema, args, {id(t): {index: t} for t in operands})
         for result in results:
             self._write_lone(result, index)
-            if origin.rows is None and self.origins.batch_size:
+            if (origin.rows is None or origin.made != "nan") and self.origins.batch_size:
                 self.origins.note_rows(index, ~finite(result), op)
         self.last_bad = {index}
         self.modules.add(op.module)

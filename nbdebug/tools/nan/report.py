@@ -18,9 +18,10 @@ from nbdebug.text import count, figures, listed
 from nbdebug.tools.nan.facts import CompiledFacts, NanFacts, OriginFact, RunFacts, StateFacts
 from nbdebug.tools.nan.fixes import try_fixes
 from nbdebug.tools.nan.operands import where_of
-from nbdebug.tools.nan.origins import Origin
+from nbdebug.tools.nan.origins import EMPTIES, Origin
 from nbdebug.tools.nan.probe import CompiledCall, Detection, Probe
 from nbdebug.tools.nan.reproducer import Reproduction
+from nbdebug.tools.nan.rows import settled_rows
 from nbdebug.tools.nan.rules import name_it
 from nbdebug.tools.nan.rules.wording import numbered
 
@@ -138,6 +139,8 @@ def _facts(probe: Probe, detection: Detection, chosen: list[Origin], culprit: Or
     index = place[culprit.index]
     together = [fact for fact, o in zip(origins, chosen, strict=True) if o.segment == culprit.segment]
     where = _where_it_shows(origins[index], together, detection, probe.taint.origins.batch_size)
+    if culprit.op is not None:
+        where = dataclasses.replace(where, samples=settled_rows(probe, detection, culprit, chosen, used, where.samples))
     origins[index] = dataclasses.replace(origins[index], where=where)
     history = probe.history
     run = RunFacts(
@@ -204,7 +207,8 @@ def _origin_fact(probe: Probe, origin: Origin, index: int, place: dict[int, int]
 def _where(origin: Origin, used: set[int]) -> Where:
     """The place of an origin. A tensor that was bad from outside: where it was given to the model, else the first line
     that read it for what went bad (`used`: the ops behind that)."""
-    arrived = [set(rows) for index, rows in origin.trail if index in used][-1:]
+    trail = origin.trail if origin.op is None or origin.op.name in EMPTIES else []
+    arrived = [set(rows) for index, rows in trail if index in used][-1:]
     rows = tuple(sorted(arrived[0] & set(origin.rows or arrived[0]))) if arrived else ()
     if origin.op is not None:
         return where_of(origin.op, samples=rows or origin.rows or origin.folded_rows)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -295,11 +296,10 @@ class TaintTracker:
         new = bad & ~from_nan & ~from_inf
         masks: dict[int, torch.Tensor] = {}
         parents: set[int] = set()
-        for origin in origins:
-            own = {i: by_origin[origin] for i, by_origin in operands.items() if origin in by_origin}
-            reached = bad if len(origins) == 1 else taint.reached(own, bad)
+        for origin, reached in self._reached_by(taint, origins, operands, bad).items():
             if bool((reached & derived).any()):
                 parents.add(origin)
+                self.origins.note_rows(origin, reached & derived, op)
             carried = reached & bad & ~derived & ~new
             if bool(carried.any()):
                 masks[origin] = carried
@@ -309,6 +309,19 @@ class TaintTracker:
         if bool(new.any()):
             masks |= self.origins.add_from_finite(result, new, nan)
         return masks or {origins[0]: bad}
+
+    def _reached_by(
+        self, taint: OpTaint, origins: list[int], operands: OperandMasks, bad: torch.Tensor
+    ) -> dict[int, torch.Tensor]:
+        """The bad elements that each origin reaches. Of several, one that is absorbed where another one is bad (the
+        -inf beside a NaN in a maximum) reaches none."""
+        if len(origins) == 1:
+            return {origins[0]: bad}
+        own = {o: {i: masks[o] for i, masks in operands.items() if o in masks} for o in origins}
+        reached = {o: taint.reached(own[o], bad) for o in origins}
+        alone = {o: reached[o] & taint.bad_alone(own[o], bad) for o in origins}
+        covered = functools.reduce(torch.logical_or, alone.values())
+        return {o: alone[o] | (reached[o] & ~covered) for o in origins}
 
 
 class OpTaint:
@@ -339,6 +352,16 @@ class OpTaint:
             return torch.zeros_like(bad)
         reached = self.propagate(operands)
         return bad if reached is None or reached.shape != bad.shape else reached & bad
+
+    def bad_alone(self, operands: dict[int, torch.Tensor], bad: torch.Tensor) -> torch.Tensor:
+        """The elements that are bad with these elements of the operands as they are, and all others sound."""
+        if self.func.namespace != "aten" or self.schema.random:
+            return bad
+        try:
+            alone = self._run(operands, as_they_are=True)
+        except Exception:  # as in `propagate`
+            return bad
+        return bad if alone.shape != bad.shape else alone
 
     def propagate(self, operands: dict[int, torch.Tensor]) -> torch.Tensor | None:
         """Mask of the results that these elements reach; None where that can't be told."""
@@ -372,22 +395,23 @@ class OpTaint:
             total |= mask
         return total
 
-    def _run(self, operands: dict[int, torch.Tensor]) -> torch.Tensor:
+    def _run(self, operands: dict[int, torch.Tensor], as_they_are: bool = False) -> torch.Tensor:
         tainted: dict[int, torch.Tensor] = {}
 
         def taint(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
             if id(value) not in tainted:
-                tainted[id(value)] = self._tainted(value, operands.get(id(value)))
+                tainted[id(value)] = self._tainted(value, operands.get(id(value)), as_they_are)
             return tainted[id(value)]
 
         args, kwargs = tree_map(taint, self.args), tree_map(taint, self.kwargs)
         with torch.no_grad():
-            return torch.isnan(self.pick(self.func(*args, **kwargs), args, kwargs))
+            result = self.pick(self.func(*args, **kwargs), args, kwargs)
+        return ~finite(result) if as_they_are else torch.isnan(result)
 
-    def _tainted(self, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """A copy of an operand that is NaN at the mask, and finite elsewhere."""
+    def _tainted(self, value: torch.Tensor, mask: torch.Tensor | None, as_it_is: bool) -> torch.Tensor:
+        """A copy of an operand that is NaN (or as it is) at the mask, and finite elsewhere."""
         before = self.overwritten.get(id(value), value)
         inner = dense(before)
         if inner is None or not can_be_nonfinite(inner):
@@ -395,6 +419,8 @@ class OpTaint:
         if before.layout is not torch.strided or before.is_nested:
             raise TypeError("sparse or nested")
         clean = torch.where(finite(before), before, torch.ones((), dtype=before.dtype, device=before.device))
+        if mask is not None and as_it_is:
+            return torch.where(mask, before, clean)
         return clean if mask is None else clean.masked_fill_(mask, float("nan"))
 
 
