@@ -369,3 +369,61 @@ def infinity_absorbed_in_a_maximum(sick):
     return steps_of(
         model, torch.optim.SGD(model.parameters(), lr=1e-3), [(torch.randn(5, 6), zero, minus)] * 3, loss_of
     )
+
+
+# -- attention with nothing to attend to -------------------------------------------------------------------------------
+
+
+class Pads(nn.Module):
+    """torch's attention over a sequence that may be all padding. how: what becomes of its output at the padding."""
+
+    def __init__(self, how, time_first=False):
+        super().__init__()
+        self.attend, self.out = nn.MultiheadAttention(8, 2, batch_first=not time_first), nn.Linear(8, 1)
+        self.how, self.time_first = how, time_first
+
+    def forward(self, x, empty):
+        x = x.transpose(0, 1) if self.time_first else x
+        mixed, _ = self.attend(x, x, x, key_padding_mask=empty)
+        mixed = mixed.transpose(0, 1) if self.time_first else mixed
+        return self.out(self.how(mixed, empty))
+
+
+def pads(how, **more):
+    def build(sick):
+        model = Pads(how, **more)
+        empties = [torch.zeros(5, 4, dtype=torch.bool) for _ in range(3)]
+        for empty in empties:
+            empty[1, 2:] = True
+        empties[1][2] = sick
+        batches = [(torch.randn(5, 4, 8), empty) for empty in empties]
+        return steps_of(model, torch.optim.Adam(model.parameters()), batches, lambda b: model(*b).square().mean())
+
+    return build
+
+
+MASKED: dict[str, Any] = {"code": "fully-masked-softmax", "rows": (2,), "line": "self.attend(", "module": "attend"}
+
+
+@kind(**MASKED, phase="forward")
+def masked_row(sick):
+    return pads(lambda mixed, empty: mixed, time_first=True)(sick)
+
+
+@kind(**MASKED, phase="forward")
+def masked_row_pooled(sick):
+    def pooled(mixed, empty):
+        kept = (~empty).float()
+        return (mixed * kept[..., None]).sum(1) / kept.sum(1, keepdim=True)
+
+    return pads(pooled)(sick)
+
+
+@kind(**MASKED, phase="backward")
+def masked_row_dropped_by_where(sick):
+    return pads(lambda mixed, empty: torch.where(empty[..., None], torch.zeros(()), mixed))(sick)
+
+
+@kind(**MASKED, phase="backward")
+def masked_row_filled(sick):
+    return pads(lambda mixed, empty: mixed.masked_fill(empty[..., None], 0.0))(sick)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.tools.nan.facts import NanFacts
-from nbdebug.tools.nan.rules.signatures import backward_sign
+from nbdebug.tools.nan.rules.signatures import backward_sign, forward_sign
 from nbdebug.tools.nan.rules.wording import MADE, answer, fix, verb
 
 DROPPERS = frozenset(
@@ -31,6 +31,8 @@ def where_grad(facts: NanFacts) -> Finding | None:
     origin = facts.origin
     droppers = sorted(DROPPERS & set(origin.absorbed_by))
     if facts.target.kind != "gradient" or origin.during != "forward" or origin.external or not droppers:
+        return None
+    if forward_sign(origin) == "fully-masked-softmax":  # no operand can be made safe: the mask is at fault
         return None
     return answer(
         facts,
