@@ -231,12 +231,20 @@ def tables(evidence: Any, most: int = 30) -> list[TextTable]:
         if grid:
             grids.append(grid)
         else:
-            sizes = "shape" in str(key) and isinstance(value, (list, tuple))
-            single.append((label(key), clean(list(value)) if sizes else in_words(value, 12)))
+            single.append((label(key), _evidence(key, value)))
     first = (
         [TextTable("Evidence", ("What", "Value"), tuple(single[:most]), max(0, len(single) - most))] if single else []
     )
     return first + grids[: min(6, most)]
+
+
+def _evidence(key: Any, value: Any) -> str:
+    """A value of the evidence; a shape as torch writes it: [16, 1568]."""
+    if "shape" in str(key) and isinstance(value, (list, tuple)):
+        return clean(list(value))
+    if "shape" in str(key) and isinstance(value, Mapping):
+        return clean(", ".join(f"{name} {_evidence(key, shape)}" for name, shape in value.items()))
+    return in_words(value, 12)
 
 
 def _grid(caption: str, value: Any, most: int) -> TextTable | None:
@@ -254,7 +262,7 @@ def _grid(caption: str, value: Any, most: int) -> TextTable | None:
 
 def _records(caption: str, records: list[Any], total: int, wide: int, columns: int = 10) -> TextTable:
     heads = list(dict.fromkeys(key for record in records for key in record))
-    body = tuple(tuple(clip(in_words(r[h]) if h in r else "", wide) for h in heads[:columns]) for r in records)
+    body = tuple(tuple(clip(_evidence(h, r[h]) if h in r else "", wide) for h in heads[:columns]) for r in records)
     head = tuple(label(h) for h in heads[:columns])
     if len(heads) > columns:
         head, body = (*head, f"{len(heads) - columns} more columns"), tuple((*row, "…") for row in body)

@@ -137,7 +137,7 @@ def _evidence(facts: ShapeFacts) -> dict[str, Any]:
         evidence["layer"] = {facts.layer.path or facts.layer.kind: dict(facts.layer.sizes)}
     entry = facts.user_input
     if entry is not None and entry.shape is not None and shapes.get(entry.name) != list(entry.shape):
-        evidence["input"] = {entry.name: list(entry.shape)}
+        evidence["input shape"] = {entry.name: list(entry.shape)}
     return evidence | {"message": facts.raised.message.partition("\n")[0][:300]}
 
 
