@@ -375,3 +375,44 @@ def test_in_a_kernel_the_report_stands_above_the_error(tmp_path: pathlib.Path) -
     trace = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(shown[1].traceback))
     assert "opt.step()" in trace and "site-packages" not in trace
     assert LOG in book.cells[4].outputs[-1].data["text/plain"]
+
+
+# The cell that makes the model runs again
+
+
+MAKES = "torch.manual_seed(1); net = nn.Linear(4, 1); opt = torch.optim.SGD(net.parameters(), lr=0.1)"
+TRAINS = """
+for i in range(5):
+    opt.zero_grad()
+    loss = net(torch.randn(8, 4)).pow(2).mean() * (float("inf") if i == bad else 1.0)
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize("cells", [[MAKES, TRAINS], [MAKES + TRAINS]])
+@pytest.mark.parametrize("magic", ["guard", "grad_watch"])
+def test_the_watch_follows_a_model_that_is_made_again(notebook: Notebook, magic: str, cells: list[str]) -> None:
+    notebook.run(f"bad = -1\n{MAKES}\n%{magic} on")
+    assert "ran again" not in notebook.run(TRAINS).printed
+    seen = [notebook.run(cell) for cell in cells][-1]
+    assert seen.error is None and seen.printed.count("The cell ran again") == 1
+    report = notebook.run(f"%{magic}").result
+    assert report.steps == 5 and not [note for note in report.notes if "was replaced" in note]
+    if magic == "guard":
+        notebook.run("bad = 3")
+        assert type(notebook.run(cells[-1]).error).__name__ == "NonFiniteStep"
+        assert bool(notebook.shell.user_ns["net"].weight.isfinite().all())
+
+
+def test_and_says_so_where_it_cannot_follow(notebook: Notebook) -> None:
+    notebook.run(f"bad = -1\n{MAKES}\n%guard on")
+    notebook.run("net = nn.Linear(4, 1)")  # the optimizer still has the old weights
+    told = notebook.run(TRAINS).printed
+    assert told.count("`net` was replaced") == 1 and "Type %guard on again" in told
+
+
+def test_a_second_optimizer_is_none_that_takes_anothers_place(notebook: Notebook) -> None:
+    notebook.run(f"bad = -1\n{MAKES}\n%guard on --model net --optimizer opt")
+    told = notebook.run("other = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)\nother.step()").printed
+    assert "ran again" not in told and "replaced" not in told

@@ -108,10 +108,10 @@ class StepCallback:
         self.call = call
         self._all.append(self)
         if not self._hooks:
-            self._hooks.append(torch_optimizer.register_optimizer_step_pre_hook(self._run))
+            self._hooks.append(torch_optimizer.register_optimizer_step_pre_hook(self))
 
-    @staticmethod
-    def _run(optimizer: Any, args: Any, kwargs: Any) -> None:
+    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Torch's hook, for all callbacks."""
         StepCallback._depth += 1
         try:
             for callback in list(StepCallback._all):

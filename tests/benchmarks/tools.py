@@ -61,7 +61,7 @@ def nbdebugged(training: Training, strategy: str) -> Iterator[Run]:
 
 def said(report: nbdebug.Report) -> str:
     """A finding in a few words: code, module, line, rows, what the fix did."""
-    if report.ok:
+    if not report.findings:
         return "; ".join(report.unchecked)
     finding = report.findings[0]
     tried = [fix for fix in finding.fixes if fix.verified is not None]

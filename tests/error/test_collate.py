@@ -143,7 +143,7 @@ def test_a_collate_function_of_the_users_own() -> None:
     report, said = explained(Made(lambda i: {"x": 1, **({"mask": 1} if i != 6 else {})}), collate_fn=Collator())
     assert only(report) and "`Collator`" in said and "Sample 6 of" in said and "no `mask`" in said
     report, said = explained(Made(lambda i: {"x": 1}), collate_fn=Collator())
-    assert report.ok, "no sample has it: the function is wrong"
+    assert not report.findings, "no sample has it: the function is wrong"
     report, said = explained(Made(lambda i: None if i == 3 else {"mask": 1}), collate_fn=Collator())
     assert only(report) and "Sample 3 of" in said and "is None" in said
 

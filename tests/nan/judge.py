@@ -29,7 +29,7 @@ def answer_of(report: Any) -> dict[str, Any]:
     """The first finding of a report, as a plain dict. own_fault: what the report says of a fault of nbdebug's own."""
     own = [text for text in report.unchecked if "nbdebug itself" in text]
     answer: dict[str, Any] = {"findings": len(report.findings)} | ({"own_fault": own} if own else {})
-    if report.ok:
+    if not report.findings:
         return answer
     finding = report.findings[0]
     where = {part: getattr(finding.where, part) for part in ("phase", "module", "op", "file", "line", "text", "step")}

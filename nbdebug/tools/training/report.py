@@ -301,12 +301,15 @@ def diagnose_report(facts: TrainingFacts, findings: list[Finding], question: str
         tuple(findings),
         tuple({r.what: r for r in (*before, *_ruled_out_run(run, named))}.values()),
         tuple(dict.fromkeys((*(static.unchecked if static is not None else ()), *run.unchecked))),
-        (_course(run),),
+        (_course(run), *[NOT_FINITE] * (bool(findings) and signs.not_finite(run))),
         subject,
         symptoms=_symptoms(facts),
         steps=len(run.losses),
         plots=(Plot("losses", _curves(run, findings)),),
     )
+
+
+NOT_FINITE = "The loss became NaN or inf during the run: %nan_trace (or nbdebug.guard) names the op."
 
 
 def _symptoms(facts: TrainingFacts) -> list[Symptom]:
