@@ -427,3 +427,71 @@ def masked_row_dropped_by_where(sick):
 @kind(**MASKED, phase="backward")
 def masked_row_filled(sick):
     return pads(lambda mixed, empty: mixed.masked_fill(empty[..., None], 0.0))(sick)
+
+
+# -- rules of the op and of the run ------------------------------------------------------------------------------------
+
+
+def plain(loss_of, sizes=(5, 5, 5), optimizer_of=lambda p: torch.optim.SGD(p, lr=1e-3)):
+    model = net()
+    batches = [(torch.randn(n, 6), torch.rand(n, 3)) for n in sizes]
+    return steps_of(model, optimizer_of(model.parameters()), batches, lambda b: loss_of(model(b[0]), b[1]))
+
+
+def empty(loss_of):
+    return lambda sick: plain(loss_of, (5, 0 if sick else 5, 5))
+
+
+EMPTY: dict[str, Any] = {"code": "empty-reduction", "phase": "forward", "step": 1}
+
+
+@kind(**EMPTY, op="mse_loss")
+def empty_batch_mse(sick):
+    return empty(F.mse_loss)(sick)
+
+
+@kind(**EMPTY, op="smooth_l1_loss")
+def empty_batch_smooth(sick):
+    return empty(F.smooth_l1_loss)(sick)
+
+
+@kind(**EMPTY, op="binary_cross_entropy")
+def empty_batch_bce(sick):
+    return empty(lambda out, y: F.binary_cross_entropy(out.sigmoid(), y))(sick)
+
+
+@kind(**EMPTY, op="nll_loss")
+def empty_batch_classes(sick):
+    return empty(lambda out, y: F.cross_entropy(out, y.argmax(-1)))(sick)
+
+
+@kind("where-grad", "backward", op="exp", step=2)
+def large_loss_before_the_fault(sick):
+    """The failing step's own loss is large: no divergence."""
+    losses = iter([1.0, 1.0, 1e5 if sick else 1.0])
+
+    def loss_of(out, y):
+        size = next(losses)
+        high = out * size
+        return torch.where(high > 20, high, torch.exp(high)).square().mean()
+
+    return plain(loss_of)
+
+
+@kind("overflow", "optimizer", said="weight_decay=inf", step=0)
+def infinite_decay(sick):
+    return plain(F.mse_loss, optimizer_of=lambda p: torch.optim.SGD(p, 1e-3, weight_decay=math.inf if sick else 0.1))
+
+
+@kind("div-by-zero", "optimizer", op="div", by=("trace", "replay"))
+def division_in_an_optimizer(sick):
+    return custom_optimizer(sick)
+
+
+@kind("log-of-nonpositive", "backward", op="xlogy", said="the log of zero", step=0)
+def derivative_of_xlogy(sick):
+    def loss_of(out, y):
+        shares = out * (0.0 if sick else 1.0) + (0.0 if sick else 9.0)
+        return torch.xlogy(torch.zeros_like(y), shares).mean() + out.square().mean()
+
+    return plain(loss_of)

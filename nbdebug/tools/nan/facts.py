@@ -111,7 +111,8 @@ class Target:
 class RunFacts:
     """How the run went, one entry a step. losses: the roots of backward. parameter_growth: largest parameter now over
     the largest at the first step (per parameter, the worst). input_growth: the same for what the model was given.
-    first_step: the number of the step with which these two begin."""
+    first_step: the number of the step with which these two begin. own_losses: how many of the losses are the bad step's
+    own. nonfinite_settings: hyperparameters of the optimizer, other than its learning rate, that are inf or NaN."""
 
     losses: tuple[float, ...] = ()
     parameter_growth: tuple[float, ...] = ()
@@ -120,6 +121,13 @@ class RunFacts:
     learning_rate: float | None = None
     optimizer_line: Where | None = None
     first_step: int = 0
+    own_losses: int = 0
+    nonfinite_settings: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def earlier_losses(self) -> tuple[float, ...]:
+        """Those of the steps before the bad one."""
+        return self.losses[: len(self.losses) - self.own_losses]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -140,6 +140,7 @@ class RunHistory:
     input_growth: list[float] = dataclasses.field(default_factory=list)
     optimizer: str = ""
     learning_rate: float | None = None
+    nonfinite_settings: dict[str, float] = dataclasses.field(default_factory=dict)
     optimizer_line: Where | None = None
     optimizer_steps: int = 0
     optimizers: int = 1
@@ -455,7 +456,13 @@ class Probe:
     @unseen
     def _optimizer_begins(self, optimizer: Any, place: StackLines) -> None:
         self.history.optimizer = type(optimizer).__name__
-        self.history.learning_rate = float(optimizer.param_groups[0]["lr"])
+        self.history.learning_rate = float(optimizer.param_groups[0].get("lr", math.nan))
+        self.history.nonfinite_settings = {
+            name: value
+            for group in optimizer.param_groups
+            for name, value in group.items()
+            if isinstance(value, float) and not math.isfinite(value) and name != "lr"
+        }
         self.history.optimizer_line = at_site(Where(step=self.step, phase="optimizer"), place)
         self._check_gradients(p for group in optimizer.param_groups for p in group["params"])
 

@@ -155,6 +155,8 @@ def _facts(probe: Probe, detection: Detection, chosen: list[Origin], culprit: Or
         history.learning_rate,
         history.optimizer_line,
         history.first_step,
+        min(probe.backward_runs, len(history.losses)),
+        history.nonfinite_settings,
     )
     return NanFacts(probe.step, detection.target, tuple(origins), index, run, _state(probe))
 
@@ -164,7 +166,7 @@ def _state(probe: Probe) -> StateFacts:
     external = [o for o in probe.taint.origins if o.storage is not None and not o.intended]
     bad = [o.storage.name for o in external if o.storage is not None and o.storage.role in ("parameter", "buffer")]
     tensors = sum(can_be_nonfinite(t) for t, _ in probe.names.all_tensors())
-    finite_steps = sum(map(math.isfinite, probe.history.losses[:-1])) if probe.step else 0
+    finite_steps = sum(map(math.isfinite, probe.history.losses[: -probe.backward_runs or None])) if probe.step else 0
     return StateFacts(tuple(dict.fromkeys(bad)), tensors, probe.trained, finite_steps)
 
 

@@ -61,6 +61,10 @@ def log_of_nonpositive(facts: NanFacts) -> Finding | None:
     if _sign(facts) != "log-of-nonpositive":
         return None
     what = {"-inf": "zero", "nan": "a negative number"}.get(origin.made, "zero and of negative numbers")
+    below = origin.operand("other")
+    if origin.during == "backward" and below is not None and (below.low_at_fault or 0) >= 0:
+        what = "zero"  # 0 * inf in its derivative
+    second = origin.where.op in ("xlogy", "special_xlog1py")
     return answer(
         facts,
         "log-of-nonpositive",
@@ -69,7 +73,8 @@ def log_of_nonpositive(facts: NanFacts) -> Finding | None:
             origin,
             "Keep the operand above zero (or compute the log from the scores).",
             "{}.clamp_min(1e-8)",
-            "torch.log(p.clamp_min(1e-8))",
+            "torch.xlogy(q, p.clamp_min(1e-8))" if second else "torch.log(p.clamp_min(1e-8))",
+            operand=int(second),
         ),
     )
 
@@ -338,6 +343,12 @@ def overflow(facts: NanFacts) -> Finding | None:
     if origin.intended:
         clause = f"{verb(origin.where, 'lets', 'let')} the infinity of a mask reach the loss"
         return answer(facts, "overflow", clause, general)
+    settings = facts.history.nonfinite_settings
+    if origin.during == "optimizer" and settings:
+        name, value = next(iter(settings.items()))
+        clause = f"updates the weights with {name}={value} in {facts.history.optimizer}"
+        cure = Fix("Give the optimizer a finite number.", f"optimizer.param_groups[0][{name!r}] = 0.01")
+        return answer(facts, "overflow", clause, cure)
     # a bound on exp's operand whose result can still be squared: exp overflows at 11.1 in float16, at 88.7 in float32
     limit = 5 if origin.dtype == "float16" else 30
     bounded = f".clamp(-{limit}, {limit})"
@@ -352,4 +363,6 @@ def overflow(facts: NanFacts) -> Finding | None:
 def _sign(facts: NanFacts) -> str:
     """What failed, where the op tells it: in the forward, in the user's own backward, in the optimizer."""
     origin = facts.origin
+    if origin.during == "optimizer" and facts.history.nonfinite_settings:
+        return "overflow"
     return backward_sign(origin) if origin.during == "backward" else forward_sign(origin)

@@ -157,6 +157,7 @@ def all_labels_ignored(facts: NanFacts) -> Finding | None:
         or origin.made != "nan"
         or origin.parents
         or origin.during == "backward"
+        or origin.scalars.get("labels") == 0
     ):
         return None
     return answer(

@@ -118,7 +118,9 @@ def optimizer_eps_underflow(facts: NanFacts) -> Finding | None:
 def lr_divergence(facts: NanFacts) -> Finding | None:
     origin, history = facts.origin, facts.history
     in_update = origin.during == "optimizer" and facts.target.kind == "parameter"
-    if not in_update and not (_overflow_like(origin) and diverged(history, facts.step)):
+    if (in_update and history.nonfinite_settings) or not _overflow_like(origin):
+        return None
+    if not (in_update or diverged(history, facts.step)):
         return None
     place = history.optimizer_line or Where()
     step = facts.target.where.step
@@ -194,7 +196,7 @@ def diverged(history: RunFacts, step: int) -> bool:
     if step < 1 or max(history.input_growth[max(at - 1, 0) : at + 1], default=1.0) > SAME_DATA:
         return False
     grew = history.parameter_growth[at] >= GREW if at < len(history.parameter_growth) else False
-    losses = [abs(x) for x in history.losses if x == x and abs(x) != float("inf")]
+    losses = [abs(x) for x in history.earlier_losses if x == x and abs(x) != float("inf")]
     return grew or (len(losses) > 1 and max(losses[1:]) > ROSE * max(losses[0], 1e-6))
 
 

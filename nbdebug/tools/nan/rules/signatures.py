@@ -44,6 +44,8 @@ def forward_sign(origin: OriginFact) -> str:
     if (origin.parents or infinite) and origin.made in ("nan", "mixed"):
         return _made_of_inf(origin)
     op = origin.op
+    if origin.made == "nan" and origin.scalars.get("elements") == 0 and not is_decomposition(op):
+        return "empty-reduction"
     for matches, sign in _FORWARD:
         word = sign(origin) if op in matches else None
         if word:
