@@ -6,9 +6,12 @@ beside it, and it stays as it is when the lines are no longer those that the edi
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import linecache
+import os
 import pathlib
+import shutil
 import sys
 from typing import Any
 
@@ -50,9 +53,27 @@ def apply(edit: Edit, write: bool = False) -> None:
     before = path.read_bytes()
     backup.write_bytes(before)
     mended = new + "\n" * before.endswith(b"\n")
-    path.write_bytes((mended.replace("\n", "\r\n") if b"\r\n" in before else mended).encode("utf-8"))
+    write_whole(path, mended.replace("\n", "\r\n") if b"\r\n" in before else mended)
     linecache.checkcache(str(path))
     print(f"{path} is written; its old text is in {backup.name}. Import it again, or restart, to run the new one.")
+
+
+def write_whole(path: pathlib.Path, text: str) -> None:
+    """Write a file. Whatever fails, it is the whole new one or the old one. Raises OSError, UnicodeEncodeError."""
+    data, target = text.encode("utf-8"), path.resolve()  # a link stays one
+    if target.exists() and not target.is_file():  # a pipe, a terminal
+        target.write_bytes(data)
+        return
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(data)
+        if target.exists():
+            shutil.copymode(target, part)
+        os.replace(part, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
 
 
 def _lines(edit: Edit) -> list[str] | None:

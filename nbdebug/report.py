@@ -269,7 +269,7 @@ class Report:
         }
         if path.suffix not in writers:
             raise ValueError(f"save takes a path ending in {', '.join(writers)}; got {path.name!r}")
-        path.write_text(writers[path.suffix](), encoding="utf-8")
+        importlib.import_module("nbdebug.patch").write_whole(path, writers[path.suffix]())
         return path
 
     def save_repro(self, folder: str | pathlib.Path) -> pathlib.Path:

@@ -85,3 +85,27 @@ def test_in_a_notebook_the_mended_cell_comes_below_and_does_not_run():
 def test_with_nothing_to_apply_the_magic_says_so():
     with started("import nbdebug") as book:
         assert "No report of this session" in book.run("%nbdebug apply").printed
+
+
+def test_a_report_that_can_not_be_saved_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "report.txt"
+    report(EDIT).save(path)
+    before = path.read_bytes()
+
+    def full(path, data):
+        path.open("wb").close()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    with pytest.raises(OSError):
+        report(EDIT).save(path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_report_is_saved_through_a_link_and_keeps_the_rights_of_the_file(tmp_path):
+    path, link = tmp_path / "report.txt", tmp_path / "latest.txt"
+    path.write_text("old")
+    path.chmod(0o640)
+    link.symlink_to(path)
+    assert report(EDIT).save(link) == link
+    assert link.is_symlink() and "log" in path.read_text() and path.stat().st_mode & 0o777 == 0o640

@@ -154,15 +154,15 @@ class WatchMagics(Magics):
         self.close()
         self.running, self.subject, self._typed = watch, subject, args
         if self._steps is None:
-            from nbdebug.observe.backward import StepCallback  # here, so that %load_ext nbdebug stays quick
+            from nbdebug.observe.optimizer_hooks import StepHook  # here, so that %load_ext nbdebug stays quick
 
-            self._steps = StepCallback(self._before_step)
+            self._steps = StepHook(self._before_step)
         return self._started(args) + (f"\n{name} is closed: this one replaces it." if name else "")
 
     def _make_room(self) -> None:
         """Called before another watch is made."""
 
-    def _before_step(self, optimizer: Any) -> None:
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
         """An optimizer steps. Where the user's names stand for others now than those that are watched, follow them."""
         here = self.shell.execution_count, id(optimizer)
         if self._following or here in self._looked or self.running is None:
@@ -171,7 +171,7 @@ class WatchMagics(Magics):
         own = any(optimizer is known for known in self.subject.subject.optimizers.values())
         if not (outdated := self._outdated()):
             return
-        self._following = True  # hooks are called from a list, which nobody may change now
+        self._following = True
         try:
             if own:
                 print(outdated[0])

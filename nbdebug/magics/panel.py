@@ -1,11 +1,13 @@
 """%nbdebug: the panel, the catalogue, the last fix made, and off.
 
 The panel shows what is on, what was found, memory, gradients and the loss; its buttons act on the training that runs. A
-click may arrive in another thread than the one that trains (ipykernel 7), so an action waits for the end of a step.
+click may arrive in another thread than the one that trains (ipykernel 7): an action then waits for the end of a step,
+or is done at once in the main thread where no cell runs.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import sys
 import threading
@@ -87,19 +89,19 @@ class PanelState:
         self.layers: Table | None = None
         self.changed: Callable[[], None] = lambda: None
         self.lines: Mapping[str, Any] = {}
-        self._pending: list[Any] = []  # actions that wait for the end of a step
+        self.opened = False  # whether its buttons are there
+        self._pending: collections.deque[Callable[[], str]] = collections.deque()  # actions that wait
+        self._step_hook: Any = None  # acts at the end of a step, while a cell runs
         self._tracing: Any = None  # the step that is traced next
-        self._stopping: Any = None  # the stop that a button has asked for
-        self._running = False
+        self._running = self._stopping = False
         self._events = (("pre_run_cell", self._before_cell), ("post_run_cell", self._after_cell))
         for event, callback in self._events:
             shell.events.register(event, callback)
 
     def close(self) -> None:
         """Forget what waits, and leave the shell's events."""
-        for action in self._pending:
-            action.cancel()
-        self._pending = []
+        self._pending.clear()
+        self._ignore_steps()
         self._end_tracing()
         self.reports.close()
         for event, callback in self._events:
@@ -143,25 +145,47 @@ class PanelState:
     # -- what the buttons do ------------------------------------------------------------------------------------------
 
     def after_step(self, action: Callable[[], str], message: str) -> None:
-        """Act in the thread that trains, at the end of a step. message: what the panel says until then."""
+        """Act in the main thread: between two steps where a cell runs, else at once. message: what the panel says until
+        then."""
         if threading.current_thread() is threading.main_thread():
             self.say(action())
             return
-        from nbdebug.observe.step_hooks import StepEndCallback  # imports torch: %load_ext must stay quick
+        self.say(message)
+        self._pending.append(action)
+        loop = getattr(getattr(self.shell, "kernel", None), "io_loop", None)
+        if self._running:
+            self._await_steps()
+        elif loop is not None:
+            loop.add_callback(self._act)
 
-        pending = StepEndCallback(lambda: self._act(pending, action))
-        self._pending.append(pending)
-        self.say(message if self._running else f"{message} (with the next cell)")
-        pending.begin()  # last: the step may be over before the next line
-
-    def _act(self, pending: Any, action: Callable[[], str]) -> None:
-        __tracebackhide__ = True
-        if pending in self._pending:
-            self._pending.remove(pending)
+    def _act(self) -> None:
+        while self._pending:
+            action = self._pending.popleft()
             try:
                 self.say(action())
             except Exception as fault:  # nbdebug's own: it must not end the training
                 self.say(f"{type(fault).__name__}: {fault}")
+
+    def _await_steps(self) -> None:
+        """From here on `_step_ended` is called after each step, in the thread that trains."""
+        if self._step_hook is None:
+            from nbdebug.observe.optimizer_hooks import StepHook  # imports torch: %load_ext must stay quick
+
+            self._step_hook = StepHook(self._step_ended, after=True)
+
+    def _ignore_steps(self) -> None:
+        hook, self._step_hook, self._stopping = self._step_hook, None, False
+        if hook is not None:
+            hook.remove()
+
+    def _step_ended(self, *_: Any) -> None:
+        __tracebackhide__ = True
+        self._act()
+        if self._stopping:
+            from nbdebug.observe.step_hooks import stop_training
+
+            self._stopping = False
+            stop_training()
 
     def trace(self) -> None:
         """Record the next step, layer by layer."""
@@ -198,15 +222,12 @@ class PanelState:
 
     def stop(self) -> None:
         """Stop the training that runs, after a whole step."""
-        from nbdebug.observe.step_hooks import StepEndCallback, stop_training
-
         if not self._running:
             self.say("No cell is running.")
             return
-        self._stopping = StepEndCallback(stop_training)
-        self._pending.append(self._stopping)
         self.say("Stopping after this step …")
-        self._stopping.begin()
+        self._stopping = True
+        self._await_steps()
 
     def free(self) -> None:
         """Free the last traceback, its exceptions and the cache of the allocators."""
@@ -238,13 +259,14 @@ class PanelState:
 
     def _before_cell(self, info: Any = None) -> None:
         self._running = True
+        self._act()  # what was clicked a moment ago
+        if self.opened and "torch" in sys.modules:
+            self._await_steps()  # now, not with a click in another thread, when a step may be calling its hooks
 
     def _after_cell(self, result: Any = None) -> None:
         self._running = False
-        if self._stopping is not None:  # it was meant for the cell that is over, not for the next
-            self._stopping.cancel()
-            self._pending = [action for action in self._pending if action is not self._stopping]
-            self._stopping = None
+        self._ignore_steps()  # a stop was meant for the cell that is over, not for the next
+        self._act()
         self.reports.after_cell(result)
         self.changed()
 
@@ -347,6 +369,7 @@ class NbdebugMagics(Magics):
         elif args.request is None and hasattr(self.shell, "kernel"):
             from nbdebug.views import widgets  # imports ipywidgets, which a terminal does not need
 
+            self.state.opened = True
             display(widgets.panel(self.state))
         else:
             return answer(self.state.report(), args, line)

@@ -17,10 +17,11 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 import torch.autograd.graph
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.optim import optimizer as torch_optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
+from nbdebug.observe.interrupts import Rescue, uninterrupted
 from nbdebug.observe.locations import StackLines, locate
+from nbdebug.observe.optimizer_hooks import StepHook
 
 
 class Backward(NamedTuple):
@@ -53,8 +54,10 @@ class EngineWatch:
         self.before, self.after, self.without_modes = before, after, without_modes
         self.keep_graph = False  # so that backward can be run once more
 
+    @uninterrupted
     def attach(self) -> None:
         self._attached.append(self)
+        Rescue.attach()
         if self._wrapped:
             return
         original = torch.autograd.graph._engine_run_backward
@@ -65,9 +68,11 @@ class EngineWatch:
                 self._wrapped.append((module, original, wrapper))
                 module._engine_run_backward = wrapper
 
+    @uninterrupted
     def detach(self) -> None:
         if self in self._attached:
             self._attached.remove(self)
+            Rescue.detach()
         while self._wrapped and not self._attached:
             module, original, wrapper = self._wrapped.pop()
             if module._engine_run_backward is wrapper:  # else somebody has wrapped ours, which now only passes on
@@ -96,36 +101,6 @@ def _watched(original: Callable, attached: list[EngineWatch]) -> Callable:
     return run_backward
 
 
-class StepCallback:
-    """Calls `call(optimizer)` before each step of any optimizer, until `remove`. Torch calls its hooks from a list that
-    nobody may change meanwhile, so there is one hook for all; callbacks may come and go while an optimizer steps."""
-
-    _all: ClassVar[list[StepCallback]] = []
-    _hooks: ClassVar[list[Any]] = []
-    _depth: ClassVar[int] = 0
-
-    def __init__(self, call: Callable[[Any], object]):
-        self.call = call
-        self._all.append(self)
-        if not self._hooks:
-            self._hooks.append(torch_optimizer.register_optimizer_step_pre_hook(self))
-
-    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Torch's hook, for all callbacks."""
-        StepCallback._depth += 1
-        try:
-            for callback in list(StepCallback._all):
-                callback.call(optimizer)
-        finally:
-            StepCallback._depth -= 1
-
-    def remove(self) -> None:
-        if self in self._all:
-            self._all.remove(self)
-        while self._hooks and not self._all and not self._depth:
-            self._hooks.pop().remove()
-
-
 class OptimizerWatch:
     """Calls `before(optimizer, stack)` and `after(optimizer)` for each optimizer step while attached."""
 
@@ -133,14 +108,14 @@ class OptimizerWatch:
         self.before, self.after = before, after
         self._handles: list[Any] = []
 
+    @uninterrupted
     def attach(self) -> None:
         self._handles = [
-            torch_optimizer.register_optimizer_step_pre_hook(
-                lambda optimizer, args, kwargs: self.before(optimizer, locate())
-            ),
-            torch_optimizer.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self.after(optimizer)),
+            StepHook(lambda optimizer, args, kwargs: self.before(optimizer, locate())),
+            StepHook(lambda optimizer, args, kwargs: self.after(optimizer), after=True),
         ]
 
+    @uninterrupted
     def detach(self) -> None:
         while self._handles:
             self._handles.pop().remove()

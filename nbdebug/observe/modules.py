@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
+from nbdebug.observe.interrupts import uninterrupted
 from nbdebug.observe.locations import Site, locate
 
 
@@ -90,12 +91,14 @@ class ModuleStack:
         self._stacks: dict[int, list[nn.Module]] = {}
         self._handles: list[Any] = []
 
+    @uninterrupted
     def attach(self) -> None:
         self._handles = [
             torch_module.register_module_forward_pre_hook(self._enter),
             torch_module.register_module_forward_hook(self._leave, always_call=True),
         ]
 
+    @uninterrupted
     def detach(self) -> None:
         while self._handles:
             self._handles.pop().remove()
@@ -195,6 +198,7 @@ class CompiledWatch:
         self._names = {id(module): name for name, module in modules.items()}
         self._replaced: list[tuple[nn.Module, Any]] = []  # modules with their own compiled code, which we wrapped
 
+    @uninterrupted
     def attach(self) -> None:
         self._attached.append(self)
         self.refresh()
@@ -214,6 +218,7 @@ class CompiledWatch:
                 self._replaced.append((module, own))
                 module._compiled_call_impl = _CompiledCode(own, self, name)
 
+    @uninterrupted
     def detach(self) -> None:
         if self in self._attached:
             self._attached.remove(self)

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from nbdebug.observe.interrupts import uninterrupted
 from nbdebug.observe.tensors import storage_bytes, strided_parts
 
 _OWNERS = (torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
@@ -60,6 +61,7 @@ class Snapshot:
         snapshot._parts += [_RandomState(*source) for source in random_sources(devices)]
         return snapshot
 
+    @uninterrupted
     def restore(self) -> None:
         """Restore everything in place: the same objects hold the same bits as at `take`."""
         with _plainly():

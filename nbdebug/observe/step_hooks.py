@@ -1,4 +1,4 @@
-"""Hooks for one step of a running training: a summary of it by layer, and a callback at its end.
+"""Hooks for one step of a running training: a summary of it by layer; and how a training is stopped.
 
 `StepSummary` reduces each layer's output on its own device, and reads all numbers together at the end of the step, so
 that the step waits for the device once. The step ends before the update of the first optimizer that holds parameters
@@ -7,17 +7,16 @@ of these models: the gradients exist by then.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.exceptions import ShownAtUsersLine
+from nbdebug.observe.optimizer_hooks import StepHook
 from nbdebug.observe.tensors import output_tensors
 
 
@@ -49,7 +48,7 @@ class StepSummary:
         self.models, self.callback = dict(models), callback
         self.layers: dict[str, LayerSummary] = {}
         self._own = {id(p) for model in self.models.values() for p in model.parameters()}
-        self._handles: list[Any] = [register_optimizer_step_pre_hook(self._before_update)]
+        self._handles: list[Any] = [StepHook(self._before_update)]
         for title, model in self.models.items():
             for name, module in model.named_modules():
                 if name == "" or not any(module.children()):
@@ -157,32 +156,6 @@ class TrainingStopped(KeyboardInterrupt):
     """A training was asked to stop, and did so after a whole step."""
 
     _render_traceback_ = ShownAtUsersLine._render_traceback_
-
-
-class StepEndCallback:
-    """After `begin`, calls `callback` once, after the next step of any optimizer, unless `cancel` comes before. An
-    exception of the callback is raised inside the training."""
-
-    def __init__(self, callback: Callable[[], Any]):
-        self.callback = callback
-        self._handle: Any = None
-
-    def begin(self) -> None:
-        """Wait for the next step, which may end at once, in another thread."""
-        self._handle = register_optimizer_step_post_hook(self._after_update)
-
-    def cancel(self) -> bool:
-        """Remove the hook. Returns False where the callback has run already."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            with contextlib.suppress(KeyError):
-                handle.remove()
-        return handle is not None
-
-    def _after_update(self, *_: Any) -> None:
-        __tracebackhide__ = True
-        if self.cancel():
-            self.callback()
 
 
 def stop_training() -> None:

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_curren
 from torch.utils._pytree import tree_flatten
 
 from nbdebug.observe.backward import Backward, EngineWatch, leads_to, tag_nodes
+from nbdebug.observe.interrupts import Uninterrupted, uninterrupted
 from nbdebug.observe.locations import locate
 from nbdebug.observe.modules import (
     WRAPPED_CALL,
@@ -169,6 +170,7 @@ class StepLog:
 
     # -- attaching ----------------------------------------------------------------------------------------------------
 
+    @uninterrupted
     def attach(self) -> None:
         self.engine.attach()
         self.compiled.attach()
@@ -179,6 +181,7 @@ class StepLog:
             ]
         self.begin()
 
+    @uninterrupted
     def detach(self) -> None:
         self.pause()
         self.engine.detach()
@@ -191,15 +194,17 @@ class StepLog:
         restores the stack when it ends."""
         self.recorder.paused = True
         if self._on_stack and not torch.is_inference_mode_enabled():
-            self._on_stack = not leave_mode_stack(self.recorder)
+            with Uninterrupted():
+                self._on_stack = not leave_mode_stack(self.recorder)
 
     def _record(self) -> None:
         """Record ops from here on, unless a mode of the user's own is active: its end would remove ours."""
         if torch.is_inference_mode_enabled():  # nothing in here can be a part of a step
             return
         if not self._on_stack and all(isinstance(m, LossRecorder) for m in _get_current_dispatch_mode_stack()):
-            self.recorder.__enter__()
-            self._on_stack = True
+            with Uninterrupted():
+                self.recorder.__enter__()
+                self._on_stack = True
         if self._on_stack:
             self.recorder.paused = False
         else:

@@ -20,7 +20,9 @@ import torch
 from nbdebug.arguments import Subject
 from nbdebug.live import Live
 from nbdebug.loss_analysis import Verdict, verdicts
-from nbdebug.observe.backward import EngineWatch, StepCallback
+from nbdebug.observe.backward import EngineWatch
+from nbdebug.observe.interrupts import undone_by, uninterrupted
+from nbdebug.observe.optimizer_hooks import StepHook
 from nbdebug.observe.validation import check_scaler, models_of, optimizers_of
 from nbdebug.report import Plot, Report
 from nbdebug.text import in_a_line
@@ -100,22 +102,21 @@ class GradWatch:
         self._unheld = self.roster.unheld()
         self._handles: list[Any] = []
         self._stepping = set(map(id, self._optimizers))
-        self._others = StepCallback(lambda optimizer: self._stepping.add(id(optimizer)))
+        self._others = StepHook(lambda optimizer, *_: self._stepping.add(id(optimizer)))
         self._attach()
 
     # -- attaching ----------------------------------------------------------------------------------------------------
 
+    @undone_by("_detach")
     def _attach(self) -> None:
         self._engine.attach()
         self._steps.scaled.attach(self._guarded)
         for optimizer in self._optimizers:
-            self._handles += [
-                optimizer.register_step_pre_hook(self._before),
-                optimizer.register_step_post_hook(self._after),
-            ]
+            self._handles += [StepHook(self._before, optimizer), StepHook(self._after, optimizer, after=True)]
         if self._units is not None:
             self._units.attach()
 
+    @uninterrupted
     def _detach(self) -> None:
         self._engine.detach()
         self._others.remove()

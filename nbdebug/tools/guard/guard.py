@@ -15,7 +15,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from nbdebug.observe.backward import ScalerWatch, StepCallback
+from nbdebug.observe.backward import ScalerWatch
+from nbdebug.observe.interrupts import undone_by, uninterrupted
+from nbdebug.observe.optimizer_hooks import StepHook
 from nbdebug.observe.step_log import StepLog, model_inputs
 from nbdebug.observe.validation import check_scaler, models_of, optimizers_of
 from nbdebug.report import Report
@@ -114,7 +116,7 @@ class Guard:
         self._handles: list[Any] = []
         self._scalers = ScalerWatch(ScalerFinder(self), self._error_boundary)
         self._stepping: set[int] = set()
-        self._others = StepCallback(lambda optimizer: self._stepping.add(id(optimizer)))
+        self._others = StepHook(lambda optimizer, *_: self._stepping.add(id(optimizer)))
         self._attach()
 
     def _open(self, record: Any) -> Any:
@@ -132,13 +134,11 @@ class Guard:
 
     # -- attaching ----------------------------------------------------------------------------------------------------
 
+    @undone_by("_detach")
     def _attach(self) -> None:
         self.log.attach()
         for optimizer in self.optimizers.values():
-            self._handles += [
-                optimizer.register_step_pre_hook(self._before),
-                optimizer.register_step_post_hook(self._after),
-            ]
+            self._handles += [StepHook(self._before, optimizer), StepHook(self._after, optimizer, after=True)]
         if self.scaler is None:
             self._scalers.attach()
         elif self.scaler.is_enabled():
@@ -149,6 +149,7 @@ class Guard:
         self.scaler = scaler
         self.scaler.update = self._scaler_updates
 
+    @uninterrupted
     def _detach(self) -> None:
         self.log.detach()
         self._scalers.detach()

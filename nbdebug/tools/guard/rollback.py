@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdebug.observe.interrupts import uninterrupted
 from nbdebug.observe.norms import gradients_of, total_norm
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tensors import all_finite, can_be_nonfinite, dense, largest
@@ -25,12 +26,14 @@ from nbdebug.tools.guard.finite_check import CheckResult
 class WithheldGradients:
     """An optimizer's gradients, taken away until `give_back`."""
 
+    @uninterrupted
     def __init__(self, optimizer: torch.optim.Optimizer):
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         self._gradients = [(p, p.grad) for p in parameters]
         for p in parameters:
             p.grad = None
 
+    @uninterrupted
     def give_back(self) -> None:
         for parameter, gradient in self._gradients:
             if parameter.grad is None:
@@ -124,6 +127,7 @@ class BufferBackup:
             }
         return self._copies
 
+    @uninterrupted
     def restore(self, copies: BufferCopies) -> None:
         """Put the buffers back, in place, bit for bit."""
         with torch.no_grad():

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from nbdebug.live import progress_bar
+from nbdebug.observe.interrupts import interruptible
 from nbdebug.observe.validation import check_count, check_loss, quoted, wrong_type
 from nbdebug.report import Report
 from nbdebug.text import bytes_of
@@ -37,6 +38,7 @@ longer than SLOW is not repeated to make sure of the last row."""
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+@interruptible
 def fit(
     model: nn.Module | Callable[[], nn.Module],
     batch: Any,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from nbdebug.arguments import Subject, discover
+from nbdebug.observe.interrupts import interruptible
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, optimizers_of
 from nbdebug.report import Report
 
@@ -58,6 +59,7 @@ def mem(
     return trace_step(step, models, optimizers, loaders, near, "mem(step)", subject, steps, device, progress)
 
 
+@interruptible
 def trace_step(
     step: Callable[[], Any],
     models: dict[str, Any],

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from nbdebug.arguments import Subject, discover
+from nbdebug.observe.interrupts import interruptible
 from nbdebug.observe.modules import eager
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, optimizers_of
 from nbdebug.report import Report
@@ -28,6 +29,7 @@ STRATEGIES = ("auto", "trace", "replay", "bisect")
 Step = Callable[[], Any]
 
 
+@interruptible
 def nan_trace(
     step: Step,
     *,
@@ -65,6 +67,7 @@ def nan_trace(
         return _trace(arguments, max_steps, _is_live(strategy, arguments))
 
 
+@interruptible
 def trace_cell(
     run: Step,
     *,

@@ -24,6 +24,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.observe.backward import Backward, EngineWatch, OptimizerWatch
+from nbdebug.observe.interrupts import undone_by, uninterrupted
 from nbdebug.observe.locations import Site, StackLines, at_site
 from nbdebug.observe.modules import ModuleNames, ModuleStack
 from nbdebug.observe.ops import Schema
@@ -254,6 +255,7 @@ class Probe:
 
     # -- attaching ----------------------------------------------------------------------------------------------------
 
+    @undone_by("__exit__")
     def __enter__(self) -> Probe:
         with contextlib.ExitStack() as undo:  # where one can't be attached, those before it leave
             for watch in (self.stack, self.engine, self.optimizer_watch):
@@ -264,6 +266,7 @@ class Probe:
             undo.pop_all()
         return self
 
+    @uninterrupted
     def __exit__(self, *error: Any) -> None:
         if self._attached:
             self._attached = False

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from nbdebug.live import progress_bar
+from nbdebug.observe.interrupts import interruptible
 from nbdebug.observe.validation import check_loss, check_model, loss_call
 from nbdebug.text import count
 from nbdebug.tools.precision.casting import MODES, CastCopies
@@ -32,6 +33,7 @@ TOLERANCE = 0.05
 by less than 0.1% in all models tried, those at fault by 5% and more."""
 
 
+@interruptible
 def precision(
     model: nn.Module,
     batch: Any,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from nbdebug.live import progress_bar
+from nbdebug.observe.interrupts import interruptible
 from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
 from nbdebug.report import Report
 from nbdebug.tools.training.facts import StaticFacts, TrainingFacts, TrainingRunFacts
@@ -24,6 +25,7 @@ from nbdebug.tools.training.static.probe import static_facts
 CALL = "diagnose(train, model=, optimizer=)"
 
 
+@interruptible
 def diagnose(
     train: Callable[..., Any],
     *,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from nbdebug.observe.interrupts import interruptible
 from nbdebug.observe.validation import optimizers_of
 from nbdebug.report import Report
 from nbdebug.tools.training.facts import TrainingFacts
@@ -15,6 +16,7 @@ from nbdebug.tools.training.rules import name_all
 from nbdebug.tools.training.static.probe import CALL, SECONDS, static_facts
 
 
+@interruptible
 def preflight(
     model: torch.nn.Module,
     loader: Any,

@@ -15,6 +15,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.observe.backward import Backward, EngineWatch, OptimizerWatch
+from nbdebug.observe.interrupts import undone_by, uninterrupted
 from nbdebug.observe.locations import Site
 from nbdebug.observe.modules import ModuleNames, ModuleStack
 from nbdebug.observe.recorder import Recorder
@@ -61,6 +62,7 @@ class StepTrace:
 
     # -- attaching ----------------------------------------------------------------------------------------------------
 
+    @undone_by("__exit__")
     def __enter__(self) -> StepTrace:
         self.log.take_stock(self._grads())
         with self._undo:  # where one can't be attached, those before it leave
@@ -72,6 +74,7 @@ class StepTrace:
             self._undo = self._undo.pop_all()
         return self
 
+    @uninterrupted
     def __exit__(self, *error: Any) -> None:
         self.host.stop()
         self._undo.close()

@@ -17,7 +17,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, SequentialSampler
 
-from nbdebug.observe.backward import StepCallback
+from nbdebug.observe.optimizer_hooks import StepHook
 from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.tools.training.facts import BatchEvaluation, TargetOrder
@@ -94,7 +94,7 @@ class LoopRun:
             "each backward and each step": self.updates,
         }
         began = time.perf_counter()
-        steps = StepCallback(lambda optimizer: self._stepping.add(id(optimizer)))
+        steps = StepHook(lambda optimizer, *_: self._stepping.add(id(optimizer)))
         try:
             for topic, part in parts.items():
                 self.errors.run(f"What {topic} shows", part.attach, None)

@@ -1,0 +1,120 @@
+"""Ctrl-C while code of ours runs: it must arrive, and must not leave half of a change behind.
+
+Python swallows an exception that is raised in a `__del__`, in the callback of a weak reference or of the garbage
+collector. Records of a step die in great numbers, so that Ctrl-C often falls into one of these. While `Rescue` is
+attached such a Ctrl-C is sent once more. `uninterrupted` holds it back until a change is complete.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # without the enums of `signal`: in each step
+import _thread
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from signal import SIGINT
+from typing import Any, ClassVar, ParamSpec, TypeVar
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class Rescue:
+    """While any of these is attached, a Ctrl-C that Python has swallowed comes again. Also a context manager, and a
+    decorator of functions."""
+
+    _attached: ClassVar[int] = 0
+    _before: ClassVar[Callable[[Any], Any]]
+
+    @classmethod
+    def attach(cls) -> None:
+        if not cls._attached:
+            cls._before = sys.unraisablehook
+            sys.unraisablehook = _swallowed
+        cls._attached += 1
+
+    @classmethod
+    def detach(cls) -> None:
+        cls._attached -= 1
+        if not cls._attached and sys.unraisablehook is _swallowed:  # else somebody has wrapped it: it only passes on
+            sys.unraisablehook = cls._before
+
+    def __enter__(self) -> None:
+        self.attach()
+
+    def __exit__(self, *error: object) -> None:
+        self.detach()
+
+
+def _swallowed(unraisable: Any) -> None:
+    if Rescue._attached and issubclass(unraisable.exc_type, KeyboardInterrupt):
+        _thread.start_new_thread(_thread.interrupt_main, ())  # not from here: it would be swallowed here again
+    else:
+        Rescue._before(unraisable)
+
+
+def interruptible(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """A function during which no Ctrl-C is lost."""
+
+    @functools.wraps(function)
+    def rescued(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        __tracebackhide__ = True
+        with Rescue():
+            return function(*args, **kwargs)
+
+    return rescued
+
+
+class Uninterrupted:
+    """Within this block Ctrl-C waits, to be raised at its end. For changes of the user's objects that must be complete,
+    a moment each."""
+
+    def __enter__(self) -> None:
+        self._signals: list[tuple[int, Any]] = []
+        self._handler: Any = None
+        if threading.get_ident() == threading.main_thread().ident and callable(handler := _signal.getsignal(SIGINT)):
+            _signal.signal(SIGINT, self._note)
+            self._handler = handler
+
+    def _note(self, number: int, frame: Any) -> None:
+        self._signals.append((number, frame))
+
+    def __exit__(self, *error: object) -> None:
+        __tracebackhide__ = True
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            _signal.signal(SIGINT, handler)
+            if self._signals:
+                handler(*self._signals[-1])
+
+
+def uninterrupted(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """A function that Ctrl-C does not leave half done."""
+
+    @functools.wraps(function)
+    def whole(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        __tracebackhide__ = True
+        with Uninterrupted():
+            return function(*args, **kwargs)
+
+    return whole
+
+
+def undone_by(name: str) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """A method that attaches something, whole or not at all: with Ctrl-C this other method takes it back."""
+
+    def decorate(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        @functools.wraps(method)
+        def attach(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            __tracebackhide__ = True
+            try:
+                with Uninterrupted():
+                    return method(*args, **kwargs)
+            except KeyboardInterrupt:
+                getattr(args[0], name)()
+                raise
+
+        return attach
+
+    return decorate
