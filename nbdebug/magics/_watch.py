@@ -154,7 +154,7 @@ class WatchMagics(Magics):
         self.close()
         self.running, self.subject, self._typed = watch, subject, args
         if self._steps is None:
-            from nbdebug.observe.optimizer_hooks import StepHook  # here, so that %load_ext nbdebug stays quick
+            from nbdebug.observe.step_hooks import StepHook  # here, so that %load_ext nbdebug stays quick
 
             self._steps = StepHook(self._before_step)
         return self._started(args) + (f"\n{name} is closed: this one replaces it." if name else "")

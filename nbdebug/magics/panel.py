@@ -169,7 +169,7 @@ class PanelState:
     def _await_steps(self) -> None:
         """From here on `_step_ended` is called after each step, in the thread that trains."""
         if self._step_hook is None:
-            from nbdebug.observe.optimizer_hooks import StepHook  # imports torch: %load_ext must stay quick
+            from nbdebug.observe.step_hooks import StepHook  # imports torch: %load_ext must stay quick
 
             self._step_hook = StepHook(self._step_ended, after=True)
 

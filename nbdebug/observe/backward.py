@@ -19,9 +19,9 @@ import torch.autograd.graph
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nbdebug.observe.interrupts import Rescue, uninterrupted
+from nbdebug.interrupts import Rescue, uninterrupted
 from nbdebug.observe.locations import StackLines, locate
-from nbdebug.observe.optimizer_hooks import StepHook
+from nbdebug.observe.step_hooks import StepHook
 
 
 class Backward(NamedTuple):

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
-from nbdebug.observe.interrupts import uninterrupted
+from nbdebug.interrupts import uninterrupted
 from nbdebug.observe.locations import Site, locate
 
 

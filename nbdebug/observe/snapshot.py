@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from nbdebug.observe.interrupts import uninterrupted
+from nbdebug.interrupts import uninterrupted
 from nbdebug.observe.tensors import storage_bytes, strided_parts
 
 _OWNERS = (torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)

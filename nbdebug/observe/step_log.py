@@ -25,8 +25,8 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_flatten
 
+from nbdebug.interrupts import Uninterrupted, uninterrupted
 from nbdebug.observe.backward import Backward, EngineWatch, leads_to, tag_nodes
-from nbdebug.observe.interrupts import Uninterrupted, uninterrupted
 from nbdebug.observe.locations import locate
 from nbdebug.observe.modules import (
     WRAPPED_CALL,

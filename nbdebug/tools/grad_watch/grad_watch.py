@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from nbdebug.arguments import Subject
+from nbdebug.interrupts import undone_by, uninterrupted
 from nbdebug.live import Live
 from nbdebug.loss_analysis import Verdict, verdicts
 from nbdebug.observe.backward import EngineWatch
-from nbdebug.observe.interrupts import undone_by, uninterrupted
-from nbdebug.observe.optimizer_hooks import StepHook
+from nbdebug.observe.step_hooks import StepHook
 from nbdebug.observe.validation import check_scaler, models_of, optimizers_of
 from nbdebug.report import Plot, Report
 from nbdebug.text import in_a_line

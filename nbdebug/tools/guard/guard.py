@@ -15,9 +15,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from nbdebug.interrupts import undone_by, uninterrupted
 from nbdebug.observe.backward import ScalerWatch
-from nbdebug.observe.interrupts import undone_by, uninterrupted
-from nbdebug.observe.optimizer_hooks import StepHook
+from nbdebug.observe.step_hooks import StepHook
 from nbdebug.observe.step_log import StepLog, model_inputs
 from nbdebug.observe.validation import check_scaler, models_of, optimizers_of
 from nbdebug.report import Report

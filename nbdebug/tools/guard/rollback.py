@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.observe.interrupts import uninterrupted
+from nbdebug.interrupts import uninterrupted
 from nbdebug.observe.norms import gradients_of, total_norm
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tensors import all_finite, can_be_nonfinite, dense, largest

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdebug.interrupts import interruptible
 from nbdebug.live import progress_bar
-from nbdebug.observe.interrupts import interruptible
 from nbdebug.observe.validation import check_count, check_loss, quoted, wrong_type
 from nbdebug.report import Report
 from nbdebug.text import bytes_of

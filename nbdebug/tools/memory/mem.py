@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nbdebug.arguments import Subject, discover
-from nbdebug.observe.interrupts import interruptible
+from nbdebug.interrupts import interruptible
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, optimizers_of
 from nbdebug.report import Report
 

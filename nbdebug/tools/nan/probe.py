@@ -23,8 +23,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
+from nbdebug.interrupts import undone_by, uninterrupted
 from nbdebug.observe.backward import Backward, EngineWatch, OptimizerWatch
-from nbdebug.observe.interrupts import undone_by, uninterrupted
 from nbdebug.observe.locations import Site, StackLines, at_site
 from nbdebug.observe.modules import ModuleNames, ModuleStack
 from nbdebug.observe.ops import Schema

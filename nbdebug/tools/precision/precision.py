@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdebug.interrupts import interruptible
 from nbdebug.live import progress_bar
-from nbdebug.observe.interrupts import interruptible
 from nbdebug.observe.validation import check_loss, check_model, loss_call
 from nbdebug.text import count
 from nbdebug.tools.precision.casting import MODES, CastCopies

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from nbdebug.interrupts import interruptible
 from nbdebug.live import progress_bar
-from nbdebug.observe.interrupts import interruptible
 from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
 from nbdebug.report import Report
 from nbdebug.tools.training.facts import StaticFacts, TrainingFacts, TrainingRunFacts

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.interrupts import interruptible
+from nbdebug.interrupts import interruptible
 from nbdebug.observe.validation import optimizers_of
 from nbdebug.report import Report
 from nbdebug.tools.training.facts import TrainingFacts

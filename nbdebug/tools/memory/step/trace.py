@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _disable_current_modes
 
+from nbdebug.interrupts import undone_by, uninterrupted
 from nbdebug.observe.backward import Backward, EngineWatch, OptimizerWatch
-from nbdebug.observe.interrupts import undone_by, uninterrupted
 from nbdebug.observe.locations import Site
 from nbdebug.observe.modules import ModuleNames, ModuleStack
 from nbdebug.observe.recorder import Recorder

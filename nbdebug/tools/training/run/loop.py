@@ -17,8 +17,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, SequentialSampler
 
-from nbdebug.observe.optimizer_hooks import StepHook
 from nbdebug.observe.snapshot import random_sources
+from nbdebug.observe.step_hooks import StepHook
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.tools.training.facts import BatchEvaluation, TargetOrder
 from nbdebug.tools.training.probe_errors import ProbeErrors

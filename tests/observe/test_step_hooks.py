@@ -14,8 +14,7 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 import nbdebug
-from nbdebug.observe.optimizer_hooks import StepHook
-from nbdebug.observe.step_hooks import StepSummary
+from nbdebug.observe.step_hooks import StepHook, StepSummary
 from tests.nan.leftovers import assert_nothing_is_left, hooks_of
 
 
