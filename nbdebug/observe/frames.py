@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 from collections.abc import Iterator, Mapping
-from types import CodeType, FrameType, FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
-from nbdebug.observe.locations import USER, Site, at_site, kind_of
+from nbdebug.observe.locations import USER, Site, at_site, kind_of, span_of
 from nbdebug.observe.variables import attributes, closure_variables, frame_variables, named_modules, user_variables
 from nbdebug.report import Where
 
@@ -60,16 +59,8 @@ def _frame(frame: FrameType, line: int, instruction: int) -> Frame:
         kind_of(code) == USER,
         owner if issubclass(type(owner), nn.Module) else None,
         frame.f_globals,
-        _span(code, instruction),
+        span_of(code, instruction),
     )
-
-
-def _span(code: CodeType, instruction: int) -> tuple[int, int, int, int] | None:
-    positions = getattr(code, "co_positions", None)
-    if positions is None or instruction < 0:
-        return None
-    span = next(itertools.islice(positions(), instruction // 2, None), None)
-    return None if span is None or None in span else span
 
 
 @dataclasses.dataclass

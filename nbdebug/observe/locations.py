@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import dis
+import itertools
 import linecache
 import os
 import re
@@ -52,12 +53,14 @@ class Site(NamedTuple):
 
 class StackLines(NamedTuple):
     """The lines on a call stack. user: the user's line; library: the innermost line of an installed package inside it
-    (or inside autograd's engine); optimizer: a torch optimizer runs between the two; frame: of the innermost line."""
+    (or inside autograd's engine); optimizer: a torch optimizer runs between the two; frame: of the innermost line;
+    call: the user's code and the instruction in it that runs."""
 
     user: Site | None
     library: Site | None
     optimizer: bool
     frame: FrameType | None
+    call: tuple[CodeType, int] | None = None
 
     @property
     def site(self) -> Site | None:
@@ -90,7 +93,7 @@ def locate() -> StackLines:
         if kind is None:
             kind = _kinds[code] = kind_of(code)
         if kind == USER:
-            return StackLines(_site(frame), library, optimizer, inner or frame)
+            return StackLines(_site(frame), library, optimizer, inner or frame, (code, frame.f_lasti))
         if kind == ENGINE:
             return StackLines(None, library, optimizer, inner)
         if kind == LIBRARY and library is None:
@@ -112,6 +115,16 @@ def is_recomputation(frame: FrameType | None) -> bool:
 
 def _site(frame: FrameType) -> Site:
     return Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def span_of(code: CodeType, instruction: int) -> tuple[int, int, int, int] | None:
+    """(line, end line, column, end column) of the expression that an instruction belongs to, columns in bytes; None
+    where Python does not know (before 3.11)."""
+    positions = getattr(code, "co_positions", None)
+    if positions is None or instruction < 0:
+        return None
+    span = next(itertools.islice(positions(), instruction // 2, None), None)
+    return None if span is None or None in span else span
 
 
 _MAGIC = re.compile(

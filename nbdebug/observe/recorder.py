@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, Protocol
 
 import torch
@@ -33,13 +34,15 @@ _OPS_WITH_SCALARS = frozenset({"pow"})  # the behaviour of their derivative depe
 class Op:
     """One op that ran. during: "forward", "backward" or "optimizer"; forward: the forward op whose derivative this one
     computes (backward only); node: the name of its autograd node (backward only); custom: run by the user's own
-    backward; library: the innermost line of an installed package, where that is not the user's line; inputs: the ops
-    that made its operands; scalars: its number arguments by name; grad: whether autograd recorded it; recomputed: a
-    forward op that runs again during backward (checkpointing); after_model: run outside of the model, after its
-    call; reach: which of parameters, inputs and targets flow into it (0: not followed)."""
+    backward; library: the innermost line of an installed package, where that is not the user's line; call: the user's
+    code and its instruction, where known; inputs: the ops that made its operands; scalars: its number arguments by
+    name; grad: whether autograd recorded it; recomputed: a forward op that runs again during backward (checkpointing);
+    after_model: run outside of the model, after its call; reach: which of parameters, inputs and targets flow into it
+    (0: not followed)."""
 
     __slots__ = (
         "after_model",
+        "call",
         "custom",
         "during",
         "forward",
@@ -63,6 +66,7 @@ class Op:
         self.index, self.func, self.name, self.step = index, func, name, step
         self.site: Site | None = None
         self.library: Site | None = None
+        self.call: tuple[CodeType, int] | None = None
         self.module, self.node, self.during = "", "", "forward"
         self.module_type: str | None = None
         self.forward: Op | None = None
@@ -73,7 +77,7 @@ class Op:
 
     def take_place(self, other: Op) -> None:
         """Take the line and the module of another op."""
-        self.site, self.library = other.site, other.library
+        self.site, self.library, self.call = other.site, other.library, other.call
         self.module, self.module_type = other.module, other.module_type
 
     def __repr__(self) -> str:
@@ -209,7 +213,7 @@ class Recorder(TorchDispatchMode):
         stack = locate()  # our own frames, and those that torch may put around a mode, are skipped
         if node is None and stack.user is None and self.called_from is not None:
             stack = stack._replace(user=self.called_from)
-        op.site, op.library = stack.site, stack.library
+        op.site, op.library, op.call = stack.site, stack.library, stack.call
         op.grad = torch.is_grad_enabled()
         op.after_model = self.model_called and not self.stack.inside
         op.recomputed = node is not None and stack.site is not None and is_recomputation(stack.frame)

@@ -74,7 +74,8 @@ class RerunChange:
 
 class Rerun:
     """One run of a step. Its results: calls; ended, the same in the order in which they ended; events; inputs, with
-    `proof`, a fingerprint of the arguments of each outermost call; error, the exception that ended the step early."""
+    `proof`, a fingerprint of the arguments of each outermost call; error, the exception that ended the step early;
+    loss, the first number that the step returned or ran backward from."""
 
     def __init__(
         self,
@@ -91,6 +92,7 @@ class Rerun:
         self.events: list[RerunEvent] = []
         self.inputs: list[list[Any]] = []
         self.error: Exception | None = None
+        self.loss: float | None = None
         self._stack: list[ModuleCall] = []
         self._thread = threading.get_ident()
 
@@ -123,6 +125,10 @@ class Rerun:
 
     def _note(self, what: str, tensors: Mapping[str, torch.Tensor]) -> None:
         bad = {name for name, tensor in tensors.items() if has_nonfinite(tensor)}
+        if what == "loss" and self.loss is None:
+            self.loss = next(
+                (float(t.detach()) for t in tensors.values() if t.numel() == 1 and not t.is_complex()), None
+            )
         if what == "gradients":
             bad |= self.change.bad
         prints = {name: fingerprint(tensor) for name, tensor in tensors.items()} if self.proof else {}

@@ -11,18 +11,23 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import psutil
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.arguments import Subject, discover
 from nbdebug.interrupts import interruptible
 from nbdebug.observe.modules import eager
+from nbdebug.observe.step_state import StepState, has_hooks
+from nbdebug.observe.tensors import tensors_in
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, optimizers_of
 from nbdebug.report import Report
 from nbdebug.text import count
 from nbdebug.tools.nan.facts import CompiledFacts
 from nbdebug.tools.nan.probe import Probe, StopCell
 from nbdebug.tools.nan.report import compare_compiled, report_of
+from nbdebug.tools.nan.trials import StepTrial
 
 CALL = "nan_trace(step, model=, optimizer=)"
 STRATEGIES = ("auto", "trace", "replay", "bisect")
@@ -110,9 +115,11 @@ def _trace(arguments: StepArguments, max_steps: int, live: bool) -> Report:
     question, subject = "nan_trace(step)", arguments.subject
     probe = Probe(arguments.models, arguments.optimizers, arguments.scaler, live=live, named=arguments.named)
     detection, compiled, steps = None, None, 0
+    states = _States(arguments)
     with eager() as notes:
         with probe:
             for steps in _counted(max_steps):
+                states.take()
                 probe.begin_step(steps - 1)
                 try:
                     returned = arguments.step()
@@ -137,7 +144,34 @@ def _trace(arguments: StepArguments, max_steps: int, live: bool) -> Report:
                     break
         if detection is not None and not probe.live:
             _locate(probe, detection)
-    return report_of(probe, detection, question, subject, steps, compiled, tuple(notes))
+    again = states.trial(steps - 1) if detection is not None else None
+    return report_of(probe, detection, question, subject, steps, compiled, tuple(notes), again)
+
+
+class _States:
+    """What the first step and the present one start from, so that a fix can be tried by the user's own code. On an
+    accelerator, with hooks on the models, and where a copy would take much of the free memory, nothing is saved.
+    """
+
+    def __init__(self, arguments: StepArguments):
+        self.arguments = arguments
+        self.states: list[StepState] = []
+        models, optimizers = arguments.models, arguments.optimizers
+        self.possible = arguments.on_cpu and not has_hooks(models, optimizers) and arguments.is_small
+
+    def take(self) -> None:
+        if self.possible and not (self.states and self.states[0].why_not):
+            arguments = self.arguments
+            with _disable_current_modes():
+                state = StepState.take(arguments.step, arguments.models, arguments.optimizers, arguments.others)
+            self.states = [*self.states[:1], state]
+
+    def trial(self, failing: int) -> StepTrial | None:
+        if not self.states:
+            return None
+        a = self.arguments
+        first, start = self.states[0], self.states[-1]
+        return StepTrial(a.step, start, first, failing, a.models, a.optimizers, a.others, a.scaler)
 
 
 @contextlib.contextmanager
@@ -225,6 +259,13 @@ class StepArguments:
     @property
     def scaler(self) -> bool:
         return any(isinstance(value, torch.amp.GradScaler) and value.is_enabled() for value in self.others)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether two copies of models and optimizers take less than a tenth of the memory that is free."""
+        parameters = {id(p): p.nbytes for m in self.models.values() for p in m.parameters()}
+        state = [t.nbytes for o in self.optimizers.values() for s in o.state.values() for t in tensors_in(s)]
+        return 20 * 2 * (sum(parameters.values()) + sum(state)) < psutil.virtual_memory().available
 
     @property
     def on_cpu(self) -> bool:

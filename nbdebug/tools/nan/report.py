@@ -24,6 +24,7 @@ from nbdebug.tools.nan.probe import CompiledCall, Detection, Probe
 from nbdebug.tools.nan.reproducer import Reproduction
 from nbdebug.tools.nan.rules import name_it
 from nbdebug.tools.nan.rules.wording import numbered
+from nbdebug.tools.nan.trials import StepTrial
 
 _PHASES = {
     "loss": "forward",
@@ -45,8 +46,10 @@ def report_of(
     steps: int,
     compiled: CompiledFacts | None = None,
     notes: tuple[str, ...] = (),
+    again: StepTrial | None = None,
 ) -> Report:
-    """The report on a run of `steps` steps, of which the last one went bad if there is a detection."""
+    """The report on a run of `steps` steps, of which the last one went bad if there is a detection. again: that step by
+    the user's own code, where it can run once more."""
     notes = (*_notes(probe, detection), *notes)
     if probe.adopted:
         subject = f"the model of type {probe.adopted} that was called, and the optimizers that stepped"
@@ -78,7 +81,7 @@ def report_of(
     culprit = _culprit(chosen)
     facts = _facts(probe, detection, chosen, culprit)
     op = _op_on_tape(probe, culprit.op)
-    finding, trial = try_fixes(name_it(facts), facts, probe, detection, op)
+    finding, trial = try_fixes(name_it(facts), facts, probe, detection, culprit, op, again)
     report.findings, report.ruled_out = (finding,), _ruled_out(probe, facts)
     report.plots = (
         Plot("histogram", culprit.snapshot.exponents),

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nbdebug.observe.recorder import Op
 from nbdebug.report import Report
 from nbdebug.tools.nan.facts import NanFacts
-from nbdebug.tools.nan.fixes import FixTrial
 from nbdebug.tools.nan.origins import EMPTIES, Origin
+from nbdebug.tools.nan.trials import FixTrial
 
 _SCRIPT = '''"""{title}
 
