@@ -31,14 +31,8 @@ from nbdebug.observe.variables import MODULES_OWN
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, range, slice)
 _CONTAINERS = (list, dict, set)
 _OWNERS = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
-_ITERATORS = (
-    zip,
-    enumerate,
-    map,
-    filter,
-    reversed,
-    *{type(iter(thing)) for thing in ([], (), range(0), "", {}, set(), {}.items(), {}.values(), b"")},
-)
+_EMPTY: tuple[Any, ...] = ([], (), range(0), "", {}, set(), {}.items(), {}.values(), b"")
+_ITERATORS = (zip, enumerate, map, filter, reversed, *{type(iter(thing)) for thing in _EMPTY})
 _OUTSIDE = frozenset({"open", "input", "save", "system", "savez", "to_csv", "imsave", "savefig"})
 """Calls that leave the process: a step that makes one is not run again."""
 _KNOWN = frozenset({"torch", "numpy", "pandas", "einops", "nbdebug", *sys.stdlib_module_names})

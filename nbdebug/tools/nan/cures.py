@@ -10,9 +10,11 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import gc
 import inspect
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -422,8 +424,7 @@ def _enough_elements(fault: Fault) -> Iterator[Cure]:
     assert node is not None
     values = edits.operand(node, 0)
     if not fault.direct or not isinstance(node, ast.Call) or values is None:
-        wrapped = {node: "torch.nan_to_num({raw})"}
-        yield Cure("A mean of no elements is made zero.", dict(wrapped), None)
+        yield Cure("A mean of no elements is made zero.", {node: "torch.nan_to_num({raw})"}, None)
         return
     text = edits.source(fault.file, values)
     again = text if isinstance(values, edits.ATOMS) else f"({text})"
@@ -514,9 +515,11 @@ def _constructed(
     """An argument of the only call in the user's file that makes an object of this class."""
     file = more.pop("file", fault.file)
     made = [n for n in nodes_of(file) if isinstance(n, ast.Call) and edits.name_of(n) == kind]
-    if len(made) == 1:
+    if len(made) == 1 and not any(isinstance(n, (ast.Dict, ast.Starred)) for a in made[0].args for n in ast.walk(a)):
         setting = more.pop("setting", None) or (lambda: _attributes(kind, argument, value))
-        yield Cure(title, edits.with_keyword(file, made[0], argument, text), change, file=file, setting=setting, **more)
+        place = 1 if argument == "lr" and len(made[0].args) > 1 else None
+        changes: Changes = {made[0].args[place]: text} if place else edits.with_keyword(file, made[0], argument, text)
+        yield Cure(title, changes, change, file=file, setting=setting, **more)
 
 
 @contextlib.contextmanager
@@ -555,10 +558,11 @@ def _optimizer_eps(fault: Fault) -> Iterator[Cure]:
         return func(value, numerator, below, *rest, **kwargs)
 
     ops = fault.trial.ops(lambda op: op.during == "optimizer" and op.name == "addcdiv")
-    change = ({op.index: patch for op in ops}, {}, 1.0) if ops else None
+    change = fault.trial.patch(ops, patch) if ops else None
     if line is not None and line.file and kind:
         setting = _groups(fault, "eps", lambda eps: 1e-4)
-        yield from _constructed(fault, kind, "eps", "1e-4", None, title, change, file=line.file, setting=setting)
+        more = {"file": line.file, "setting": setting, "exact": False}
+        yield from _constructed(fault, kind, "eps", "1e-4", None, title, change, **more)
 
 
 def _lower_rate(fault: Fault) -> Iterator[Cure]:
@@ -566,19 +570,20 @@ def _lower_rate(fault: Fault) -> Iterator[Cure]:
     line, kind, rate = history.optimizer_line, history.optimizer, history.learning_rate
     if line is None or not line.file or not kind or rate is None:
         return
-    for part in (10, 100):
-        yield from _constructed(
-            fault, kind, "lr", f"{rate / part:g}", None, "Lower the learning rate.", None,
-            file=line.file, setting=_groups(fault, "lr", lambda lr, part=part: lr / part), whole_run=True,
-        )  # fmt: skip
+    groups = [group for optimizer in fault.probe.optimizers.values() for group in optimizer.param_groups]
+    if any(group["lr"] != rate or "initial_lr" in group for group in groups):  # of a group's own, or of a schedule
+        return
+    for part in (10.0, 100.0):
+        lower = functools.partial(operator.mul, 1 / part)
+        more = {"file": line.file, "setting": _groups(fault, "lr", lower), "whole_run": True}
+        yield from _constructed(fault, kind, "lr", f"{rate / part:g}", None, "Lower the learning rate.", None, **more)
 
 
 def _initialized(fault: Fault) -> Iterator[Cure]:
     """Memory that was never written: another function that makes it."""
     if fault.fact.external is None:
         if isinstance(fault.node, ast.Call) and "empty" in (text := edits.source(fault.file, fault.node.func)):
-            ops = next(fault.like_nodes())[1] or [fault.op]
-            change = {op.index: _zeros for op in ops if op is not None}, {}, 1.0
+            change: TapeChange = {op.index: _zeros for op in next(fault.like_nodes())[1]}, {}, 1.0
             yield Cure("Fill it with zeros.", {fault.node.func: text.replace("empty", "zeros")}, change)
         return
     owner, _, leaf = fault.fact.name.rpartition(".")
@@ -587,7 +592,8 @@ def _initialized(fault: Fault) -> Iterator[Cure]:
         text = edits.source(file, call.func)
         name = text.replace("empty", "randn") if "empty" in text else "torch.randn"
         changes: Changes = {call.func: name, call: "0.02 * {raw}"}
-        yield Cure("Initialize it.", changes, _filled(fault, True), file=file, setting=_fill_parameters(fault, True))
+        setting = _fill_parameters(fault, True)
+        yield Cure("Initialize it.", changes, _filled(fault, True), False, file, setting)
 
 
 def _zeros(func: Any, args: Any, kwargs: Any) -> Any:
@@ -628,7 +634,7 @@ def _loaded(fault: Fault) -> Iterator[Cure]:
                 f"\n{gap}    weight.nan_to_num_(0.0, 0.0, 0.0)"
             )
             title = "To go on, fill the bad elements. Better: load good weights, or reinitialize the layer."
-            yield Cure(title, {statements[0]: fill}, _filled(fault), file=file, setting=_fill_parameters(fault))
+            yield Cure(title, {statements[0]: fill}, _filled(fault), False, file, _fill_parameters(fault))
 
 
 def _filled(fault: Fault, drawn: bool = False) -> TapeChange:
@@ -688,9 +694,12 @@ def _smaller_loss(fault: Fault) -> Iterator[Cure]:
     calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call)] if statement is not None else []
     for call in calls:
         if edits.name_of(call) == "backward" and isinstance(call.func, ast.Attribute) and not call.args:
+            loss = call.func.value
+            product = isinstance(loss, ast.BinOp) and isinstance(loss.op, (ast.Mult, ast.Div))
+            template = "{raw} / 1024" if product else "({} / 1024)" if isinstance(loss, edits.ATOMS) else "{} / 1024"
             yield Cure(
                 "Let backward start from a smaller loss. Better: bfloat16, or torch.amp.GradScaler.",
-                {call.func.value: "({raw} / 1024)"},
+                {loss: template},
                 ({}, {}, 1 / 1024),
                 file=where.file or "",
                 note="all gradients are 1,024 times smaller: SGD needs another learning rate",

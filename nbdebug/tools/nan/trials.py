@@ -268,7 +268,9 @@ class StepTrial:
         return Outcome(True, True, len(losses), len(losses) - needed, losses[needed - 1])
 
     def _parameters(self) -> dict[str, torch.Tensor]:
-        named = {f"{name}.{n}": p for name, model in self.models.items() for n, p in model.named_parameters()}
+        named: dict[str, torch.Tensor] = {
+            f"{name}.{n}": p for name, model in self.models.items() for n, p in model.named_parameters()
+        }
         known = {id(p) for p in named.values()}
         for name, optimizer in self.optimizers.items():
             for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):

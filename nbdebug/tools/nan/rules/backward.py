@@ -6,7 +6,7 @@ from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.tools.nan.facts import NanFacts
 from nbdebug.tools.nan.rules.signatures import backward_sign, forward_sign
-from nbdebug.tools.nan.rules.wording import MADE, answer, fix, verb
+from nbdebug.tools.nan.rules.wording import MADE, answer, verb
 
 DROPPERS = frozenset(
     "where masked_fill index masked_select masked_scatter nan_to_num index_select gather index_put".split()
@@ -69,7 +69,7 @@ def sqrt_grad_at_zero(facts: NanFacts) -> Finding | None:
         facts,
         "sqrt-grad-at-zero",
         f"{verb(origin.where, 'differentiates', 'differentiate')} a root at zero, where its derivative is infinite",
-        fix(origin, "Keep the operand above zero.", "{}.clamp_min(1e-12)", "torch.sqrt(x.clamp_min(1e-12))"),
+        Fix("Keep the operand above zero.", "torch.sqrt(x.clamp_min(1e-12))"),
     )
 
 

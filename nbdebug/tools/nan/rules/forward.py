@@ -6,7 +6,7 @@ from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.tools.nan.facts import NanFacts
 from nbdebug.tools.nan.rules.signatures import backward_sign, forward_sign
-from nbdebug.tools.nan.rules.wording import answer, fix, verb
+from nbdebug.tools.nan.rules.wording import answer, verb
 
 
 @rule(
@@ -32,13 +32,7 @@ def div_by_zero(facts: NanFacts) -> Finding | None:
         facts,
         "div-by-zero",
         f"{verb(origin.where, 'divides', 'divide')} by zero",
-        fix(
-            origin,
-            "Keep the denominator away from zero.",
-            f"{{}}.clamp_min({least})",
-            f"a / b.clamp_min({least})",
-            operand=1,
-        ),
+        Fix("Keep the denominator away from zero.", f"a / b.clamp_min({least})"),
     )
 
 
@@ -69,12 +63,9 @@ def log_of_nonpositive(facts: NanFacts) -> Finding | None:
         facts,
         "log-of-nonpositive",
         f"{verb(origin.where, 'takes', 'take')} the log of {what}",
-        fix(
-            origin,
+        Fix(
             "Keep the operand above zero (or compute the log from the scores).",
-            "{}.clamp_min(1e-8)",
             "torch.xlogy(q, p.clamp_min(1e-8))" if second else "torch.log(p.clamp_min(1e-8))",
-            operand=int(second),
         ),
     )
 
@@ -102,7 +93,7 @@ def sqrt_of_negative(facts: NanFacts) -> Finding | None:
         facts,
         "sqrt-of-negative",
         f"{verb(origin.where, 'takes', 'take')} the square root of a negative number",
-        fix(origin, "Keep the operand above zero.", "{}.clamp_min(1e-12)", "torch.sqrt(x.clamp_min(1e-12))"),
+        Fix("Keep the operand above zero.", "torch.sqrt(x.clamp_min(1e-12))"),
     )
 
 
@@ -128,7 +119,7 @@ def pow_domain(facts: NanFacts) -> Finding | None:
         facts,
         "pow-domain",
         f"{verb(origin.where, 'computes', 'compute')} a power that has no finite {what}",
-        fix(origin, "Keep the base above zero.", "{}.clamp_min(1e-6)", "x.clamp_min(1e-6).pow(p)"),
+        Fix("Keep the base above zero.", "x.clamp_min(1e-6).pow(p)"),
     )
 
 
@@ -275,12 +266,7 @@ def domain_error(facts: NanFacts) -> Finding | None:
         facts,
         "domain-error",
         f"{verb(origin.where, 'calls', 'call')} {origin.where.op} {edge} its domain",
-        fix(
-            origin,
-            "Keep the operand inside the domain.",
-            "{}.clamp(-1 + 1e-6, 1 - 1e-6)",
-            "torch.acos(x.clamp(-1 + 1e-6, 1 - 1e-6))",
-        ),
+        Fix("Keep the operand inside the domain.", "torch.acos(x.clamp(-1 + 1e-6, 1 - 1e-6))"),
     )
 
 
@@ -310,10 +296,8 @@ def degenerate_decomposition(facts: NanFacts) -> Finding | None:
         f"differentiates {op} of a matrix with equal or zero eigenvalues or singular values"
         if origin.during == "backward"
         else f"gives {op} a matrix that it can't decompose",
-        fix(
-            origin,
+        Fix(
             "Separate the eigenvalues, or use cholesky, whose derivative does not divide by their gaps.",
-            "{0} + torch.diag(1e-3 * torch.arange({0}.size(-1)))",
             "A + torch.diag(1e-3 * torch.arange(n))",
         ),
     )
@@ -353,7 +337,7 @@ def overflow(facts: NanFacts) -> Finding | None:
     limit = 5 if origin.dtype == "float16" else 30
     bounded = f".clamp(-{limit}, {limit})"
     fixes = {
-        "exp": fix(origin, "Bound the operand.", "{}" + bounded, f"torch.exp(x{bounded})"),
+        "exp": Fix("Bound the operand.", f"torch.exp(x{bounded})"),
         "to": Fix("Keep this part in float32 (or use bfloat16, which has the range of float32).", "x.float()"),
     }
     clause = f"{verb(origin.where, 'makes', 'make')} a value too large for {origin.dtype} in {origin.where.op}"

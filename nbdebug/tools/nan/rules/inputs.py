@@ -9,7 +9,7 @@ from nbdebug.report import Finding, Fix
 from nbdebug.text import count, listed
 from nbdebug.tools.nan.facts import NanFacts, OriginFact
 from nbdebug.tools.nan.rules.signatures import LOGS, forward_sign
-from nbdebug.tools.nan.rules.wording import MADE, answer, fix, verb
+from nbdebug.tools.nan.rules.wording import MADE, answer, verb
 
 
 @rule(
@@ -231,12 +231,7 @@ def label_out_of_range(facts: NanFacts) -> Finding | None:
         facts,
         "label-out-of-range",
         f"{verb(origin.where, 'has a target', 'have targets')} that the loss does not accept",
-        fix(
-            origin,
-            "Bring the targets into range where they are read.",
-            "{}.clamp_min(1e-6)",
-            "target = target / 255  # or (target > 0).float()",
-        ),
+        Fix("Bring the targets into range where they are read.", "target = target / 255  # or (target > 0).float()"),
         **evidence,
     )
 
