@@ -2,12 +2,14 @@
 is attached is detached again.
 
     shell, locations, frames     the IPython shell; the user's line of an op; the frames of a traceback
-    variables, sources           the user's variables and attributes, read without running their code; source as syntax
+    variables, sources           the user's variables and attributes, read without running their code; source as syntax,
+                                 edits of it, and the program run as edited
     tensors, norms, ops          identity, finiteness and bits of tensors; norms of gradients; schemas of ops
     modules, backward            hooks around calls of modules, around autograd's engine and around optimizer steps
     recorder, tape, replay       each op of a step; a step as a tape of ops; that tape run again
     step_log, step_hooks         a step recorded at almost no cost; hooks of optimizers, and a step in numbers by layer
-    rerun, snapshot              the user's own step run again; the state it changes, saved and restored bit for bit
+    rerun, snapshot, step_state  the user's own step run again; the state it changes, saved and restored bit for bit;
+                                 what the step itself starts from, its iterators included
     duplicate_hooks, validation  hooks that are registered twice; checks of the arguments of public functions
 """
 

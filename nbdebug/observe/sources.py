@@ -1,14 +1,64 @@
-"""The source of files and cells as Python's syntax: parsed once as long as the text is the same, and never run."""
+"""The source of files and cells as Python's syntax, parsed once as long as the text is the same; and edits of it.
+
+    call = call_at(op.site, op.call, op.name)            the node of `torch.log(1 - p)`
+    edit = edit_of(file, {operand(call, 0): "{}.clamp_min(1e-8)"})
+    with edited_functions(edit): step()                  the user's own functions, with that text in them
+
+A template says what becomes of an expression: `{}` stands for its source text, in parentheses where it needs them, and
+`{raw}` for the text alone. Nothing of the source is run but within `edited_functions`.
+"""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import gc
 import linecache
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType
+
+from nbdebug.observe.locations import Site, cell_name, span_of
+from nbdebug.report import Edit
 
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 """Syntax that has local variables of its own; comprehensions are left out."""
+Call = tuple[CodeType, int]
+"""The user's code and the instruction in it that runs."""
+_OPERATORS: dict[type[ast.operator], frozenset[str]] = {
+    ast.Div: frozenset({"div", "reciprocal"}),
+    ast.Pow: frozenset({"pow"}),
+    ast.Mult: frozenset({"mul"}),
+    ast.Sub: frozenset({"sub", "rsub"}),
+    ast.Add: frozenset({"add"}),
+    ast.MatMult: frozenset({"mm", "bmm", "matmul", "mv", "dot"}),
+    ast.Mod: frozenset({"remainder"}),
+}
+_SPELLINGS = {
+    "arccos": "acos",
+    "arcsin": "asin",
+    "arctanh": "atanh",
+    "arccosh": "acosh",
+    "divide": "div",
+    "true_divide": "div",
+    "multiply": "mul",
+    "subtract": "sub",
+    "float_power": "pow",
+    "square": "pow",
+    "norm": "linalg_vector_norm",
+    "vector_norm": "linalg_vector_norm",
+    "half": "to",
+    "masked_fill_": "masked_fill",
+}
+"""Other names under which torch has an op."""
+_NAMES = {0: ("input", "self", "scores"), 1: ("other", "exponent", "target"), 2: ("value",)}
+"""Keywords of torch's functions, by the place of the operand."""
+_MODULES = frozenset({"torch", "F", "nn", "functional", "linalg", "special", "np", "math", "fft"})
+_PURE_METHODS = frozenset(
+    "abs view flatten reshape squeeze unsqueeze float double half long bool detach sum size dim numel t transpose "
+    "permute expand contiguous to square".split()
+)
+ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Tuple, ast.List)
 
 
 def parse(text: str | bytes) -> ast.Module | None:
@@ -52,3 +102,259 @@ def functions(tree: ast.Module) -> tuple[ast.AST, ...]:
 def parents(tree: ast.Module) -> Mapping[int, ast.AST]:
     """The node around each node, by the id of the inner one."""
     return {id(child): node for node in nodes(tree) for child in ast.iter_child_nodes(node)}
+
+
+# -- a call, and its operands -----------------------------------------------------------------------------------------
+
+
+def call_at(site: Site, call: Call | None, op: str) -> ast.expr | ast.AugAssign | None:
+    """The call or operator in the user's line that ran an op: by its place in the line where Python knows it, else the
+    only one there of that name. None where it can't be told."""
+    span = None if call is None else span_of(*call)
+    if span is not None:
+        place = span[0], span[2], span[1], span[3]
+        for node in nodes_of(site.file):
+            if isinstance(node, (ast.Call, ast.BinOp, ast.AugAssign)) and _span(node) == place:
+                return node
+    statement = statement_at(site.file, site.line)
+    calls = [] if statement is None else calls_of(statement, op)
+    return calls[0] if len(calls) == 1 else None
+
+
+def statement_at(file: str, line: int) -> ast.stmt | None:
+    """The smallest statement that covers a line; of one with a body its head."""
+    covering = [
+        node
+        for node in nodes_of(file)
+        if isinstance(node, ast.stmt)
+        and not isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef))
+        and node.lineno <= line <= _head_end(node)
+    ]
+    return min(covering, key=lambda node: _head_end(node) - node.lineno, default=None)
+
+
+def function_at(file: str, line: int) -> ast.AST | None:
+    """The innermost function around a line; the whole file where there is none."""
+    around = [
+        node
+        for node in nodes_of(file)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    return max(around, key=lambda node: node.lineno, default=next(iter(nodes_of(file)), None))
+
+
+def calls_of(part: ast.AST, op: str) -> list[ast.expr | ast.AugAssign]:
+    """The calls and operators that stand for an op, in the head of a statement or in a whole function, in order."""
+    body = [getattr(part, name, []) for name in ("body", "orelse", "finalbody", "handlers")]
+    inner = {id(n) for block in body if isinstance(block, list) for child in block for n in ast.walk(child)}
+    skip = set() if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)) else inner
+    found = [n for n in ast.walk(part) if id(n) not in skip and is_call_of(n, op)]
+    return sorted(found, key=_span)  # type: ignore[arg-type]
+
+
+def is_call_of(node: ast.AST, op: str) -> bool:
+    """Whether an expression is a call of this op by one of its names, or the operator for it."""
+    if isinstance(node, (ast.BinOp, ast.AugAssign)):
+        return op in _OPERATORS.get(type(node.op), ())
+    if not isinstance(node, ast.Call):
+        return False
+    return op in _ops_of(name_of(node))
+
+
+def _ops_of(name: str) -> set[str]:
+    """The ops that a function of this name may be."""
+    name = name if name in _SPELLINGS else name.rstrip("_") if not name.startswith("_") else name
+    base = _SPELLINGS.get(name, name)
+    return {base, f"linalg_{base}", f"special_{base}", *({"linalg_svd"} if base == "svd" else ())}
+
+
+def name_of(node: ast.expr | ast.AugAssign) -> str:
+    """The last part of the name of what is called; "" for an operator."""
+    function = getattr(node, "func", None)
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def is_method(node: ast.expr | ast.AugAssign) -> bool:
+    """Whether the first operand of a call stands before the dot: `x.log()`, and not `torch.log(x)`."""
+    function = getattr(node, "func", None)
+    if not isinstance(function, ast.Attribute):
+        return False
+    owner = function.value
+    return not (
+        (isinstance(owner, ast.Name) and owner.id in {*_MODULES, "self"})
+        or (isinstance(owner, ast.Attribute) and owner.attr in _MODULES)
+    )
+
+
+def operands(node: ast.expr | ast.AugAssign) -> list[ast.expr]:
+    """The operands of a call or operator, in the order of torch's functions."""
+    if isinstance(node, ast.BinOp):
+        return [node.left, node.right]
+    if isinstance(node, ast.AugAssign):
+        return [node.target, node.value]
+    assert isinstance(node, ast.Call)
+    first = [node.func.value] if is_method(node) and isinstance(node.func, ast.Attribute) else []
+    return [*first, *(a for a in node.args if not isinstance(a, ast.Starred))]
+
+
+def operand(node: ast.expr | ast.AugAssign, place: int) -> ast.expr | None:
+    """One operand, positional or by its keyword; None where it is not written there."""
+    known = operands(node)
+    if place < len(known):
+        return known[place]
+    return keyword(node, *_NAMES.get(place, ()))
+
+
+def keyword(node: ast.AST, *names: str) -> ast.expr | None:
+    """The value of the first of these keywords that a call has."""
+    return next((k.value for k in getattr(node, "keywords", ()) if k.arg in names), None)
+
+
+def with_keyword(file: str, node: ast.Call, name: str, value: str) -> dict[ast.AST, str]:
+    """The changes that give a call this keyword argument, in place of the one that it has."""
+    known = keyword(node, name)
+    if known is not None:
+        return {known: value}
+    last = max([*node.args, *(k.value for k in node.keywords)], key=_span, default=None)
+    if last is None:
+        return {node: f"{source(file, node.func)}({name}={value})"}
+    return {last: ("({raw})" if isinstance(last, ast.GeneratorExp) else "{raw}") + f", {name}={value}"}
+
+
+def is_number(node: ast.expr | None) -> bool:
+    """Whether an expression is a number in the code, with or without a sign."""
+    return isinstance(getattr(node, "operand", node), ast.Constant)
+
+
+def may_repeat(node: ast.expr) -> bool:
+    """Whether writing an expression twice changes nothing: names, attributes, arithmetic, and methods that only view or
+    convert."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Call) and not (
+            isinstance(part.func, ast.Attribute) and part.func.attr in _PURE_METHODS
+        ):
+            return False
+        if isinstance(part, (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr, ast.Lambda)):
+            return False
+    return True
+
+
+def source(file: str, node: ast.AST) -> str:
+    """The text of an expression."""
+    text = "".join(linecache.getlines(file)).encode()
+    start, end = _offsets(text, node)
+    return text[start:end].decode()
+
+
+def edit_of(file: str, changes: Mapping[ast.AST, str]) -> Edit | None:
+    """The edit that rewrites these expressions, each by its template; expressions may lie in one another. None where
+    the new text is no Python, or is the old one."""
+    text = "".join(linecache.getlines(file)).encode()
+    spans = sorted(
+        ((*_offsets(text, node), template, isinstance(node, ATOMS)) for node, template in changes.items()),
+        key=lambda span: (span[0], -span[1]),
+    )
+    if not spans:
+        return None
+    first = min(node.lineno for node in changes)  # type: ignore[attr-defined]
+    last = max(node.end_lineno for node in changes)  # type: ignore[attr-defined]
+    whole = _rendered(text, 0, len(text), spans).decode()
+    if parse(whole) is None:
+        return None
+    old = text.decode().split("\n")
+    new = whole.split("\n")
+    end = len(new) - (len(old) - last)
+    changed = "\n".join(old[first - 1 : last]), "\n".join(new[first - 1 : end])
+    return None if changed[0] == changed[1] else Edit(file, first, last, *changed, cell_name(file))
+
+
+def _rendered(text: bytes, start: int, end: int, spans: list[tuple[int, int, str, bool]]) -> bytes:
+    out, at, n = b"", start, 0
+    while n < len(spans):
+        low, high, template, atom = spans[n]
+        inner = [span for span in spans[n + 1 :] if span[1] <= high]
+        part = _rendered(text, low, high, inner).decode()
+        out += text[at:low] + template.replace("{}", part if atom else f"({part})").replace("{raw}", part).encode()
+        at, n = high, n + 1 + len(inner)
+    return out + text[at:end]
+
+
+def _offsets(text: bytes, node: ast.AST) -> tuple[int, int]:
+    line, column, end, end_column = _span(node)
+    starts = [0]
+    for row in text.split(b"\n"):
+        starts.append(starts[-1] + len(row) + 1)
+    return starts[line - 1] + column, starts[end - 1] + end_column
+
+
+def _span(node: ast.AST) -> tuple[int, int, int, int]:
+    return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset  # type: ignore[attr-defined]
+
+
+def _head_end(node: ast.stmt) -> int:
+    body = getattr(node, "body", None)
+    return max(node.lineno, body[0].lineno - 1) if body else node.end_lineno or node.lineno
+
+
+# -- the program as edited ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def edited_functions(edit: Edit) -> Iterator[int]:
+    """Within, the functions around the edited lines run the new text: their code is exchanged, and put back at the end.
+    Gives how many these are; 0 where none can be exchanged, such as code of a module or a cell itself."""
+    pairs = _exchanges(edit)
+    before = [(function, function.__code__) for function, _ in pairs]
+    try:
+        for function, code in pairs:
+            function.__code__ = code
+        yield len(pairs)
+    finally:
+        for function, code in before:
+            function.__code__ = code
+
+
+def _exchanges(edit: Edit) -> list[tuple[FunctionType, CodeType]]:
+    """The functions around the edited lines, each with its new code; [] where one of them can't get it."""
+    lines = [line.rstrip("\n") for line in linecache.getlines(edit.file)]
+    tree = parse("\n".join([*lines[: edit.line - 1], *edit.new.split("\n"), *lines[edit.end_line :], ""]))
+    functions = [
+        function
+        for function in gc.get_objects()
+        if type(function) is FunctionType
+        and (code := function.__code__).co_filename == edit.file
+        and code.co_firstlineno <= edit.line <= _last_line(code)
+    ]
+    if tree is None:
+        return []
+    wanted = {(f.__code__.co_name, f.__code__.co_firstlineno): f.__code__.co_freevars for f in functions}
+    for node in ast.walk(tree):  # variables that only the old text uses: the code must know of them, and uses them not
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            names = [ast.Expr(ast.Name(name, ast.Load())) for name in wanted.get((node.name, first), ())]
+            node.body += [ast.If(ast.Constant(False), names, [])] if names else []  # type: ignore[arg-type]
+    try:
+        whole = compile(ast.fix_missing_locations(tree), edit.file, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return []
+    codes: dict[tuple[str, int], list[CodeType]] = {}
+    for code in _codes(whole):
+        codes.setdefault((code.co_name, code.co_firstlineno), []).append(code)
+    pairs = []
+    for function in functions:
+        new = codes.get((function.__code__.co_name, function.__code__.co_firstlineno), [])
+        if len(new) != 1 or new[0].co_freevars != function.__code__.co_freevars:
+            return []
+        pairs.append((function, new[0]))
+    return pairs
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _last_line(code: CodeType) -> int:
+    return max(line for inner in _codes(code) for _, _, line in inner.co_lines() if line is not None)

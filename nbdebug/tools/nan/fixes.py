@@ -26,11 +26,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.observe import edits
+from nbdebug.observe import sources
 from nbdebug.observe.locations import Site
 from nbdebug.observe.ops import named_arguments, schema_of
 from nbdebug.observe.recorder import Op
-from nbdebug.observe.sources import nodes_of
 from nbdebug.observe.tape import CannotReplay
 from nbdebug.observe.tensors import can_be_nonfinite, finite
 from nbdebug.report import Edit, Finding, Fix
@@ -101,7 +100,7 @@ class Fault:
             else None
         )
         self.file = self.site.file if self.site is not None else ""
-        self.node = edits.call_at(self.site, self.op.call, self.name) if self.op is not None and self.site else None
+        self.node = sources.call_at(self.site, self.op.call, self.name) if self.op is not None and self.site else None
         self.half = self.dtype == "float16"
 
     @property
@@ -120,7 +119,7 @@ class Fault:
     @property
     def direct(self) -> bool:
         """Whether the user's own call is the op at fault, and not a function that contains it."""
-        return self.node is not None and edits.is_call_of(self.node, self.name)
+        return self.node is not None and sources.is_call_of(self.node, self.name)
 
     def like_nodes(self) -> Iterator[tuple[list[Node], list[Op]]]:
         """The call at fault, all such calls in its statement, all in its function; with the recorded ops of each."""
@@ -129,14 +128,14 @@ class Fault:
         ops = self.trial.ops(lambda o: o.name == op.name and o.site is not None and o.site.file == site.file)
         if op.call is not None:
             yield [self.node], [o for o in ops if o.call == op.call]
-        statement, function = edits.statement_at(*site[:2]), edits.function_at(*site[:2])
+        statement, function = sources.statement_at(*site[:2]), sources.function_at(*site[:2])
         for part in (statement, function):
             if part is not None:
                 low, high = part.lineno if hasattr(part, "lineno") else 1, getattr(part, "end_lineno", 10**9)
-                yield edits.calls_of(part, op.name), [o for o in ops if o.site and low <= o.site.line <= high]
+                yield sources.calls_of(part, op.name), [o for o in ops if o.site and low <= o.site.line <= high]
 
 
-# -- trying them --------------------------------------------------------------------------------------------------------
+# -- trying them -------------------------------------------------------------------------------------------------------
 
 
 def try_fixes(
@@ -184,7 +183,7 @@ def _edits(fault: Fault) -> Iterator[tuple[Cure, Edit]]:
     """The cures that can be written into the user's source, each text once."""
     known = set()
     for cure in cures(fault):
-        edit = edits.edit_of(cure.file or fault.file, cure.changes) if cure.changes else None
+        edit = sources.edit_of(cure.file or fault.file, cure.changes) if cure.changes else None
         if edit is not None and (edit.line, edit.new) not in known:
             known.add((edit.line, edit.new))
             yield cure, edit
@@ -348,19 +347,19 @@ def _wrapped(fault: Fault, wrap: Wrap) -> Iterator[Cure]:
         changes: Changes = {}
         for node in nodes:
             parts = {place: _part(node, fault.name, place) for place in wrap.operands}
-            if any(part is None or edits.is_number(part) for part in parts.values()):
+            if any(part is None or sources.is_number(part) for part in parts.values()):
                 continue
             if isinstance(node, ast.AugAssign) and 0 in parts:
                 continue
             for place, part in parts.items():
                 assert part is not None
-                changes[part] = _written(wrap.operands[place], part, edits.name_of(node))
+                changes[part] = _written(wrap.operands[place], part, sources.name_of(node))
             if wrap.result:
                 first = parts[0]
-                if first is None or not edits.may_repeat(first):
+                if first is None or not sources.may_repeat(first):
                     changes = {}
                     break
-                changes[node] = wrap.result.replace("{0}", edits.source(fault.file, first))
+                changes[node] = wrap.result.replace("{0}", sources.source(fault.file, first))
         if changes:
             yield Cure("", changes, fault.trial.patch(ops, _patched(wrap)))
 
@@ -368,14 +367,14 @@ def _wrapped(fault: Fault, wrap: Wrap) -> Iterator[Cure]:
 def _part(node: Node, op: str, place: int) -> ast.expr | None:
     """The operand at this place of the op; `1 / x` is a reciprocal of its right side, `1 - x` an rsub of it."""
     reversed_ = op in ("reciprocal", "rsub") and isinstance(node, (ast.BinOp, ast.AugAssign))
-    return edits.operand(node, 1 - place if reversed_ else place)
+    return sources.operand(node, 1 - place if reversed_ else place)
 
 
 def _written(template: str, part: ast.expr, function: str) -> str:
     """A template as it is written there: an operand is repeated only where that changes nothing, and an op in place
     needs one that changes its operand in place."""
     if "{again}" in template:
-        if edits.may_repeat(part):
+        if sources.may_repeat(part):
             template = template.replace("{again}", "{}")
         else:
             template = template.replace("{}", "(below := {raw})", 1).replace("{again}", "below")
@@ -414,10 +413,10 @@ def _in_library(fault: Fault) -> Iterator[Cure]:
     tell."""
     node = fault.node
     assert node is not None
-    if edits.name_of(node) in ("log_prob", "rsample", "sample", "entropy", "cdf", "icdf"):
+    if sources.name_of(node) in ("log_prob", "rsample", "sample", "entropy", "cdf", "icdf"):
         yield from _distribution(fault)
     arguments = [*getattr(node, "args", ()), *(k.value for k in getattr(node, "keywords", ()))]
-    arguments = [a for a in arguments if not edits.is_number(a) and not isinstance(a, (ast.Starred, ast.Constant))]
+    arguments = [a for a in arguments if not sources.is_number(a) and not isinstance(a, (ast.Starred, ast.Constant))]
     for wrap in _wraps(fault, fault.code):
         template = next(iter(wrap.operands.values()))
         if not wrap.result and len(wrap.operands) == 1:
@@ -431,10 +430,10 @@ _SCALES = {"Normal": 1, "LogNormal": 1, "Laplace": 1, "Gumbel": 1, "Cauchy": 1, 
 
 def _distribution(fault: Fault) -> Iterator[Cure]:
     """A distribution with a scale that is not above zero: where it is made."""
-    for call in [n for n in nodes_of(fault.file) if isinstance(n, ast.Call) and edits.name_of(n) in _SCALES]:
-        place = _SCALES[edits.name_of(call)]
-        scale = call.args[place] if len(call.args) > place else edits.keyword(call, "scale", "rate", "df")
-        if scale is not None and not edits.is_number(scale):
+    for call in [n for n in sources.nodes_of(fault.file) if isinstance(n, ast.Call) and sources.name_of(n) in _SCALES]:
+        place = _SCALES[sources.name_of(call)]
+        scale = call.args[place] if len(call.args) > place else sources.keyword(call, "scale", "rate", "df")
+        if scale is not None and not sources.is_number(scale):
             yield Cure("Keep the scale of the distribution above zero.", {scale: "{}.clamp_min(1e-6)"}, None)
 
 
@@ -451,14 +450,14 @@ def _finite_masks(fault: Fault) -> Iterator[Cure]:
         op = origin.op
         if op is None or op.site is None or op.site.file != fault.file:
             continue
-        node = edits.call_at(op.site, op.call, op.name)
+        node = sources.call_at(op.site, op.call, op.name)
         if node is None:
             continue
         sign = "-" if origin.made == "-inf" else ""
         own = {part: f"{_sign_of(part)}{fault.large}" for part in ast.walk(node) if _is_infinity(part)}
         inner = {id(x) for part in own for x in ast.walk(part) if x is not part}
         own = {part: text for part, text in own.items() if id(part) not in inner}
-        value = edits.operand(node, 2) if op.name == "masked_fill" else None
+        value = sources.operand(node, 2) if op.name == "masked_fill" else None
         if not own and value is not None:
             own = {value: f"{sign}{fault.large}"}
         changes |= own
@@ -469,7 +468,7 @@ def _finite_masks(fault: Fault) -> Iterator[Cure]:
 def _is_infinity(node: ast.AST) -> bool:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return _is_infinity(node.operand)
-    if isinstance(node, ast.Call) and edits.name_of(node) == "float" and len(node.args) == 1:
+    if isinstance(node, ast.Call) and sources.name_of(node) == "float" and len(node.args) == 1:
         value = node.args[0]
         return isinstance(value, ast.Constant) and str(value.value).strip().lstrip("+-").lower() in ("inf", "infinity")
     return isinstance(node, ast.Attribute) and node.attr in ("inf", "infty") and isinstance(node.value, ast.Name)
@@ -508,25 +507,25 @@ def _finite_on_tape(fault: Fault) -> TapeChange:
 def _enough_elements(fault: Fault) -> Iterator[Cure]:
     node = fault.node
     assert node is not None
-    values = edits.operand(node, 0)
+    values = sources.operand(node, 0)
     if not fault.direct or not isinstance(node, ast.Call) or values is None:
         yield Cure("A mean of no elements is made zero.", {node: "torch.nan_to_num({raw})"}, None)
         return
-    text = edits.source(fault.file, values)
-    again = text if isinstance(values, edits.ATOMS) else f"({text})"
-    dims = edits.operand(node, 1) or edits.keyword(node, "dim", "axis")
-    size = f"{again}.numel()" if dims is None else f"{again}.size({edits.source(fault.file, dims)})"
-    one_size = edits.may_repeat(values) and not isinstance(dims, (ast.Tuple, ast.List))
+    text = sources.source(fault.file, values)
+    again = text if isinstance(values, sources.ATOMS) else f"({text})"
+    dims = sources.operand(node, 1) or sources.keyword(node, "dim", "axis")
+    size = f"{again}.numel()" if dims is None else f"{again}.size({sources.source(fault.file, dims)})"
+    one_size = sources.may_repeat(values) and not isinstance(dims, (ast.Tuple, ast.List))
     change = fault.trial.patch(next(fault.like_nodes())[1], _corrected)
     if fault.name in ("std", "var", "std_mean", "var_mean"):
-        known = edits.keyword(node, "correction")
-        if edits.keyword(node, "unbiased") is not None:
-            yield Cure("", edits.with_keyword(fault.file, node, "unbiased", "False"), change)
+        known = sources.keyword(node, "correction")
+        if sources.keyword(node, "unbiased") is not None:
+            yield Cure("", sources.with_keyword(fault.file, node, "unbiased", "False"), change)
         elif one_size:
             most = "1" if known is None else "{raw}"
-            yield Cure("", edits.with_keyword(fault.file, node, "correction", f"min({most}, {size} - 1)"), change)
-        yield Cure("", edits.with_keyword(fault.file, node, "correction", "0"), change)
-    elif fault.name == "mean" and one_size and edits.is_method(node):
+            yield Cure("", sources.with_keyword(fault.file, node, "correction", f"min({most}, {size} - 1)"), change)
+        yield Cure("", sources.with_keyword(fault.file, node, "correction", "0"), change)
+    elif fault.name == "mean" and one_size and sources.is_method(node):
         assert isinstance(node.func, ast.Attribute)
         yield Cure("", {node.func: f"{again}.sum", node: f"({{raw}} / max({size}, 1))"}, change)
     yield Cure("", {node: "torch.nan_to_num({raw})"}, change)
@@ -547,28 +546,28 @@ def _some_label(fault: Fault) -> Iterator[Cure]:
     node = fault.node
     if not isinstance(node, ast.Call):
         return
-    scores, labels = edits.keyword(node, "input"), edits.keyword(node, "target")
+    scores, labels = sources.keyword(node, "input"), sources.keyword(node, "target")
     scores, labels = node.args[0] if node.args else scores, node.args[1] if len(node.args) > 1 else labels
-    if labels is None or scores is None or not edits.may_repeat(labels):
+    if labels is None or scores is None or not sources.may_repeat(labels):
         return
-    text = edits.source(fault.file, labels)
-    text = text if isinstance(labels, edits.ATOMS) else f"({text})"
-    ignored = edits.keyword(node, "ignore_index")
-    index = edits.source(fault.file, ignored) if ignored else str(fault.fact.scalars.get("ignore_index", -100))
+    text = sources.source(fault.file, labels)
+    text = text if isinstance(labels, sources.ATOMS) else f"({text})"
+    ignored = sources.keyword(node, "ignore_index")
+    index = sources.source(fault.file, ignored) if ignored else str(fault.fact.scalars.get("ignore_index", -100))
     counts = f"({text} != {index})"
     change = fault.trial.patch(next(fault.like_nodes())[1], _no_loss)
-    reduction = edits.keyword(node, "reduction")
+    reduction = sources.keyword(node, "reduction")
     plain = reduction is None or getattr(reduction, "value", "") == "mean"
     if (
-        edits.name_of(node) in ("cross_entropy", "nll_loss")
+        sources.name_of(node) in ("cross_entropy", "nll_loss")
         and plain
-        and not edits.keyword(node, "weight", "label_smoothing")
+        and not sources.keyword(node, "weight", "label_smoothing")
     ):
-        changes = edits.with_keyword(fault.file, node, "reduction", '"sum"')
+        changes = sources.with_keyword(fault.file, node, "reduction", '"sum"')
         yield Cure("", {**changes, node: f"({{raw}} / {counts}.sum().clamp_min(1))"}, change)
-    if edits.may_repeat(scores):
-        none = edits.source(fault.file, scores)
-        none = none if isinstance(scores, edits.ATOMS) else f"({none})"
+    if sources.may_repeat(scores):
+        none = sources.source(fault.file, scores)
+        none = none if isinstance(scores, sources.ATOMS) else f"({none})"
         yield Cure("", {node: f"({{raw}} if {counts}.any() else {none}.sum() * 0.0)"}, change)
     yield Cure("", {node: "torch.nan_to_num({raw})"}, change)
 
@@ -587,8 +586,8 @@ def _zero_infinity(fault: Fault) -> Iterator[Cure]:
 
     ops = fault.trial.ops(lambda op: op.name == "ctc_loss")
     change = fault.trial.patch(ops, patch)
-    if isinstance(fault.node, ast.Call) and edits.name_of(fault.node) == "ctc_loss":
-        yield Cure(title, edits.with_keyword(fault.file, fault.node, "zero_infinity", "True"), change)
+    if isinstance(fault.node, ast.Call) and sources.name_of(fault.node) == "ctc_loss":
+        yield Cure(title, sources.with_keyword(fault.file, fault.node, "zero_infinity", "True"), change)
     yield from _constructed(fault, "CTCLoss", "zero_infinity", "True", True, title, change)
 
 
@@ -600,11 +599,11 @@ def _constructed(
 ) -> Iterator[Cure]:
     """An argument of the only call in the user's file that makes an object of this class."""
     file = more.pop("file", fault.file)
-    made = [n for n in nodes_of(file) if isinstance(n, ast.Call) and edits.name_of(n) == kind]
+    made = [n for n in sources.nodes_of(file) if isinstance(n, ast.Call) and sources.name_of(n) == kind]
     if len(made) == 1 and not any(isinstance(n, (ast.Dict, ast.Starred)) for a in made[0].args for n in ast.walk(a)):
         setting = more.pop("setting", None) or (lambda: _attributes(kind, argument, value))
         place = 1 if argument == "lr" and len(made[0].args) > 1 else None
-        changes: Changes = {made[0].args[place]: text} if place else edits.with_keyword(file, made[0], argument, text)
+        changes: Changes = {made[0].args[place]: text} if place else sources.with_keyword(file, made[0], argument, text)
         yield Cure(title, changes, change, file=file, setting=setting, **more)
 
 
@@ -668,14 +667,14 @@ def _lower_rate(fault: Fault) -> Iterator[Cure]:
 def _initialized(fault: Fault) -> Iterator[Cure]:
     """Memory that was never written: another function that makes it."""
     if fault.fact.external is None:
-        if isinstance(fault.node, ast.Call) and "empty" in (text := edits.source(fault.file, fault.node.func)):
+        if isinstance(fault.node, ast.Call) and "empty" in (text := sources.source(fault.file, fault.node.func)):
             change: TapeChange = {op.index: _zeros for op in next(fault.like_nodes())[1]}, {}, 1.0
             yield Cure("Fill it with zeros.", {fault.node.func: text.replace("empty", "zeros")}, change)
         return
     owner, _, leaf = fault.fact.name.rpartition(".")
     for made in _made_in_class(fault, owner, leaf):
         file, call = made
-        text = edits.source(file, call.func)
+        text = sources.source(file, call.func)
         name = text.replace("empty", "randn") if "empty" in text else "torch.randn"
         changes: Changes = {call.func: name, call: "0.02 * {raw}"}
         setting = _fill_parameters(fault, True)
@@ -692,7 +691,7 @@ def _made_in_class(fault: Fault, owner: str, leaf: str) -> Iterator[tuple[str, a
         with contextlib.suppress(AttributeError, TypeError, OSError):
             kind = type(model.get_submodule(owner))
             file, first = inspect.getsourcefile(kind), inspect.getsourcelines(kind)[1]
-            for node in nodes_of(file or ""):
+            for node in sources.nodes_of(file or ""):
                 if isinstance(node, ast.ClassDef) and node.lineno <= first + 3 and node.name == kind.__name__:
                     yield from ((file or "", call) for call in _empties(node, leaf))
                     return
@@ -702,7 +701,7 @@ def _empties(part: ast.AST, leaf: str) -> Iterator[ast.Call]:
     for node in ast.walk(part):
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == leaf for t in node.targets):
             for call in ast.walk(node.value):
-                if isinstance(call, ast.Call) and edits.name_of(call) in ("empty", "Tensor", "FloatTensor"):
+                if isinstance(call, ast.Call) and sources.name_of(call) in ("empty", "Tensor", "FloatTensor"):
                     yield call
 
 
@@ -711,10 +710,12 @@ def _loaded(fault: Fault) -> Iterator[Cure]:
     readers = [op.site.file for op in fault.culprit.readers if op.site is not None]
     line = fault.facts.history.optimizer_line
     for file in dict.fromkeys([*readers, *([line.file] if line is not None and line.file else [])]):
-        calls = [n for n in nodes_of(file) if isinstance(n, ast.Call) and edits.name_of(n) == "load_state_dict"]
-        statements = [s for c in calls if (s := edits.statement_at(file, c.lineno)) is not None]
+        calls = [
+            n for n in sources.nodes_of(file) if isinstance(n, ast.Call) and sources.name_of(n) == "load_state_dict"
+        ]
+        statements = [s for c in calls if (s := sources.statement_at(file, c.lineno)) is not None]
         if len(calls) == 1 and statements and isinstance(calls[0].func, ast.Attribute):
-            model, gap = edits.source(file, calls[0].func.value), " " * statements[0].col_offset
+            model, gap = sources.source(file, calls[0].func.value), " " * statements[0].col_offset
             fill = (
                 f"{{raw}}\n{gap}for weight in {model}.state_dict().values():"
                 f"\n{gap}    weight.nan_to_num_(0.0, 0.0, 0.0)"
@@ -757,7 +758,7 @@ def _fill_parameters(fault: Fault, drawn: bool = False) -> Callable[[], contextl
 def _finite_batch(fault: Fault) -> Iterator[Cure]:
     """The batch where it enters: an argument of a call in that line."""
     where, title = fault.fact.where, "As a stopgap, fill the missing values. Better: repair the data where it is read."
-    statement = edits.statement_at(where.file, where.line) if where.file and where.line else None
+    statement = sources.statement_at(where.file, where.line) if where.file and where.line else None
     if statement is None:
         return
     calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call)]
@@ -776,13 +777,13 @@ def _smaller_loss(fault: Fault) -> Iterator[Cure]:
     if fault.direct and fault.name in ("div", "reciprocal", "log", "pow", "sqrt"):
         yield from _by_op(fault, "div-by-zero")
     where = fault.detection.target.where
-    statement = edits.statement_at(where.file, where.line) if where.file and where.line else None
+    statement = sources.statement_at(where.file, where.line) if where.file and where.line else None
     calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call)] if statement is not None else []
     for call in calls:
-        if edits.name_of(call) == "backward" and isinstance(call.func, ast.Attribute) and not call.args:
+        if sources.name_of(call) == "backward" and isinstance(call.func, ast.Attribute) and not call.args:
             loss = call.func.value
             product = isinstance(loss, ast.BinOp) and isinstance(loss.op, (ast.Mult, ast.Div))
-            template = "{raw} / 1024" if product else "({} / 1024)" if isinstance(loss, edits.ATOMS) else "{} / 1024"
+            template = "{raw} / 1024" if product else "({} / 1024)" if isinstance(loss, sources.ATOMS) else "{} / 1024"
             yield Cure(
                 "Let backward start from a smaller loss. Better: bfloat16, or torch.amp.GradScaler.",
                 {loss: template},
@@ -802,7 +803,7 @@ def _open_padding(fault: Fault) -> Iterator[Cure]:
         "src_mask",
         "memory_key_padding_mask",
     ):
-        mask = None if fault.node is None or fault.direct else edits.keyword(fault.node, name)
+        mask = None if fault.node is None or fault.direct else sources.keyword(fault.node, name)
         if mask is not None:
             opened = _written("{} & ~{again}.all(-1, keepdim=True)", mask, "")
             yield Cure("Leave one entry open where all are masked.", {mask: opened}, None)
