@@ -109,7 +109,7 @@ class Fault:
 
     def least(self, ordinary: float, half: float) -> str:
         """A constant as text, for the dtype at fault."""
-        return f"{half if self.half else ordinary:g}".replace("e-0", "e-").replace("e+0", "e")
+        return f"{half if self.half else ordinary:.0e}".replace("e-0", "e-")
 
     @property
     def large(self) -> str:
@@ -375,7 +375,7 @@ def _written(template: str, part: ast.expr, function: str) -> str:
     needs one that changes its operand in place."""
     if "{again}" in template:
         if sources.may_repeat(part):
-            template = template.replace("{again}", "{}")
+            template = template.replace(", {again})", ", {raw})").replace("{again}", "{}")
         else:
             template = template.replace("{}", "(below := {raw})", 1).replace("{again}", "below")
     if function.endswith("_") and not function.startswith("_"):
