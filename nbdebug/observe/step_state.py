@@ -26,7 +26,7 @@ from torch import nn
 
 from nbdebug.observe.locations import USER, kind_of
 from nbdebug.observe.snapshot import Snapshot
-from nbdebug.observe.variables import MODULES_OWN
+from nbdebug.observe.variables import MODULES_OWN, is_user_module
 
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, range, slice)
 _CONTAINERS = (list, dict, set)
@@ -35,7 +35,13 @@ _EMPTY: tuple[Any, ...] = ([], (), range(0), "", {}, set(), {}.items(), {}.value
 _ITERATORS = (zip, enumerate, map, filter, reversed, *{type(iter(thing)) for thing in _EMPTY})
 _OUTSIDE = frozenset({"open", "input", "save", "system", "savez", "to_csv", "imsave", "savefig"})
 """Calls that leave the process: a step that makes one is not run again."""
-_KNOWN = frozenset({"torch", "numpy", "pandas", "einops", "nbdebug", *sys.stdlib_module_names})
+_REACH_OUT = (
+    "os shutil subprocess socket ssl http urllib ftplib smtplib sqlite3 logging asyncio multiprocessing threading"
+)
+_KNOWN = frozenset(
+    {"torch", "numpy", "pandas", "einops", "nbdebug", *sys.stdlib_module_names.difference(_REACH_OUT.split())}
+)
+"""Packages whose functions leave nothing outside of what is saved here."""
 _MOST = 500
 """Variables and members that are looked at: a step uses tens."""
 
@@ -126,6 +132,8 @@ class StepState:
     def _function(self, name: str, function: types.FunctionType) -> None:
         code = function.__code__
         if kind_of(code) != USER and code.co_name != "<lambda>":
+            if _home(function) not in _KNOWN:
+                self.why_not = f"it calls `{name}` of {_home(function)}"
             return
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             if cell != types.CellType():  # not empty
@@ -151,7 +159,7 @@ class StepState:
     def _owner(self, name: str, owner: Any) -> None:
         for part in owner.modules() if isinstance(owner, nn.Module) else ():
             self._visited[id(part)] = part
-            if type(part).__module__.partition(".")[0] in _KNOWN:
+            if _home(type(part)) == "torch":
                 continue
             self._methods(name, type(part))
             for key, value in vars(part).items():
@@ -188,23 +196,25 @@ class StepState:
 
     def _other(self, name: str, value: Any) -> None:
         kind = type(value)
-        home, iterates = kind.__module__.partition(".")[0], hasattr(kind, "__next__")
+        iterates = hasattr(kind, "__next__")
         if issubclass(kind, (torch.Generator, random.Random, *_numpy("random.Generator"))):
             self._generator(value)
         elif kind is types.ModuleType:
             if value.__name__.partition(".")[0] not in _KNOWN:
                 self.why_not = f"it uses the module `{value.__name__}`"
         elif issubclass(kind, type):
-            if value.__module__.partition(".")[0] not in _KNOWN:
+            if is_user_module(value.__module__):
                 self._methods(name, value)
-        elif not iterates and (kind is types.SimpleNamespace or home not in _KNOWN):
+            elif _home(value) not in _KNOWN:
+                self.why_not = f"it uses `{name}` of {_home(value)}"
+        elif not iterates and (kind is types.SimpleNamespace or is_user_module(kind.__module__)):
             self._methods(name, kind)
             members = object.__getattribute__(value, "__dict__")
             self._undo.append(functools.partial(_refill, members, dict(members)))
             for key, member in list(members.items()):
                 self._visit(f"{name}.{key}", member, functools.partial(members.__setitem__, key))
         elif iterates or not (
-            home in ("torch", "pandas") or issubclass(kind, (types.CodeType, *_numpy("ndarray", "generic")))
+            _home(kind) in ("torch", "pandas") or issubclass(kind, (types.CodeType, *_numpy("ndarray", "generic")))
         ):
             self.why_not = f"`{name}` ({kind.__name__}) can't be wound back"
 
@@ -215,6 +225,11 @@ class StepState:
             self._undo.append(functools.partial(value.setstate, value.getstate()))
         else:
             self._undo.append(functools.partial(setattr, value.bit_generator, "state", value.bit_generator.state))
+
+
+def _home(thing: Any) -> str:
+    """The package of a class or function."""
+    return str(thing.__module__).partition(".")[0]
 
 
 def _copied(iterator: Any) -> Any:

@@ -20,6 +20,7 @@ import gc
 import inspect
 import math
 import operator
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -40,6 +41,8 @@ from nbdebug.tools.nan.rules.signatures import forward_sign
 from nbdebug.tools.nan.trials import FixTrial, StepTrial, TapeChange
 
 SPAN = "tried on"
+LONGEST_WAIT = 20.0
+"""Seconds after which no further cure is tried: somebody waits for the report."""
 MOST = 16
 """Cures that are tried at most; each takes a few runs of the step."""
 Changes = dict[ast.AST, str]
@@ -164,9 +167,10 @@ def try_fixes(
 def _tried(fix: Fix, fault: Fault, trial: FixTrial, again: StepTrial | None) -> Fix:
     """The first cure that works; else the first one, with what came of it; else the fix as it stands, a suggestion."""
     first: Fix | None = None
+    began = time.monotonic()
     with contextlib.nullcontext() if again is None else again():
         for number, (cure, edit) in enumerate(_edits(fault)):
-            if number == MOST:
+            if number == MOST or time.monotonic() - began > LONGEST_WAIT:
                 break
             title = cure.title or fix.title
             works, after = _attempt(cure, edit, trial, again)
@@ -221,7 +225,14 @@ def cures(fault: Fault) -> Iterator[Cure]:
         return
     yield from _SPECIAL.get(code, lambda fault: iter(()))(fault)
     if fault.fact.external is None:
-        yield from _by_op(fault, forward_sign(fault.fact) if code == "where-grad" else code)
+        for cure in _by_op(fault, forward_sign(fault.fact) if code == "where-grad" else code):
+            yield dataclasses.replace(cure, title=TITLES.get(code, cure.title))
+
+
+TITLES = {
+    "label-out-of-range": "Keep the operand above zero. Better: bring the targets into range where they are read.",
+}
+"""Where the change at the op is a stopgap."""
 
 
 def _by_op(fault: Fault, code: str) -> Iterator[Cure]:
@@ -762,6 +773,8 @@ def _finite_batch(fault: Fault) -> Iterator[Cure]:
     if statement is None:
         return
     calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call)]
+    if fault.fact.external == "input":
+        calls.reverse()  # the model's call stands within that of the loss
     called = {id(part) for call in calls for part in (call.func, getattr(call.func, "value", None))}
     names = [n for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
     arguments: list[ast.expr] = [a for call in calls for a in (*call.args, *(k.value for k in call.keywords))]

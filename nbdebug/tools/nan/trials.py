@@ -152,8 +152,8 @@ class FixTrial:
             numbers["gradients"] = f"{bad} of {len(gradients)} not finite" if bad else sound
         if self.detection.target.kind == "parameter":
             numbers["parameters"] = "not finite" if count_bad(replay.leaves.values()) else "finite"
-        if self.unchanged:
-            same, total = (sum(column) for column in zip(*self.unchanged, strict=True))
+        same, total = (sum(column) for column in zip((0, 0), *self.unchanged, strict=True))
+        if total:
             numbers["finite values"] = f"{same:,} of {total:,} unchanged"
         if stopped := self._without_gradient(replay):
             numbers["note"] = f"stops the gradient of {listed(stopped)}"
