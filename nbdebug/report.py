@@ -220,8 +220,11 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """One of VERDICTS. A run is healthy where what was examined of it showed nothing else."""
-        return FOUND if self.findings else UNKNOWN if self.symptoms else HEALTHY
+        """One of VERDICTS. A run is healthy where what was examined of it showed nothing else; a finding that says that
+        the cause could not be located is none that was found."""
+        if any(not finding.code.endswith("/not-located") for finding in self.findings):
+            return FOUND
+        return UNKNOWN if self.findings or self.symptoms else HEALTHY
 
     @property
     def ok(self) -> bool:

@@ -120,6 +120,8 @@ def test_the_verdict_is_the_headline_the_colour_and_a_field() -> None:
     shows_facts = Report("mem()", headline="3 GiB are held.")
     assert shows_facts.ok and html.FINE not in html.render(shows_facts) and html.FAULT not in html.render(shows_facts)
     found = Report("q", (nbdebug.Finding("a/b", "t"),), symptoms=sick.symptoms)
+    unlocated = Report("q", (nbdebug.Finding("nan/not-located", "t"),))
+    assert (unlocated.verdict, unlocated.ok) == (UNKNOWN, False) and html.FAULT in html.render(unlocated)
     assert (found.verdict, found.ok) == (FOUND, False) and "no known cause" not in str(found)
 
 

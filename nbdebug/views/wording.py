@@ -13,7 +13,7 @@ import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nbdebug.report import BYTES, UNKNOWN, Fix, Report, Table, Where
+from nbdebug.report import BYTES, Fix, Report, Table, Where
 from nbdebug.text import clip, count, size
 
 REASONS = ("reason", "because", "why", "why not", "note", "undecided")
@@ -180,14 +180,14 @@ def headline(report: Report) -> str:
     """The sentence above all: of a guard, how many steps it has watched and stopped; where no cause is known, what was
     seen that is not well; else ""."""
     parts = [report.headline]
-    if report.verdict == UNKNOWN and report.symptoms[0].what != report.headline:
+    if report.symptoms and not report.findings and report.symptoms[0].what != report.headline:
         parts.append(f"{report.symptoms[0].what.rstrip('.')}; no known cause.")
     return clean(" ".join(part for part in parts if part), 400)
 
 
 def symptoms(report: Report) -> list[str]:
     """The lines below the headline where no cause is known: what else was seen, and what to look at next."""
-    if report.verdict != UNKNOWN:
+    if report.findings:
         return []
     look = dict.fromkeys(symptom.look for symptom in report.symptoms if symptom.look)
     lines = [*(f"Also: {s.what}" for s in report.symptoms[1:]), *(f"Next: {sentence}" for sentence in look)]

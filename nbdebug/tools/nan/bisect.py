@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdebug import verdict
 from nbdebug.bisection import ddmin, first_bad
 from nbdebug.live import progress_bar
 from nbdebug.observe.modules import ModuleNames
 from nbdebug.observe.rerun import ModuleCall, Rerun, RerunChange, cut_gradient, has_nonfinite, map_tensors, repair
 from nbdebug.observe.snapshot import Snapshot, comparable_state, random_sources
 from nbdebug.observe.tensors import dense, finite, tensors_in
-from nbdebug.report import Finding, Report
+from nbdebug.report import Finding, Report, Symptom
 from nbdebug.text import count
 from nbdebug.tools.nan.rules.wording import numbered
 
@@ -74,7 +75,7 @@ class _Search:
         event = first.first_bad_event
         if event is None:
             facts: dict[str, Any] = {"replays": self.replays}
-            return Report("nan_trace(step, strategy='bisect')", notes=(self._counts(first),), facts=facts)
+            return Report("nan_trace(step, strategy='bisect')", notes=(self._counts(first),), facts=facts, steps=1)
         suspect = modules.find() if modules else None
         report = self._run_step("ops", trace)
         notes, findings = list(report.notes), report.findings
@@ -89,6 +90,9 @@ class _Search:
                 where = dataclasses.replace(findings[0].where, samples=rows.samples)
                 findings = (dataclasses.replace(findings[0], where=where), *findings[1:])
             facts["rows"] = dataclasses.asdict(rows)
+        else:
+            what = "Run again, the step is not finite; under the op tracer nothing was."
+            report = dataclasses.replace(report, symptoms=(*report.symptoms, Symptom(what, verdict.FINITE)))
         if self.replays["rows"]:  # else the traced run was the last, which leaves everything where a plain one does
             self._run_step("plain", self.step)
         return dataclasses.replace(report, findings=findings, notes=(*notes, self._counts(first)), facts=facts)
