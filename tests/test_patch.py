@@ -109,3 +109,35 @@ def test_a_report_is_saved_through_a_link_and_keeps_the_rights_of_the_file(tmp_p
     link.symlink_to(path)
     assert report(EDIT).save(link) == link
     assert link.is_symlink() and "log" in path.read_text() and path.stat().st_mode & 0o777 == 0o640
+
+
+CELL = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+batches = iter([torch.rand(4, 3), torch.rand(4, 3)])
+scale = torch.tensor([[1.0], [0.0], [2.0], [1.0]])
+
+def step():
+    x = next(batches)
+    loss = torch.log(model(x).abs() * scale).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+
+
+def test_the_fix_of_a_traced_cell_is_tried_applied_and_cures():
+    with started(CELL) as book:
+        said = book.run("report = %nan_trace step()\nreport").shown
+        assert "Tried: this text, on the failing step and 1 more; it works" in said
+        assert (
+            "In [2], line 11" in said and "+ loss = torch.log((model(x).abs() * scale).clamp_min(1e-8)).mean()" in said
+        )
+        assert book.run("len(list(batches))").result == 1
+        assert "In [2] with this change" in book.run("%nbdebug apply").printed
+        book.run(book.shell.rl_next_input)
+        assert book.run("float(step())").result < 0

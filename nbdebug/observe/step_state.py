@@ -32,7 +32,7 @@ _ATOMS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.
 _CONTAINERS = (list, dict, set)
 _OWNERS = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
 _EMPTY: tuple[Any, ...] = ([], (), range(0), "", {}, set(), {}.items(), {}.values(), b"")
-_ITERATORS = (zip, enumerate, map, filter, reversed, *{type(iter(thing)) for thing in _EMPTY})
+_ITERATORS = (zip, enumerate, map, filter, reversed, type(reversed([])), *{type(iter(thing)) for thing in _EMPTY})
 _OUTSIDE = frozenset({"open", "input", "save", "system", "savez", "to_csv", "imsave", "savefig"})
 """Calls that leave the process: a step that makes one is not run again."""
 _REACH_OUT = (
@@ -135,16 +135,18 @@ class StepState:
             if _home(function) not in _KNOWN:
                 self.why_not = f"it calls `{name}` of {_home(function)}"
             return
+        cells = [cell for cell in function.__closure__ or () if cell != types.CellType()]  # those that are not empty
+        lines = [cell.cell_contents for cell in cells if type(cell.cell_contents) is types.CodeType]
+        if lines:  # of a magic: the code of the line that was typed, and the user's variables
+            spaces = [cell.cell_contents for cell in cells if type(cell.cell_contents) is dict]
+            self._code(lines[0], spaces[0] if spaces else {})
+            return
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
-            if cell != types.CellType():  # not empty
+            if any(cell is full for full in cells):
                 self._visit(variable, cell.cell_contents, functools.partial(setattr, cell, "cell_contents"))
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._visit(name, default, None)
         self._code(code, function.__globals__)
-        for cell in function.__closure__ or ():  # of a magic: the code of the line, and the names that it uses
-            if cell != types.CellType() and isinstance(cell.cell_contents, types.CodeType):
-                spaces = [c.cell_contents for c in function.__closure__ or () if type(c.cell_contents) is dict]
-                self._code(cell.cell_contents, spaces[0] if spaces else {})
 
     def _code(self, code: types.CodeType, names: dict[str, Any]) -> None:
         for used in code.co_names:
@@ -178,6 +180,8 @@ class StepState:
             if put is None:
                 raise TypeError("it stands where it can't be exchanged")
             self._iterators.append((put, iterator, _copied(iterator)))
+            if type(iterator) in (map, filter):
+                self._visit(name, iterator.__reduce__()[1][0], None)
         except TypeError:
             self.why_not = f"`{name}` can't be wound back"
 

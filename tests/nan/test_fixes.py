@@ -103,6 +103,7 @@ LINES = {
         "torch.where((s - 1).abs() < 1e-6, 1e-6, s - 1)",
     ),
     "an inverse": ("return (1 / (h * s)).mean()", "torch.where((h * s).abs() < 1e-6, 1e-6, h * s)"),
+    "in place": ("y = h.abs() * s\ny.log_()\nreturn y.mean()", "y.clamp_min_(1e-8).log_()"),
     "a keyword": ("return torch.log(input=h.abs() * s).mean()", "torch.log(input=(h.abs() * s).clamp_min(1e-8))"),
     "a call over two lines": ("return torch.log(\n    h.abs() * s\n).mean()", "(h.abs() * s).clamp_min(1e-8)"),
     "one line of two": (

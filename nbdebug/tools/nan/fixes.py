@@ -389,9 +389,12 @@ def _written(template: str, part: ast.expr, function: str) -> str:
             template = template.replace(", {again})", ", {raw})").replace("{again}", "{}")
         else:
             template = template.replace("{}", "(below := {raw})", 1).replace("{again}", "below")
-    if function.endswith("_") and not function.startswith("_"):
-        for name in ("clamp", "clamp_min", "clamp_max", "abs"):
-            template = template.replace(f".{name}(", f".{name}_(")
+    return _in_place(template) if function.endswith("_") and not function.startswith("_") else template
+
+
+def _in_place(template: str) -> str:
+    for name in ("clamp", "clamp_min", "clamp_max", "abs"):
+        template = template.replace(f".{name}(", f".{name}_(")
     return template
 
 
@@ -403,11 +406,8 @@ def _patched(wrap: Wrap) -> Callable[..., Any]:
         for place, template in wrap.operands.items():
             if len(operands) <= place or not isinstance(operands[place], torch.Tensor):
                 raise CannotReplay("the operand to be changed is a number in the code")
-            value = _evaluated(template, operands[place])
-            if schema.names[place] in schema.writes:  # an in-place op writes into its operand
-                operands[place].copy_(value)
-            else:
-                operands[place] = value
+            writes = schema.names[place] in schema.writes
+            operands[place] = _evaluated(_in_place(template) if writes else template, operands[place])
         out = func(*operands, **kwargs)
         return out if not wrap.result else _evaluated(wrap.result, out, args[0])
 
