@@ -107,7 +107,8 @@ def glance(watch: Any, subject: str, layers: str) -> Report:
     data = {**picture(watch, watch.active, layers), "asked": layers.strip()}
     text = f"{count(data['steps seen'], 'step')} watched"
     text += f": gradients not finite in {listed(bad)}." if bad else " so far." if watch.active else "."
-    return Report(QUESTION, subject=subject, headline=text, plots=(Plot("gradients", data),))
+    symptoms = [Symptom(text)] * bool(bad)
+    return Report(QUESTION, subject=subject, headline=text, symptoms=symptoms, plots=(Plot("gradients", data),))
 
 
 def picture(watch: Any, quick: bool = False, layers: str = "") -> dict[str, Any]:

@@ -317,7 +317,8 @@ def _symptoms(facts: TrainingFacts) -> list[Symptom]:
     run, static = facts.run, facts.static or StaticFacts()
     assert run is not None, "diagnose has watched it"
     if not run.losses and not run.evaluations:
-        return [verdict.blind("The run", next(iter(run.unchecked), "no loss was seen"))]
+        why = next((text for text in run.unchecked if text.startswith("The run: ")), "The run: no loss was seen")
+        return [verdict.blind("The run", why.removeprefix("The run: "))]
     guess = static.loss_calls[0].guess if len(static.loss_calls) == 1 and static.reduction == "mean" else None
     rates = run.rates if len(run.rates) == len(run.losses) else None
     fixed = [(e.train, e.val, e.val_error) for e in run.evaluations]
