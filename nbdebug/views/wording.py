@@ -182,7 +182,7 @@ def headline(report: Report) -> str:
     parts = [report.headline]
     if report.symptoms and not report.findings and report.symptoms[0].what != report.headline:
         parts.append(f"{report.symptoms[0].what.rstrip('.')}; no known cause.")
-    return clean(" ".join(part for part in parts if part), 400)
+    return clean(" ".join(part for part in parts if part), 600)
 
 
 def symptoms(report: Report) -> list[str]:
