@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
+from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.display import display
 
@@ -42,22 +43,35 @@ class ExplainMagics(Magics):
         help="explain each failing cell from now on, below its traceback; --auto off ends it",
     )
     @argument(
+        "--text",
+        nargs=argparse.REMAINDER,
+        help="explain a traceback or a message that is pasted behind it, or below %%%%explain --text",
+    )
+    @argument(
         "code",
         nargs="?",
         metavar="CODE",
         help="show the page of this cause, such as nan/overflow or overflow (default: explain the last error)",
     )
-    @line_magic
-    def explain(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+    @line_cell_magic
+    def explain(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Explain why the last failing cell failed, or show the catalogue page of a cause.
 
             %explain
             %explain nan/overflow
+            %explain --text mat1 and mat2 shapes cannot be multiplied (4x1568 and 1800x10)
 
         %explain reads the last error, the frames of its traceback and your variables: which tensor, of which shape,
         dtype and device, at which line, and what to write instead. It runs nothing again. For an error that it does not
         know it shows the tensors and makes no guess. In a script: nbdebug.explain(error).
         """
+        text = cell if cell is not None else line.partition("--text")[2] if "--text" in line.split() else None
+        if text is not None:
+            return (
+                dataclasses.replace(nbdebug.explain(f"{text.strip()}\n "), question="%explain --text")
+                if text.strip()
+                else None
+            )
         args = parse(self.explain, line)
         if args is None:
             return None

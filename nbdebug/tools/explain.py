@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nbdebug import registry
-from nbdebug.report import Finding, Report, Symptom
-from nbdebug.text import in_colour
+from nbdebug.report import Finding, Fix, Report, Symptom
+from nbdebug.text import clip, in_colour
 
 
 class Page(str):
@@ -39,7 +39,8 @@ def explain(
 ) -> Any:
     """Say why an exception was raised, with the user's own names, shapes, dtypes, devices and lines.
 
-    exc: the exception; a code such as "nan/overflow" gives its page of the catalogue instead. Left out: the last
+    exc: the exception; a code such as "nan/overflow" gives its page of the catalogue instead, and a traceback or a
+    message copied as text what its words alone show. Left out: the last
     failure of the notebook, or in a script the exception that is being handled. names: the user's variables; left out:
     the notebook's, or those that the caller sees. shell: IPython's; left out: the one that runs.
 
@@ -49,7 +50,7 @@ def explain(
     Raises ValueError for a code that does not exist, TypeError for what is neither exception nor code.
     """
     if isinstance(exc, str):
-        return page(exc)
+        return page(exc) if len(exc.split()) < 2 else _of_text(exc)
     if exc is not None and not isinstance(exc, BaseException):
         raise TypeError(f"explain takes an exception or a code such as 'nan/overflow'; got {type(exc).__name__}.")
     from nbdebug.observe import shell as shells
@@ -65,6 +66,57 @@ def explain(
     if (said := _says_itself(error)) is not None:
         return Report("explain()", headline=said, symptoms=[Symptom(said)] * issubclass(type(error), SyntaxError))
     return _explained(error, _names(shell, sys._getframe(1)) if names is None else names, shell)
+
+
+def _of_text(text: str) -> Report:
+    """What the words of a copied traceback or message show."""
+    from nbdebug.tools.errors.dispatch import causes_of_text, contexts_of_text
+
+    with _quiet():
+        try:
+            causes = causes_of_text(text)
+            contexts = contexts_of_text(text, {})
+        except Exception as failed:
+            return Report("explain(text)", headline="This text could not be read.", notes=(type(failed).__name__,))
+    last = contexts[-1]
+    notes = ["Only the words are known here: in the program itself, `explain()` sees the values, too.", *causes.notes]
+    for finding in causes.findings[:1]:
+        rule = registry.look_up(finding.code)
+        page = (Fix(rule.fix, f"%explain {rule.code}   # its page"),)
+        finding = dataclasses.replace(finding, fixes=finding.fixes or page)
+        return Report("explain(text)", findings=(finding,), notes=tuple(notes))
+    pages = _pages_like(" ".join(f"{one.type}: {one.message}" for one in contexts))
+    message = clip(" ".join(last.message.split()), 300)
+    if not pages:
+        headline = f"No cause is known for this {last.type}: {message}"
+        return Report("explain(text)", headline=headline, symptoms=(Symptom(headline),), notes=tuple(notes))
+    rule = pages[0]
+    finding = Finding(
+        rule.code,
+        f"By its words this is: {rule.title[:1].lower()}{rule.title[1:].rstrip('.')}",
+        last.raised().where,
+        {"message": message, "how to confirm": rule.confirm},
+        (Fix(rule.fix, f"%explain {rule.code}   # its page"),),
+    )
+    return Report("explain(text)", findings=(finding,), notes=tuple(notes))
+
+
+def _pages_like(text: str) -> list[registry.Rule]:
+    """The pages one of whose symptoms stands in a text, the longest first. What a symptom leaves open (…) may be
+    anything."""
+    pages: dict[str, tuple[int, registry.Rule]] = {}
+    words = " ".join(text.split()).lower()
+    for rule in registry.rules():
+        for symptom in re.split(r"; |\. |`|, (?=[A-Z`])", " ".join(rule.symptom.split()).lower()):
+            parts = [re.escape(part.strip(" .:")) for part in symptom.split("…")]
+            if max(map(len, parts)) >= SHORTEST and re.search(".{0,80}".join(parts), words):
+                pages[rule.code] = max(pages.get(rule.code, (0, rule)), (len(symptom), rule), key=lambda pair: pair[0])
+    ranked = sorted(pages.values(), key=lambda pair: (pair[1].chapter in ("training", "nan"), -pair[0]))
+    return [rule for _, rule in ranked]  # those of a training first raise nothing
+
+
+SHORTEST = 18
+"""Letters of a symptom, at least, that must stand in a text: shorter ones are words of any message."""
 
 
 def _says_itself(error: BaseException) -> str | None:

@@ -10,10 +10,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nbdebug.observe.frames import Owners
 from nbdebug.report import Finding, Link, Report
 from nbdebug.text import clip
 from nbdebug.tools.errors.context import ErrorContext
-from nbdebug.tools.errors.exceptions import Candidate, candidate_chains
+from nbdebug.tools.errors.exceptions import Candidate, candidate_chains, exceptions_of_text, with_remote_frames
 from nbdebug.tools.errors.unknown import report_of
 from nbdebug.tools.errors.values import message_of
 
@@ -96,6 +97,13 @@ KINDS: tuple[ErrorKind, ...] = (
         r"couldn't reach|entry|can't load|outgoing|requested files|hfvalid|doesn't exist|does not appear|"
         r"authenticated|review",
     ),
+    ErrorKind("kinds.objects.detect_attached", "rules.objects.attached_to_graph", r"numpy\(\)"),
+    ErrorKind("kinds.objects.detect_exhausted", "rules.objects.iterator_exhausted", r"stopiteration"),
+    ErrorKind(
+        "kinds.objects.detect",
+        "rules.objects.not_a_tensor",
+        r"must be|no attribute|indices must|unsupported operand|invalid combination|as element|slice",
+    ),
     ErrorKind(
         "kinds.distributed.detect",
         "rules.distributed.nccl",
@@ -118,6 +126,8 @@ KINDS: tuple[ErrorKind, ...] = (
         r"type|autocast|overflow|must be tensor|ndarray|too many dim|byte order|long|indices|one_hot|bool|float|"
         r"implemented|precision|complex|cast|integral",
     ),
+    ErrorKind("kinds.cuda.detect_not_started", "rules.cuda.cudnn_not_initialized", r"cudnn_status"),
+    ErrorKind("kinds.cuda.detect_attention", "rules.cuda.attention_kernel_missing", r"kernel|viable backend|flash"),
     ErrorKind(
         "kinds.cuda.detect_cudnn",
         "rules.cuda.cudnn_not_supported",
@@ -192,6 +202,12 @@ def _finding(candidate: Candidate, names: Mapping[str, Any], notes: list[str]) -
     except Exception as error:  # whatever hostile object is in the frames: the next exception may be readable
         notes.append(f"The frames of the {type(candidate.error).__name__} could not be read ({type(error).__name__}).")
         return None
+    finding = _recognized(context, notes)
+    return None if finding is None else dataclasses.replace(finding, chain=(*finding.chain, *_aftermath(context)))
+
+
+def _recognized(context: ErrorContext, notes: list[str]) -> Finding | None:
+    """What the first kind says that recognizes an exception."""
     for kind in KINDS:
         try:
             finding = kind.finding(context) if kind.may_apply(context) else None
@@ -200,8 +216,44 @@ def _finding(candidate: Candidate, names: Mapping[str, Any], notes: list[str]) -
             notes.append(f"nbdebug could not check for {name} here ({type(error).__name__}).")
             continue
         if finding is not None:
-            return dataclasses.replace(finding, chain=(*finding.chain, *_aftermath(context)))
+            return _proven(context, finding, notes)
     return None
+
+
+def _proven(context: ErrorContext, finding: Finding, notes: list[str]) -> Finding:
+    """With each fix that is called tried as an edit that was tried; all others are suggestions."""
+    if all(fix.edit is not None or not fix.verified for fix in finding.fixes):
+        return finding
+    try:
+        from nbdebug.tools.errors.continuation import proven  # only where there is a fix to prove
+
+        return proven(context, finding)
+    except Exception as error:
+        notes.append(f"nbdebug could not run the program on with a fix ({type(error).__name__}).")
+        plain = (dataclasses.replace(fix, verified=None, after={}) if fix.verified else fix for fix in finding.fixes)
+        return dataclasses.replace(finding, fixes=tuple(plain))
+
+
+def contexts_of_text(text: str, names: Mapping[str, Any]) -> list[ErrorContext]:
+    """The exceptions of a copied traceback, or a copied message: only their words are known, and no values."""
+    contexts = []
+    for one in exceptions_of_text(text):
+        trail = with_remote_frames(one, [])
+        error = type(one.type, (RuntimeError,), {})(one.message)
+        contexts.append(ErrorContext(error, trail, names, Owners.among({}, trail), (), one))
+    return contexts
+
+
+def causes_of_text(text: str) -> Explanation:
+    """What the words of a copied traceback or message show: the first exception of the chain that is recognized; else
+    the pages of the catalogue that have its words among their symptoms."""
+    explanation = Explanation()
+    for context in contexts_of_text(text, {}):
+        finding = _recognized(context, explanation.notes)
+        if finding is not None:
+            explanation.findings.append(finding)
+            break
+    return explanation
 
 
 def _aftermath(context: ErrorContext) -> list[Link]:

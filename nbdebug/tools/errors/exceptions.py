@@ -162,6 +162,38 @@ def remote_exception(kind: str, message: str) -> RemoteException | None:
     return _compiled(message) if kind in COMPILED else None
 
 
+SEPARATOR = re.compile(
+    r"\n\s*(?:The above exception was the direct cause of|During handling of the above exception)[^\n]*\n"
+)
+IPYTHON = re.compile(
+    r"^(?:File (\S+?):(\d+), in (?:[\w.<>]*\.)?([\w<>]+)|(?:Cell )?In ?\[(\d+)\],? line (\d+))", re.MULTILINE
+)
+COPIED = "in the text"
+"""`RemoteException.where` of what is known as text alone."""
+LAST = re.compile(
+    r"^([A-Za-z_][\w.]*(?:Error|Exception|Iteration|Interrupt|Exit|Warning))\b(?!\s*Traceback)(?:: ?(.*))?$"
+)
+
+
+def exceptions_of_text(text: str) -> list[RemoteException]:
+    """The exceptions of a traceback that was copied as text, the root of a chain first; of a message alone one without
+    lines. The formats are Python's and IPython's."""
+    exceptions = []
+    for part in SEPARATOR.split(text):
+        lines = part.rstrip().split("\n")
+        at = max((i for i, line in enumerate(lines) if LAST.match(line.strip())), default=None)
+        match = LAST.match(lines[at].strip()) if at is not None else None
+        kind = match[1].rpartition(".")[2] if match else ""
+        message = "\n".join([match[2] or "", *lines[(at or 0) + 1 :]]).strip() if match else part.strip()
+        inner = remote_exception(kind, message)
+        sites = [*_sites(part)]
+        for file, line, function, cell, cell_line in IPYTHON.findall(part):
+            site = (f"<ipython-input-{cell}-text>", int(cell_line), "<module>") if cell else (file, int(line), function)
+            sites.append(Site(*site))
+        exceptions.append(inner or RemoteException(kind or "RuntimeError", message, COPIED, tuple(sites)))
+    return exceptions
+
+
 def _compiled(message: str) -> RemoteException | None:
     match, code = DYNAMO.search(message), FROM_USER.search(message)
     if match is None and code is None:

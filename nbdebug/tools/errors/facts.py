@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from nbdebug.report import Link, Where
+from nbdebug.report import Edit, Link, Where
 
 NOWHERE = Where()
 
@@ -92,11 +92,13 @@ class ValueOrigin:
 
 @dataclasses.dataclass(frozen=True)
 class TriedFix:
-    """code: what was tried, as the user would write it. worked: None where it could not be tried."""
+    """code: what was tried, as the user would write it. worked: None where it could not be tried. edit: the same as a
+    change of the user's line."""
 
     code: str
     worked: bool | None = None
     after: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    edit: Edit | None = None
 
 
 def as_code(path: str) -> str:

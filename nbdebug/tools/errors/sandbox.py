@@ -76,6 +76,8 @@ ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
 }
 IN_PLACE: dict[type, Callable[[Any, Any], Any]] = {
     kind: getattr(operator, "i" + function.__name__.rstrip("_"))
@@ -326,6 +328,12 @@ class Sandbox:
         value = self.evaluate(node.value, frame)
         self.allow("arithmetic")
         return self._arithmetic(IN_PLACE, node.op, target.clone() if type(target) in TENSORS else target, value)
+
+    def _ifexp(self, node: ast.IfExp, frame: Frame) -> Any:
+        test = self.evaluate(node.test, frame)
+        if type(test) not in (bool, int, type(None)):
+            raise CannotRun
+        return self.evaluate(node.body if test else node.orelse, frame)
 
     def _compare(self, node: ast.Compare, frame: Frame) -> Any:
         if len(node.ops) > 1:

@@ -111,8 +111,8 @@ class StepMemory:
     first; course: (event, live bytes) as drawn; device; measured_peak: what the allocator says (None: it does not
     say); phases: the event at which each began; hidden: of the peak, what an op took for itself and no tensor held, and
     hidden_in: that op; backwards: how often backward ran; evaluated: calls of a model in eval mode that recorded a
-    graph; optimizers: steps of optimizers; rows: of the largest table of parameters (name, rows that had a gradient,
-    rows); total: bytes of the card (None: the host)."""
+    graph; optimizers: steps of optimizers; optimizer: the class of the first of them; rows: of the largest table of
+    parameters (name, rows that had a gradient, rows); total: bytes of the card (None: the host)."""
 
     base: int
     peak: int
@@ -133,6 +133,7 @@ class StepMemory:
     optimizers: int = 0
     rows: tuple[str, int, int] | None = None
     total: int | None = None
+    optimizer: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

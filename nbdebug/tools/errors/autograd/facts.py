@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from nbdebug.report import Where
+from nbdebug.report import Edit, Where
 from nbdebug.tools.errors.facts import NOWHERE, Raised, TensorFact
 
 
@@ -123,7 +123,8 @@ class InPlaceFacts:
     saved_by: the op whose derivative needs the old value ("Relu"); own_result: it is that op's own result. shape,
     version, saved_version: what torch says of the tensor. parameter: its name where it is one; module: of that op.
     change: the likeliest statement; others: further ones that would fit. fix_passes: whether backward passes without
-    the change, on random numbers of that shape. loss: what backward was called on."""
+    the change, on random numbers of that shape. loss: what backward was called on. edit: the change's statement without
+    the change, or of a leaf within no_grad; weight: what it changes is a parameter, which is never computed anew."""
 
     raised: Raised
     what: str
@@ -140,3 +141,5 @@ class InPlaceFacts:
     others: tuple[InPlaceChange, ...] = ()
     fix_passes: bool | None = None
     loss: str = ""
+    edit: Edit | None = None
+    weight: bool = False

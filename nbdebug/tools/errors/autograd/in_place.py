@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -18,7 +19,9 @@ from typing import Any
 import torch
 
 from nbdebug.observe.backward import input_nodes
+from nbdebug.observe.sources import edit_of, nodes_of, parents, tree_of
 from nbdebug.observe.variables import attributes, named_children, named_modules, named_parameters
+from nbdebug.report import Edit
 from nbdebug.tools.errors.autograd.calls import (
     callee,
     enclosing_scopes,
@@ -56,6 +59,7 @@ from nbdebug.tools.errors.autograd.graph import (
     op_of_name,
 )
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
+from nbdebug.tools.errors.continuation import continued
 from nbdebug.tools.errors.values import UNKNOWN, operands
 
 SAVED = re.compile(
@@ -121,9 +125,72 @@ def detect(context: ErrorContext) -> InPlaceFacts | None:
         return None
     message = SAVED.search(context.message)
     if message or "modified by an inplace operation" in context.message:
-        return _changed_before_backward(context, message)
+        facts = _changed_before_backward(context, message)
+        return dataclasses.replace(facts, edit=_without_change(facts.change)) if facts.change else facts
     what = next((what for pattern, what in AT_ONCE if re.search(pattern, context.message)), None)
-    return _refused_at_once(context, what) if what else None
+    facts = _refused_at_once(context, what) if what else None
+    return _under_no_grad(context, facts) if facts is not None and what in ("leaf", "leaf view") else facts
+
+
+def _statement_of(change: InPlaceChange) -> tuple[str, Any] | None:
+    """(file, statement) of a change; None for one of a module or a step."""
+    file, line = change.where.file, change.where.line
+    if file is None or line is None or change.how not in ("statement", "item", "method", "out", "block"):
+        return None
+    alike = [n for n in nodes_of(file) if isinstance(n, SIMPLE) and n.lineno <= line <= (n.end_lineno or 0)]
+    return (file, alike[0]) if len(alike) == 1 else None
+
+
+SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)
+
+
+def _without_change(change: InPlaceChange | None) -> Edit | None:
+    """The statement rewritten so that it makes a new tensor."""
+    place = _statement_of(change) if change is not None and change.replacement else None
+    if place is None or change is None or change.how == "block":
+        return None
+    file, statement = place
+    pad = " " * statement.col_offset
+    if isinstance(statement, ast.AugAssign) or change.how == "item" or isinstance(statement, ast.Expr):
+        code = change.replacement.partition("   #")[0]
+        return edit_of(file, {statement: code.replace("\n", f"\n{pad}")})
+    for call in ast.walk(statement):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and change.how == "method":
+            flags = [k for k in call.keywords if k.arg == "inplace"]
+            if flags:
+                return edit_of(file, {flags[0].value: "False"})
+            if call.func.attr.endswith("_") and ast.unparse(call.func.value) == change.target:
+                return edit_of(file, {call.func: f"{change.target}.{call.func.attr[:-1]}"})
+    return None
+
+
+def _block_of(file: str, statement: ast.stmt, pad: str) -> dict[ast.AST, str]:
+    """The statement and those behind it that write into something in place, indented below no_grad."""
+    around = parents(tree_of(file) or ast.Module([], [])).get(id(statement))
+    block = (
+        next((b for b in ast.iter_fields(around) if isinstance(b[1], list) and statement in b[1]), None)
+        if around
+        else None
+    )
+    behind = block[1][block[1].index(statement) + 1 :] if block is not None else []
+    writes = itertools.takewhile(lambda n: isinstance(n, ast.AugAssign) and not isinstance(n.target, ast.Name), behind)
+    changes: dict[ast.AST, str] = {statement: "with torch.no_grad():\n" + pad + "    {raw}"}
+    return changes | dict.fromkeys(writes, "    {raw}")
+
+
+def _under_no_grad(context: ErrorContext, facts: InPlaceFacts) -> InPlaceFacts:
+    """The write into a leaf within no_grad, tried on a copy of it."""
+    place = _statement_of(facts.change) if facts.change is not None else None
+    frame = context.users[0] if context.users else None
+    if place is None or frame is None or isinstance(place[1], ast.Return):
+        return facts
+    file, statement = place
+    pad = " " * statement.col_offset
+    edit = edit_of(file, _block_of(file, statement, pad))
+    parameters = [v for _, v in operands(frame, whole=True) if type(v) is torch.nn.Parameter]
+    trial = continued(context, edit) if edit is not None and "torch" in {**frame.globals, **frame.names} else None
+    passes = True if trial is not None and trial.worked and parameters else None
+    return dataclasses.replace(facts, edit=edit, fix_passes=passes, weight=bool(parameters))
 
 
 def _changed_before_backward(context: ErrorContext, message: re.Match[str] | None) -> InPlaceFacts:

@@ -100,7 +100,7 @@ def _inplace_fixes(facts: InPlaceFacts) -> tuple[Fix, ...]:
             Fix("Or compute the second loss again, after the change.", f"{loss} = ...   # the forward again"),
         )
     if facts.what in ("leaf", "leaf view"):
-        return _leaf_fixes(change, name)
+        return _leaf_fixes(facts, change, name)
     if facts.what == "expanded":
         return (Fix("Clone it first, so that each element has its own memory.", f"{name} = {name}.clone()"),)
     if facts.what == "inference":
@@ -118,19 +118,28 @@ def _inplace_fixes(facts: InPlaceFacts) -> tuple[Fix, ...]:
     if facts.fix_passes is not None:
         on = f"{op_words(facts.saved_by).strip('`')} of random numbers of shape {list(facts.shape or ())}"
         trial = {"backward": "passes" if facts.fix_passes else "fails", "tried on": on}
-    first = Fix(new, change.replacement or change.text, facts.fix_passes, trial)
+    code = change.replacement or change.text
+    first = Fix(new, code, None if facts.fix_passes else facts.fix_passes, {} if facts.fix_passes else trial)
+    if facts.edit is not None:
+        first = Fix.of(new, facts.edit, facts.fix_passes, trial)
     if change.how != "item" or change.text.count("=") != 1:
         return (first,)
     code = f"parts.append({change.operand})\n...\n{change.target} = torch.stack(parts)   # after the loop"
     return first, Fix("Or collect the parts in a list, and stack them once.", code)
 
 
-def _leaf_fixes(change: InPlaceChange | None, name: str) -> tuple[Fix, ...]:
+def _leaf_fixes(facts: InPlaceFacts, change: InPlaceChange | None, name: str) -> tuple[Fix, ...]:
     if change is None or change.how == "module":
         return (Fix("Pass a copy of it.", f"{name}.clone()"),)
     inside = change.text.replace("\n", "\n    ")
+    title = "If this updates the weights: do it under no_grad."
+    update = Fix(title, f"with torch.no_grad():\n    {inside}")
+    if facts.edit is not None:
+        update = Fix.of(title, facts.edit, facts.fix_passes, {"runs on a copy": "1 time"} if facts.fix_passes else {})
+    if facts.weight:  # a module keeps its parameters: another tensor in their place is refused
+        return (update,)
     return (
-        Fix("If this updates the weights: do it under no_grad.", f"with torch.no_grad():\n    {inside}"),
+        update,
         Fix(
             "If it is part of the computation: write the result to a new tensor.",
             change.replacement or f"{name} = {name}.clone()",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.locations import other_cells
-from nbdebug.observe.sources import functions, nodes, tree_of
+from nbdebug.observe.sources import edit_of, functions, nodes, tree_of
 from nbdebug.observe.variables import attributes, named_modules
 from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
 from nbdebug.tools.errors.facts import ArgumentFact, TriedFix
@@ -31,7 +32,7 @@ from nbdebug.tools.errors.operands import (
     raised_facts,
 )
 from nbdebug.tools.errors.origin import where_of
-from nbdebug.tools.errors.rules.cuda import AssertFacts, CardFacts, CudaCard, CudnnFacts, Layout, Use
+from nbdebug.tools.errors.rules.cuda import AssertFacts, AttentionFacts, CardFacts, CudaCard, CudnnFacts, Layout, Use
 from nbdebug.tools.errors.rules.indices import IndexFacts
 from nbdebug.tools.errors.sandbox import SMALL, rerun
 from nbdebug.tools.errors.syntax import bindings, callee_name, entries, value_parts
@@ -445,3 +446,71 @@ def _tried(context: ErrorContext, swap: dict[int | str, torch.Tensor], other: bo
     off = (lambda: torch.backends.cudnn.flags(enabled=False)) if other else contextlib.nullcontext
     trial = rerun(context, swap, off)
     return None if trial is None else TriedFix("", trial.worked, trial.after)
+
+
+NOT_STARTED = re.compile(r"CUDNN_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)")
+
+
+def detect_not_started(context: ErrorContext) -> CudnnFacts | None:
+    """The facts of a cuDNN that could not start; None of any other error."""
+    match = NOT_STARTED.search(context.message)
+    if match is None or raised_by_user(context):
+        return None
+    return CudnnFacts(raised_facts(context), "cuDNN", match[0], "", (), card())
+
+
+ATTENTION = re.compile(
+    r"No available kernel|No viable backend for scaled_dot_product|FlashAttention only support|"
+    r"FlashAttention (?:forward|backward) only supports|Flash ?Attention requires|flash_attn is not available"
+)
+
+
+def detect_attention(context: ErrorContext) -> AttentionFacts | None:
+    """The facts of attention without a kernel; None of any other error."""
+    if not ATTENTION.search(context.message) or raised_by_user(context):
+        return None
+    parts = [part for part in op_arguments(context) if part.value.is_floating_point()]
+    query = next((p for p in parts if p.role == "query"), parts[0] if parts else None)
+    facts = AttentionFacts(
+        raised_facts(context),
+        card(),
+        query=ArgumentFact(query.fact(), query.role, query.owner, query.known) if query else None,
+        masked=any("mask" in part.name for part in parts),
+        flash="FlashAttention" in context.message or "flash_attn" in context.message,
+    )
+    for frame in context.users:
+        call = _kernels_around(frame)
+        if call is None:
+            continue
+        named = [n for n in ast.walk(call) if isinstance(n, ast.Attribute) and n.attr.isupper()]
+        inside = call.args[0] if call.args else None
+        edit = None
+        if isinstance(inside, ast.Attribute):
+            edit = edit_of(frame.site.file, {inside: f"[{{raw}}, {ast.unparse(inside.value)}.MATH]"})
+        elif isinstance(inside, (ast.List, ast.Tuple)) and inside.elts and isinstance(inside.elts[-1], ast.Attribute):
+            last = inside.elts[-1]
+            edit = edit_of(frame.site.file, {last: f"{{raw}}, {ast.unparse(last.value)}.MATH"})
+        math = functools.partial(torch.nn.attention.sdpa_kernel, torch.nn.attention.SDPBackend.MATH)
+        trial = rerun(context, {}, math) if edit is not None else None
+        return dataclasses.replace(
+            facts,
+            kernels=tuple(n.attr for n in named),
+            by=where_of(frame.site.file, call),
+            works=TriedFix("", trial.worked, trial.after) if trial is not None else None,
+            edit=edit,
+        )
+    return facts
+
+
+def _kernels_around(frame: Frame) -> ast.Call | None:
+    """The `with sdpa_kernel(…)` around the line that ran."""
+    tree = tree_of(frame.site.file)
+    for node in nodes(tree) if tree is not None else ():
+        if isinstance(node, ast.With) and node.lineno <= frame.site.line <= (node.end_lineno or 0):
+            for item in node.items:
+                if isinstance(item.context_expr, ast.Call) and callee_name(item.context_expr) in (
+                    "sdpa_kernel",
+                    "sdp_kernel",
+                ):
+                    return item.context_expr
+    return None

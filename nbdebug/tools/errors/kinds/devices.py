@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from nbdebug.observe.locations import other_cells
-from nbdebug.observe.sources import nodes_of
-from nbdebug.observe.variables import MODULES_OWN, attributes, named_modules
-from nbdebug.report import Link, Where
+from nbdebug.observe.sources import edit_of, nodes_of
+from nbdebug.observe.variables import MODULES_OWN, attributes, class_attribute, named_modules
+from nbdebug.report import Edit, Link, Where
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
+from nbdebug.tools.errors.continuation import edited
 from nbdebug.tools.errors.facts import ArgumentFact, TriedFix, ValueOrigin, bracketed, is_plain
 from nbdebug.tools.errors.kinds.dtypes import on_two_devices
 from nbdebug.tools.errors.operands import (
@@ -314,6 +315,12 @@ def _target(home: str, partner: OpArgument | None, context: ErrorContext) -> str
         if type(value) is torch.device and str(value) in (home, home.partition(":")[0]):
             return name
     plain = partner is not None and partner.known and re.fullmatch(r"[\w.]+(\[[^\]]+\])*", partner.name)
+    root = re.split(r"[.\[]", partner.name)[0] if partner is not None else ""
+    if plain and at is not None and root not in names and "self" in at.names:
+        module = at.names["self"]
+        own = weights(module) if is_instance(module, nn.Module) else []
+        if own and str(own[0].device) == home:
+            return "next(self.parameters()).device"
     if partner is not None and plain and "[" not in (partner.owner or ""):
         return f"{partner.name}.device"
     models = context.owners.models
@@ -324,6 +331,31 @@ def _target(home: str, partner: OpArgument | None, context: ErrorContext) -> str
         if first is not None and str(first.device) == home and name.isidentifier() and name != type(model).__name__:
             return f"next({name}.parameters()).device"
     return f'"{home}"'
+
+
+def _registration(facts: DeviceFacts, context: ErrorContext) -> Edit | None:
+    """The assignment that makes a buffer of a plain attribute, or a ModuleList of a plain list."""
+    files = [frame.site.file for frame in context.users]
+    for model in context.owners.models.values():
+        for _, part in named_modules(model):
+            code = getattr(class_attribute(part, "__init__"), "__code__", None)
+            files += [code.co_filename] if type(part).__name__ == facts.holder and code is not None else []
+    alike = [
+        (file, node)
+        for file in dict.fromkeys(files)
+        for node in nodes_of(file)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == f"self.{facts.attribute}"
+    ]
+    if len(alike) != 1:
+        return None
+    file, node = alike[0]
+    if facts.why == "list":
+        return (
+            edit_of(file, {node.value: "nn.ModuleList({raw})"})
+            if isinstance(node.value, (ast.List, ast.ListComp))
+            else None
+        )
+    return edit_of(file, {node: f'self.register_buffer("{facts.attribute}", {ast.unparse(node.value)})'})
 
 
 def _cure(facts: DeviceFacts, odd: OpArgument, away: list[OpArgument], home: str, context: ErrorContext) -> DeviceFacts:
@@ -337,7 +369,15 @@ def _cure(facts: DeviceFacts, odd: OpArgument, away: list[OpArgument], home: str
     for moved in (one, [p.value for p in away]):
         trial = _moved(moved, home, context)
         if trial is None or trial.worked:
-            cure = TriedFix(code) if trial is None else TriedFix(code, True, trial.after)
+            mine = {p.name: f"to({facts.target})" for p in away if p.known and any(p.value is m for m in moved)}
+            cure = (
+                edited(context, code, mine, trial)
+                if odd.owner is None
+                else TriedFix(code, trial and True, trial.after if trial else {})
+            )
+            if facts.why in ("attribute", "list") and cure.edit is None:
+                edit = _registration(facts, context)
+                cure = dataclasses.replace(cure, edit=edit, worked=trial and True) if edit is not None else cure
             return dataclasses.replace(facts, cure=cure, together=moved is not one and trial is not None)
     return dataclasses.replace(facts, cure=TriedFix(code))
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from nbdebug.observe.frames import phase
 from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
+from nbdebug.tools.errors.continuation import edited
 from nbdebug.tools.errors.facts import ArgumentFact, TensorFact, TriedFix, ValueOrigin, bracketed
 from nbdebug.tools.errors.kinds import dtype_origins as arrays
 from nbdebug.tools.errors.kinds.dtype_origins import MAKERS, of_model, origin, passed
@@ -442,4 +443,6 @@ def _cure(kind: str, odd: OpArgument, expected: str, parts: list[OpArgument], co
     except RuntimeError:  # a tensor that has left its vmap or grad can't be computed with
         return TriedFix(code)
     trial = rerun(context, {key: new for p, new in changed for key in (id(p.value), p.name)})
-    return TriedFix(code) if trial is None else TriedFix(code, trial.worked, trial.after)
+    if trial is not None and not trial.worked:
+        return TriedFix(code, False, trial.after)
+    return edited(context, code, {p.name: cast for p in alike if p.known}, trial)

@@ -16,6 +16,7 @@ from typing import Any
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.variables import attributes
 from nbdebug.tools.errors.context import ErrorContext
+from nbdebug.tools.errors.exceptions import COPIED
 from nbdebug.tools.errors.facts import Raised
 from nbdebug.tools.errors.operands import raised_by_user
 from nbdebug.tools.errors.rules.files import FileFacts
@@ -78,7 +79,9 @@ def detect_missing(context: ErrorContext) -> FileFacts | None:
     path = _path_of(context) or _quoted(context.message)
     if not path:
         return None
-    return _placed(FileFacts(_raised(context), "missing", path, item=_item_of(context)))
+    facts = FileFacts(_raised(context), "missing", path, item=_item_of(context))
+    copied = context.carried is not None and context.carried.where == COPIED  # perhaps on another machine
+    return facts if copied else _placed(facts)
 
 
 def detect_syntax(context: ErrorContext) -> FileFacts | None:
@@ -103,6 +106,11 @@ def detect_syntax(context: ErrorContext) -> FileFacts | None:
         return dataclasses.replace(facts, format="TOML", line=line, column=column, reason=reason)
     mark, problem = own.get("problem_mark"), own.get("problem")
     around = own.get("context")
+    if problem is None and place and "yaml" in f"{context.message} {facts.path}".lower():  # known as text alone
+        reason = re.split(r"\s+in \"", context.message)[0]
+        file = re.search(r'in "([^"<]+)"', context.message)
+        path = facts.path or (file[1] if file else "")
+        return dataclasses.replace(facts, format="YAML", path=path, line=line, column=column, reason=reason)
     if type(problem) is not str:
         return None
     places = attributes(mark) if mark is not None else {}

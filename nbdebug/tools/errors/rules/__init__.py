@@ -13,6 +13,7 @@ DECLARED = (
     "rules.imports",
     "rules.distributed",
     "rules.files",
+    "rules.objects",
     "rules.state_dict",
     "shapes.rules",
 )

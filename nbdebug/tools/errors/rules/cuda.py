@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from nbdebug.registry import rule
-from nbdebug.report import Finding, Fix, Where
-from nbdebug.text import count, size
+from nbdebug.report import Edit, Finding, Fix, Link, Where
+from nbdebug.text import count, listed, size
 from nbdebug.tools.errors.facts import NOWHERE, ArgumentFact, Raised, TriedFix, as_code
 from nbdebug.tools.errors.rules.indices import OutOfRange
 
@@ -386,3 +386,132 @@ def _cudnn_fixes(facts: CudnnFacts) -> tuple[Fix, ...]:
 
 def _name(layout: Layout) -> str:
     return layout.part.name if layout.part.known else "x"
+
+
+@rule(
+    code="error/cudnn-not-initialized",
+    title="cuDNN can't start on this GPU.",
+    symptom="cuDNN error: CUDNN_STATUS_NOT_INITIALIZED; CUDNN_STATUS_ALLOC_FAILED, at the first convolution or "
+    "recurrent layer.",
+    cause="cuDNN needs some hundred megabytes when it starts. The memory is full: torch's own cache, another process, "
+    "or a notebook whose kernel still runs. Else cuDNN's library is of another version than torch was built with, "
+    "mostly by LD_LIBRARY_PATH.",
+    confirm="`torch.cuda.mem_get_info()` and nvidia-smi; `torch.backends.cudnn.version()`; a plain matrix product on "
+    "the GPU works.",
+    fix="Free memory and restart the kernel; take cuDNN's folder out of LD_LIBRARY_PATH, so that torch finds its own.",
+    reference="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
+)
+def cudnn_not_initialized(facts: CudnnFacts) -> Finding:
+    free, total = facts.card.free, facts.card.total
+    if free is not None and total is not None and free < LITTLE * total:
+        why = f": {size(free)} of {size(total)} are free, too little for cuDNN itself"
+    elif free is not None and total is not None:
+        why = f", though {size(free)} of {size(total)} are free now: its library may be of another version"
+    else:
+        why = ": mostly the memory of the card is full"
+    fixes = (
+        Fix("See who holds the memory, and free it; then restart the kernel.", "%mem\n!nvidia-smi"),
+        Fix(
+            "See which cuDNN is loaded, and from where.",
+            "torch.backends.cudnn.version(), os.environ.get('LD_LIBRARY_PATH')",
+        ),
+    )
+    evidence = {
+        "status": facts.status,
+        "free memory": free,
+        "memory": total,
+        "GPU": f"{facts.card.name} {facts.card.capability}".strip() or "not known",
+    }
+    return Finding("error/cudnn-not-initialized", f"cuDNN can't start{why}", facts.raised.where, evidence, fixes)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionFacts:
+    """Attention for which no kernel is allowed or able. kernels: those that the user's code allows ("FLASH_ATTENTION"),
+    () where it names none; by: the line that does; query: what goes in; masked: it has a mask; flash: the message is of
+    the package flash-attn. works: the plain kernel computes it; edit: the line that allows it."""
+
+    raised: Raised
+    card: CudaCard
+    kernels: tuple[str, ...] = ()
+    query: ArgumentFact | None = None
+    masked: bool = False
+    flash: bool = False
+    by: Where = NOWHERE
+    works: TriedFix | None = None
+    edit: Edit | None = None
+
+
+@rule(
+    code="error/attention-kernel-missing",
+    title="No attention kernel is left that can compute this.",
+    symptom="No available kernel. Aborting execution; No viable backend for scaled_dot_product_attention was found; "
+    "FlashAttention only supports Ampere GPUs or newer; FlashAttention only support fp16 and bf16 data type.",
+    cause="Each fused kernel has conditions: FlashAttention takes float16 and bfloat16 on a GPU from Ampere (sm_80) "
+    "on, no mask, heads of at most 256. Where the code allows only that one, or the package flash-attn is asked for, "
+    "nothing is left for other tensors or cards.",
+    confirm="`torch.cuda.get_device_capability()`, `query.dtype`, `query.shape[-1]`; torch warns why each kernel was "
+    "refused.",
+    fix="Allow the plain kernel as well (`SDPBackend.MATH`), compute in bfloat16, or load the model with "
+    "`attn_implementation='sdpa'`.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
+)
+def attention_kernel_missing(facts: AttentionFacts) -> Finding:
+    query = facts.query
+    evidence = {
+        "query": str(query.fact) if query else None,
+        "kernels allowed": ", ".join(facts.kernels),
+        "GPU": f"{facts.card.name} {facts.card.capability}".strip(),
+        "message": facts.raised.message.partition("\n")[0][:300],
+    }
+    allowed = (
+        f"{listed(facts.kernels)} alone" if facts.kernels else "FlashAttention" if facts.flash else "only fused ones"
+    )
+    chain = (Link(f"this line allows {allowed}", facts.by),) if facts.by.line else ()
+    return Finding(
+        "error/attention-kernel-missing",
+        f"No attention kernel is left: the code allows {allowed}, and {_refusal(facts)}",
+        facts.raised.where,
+        {key: value for key, value in evidence.items() if value},
+        _attention_fixes(facts),
+        chain,
+    )
+
+
+def _refusal(facts: AttentionFacts) -> str:
+    """Which condition of the fused kernels is not met."""
+    query, digits = facts.query, facts.card.capability.removeprefix("sm_")
+    if "Ampere" in facts.raised.message or digits.isdigit() and int(digits) < 80:
+        card = f"{facts.card.name} ({facts.card.capability})" if facts.card.name else "this GPU"
+        return f"{card} is older than Ampere (sm_80)"
+    if query is not None and query.fact.device == "cpu":
+        return f"{query.phrase} is on the CPU"
+    if "fp16" in facts.raised.message or query is not None and query.fact.dtype not in ("float16", "bfloat16"):
+        name = query.phrase if query is not None else "the query"
+        return f"{name} is {query.fact.dtype if query else 'float32'}, and it takes float16 or bfloat16"
+    if facts.masked:
+        return "it takes no mask"
+    if query is not None and query.fact.shape and query.fact.shape[-1] > 256:
+        return f"heads have {query.fact.shape[-1]} entries, and it takes 256 at most"
+    return "no condition for it is met"
+
+
+def _attention_fixes(facts: AttentionFacts) -> tuple[Fix, ...]:
+    fixes = []
+    if facts.edit is not None:
+        works = facts.works
+        fixes.append(
+            Fix.of(
+                "Allow the plain kernel as well.",
+                facts.edit,
+                works.worked if works else None,
+                works.after if works else {},
+            )
+        )
+    if facts.flash:
+        code = "AutoModel.from_pretrained(name, attn_implementation='sdpa')"
+        fixes.append(Fix("Load the model with torch's own attention, which picks a kernel that can.", code))
+    if not fixes:
+        code = "with torch.nn.attention.sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):\n    ..."
+        fixes.append(Fix("Allow the plain kernel as well.", code))
+    return tuple(fixes)

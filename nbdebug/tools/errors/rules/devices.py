@@ -214,6 +214,8 @@ def _fixes(facts: DeviceFacts) -> tuple[Fix, ...]:
     }.get(facts.why, "Move it there before this line.")
     if facts.together:
         code = "\n".join(f"{part.name} = {part.name}.to({facts.target})" for part in (odd, *facts.also))
+    if cure is not None and cure.edit is not None and facts.why not in ("model", "part", "state"):
+        return (Fix.of(title, cure.edit, worked, after), *_others(facts, odd))
     first = Fix(title, code, worked, after)
     return (first, *_others(facts, odd))
 

@@ -283,7 +283,7 @@ def _fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
     if facts.kind == "mask" and facts.odd is not None and facts.odd.fact.dtype == "bool":
         return _masks(facts, facts.odd)
     if facts.cure is not None and facts.odd is not None:
-        fixes.append(Fix(_conversion_title(facts), _assigned(facts, facts.odd), facts.cure.worked, facts.cure.after))
+        fixes.append(_conversion(facts, facts.odd, facts.cure))
     ours = (
         facts.origin is not None
         and facts.odd is not None
@@ -295,6 +295,13 @@ def _fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
         if code is not None and (not fixes or code != fixes[0].code):
             fixes.append(Fix("Or where it is created.", code))
     return (*fixes, *_others(facts))
+
+
+def _conversion(facts: DtypeFacts, odd: ArgumentFact, cure: TriedFix) -> Fix:
+    title = _conversion_title(facts)
+    if cure.edit is not None:
+        return Fix.of(title, cure.edit, cure.worked, cure.after)
+    return Fix(title, _assigned(facts, odd), None, {} if cure.worked else cure.after)
 
 
 def _masks(facts: DtypeFacts, odd: ArgumentFact) -> tuple[Fix, ...]:

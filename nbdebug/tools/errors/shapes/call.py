@@ -436,7 +436,7 @@ def _scope(frame: Frame) -> ast.AST | None:
 def unflattened(node: ast.AST | None, frame: Frame, rows: int) -> Iterator[tuple[ast.expr, ast.expr, Any]]:
     """(expression, the part of it before it was flattened, the value of that) of a flat operand of so many rows: of its
     expression, or of what its name was bound to before."""
-    for source in _bindings_back(node, frame):
+    for source in bindings_back(node, frame):
         base = source
         while isinstance(base, ast.Call) and isinstance(base.func, ast.Attribute) and base.func.attr in FLATTENING:
             base = base.func.value
@@ -445,7 +445,7 @@ def unflattened(node: ast.AST | None, frame: Frame, rows: int) -> Iterator[tuple
                 yield source, base, value
 
 
-def _bindings_back(node: ast.AST | None, frame: Frame) -> Iterator[ast.expr]:
+def bindings_back(node: ast.AST | None, frame: Frame) -> Iterator[ast.expr]:
     """The expression itself, then what its name was bound to, nearest first."""
     scope, line = _scope(frame), frame.site.line
     for _ in range(MAX_BINDINGS):

@@ -23,6 +23,7 @@ from nbdebug.tools.errors.shapes.call import (
     operand_value,
     operands_of_shapes,
 )
+from nbdebug.tools.errors.shapes.edits import as_edits
 from nbdebug.tools.errors.shapes.facts import (
     FailedLayer,
     Shape,
@@ -126,7 +127,8 @@ def detect(context: ErrorContext) -> ShapeFacts | None:
     failed_layer = None
     if call.layer is not None:
         failed_layer = FailedLayer(path_of(call.layer, names), type(call.layer).__name__, layer_sizes(call.layer))
-    which = message.which or 0 if message.kind == "features" else 0
+    which = message.which or 0 if message.kind in ("features", "rank") else 0
+    which = which if which < len(call.operands) else 0
     at_fault = call.operands[which] if call.operands else None
     history = shape_history(context, call, at_fault, names) if message.kind in WITH_HISTORY else ()
     shift, folded = None, None
@@ -136,6 +138,7 @@ def detect(context: ErrorContext) -> ShapeFacts | None:
         folded = batch_change(scores, message.actual, names) if message.actual is not None else None
     after = downstream(call, message, names)
     fixes = _fixes(context, call, message, failed_layer, after, history)
+    fixes = as_edits(context, call, fixes, message.actual)
     if message.kind == "loss" and shift is None and folded is None:
         history = history[-1:]  # how its axes came about: what made them last
     return ShapeFacts(

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from nbdebug.report import Link
+from nbdebug.report import Edit, Link
 from nbdebug.tools.errors.facts import Raised
 
 Shape = tuple[int, ...]
@@ -45,13 +45,16 @@ class ShapeStep:
 @dataclasses.dataclass(frozen=True)
 class ShapeFix:
     """A change that may help. slug: which kind of change; name: of the tensor or module that it changes; code: what the
-    user would write; verified: it was tried and the op ran (None: not tried); result: the output shape."""
+    user would write; verified: it was tried and the op ran (None: not tried); result: the output shape. edit: it as a
+    change of the user's own text, and reached: how far the program ran with that text."""
 
     slug: str
     name: str
     code: str
     verified: bool | None = None
     result: Shape | None = None
+    edit: Edit | None = None
+    reached: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

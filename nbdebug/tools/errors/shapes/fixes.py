@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.tools.errors.shapes.call import CallOperand, FailedCall, unflattened
+from nbdebug.tools.errors.shapes.call import CallOperand, FailedCall, bindings_back, unflattened
 from nbdebug.tools.errors.shapes.facts import ShapeFix, ShiftedSize
 from nbdebug.tools.errors.shapes.layer_fixes import count_fixes
 from nbdebug.tools.errors.shapes.messages import ParsedMessage
@@ -113,7 +113,25 @@ def _change_channels(which: int, operand: CallOperand, message: ParsedMessage) -
 
 def _rank(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes:
     for i, operand in known_operands(call)[:2]:
-        yield from trials.first_fixes(remove_axis(i, operand), add_axis(i, operand), flatten_axes(i, operand))
+        yield from trials.first_fixes(
+            remove_axis(i, operand), _whole_image(call, i, operand), add_axis(i, operand), flatten_axes(i, operand)
+        )
+
+
+def _whole_image(call: FailedCall, which: int, operand: CallOperand) -> Iterator[FixIdea]:
+    """An image [H, W] that has one axis more already, `depth.unsqueeze(1)`: both are missing in front of it. A further
+    axis anywhere else makes as many images as it has rows."""
+    shape = operand.shape or ()
+    for source in bindings_back(operand.node, call.frame) if call.frame is not None and len(shape) == 3 else ():
+        for node in ast.walk(source):
+            method = node.func if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+            if method is None or method.attr != "unsqueeze" or not isinstance(node, ast.Call) or len(node.args) != 1:
+                continue
+            axis = ast.unparse(node.args[0])
+            if axis in ("0", "1", "2") and shape[int(axis)] == 1:
+                code, k = f"{ast.unparse(method.value)}[None, None]", int(axis)
+                yield FixIdea("unsqueeze", which, code, lambda x, k=k: x.squeeze(k)[None, None])
+                return
 
 
 def _broadcast(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes:

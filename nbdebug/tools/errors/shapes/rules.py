@@ -98,6 +98,10 @@ def _fix(facts: ShapeFacts, fix: ShapeFix) -> Fix:
     after: dict[str, Any] = {}
     if fix.verified and fix.result is not None:
         after = {"output shape": str(list(fix.result)) if fix.result else "[] (a single number)"}
+    if fix.verified and fix.reached:
+        after["the program runs on"] = fix.reached
+    if fix.edit is not None:
+        return Fix.of(title, fix.edit, fix.verified, after)
     note = f"   # {fix.name}" if fix.slug == "layer" and fix.name else ""
     return Fix(title, fix.code + note, fix.verified, after)
 

@@ -339,7 +339,12 @@ def _features(facts: ShapeFacts) -> str:
 
 
 def _rank(facts: ShapeFacts) -> str:
-    first = inputs(facts)[0]
+    operands = inputs(facts)
+    first = operands[facts.which if facts.which is not None and facts.which < len(operands) else 0]
+    if facts.op == "einsum" and facts.which is not None and facts.expected is not None:
+        return (
+            f"{with_shape(first)} has {axes(first.shape)}, but the equation of `einsum` names {facts.expected} for it"
+        )
     if facts.layer is None or first.shape is None:
         return f"{with_shape(first)} has {axes(first.shape)}, which {op_name(facts)} does not accept"
     number = count(facts.expected, "axis", "axes") if facts.expected is not None else ""

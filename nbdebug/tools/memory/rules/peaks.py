@@ -104,12 +104,31 @@ def _lighter(step: StepMemory, line: PeakPart | None) -> list[Fix]:
     return fixes
 
 
+def _state_fixes(optimizer: str, state: int) -> list[Fix]:
+    """What fits the optimizer: 8 bits are for the moments of Adam, a shorter history for LBFGS."""
+    fixes = []
+    if optimizer == "LBFGS":
+        code = "optimizer = torch.optim.LBFGS(parameters, history_size=5)"
+        fixes.append(Fix("Keep fewer past steps: each takes two numbers for every weight, 100 steps by default.", code))
+        code = "optimizer = torch.optim.Adam(parameters, lr=0.01)"
+        fixes.append(Fix("Or use Adam, which keeps two numbers for every weight in all.", code))
+        return fixes
+    if optimizer.startswith(("Adam", "NAdam", "RAdam")) or not optimizer:
+        code = "optimizer = bitsandbytes.optim.AdamW8bit(model.parameters())"
+        after = {"state": size(state), "with it": size(state // 4)}
+        fixes.append(Fix("Keep the state in 8 bits.", code, None, after))
+    code = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+    after = {"state": size(state), "with it": "none"}
+    return [*fixes, Fix("Use an optimizer without state.", code, None, after)]
+
+
 @rule(
     code="memory/optimizer-state-dominates",
     title="The optimizer's state takes more than all else.",
     symptom="Forward and backward fit; the first `optimizer.step()` runs out of memory. With SGD it fits.",
-    cause="Adam keeps two numbers for every weight, in the weight's own precision: twice the model once more. For a "
-    "large embedding of which a step touches a few rows, nearly all of that is never used.",
+    cause="Adam keeps two numbers for every weight, in the weight's own precision: twice the model once more. LBFGS "
+    "keeps two for every weight and each of its last 100 steps. For a large embedding of which a step touches a few "
+    "rows, nearly all of that is never used.",
     confirm="`sum(v.nbytes for s in optimizer.state.values() for v in s.values() if torch.is_tensor(v))`",
     fix="For a table: `nn.Embedding(..., sparse=True)` with `torch.optim.SparseAdam`. Else an 8-bit Adam, Adafactor, "
     "SGD, or frozen weights that get no state.",
@@ -134,20 +153,7 @@ def optimizer_state_dominates(facts: MemoryFacts) -> Finding | None:
         f"{size(most)} of it for `{name}`"
     )
     where = dataclasses.replace(step.place, module=name.rpartition(".")[0], phase="optimizer", op=None)
-    fixes = [
-        Fix(
-            "Keep the state in 8 bits.",
-            "optimizer = bitsandbytes.optim.AdamW8bit(model.parameters())",
-            None,
-            {"state": size(state), "with it": size(state // 4)},
-        ),
-        Fix(
-            "Use an optimizer without state.",
-            "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
-            None,
-            {"state": size(state), "with it": "none"},
-        ),
-    ]
+    fixes = _state_fixes(step.optimizer, state)
     if table:
         fixes.insert(
             0,

@@ -9,7 +9,7 @@ import os
 import re
 import types
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -171,7 +171,9 @@ def _traced(request: Any, trace: StepTrace, scan: HolderScan, growths: list[Grow
     takers = [
         () if one.chain or one.kind in ("hooks", "output") else source.takers(scan.files, one.name) for one in growths
     ]
-    tracer = Tracer([watch for _, watch in watches], [t for some in takers for t in some])
+    calls = {t.function: source.callers(scan.files, t.function) for some in takers for t in some if t.function}
+    flagged = [t for some in (*takers, *calls.values()) for t in some]
+    tracer = Tracer([watch for _, watch in watches], flagged)
     number = trace.log.step + 1
     trace.begin_step(number)
     result = _Traced([None] * len(growths), [])
@@ -189,11 +191,20 @@ def _traced(request: Any, trace: StepTrace, scan: HolderScan, growths: list[Grow
         any(
             source.same_variable(t, scan.files, one.name, line.site if line is not None else None)
             for t in some
-            if t not in tracer.dead
+            if t not in tracer.dead and _is_reached(t, calls, tracer)
         )
         for one, line, some in zip(growths, result.puts, takers)
     ]
     return result
+
+
+def _is_reached(taker: source.Taker, calls: Mapping[str, list[source.Taker]], tracer: Tracer) -> bool:
+    """Whether a line that takes things out can run: its function ran in the step, something else calls it, or a
+    framework does (`on_epoch_end`, `__exit__`)."""
+    function = taker.function
+    if not function or function.startswith(("on_", "__")) or (taker.file, function) in tracer.entered:
+        return True
+    return any(call not in tracer.dead for call in calls[function])
 
 
 def _leak(

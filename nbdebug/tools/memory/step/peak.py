@@ -63,6 +63,7 @@ def step_memory(trace: StepTrace, device: str) -> StepMemory:
         backwards=len(trace.backwards),
         evaluated=trace.evaluated,
         optimizers=trace.steps,
+        optimizer=next((type(one).__name__ for one in trace.optimizers.values()), ""),
         total=torch.cuda.get_device_properties(device).total_memory if device.startswith("cuda") else None,
         rows=trace.rows,
     )

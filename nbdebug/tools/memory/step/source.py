@@ -65,6 +65,17 @@ class Taker(NamedTuple):
     flags: tuple[tuple[Any, bool], ...]
 
 
+def callers(files: Iterable[str], function: str) -> list[Taker]:
+    """The statements that call a function or a method of this name."""
+    result: list[Taker] = []
+    for file in files:
+        tree = tree_of(file)
+        for node in tree.body if tree is not None else ():
+            outer = node.lineno if isinstance(node, _SCOPES) else 0
+            result += _takers_in([node], function, Taker(file, 0, outer, "", ()), _calls_it)
+    return [call for call in result if call.function != function]
+
+
 def takers(files: Iterable[str], name: str) -> list[Taker]:
     """The statements that take something out of what bears this name, or empty it, after it was made."""
     attribute = last_name(name)
@@ -78,20 +89,33 @@ def takers(files: Iterable[str], name: str) -> list[Taker]:
     return [taker for taker in result if taker.function != "__init__"]
 
 
-def _takers_in(body: list[Any], attribute: str, at: Taker) -> Iterator[Taker]:
+def _takers_in(
+    body: list[Any], name: str, at: Taker, matches: Callable[[Any, str], bool] | None = None
+) -> Iterator[Taker]:
+    matches = matches or _takes
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from _takers_in(node.body, attribute, at._replace(function=node.name, flags=()))
+            yield from _takers_in(node.body, name, at._replace(function=node.name, flags=()), matches)
             continue
-        if _takes(node, attribute):
+        if matches(node, name):
             yield at._replace(line=node.lineno)
         if isinstance(node, ast.If):
-            yield from _takers_in(node.body, attribute, at._replace(flags=(*at.flags, *_flags(node.test, True))))
-            yield from _takers_in(node.orelse, attribute, at._replace(flags=(*at.flags, *_flags(node.test, False))))
+            yield from _takers_in(node.body, name, at._replace(flags=(*at.flags, *_flags(node.test, True))), matches)
+            yield from _takers_in(node.orelse, name, at._replace(flags=(*at.flags, *_flags(node.test, False))), matches)
             continue
         for part in ("body", "orelse", "finalbody", "handlers"):
             inner = [x for x in getattr(node, part, ()) if isinstance(x, (ast.stmt, ast.ExceptHandler))]
-            yield from _takers_in(inner, attribute, at)
+            yield from _takers_in(inner, name, at, matches)
+
+
+def _calls_it(node: Any, name: str) -> bool:
+    """Whether a simple statement, or the head of a block, calls a function or a method of this name."""
+    heads = [getattr(node, part, None) for part in ("value", "test", "iter", "exc")]
+    inside = (part for head in heads if isinstance(head, ast.AST) for part in ast.walk(head))
+    return any(
+        isinstance(part, ast.Call) and getattr(part.func, "attr", getattr(part.func, "id", "")) == name
+        for part in inside
+    )
 
 
 def same_variable(taker: Taker, files: Iterable[str], name: str, site: Site | None) -> bool:
@@ -204,6 +228,7 @@ class Tracer:
     def __init__(self, watches: list[Callable[[], Any]], takers: Iterable[Taker] = ()):
         self.watches, self.takers = watches, list(takers)
         self.dead: set[Taker] = set()
+        self.entered: set[tuple[str, str]] = set()  # (file, name) of the functions of the user's that ran
         self.lines: list[StoringLine | None] = [None] * len(watches)
         self._before = [watch() for watch in watches]
         self._last: FrameType | None = None
@@ -223,6 +248,7 @@ class Tracer:
     def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
         if sites.kind_of(frame.f_code) != sites.USER:
             return None
+        self.entered.add((frame.f_code.co_filename, frame.f_code.co_name))
         self._check_watches()
         return self._traced
 
