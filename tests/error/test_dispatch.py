@@ -23,6 +23,7 @@ from nbdebug.tools.errors.kinds import (
     files,
     imports,
     indices,
+    objects,
     sequences,
     state_dict,
     workers,
@@ -77,6 +78,8 @@ def patterns(found: Any) -> list[Any]:
     """The patterns in a table of (name, pattern) or (pattern, name), or the one given."""
     if isinstance(found, re.Pattern):
         return [found]
+    if all(isinstance(row, re.Pattern) for row in found):
+        return list(found)
     return [max(row, key=lambda part: (isinstance(part, re.Pattern), len(str(part)))) for row in found]
 
 
@@ -103,6 +106,10 @@ DETECTORS: dict[str, tuple[Any, ...]] = {
     "kinds.files.detect_cut_image": (files.CUT_IMAGE,),
     "kinds.files.detect_syntax": (files.SYNTAX,),
     "kinds.files.detect_missing": (files.HUB,),
+    "kinds.objects.detect_attached": (objects.ATTACHED,),
+    "kinds.objects.detect": (objects.MESSAGES,),
+    "kinds.cuda.detect_not_started": (cuda.NOT_STARTED,),
+    "kinds.cuda.detect_attention": (cuda.ATTENTION,),
     "kinds.imports.detect": tuple(
         getattr(imports, name) for name in "MODULE NAME PARTIAL RELATIVE CLASS REFUSED".split()
     ),
@@ -124,6 +131,7 @@ def test_every_kind_says_where_it_may_apply() -> None:
     assert {kind.detect for kind in KINDS if kind.words} - set(DETECTORS) <= {
         "shapes.detect.look",
         "shapes.detect.detect",
+        "kinds.objects.detect_exhausted",  # known by its class alone
     }
     assert all(first.MEMORY.search(text) for text in matching(oom.MESSAGES))
 

@@ -23,11 +23,11 @@ import torch
 from torch import nn
 
 from nbdebug.observe.frames import Frame
+from nbdebug.observe.locations import USER, kind_of
 from nbdebug.observe.sources import SCOPES, edit_of, functions, parents, parse, tree_of
 from nbdebug.observe.variables import class_attribute
 from nbdebug.report import Edit, Finding, Fix
 from nbdebug.text import clip
-from nbdebug.tools.errors.autograd.functions import FunctionSource, function_source
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.facts import TriedFix
 from nbdebug.tools.errors.operands import CALLS
@@ -79,7 +79,7 @@ class ProgramSandbox(Sandbox):
 
     def _call(self, node: ast.Call, frame: Frame) -> Any:
         function = value_of(node.func, frame)
-        if type(function) in (FunctionType, MethodType) and function_source(function) is not None:
+        if type(function) in (FunctionType, MethodType) and kind_of(function.__code__) == USER:
             args = self._items(node.args, frame)
             kwargs = {k.arg: self.evaluate(k.value, frame) for k in node.keywords if k.arg}
             own = (function.__self__,) if type(function) is MethodType else ()
@@ -92,6 +92,8 @@ class ProgramSandbox(Sandbox):
 
     def _read(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What a function of the user's returns for these arguments."""
+        from nbdebug.tools.errors.autograd.functions import function_source  # only for what the user wrote
+
         source = function_source(function)
         if source is None or self.run is None or self.depth >= DEEPEST or not isinstance(source.node, ast.FunctionDef):
             raise CannotRun
@@ -107,7 +109,7 @@ class ProgramSandbox(Sandbox):
             raise CannotRun
         return self._body_value(source, bound)
 
-    def _body_value(self, source: FunctionSource, names: dict[str, Any]) -> Any:
+    def _body_value(self, source: Any, names: dict[str, Any]) -> Any:
         assert self.run is not None
         frame = dataclasses.replace(source.frame, names={**source.frame.names, **names})
         self.depth += 1
@@ -211,10 +213,11 @@ def before_line(frame: Frame, line: ast.stmt, body: list[ast.stmt]) -> Edit | No
     """Assignments before a statement. A name of the function around, or of the file, would become local by that: there
     the one new value is written in its place."""
     tree = tree_of(frame.site.file)
-    around = [n for n in functions(tree) if n.lineno <= line.lineno <= (n.end_lineno or 0)] if tree is not None else []
+    scopes: tuple[Any, ...] = functions(tree) if tree is not None else ()
+    around = [n for n in scopes if n.lineno <= line.lineno <= (n.end_lineno or 0)]
     scope = max(around, key=lambda n: n.lineno, default=None)
     names = {t.id for n in body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
-    inside = [n for n in ast.walk(scope)] if scope is not None else []
+    inside = list(ast.walk(scope)) if scope is not None else []
     own = {n.arg for n in inside if isinstance(n, ast.arg)}
     own |= {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     if scope is None or names <= own:

@@ -125,8 +125,8 @@ def detect(context: ErrorContext) -> InPlaceFacts | None:
         return None
     message = SAVED.search(context.message)
     if message or "modified by an inplace operation" in context.message:
-        facts = _changed_before_backward(context, message)
-        return dataclasses.replace(facts, edit=_without_change(facts.change)) if facts.change else facts
+        changed = _changed_before_backward(context, message)
+        return dataclasses.replace(changed, edit=_without_change(changed.change)) if changed.change else changed
     what = next((what for pattern, what in AT_ONCE if re.search(pattern, context.message)), None)
     facts = _refused_at_once(context, what) if what else None
     return _under_no_grad(context, facts) if facts is not None and what in ("leaf", "leaf view") else facts

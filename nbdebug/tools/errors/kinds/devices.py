@@ -372,12 +372,13 @@ def _cure(facts: DeviceFacts, odd: OpArgument, away: list[OpArgument], home: str
             mine = {p.name: f"to({facts.target})" for p in away if p.known and any(p.value is m for m in moved)}
             cure = (
                 edited(context, code, mine, trial)
-                if odd.owner is None
-                else TriedFix(code, trial and True, trial.after if trial else {})
+                if odd.owner is None and facts.why not in ("attribute", "list")
+                else TriedFix(code, None if trial is None else True, trial.after if trial is not None else {})
             )
             if facts.why in ("attribute", "list") and cure.edit is None:
                 edit = _registration(facts, context)
-                cure = dataclasses.replace(cure, edit=edit, worked=trial and True) if edit is not None else cure
+                worked = None if trial is None else True
+                cure = dataclasses.replace(cure, edit=edit, worked=worked) if edit is not None else cure
             return dataclasses.replace(facts, cure=cure, together=moved is not one and trial is not None)
     return dataclasses.replace(facts, cure=TriedFix(code))
 

@@ -23,7 +23,6 @@ from nbdebug.tools.errors.shapes.call import (
     operand_value,
     operands_of_shapes,
 )
-from nbdebug.tools.errors.shapes.edits import as_edits
 from nbdebug.tools.errors.shapes.facts import (
     FailedLayer,
     Shape,
@@ -43,6 +42,7 @@ from nbdebug.tools.errors.shapes.history import (
     user_lines,
 )
 from nbdebug.tools.errors.shapes.layer_fixes import (
+    as_edits,
     attention_fixes,
     attention_message,
     downstream,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -118,6 +119,10 @@ def _rank(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes
         )
 
 
+def _in_front(image: torch.Tensor, axis: int) -> torch.Tensor:
+    return image.squeeze(axis)[None, None]
+
+
 def _whole_image(call: FailedCall, which: int, operand: CallOperand) -> Iterator[FixIdea]:
     """An image [H, W] that has one axis more already, `depth.unsqueeze(1)`: both are missing in front of it. A further
     axis anywhere else makes as many images as it has rows."""
@@ -130,7 +135,7 @@ def _whole_image(call: FailedCall, which: int, operand: CallOperand) -> Iterator
             axis = ast.unparse(node.args[0])
             if axis in ("0", "1", "2") and shape[int(axis)] == 1:
                 code, k = f"{ast.unparse(method.value)}[None, None]", int(axis)
-                yield FixIdea("unsqueeze", which, code, lambda x, k=k: x.squeeze(k)[None, None])
+                yield FixIdea("unsqueeze", which, code, functools.partial(_in_front, axis=k))
                 return
 
 
