@@ -1,9 +1,9 @@
 """`python -m tests.benchmarks.cure FOLDER... [--programs N] [--by guard]`: does the fix cure as it is printed?
 
-For every case of kind nan in the folders, every nan patient of the tests, and N of the random programs: nbdebug is
-asked, the edit of the first fix that it calls tried is made in a copy of the source, and the copy runs without nbdebug.
-Cured: losses, gradients and parameters are finite in all of its steps. Exit 1 where a fix called tried has left a
-program broken.
+For every case of kind nan or error in the folders, every nan patient of the tests, and N of the random programs:
+nbdebug is asked, the edit of the first fix that it calls tried is made in a copy of the source, and the copy runs
+without nbdebug. Cured: losses, gradients and parameters are finite in all of its steps; of kind error, the program runs
+through. Exit 1 where a fix called tried has left a program broken.
 """
 
 from __future__ import annotations
@@ -58,6 +58,12 @@ def failure(path: pathlib.Path, steps: int) -> str:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     made = build(path)
+    if hasattr(made, "trigger"):
+        try:
+            made.trigger()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"[:160]
+        return ""
     models = [made.model] if isinstance(made.model, torch.nn.Module) else []
     optimizers = made.optimizer if isinstance(made.optimizer, (list, tuple)) else [made.optimizer]
     for number in range(steps):
@@ -87,6 +93,8 @@ def ask(path: pathlib.Path, by: str) -> tuple[Any, int]:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     made = build(path)
+    if hasattr(made, "trigger"):
+        return dataclasses.replace(WAYS["trace"]["error"](made), saver=None), 1
     made.steps = getattr(made, "steps", 3)
     report = WAYS[by]["nan"](made)
     return dataclasses.replace(report, saver=None), made.steps
@@ -142,7 +150,9 @@ def programs(number: int, folder: pathlib.Path) -> list[tuple[pathlib.Path, str]
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.cure", description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("folders", nargs="*", metavar="FOLDER", type=pathlib.Path, help="cases of kind nan, or files")
+    parser.add_argument(
+        "folders", nargs="*", metavar="FOLDER", type=pathlib.Path, help="cases of kind nan or error, or files"
+    )
     parser.add_argument("--patients", action="store_true", help="the nan patients of the tests, too")
     parser.add_argument("--programs", type=int, default=0, metavar="N", help="N random programs, too")
     parser.add_argument("--by", choices=("trace", "guard"), default="trace", help="who is asked (default: trace)")

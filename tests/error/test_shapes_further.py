@@ -84,7 +84,7 @@ def classes_last():
 def test_classes_on_the_last_axis_are_moved_and_the_way_names_layers_only():
     finding = explained(classes_last)
     assert "`scores` [2, 5, 11] has its classes on the last axis" in finding.title
-    assert finding.fixes[0].code == "scores.transpose(1, 2)" and finding.fixes[0].verified
+    assert "scores.transpose(1, 2)" in finding.fixes[0].code and finding.fixes[0].verified
     assert [link.what for link in finding.chain][-1] == "after say (Linear) it is [2, 5, 11]"
 
 
@@ -124,7 +124,8 @@ def cut_targets():
 def test_of_a_next_token_loss_the_side_that_was_not_cut_is_named(attempt, name, fix):
     finding = explained(attempt)
     assert "were cut by one" in finding.title and f"`{name}` [3, 6" in finding.title
-    assert finding.fixes[0].code == fix and finding.fixes[0].verified
+    given = next(one for one in finding.fixes if fix in one.code)
+    assert given.verified is (True if given.edit is not None else None)
 
 
 def test_rows_of_two_batches_are_no_next_token_loss():
@@ -140,7 +141,7 @@ def test_a_view_that_runs_is_no_fix_where_the_next_layer_fails():
     finding = explained(lambda: viewer(slides))
     assert "`judge` (Linear) expects 108" in finding.title and "243 in each row" in finding.title
     pooled, anew = finding.fixes
-    assert pooled.code == "F.adaptive_avg_pool2d(seen, 6).flatten(1)" and pooled.after["output shape"] == "[2, 5]"
+    assert "F.adaptive_avg_pool2d(seen, 6).flatten(1)" in pooled.code and pooled.after["output shape"] == "[2, 5]"
     assert "nn.Linear(243, 5)   # judge" in anew.code
 
 

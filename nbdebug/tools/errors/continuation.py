@@ -183,12 +183,29 @@ def proven(context: ErrorContext, finding: Finding) -> Finding:
 def _proven(context: ErrorContext, fix: Fix) -> Fix:
     if not fix.verified or fix.edit is not None:
         return fix
+    edit = _replaced(context, fix.code)
+    if edit is not None:
+        return Fix.of(fix.title, edit, True, fix.after)
     edit = _inserted(context, fix.code)
     trial = continued(context, edit) if edit is not None else None
     if edit is None or trial is not None and not trial.worked:
         return dataclasses.replace(fix, verified=None, after={})
     after = {**fix.after, **({"the program runs on": trial.text} if trial is not None else {})}
     return Fix.of(fix.title, edit, True, after)
+
+
+def _replaced(context: ErrorContext, code: str) -> Edit | None:
+    """Statements that end in the failing call itself, on other values, in the place of the failing statement."""
+    frame = context.users[0] if context.users else None
+    line, tree = statement(frame) if frame is not None else None, parse(code)
+    last = tree.body[-1] if tree is not None and tree.body else None
+    if frame is None or not isinstance(line, ast.Expr) or not isinstance(last, ast.Expr) or "#" in code:
+        return None
+    names = [getattr(getattr(one.value, "func", None), "attr", "") for one in (line, last)]
+    pad = " " * line.col_offset
+    return (
+        edit_of(frame.site.file, {line: code.replace("\n", f"\n{pad}")}) if names[0] and names[0] == names[1] else None
+    )
 
 
 def _inserted(context: ErrorContext, code: str) -> Edit | None:

@@ -305,7 +305,7 @@ def attention_fixes(call: FailedCall, path: str) -> Iterator[ShapeFix]:
 
 # -- fixes as edits ----------------------------------------------------------------------------------------------------
 
-WHOLE = ("reshape", "axis", "order", "count", "unsorted", "state")
+WHOLE = ("reshape", "axis", "order", "count", "unsorted", "state", "pooled")
 """Fixes whose code stands for the whole failing expression."""
 LAYERS = ("layer", "downstream")
 """Fixes that make a layer anew."""
@@ -327,7 +327,7 @@ def as_edits(
             trial = continued(context, edit) if edit is not None else None
         if trial is not None and not trial.worked:
             continue
-        tried = True if trial is not None and fix.verified is not False else None
+        tried = fix.verified if edit is not None and fix.verified is not False else None
         results.append(dataclasses.replace(fix, edit=edit, verified=tried, reached=trial.text if trial else ""))
     return tuple(sorted(results, key=lambda fix: not fix.verified))
 
