@@ -114,7 +114,7 @@ class ModuleStack:
 
     def _leave(self, module: nn.Module, args: tuple, output: Any) -> None:
         stack = self._stacks.get(threading.get_ident(), [])
-        if module in stack:  # not in it: the hooks were attached inside the call
+        if any(one is module for one in stack):  # else the hooks were attached inside the call
             while stack.pop() is not module:
                 pass
 

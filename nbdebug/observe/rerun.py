@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from nbdebug.observe.backward import Backward, EngineWatch
-from nbdebug.observe.tensors import all_finite, can_be_nonfinite, dense, fingerprint, finite, tensors_in
+from nbdebug.observe.tensors import all_finite, can_be_nonfinite, dense, fingerprint, finite, loss_in, tensors_in
 
 
 @dataclasses.dataclass(eq=False)
@@ -247,7 +247,7 @@ def uncompiled() -> Iterator[None]:
 
 def _losses_in(result: Any) -> dict[str, torch.Tensor]:
     """The losses in a step's result: a number, tensors, or an object or dict with a loss."""
-    loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
+    loss = loss_in(result)
     if isinstance(loss, torch.Tensor):
         result = loss
     if isinstance(result, float):

@@ -134,6 +134,15 @@ def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor]
 
 
+def loss_in(result: Any) -> Any:
+    """The `loss` in what a step or a model returned, of a mapping or an object; None without one. The object may be the
+    user's, whose attributes run code of theirs that may raise anything."""
+    try:
+        return result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
+    except Exception:
+        return None
+
+
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """All tensors in nested tuples, lists, dicts and dataclasses."""
     tensors: list[torch.Tensor] = []

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.observe.variables import closure_variables
+from nbdebug.observe.variables import attributes, closure_variables
 
 
 def quoted(value: Any) -> str:
@@ -144,7 +144,7 @@ def _members(names: Mapping[str, Any]) -> dict[str, Any]:
         elif inspect.isfunction(value):
             inner = {n: value.__globals__.get(n) for n in value.__code__.co_names}
         else:
-            inner = value if type(value) is dict else getattr(value, "__dict__", {})
+            inner = value if type(value) is dict else attributes(value)
         for key, member in list(inner.items())[:200]:
             if isinstance(member, wanted):
                 members.setdefault(str(key) if inspect.isfunction(value) else f"{name}.{key}", member)

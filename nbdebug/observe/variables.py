@@ -15,7 +15,7 @@ import sys
 import types
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from types import FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType
+from types import FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import torch
@@ -239,7 +239,9 @@ def key_text(key: Any) -> str:
 
 def is_user_module(module: str) -> bool:
     """Whether a module of this name is a file, or a notebook, of the user's own."""
-    return module == "__main__" or _in_users_file(module, getattr(sys.modules.get(module), "__file__", None))
+    loaded = sys.modules.get(module)
+    space = ModuleType.__getattribute__(loaded, "__dict__") if isinstance(loaded, ModuleType) else {}
+    return module == "__main__" or _in_users_file(module, space.get("__file__"))
 
 
 @functools.cache

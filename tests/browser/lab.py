@@ -170,6 +170,15 @@ class Book:
             self.page.wait_for_function("document.querySelector('.jp-InputPrompt')?.textContent.trim() !== '[ ]:'")
             self.wait_idle()
 
+    def append(self, text: str) -> None:
+        """A new cell at the end, with this code, and run."""
+        cells = self.page.locator(".jp-Notebook .jp-Cell")
+        cells.last.locator(".jp-InputArea-prompt").click()
+        self.command("notebook:insert-cell-below")
+        self.command("notebook:replace-selection", text=text)
+        self.command("notebook:run-cell")
+        self.page.wait_for_timeout(300)
+
     def cell(self, place: int) -> Any:
         return self.page.locator(".jp-Notebook .jp-Cell").nth(place)
 

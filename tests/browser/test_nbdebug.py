@@ -117,3 +117,30 @@ def test_a_saved_notebook_keeps_what_stood_in_it(lab: Lab, book: Book, trusted: 
         shot(again, f"nbdebug-reopened-{'trusted' if trusted else 'untrusted'}")
     finally:
         again.close()
+
+
+CLICKED_FIRST = [SETUP, "%nbdebug", "for _ in range(5):\n    last = step()", "%guard status"]
+
+
+def test_two_clicks_while_nothing_runs_watch_the_loop_from_its_first_step(lab: Lab) -> None:
+    book = lab.open(CLICKED_FIRST[:2], "clicked")
+    try:
+        book.run_all()
+        panel = book.output(1)
+        panel.get_by_role("button", name="Guard").wait_for(timeout=60_000)
+        for name, words in (
+            ("Guard", "The guard is on, watching model `net`"),
+            ("Gradients", "The gradient watch is on, watching model `net`"),
+            ("Trace next step", "Waiting for the next step"),
+        ):
+            panel.get_by_role("button", name=name).click()
+            until(lambda words=words: words in panel.inner_text(), 20, f"the panel does not say {words!r}")
+        for place, cell in enumerate(CLICKED_FIRST[2:], 2):
+            book.append(cell)
+            until(lambda place=place: book.output(place).count() == 1, 20, "the cell is not there")
+            book.wait_idle()
+        until(lambda: "5 steps watched" in book.output(3).inner_text(), 20, "not every step was watched")
+        assert "RuntimeError" not in book.output(2).inner_text() and book.alarms == []
+        until(lambda: "Traced a step: the outputs of 4 layers are finite." in panel.inner_text(), 20, "no trace")
+    finally:
+        book.close()

@@ -191,7 +191,7 @@ class ReachabilityWalk:
         return [*saved, *following, leaf, *gc.get_referents(node)]
 
 
-_names: dict[type, tuple[str, ...]] = {}
+_names: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
 
 def _saved_names(kind: type) -> tuple[str, ...]:

@@ -93,22 +93,23 @@ def trace_cell(
     question, arguments = "%%nan_trace", StepArguments(run, dict(models), dict(optimizers), False, [])
     live = _is_live(strategy, arguments)
     probe = Probe(arguments.models, arguments.optimizers, scaler=True, cell=True, live=live, named=False)
-    with eager() as notes, probe:
-        probe.begin_step(0)
-        try:
-            run()
-        except StopCell:
-            pass
-        except Exception as error:
-            _attach(error, probe, question, arguments.subject, probe.step + 1)
-            raise
-        else:
-            probe.end_step()
-        detection = probe.detections.first
-        if detection is not None and not probe.live:
-            probe.__exit__()
-            _locate(probe, detection)
-    return report_of(probe, detection, question, arguments.subject, probe.step + 1, notes=tuple(notes))
+    with contextlib.closing(probe):
+        with eager() as notes, probe:
+            probe.begin_step(0)
+            try:
+                run()
+            except StopCell:
+                pass
+            except Exception as error:
+                _attach(error, probe, question, arguments.subject, probe.step + 1)
+                raise
+            else:
+                probe.end_step()
+            detection = probe.detections.first
+            if detection is not None and not probe.live:
+                probe.__exit__()
+                _locate(probe, detection)
+        return report_of(probe, detection, question, arguments.subject, probe.step + 1, notes=tuple(notes))
 
 
 def _trace(arguments: StepArguments, max_steps: int, live: bool) -> Report:
@@ -116,36 +117,37 @@ def _trace(arguments: StepArguments, max_steps: int, live: bool) -> Report:
     probe = Probe(arguments.models, arguments.optimizers, arguments.scaler, live=live, named=arguments.named)
     detection, compiled, steps = None, None, 0
     states = _States(arguments)
-    with eager() as notes:
-        with probe:
-            for steps in _counted(max_steps):
-                states.take()
-                probe.begin_step(steps - 1)
-                try:
-                    returned = arguments.step()
-                except StopIteration:
-                    if steps == 1:
+    with contextlib.closing(probe):
+        with eager() as notes:
+            with probe:
+                for steps in _counted(max_steps):
+                    states.take()
+                    probe.begin_step(steps - 1)
+                    try:
+                        returned = arguments.step()
+                    except StopIteration:
+                        if steps == 1:
+                            raise
+                        steps -= 1
+                        notes.append(f"The data ended after {count(steps, 'step')}.")
+                        break
+                    except Exception as error:
+                        _attach(error, probe, question, subject, steps)
                         raise
-                    steps -= 1
-                    notes.append(f"The data ended after {count(steps, 'step')}.")
-                    break
-                except Exception as error:
-                    _attach(error, probe, question, subject, steps)
-                    raise
-                detection = probe.end_step(returned)
-                del returned  # its graph must not outlive the step
-                if detection is None and probe.buffer_went_bad:
-                    from nbdebug.tools.nan.locate import locate_buffer_origins
+                    detection = probe.end_step(returned)
+                    del returned  # its graph must not outlive the step
+                    if detection is None and probe.buffer_went_bad:
+                        from nbdebug.tools.nan.locate import locate_buffer_origins
 
-                    locate_buffer_origins(probe)
-                if detection is None and probe.compiled_calls:
-                    compiled = _compare_compiled(probe, steps - 1)
-                if detection is not None or compiled is not None or probe.recorder.disabled_by:
-                    break
-        if detection is not None and not probe.live:
-            _locate(probe, detection)
-    again = states.trial(steps - 1) if detection is not None else None
-    return report_of(probe, detection, question, subject, steps, compiled, tuple(notes), again)
+                        locate_buffer_origins(probe)
+                    if detection is None and probe.compiled_calls:
+                        compiled = _compare_compiled(probe, steps - 1)
+                    if detection is not None or compiled is not None or probe.recorder.disabled_by:
+                        break
+            if detection is not None and not probe.live:
+                _locate(probe, detection)
+        again = states.trial(steps - 1) if detection is not None else None
+        return report_of(probe, detection, question, subject, steps, compiled, tuple(notes), again)
 
 
 class _States:

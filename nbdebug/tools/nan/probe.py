@@ -39,6 +39,7 @@ from nbdebug.observe.tensors import (
     dense,
     folds_of,
     largest,
+    loss_in,
     read_scalars,
     storage_key,
     tensors_in,
@@ -275,6 +276,13 @@ class Probe:
             self.engine.detach()
             self.stack.detach()
 
+    def close(self) -> None:
+        """Hold nothing any more. The parts refer to one another: what they hold would stay until Python looks for such
+        cycles, and be found among the user's tensors."""
+        self.recorder.paused, self.recorder.watchers, self.recorder.storages = True, [], {}
+        for part in (self.taint, self.tape, self.detections, self):
+            vars(part).clear()
+
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
@@ -363,8 +371,7 @@ class Probe:
         self.detections.check("gradient", gradients, self._backward_place)
 
     def _check_returned(self, returned: Any) -> None:
-        loss = returned.get("loss") if isinstance(returned, Mapping) else None
-        loss = loss if isinstance(loss, torch.Tensor) else getattr(returned, "loss", None)
+        loss = loss_in(returned)
         for tensor in [loss] if isinstance(loss, torch.Tensor) else tensors_in(returned):
             self.detections.check("returned", [("", tensor)])
         if isinstance(returned, float) and not math.isfinite(returned):

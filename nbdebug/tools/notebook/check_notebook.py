@@ -87,7 +87,7 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
             [],
             [],
         )
-        unchecked += [f"{file}: it can't be compiled now, so it was not compared" for file in broken]
+        unchecked += broken
         notes = [
             *part("double runs", lambda: applied_twice(variables, history)),
             *part("settings", lambda: left_on_notes(variables, owners, history)),

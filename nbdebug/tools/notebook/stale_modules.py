@@ -211,19 +211,23 @@ class Import(NamedTuple):
 
 
 def stale_modules(names: Mapping[str, Any], history: CellHistory, since: float) -> tuple[list[StaleModule], list[str]]:
-    """The modules whose file has changed since they were loaded, and the files that can't be read now. since: the start
-    of the process."""
+    """The modules whose file has changed since they were loaded, and what could not be compared, in words. since: the
+    start of the process."""
     stale: list[StaleModule] = []
     modules, broken = edited_modules(since)
+    unchecked = [f"{file}: it can't be compiled now, so it was not compared" for file in broken]
     references = _references(names) if modules else {}
     for one in modules:
-        if one.changed:
-            stale.append(_stale_module(one, history))
-        else:
-            old = list(dict.fromkeys(_old_references(one, references)))
-            if old:
+        try:
+            if one.changed:
+                stale.append(_stale_module(one, history))
+            elif old := list(dict.fromkeys(_old_references(one, references))):
                 stale.append(_stale_names(one, old, history))
-    return stale, broken
+        except Exception as fault:  # a strange module: the others still hold
+            unchecked.append(
+                f"{os.path.basename(one.file)}: it could not be compared ({type(fault).__name__}: {fault})"
+            )
+    return stale, unchecked
 
 
 def _stale_module(one: EditedModule, history: CellHistory) -> StaleModule:

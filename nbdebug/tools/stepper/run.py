@@ -15,7 +15,7 @@ import nbdebug
 from nbdebug.observe.backward import Backward, EngineWatch
 from nbdebug.observe.rerun import map_tensors, uncompiled
 from nbdebug.observe.snapshot import Snapshot
-from nbdebug.observe.tensors import output_tensors
+from nbdebug.observe.tensors import loss_in, output_tensors
 from nbdebug.report import Finding
 from nbdebug.tools.stepper import events as numbers
 from nbdebug.tools.stepper.events import (
@@ -280,7 +280,7 @@ class StepRun:
 def _loss(returned: Any) -> torch.Tensor | None:
     """The one number in what a step has returned: itself, what it calls loss, or the first number that wants a
     gradient."""
-    named = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
+    named = loss_in(returned)
     candidates = [t for t in (returned, named) if isinstance(t, torch.Tensor)]
     candidates += output_tensors(returned) if isinstance(returned, (tuple, list)) else []
     return next((t for t in candidates if t.numel() == 1 and (t.requires_grad or t is returned or t is named)), None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import types
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from nbdebug.tools.memory.owners.contents import ATOMS
 from nbdebug.tools.memory.owners.names import OwnerIndex, Ownership, autograd
 
 NAMELESS = "a tensor that has no name"
-_names: dict[type, tuple[str, ...]] = {}
+_names: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
 
 class Graphs:

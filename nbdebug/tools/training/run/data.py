@@ -12,12 +12,14 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.tensors import tensors_in
+from nbdebug.observe.variables import attributes, closure_variables
 
 DEPTH = 4
 """loader → sampler → dataset → transform: no loader that we know keeps a generator deeper than that."""
@@ -94,10 +96,9 @@ def _generators(owner: Any) -> Iterator[Any]:
         elif isinstance(item, (list, tuple)):
             todo += [(member, depth + 1) for member in item[:64]]
         else:
-            members = [*getattr(item, "__dict__", {}).values()]
-            for cell in getattr(item, "__closure__", None) or ():
-                with contextlib.suppress(ValueError):  # an empty cell
-                    members.append(cell.cell_contents)
+            members = [*attributes(item).values()]
+            if isinstance(item, FunctionType):
+                members += closure_variables(item).values()
             todo += [(member, depth + 1) for member in members]
 
 
@@ -131,12 +132,12 @@ def batches_of(loader: Any, most: int, seconds: float = MOST_SECONDS, passes: bo
 
 def is_iterator(loader: Any) -> bool:
     """Something that can be read only once."""
-    return hasattr(loader, "__next__")
+    return hasattr(type(loader), "__next__")
 
 
 def targets_of(batch: Any) -> torch.Tensor | None:
     """The targets of a batch, where its form tells: the last member of a pair, or one of a dict's usual keys."""
-    if isinstance(batch, dict) or hasattr(batch, "keys"):
+    if isinstance(batch, dict) or hasattr(type(batch), "keys"):
         targets = next((batch[key] for key in ("labels", "label", "targets", "target", "y") if key in batch), None)
         return targets if isinstance(targets, torch.Tensor) else None
     if isinstance(batch, (list, tuple)) and len(batch) > 1 and isinstance(batch[-1], torch.Tensor):

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from nbdebug.observe.locations import at_site
 from nbdebug.observe.snapshot import Snapshot
+from nbdebug.observe.validation import names_used_by
 from nbdebug.report import Where
 from nbdebug.tools.training.facts import FrozenParameter, Schedule, TrainingRunFacts, UnitsFact
 from nbdebug.tools.training.probe_errors import ProbeErrors
@@ -81,11 +83,16 @@ def run_facts(
     """Run the user's loop once, and everything that follows from it. Model, optimizers, scheduler and random numbers
     are as before afterwards; with `keep` as the loop left them. Exceptions of the loop pass unchanged."""
     scheduler = arguments.scheduler
-    schedulers = [scheduler] if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) else []
+    known = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+    others = [scheduler, *names_used_by(train).values()]  # the loop may also change an average of the weights, a critic
+    owners = list({id(one): one for one in others if isinstance(one, known) and one is not arguments.model}.values())
 
     def save() -> tuple[Callable[[], None], Snapshot]:
         """The state of everything as it is now."""
-        snapshot = Snapshot.take(arguments.model, arguments.optimizers, others=schedulers)
+        try:
+            snapshot = Snapshot.take(arguments.model, arguments.optimizers, others=owners)
+        except (torch.OutOfMemoryError, MemoryError):  # a large one, such as a teacher, that no loop changes
+            snapshot = Snapshot.take(arguments.model, arguments.optimizers)
         return save_rng(arguments.train_loader, arguments.val_loader, arguments.loss_fn, train), snapshot
 
     restore_rng, start = save()
@@ -109,7 +116,7 @@ def run_facts(
         try:
             run.run(train)
         finally:
-            ends += [scaler.restore for scaler in run.updates.scalers]
+            ends[:0] = [scaler.restore for scaler in run.updates.scalers]  # first: they know later random numbers
         if keep:
             restore_end_rng, end = save()
             ends[:] = [end.restore, restore_end_rng]

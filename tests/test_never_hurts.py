@@ -1,0 +1,175 @@
+"""What a tool must not do to the user's objects: run into their code, keep them alive, leave them changed."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import nbdebug
+from nbdebug.tools.notebook import stale_modules
+
+
+def own(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("of the user's")
+
+
+class Strange:
+    """Whatever it is asked, it raises."""
+
+    def __init__(self, x: torch.Tensor):
+        object.__setattr__(self, "x", x)
+
+    __getattr__ = __eq__ = __ne__ = __bool__ = __len__ = __iter__ = __repr__ = own  # type: ignore[assignment]
+    __hash__ = object.__hash__
+
+
+class Layer(nn.Linear):
+    __eq__ = __ne__ = __repr__ = own  # type: ignore[assignment]
+    __hash__ = object.__hash__
+
+
+class Net(nn.Module):
+    __eq__ = __ne__ = __repr__ = own  # type: ignore[assignment]
+    __hash__ = object.__hash__
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.extra = Layer(4, 8), Layer(8, 2), Strange(torch.ones(2))
+
+    def forward(self, batch: Strange) -> torch.Tensor:
+        return self.b(torch.relu(self.a(batch.x)))
+
+
+def training(bad: bool) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], Strange]]:
+    torch.manual_seed(0)
+    net, batch = Net(), Strange(torch.randn(8, 4) / (0 if bad else 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step() -> Strange:
+        optimizer.zero_grad()
+        net(batch).square().mean().backward()
+        optimizer.step()
+        return batch
+
+    return net, optimizer, step
+
+
+def watched(watch: Any, step: Callable[[], Any]) -> None:
+    with watch:
+        for _ in range(3):
+            step()
+
+
+def diagnosed(net: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> None:
+    def train(callback: Callable[..., None]) -> None:
+        for number in range(3):
+            step()
+            callback(number, 1.0)
+
+    nbdebug.diagnose(train, model=net, optimizer=optimizer, progress=False)
+
+
+TOOLS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "trace": lambda net, optimizer, step: nbdebug.nan_trace(step, model=net, optimizer=optimizer, strategy="trace"),
+    "replay": lambda net, optimizer, step: nbdebug.nan_trace(step, model=net, optimizer=optimizer, strategy="replay"),
+    "bisect": lambda net, optimizer, step: nbdebug.nan_trace(step, model=net, optimizer=optimizer, strategy="bisect"),
+    "guard": lambda net, optimizer, step: watched(nbdebug.guard(net, optimizer, on_trip="record"), step),
+    "grad_watch": lambda net, optimizer, step: watched(nbdebug.grad_watch(net, optimizer), step),
+    "mem": lambda net, optimizer, step: nbdebug.mem(step, model=net, optimizer=optimizer, progress=False),
+    "diagnose": diagnosed,
+    "check_notebook": lambda net, optimizer, step: nbdebug.check_notebook(names={"net": net, "step": step}),
+}
+
+
+@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("tool", TOOLS)
+def test_objects_that_raise_whatever_they_are_asked(tool: str, bad: bool) -> None:
+    TOOLS[tool](*training(bad))
+
+
+@pytest.mark.parametrize("strategy", ["trace", "replay"])
+def test_a_traced_step_leaves_no_tensors_to_the_garbage_collector(strategy: str) -> None:
+    model = nn.Linear(4, 2)
+    optimizer, x = torch.optim.Adam(model.parameters()), torch.ones(2, 4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    nbdebug.nan_trace(step, model=model, optimizer=optimizer, strategy=strategy)
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        nbdebug.nan_trace(step, model=model, optimizer=optimizer, strategy=strategy)
+        gc.collect()
+        assert not [thing for thing in gc.garbage if issubclass(type(thing), torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+
+def test_what_a_function_of_the_graph_holds_can_die_after_mem() -> None:
+    def graph() -> tuple[torch.Tensor, weakref.ref[nn.Module]]:
+        net = nn.Linear(2, 2)
+
+        class Twice(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+                return 2 * x
+
+            @staticmethod
+            def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+                return 2 * gradient * net.weight.sum()
+
+        return Twice.apply(net(torch.ones(2))).sum(), weakref.ref(net)
+
+    loss, net = graph()
+    nbdebug.mem(names={"loss": loss})
+    nbdebug.mem(lambda: None, model=nn.Linear(2, 2), names={"loss": loss}, progress=False)
+    del loss
+    gc.collect()
+    assert net() is None
+
+
+def test_diagnose_leaves_random_numbers_and_models_that_only_the_loop_knows_as_they_were() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2))
+    average, scaler = copy.deepcopy(net), torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    x, y = torch.randn(16, 4), torch.randint(2, (16,))
+
+    def train(callback: Callable[..., None]) -> None:
+        for number in range(8):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(net(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            with torch.no_grad():
+                for mean, weight in zip(average.parameters(), net.parameters()):
+                    mean.lerp_(weight, 0.1)
+            callback(number, loss)
+
+    tensors = [*net.parameters(), *average.parameters()]
+    before, random, scale = [t.clone() for t in tensors], torch.get_rng_state(), scaler.state_dict()
+    nbdebug.diagnose(train, model=net, optimizer=optimizer, progress=False)
+    assert all(map(torch.equal, before, tensors)) and scaler.state_dict() == scale
+    assert torch.equal(random, torch.get_rng_state())
+
+
+def test_a_module_that_can_not_be_compared_does_not_end_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def strange(*_: Any) -> Any:
+        raise KeyError("name")
+
+    monkeypatch.setattr(stale_modules, "_stale_module", strange)
+    monkeypatch.setattr(stale_modules, "_old_references", strange)
+    notes = stale_modules.stale_modules({}, stale_modules.CellHistory({}, {}), 0.0)[1]
+    assert not notes or "it could not be compared (KeyError: 'name')" in notes[0]
