@@ -83,6 +83,11 @@ def kind_of(code: CodeType) -> int:
     return SKIP if file.startswith(_STDLIB) else USER
 
 
+def is_users_file(file: str) -> bool:
+    """Whether a file, or a cell, is the user's own, and no package's."""
+    return not (file.startswith((_TORCH, _OURS, *_STDLIB)) or _PACKAGES.search(file))
+
+
 def locate() -> StackLines:
     """The lines on the caller's stack, from the inside out to the user's line."""
     frame: FrameType | None = sys._getframe(1)

@@ -181,3 +181,19 @@ def test_without_a_trial_it_is_a_suggestion(tmp_path):
 
 def test_an_edit_names_its_lines():
     assert Edit("a/train.py", 3, 5, "x", "y").place == "train.py, lines 3 to 5"
+
+
+def test_no_line_of_a_package_is_changed():
+    """A parameter of torch's own layer that is not finite: its constructor stands in torch."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3))
+    torch.nn.init.constant_(model[1].weight, float("nan"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        loss = model(torch.ones(2, 3)).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    report = nbdebug.nan_trace(step, model=model, optimizer=optimizer)
+    assert all(fix.edit is None and not fix.verified for fix in report.findings[0].fixes)

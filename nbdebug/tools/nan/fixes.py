@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from nbdebug.observe import sources
-from nbdebug.observe.locations import Site
+from nbdebug.observe.locations import Site, is_users_file
 from nbdebug.observe.ops import named_arguments, schema_of
 from nbdebug.observe.recorder import Op
 from nbdebug.observe.tape import CannotReplay
@@ -187,7 +187,8 @@ def _edits(fault: Fault) -> Iterator[tuple[Cure, Edit]]:
     """The cures that can be written into the user's source, each text once."""
     known = set()
     for cure in cures(fault):
-        edit = sources.edit_of(cure.file or fault.file, cure.changes) if cure.changes else None
+        file = cure.file or fault.file
+        edit = sources.edit_of(file, cure.changes) if cure.changes and is_users_file(file) else None
         if edit is not None and (edit.line, edit.new) not in known:
             known.add((edit.line, edit.new))
             yield cure, edit
