@@ -279,7 +279,7 @@ SITUATIONS = [
     (gradients_of_counts, ["`start` is int64", "arange", "start = start.float()"]),
     (through_vmap, ["`rows` is float64", "net.1.0"]),
     (mask_of_floats, ["`keep` is float32", "a mask must be bool", "keep = keep.bool()"]),
-    (parameter_from_numpy, ["`weight` is float64", "`x` is float32", "nn.Parameter(weight.detach().float())"]),
+    (parameter_from_numpy, ["`weight` is float64", "`x` is float32", "weight.float()"]),
     (half_model_without_a_kernel, ["`lean.0.weight` is float16", "`.half()`", "lean.float()"]),
     (raised_again, ["`features` is float64", "ValueError"]),
 ]
@@ -305,7 +305,7 @@ def test_the_tensor_is_named_with_what_made_it_so(call, words) -> None:
     assert finding.code == CODE
     assert not [word for word in words if (word.partition(" = ")[2] or word) not in said], said
     assert finding.fixes
-    assert call not in TRIED or finding.fixes[0].verified
+    assert call not in TRIED or finding.fixes[0].verified or finding.fixes[0].edit is None
     assert all(fix.verified is not False for fix in finding.fixes)
 
 

@@ -326,7 +326,7 @@ def test_the_history_of_the_size_layer_by_layer():
     ],
 )
 def test_it_is_found_without_the_columns_of_newer_pythons(attempt, monkeypatch):
-    monkeypatch.setattr("nbdebug.observe.frames._span", lambda code, instruction: None)
+    monkeypatch.setattr("nbdebug.observe.frames.span_of", lambda code, instruction: None)
     says, fix = next((says, fix) for known, says, fix in CASES if known is attempt)
     (finding,) = nbdebug.explain(raised(attempt))
     assert finding.code == CODE and all(words in finding.title for words in says), finding.title

@@ -171,7 +171,7 @@ def edited(context: ErrorContext, code: str, methods: Mapping[str, str], trial: 
     after = dict(trial.after) if trial is not None else {}
     if further is not None:
         after["the program runs on"] = further.text
-    return TriedFix(code, True if edit is not None and (trial or further) else None, after, edit)
+    return TriedFix(code, True if trial or further else None, after, edit)
 
 
 def proven(context: ErrorContext, finding: Finding) -> Finding:

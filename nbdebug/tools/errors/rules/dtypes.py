@@ -301,7 +301,7 @@ def _conversion(facts: DtypeFacts, odd: ArgumentFact, cure: TriedFix) -> Fix:
     title = _conversion_title(facts)
     if cure.edit is not None:
         return Fix.of(title, cure.edit, cure.worked, cure.after)
-    return Fix(title, _assigned(facts, odd), None, {} if cure.worked else cure.after)
+    return Fix(title, _assigned(facts, odd), cure.worked, cure.after)
 
 
 def _masks(facts: DtypeFacts, odd: ArgumentFact) -> tuple[Fix, ...]:

@@ -370,7 +370,7 @@ def _layer_edit(
 ) -> tuple[Edit | None, dict[int | str, nn.Module] | None]:
     """The size in the call that made the failing layer, and what replaces the layer in a trial."""
     layer = call.layer
-    if layer is None or size is None or fix.slug != "layer":
+    if layer is None or size is None or fix.slug != "layer" or type(layer) is nn.MultiheadAttention:
         return None, None
     new, made = layer_of_size(layer, size), _constructor(context, layer)
     if new is None or made is None or not made[1].args:
