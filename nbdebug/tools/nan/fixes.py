@@ -365,7 +365,7 @@ def _wrapped(fault: Fault, wrap: Wrap) -> Iterator[Cure]:
                 continue
             for place, part in parts.items():
                 assert part is not None
-                changes[part] = _written(wrap.operands[place], part, sources.name_of(node))
+                changes[part] = _written(wrap.operands[place], part, "" if place else sources.name_of(node))
             if wrap.result:
                 first = parts[0]
                 if first is None or not sources.may_repeat(first):
