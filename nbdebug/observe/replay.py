@@ -225,7 +225,8 @@ class Replay:
 
     def _from_outside(self, number: int, external: ExternalTensor) -> torch.Tensor:
         if external.grad_of is not None:
-            grad = self.leaves[external.grad_of].grad if external.grad_of in self.leaves else None
+            leaves = self.leaves if self.models is None else self.tape.leaves
+            grad = leaves[external.grad_of].grad if external.grad_of in leaves else None
             if grad is None:
                 raise CannotReplay("a gradient that it uses did not come again")
             return grad.detach()

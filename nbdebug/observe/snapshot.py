@@ -262,15 +262,15 @@ def _named(things: Any, kind: str) -> list[tuple[str, Any]]:
 
 
 class CallEnvironment:
-    """The environment in which a model was called: random numbers, autocast, the train flag. Calling it with the model
-    restores that environment for the length of a `with`."""
+    """The environment in which a model was called: random numbers, autocast, grad mode, the train flag. Calling it
+    with the model restores that environment for the length of a `with`."""
 
     def __init__(self, model: nn.Module) -> None:
         self.random = [(write, read()) for _, read, write in random_sources()]
         first = next(model.parameters(), None)
         kinds = {"cpu"} if first is None else {"cpu", first.device.type}
         self.autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in sorted(kinds)]
-        self.training = model.training
+        self.training, self.grad = model.training, torch.is_grad_enabled()
 
     @contextlib.contextmanager
     def __call__(self, model: nn.Module) -> Iterator[None]:
@@ -281,6 +281,7 @@ class CallEnvironment:
             write(state)
         try:
             with contextlib.ExitStack() as stack:
+                stack.enter_context(torch.set_grad_enabled(self.grad))
                 for kind, enabled, dtype in self.autocast:
                     stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
                 yield

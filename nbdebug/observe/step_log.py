@@ -5,11 +5,11 @@ usually a handful of ops that prepare the batch and compute the loss. Tensors ar
 copied, except what the loss code overwrites. `Replay(log.tape, models=log.models)` repeats the calls, the ops between
 them, and backward. Where there is no model, every op is recorded.
 
-A call counts when it may be trained (gradients are on), is not inside another call, and not inside backward
-(checkpointing runs a part of a model again). The parts of a model may be called by themselves, as a method that is not
-`forward` does. A model that is called many times without a backward, as when validation lacks `no_grad`, makes no
-step: calls whose graph is gone are dropped. Nor is much work between two steps (loading, averaging weights,
-validation) a part of the next: it is left out when it is long or writes to tensors that are not its own.
+A call counts when it is not inside another call, and not inside backward (checkpointing runs a part of a model again);
+under `no_grad` only a few do, which may compute a target. The parts of a model may be called by themselves, as a
+method that is not `forward` does. A model that is called many times without a backward, as when validation lacks
+`no_grad`, makes no step: calls whose graph is gone are dropped. Nor is much work between two steps (loading, averaging
+weights, validation) a part of the next: it is left out when it is long or writes to tensors that are not its own.
 """
 
 from __future__ import annotations
@@ -41,13 +41,19 @@ from nbdebug.observe.ops import is_distributed, schema_of, written_tensors
 from nbdebug.observe.recorder import Recorder
 from nbdebug.observe.snapshot import CallEnvironment
 from nbdebug.observe.tape import BackwardEntry, CallEntry, Ref, Tape, TapeEntry
-from nbdebug.observe.tensors import output_tensors
+from nbdebug.observe.tensors import optional_storage_key, output_tensors
 from nbdebug.text import in_a_line
 
 MOST_OPS = 4000
 """Ops recorded between a model's call and backward, at most; a loss takes tens. More belong to something else."""
-MOST_BEFORE = 64
-"""Ops recorded before a model's first call in a step, at most: a batch is prepared in fewer."""
+MOST_BEFORE = 256
+"""Ops recorded before a model's first call in a step (the batch is prepared, a teacher asked), and after a backward
+(gradients are clipped), at most."""
+_MOST_WITHOUT_GRADIENT = 4
+"""Calls of models under `no_grad` that are recorded in a step (a target is computed), at most: more are validation."""
+_MOST_WRITTEN = 2**22
+"""Bytes of parameters that an op may write outside of models (a renormalization) and is recorded, at most: they are
+copied first."""
 _MOST_OVERRUNS = 3
 """After so many steps in a row with more than that, the ops before a call are not recorded any more."""
 _CALLS_WITHOUT_BACKWARD = 16
@@ -57,11 +63,16 @@ _CALL = nn.Module._call_impl.__code__
 
 class LossRecorder(Recorder):
     """A recorder beside which compiled code runs as usual; its ops are not recorded then. room: how many ops to record
-    at most; overrun: there were more, or, before the first call of a model, one wrote to a tensor that is not the
-    step's own or exchanged data with other processes."""
+    at most. careful: "before" (the first call of a model) or "after" (a backward), where an op that writes to a tensor
+    that is not the step's own, or exchanges data with other processes, is no part of the step; else "". overrun: there
+    were more ops than room, or such a one, and what it tells is not to be used. parameters: the models' own;
+    gradients_known: whether the tape has the gradients, for ops after a backward."""
 
     room = MOST_OPS
     overrun = False
+    careful = ""
+    gradients_known = True
+    parameters: Callable[[], list[torch.Tensor]]
     on_fault: Callable[[Exception], Any]
 
     @classmethod
@@ -74,10 +85,12 @@ class LossRecorder(Recorder):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         try:
-            if not (self.paused or self.disabled_by) and (
-                self.count >= self.room or self.room == MOST_BEFORE and self._has_side_effects(func, args, kwargs or {})
-            ):
-                self.overrun = self.paused = True
+            if not (self.paused or self.disabled_by):
+                if self.careful == "after" and not self.gradients_known:
+                    self.gradients_known = True
+                    self.tape.enter_gradients(self.parameters())
+                if self.count >= self.room or self.careful and self._has_side_effects(func, args, kwargs or {}):
+                    self.paused, self.overrun = True, self.careful != "after"  # after a backward the step is known
         except Exception as fault:
             self.disable(fault)
         return super().__torch_dispatch__(func, types, args, kwargs)
@@ -90,9 +103,20 @@ class LossRecorder(Recorder):
     def _has_side_effects(self, func: Any, args: tuple, kwargs: dict) -> bool:
         if is_distributed(func):
             return True
-        schema, tape = schema_of(func), self.watchers[0]
-        assert isinstance(tape, Tape)
-        return bool(schema.writes) and any(tape.find(t) is None for t in written_tensors(schema, args, kwargs))
+        schema = schema_of(func)
+        written = written_tensors(schema, args, kwargs) if schema.writes else []
+        foreign = [t for t in written if self.tape.find(t) is None]
+        if not foreign or self.careful == "after":
+            return bool(foreign)
+        own = {optional_storage_key(p) for p in self.parameters()}
+        few = sum(t.nbytes for t in foreign) <= _MOST_WRITTEN
+        return not few or any(optional_storage_key(t) not in own for t in foreign)
+
+    @property
+    def tape(self) -> Tape:
+        tape = self.watchers[0]
+        assert isinstance(tape, Tape), "it is the only watcher of a step log"
+        return tape
 
 
 def leave_mode_stack(recorder: LossRecorder) -> bool:
@@ -123,6 +147,7 @@ class StepLog:
         self.models, self.on_call, self.on_loss, self.error_boundary = dict(models), on_call, on_loss, error_boundary
         self.recorder = LossRecorder(ModuleStack(ModuleNames(models), lambda *_: None), [], lambda *_: None)
         self.recorder.light = self.recorder.paused = True
+        self.recorder.parameters = self._parameters
         self.recorder.on_fault = lambda fault: error_boundary(_raise, fault)
         self.engine = EngineWatch(
             lambda call: self.error_boundary(self._before_backward, call),
@@ -152,15 +177,21 @@ class StepLog:
         if not self.models:
             self._record()
         elif self._overruns < _MOST_OVERRUNS and self._handles:
-            self.recorder.room = MOST_BEFORE
+            self._begin_part("before")
             self._record()
+
+    def _begin_part(self, careful: str) -> None:
+        """From here on so many ops are recorded. careful: as the recorder's."""
+        self.recorder.careful = careful
+        self.recorder.room = self.recorder.count + (MOST_BEFORE if careful else MOST_OPS)
 
     def _reset(self) -> None:
         self.pause()
         self.tape = Tape(self.recorder)
         self.recorder.watchers = [self.tape]
         self.recorder.new_step(0)
-        self.recorder.count, self.recorder.room, self.recorder.overrun = 0, MOST_OPS, False
+        self.recorder.count, self.recorder.overrun, self._without_gradient = 0, False, 0
+        self._begin_part("")
         self._calls: list[list[weakref.ref]] = []  # since the last backward: the tags of each call's outputs
 
     def continue_from(self, tape: Tape, position: int) -> None:
@@ -226,7 +257,7 @@ class StepLog:
     def _relevant(self) -> bool:
         return (
             not self.ignored
-            and torch.is_grad_enabled()
+            and not torch.is_inference_mode_enabled()
             and threading.get_ident() == self._thread
             and torch._C._current_autograd_node() is None
         )
@@ -257,7 +288,7 @@ class StepLog:
     def _enter(self, name: str, args: tuple, kwargs: dict) -> None:
         if self._depth and self._interrupted(name):
             self._depth = 0
-        if self._depth or not self._relevant():
+        if self._depth or not self._relevant() or self._validates():
             self._depth += bool(self._depth)
             if not self._depth and not self.ignored and threading.get_ident() == self._thread:
                 self.pause()  # validation, for example: not a part of the step
@@ -269,7 +300,7 @@ class StepLog:
             self.tape.reset()
             self.recorder.overrun = False
             self._overruns += 1
-        self.recorder.room = MOST_OPS
+        self._begin_part("" if torch.is_grad_enabled() else self.recorder.careful)
         self.on_call()
         self._drop_dead_calls()
         leaves, spec = tree_flatten((args, kwargs))
@@ -287,8 +318,22 @@ class StepLog:
         self.tape.call(name, leaves, spec, outputs, site, environment)
         self._record()
 
+    def _validates(self) -> bool:
+        """Whether the model is called under `no_grad` more often than a target needs. What was recorded of such calls
+        is dropped, or it would hold their batches."""
+        if torch.is_grad_enabled():
+            self._without_gradient = 0
+            return False
+        self._without_gradient += 1
+        if self._without_gradient <= _MOST_WITHOUT_GRADIENT:
+            return False
+        if self._without_gradient == _MOST_WITHOUT_GRADIENT + 1 and self.recorder.careful == "before":
+            self._reset()
+            self._without_gradient = _MOST_WITHOUT_GRADIENT + 1
+        return True
+
     def _before_backward(self, call: Backward) -> None:
-        if self.ignored or threading.get_ident() != self._thread:
+        if self._depth or self.ignored or threading.get_ident() != self._thread:  # in a call: it will be made again
             return
         self._resume = not self.recorder.paused
         self.pause()
@@ -302,7 +347,7 @@ class StepLog:
         return [p for model in self.models.values() for p in model.parameters()]
 
     def _after_backward(self, call: Backward, result: Any) -> None:
-        if self.ignored or threading.get_ident() != self._thread:
+        if self._depth or self.ignored or threading.get_ident() != self._thread:
             return
         if self._of_others:
             self._of_others = False
@@ -314,8 +359,10 @@ class StepLog:
         self.tape.backward(call, result)
         if call.accumulate:
             self._calls.clear()
-            if not self.models:
-                self._record()
+            if self.models:
+                self._begin_part("after")
+                self.recorder.gradients_known = False
+            self._record()
         elif self.tape.entries:
             self._record()  # what is computed from these gradients is part of the loss
 
@@ -337,6 +384,7 @@ def model_inputs(tape: Tape) -> list[tuple[str, tuple, dict]]:
         return tape.call_inputs.get(leaf) if external is None else external.tensor
 
     calls = [e for e in tape.entries if isinstance(e, CallEntry)]
+    calls = [e for e in calls if e.environment.grad] or calls
     return [(e.model, *e._replace(leaves=tuple(map(tensor, e.leaves))).arguments) for e in calls]
 
 

@@ -24,6 +24,7 @@ from nbdebug.observe.ops import (
     argument_tensors,
     distributed_tensors,
     is_distributed,
+    named_arguments,
     schema_of,
     written_tensors,
 )
@@ -218,11 +219,41 @@ class Tape:
             BackwardEntry(roots, seeds, inputs, results, call.retain, call.create, call.accumulate, call.stack.site)
         )
         for number, leaf in self.leaves.items():
-            grad = leaf.grad
-            if grad is not None and dense(grad) is grad and self.find(grad) is None:
-                entry = self._enter(grad, False)
-                if entry is not None:
-                    self.externals[entry] = ExternalTensor(grad, False, grad_of=number)
+            self._enter_gradient(leaf, number)
+
+    def enter_gradients(self, leaves: list[torch.Tensor]) -> None:
+        """Make the gradients of these leaves known, which a model's own backward has made."""
+        for leaf in leaves:
+            if leaf.grad is not None and isinstance(ref := self._ref_or_itself(leaf), Ref):
+                self._enter_gradient(leaf, ref.value)
+
+    def _enter_gradient(self, leaf: torch.Tensor, number: int) -> None:
+        grad = leaf.grad
+        if grad is not None and dense(grad) is grad and self.find(grad) is None:
+            entry = self._enter(grad, False)
+            if entry is not None:
+                self.externals[entry] = ExternalTensor(grad, False, grad_of=number)
+
+    def overwritten(self, parameters: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The parameters that an op of the step has written to, each with a copy of what it was before."""
+        own = {optional_storage_key(p): p for p in parameters}
+        keys = {number: key for key, numbers in self.by_storage.items() for number in numbers}
+        before: dict[int, torch.Tensor] = {}
+        for number in self._written():
+            for other in self.by_storage[keys[number]] if keys[number] in own else ():
+                external = self.externals.get(other)
+                if external is not None and external.changed and external.tensor.shape == own[keys[number]].shape:
+                    before.setdefault(keys[number], external.tensor)
+        return [(own[key].data, tensor) for key, tensor in before.items()]
+
+    def _written(self) -> set[int]:
+        """The numbers of the tensors that the entries write to."""
+        numbers = set()
+        for entry in self.entries:
+            if isinstance(entry, TapeEntry) and not entry.unfit and (writes := schema_of(entry.op.func).writes):
+                named = named_arguments(schema_of(entry.op.func), entry.args, entry.kwargs)
+                numbers |= value_numbers([value for name, value in named if name in writes])
+        return numbers
 
     def _place(self, t: torch.Tensor) -> tuple | None:
         """The storage of a tensor and its view of it; None for a tensor without storage of its own."""
@@ -298,7 +329,7 @@ class Tape:
     def _note_later_leaf(self, leaf: torch.Tensor) -> None:
         """Note a leaf that the step has made or used before as a tensor without a gradient."""
         known = self._places.get(self._place(leaf) or (), ())
-        if known and not known[-1][1] and known[-1][0] not in self.leaves:
+        if known and not known[-1][1] and not any(number in self.leaves for number, _ in known):
             known[-1][1] = True
             self.later_leaves[known[-1][0]] = len(self.entries)
 

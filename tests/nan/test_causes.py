@@ -93,7 +93,7 @@ def test_sick(kind: Kind, by: str):
 @pytest.mark.filterwarnings("ignore")
 def test_healthy(kind: Kind, by: str):
     report = ask(kind, by, False)
-    assert report.ok and not report.unchecked, str(report)
+    assert not report.findings and not report.unchecked, str(report)
 
 
 def net(*layers: nn.Module) -> nn.Sequential:
@@ -495,3 +495,161 @@ def derivative_of_xlogy(sick):
         return torch.xlogy(torch.zeros_like(y), shares).mean() + out.square().mean()
 
     return plain(loss_of)
+
+
+# -- what the guard must see as nan_trace does -------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """Copies rows into memory that nobody has cleared; the last column is never written."""
+
+    def __init__(self):
+        super().__init__()
+        self.sick, self.lin = False, nn.Linear(6, 6)
+
+    def forward(self, x):
+        block = torch.empty(len(x), 7) if self.sick else torch.zeros(len(x), 7)  # the memory
+        block[:, :6] = self.lin(x)
+        return block
+
+
+@kind("uninitialized-memory", "forward", line="# the memory", op="empty", step=0, by=("guard",))
+def memory_read_before_written(sick):
+    """In deterministic mode torch fills such memory with NaN; when the step runs again, anything may lie there."""
+    model = Block()
+    model.sick = sick
+
+    def loss_of(x):
+        torch.use_deterministic_algorithms(True)
+        try:
+            return model(x).square().mean()
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    return steps_of(model, torch.optim.Adam(model.parameters()), [torch.randn(5, 6)] * 3, loss_of)
+
+
+@kind("log-of-nonpositive", "forward", line="key = torch.log(shares)", rows=(2,), step=1)
+def target_under_no_grad(sick):
+    """The teacher is the model itself, called before the step."""
+    model = net()
+    batches = [(torch.randn(5, 6), torch.ones(5)) for _ in range(3)]
+    batches[1][1][2] = 0.0 if sick else 1.0
+
+    def loss_of(b):
+        with torch.no_grad():
+            shares = model(b[0]).softmax(-1) * b[1][:, None]
+            key = torch.log(shares)
+        return (model(b[0]) - key).square().mean()
+
+    return steps_of(model, torch.optim.Adam(model.parameters()), batches, loss_of)
+
+
+@kind("log-of-nonpositive", "forward", line="key = torch.log(teacher(b[0]).softmax(-1)", rows=(2,), step=1)
+def teacher_of_many_ops(sick):
+    model, teacher = net(), nn.Sequential(*[m for _ in range(60) for m in (nn.Linear(6, 6), nn.Tanh())])
+    batches = [(torch.randn(5, 6), torch.ones(5)) for _ in range(3)]
+    batches[1][1][2] = 0.0 if sick else 1.0
+
+    def loss_of(b):
+        with torch.no_grad():
+            key = torch.log(teacher(b[0]).softmax(-1)[:, :3] * b[1][:, None])
+        return (model(b[0]) - key).square().mean()
+
+    return steps_of(model, torch.optim.Adam(model.parameters()), batches, loss_of)
+
+
+@kind("sqrt-grad-at-zero", "backward", line="gap.sum().sqrt()", op="sqrt", rows=None, step=0)
+def distance_to_itself(sick):
+    """How far the weights are from where they were: 0 in the first step."""
+    model = net()
+
+    def loss_of(x):
+        gap = sum((p - p.detach() - (0.0 if sick else 0.1)).square().sum() for p in model.parameters())
+        return model(x).square().mean() + gap.sum().sqrt()
+
+    return steps_of(model, torch.optim.Adam(model.parameters()), [torch.randn(5, 6)] * 3, loss_of)
+
+
+class Force(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            distance = x.square().sum(-1, keepdim=True).sqrt()  # of an atom
+            energy = self.energy(x).sum() + (distance * self.energy(x)).sum()
+            return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+@kind("sqrt-grad-at-zero", "forward", line=".sqrt()  # of an atom", rows=(3,), step=1, module="")
+def gradient_inside_forward(sick):
+    model = Force()
+    batches = [torch.randn(5, 3) for _ in range(3)]
+    if sick:
+        batches[1][3] = 0.0
+    return steps_of(model, torch.optim.Adam(model.parameters()), batches, lambda x: model(x).square().mean())
+
+
+@kind("div-by-zero", "backward", line="p.grad.div_(", op="div", rows=None, step=1)
+def gradient_divided_by_its_norm(sick):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    factors = iter([1.0, 0.0 if sick else 1.0, 1.0])
+
+    def step():
+        loss = (model(torch.randn(5, 6)) * next(factors)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        for p in model.parameters():
+            p.grad.div_(p.grad.norm())
+        optimizer.step()
+        return loss
+
+    return model, optimizer, step
+
+
+@kind("div-by-zero", "forward", line="model[0].weight.div_(", op="div", rows=None, step=1)
+def weights_renormalized(sick):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    shrink = iter([1.0, 0.0 if sick else 1.0, 1.0])
+
+    def step():
+        with torch.no_grad():
+            model[0].weight.mul_(next(shrink))
+            model[0].weight.div_(model[0].weight.norm(dim=1, keepdim=True))
+        loss = model(torch.randn(5, 6)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return model, optimizer, step
+
+
+class Centers(nn.Module):
+    """Subtracts a running mean, beside a mask of infinities."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(6, 3)
+        self.register_buffer("later", torch.full((3, 3), -math.inf).triu(1))
+        self.register_buffer("center", torch.zeros(3))
+
+    def forward(self, x, keep):
+        out = self.lin(x) - self.center
+        with torch.no_grad():
+            self.center.lerp_(out[keep].mean(0), 0.1)  # of the kept
+        return out @ (self.later + out[:3, :3]).softmax(-1)
+
+
+@kind("running-stats-nonfinite", "forward", line="# of the kept", op="mean", module="")
+def statistic_beside_a_mask(sick):
+    model = Centers()
+    keeps = [torch.ones(5, dtype=torch.bool) for _ in range(3)]
+    keeps[1][:] = not sick
+    batches = [(torch.randn(5, 6), keep) for keep in keeps]
+    return steps_of(model, torch.optim.Adam(model.parameters()), batches, lambda b: model(*b).square().mean())

@@ -26,7 +26,7 @@ from nbdebug.tools.guard.distributed import GuardShutdown, Ranks
 from nbdebug.tools.guard.finite_check import Policy
 from nbdebug.tools.guard.record.step_lines import StepLine
 from nbdebug.tools.guard.report import Locator, guard_report
-from nbdebug.tools.guard.rollback import BufferBackup, UpdateBackup
+from nbdebug.tools.guard.rollback import BufferBackup, UpdateBackup, restore_overwritten
 from nbdebug.tools.guard.step import GuardedStep, StepHistory
 from nbdebug.tools.guard.step_tracker import StepTracker
 from nbdebug.tools.guard.trip import NonFiniteStep, Trip
@@ -271,6 +271,7 @@ class Guard:
         if self.ranks is not None:
             self.ranks.share_due = self._locates and self.ranks.together
         self.buffers.restore(step.buffers)
+        restore_overwritten(step.tape, self.models.values())
         if self.policy.on_trip == "skip":
             return
         raises = self.policy.on_trip in ("trace", "raise")

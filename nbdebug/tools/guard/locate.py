@@ -19,10 +19,10 @@ from nbdebug.observe.locations import Site
 from nbdebug.observe.modules import eager
 from nbdebug.observe.replay import Replay
 from nbdebug.observe.snapshot import random_sources
-from nbdebug.observe.tape import CallEntry, CannotReplay
+from nbdebug.observe.tape import CallEntry, CannotReplay, Tape
 from nbdebug.observe.tensors import can_be_nonfinite, tensors_in
 from nbdebug.report import PHASES, Finding, Report, Where
-from nbdebug.tools.guard.rollback import BufferBackup
+from nbdebug.tools.guard.rollback import BufferBackup, before_overwritten
 from nbdebug.tools.guard.trip import Trip
 from nbdebug.tools.nan.facts import Target, UnlocatedStep
 from nbdebug.tools.nan.locate import NotLocated, locate_origins, uncollected
@@ -56,7 +56,7 @@ def locate(
     def trace(live: bool) -> Report | str:
         probe = Probe(models, optimizers, live=live, named=True)
         probe.history = probe.history if history is None else copy.deepcopy(history)
-        with uncollected(), restored(models, optimizers), eager() as notes:
+        with uncollected(), restored(models, optimizers, trip.tape), eager() as notes:
             scan = RecordingScan(probe) if not live and redo is None else None
             detection = _run_step(probe, trip, models, redo)
             if detection is not None and not probe.live:
@@ -67,9 +67,13 @@ def locate(
         unseen = getattr(trip.tape.recorder, "custom_backward", "")
         return f"nbdebug failed ({fault})" if fault else f"outside the model it has {unseen}" if unseen else FINITE
 
+    on_cpu = all(p.device.type == "cpu" for model in models.values() for p in model.parameters())
     try:
         try:
-            report = trace(all(p.device.type == "cpu" for model in models.values() for p in model.parameters()))
+            report = trace(on_cpu)
+            if report == FINITE:  # perhaps it read memory that nobody had written, where something else lies now
+                trip.tape.unwritten_as_nan = True
+                report = trace(on_cpu)
         except NotLocated:  # its ops can't be replayed, as where a backward is the user's own: the models' code can
             report = trace(True)
     except Exception as reason:  # whatever it is: the step has been stopped, and that must be reported
@@ -129,8 +133,11 @@ def _bad_buffer(probe: Probe) -> Detection | None:
 
 
 @contextlib.contextmanager
-def restored(models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]) -> Iterator[None]:
-    """Take gradients away; afterwards they, the buffers and the random numbers are as they were."""
+def restored(
+    models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer], tape: Tape
+) -> Iterator[None]:
+    """Take gradients away; afterwards they, the buffers, the random numbers and the parameters that the tape writes to
+    are as they were."""
     buffers = BufferBackup(models.values())
     copies = buffers.take()
     random = [(write, read()) for _, read, write in random_sources()]
@@ -143,7 +150,8 @@ def restored(models: Mapping[str, nn.Module], optimizers: Mapping[str, torch.opt
     for p in parameters:
         p.grad = None
     try:
-        yield
+        with before_overwritten(tape, models.values()):
+            yield
     finally:
         for p, gradient in zip(parameters, gradients, strict=True):
             p.grad = gradient

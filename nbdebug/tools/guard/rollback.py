@@ -8,8 +8,9 @@ learning rate that is not finite. Buffers are copied when a step begins, as the 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import nn
 from nbdebug.interrupts import uninterrupted
 from nbdebug.observe.norms import gradients_of, total_norm
 from nbdebug.observe.snapshot import Snapshot
+from nbdebug.observe.tape import Tape
 from nbdebug.observe.tensors import all_finite, can_be_nonfinite, dense, largest
 from nbdebug.tools.guard.distributed import Ranks
 from nbdebug.tools.guard.finite_check import CheckResult
@@ -93,6 +95,29 @@ class UpdateBackup:
         self.optimizer.step(*([self._closure] if self.closure else []))
 
 
+def restore_overwritten(tape: Tape, models: Iterable[nn.Module]) -> None:
+    """Put back the parameters that the step's own code has made bad, as where it renormalizes them. Others stay: they
+    may have been written at the end of the step before (targets that follow a model)."""
+    with torch.no_grad():
+        for parameter, before in tape.overwritten([p for model in models for p in model.parameters()]):
+            if not all_finite(parameter):
+                parameter.copy_(before)
+
+
+@contextlib.contextmanager
+def before_overwritten(tape: Tape, models: Iterable[nn.Module]) -> Iterator[None]:
+    """Within, the parameters that the step's own code writes to are as they were before that."""
+    overwritten = tape.overwritten([p for model in models for p in model.parameters()])
+    now = [parameter.clone() for parameter, _ in overwritten]
+    for parameter, before in overwritten:
+        parameter.copy_(before)
+    try:
+        yield
+    finally:
+        for (parameter, _), value in zip(overwritten, now, strict=True):
+            parameter.copy_(value)
+
+
 BufferCopies = dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor, int]]
 """By module and name: the buffer itself, a copy of it, and how often it had been written then."""
 SMALL = 2**16
@@ -105,6 +130,15 @@ class BufferBackup:
     def __init__(self, models: Iterable[nn.Module]) -> None:
         self._modules = {id(m): m for model in models for m in model.modules() if m._buffers}
         self._copies: BufferCopies = {}
+        self._masks: set[tuple[int, str]] = set()
+
+    def note_masks(self) -> None:
+        """Buffers that are not finite now are masks: no statistic can go bad there."""
+        self._masks = {
+            home
+            for home, (buffer, *_) in self.take().items()
+            if buffer.is_floating_point() and buffer.layout is torch.strided and not all_finite(buffer)
+        }
 
     def take(self) -> BufferCopies:
         """The buffers as they are now."""
@@ -146,8 +180,11 @@ class BufferBackup:
         """The floating-point buffers that may have been written since they were copied."""
         return [
             b
-            for b, _, version in copies.values()
-            if b.is_floating_point() and b.numel() and (version != b._version or b.numel() <= SMALL)
+            for home, (b, _, version) in copies.items()
+            if home not in self._masks
+            and b.is_floating_point()
+            and b.numel()
+            and (version != b._version or b.numel() <= SMALL)
         ]
 
     def became_nonfinite(self, copies: BufferCopies) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.tensors import all_finite
 from nbdebug.tools.guard.distributed import withheld_by_scaler
 from nbdebug.tools.guard.finite_check import CheckResult, StepCheck, read_check, skips_on_device
 from nbdebug.tools.guard.pending_reads import PendingReads
@@ -30,12 +29,8 @@ class StepTracker:
         self._next: tuple[int, BufferCopies] | None = None  # where on the tape the next step may have begun
         self._withheld: WithheldGradients | None = None
         self._backup: UpdateBackup | None = None
-        self._ignore_buffers = any(
-            not all_finite(b)
-            for m in guard.models.values()
-            for b in m.buffers()
-            if b.is_floating_point() and b.layout is torch.strided and b.device.type != "meta"
-        )
+        self._ignore_buffers = False
+        self.buffers.note_masks()
 
     # -- where steps begin and end ------------------------------------------------------------------------------------
 

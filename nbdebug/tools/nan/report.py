@@ -298,13 +298,16 @@ def _by_replay(swaps: _RowSwaps, together: list[Origin], rows: tuple[int, ...] |
     for candidate in sorted(sets, key=len):
         if len(candidate) < swaps.batch and swaps.cure(candidate):
             return candidate
-    return rows if swaps.failed or swaps.reads_values else None
+    if rows is None or swaps.failed or swaps.reads_values:
+        return rows
+    others = range(swaps.batch)  # the rows matter, and it is not these: each takes part, as in a mean over the batch
+    return None if any(swaps.cure({*others} - {row}) for row in others[:3]) else rows
 
 
 class _RowSwaps:
     """Replays of the failing step with rows of the batch replaced by another row, in all tensors from outside that have
-    the batch's size. failed: whether one could not be run. reads_values: whether the step's Python code reads values of
-    tensors, which a replay has as numbers: other rows don't change them."""
+    a dimension of its size. failed: whether one could not be run. reads_values: whether the step's Python code reads
+    values of tensors, which a replay has as numbers: other rows don't change them."""
 
     def __init__(self, probe: Probe, detection: Detection, batch: int):
         self.tape, self.detection, self.batch, self.failed = probe.tape, detection, batch, False
@@ -316,8 +319,7 @@ class _RowSwaps:
             for number, held in probe.tape.externals.items()
             if not held.leaf
             and held.grad_of is None
-            and held.tensor.dim()
-            and len(held.tensor) == batch
+            and batch in held.tensor.shape
             and (held.storage is None or held.storage.role not in ("parameter", "buffer"))
         ]
 
@@ -328,7 +330,8 @@ class _RowSwaps:
 
         def swap(tensor: torch.Tensor) -> torch.Tensor:
             tensor = tensor.clone()
-            tensor[rows] = tensor[donor].clone()
+            by_row = tensor.movedim(tensor.shape.index(self.batch), 0)
+            by_row[rows] = by_row[donor].clone()
             return tensor
 
         kind = self.detection.target.kind

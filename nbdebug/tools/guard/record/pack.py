@@ -154,6 +154,7 @@ class _Packer:
             "random": saved,
             "autocast": [[kind, on, _name(dtype)] for kind, on, dtype in environment.autocast],
             "training": environment.training,
+            "grad": environment.grad,
         }
 
     def _value(self, value: Any, owner: str = "it") -> Any:

@@ -144,8 +144,8 @@ _PHASES = ("forward", "backward", "optimizer")
 class RecordedEnvironment(CallEnvironment):
     """What surrounded a call of a model, as the record has it."""
 
-    def __init__(self, random: list, autocast: list, training: bool):
-        self.random, self.autocast, self.training = random, autocast, training
+    def __init__(self, random: list, autocast: list, training: bool, grad: bool):
+        self.random, self.autocast, self.training, self.grad = random, autocast, training, grad
 
 
 class Unpacker:
@@ -267,7 +267,9 @@ class Unpacker:
             spec,
             results,
             site,
-            RecordedEnvironment(random, autocast, surroundings.get("training") is True),
+            RecordedEnvironment(
+                random, autocast, surroundings.get("training") is True, surroundings.get("grad") is not False
+            ),
         )
 
     def _arguments(self, raw: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
