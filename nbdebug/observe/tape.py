@@ -239,11 +239,11 @@ class Tape:
         own = {optional_storage_key(p): p for p in parameters}
         keys = {number: key for key, numbers in self.by_storage.items() for number in numbers}
         before: dict[int, torch.Tensor] = {}
-        for number in self._written():
-            for other in self.by_storage[keys[number]] if keys[number] in own else ():
-                external = self.externals.get(other)
-                if external is not None and external.changed and external.tensor.shape == own[keys[number]].shape:
-                    before.setdefault(keys[number], external.tensor)
+        for key in {keys[number] for number in self._written() if keys.get(number) in own}:
+            for number in self.by_storage[key]:
+                external = self.externals.get(number)
+                if external is not None and external.changed and external.tensor.shape == own[key].shape:
+                    before.setdefault(key, external.tensor)
         return [(own[key].data, tensor) for key, tensor in before.items()]
 
     def _written(self) -> set[int]:

@@ -311,9 +311,8 @@ class _RowSwaps:
 
     def __init__(self, probe: Probe, detection: Detection, batch: int):
         self.tape, self.detection, self.batch, self.failed = probe.tape, detection, batch, False
-        self.reads_values = any(
-            isinstance(e, TapeEntry) and e.op.name == "local_scalar_dense" for e in probe.tape.entries
-        )
+        ops = [e.op for e in probe.tape.entries[: detection.position] if isinstance(e, TapeEntry) and not e.unfit]
+        self.reads_values = any(op.name == "local_scalar_dense" for op in ops)
         self._numbers = [
             number
             for number, held in probe.tape.externals.items()
