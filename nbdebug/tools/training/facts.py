@@ -59,8 +59,8 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class DetachedAt:
-    """Where the graph ends between trained parameters and the loss. how: "detach", "no_grad", "no gradient" (the op has
-    none) or "left torch"."""
+    """Where the graph ends between trained parameters and the loss. how: "detach", "no_grad", "checkpoint" (a reentrant
+    one), "no gradient" (the op has none), "flat" (its derivative is zero) or "left torch"."""
 
     op: str
     how: str
@@ -490,7 +490,8 @@ class TrainingRunFacts:
     backward passes of their own; places: the user's lines, by what they do; mode_losses: the
     validation loss in train mode and in eval mode; regularization: the largest weight decay and dropout; spike,
     suspect_labels: see run/experiments.py; recalls: class → (samples or pixels of it in the fixed batches, how many of
-    them the model finds at the end); repeats: a plain loop comes to the same losses.
+    them the model finds at the end); repeats: a plain loop comes to the same losses; severed: where a term of the
+    loss is cut off from all parameters that are trained by it.
     """
 
     losses: tuple[float, ...] = ()
@@ -534,6 +535,7 @@ class TrainingRunFacts:
     unchecked: tuple[str, ...] = ()
     batches_per_pass: int | None = None
     recalls: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    severed: DetachedAt | None = None
 
 
 @dataclasses.dataclass(frozen=True)

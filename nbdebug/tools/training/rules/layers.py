@@ -129,6 +129,8 @@ def vanishing_gradients(facts: TrainingFacts) -> Finding | None:
     if run is None or not signs.learns_nothing(run) or signs.lower_rate_helps(run):
         return None
     experiment = run.experiments.get("relu")
+    if run.optimizers > 1 and not signs.helps(experiment):
+        return None  # the losses of adversaries need not fall
     weak = signs.vanishing(run, signs.VANISHES_SOMEWHAT if signs.helps(experiment) else signs.VANISHES)
     if not weak:
         return _in_time(run)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import count, figures, listed
-from nbdebug.tools.training.facts import InitialWeight, Parameter, StaticFacts, TrainingFacts
+from nbdebug.tools.training.facts import DetachedAt, InitialWeight, Parameter, StaticFacts, TrainingFacts
 from nbdebug.tools.training.rules.wording import HE_INIT, at_line, finding, without_call
 
 ADAPTERS = re.compile(
@@ -116,10 +116,10 @@ def _unfreeze(names: Sequence[str]) -> Fix:
     reference="https://docs.pytorch.org/docs/stable/generated/torch.Tensor.detach.html",
 )
 def detached_graph(facts: TrainingFacts) -> Finding | None:
-    static = facts.static
-    if static is None or not static.detached:
+    places = (*(() if facts.static is None else facts.static.detached), *_severed(facts))
+    if not places:
         return None
-    cut = static.detached[0]
+    cut = places[0]
     names = list(cut.parameters)
     one = len(names) == 1
     reason, title, code = {
@@ -133,6 +133,11 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
             "Remove the detach.",
             without_call(cut.where.text, cut.op) or f"# without {cut.op}",
         ),
+        "checkpoint": (
+            "a reentrant checkpoint, none of whose inputs requires a gradient, runs its layers without autograd",
+            "Use the form that is not reentrant.",
+            "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+        ),
         "left torch": (
             f"`{cut.op}` takes the values out of torch",
             "Stay in torch: do the same with torch's own functions.",
@@ -141,26 +146,34 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
     }.get(
         cut.how,
         (
-            f"`{cut.op}` has no derivative",
+            f"`{cut.op}` has a derivative of zero" if cut.how == "flat" else f"`{cut.op}` has no derivative",
             "Use a function that has a derivative (softmax for argmax, a straight-through estimate for round).",
             "soft = scores.softmax(-1)\nhard = (scores == scores.amax(-1, keepdim=True)).float()\n"
             "chosen = hard + soft - soft.detach()  # the value of the one, the gradient of the other",
         ),
     )
-    cut_off = [name for d in static.detached for name in d.parameters]
+    cut_off = [name for d in places for name in d.parameters]
+    trained = () if facts.static is None else facts.static.trained
+    what = "anything but zeros" if cut.how == "flat" else "a gradient"
+    if places == _severed(facts):
+        what = "the gradient of this part of the loss"
     return finding(
         "detached-graph",
-        f"{reason}{at_line(cut.where)}: {listed(names)} never get{'s' if one else ''} a gradient, though the loss "
+        f"{reason}{at_line(cut.where)}: {listed(names)} never get{'s' if one else ''} {what}, though the loss "
         f"depends on {'it' if one else 'them'}",
-        [*names, "forward"],
+        [*names, "forward", "loss_fn", *(["checkpoint"] if cut.how == "checkpoint" else [])],
         [Fix(title, code)],
         place=cut.where,
         evidence={
             "cut by": cut.op,
             "without gradient": cut_off[:20],
-            "trained parameters cut off": f"{len(cut_off)} of {len(static.trained)}",
+            "trained parameters cut off": f"{len(cut_off)} of {len(trained)}",
         },
     )
+
+
+def _severed(facts: TrainingFacts) -> tuple[DetachedAt, ...]:
+    return () if facts.run is None or facts.run.severed is None else (facts.run.severed,)
 
 
 @rule(

@@ -16,10 +16,10 @@ from nbdebug.observe.locations import at_site
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.validation import names_used_by
 from nbdebug.report import Where
-from nbdebug.tools.training.facts import FrozenParameter, Schedule, TrainingRunFacts, UnitsFact
+from nbdebug.tools.training.facts import DetachedAt, FrozenParameter, Schedule, TrainingRunFacts, UnitsFact
 from nbdebug.tools.training.probe_errors import ProbeErrors
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.run.data import batches_of, is_iterator, no_warnings, save_rng
+from nbdebug.tools.training.run.data import batches_of, is_iterator, no_warnings, preserve_rng, save_rng
 from nbdebug.tools.training.run.evaluate import MOST, FixedBatches, LossFn, loss_root, mean_and_error, recalls
 from nbdebug.tools.training.run.experiments import (
     EMPTY_STEPS,
@@ -33,6 +33,7 @@ from nbdebug.tools.training.run.experiments import (
 )
 from nbdebug.tools.training.run.layers import Order, activation_units, gradient_flow
 from nbdebug.tools.training.run.loop import LoopRun, target_order
+from nbdebug.tools.training.run.loss_terms import graph_signature, optimizers_behind, severed_term
 from nbdebug.tools.training.run.retrain import LoopSchedule, RetrainChange, Retrainer, RetrainResult, loop_schedule
 from nbdebug.tools.training.run.updates import norm_of
 from nbdebug.tools.training.static.parameters import is_fresh
@@ -128,6 +129,9 @@ def run_facts(
         facts = dataclasses.replace(facts, start_units=units, **_end_facts(arguments, run, errors))
         suspects = _suspect_labels(arguments, facts, errors)
         restore_rng()
+        start.restore()
+        severed = errors.run("Whether a term of the loss is cut off", lambda: _severed(arguments, run), None)
+        facts = dataclasses.replace(facts, severed=severed)
         start.restore()
         try:
             facts = _experiment_facts(arguments, run, facts, start, suspects, errors)
@@ -286,6 +290,19 @@ def _suspect_labels(arguments: LoopArguments, facts: TrainingRunFacts, errors: P
 
 
 # The start again
+
+
+def _severed(arguments: LoopArguments, run: LoopRun) -> DetachedAt | None:
+    """Where a term of loss_fn is cut off from all parameters of the optimizers that step on it."""
+    model, loss_fn, optimizers = arguments.model, arguments.loss_fn, arguments.optimizers
+    if loss_fn is None or not run.on_train.batches:
+        return None
+    batch = run.on_train.batches[0]
+    with preserve_rng(loss_fn), torch.enable_grad():
+        signature = graph_signature(loss_root(loss_fn(model, batch)))
+    stepping = optimizers_behind(signature, run.updates.signatures, run.updates.stepped)
+    members = (p for i in stepping for g in optimizers[i].param_groups for p in g["params"])
+    return severed_term(model, loss_fn, batch, {id(p) for p in members if p.requires_grad})
 
 
 def _experiment_facts(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -24,6 +25,7 @@ from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tensors import read_scalars
 from nbdebug.tools.training.facts import LayerFact, ModuleMode, ScalerFact, StaleGradients
 from nbdebug.tools.training.probe_errors import ProbeErrors
+from nbdebug.tools.training.run.loss_terms import graph_signature
 
 RARE = 0.2
 """An evaluation happens in at most every fifth step. What runs without gradients in each step (the generator of a GAN
@@ -188,7 +190,7 @@ class UpdateWatch:
 
     norms: total gradient norm before each step; rates: every group's learning rate at each; root: the last loss, as
     backward got it. used, stepped: for each call of backward, the index of the batch that was read last, and the
-    optimizers that stepped after it; roots: the losses of the first of these calls. changed: gradient norms after
+    optimizers that stepped after it; roots, signatures: the losses of the first of these calls, and their graphs. changed: gradient norms after
     backward, and before the step; waiting: how often an optimizer that had not stepped found its gradients gone, and
     still there. after_step is called after each step, read gives the number of batches read.
     """
@@ -214,6 +216,7 @@ class UpdateWatch:
         self.step_site: Any = None
         self.root: float | None = None
         self.roots: list[float] = []
+        self.signatures: list[Counter[str]] = []
         self.used: list[int] = []
         self.stepped: list[list[int]] = []
         self.changed: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -261,6 +264,8 @@ class UpdateWatch:
             scale = next((float(s.get_scale()) for s in self._live_scalers.values()), 1.0)
             self.root = float(call.roots[0].detach()) / scale
             self.roots += [self.root] * (len(self.roots) < FIRST_STEPS)
+        if len(self.signatures) < FIRST_STEPS:
+            self.signatures.append(graph_signature(call.roots[0]))
         self._note_backward()
         parameters = {id(p): p for o in self.optimizers for g in o.param_groups for p in g["params"]}
         for key, waiting in self._uncleared.items():

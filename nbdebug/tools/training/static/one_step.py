@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -131,8 +133,9 @@ def _in_container(
 
 @dataclasses.dataclass
 class OpCall:
-    """One call. params, leaves: bit masks of what its outputs depend on; grad: autograd was on; output_rms: root mean
-    square of its output when it was made (a later op may write over it); input_stats: see `by_feature`."""
+    """One call. params, leaves: bit masks of what its outputs depend on; grad: autograd was on; checkpoint: it was off
+    because of a reentrant checkpoint; output_rms: root mean square of its output when it was made (a later op may write
+    over it); input_stats: see `by_feature`."""
 
     index: int
     op: str
@@ -148,6 +151,7 @@ class OpCall:
     site: Site | None
     output_rms: float | None = None
     input_stats: tuple[Any, ...] | None = None
+    checkpoint: bool = False
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
@@ -270,6 +274,7 @@ class Calls(TorchFunctionMode):
             call.output_rms = rms(outputs[0])
         self._propagate(call)
         if params and any(t.requires_grad for t in inputs) and not any(t.requires_grad for t in outputs):
+            call.checkpoint = not call.grad and in_reentrant_checkpoint()
             self.detached.append(call)
 
     def _masks(self, inputs: Iterable[torch.Tensor]) -> tuple[int, int]:
@@ -332,6 +337,16 @@ def _refuse_as_on_cpu(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     outside = ((target < 0) | (target >= output.shape[1 if output.dim() > 1 else 0])) & (target != ignored)
     if bool(outside.any()):
         raise IndexError(f"Target {int(target[outside].flatten()[0])} is out of bounds.")
+
+
+def in_reentrant_checkpoint() -> bool:
+    """Whether the innermost reason why autograd is off is `torch.utils.checkpoint` in its reentrant form."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is torch.utils.checkpoint.CheckpointFunction.forward.__code__:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

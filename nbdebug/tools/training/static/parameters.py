@@ -19,6 +19,8 @@ from nbdebug.tools.training.facts import DetachedAt, ForeignTensors, Parameter
 from nbdebug.tools.training.static.one_step import WEIGHTED_OPS, Calls, OpCall, StepGraph, rms
 
 DETACHES = frozenset({"detach", "detach_", "data"})
+FLAT = frozenset("round floor ceil trunc sign sgn heaviside fix".split())
+"""Ops through which autograd goes with a derivative of zero."""
 ROUND_DEVIATIONS = (0.001, 0.01, 0.02, 0.05, 0.1, 1.0)
 """Deviations that people type (0.02 is that of BERT and GPT; 1 that of torch's Embedding)."""
 
@@ -190,8 +192,7 @@ def detached_places(
     for call in calls.detached:
         cut_off = {i for i in lost if call.params >> i & 1 and alive >> i & 1}
         if cut_off:
-            how = "no_grad" if not call.grad else "detach" if call.op in DETACHES else "no gradient"
-            places.append(_place(calls, call, how, cut_off))
+            places.append(detached_at(calls, call, cut_off))
             lost -= cut_off
     harmless: list[set[int]] = []  # values that were only printed or counted
     for call in calls.left_torch:
@@ -203,7 +204,29 @@ def detached_places(
         else:
             places.append(_place(calls, call, "left torch", cut_off))
             lost -= cut_off
+    places += _flat_places(step, table)
     return tuple(sorted(places, key=lambda place: -len(place.parameters)))
+
+
+def _flat_places(step: StepGraph, table: Sequence[Parameter]) -> list[DetachedAt]:
+    """Steps such as round, whose derivative is zero everywhere, behind which all gradients are exactly zero."""
+    calls = step.calls
+    gradients = {p.name: p.gradient for p in table if p.trained and p.reached and p.held is not False}
+    zero = {i for i, (name, _) in enumerate(calls.parameters) if gradients.get(name) == 0.0}
+    if not zero or not any(gradients.values()):
+        return []
+    flat = [call for call in calls.calls if call.op in FLAT and call.grad and call.params]
+    for call in flat:
+        behind = set(calls.positions(call.params))
+        if any(t.requires_grad for t in call.outputs) and behind <= zero:
+            return [_place(calls, call, "flat", behind)]
+    return []
+
+
+def detached_at(calls: Calls, call: OpCall, cut_off: set[int]) -> DetachedAt:
+    """The place of a call that cuts parameters off, given by position."""
+    how = "checkpoint" if call.checkpoint else "no_grad" if not call.grad else ""
+    return _place(calls, call, how or ("detach" if call.op in DETACHES else "no gradient"), cut_off)
 
 
 def _place(calls: Calls, call: OpCall, how: str, cut_off: set[int]) -> DetachedAt:
