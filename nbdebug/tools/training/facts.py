@@ -87,7 +87,9 @@ class LossCall:
     it is not the one of the classes. floor: the lowest loss that this activation can ever reach with these targets;
     reach: the activation's range; unreachable: mean squared distance of the targets from it, over their variance.
     outside: targets beyond the classes; ignored: share of targets that count for nothing; target: position of the
-    batch's tensor that holds the targets; guess: the loss of an answer that knows nothing.
+    batch's tensor that holds the targets; guess: the loss of an answer that knows nothing; moving: targets depend on
+    parameters, or samples are weighted. bounded: whatever the weights, the output stays in a range (measured; reach is
+    then measured too, for quantities). target_sum: of a sample's targets, where its outputs sum to 1 and they do not.
     """
 
     op: str
@@ -114,6 +116,9 @@ class LossCall:
     weighted: bool = False
     target: int | None = None
     guess: float | None = None
+    moving: bool = False
+    bounded: bool = False
+    target_sum: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

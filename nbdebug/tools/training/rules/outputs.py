@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import figures, percent
 from nbdebug.tools.training.facts import BatchMixing, LossCall, TrainingFacts
-from nbdebug.tools.training.rules.wording import at_line, finding, shape, without_call
+from nbdebug.tools.training.rules.signs import MUCH_BETTER, helps
+from nbdebug.tools.training.rules.wording import at_line, finding, shape, tested_fix, without_call
 
 SQUASHES = ("softmax", "softmin", "sigmoid", "hardsigmoid")
 LEAST_FLOOR = 0.05
@@ -160,7 +162,28 @@ def wrong_loss_shape(facts: TrainingFacts) -> Finding | None:
 def wrong_output_activation(facts: TrainingFacts) -> Finding | None:
     for call in _loss_calls(facts):
         where, name = call.activation_where, call.activation or ""
-        if call.unreachable > OUT_OF_REACH and call.reach is not None:
+        if call.target_sum is not None and (call.floor is None or call.floor > LEAST_FLOOR):
+            title = (
+                f"The outputs of a sample sum to 1{at_line(where)}, and its targets to {figures(call.target_sum, 2)} "
+                "on average: each target is there or not by itself, and they can't all be reached"
+            )
+        elif call.unreachable > OUT_OF_REACH and call.reach is not None and call.bounded:
+            title = (
+                f"Whatever the weights, the output gives {_interval(call.reach)} (measured with random weights), and "
+                f"the targets range from {figures(call.target_low or 0.0)} to {figures(call.target_high or 0.0)}: "
+                f"{percent(call.unreachable)} of their variance is out of reach"
+            )
+        elif name == "cosine_similarity" and _keeps_scores_small(call) and not _a_scale_is_useless(facts):
+            title = (
+                f"`{call.op}` gets cosines{at_line(where)}, which lie between -1 and 1: without a scale the loss can "
+                f"never fall below {figures(call.floor or 0.0)}"
+            )
+        elif call.bounded and call.op == "cross_entropy" and _a_scale_helps(facts):
+            title = (
+                f"Whatever the weights, the scores stay small (from {figures(call.low)} to {figures(call.high)} at the "
+                f"start){at_line(call.where)}, so that `{call.op}` can't become certain"
+            )
+        elif call.unreachable > OUT_OF_REACH and call.reach is not None:
             title = (
                 f"The output comes from `{name}`{at_line(where)}, which gives {_interval(call.reach)}, and the targets "
                 f"range from {figures(call.target_low or 0.0)} to {figures(call.target_high or 0.0)}: "
@@ -168,7 +191,7 @@ def wrong_output_activation(facts: TrainingFacts) -> Finding | None:
             )
         elif call.softmax_size == 1 and name in ("softmax", "log_softmax"):
             title = f"`{name}` runs over a single output{at_line(where)}: it gives the same number for any input"
-        elif _keeps_scores_small(call):
+        elif _keeps_scores_small(call) and name != "cosine_similarity":
             title = (
                 f"`{call.op}` expects raw scores and gets the output of `{name}`{at_line(where)}, which gives "
                 f"{_interval(call.reach or (0, 1))}: the loss can never fall below {figures(call.floor or 0.0)}"
@@ -178,8 +201,8 @@ def wrong_output_activation(facts: TrainingFacts) -> Finding | None:
         return finding(
             "wrong-output-activation",
             title,
-            [where.module or "", name, "forward"],
-            [Fix("Leave the last activation out.", without_call(where.text, name) or f"# without {call.activation}")],
+            [where.module or "", name, "forward", *(["normalize"] if name == "cosine_similarity" else [])],
+            [_other_output(call, facts)],
             place=where if where.line else call.where,
             evidence={
                 "output": f"from {figures(call.low)} to {figures(call.high)}",
@@ -188,6 +211,29 @@ def wrong_output_activation(facts: TrainingFacts) -> Finding | None:
             },
         )
     return None
+
+
+def _other_output(call: LossCall, facts: TrainingFacts) -> Fix:
+    text, name = call.activation_where.text or "", call.activation or ""
+    if call.target_sum is not None:
+        code = re.sub(r"\bsoftmax\((.*?)(, *(dim=)?-?\d+)?\)", r"sigmoid(\1)", text) if "softmax(" in text else ""
+        return Fix("Use a sigmoid: each output stands for itself.", code or "torch.sigmoid(scores)  # no softmax")
+    if name == "cosine_similarity" or call.op == "cross_entropy" and call.bounded:
+        experiment = None if facts.run is None else facts.run.experiments.get("scores*10")
+        return tested_fix("Multiply the scores by a scale.", "scores = 10 * scores  # or a learned scale", experiment)
+    if call.bounded:
+        return Fix("Let the output reach the targets.", "# no bound at the end, or targets scaled into the range")
+    return Fix("Leave the last activation out.", without_call(text, name) or f"# without {name}")
+
+
+def _a_scale_helps(facts: TrainingFacts) -> bool:
+    return facts.run is not None and helps(facts.run.experiments.get("scores*10"), MUCH_BETTER)
+
+
+def _a_scale_is_useless(facts: TrainingFacts) -> bool:
+    """A run was tried with a scale, and it helps nothing."""
+    experiment = None if facts.run is None else facts.run.experiments.get("scores*10")
+    return experiment is not None and not helps(experiment)
 
 
 def _keeps_scores_small(call: LossCall) -> bool:

@@ -104,7 +104,7 @@ def weaken(loss_fn: LossFn, number: int, factor: float) -> LossFn:
             whole = loss_root(loss_fn(model, batch))
             terms = recorder.terms(whole, lambda t: t.requires_grad)
         if number < len(terms) and terms[number].grad_fn is not None:
-            terms[number].grad_fn.register_prehook(  # type: ignore[union-attr]
+            terms[number].grad_fn.register_prehook(
                 lambda grads: tuple(None if g is None else g * factor for g in grads)
             )
         return whole

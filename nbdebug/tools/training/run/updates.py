@@ -190,9 +190,10 @@ class UpdateWatch:
 
     norms: total gradient norm before each step; rates: every group's learning rate at each; root: the last loss, as
     backward got it. used, stepped: for each call of backward, the index of the batch that was read last, and the
-    optimizers that stepped after it; roots, signatures: the losses of the first of these calls, and their graphs. changed: gradient norms after
-    backward, and before the step; waiting: how often an optimizer that had not stepped found its gradients gone, and
-    still there. after_step is called after each step, read gives the number of batches read.
+    optimizers that stepped after it; roots, signatures: the losses of the first of these calls, and their graphs.
+    changed: gradient norms after backward, and before the step; waiting: how often an optimizer that had not stepped
+    found its gradients gone, and still there. after_step is called after each step, read gives the number of batches
+    read.
     """
 
     def __init__(

@@ -171,6 +171,10 @@ def _loss_call(finding: Finding, static: StaticFacts) -> LossCall | None:
 def _without_activation(call: LossCall | None, model: nn.Module) -> TrainingFix | str:
     if call is None:
         return "no call of a loss function was found"
+    if call.target_sum is not None:
+        return _with_sigmoid(call)
+    if call.activation == "cosine_similarity" or call.bounded:
+        return "a whole run shows it"
     module = dict(model.named_modules()).get(call.activation_where.module or "")
     if module is not None and type(module).__module__ == "torch.nn.modules.activation":
         name = call.activation_where.module or ""
@@ -191,6 +195,17 @@ def _without_activation(call: LossCall | None, model: nn.Module) -> TrainingFix 
 
     return TrainingFix(
         "with the scores behind these probabilities", lambda: PatchedCalls({call.op}, call.where, scores)
+    )
+
+
+def _with_sigmoid(call: LossCall) -> TrainingFix | str:
+    if call.activation != "softmax" or call.activation_where.line is None:
+        return "the op that makes the output can't be told from other calls"
+    return TrainingFix(
+        "with a sigmoid in place of the softmax",
+        lambda: PatchedCalls(
+            {"softmax"}, call.activation_where, lambda func, args, kwargs: first_argument(func, args, kwargs).sigmoid()
+        ),
     )
 
 

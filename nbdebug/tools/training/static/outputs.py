@@ -40,6 +40,7 @@ REACH = {
     "softsign": (-1.0, 1.0),
     "abs": (0.0, INF),
     "square": (0.0, INF),
+    "cosine_similarity": (-1.0, 1.0),
 }
 """The closed range of each activation, with the settings that torch gives it."""
 CLASSES = frozenset({"cross_entropy", "nll_loss"})
@@ -47,7 +48,12 @@ BINARY = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"})
 REGRESSION = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
 LOGS = frozenset({"kl_div", "ctc_loss"})
 LOSSES = CLASSES | BINARY | REGRESSION | LOGS
+REGRESSIONS = REGRESSION | {"difference"}
+PRODUCTS = frozenset("matmul __matmul__ mm bmm linear einsum inner".split())
+NORMS = frozenset("norm linalg_vector_norm linalg_norm vector_norm".split())
 DIFFERENCES = frozenset({"sub", "__sub__", "rsub", "__rsub__"})
+UNLIKE = 0.2
+"""Mean distance of the targets' sum from 1; smoothed and mixed labels sum to 1."""
 CERTAIN = 80.0
 """A score that is as good as infinite: beyond it the logistic loss is zero in single precision."""
 
@@ -55,22 +61,33 @@ CERTAIN = 80.0
 def loss_calls(calls: Calls) -> tuple[LossCall, ...]:
     """The loss functions whose input depends on a parameter, in order; differences of output and target where there
     are none."""
+    return tuple(_loss_call(calls, *known) for known in outputs_and_targets(calls))
+
+
+def outputs_and_targets(calls: Calls) -> list[tuple[OpCall, torch.Tensor, torch.Tensor]]:
+    """The same with output and target, as tensors."""
     result = []
     for call in calls.calls:
         if call.op in LOSSES:
             output, target = call.argument(0, "input"), call.argument(1, "target")
             if calls.dependence(output).params and isinstance(target, torch.Tensor):
-                result.append(_loss_call(calls, call, output, target))
-    return tuple(result) or tuple(loss for call in calls.calls if (loss := _handwritten_loss(calls, call)) is not None)
+                result.append((call, output, target))
+    if result:
+        return result
+    pairs = ((call, _output_and_target(calls, call)) for call in calls.calls)
+    return [(call, *pair) for call, pair in pairs if pair is not None and pair[0].shape == pair[1].shape]
 
 
 def _loss_call(calls: Calls, call: OpCall, output: torch.Tensor, target: torch.Tensor) -> LossCall:
+    """A difference of output and target outside of the model is a regression written by hand."""
     o, t = output.detach().float(), target.detach()
+    if call.op in DIFFERENCES:
+        return _regression_loss(calls, _describe(calls, "difference", call, output, target), output, target)
     loss = _describe(calls, call.op, call, output, target)
     if call.op in CLASSES:
         return dataclasses.replace(_class_loss(loss, call, o, t), softmax_dim=_wrong_softmax_dim(calls, output))
     if call.op in BINARY:
-        return _binary_loss(loss, t.float())
+        return _binary_loss(loss, o, t.float())
     if call.op in LOGS:
         dim = o.dim() - 1
         total = float(o.exp().sum(dim).mean()) if o.dim() else 0.0
@@ -129,7 +146,7 @@ def _class_loss(loss: LossCall, call: OpCall, o: torch.Tensor, t: torch.Tensor) 
     )
 
 
-def _binary_loss(loss: LossCall, t: torch.Tensor) -> LossCall:
+def _binary_loss(loss: LossCall, o: torch.Tensor, t: torch.Tensor) -> LossCall:
     low, high = (float(v) for v in torch.aminmax(t)) if t.numel() else (math.nan, math.nan)
     reach, floor = REACH.get(loss.activation or ""), None
     if loss.op.endswith("logits") and reach is not None:
@@ -137,7 +154,28 @@ def _binary_loss(loss: LossCall, t: torch.Tensor) -> LossCall:
         floor = float((torch.nn.functional.softplus(best) - t * best).mean())
     share = float(t.mean()) if t.numel() else 0.0
     guess = math.log(2) if 0 <= share <= 1 else None
-    return dataclasses.replace(loss, target_low=low, target_high=high, reach=reach, floor=floor, guess=guess)
+    sums = _target_sum(o, t)
+    if sums is not None and loss.op == "binary_cross_entropy":
+        floor = _shared_floor(t)
+    return dataclasses.replace(
+        loss, target_low=low, target_high=high, reach=reach, floor=floor, guess=guess, target_sum=sums
+    )
+
+
+def _target_sum(o: torch.Tensor, t: torch.Tensor) -> float | None:
+    """The mean sum of a sample's targets, all of 0 to 1, where its outputs sum to 1 and most targets do not."""
+    dim = 1 if o.dim() > 2 else o.dim() - 1
+    if o.shape != t.shape or not _are_probabilities(o, dim) or bool(((t < 0) | (t > 1)).any()):
+        return None
+    sums = t.sum(dim)
+    return float(sums.mean()) if float((sums - 1).abs().mean()) > UNLIKE else None
+
+
+def _shared_floor(t: torch.Tensor) -> float:
+    """The lowest binary cross entropy of outputs that sum to 1 for each sample: they share it among its targets."""
+    sums = t.sum(-1, keepdim=True)
+    best = torch.where(sums > 0, t / sums.clamp_min(1e-8), torch.ones_like(t) / t.shape[-1]).clamp(1e-6, 1 - 1e-6)
+    return float(torch.nn.functional.binary_cross_entropy(best, t))
 
 
 def _regression_loss(calls: Calls, loss: LossCall, output: torch.Tensor, target: torch.Tensor) -> LossCall:
@@ -154,31 +192,24 @@ def _regression_loss(calls: Calls, loss: LossCall, output: torch.Tensor, target:
         target_high=high,
         variance=variance,
         reach=reach,
-        unreachable=0.0 if moving else _unreachable(t, reach, variance),
+        unreachable=0.0 if moving or reach is None else unreachable(t, *reach, variance),
         guess=variance if loss.op == "mse_loss" else None,
+        moving=bool(moving),
+        target_sum=_target_sum(output.detach().float(), t),
     )
 
 
-def _unreachable(targets: torch.Tensor, reach: tuple[float, float] | None, variance: float) -> float:
+def unreachable(targets: torch.Tensor, low: float | torch.Tensor, high: float | torch.Tensor, variance: float) -> float:
     """The mean squared distance of the targets from a range, over their variance: the share of it that no training can
     ever explain. A single value beyond, beside many within, counts as the mark of a missing target: 0."""
-    if reach is None or variance <= 0:
+    if variance <= 0:
         return 0.0
-    low, high = reach
-    below = (low - targets).clamp(min=0) if math.isfinite(low) else torch.zeros_like(targets)
-    above = (targets - high).clamp(min=0) if math.isfinite(high) else torch.zeros_like(targets)
+    ends = [torch.as_tensor(end).to(targets) for end in (low, high)]
+    below, above = (ends[0] - targets).clamp(min=0), (targets - ends[1]).clamp(min=0)
     outside = (below + above) > 0
     if len(targets[outside].unique()) == 1 and len(targets[~outside].unique()) > 2:
         return 0.0
     return float((below + above).square().mean()) / variance
-
-
-def _handwritten_loss(calls: Calls, call: OpCall) -> LossCall | None:
-    """A difference of output and target outside of the model: a regression written by hand."""
-    pair = _output_and_target(calls, call)
-    if pair is None or pair[0].shape != pair[1].shape:
-        return None
-    return _regression_loss(calls, _describe(calls, "difference", call, *pair), *pair)
 
 
 def _output_and_target(calls: Calls, call: OpCall) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -223,10 +254,23 @@ def _activation(calls: Calls, output: Any) -> tuple[str | None, Where, int | Non
     if call is None:
         return None, Where(), None
     size = None
+    if call.op in PRODUCTS and len(call.inputs) > 1 and all(_is_normalized(calls, t) for t in call.inputs[:2]):
+        return "cosine_similarity", call.where, None
     if call.op in ("softmax", "log_softmax", "softmin") and call.inputs:
         shape = call.inputs[0].shape
         size = shape[_softmax_dim(call, len(shape))] if shape else None
     return call.op.rstrip("_") if not call.op.startswith("__") else call.op, call.where, size
+
+
+def _is_normalized(calls: Calls, vectors: torch.Tensor) -> bool:
+    """Vectors that were divided by their norm."""
+    call = calls.maker(vectors)
+    if call is None or call.op == "normalize":
+        return call is not None
+    divisors = [calls.dependence(t).maker for t in call.inputs[1:]] if call.op in ("div", "__truediv__") else []
+    while divisors and divisors[0] is not None and divisors[0].op in ("clamp", "clamp_min", "add", "__add__"):
+        divisors = [calls.dependence(t).maker for t in divisors[0].inputs[:1]]
+    return bool(divisors) and divisors[0] is not None and divisors[0].op in NORMS
 
 
 def _wrong_softmax_dim(calls: Calls, output: torch.Tensor) -> int | None:

@@ -45,6 +45,7 @@ from nbdebug.tools.training.static.parameters import (
     optimizer_code,
     parameter_table,
 )
+from nbdebug.tools.training.static.reach import with_measured_reach
 from nbdebug.tools.training.static.signals import first_layers, initial_weights
 
 CALL = "preflight(model, loader, loss_fn)"
@@ -146,6 +147,12 @@ class _Probes:
             facts = dataclasses.replace(step, loss_form=form, loss_calls=calls)
             return self._finished(dataclasses.replace(facts, attempts=self._attempts(facts, batches, overfit)))
         facts = dataclasses.replace(self._step_facts(step, batches), loss_form=form)
+        measured = self._probe(
+            "What the outputs can reach",
+            lambda: with_measured_reach(self.work, self.loss_fn, batch, facts.loss_calls),
+            facts.loss_calls,
+        )
+        facts = dataclasses.replace(facts, loss_calls=measured)
         self._probe("Inputs and targets", lambda: batches.find_roles(step, facts.loss_calls), None)
         facts = dataclasses.replace(facts, **self._data_facts(batches))
         facts = dataclasses.replace(facts, **self._model_facts(batch, batches))
