@@ -35,7 +35,13 @@ from nbdebug.tools.training.static.batches import Batches, ignores_input
 from nbdebug.tools.training.static.environment import environment_notes, loss_reduction, worker_draws
 from nbdebug.tools.training.static.fixes import attempt, fix_for
 from nbdebug.tools.training.static.one_step import StepGraph, calls_for, has_nonfinite, step_graph
-from nbdebug.tools.training.static.outputs import broadcasts, loss_calls, over_all_batches, refused_labels
+from nbdebug.tools.training.static.outputs import (
+    broadcasts,
+    loss_calls,
+    over_all_batches,
+    refused_labels,
+    with_measured_reach,
+)
 from nbdebug.tools.training.static.overfit_batch import overfit_batch
 from nbdebug.tools.training.static.parameters import (
     detached_places,
@@ -45,7 +51,6 @@ from nbdebug.tools.training.static.parameters import (
     optimizer_code,
     parameter_table,
 )
-from nbdebug.tools.training.static.reach import with_measured_reach
 from nbdebug.tools.training.static.signals import first_layers, initial_weights
 
 CALL = "preflight(model, loader, loss_fn)"
