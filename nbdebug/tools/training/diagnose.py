@@ -60,7 +60,7 @@ def diagnose(
     )
     try:
         with progress_bar("your loop, watched", "steps", wanted=progress) as bar:
-            run = run_facts(train, arguments, keep, lambda steps, loss: bar.update(steps - bar.n))
+            run = run_facts(train, arguments, keep, lambda steps, loss: bar.update(steps - bar.n), static)
         facts = TrainingFacts(static, run)
     except Exception as error:  # the loop's own; the facts before it may well say why
         facts = TrainingFacts(static, TrainingRunFacts(unchecked=(f"The run: it ended with {type(error).__name__}",)))

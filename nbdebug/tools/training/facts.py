@@ -488,6 +488,20 @@ class Experiment:
 
 
 @dataclasses.dataclass(frozen=True)
+class ClassWeighting:
+    """Classes that are found once all weigh alike (or, where labels belong to positions, once the commonest is
+    left_out). counts: in the fixed batches; dense: labels belong to positions; before, after: mean F1 of the classes
+    other than `common`, or how often they are told apart."""
+
+    counts: Mapping[str, int]
+    common: str
+    left_out: bool
+    dense: bool
+    before: float
+    after: float
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainingRunFacts:
     """What one run of the loop showed. Fields that could not be measured keep their defaults; `unchecked` says why.
 
@@ -496,7 +510,8 @@ class TrainingRunFacts:
     validation loss in train mode and in eval mode; regularization: the largest weight decay and dropout; spike,
     suspect_labels: see run/experiments.py; recalls: class → (samples or pixels of it in the fixed batches, how many of
     them the model finds at the end); repeats: a plain loop comes to the same losses; severed: where a term of the
-    loss is cut off from all parameters that are trained by it.
+    loss is cut off from all parameters that are trained by it; outweighs: the share of the term that the experiment
+    "weaker term" has weakened.
     """
 
     losses: tuple[float, ...] = ()
@@ -541,6 +556,8 @@ class TrainingRunFacts:
     batches_per_pass: int | None = None
     recalls: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     severed: DetachedAt | None = None
+    weighting: ClassWeighting | None = None
+    outweighs: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import figures, percent
-from nbdebug.tools.training.facts import TrainingFacts
-from nbdebug.tools.training.rules.wording import finding
+from nbdebug.tools.training.facts import ClassWeighting, TrainingFacts
+from nbdebug.tools.training.rules.signs import helps, helps_validation
+from nbdebug.tools.training.rules.wording import finding, tested_fix
 
 LARGE = 10.0
 """Root mean square of a feature, beyond which inputs count as not normalized (DLCheck: a mean over 10)."""
@@ -58,6 +59,9 @@ the number itself has to be so many of its standard deviations (the root of what
 def input_not_normalized(facts: TrainingFacts) -> Finding | None:
     layers = facts.static.first_layers if facts.static is not None else ()
     raw = [f for f in layers if f.rms > LARGE and f.out > STRONG and f.trained and not f.normalized]
+    experiment = None if facts.run is None else facts.run.experiments.get("standardized")
+    if not raw and experiment is not None and helps(experiment, 0.5) and helps_validation(experiment, 0.6):
+        raw = list(layers)
     if not raw:
         return None
     first = max(raw, key=lambda f: f.rms)
@@ -69,6 +73,8 @@ def input_not_normalized(facts: TrainingFacts) -> Finding | None:
     fix = Fix(
         "Scale inputs to mean 0 and deviation 1, in training and validation alike.", "x = (x - train_mean) / train_std"
     )
+    if experiment is not None:
+        fix = tested_fix(fix.title, fix.code, experiment)
     return finding(
         "input-not-normalized",
         title,
@@ -180,6 +186,8 @@ def same_seed_workers(facts: TrainingFacts) -> Finding | None:
 )
 def class_imbalance(facts: TrainingFacts) -> Finding | None:
     static, run = facts.static, facts.run
+    if run is not None and run.weighting is not None:
+        return _drowned(run.weighting, facts)
     if static is None or any(call.weighted for call in static.loss_calls):
         return None
     labels = static.labels
@@ -194,6 +202,39 @@ def class_imbalance(facts: TrainingFacts) -> Finding | None:
     if len(counts) < 2 or total < ENOUGH or max(counts.values()) < (COMMON if missed else ALONE) * total:
         return None
     return _imbalance(counts, missed, facts)
+
+
+def _drowned(weighting: ClassWeighting, facts: TrainingFacts) -> Finding:
+    """A run with all classes alike has found the others."""
+    total, losses = sum(weighting.counts.values()), facts.static.loss_calls if facts.static is not None else ()
+    share, common = percent(weighting.counts[weighting.common] / total), weighting.common
+    if weighting.left_out:
+        what = (
+            f"{share} of all labels are {common}, which is most of the loss: the other labels are told apart in "
+            f"{percent(weighting.before)}, and in {percent(weighting.after)} once {common} does not count"
+        )
+        title, code = (
+            "If it stands for padding, leave it out of the loss (else weight the classes).",
+            f"F.cross_entropy(output, target, ignore_index={common})",
+        )
+    else:
+        what = (
+            f"{share} of all labels are {common}, which drowns the others: their mean F1 is "
+            f"{figures(weighting.before)}, and {figures(weighting.after)} once all classes weigh alike"
+        )
+        weights = ", ".join(f"{total / (len(weighting.counts) * n):.3g}" for n in list(weighting.counts.values())[:8])
+        title, code = "Weight the classes by how rare they are.", f"weight = torch.tensor([{weights}])"
+        if losses and losses[0].op == "cross_entropy":
+            code += "\nF.cross_entropy(output, target, weight=weight)"
+    after = {"score of the other classes": weighting.before, "with the fix": weighting.after}
+    return finding(
+        "class-imbalance",
+        what,
+        ["loss_fn", "train_loader"],
+        [Fix(title, code, True, after)],
+        place=losses[0].where if losses else None,
+        evidence={"labels": dict(list(weighting.counts.items())[:8])},
+    )
 
 
 def _missed(recalls: Mapping[str, tuple[int, int]]) -> str:

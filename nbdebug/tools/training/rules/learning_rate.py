@@ -7,13 +7,17 @@ import statistics
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding
-from nbdebug.text import count, figures
+from nbdebug.text import count, figures, percent
 from nbdebug.tools.training.facts import Experiment, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.rules.wording import finding, tested_fix
 
+LEFT = 0.1
+"""A run that has come down to this share of its first loss has learned, whatever its schedule."""
 FAR = 20.0
 """A jump this far, and above the first loss, is a finding even if the loss comes back at once."""
+SURELY = 0.4
+"""A higher rate has to end at this share of the loss where the updates are no smaller than usual."""
 LASTS = 0.05
 """A jump from which the loss is back after less than this share of the run is left alone."""
 
@@ -94,15 +98,16 @@ def _updates(run: TrainingRunFacts) -> dict[str, dict[str, float]]:
 def lr_too_low(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     best = _best(run, "lr*") if run is not None else None
-    if run is None or best is None or not signs.updates_are_small(run):
+    if run is None or best is None:
         return None
     name, experiment = best
-    if not signs.helps(experiment, signs.MUCH_BETTER):
+    limit = signs.MUCH_BETTER if signs.updates_are_small(run) else SURELY
+    if not signs.helps(experiment, limit) or not signs.helps_validation(experiment, 1.0 if limit > SURELY else 0.5):
         return None
     rate, factor = max(run.rates, default=0.0), float(name.partition("*")[2])
     return finding(
         "lr-too-low",
-        f"lr={rate:g} is too low: a step changes no layer's weights by more than {figures(max(signs.updates(run)), 2)} "
+        f"lr={rate:g} is too low: a step changes no layer's weights by more than {percent(max(signs.updates(run)))} "
         f"of their size, and the loss stays at {figures(signs.last_loss(run))}; with lr={rate * factor:g} the same "
         f"steps end at {figures(experiment.end_changed)}",
         ["lr", "optimizer"],
@@ -127,8 +132,12 @@ def lr_too_low(facts: TrainingFacts) -> Finding | None:
 )
 def plateau(facts: TrainingFacts) -> Finding | None:
     run = facts.run
-    at = signs.rate_fell(run) if run is not None else None
-    if run is None or at is None or not signs.helps(run.experiments.get("level rate")):
+    if run is None or not signs.has_room(run, LEFT) or not signs.helps(run.experiments.get("level rate")):
+        return None
+    at = signs.rate_fell(run)
+    if at is None:
+        at = next((i for i, rate in enumerate(run.rates) if rate < 0.3 * max(run.rates)), None)
+    if at is None or not run.rates[-1] < 0.3 * max(run.rates):
         return None
     experiment, schedule = run.experiments["level rate"], run.schedule
     metrics = schedule.metrics if schedule is not None else ()

@@ -8,7 +8,7 @@ from nbdebug.report import Finding, Fix
 from nbdebug.text import figures, percent
 from nbdebug.tools.training.facts import Experiment, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.wording import PRINT_LOSS_INPUTS, SHUFFLE, finding, tested_fix
+from nbdebug.tools.training.rules.wording import PRINT_LOSS_INPUTS, SHUFFLE, at_line, finding, tested_fix
 
 BELOW = 0.5
 """A small network of our own ends at this share of the model's loss, or below, on validation data (on training data
@@ -42,6 +42,12 @@ PENALTIES = {
         "Lower the weight decay.",
         "torch.optim.AdamW(model.parameters(), lr=..., weight_decay=1e-2)",
     ),
+    "weaker term": (
+        "loss_fn",
+        "a term of the loss",
+        "Give the term a smaller weight.",
+        "loss = error + 0.01 * term  # raise the weight later, if at all",
+    ),
     "less dropout": ("dropout", "dropout", "Lower the dropout.", "torch.nn.Dropout(0.1)"),
 }
 """By the experiment: the argument to blame, its name in a sentence, title and code of the fix."""
@@ -69,7 +75,10 @@ def over_regularized(facts: TrainingFacts) -> Finding | None:
         "no weight decay": run.regularization.get("weight decay"),
         "less dropout": run.regularization.get("dropout"),
         "no penalty": run.penalty_end,
+        "weaker term": run.outweighs,
     }[name]
+    if name == "weaker term":
+        return _outweighing_term(run, experiment)
     return finding(
         "over-regularized",
         f"Regularization outweighs the loss: with {what} ({figures(amount or 0.0)}) the loss on the data ends at "
@@ -78,6 +87,21 @@ def over_regularized(facts: TrainingFacts) -> Finding | None:
         [tested_fix(title, code, experiment)],
         run=run,
         evidence={what: amount},
+    )
+
+
+def _outweighing_term(run: TrainingRunFacts, experiment: Experiment) -> Finding:
+    place = run.places.get("outweighing term")
+    return finding(
+        "over-regularized",
+        f"A term of the loss outweighs the others{at_line(place) if place else ''}: with it they stay at "
+        f"{figures(experiment.end_as_is)} and do not use the inputs at all; with a hundredth of its gradient they fall "
+        f"to {figures(experiment.end_changed)}",
+        ["loss_fn", "model"],
+        [tested_fix(*PENALTIES["weaker term"][2:], experiment)],
+        run=run,
+        place=place,
+        evidence={"the term at the end": run.outweighs, "the others": experiment.end_as_is},
     )
 
 

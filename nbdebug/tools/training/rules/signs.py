@@ -149,6 +149,13 @@ def updates_are_small(run: TrainingRunFacts) -> bool:
     return bool(updates(run)) and max(updates(run)) < 1e-3 and loss_left(run) > 0.8
 
 
+def rate_may_be_low(run: TrainingRunFacts) -> bool:
+    """Long enough to tell, little of the loss is gone, and it is still falling by small steps."""
+    if len(run.losses) < 60 or not updates(run) or settled(run) or not_finite(run):
+        return False
+    return loss_left(run) > 0.9 or loss_left(run) > 0.6 and max(updates(run)) < 3e-3
+
+
 def rate_fell(run: TrainingRunFacts) -> int | None:
     """The step from which the learning rate is below a tenth of its largest, for good and for at least the second half
     of the run; None where it is not."""
@@ -333,6 +340,12 @@ def helps(experiment: Experiment | None, by: float = BETTER) -> bool:
         and math.isfinite(experiment.end_changed)
         and experiment.end_changed < by * experiment.end_as_is
     )
+
+
+def helps_validation(experiment: Experiment, by: float = 1.0) -> bool:
+    """Whether it does so on validation data as well; True where there is none."""
+    as_is, changed = experiment.val_as_is, experiment.val_changed
+    return as_is is None or changed is None or changed < by * as_is
 
 
 def lower_rate_helps(run: TrainingRunFacts) -> bool:

@@ -16,9 +16,17 @@ from nbdebug.observe.locations import at_site
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.validation import names_used_by
 from nbdebug.report import Where
-from nbdebug.tools.training.facts import DetachedAt, FrozenParameter, Schedule, TrainingRunFacts, UnitsFact
+from nbdebug.tools.training.facts import (
+    DetachedAt,
+    FrozenParameter,
+    Schedule,
+    StaticFacts,
+    TrainingFacts,
+    TrainingRunFacts,
+    UnitsFact,
+)
 from nbdebug.tools.training.probe_errors import ProbeErrors
-from nbdebug.tools.training.rules import signs
+from nbdebug.tools.training.rules import name_all, signs, slug
 from nbdebug.tools.training.run.data import batches_of, is_iterator, no_warnings, preserve_rng, save_rng
 from nbdebug.tools.training.run.evaluate import MOST, FixedBatches, LossFn, loss_root, mean_and_error, recalls
 from nbdebug.tools.training.run.experiments import (
@@ -31,6 +39,7 @@ from nbdebug.tools.training.run.experiments import (
     reference,
     suspect_labels,
 )
+from nbdebug.tools.training.run.interventions import interventions
 from nbdebug.tools.training.run.layers import Order, activation_units, gradient_flow
 from nbdebug.tools.training.run.loop import LoopRun, target_order
 from nbdebug.tools.training.run.loss_terms import graph_signature, optimizers_behind, severed_term
@@ -80,6 +89,7 @@ def run_facts(
     arguments: LoopArguments,
     keep: bool = False,
     on_step: Callable[[int, float], None] | None = None,
+    static: StaticFacts | None = None,
 ) -> TrainingRunFacts:
     """Run the user's loop once, and everything that follows from it. Model, optimizers, scheduler and random numbers
     are as before afterwards; with `keep` as the loop left them. Exceptions of the loop pass unchanged."""
@@ -134,7 +144,7 @@ def run_facts(
         facts = dataclasses.replace(facts, severed=severed)
         start.restore()
         try:
-            facts = _experiment_facts(arguments, run, facts, start, suspects, errors)
+            facts = _experiment_facts(arguments, run, facts, start, suspects, errors, static or StaticFacts())
         except Exception as error:  # the border: your loop has run; that ours can't repeat it is no fault of yours
             facts = _without_experiments(facts, f"{type(error).__name__}: {error}")
         return dataclasses.replace(facts, unchecked=(*facts.unchecked, *errors.lines, *_failed_evaluations(run)))
@@ -312,6 +322,7 @@ def _experiment_facts(
     start: Snapshot,
     suspects: SuspectLabels | None,
     errors: ProbeErrors,
+    static: StaticFacts,
 ) -> TrainingRunFacts:
     """The facts with what comes of the run's start when one thing is changed."""
     if arguments.loss_fn is None or not run.losses or arguments.train_loader is None:
@@ -351,6 +362,8 @@ def _experiment_facts(
         facts = dataclasses.replace(facts, suspect_labels={"share": suspects.share, "confusions": suspects.confusions})
     if facts.repeats or _is_known_to_differ(facts):
         facts = experiments(facts, retrainer, steps, errors, suspects, _result_as_is(facts, steps))
+        if facts.repeats and not _names_a_cause(static, facts):
+            facts = interventions(facts, retrainer, steps, static, errors)
         return _with_reference(facts, retrainer, steps, errors)
     changes = updates.clip_limit() == (None, True)
     return _without_experiments(facts, why or (CHANGES if changes else UNLIKE))
@@ -369,6 +382,14 @@ def _batches(
     if run.saved.batches and run.reading.read == len(run.saved.batches):
         return run.saved.batches[:count], []
     return batches_of(arguments.train_loader, count, passes=True), []
+
+
+WEAK = frozenset({"underfit", "overfit", "model-too-large-for-data", "vanishing-gradients", "class-imbalance"})
+"""Causes that may be consequences of one that only an intervention shows."""
+
+
+def _names_a_cause(static: StaticFacts, facts: TrainingRunFacts) -> bool:
+    return any(slug(f) not in WEAK for f in name_all(TrainingFacts(static, facts)))
 
 
 def _start_facts(facts: TrainingRunFacts, run: LoopRun, retrainer: Retrainer, errors: ProbeErrors) -> TrainingRunFacts:

@@ -147,11 +147,12 @@ def loss_share(root: float | None, loss: float, every: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class RetrainChange:
-    """What is changed. rate: factor on every learning rate; level: one rate for all steps, the largest of the run, or
-    `to`; zero: whether gradients are cleared where an optimizer has stepped (None: as the user's loop does); clip:
-    largest gradient norm; decay: factor on weight decay; unfreeze: names of parameters; prepare: called once on the
-    model; without: batches that are left out; batches: others in their place; loss_fn: another loss; training: all
-    modules in train mode; adam: this rate, with a new Adam in place of the optimizers."""
+    """What is changed. rate: factor on every learning rate; level: one rate for all steps, the largest of the run,
+    or `to`; zero: whether gradients are cleared where an optimizer has stepped (None: as the user's loop does);
+    clip: largest gradient norm; decay: factor on weight decay; unfreeze: names of parameters; prepare: called once
+    on the model; without: batches that are left out; batches: others in their place; loss_fn: another loss, with
+    which the ends are `measured` too; training: all modules in train mode; adam: this rate, with a new Adam in
+    place of the optimizers."""
 
     rate: float = 1.0
     level: bool = False
@@ -166,6 +167,7 @@ class RetrainChange:
     without: frozenset[int] = frozenset()
     batches: Sequence[Any] | None = None
     loss_fn: LossFn | None = None
+    measured: bool = False
 
 
 @dataclasses.dataclass
@@ -261,15 +263,20 @@ class Retrainer:
         """Train from the start with this change; the state is put back to the start before and after. less: subtracted
         from a batch's loss when it is evaluated afterwards; at_end: measured with the weights of the end."""
         self.start.restore()
+        fixed = (self.on_train, self.on_val)
         try:
             with torch.enable_grad(), no_warnings():
                 losses = [self.schedule.loss(parts) for parts in self._steps(change, steps)]
+            for batches in fixed:
+                batches.loss_fn = change.loss_fn if change.measured else self.loss_fn
             train, val = self._mean(self.on_train, less), self._mean(self.on_val, less)
             end = at_end() if at_end is not None else []
             if self._broke or train is None or not math.isfinite(train):
                 train = math.inf
             return RetrainResult(losses, train, val, end)
         finally:
+            for batches in fixed:
+                batches.loss_fn = self.loss_fn
             self.start.restore()
 
     def _mean(self, batches: FixedBatches, less: Correction | None) -> float | None:

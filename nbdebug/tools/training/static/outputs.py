@@ -1,7 +1,7 @@
 """The calls of loss functions: the values of their inputs, the activation before them, shapes, lowest loss.
 
-Judged by values wherever they tell (probabilities sum to one), by the op that made the output elsewhere; what no known op
-bounds is measured, with random weights.
+Judged by values wherever they tell (probabilities sum to one), by the op that made the output elsewhere; what no known
+op bounds is measured, with random weights.
 """
 
 from __future__ import annotations
