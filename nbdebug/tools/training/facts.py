@@ -191,7 +191,8 @@ class Overlap:
     """Rows of the validation set that are in the training set too, to the last bit. rows, train: how many of validation
     and of training were compared; duplicates: share of training rows that have a twin in the training set; conflicts:
     share of training rows whose twin has another label. distinctive: the rows are numbers of so many different values
-    that no two are equal by chance."""
+    that no two are equal by chance. near: share of validation rows that are near copies of training ones; near_by_chance:
+    share of training rows that have one there."""
 
     rows: int
     shared: int
@@ -200,6 +201,8 @@ class Overlap:
     conflicts: float
     same_dataset: bool = False
     distinctive: bool = False
+    near: float = 0.0
+    near_by_chance: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,6 +319,7 @@ class StaticFacts:
     input_shift: InputShift | None = None
     overlap: Overlap | None = None
     labels: Labels | None = None
+    label_columns: tuple[int, ...] = ()
     workers: WorkerDraws | None = None
     weights: tuple[InitialWeight, ...] = ()
     normalized: bool = False

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
-from nbdebug.text import figures, percent
-from nbdebug.tools.training.facts import ClassWeighting, TrainingFacts
+from nbdebug.text import figures, listed, percent
+from nbdebug.tools.training.facts import ClassWeighting, Overlap, TrainingFacts
 from nbdebug.tools.training.rules.signs import helps, helps_validation
 from nbdebug.tools.training.rules.wording import finding, tested_fix
 
@@ -39,6 +39,8 @@ SURE = 6.0
 """Standard errors between the means."""
 SHARED = 0.02
 """Share of validation rows that are in the training set."""
+NEAR = 0.2
+"""Share of validation rows that are near copies of training rows."""
 ABOVE_CHANCE, BY_CHANCE = 3.0, 4.0
 """… over the share of training rows that have a twin in training: in few bits, rows are equal by chance in both. And
 the number itself has to be so many of its standard deviations (the root of what chance gives, and one) above that."""
@@ -302,6 +304,10 @@ def _as_number(pair: tuple[str, int]) -> float:
 )
 def leakage(facts: TrainingFacts) -> Finding | None:
     overlap = None if facts.static is None else facts.static.overlap
+    if facts.static is not None and facts.static.label_columns:
+        return _label_among_inputs(facts.static.label_columns)
+    if overlap is not None and overlap.near > max(NEAR, 3 * overlap.near_by_chance + 0.1) and not overlap.shared:
+        return _near_copies(overlap)
     if overlap is None or not overlap.rows or overlap.shared < 3:
         return None
     share, by_chance = overlap.shared / overlap.rows, overlap.duplicates * overlap.rows
@@ -326,4 +332,33 @@ def leakage(facts: TrainingFacts) -> Finding | None:
             "training rows": overlap.train,
             "share of twins within training": overlap.duplicates,
         },
+    )
+
+
+def _label_among_inputs(columns: Sequence[int]) -> Finding:
+    one = len(columns) == 1
+    code = f"x = x[:, [c for c in range(x.shape[1]) if c not in {list(columns)}]]"
+    return finding(
+        "leakage",
+        f"Column{'' if one else 's'} {listed([str(c) for c in columns])} of the inputs (flattened, from 0) "
+        f"{'is' if one else 'are'} the label in other numbers: the model reads the answer off",
+        ["train_loader", "target", "features", "forward"],
+        [Fix("Take the label out of the inputs.", code)],
+        evidence={"columns": list(columns[:12])},
+    )
+
+
+def _near_copies(overlap: Overlap) -> Finding:
+    return finding(
+        "leakage",
+        f"{percent(overlap.near)} of the validation samples are near copies of training samples (or windows that "
+        f"overlap with them); among training samples it is {percent(overlap.near_by_chance)}",
+        ["val_loader", "train_loader"],
+        [
+            Fix(
+                "Split by source, group or time before samples are cut or augmented.",
+                "train_part, val_part = series[:cut], series[cut:]  # then make the windows of each",
+            )
+        ],
+        evidence={"near copies": overlap.near, "by chance": overlap.near_by_chance},
     )

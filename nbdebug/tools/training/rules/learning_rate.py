@@ -97,6 +97,8 @@ def _updates(run: TrainingRunFacts) -> dict[str, dict[str, float]]:
 )
 def lr_too_low(facts: TrainingFacts) -> Finding | None:
     run = facts.run
+    if run is not None and _warms_up_for_long(run):
+        return _warm_up(run)
     best = _best(run, "lr*") if run is not None else None
     if run is None or best is None:
         return None
@@ -116,6 +118,35 @@ def lr_too_low(facts: TrainingFacts) -> Finding | None:
         phase="optimizer",
         place=run.places.get("optimizer"),
         evidence=_updates(run),
+    )
+
+
+def _warms_up_for_long(run: TrainingRunFacts) -> bool:
+    """A schedule that is stepped once a batch, as it should be, and is still at the foot of its rise at the end."""
+    schedule = run.schedule
+    return (
+        schedule is not None
+        and signs.rate_stays_low(run)
+        and run.rates[-1] >= max(run.rates)
+        and schedule.calls >= 0.9 * run.optimizer_steps
+        and signs.helps(run.experiments.get("level rate"))
+    )
+
+
+def _warm_up(run: TrainingRunFacts) -> Finding:
+    assert run.schedule is not None, "the rule has looked"
+    peak, experiment = run.schedule.peak, run.experiments["level rate"]
+    return finding(
+        "lr-too-low",
+        f"The warm-up is longer than the run: after {count(len(run.losses), 'step')} {run.schedule.kind} is still at a "
+        f"rate of {figures(run.rates[-1])}, and its peak is {figures(peak)}. The loss stays at "
+        f"{figures(experiment.end_as_is)}; at the peak's rate throughout the same steps end at "
+        f"{figures(experiment.end_changed)}",
+        ["scheduler", "lr", "optimizer"],
+        [tested_fix("Warm up for a tenth of the run.", f"warmup_steps = {max(1, len(run.losses) // 10)}", experiment)],
+        run=run,
+        phase="optimizer",
+        evidence={"last rate": run.rates[-1], "peak": peak, "steps": len(run.losses)},
     )
 
 

@@ -280,7 +280,8 @@ def _schedule_fault(run: TrainingRunFacts) -> str:
             "the first is never used"
         )
     per_batch = schedule.calls >= 0.9 * run.optimizer_steps and run.passes > 1
-    by_epoch = helps(experiment) or schedule.planned == run.passes
+    falls = len(run.rates) > 1 and run.rates[-1] < 0.5 * max(run.rates)
+    by_epoch = falls and (helps(experiment) or schedule.planned == run.passes)
     if per_batch and schedule.kind != "ReduceLROnPlateau" and by_epoch:
         return (
             f"{schedule.kind} is stepped once a batch ({schedule.calls} times in {run.passes} passes): the learning "

@@ -79,11 +79,12 @@ def _frozen(static: StaticFacts) -> tuple[str, list[Parameter]]:
             [p for p in used if p.module in modules],
         )
     added = [p for p in static.parameters if ADAPTERS.search(p.name)]
-    if any(p in used and p.held for p in added) and not any(p.trained for p in added):
-        return (
-            "by their names they were added in order to be trained, the optimizer holds them, and none of them is "
-            "trained"
-        ), [p for p in added if p in used]
+    idle = [p for p in added if p in used and (p.held or p.fresh)]
+    if idle and not any(p.trained for p in added):
+        held = "the optimizer holds them" if any(p.held for p in idle) else "they still have their initial values"
+        return (f"by their names they were added in order to be trained, {held}, and none of them is trained"), [
+            p for p in added if p in used
+        ]
     last = [p for p in used if p.last and p.held and not p.normal]
     if any(p.fresh for p in last) and static.trained:
         return (

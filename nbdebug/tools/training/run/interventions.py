@@ -40,6 +40,8 @@ COMMON, FOUND, MISSED = 0.5, 0.9, 0.4
 CURED, GAIN, APART = 0.5, 0.25, 0.15
 """With all classes alike the F1 of the others, and by how much it has to rise. (F1, never recall: recall rises for
 hopeless classes too.) Last: the gain in accuracy among the others alone."""
+RARELY, REFOUND, LEAST = 0.1, 0.6, 5
+"""Recall below which a class is missed, above which it is found again; of so many labels at least."""
 MOST_LABELS = 200_000
 SCALE = 10.0
 FAR, WIDE, UNEVEN = 4.0, (0.2, 5.0), 50.0
@@ -51,8 +53,9 @@ def interventions(
     run: TrainingRunFacts, retrainer: Retrainer, steps: int, static: StaticFacts, errors: ProbeErrors
 ) -> TrainingRunFacts:
     """The facts with the experiments that these signs allow, up to the first that helps."""
-    as_is = retrainer.train(RetrainChange(), steps)
-    for name, attempt in _attempts(run, retrainer, steps, static, as_is):
+    ends = _Ends(retrainer, errors)
+    as_is = retrainer.train(RetrainChange(), steps, at_end=ends.measure)
+    for name, attempt in _attempts(run, retrainer, steps, static, as_is, ends):
         if retrainer.time_is_up:
             why = "Experiments for a cause that no rule knows: there was no time for all of them"
             return dataclasses.replace(run, unchecked=(*run.unchecked, why))
@@ -71,8 +74,30 @@ Found = Mapping[str, Any] | None
 """New fields of the facts."""
 
 
+class _Ends:
+    """What is measured with the weights of the end, as the run is. shares: of each term of the loss, then the same with
+    the inputs of other samples; table: of the classes."""
+
+    def __init__(self, retrainer: Retrainer, errors: ProbeErrors):
+        self.retrainer, self.errors = retrainer, errors
+        self.shares: list[float] = []
+        self.table: _ClassTable | None = None
+
+    def measure(self) -> list[float]:
+        model, loss_fn = self.retrainer.model, self.retrainer.loss_fn
+        self.shares = self.errors.run("The terms of the loss", lambda: _shares_and_dealt(self.retrainer), [])
+        self.table = self.errors.run(
+            "What is found of each class", lambda: _class_table(model, loss_fn, _judged(self.retrainer)), None
+        )
+        return []
+
+
+def _judged(retrainer: Retrainer) -> list[Any]:
+    return retrainer.on_val.batches or retrainer.on_train.batches
+
+
 def _attempts(
-    run: TrainingRunFacts, retrainer: Retrainer, steps: int, static: StaticFacts, as_is: RetrainResult
+    run: TrainingRunFacts, retrainer: Retrainer, steps: int, static: StaticFacts, as_is: RetrainResult, ends: _Ends
 ) -> Iterator[tuple[str, Callable[[], Found]]]:
     def compare(name: str, change: RetrainChange) -> Callable[[], Found]:
         def run_it() -> Found:
@@ -86,10 +111,11 @@ def _attempts(
     if kept > 0.1 and any(c.op == "cross_entropy" for c in small):
         change = RetrainChange(loss_fn=_with_scale(retrainer.loss_fn), measured=True)
         yield "scores*10", compare("scores*10", change)
-    if kept > 0.05:
-        yield "weaker term", lambda: outweighing_term(run, retrainer, steps)
-    if not any(call.weighted for call in static.loss_calls):
-        yield "classes alike", lambda: missed_classes(retrainer, steps)
+    if (kept > 0.05 or signs.last_loss(run) < 0) and len(ends.shares) > 2:
+        yield "weaker term", lambda: outweighing_term(run, retrainer, steps, as_is, ends.shares)
+    if ends.table is not None and not any(call.weighted for call in static.loss_calls):
+        table = ends.table
+        yield "classes alike", lambda: missed_classes(retrainer, steps, table)
     moments = _input_moments(retrainer) if kept > 0.3 else None
     if moments is not None:
         yield "standardized", compare("standardized", RetrainChange(prepare=_standardize(*moments)))
@@ -177,15 +203,12 @@ def _standardize(mean: torch.Tensor, std: torch.Tensor) -> Callable[[nn.Module],
 # Terms of the loss
 
 
-def outweighing_term(run: TrainingRunFacts, retrainer: Retrainer, steps: int) -> Found:
-    """A term that keeps the rest of the loss from using the inputs, and does not use them itself."""
-    model, loss_fn, batch = retrainer.model, retrainer.loss_fn, retrainer.batches[0]
-    with preserve_rng(loss_fn):
-        count = len(shares(model, loss_fn, batch))
-    if count < 2:
-        return None
-    as_is = retrainer.train(RetrainChange(), steps, at_end=lambda: _shares_and_dealt(retrainer))
-    before = _Shares(as_is.at_end, count)
+def outweighing_term(
+    run: TrainingRunFacts, retrainer: Retrainer, steps: int, as_is: RetrainResult, ends: Sequence[float]
+) -> Found:
+    """A term that keeps the rest of the loss from using the inputs, and does not use them itself. ends: see _Ends."""
+    model, loss_fn, batch, count = retrainer.model, retrainer.loss_fn, retrainer.batches[0], len(ends) // 2
+    before = _Shares(ends, count)
     suspects = [k for k in range(count) if before.is_suspect(k)]
     for k in sorted(suspects, key=lambda k: -abs(before.plain[k]))[:2]:
         change = RetrainChange(loss_fn=weaken(loss_fn, k, 0.01))
@@ -193,10 +216,10 @@ def outweighing_term(run: TrainingRunFacts, retrainer: Retrainer, steps: int) ->
         after = _Shares(weaker.at_end, count)
         rise = after.rise(k)
         if after.rest(k) < FALLS * before.rest(k) and rise > max(USED * after.rest(k), 3 * before.rise(k)):
-            ends = before.rest(k), after.rest(k)
+            rests = before.rest(k), after.rest(k)
             with preserve_rng(loss_fn):
                 place = term_site(model, loss_fn, batch, k)
-            experiment = Experiment("weaker term", tuple(as_is.losses), tuple(weaker.losses), *ends)
+            experiment = Experiment("weaker term", tuple(as_is.losses), tuple(weaker.losses), *rests)
             return {
                 "experiments": {"weaker term": experiment},
                 "places": {**run.places, "outweighing term": place},
@@ -259,10 +282,14 @@ def _inputs_dealt(model: nn.Module, batch: Any) -> Iterator[None]:
 # Classes
 
 
-def missed_classes(retrainer: Retrainer, steps: int) -> Found:
+def missed_classes(retrainer: Retrainer, steps: int, before: _ClassTable) -> Found:
     """Classes that are hardly found beside a common one, and are once all weigh alike; or, of labels for each position,
-    once the commonest is left out."""
-    batches = retrainer.on_val.batches or retrainer.on_train.batches
+    once the commonest is left out. before: the run as it is."""
+    batches = _judged(retrainer)
+    samples = sum(len(tensors_in(b)[0]) for b in batches)
+    dense = len(before.labels) > 2 * samples and before.scores.shape[1] > 2
+    if not before.may_be_drowned(dense):
+        return None
     tables: list[_ClassTable] = []
 
     def measure() -> list[float]:
@@ -271,13 +298,7 @@ def missed_classes(retrainer: Retrainer, steps: int) -> Found:
             tables.append(table)
         return []
 
-    retrainer.train(RetrainChange(), steps, at_end=measure)
-    if not tables or not tables[0].may_be_drowned:
-        return None
-    before = tables[0]
-    samples = sum(len(tensors_in(b)[0]) for b in batches)
-    dense = len(before.labels) > 2 * samples and before.scores.shape[1] > 2
-    for leave_out in (False, True)[: 1 + dense]:
+    for leave_out in (True, False) if dense else (False,):
         tables.clear()
         change = RetrainChange(loss_fn=_weighted(retrainer.loss_fn, before.weights(leave_out)))
         retrainer.train(change, steps, at_end=measure)
@@ -289,7 +310,7 @@ def missed_classes(retrainer: Retrainer, steps: int) -> Found:
             cured = values[1] > max(CURED, values[0] + APART)
         else:
             values = before.others(), after.others(before.common)
-            cured = values[1] > max(CURED, values[0] + GAIN)
+            cured = values[1] > max(CURED, values[0] + GAIN) or before.are_raised(after, values[1] - values[0])
         if cured:
             counts = {str(k): int(n) for k, n in enumerate(before.there.tolist()) if n}
             return {"weighting": ClassWeighting(counts, str(before.common), leave_out, dense, *values)}
@@ -311,22 +332,38 @@ class _ClassTable:
         self.guessed = guess.bincount(minlength=classes)
         self.common = int(self.there.argmax())
 
-    @property
-    def may_be_drowned(self) -> bool:
-        rare = (self.there >= 5).sum() > 1
-        share, recall = (
-            float(self.there.max()) / max(len(self.labels), 1),
-            float(self.hits[self.common] / self.there.max()),
-        )
-        return bool(rare) and share >= COMMON and recall > FOUND and self.others() < MISSED
+    def may_be_drowned(self, dense: bool) -> bool:
+        """dense: labels belong to positions, of which the commonest may stand for nothing."""
+        top = max(float(self.there.max()), 1.0)
+        if int((self.there >= LEAST).sum()) < 2 or top < COMMON * len(self.labels):
+            return False
+        if float(self.hits[self.common]) <= FOUND * top:
+            return False
+        unclear = dense and self.apart(self.common) < 1 - APART
+        return self.others() < MISSED or bool(self.missed()) or unclear
+
+    def missed(self) -> list[int]:
+        """Classes of which next to none is found."""
+        recall = self.hits / self.there.clamp_min(1)
+        return ((recall < RARELY) & (self.there >= LEAST)).nonzero().flatten().tolist()
+
+    def are_raised(self, after: _ClassTable, gain: float) -> bool:
+        """Those that were missed are found after, and the mean F1 has risen or theirs is fair."""
+        missed = self.missed()
+        if not missed:
+            return False
+        recall = statistics.fmean(float(after.hits[k] / after.there[k]) for k in missed)
+        return recall > REFOUND and gain > GAIN or after.f1(missed) > CURED
+
+    def f1(self, classes: Sequence[int]) -> float:
+        """Mean F1 of these."""
+        scores = [2 * float(self.hits[k]) / max(1.0, float(self.there[k] + self.guessed[k])) for k in classes]
+        return statistics.fmean(scores) if scores else 1.0
 
     def others(self, common: int | None = None) -> float:
         """Mean F1 of the classes other than the commonest."""
-        rows = [
-            k for k in range(len(self.there)) if k != (self.common if common is None else common) and self.there[k] >= 5
-        ]
-        f1 = [2 * float(self.hits[k]) / max(1.0, float(self.there[k] + self.guessed[k])) for k in rows]
-        return statistics.fmean(f1) if f1 else 1.0
+        common = self.common if common is None else common
+        return self.f1([k for k in range(len(self.there)) if k != common and self.there[k] >= LEAST])
 
     def apart(self, common: int) -> float:
         """How often the right one of the other classes has the highest score among them."""

@@ -130,7 +130,25 @@ class Batches:
         val = [unmasked_tensors_at(batch, self.inputs, self.target) for batch in self.val]
         dataset = getattr(self.loader, "dataset", self)
         same = self.val_loader is not None and getattr(self.val_loader, "dataset", None) is dataset
-        return signals.overlap(train, val, same)
+        exact = signals.overlap(train, val, same)
+        tables = [[rows[0] for rows in part if rows] for part in ([inputs for inputs, _ in train], val)]
+        if exact is None or not all(tables) or len({t.shape[1:] for part in tables for t in part}) > 1:
+            return exact
+        near, by_chance = signals.near_copies(*(torch.cat(part) for part in tables))
+        return dataclasses.replace(exact, near=near, near_by_chance=by_chance)
+
+    def label_columns(self) -> tuple[int, ...]:
+        """Columns of the first input that give the label away."""
+        if self.target is None or not self.inputs:
+            return ()
+        pairs = [(tensors_at(b, self.inputs[:1]), tensors_at(b, [self.target])) for b in self.train]
+        rows = [(x[0], _classes(t[0], self.loss)) for x, t in pairs if x and t]
+        known = [
+            (x, y) for x, y in rows if y is not None and x.is_floating_point() and x.dim() > 1 and len(x) == len(y)
+        ]
+        if not known or len(known) < len(rows) or len({x.shape[1:] for x, _ in known}) > 1:
+            return ()
+        return tuple(signals.label_columns(*(torch.cat(column) for column in zip(*known))))
 
 
 def _classes(target: torch.Tensor, loss: LossCall | None) -> torch.Tensor | None:

@@ -252,6 +252,7 @@ class _Probes:
             "input_shift": self._probe("Training against validation inputs", batches.input_shift, None),
             "overlap": self._probe("Rows in both training and validation", batches.overlap, None),
         }
+        facts["label_columns"] = self._probe("Labels among the inputs", batches.label_columns, ())
         self.tick("workers")
         facts["workers"], why = self._probe(
             "What the workers draw",

@@ -268,3 +268,54 @@ def _row_hashes(inputs: Sequence[torch.Tensor]) -> Iterable[bytes]:
         for table in tables:
             digest.update(table[i].contiguous().view(torch.uint8).numpy().tobytes())
         yield digest.digest()
+
+
+CLOSE, MOST_ROWS = 0.25, 400
+"""A row is a near copy when it is nearer to a training row than this part of the median distance of training rows to
+their own nearest. So many rows are compared at most."""
+SHIFTS = (1, 2, 3)
+"""Steps by which windows that overlap are moved."""
+
+
+def near_copies(train: torch.Tensor, val: torch.Tensor) -> tuple[float, float]:
+    """Shares of validation and of training rows that have a near copy among the (other) training rows; or, of windows
+    over one series, the share that is a training row moved by some steps. (0, 0) where rows can't tell."""
+    if not train.is_floating_point() or train.shape[1:] != val.shape[1:] or min(len(train) // 2, len(val)) < LEAST:
+        return 0.0, 0.0
+    a, b = (rows.detach().cpu().float().flatten(1) for rows in (train, val[:MOST_ROWS]))
+    if a.shape[1] < ELEMENTS:
+        return 0.0, 0.0
+    own = torch.cdist(a[:MOST_ROWS], a)
+    own[range(len(own)), range(len(own))] = math.inf
+    own_nearest, nearest = own.amin(1), torch.cdist(b, a).amin(1)
+    limit = CLOSE * float(own_nearest.median())
+    if limit <= 0:
+        return 0.0, 0.0
+    shares = float((nearest < limit).float().mean()), float((own_nearest < limit).float().mean())
+    return max(shares, (_moved(a, b), 0.0))
+
+
+def _moved(train: torch.Tensor, val: torch.Tensor) -> float:
+    """The share of rows that hold the same values as a training row, moved by some steps."""
+    width, moved = train.shape[1], torch.zeros(len(val), dtype=torch.bool)
+    for shift in (s for s in SHIFTS if width - s >= ELEMENTS):
+        for known, rows in ((train[:, shift:], val[:, :-shift]), (train[:, :-shift], val[:, shift:])):
+            hashes = {row.numpy().tobytes() for row in known.contiguous()}
+            moved |= torch.tensor([row.numpy().tobytes() in hashes for row in rows.contiguous()])
+    return float((moved & (val.std(1) > 0)).float().mean())
+
+
+def label_columns(x: torch.Tensor, labels: torch.Tensor) -> list[int]:
+    """Columns of floating inputs that are the label in other numbers: one value for each label, and as many; or a
+    column of an own 0 or 1 for each label."""
+    x, classes = x.detach().cpu().float().flatten(1), labels.unique()
+    if x.shape[1] < 3 or not 2 <= len(classes) <= 100 or len(x) < max(4 * len(classes), 2 * LEAST):
+        return []
+    rows = [x[labels == c] for c in classes]
+    constant = torch.stack([(r == r[:1]).all(0) for r in rows]).all(0)
+    values = torch.stack([r[0] for r in rows])
+    whole = constant & (values.sort(0).values.diff(dim=0) > 0).all(0)
+    single = constant & (values > values.amin(0)).sum(0).eq(1)
+    marked = values.argmax(0)[single].unique()
+    columns = whole if bool(whole.any()) or len(marked) < len(classes) else single
+    return columns.nonzero().flatten().tolist()
