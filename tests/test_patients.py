@@ -2,7 +2,8 @@
 
 `tests/patients/nan/<slug>.py` holds CODE, PHASE, MODULE, OP, LINE, SAMPLES and STEP beside `sick()` and `healthy()`. A
 rule must fire on the one and be silent on the other. MODULE, OP and LINE are None where no right answer exists.
-`tests/patients/training/<slug>.py` holds CODE and WHERE: names of which any one is right to blame;
+`tests/patients/training/<slug>.py` holds CODE and WHERE: names of which any one is right to blame; RUN, where only a
+run shows it;
 `tests/patients/memory/<slug>.py` CODE, HOLDER and LINE: who keeps the memory, and where it is put there;
 `tests/patients/error/<slug>.py` CODE and NAMES: what the explanation of the error must name;
 `tests/patients/notebook/<slug>.py` also CELL, from 0: the one of its cells that brings it in. How a patient is asked
@@ -144,7 +145,7 @@ BEFORE_TRAINING = {f"nbdebug.tools.training.rules.{name}" for name in ("paramete
 
 
 def ask(patient, training):
-    if catalogue.look_up(patient.CODE).check.__module__ in BEFORE_TRAINING:
+    if catalogue.look_up(patient.CODE).check.__module__ in BEFORE_TRAINING and not hasattr(patient, "RUN"):
         return preflighted(training)
     return ASK.get(patient.CODE, ASK[patient.CODE.split("/")[0]])(training)
 
@@ -216,11 +217,16 @@ def every_fix_is_shown_and_proven_by_numbers(report):
             assert any(re.search(r"\d", str(value)) for value in fix.after.values())
 
 
+def code_of(path):
+    """Further patients of one code are `<slug>--<kind>.py`."""
+    return f"{path.parent.name}/{path.stem.partition('--')[0]}"
+
+
 def test_patient_is_what_its_docstring_promises(patient):
     """The line that is to be named stands exactly once in the file, outside the constant that names it."""
     path = pathlib.Path(patient.__file__)
 
-    assert f"{path.parent.name}/{path.stem}" == patient.CODE
+    assert code_of(path) == patient.CODE
     assert patient.__doc__.strip()
     if getattr(patient, "LINE", None) is not None:
         body = path.read_text(encoding="utf-8").split("\n\n\n", 1)[1]
@@ -228,7 +234,7 @@ def test_patient_is_what_its_docstring_promises(patient):
 
 
 def test_every_code_has_a_patient_and_every_patient_a_code():
-    assert {f"{path.parent.name}/{path.stem}" for path in PATIENTS} == {rule.code for rule in catalogue.rules()}
+    assert {code_of(path) for path in PATIENTS} == {rule.code for rule in catalogue.rules()}
 
 
 def plain_run(training):

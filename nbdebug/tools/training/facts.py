@@ -191,8 +191,8 @@ class Overlap:
     """Rows of the validation set that are in the training set too, to the last bit. rows, train: how many of validation
     and of training were compared; duplicates: share of training rows that have a twin in the training set; conflicts:
     share of training rows whose twin has another label. distinctive: the rows are numbers of so many different values
-    that no two are equal by chance. near: share of validation rows that are near copies of training ones; near_by_chance:
-    share of training rows that have one there."""
+    that no two are equal by chance. near: share of validation rows that are near copies of training rows, and
+    near_by_chance: of training rows."""
 
     rows: int
     shared: int

@@ -40,10 +40,12 @@ COMMON, FOUND, MISSED = 0.5, 0.9, 0.4
 CURED, GAIN, APART = 0.5, 0.25, 0.15
 """With all classes alike the F1 of the others, and by how much it has to rise. (F1, never recall: recall rises for
 hopeless classes too.) Last: the gain in accuracy among the others alone."""
-RARELY, REFOUND, LEAST = 0.1, 0.6, 5
-"""Recall below which a class is missed, above which it is found again; of so many labels at least."""
+RARELY, REFOUND, SURE, LEAST = 0.1, 0.6, 0.9, 5
+"""Recall below which a class is missed, above which it is found again, with that area under the curve (what is rare
+and hopeless is found as well, among much else); of so many labels at least."""
 MOST_LABELS = 200_000
-SCALE = 10.0
+SCALE, SMALL = 10.0, 1.01
+"""What scores are multiplied by, where none is above the second."""
 FAR, WIDE, UNEVEN = 4.0, (0.2, 5.0), 50.0
 """Inputs that may be off: mean over deviation, deviations outside of these, largest over smallest."""
 PROBABILITY_LOSSES = {**LABEL_LOSSES, "mse_loss": 0.5, "l1_loss": 0.5}
@@ -107,7 +109,8 @@ def _attempts(
         return run_it
 
     kept = signs.loss_left(run)
-    small = [c for c in static.loss_calls if c.bounded or c.activation == "cosine_similarity"]
+    bounded = (c for c in static.loss_calls if c.bounded or c.activation == "cosine_similarity")
+    small = [c for c in bounded if max(abs(c.low), abs(c.high)) < SMALL]
     if kept > 0.1 and any(c.op == "cross_entropy" for c in small):
         change = RetrainChange(loss_fn=_with_scale(retrainer.loss_fn), measured=True)
         yield "scores*10", compare("scores*10", change)
@@ -353,7 +356,15 @@ class _ClassTable:
         if not missed:
             return False
         recall = statistics.fmean(float(after.hits[k] / after.there[k]) for k in missed)
-        return recall > REFOUND and gain > GAIN or after.f1(missed) > CURED
+        sure = min(after.auc(k) for k in missed) > SURE
+        return recall > REFOUND and gain > GAIN and sure or after.f1(missed) > CURED
+
+    def auc(self, k: int) -> float:
+        """How often the score of a sample of this class is above that of another's."""
+        ranks = self.scores[:, k].argsort().argsort().double() + 1
+        own = self.labels == k
+        n, others = int(own.sum()), int((~own).sum())
+        return float((ranks[own].sum() - n * (n + 1) / 2) / max(1, n * others))
 
     def f1(self, classes: Sequence[int]) -> float:
         """Mean F1 of these."""
