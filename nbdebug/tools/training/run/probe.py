@@ -39,10 +39,9 @@ from nbdebug.tools.training.run.experiments import (
     reference,
     suspect_labels,
 )
-from nbdebug.tools.training.run.interventions import interventions
+from nbdebug.tools.training.run.interventions import graph_signature, interventions, optimizers_behind, severed_term
 from nbdebug.tools.training.run.layers import Order, activation_units, gradient_flow
 from nbdebug.tools.training.run.loop import LoopRun, target_order
-from nbdebug.tools.training.run.loss_terms import graph_signature, optimizers_behind, severed_term
 from nbdebug.tools.training.run.retrain import LoopSchedule, RetrainChange, Retrainer, RetrainResult, loop_schedule
 from nbdebug.tools.training.run.updates import norm_of
 from nbdebug.tools.training.static.parameters import is_fresh

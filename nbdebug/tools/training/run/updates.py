@@ -25,7 +25,7 @@ from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tensors import read_scalars
 from nbdebug.tools.training.facts import LayerFact, ModuleMode, ScalerFact, StaleGradients
 from nbdebug.tools.training.probe_errors import ProbeErrors
-from nbdebug.tools.training.run.loss_terms import graph_signature
+from nbdebug.tools.training.run.interventions import graph_signature
 
 RARE = 0.2
 """An evaluation happens in at most every fifth step. What runs without gradients in each step (the generator of a GAN
