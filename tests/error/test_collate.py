@@ -96,19 +96,17 @@ def test_the_odd_sample_and_its_entry_are_named(make, words) -> None:
     assert all(word in said for word in ["loader", *words]), said
 
 
-def test_resizing_is_tried_and_shuffled_indices_are_the_data_sets() -> None:
+def test_resizing_is_offered_and_shuffled_indices_are_the_data_sets() -> None:
     torch.manual_seed(1)
     report, said = explained(Pictures(odd=5), shuffle=True)
     finding = only(report)
     assert "Sample 5 of" in said and "swapped" in said
-    assert finding.fixes[0].verified and "interpolate(image[None], size=(20, 24))" in finding.fixes[0].code
-    assert finding.fixes[0].after == {"the batch then has": "[4, 3, 20, 24]"}
+    assert "interpolate(image[None], size=(20, 24))" in finding.fixes[0].code
 
 
-def test_padding_is_tried_and_the_offered_function_works() -> None:
+def test_padding_is_offered_and_the_function_works() -> None:
     dataset = Made(lambda i: {"tokens": torch.arange(i + 2), "label": i})
     finding = only(explained(dataset)[0])
-    assert finding.fixes[0].verified
     space = {"torch": torch}
     exec(finding.fixes[0].code.partition("\n\n")[0], space)
     assert next(iter(DataLoader(dataset, batch_size=4, collate_fn=space["collate"])))["tokens"].shape == (4, 5)
@@ -201,7 +199,7 @@ def test_the_axis_that_differs_is_padded(workers) -> None:
     report, said = explained(Clips([9, 9, 9, 9, 7, 9, 9, 9]), num_workers=workers)
     finding = only(report)
     assert "Sample 4 of" in said and "float32 [2, 7]" in said.replace("tensor of [", "tensor of float32 [")
-    assert finding.fixes[0].verified and "pad_sequence" not in finding.fixes[0].code
+    assert "pad_sequence" not in finding.fixes[0].code
     space = {"torch": torch, "tensors": [torch.ones(2, 7), torch.ones(2, 9)], "DataLoader": lambda *a, **k: None}
     exec(finding.fixes[0].code.partition("\n\n")[0], space)
     batch = [Clips([7, 9])[0], Clips([7, 9])[1]]

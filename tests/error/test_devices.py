@@ -186,8 +186,8 @@ def values_of_nothing():
 
 SITUATIONS = [
     (attribute, "attribute", ["`self.table` is on cpu", "encoder.0.1", "Offsets", 'register_buffer("table"']),
-    (plain_list, "list", ["`tower.rest[0]` is on cpu", "nn.ModuleList(self.rest)"]),
-    (made_in_forward, "made", ["`keep` is on cpu", "`ones` creates it on the CPU", "device="]),
+    (plain_list, "list", ["`tower.rest[0]` is on cpu", "nn.ModuleList("]),
+    (made_in_forward, "made", ["`keep` is on cpu", "`ones` creates it on the CPU", "it gets no device"]),
     (dropped, "dropped", ["`x` is on cpu", "does not keep it", "x = x.to(device)"]),
     (from_a_loader, "batch", ["`y` is on cpu", "loader", "y = y.to(device)"]),
     (model_left, "model", ["`other` is still on cpu", "other.to(device)"]),
@@ -212,14 +212,10 @@ TRIED = {
     plain_list,
     dropped,
     from_a_loader,
-    model_left,
-    part_put_in_later,
-    weights_of_the_loss,
     no_module,
     joined,
     state_of_a_network,
     two_states,
-    named_heads,
 }
 
 

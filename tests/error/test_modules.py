@@ -141,7 +141,7 @@ def test_near_misses() -> None:
         lambda: torch.nn.Linear(2, 2).weigth,
         imported("models_of_mine.Net()"),
     ):
-        assert explained(call)[0].ok
+        assert not explained(call)[0].findings
 
 
 def test_a_name_typed_wrong_is_not_what_is_offered_to_be_installed() -> None:

@@ -161,7 +161,7 @@ def test_near_misses_are_not_named_so(tmp_path) -> None:
     for fails in (save, read):
         with pytest.raises(Exception) as caught:
             fails()
-        assert told(caught.value)[0].ok
+        assert not told(caught.value)[0].findings
 
 
 def test_an_error_of_the_data_sets_own_is_no_death() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import dataclasses
 import math
@@ -100,7 +101,7 @@ class StepHistory:
         self._start.begin_step(plain, all(p.device.type == "cpu" for p in plain))
         self._first: float | None = None
         self._losses: collections.deque[float] = collections.deque(maxlen=_LOSSES)
-        self.course: list[tuple[int, float]] = []
+        self._course = array.array("d")  # step, loss, step, loss …: no object for each step
         self.resumed = any(o.state for o in optimizers.values())
         self._places: dict[int, StackLines] = {}
         self._last: Any = None
@@ -121,9 +122,14 @@ class StepHistory:
             self._first = step.loss if self._first is None else self._first
             self._losses.append(step.loss)
             if step.outcome != "scaler" or math.isfinite(step.loss):  # else the scale made it so
-                self.course.append((step.number, step.loss))
-            if len(self.course) > _COURSE:  # the larger of each two: what has jumped stays
-                self.course = [max(pair, key=lambda row: row[1]) for pair in zip(self.course[::2], self.course[1::2])]
+                self._course.extend((step.number, step.loss))
+            if len(self._course) > 2 * _COURSE:  # the larger of each two: what has jumped stays
+                pairs = zip(self.course[::2], self.course[1::2])
+                self._course = array.array("d", [n for pair in pairs for n in max(pair, key=lambda row: row[1])])
+
+    @property
+    def course(self) -> list[tuple[int, float]]:
+        return [(int(step), loss) for step, loss in zip(self._course[::2], self._course[1::2], strict=True)]
 
     @property
     def ends(self) -> list[float]:

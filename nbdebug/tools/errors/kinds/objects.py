@@ -30,7 +30,7 @@ from nbdebug.tools.errors.values import UNKNOWN, expression, operands, statement
 ARGUMENT = re.compile(
     r"(\w+)\(\): argument '\w+'(?: \(position \d+\))? must be (?:Tensor|tuple of Tensors), not ([\w.]+)"
 )
-ATTRIBUTE = re.compile(r"'([\w.]+)' object has no attribute '(\w+)'")
+ATTRIBUTE = re.compile(r"'([\w.]+)' object has no attribute '(?!backward')(\w+)'")  # of a loss: see no_grad
 INDEX = re.compile(r"(tuple|list) indices must be integers or slices, not (?:tuple|str)")
 OPERAND = re.compile(r"unsupported operand type\(s\) for (\S+): '([\w.]+)' and '([\w.]+)'")
 COMBINATION = re.compile(r"(\w+)\(\) received an invalid combination of arguments - got \(([\w.]+)")
