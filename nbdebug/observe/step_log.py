@@ -41,7 +41,7 @@ from nbdebug.observe.ops import is_distributed, schema_of, written_tensors
 from nbdebug.observe.recorder import Recorder
 from nbdebug.observe.snapshot import CallEnvironment
 from nbdebug.observe.tape import BackwardEntry, CallEntry, Ref, Tape, TapeEntry
-from nbdebug.observe.tensors import optional_storage_key, output_tensors
+from nbdebug.observe.tensors import optional_storage_key, output_tensors, tensors_in
 from nbdebug.text import in_a_line
 
 MOST_OPS = 4000
@@ -87,13 +87,21 @@ class LossRecorder(Recorder):
         try:
             if not (self.paused or self.disabled_by):
                 if self.careful == "after" and not self.gradients_known:
-                    self.gradients_known = True
-                    self.tape.enter_gradients(self.parameters())
+                    self._note_gradients(func, args)
                 if self.count >= self.room or self.careful and self._has_side_effects(func, args, kwargs or {}):
                     self.paused, self.overrun = True, self.careful != "after"  # after a backward the step is known
         except Exception as fault:
             self.disable(fault)
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _note_gradients(self, func: Any, args: tuple) -> None:
+        """The first op after a backward that takes gradients: the tape gets to know them. A GradScaler's own is no part
+        of what made the step bad, and ends the recording."""
+        if "_amp_" in str(func):
+            self.paused = True
+        elif any(tensor.dim() for tensor in tensors_in(args)):  # before it a scaler only computes numbers
+            self.gradients_known = True
+            self.tape.enter_gradients(self.parameters())
 
     def disable(self, fault: Exception) -> None:
         """A fault of ours goes to the error boundary."""
