@@ -115,7 +115,7 @@ def _jumps(record: LossRecord) -> list[Symptom]:
     """Far above all before it, or (loss_analysis) far beyond its noise and most of what was learnt."""
     values, top = record.values, 0.0
     for place, value in enumerate(values):
-        if place and value > JUMP * top and value > JUMP * max(map(abs, values[:place])):
+        if place >= FEW // 2 and value > JUMP * top and value > JUMP * max(map(abs, values[:place])):
             back = ", and came back" if values[-1] <= top else ""
             said = f"The loss jumped from {figures(values[place - 1])} to {figures(max(values[place:]))} after step "
             return [Symptom(f"{said}{record.steps[place - 1]:,}{back}.", CURVE)]
