@@ -270,8 +270,8 @@ class Guard:
         __tracebackhide__ = True
         if self.ranks is not None:
             self.ranks.share_due = self._locates and self.ranks.together
+        restore_overwritten(step.tape, self.models.values())  # first: a fault in it leaves the step as it would be
         self.buffers.restore(step.buffers)
-        restore_overwritten(step.tape, self.models.values())
         if self.policy.on_trip == "skip":
             return
         raises = self.policy.on_trip in ("trace", "raise")
