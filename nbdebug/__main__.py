@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="nbdebug", description="Name the cause of a broken PyTorch training.")
     parser.add_argument("--version", action="version", version=f"nbdebug {nbdebug.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    commands.add_parser("demo", help="run the NaN notebook in a fresh kernel (about a minute) and print what was found")
+    commands.add_parser("demo", help="run the NaN notebook in a fresh kernel (half a minute) and print what was found")
     explain = commands.add_parser("explain", help="print the catalogue page of a cause")
     explain.add_argument("code", metavar="CODE", help="such as nan/overflow (overflow will do)")
     commands.add_parser("catalogue", help="list every cause that can be named")
@@ -79,7 +79,7 @@ def demo() -> int:
     if path is None:
         print(f"{DEMO} is neither in the repository nor in the package.", file=sys.stderr)
         return 2
-    print(f"Running {path.name} in a fresh kernel. This takes about a minute.", file=sys.stderr)
+    print(f"Running {path.name} in a fresh kernel. This takes about half a minute.", file=sys.stderr)
     notebook = nbformat.read(path, as_version=4)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="nbdebug-demo-"))
     status = 0
