@@ -116,6 +116,14 @@ def test_names_of_the_notebook_itself_are_told(notebook: Notebook) -> None:
     assert ["picture", "[3, 8]", "float32", "cpu", "1 to 1"] in rows
 
 
+def test_copied_text_is_explained_on_the_line_and_below_it(notebook: Notebook) -> None:
+    message = "mat1 and mat2 shapes cannot be multiplied (4x1568 and 1800x10)"
+    for cell in (f"%explain --text RuntimeError: {message}", f"%%explain --text\nRuntimeError: {message}\n"):
+        done = notebook.run(cell)
+        assert done.error is None and done.result.question == "%explain --text"
+        assert [f.code for f in done.result.findings] == ["error/shape-mismatch"], str(done.result)
+
+
 def test_in_a_kernel_the_report_stands_below_the_traceback() -> None:
     cells = [
         "%load_ext nbdebug\n%explain --auto\nimport torch\nx = torch.zeros(3)",

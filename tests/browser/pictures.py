@@ -93,6 +93,9 @@ def clip(book: Book, path: pathlib.Path, *places: int) -> None:
     book.page.add_style_tag(content=".jp-cell-toolbar {display: none} .jp-Collapser {visibility: hidden}")
     book.page.set_viewport_size({"width": 1100, "height": 2600})
     book.page.wait_for_timeout(1500)
+    book.cell(places[0]).evaluate("cell => cell.scrollIntoView({block: 'start'})")  # the notebook may be at its end
+    book.page.mouse.move(0, 0)  # nothing is highlighted
+    book.page.wait_for_timeout(500)
     boxes: list[Any] = [book.cell(place).bounding_box() for place in places]
     top, bottom = boxes[0]["y"], boxes[-1]["y"] + boxes[-1]["height"]
     area = {"x": boxes[0]["x"], "y": top, "width": boxes[0]["width"], "height": bottom - top}

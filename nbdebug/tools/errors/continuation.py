@@ -170,7 +170,7 @@ def edited(context: ErrorContext, code: str, methods: Mapping[str, str], trial: 
         return TriedFix(code)
     after = dict(trial.after) if trial is not None else {}
     if further is not None:
-        after["the program runs on"] = further.text
+        after["the program then runs"] = further.text
     return TriedFix(code, True if trial or further else None, after, edit)
 
 
@@ -190,7 +190,7 @@ def _proven(context: ErrorContext, fix: Fix) -> Fix:
     trial = continued(context, edit) if edit is not None else None
     if edit is None or trial is not None and not trial.worked:
         return dataclasses.replace(fix, verified=None, after={})
-    after = {**fix.after, **({"the program runs on": trial.text} if trial is not None else {})}
+    after = {**fix.after, **({"the program then runs": trial.text} if trial is not None else {})}
     return Fix.of(fix.title, edit, True, after)
 
 
@@ -251,10 +251,10 @@ def before_line(frame: Frame, line: ast.stmt, body: list[ast.stmt]) -> Edit | No
 
 
 def _result(run: _Run) -> TrialResult:
-    text = f"up to line {run.line}"
+    text = f"to line {run.line}"
     if is_tensor(run.last):
         dtype = str(run.last.dtype).removeprefix("torch.")
-        text += f", {dtype} {list(run.last.shape)}"
+        text += f", which gives {dtype} {list(run.last.shape)}"
     return TrialResult(True, text)
 
 

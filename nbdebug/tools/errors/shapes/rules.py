@@ -99,7 +99,7 @@ def _fix(facts: ShapeFacts, fix: ShapeFix) -> Fix:
     if fix.verified and fix.result is not None:
         after = {"output shape": str(list(fix.result)) if fix.result else "[] (a single number)"}
     if fix.verified and fix.reached:
-        after["the program runs on"] = fix.reached
+        after["the program then runs"] = fix.reached
     if fix.edit is not None:
         return Fix.of(title, fix.edit, fix.verified, after)
     note = f"   # {fix.name}" if fix.slug == "layer" and fix.name else ""
