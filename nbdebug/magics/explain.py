@@ -59,7 +59,7 @@ class ExplainMagics(Magics):
 
             %explain
             %explain nan/overflow
-            %explain --text mat1 and mat2 shapes cannot be multiplied (4x1568 and 1800x10)
+            %explain --text mat1 and mat2 shapes cannot be multiplied (4x15 and 18x2)
 
         %explain reads the last error, the frames of its traceback and your variables: which tensor, of which shape,
         dtype and device, at which line, and what to write instead. It runs nothing again. For an error that it does not
