@@ -1,8 +1,12 @@
-"""Ctrl-C while code of ours runs: it must arrive, and must not leave half of a change behind.
+"""What ends a step inside of code of ours, and how it passes: Ctrl-C, and the errors that nbdebug raises on purpose.
 
 Python swallows an exception that is raised in a `__del__`, in the callback of a weak reference or of the garbage
 collector. Records of a step die in great numbers, so that Ctrl-C often falls into one of these. While `Rescue` is
 attached such a Ctrl-C is sent once more. `uninterrupted` holds it back until a change is complete.
+
+IPython omits frames that set `__tracebackhide__`, but never the innermost one, so a notebook would show the line in
+nbdebug's hook that raised an error. It also lets an exception render itself: `ShownAtUsersLine` ends at the user's own
+line. Nothing here imports IPython.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import _thread
 import functools
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from signal import SIGINT
 from typing import Any, ClassVar, ParamSpec, TypeVar
@@ -118,3 +123,29 @@ def undone_by(name: str) -> Callable[[Callable[Parameters, Result]], Callable[Pa
         return attach
 
     return decorate
+
+
+# -- errors raised from hooks ------------------------------------------------------------------------------------------
+
+
+PACKAGES = ("nbdebug", "torch")
+"""Packages whose frames at the end of a traceback are not the user's."""
+
+
+class ShownAtUsersLine(Exception):
+    """Raised from inside a hook, and shown in a notebook as if the user's call of torch had raised it."""
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython calls this in place of its own rendering. `%tb` and `%debug` then end at the same line."""
+        last, at = None, self.__traceback__
+        while at is not None:
+            if at.tb_frame.f_globals.get("__name__", "").split(".")[0] not in PACKAGES:
+                last = at
+            at = at.tb_next
+        if last is not None:
+            last.tb_next = None
+        ipython = sys.modules.get("IPython")
+        shell = ipython.get_ipython() if ipython is not None else None
+        if shell is None:
+            return traceback.format_exception(self)
+        return list(shell.InteractiveTB.structured_traceback(type(self), self, self.__traceback__))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import traceback
 
-from nbdebug.exceptions import ShownAtUsersLine
+from nbdebug.interrupts import ShownAtUsersLine
 from tests.shell import started
 
 SETUP = """
 import torch
-from nbdebug.exceptions import ShownAtUsersLine
+from nbdebug.interrupts import ShownAtUsersLine
 
 class Stopped(ShownAtUsersLine, RuntimeError):
     pass

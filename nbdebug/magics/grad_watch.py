@@ -11,7 +11,6 @@ from IPython.core.magic import line_magic, magics_class, needs_local_scope
 from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.display import display
 
-import nbdebug
 from nbdebug.magics._arguments import FULL, HELP, MODELS, OPTIMIZERS, answer, parse, variables
 from nbdebug.magics._watch import WatchMagics, WatchSubject, request_argument
 from nbdebug.report import Report
@@ -81,8 +80,10 @@ class GradWatchMagics(WatchMagics):
         return None
 
     def _new(self, subject: WatchSubject, args: Any) -> Any:
+        from nbdebug.tools.grad_watch.grad_watch import grad_watch  # imports torch: %load_ext must stay quick
+
         settings = {name: value for name, value in self.typed_options(args).items() if name in self.options[2:5]}
-        return nbdebug.grad_watch(subject.subject.models, subject.subject.optimizers, **settings)
+        return grad_watch(subject.subject.models, subject.subject.optimizers, **settings)
 
     def _started(self, args: Any) -> str:
         return (

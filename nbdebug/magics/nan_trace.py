@@ -10,7 +10,6 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
-import nbdebug
 from nbdebug.arguments import Subject
 from nbdebug.magics._arguments import (
     FULL,
@@ -79,6 +78,8 @@ class NanTraceMagics(Magics):
 
     def _trace_line(self, text: str, args: Any, subject: Subject, names: dict[str, Any]) -> Report:
         __tracebackhide__ = True
+        from nbdebug.tools.nan.nan_trace import nan_trace  # imports torch: %load_ext must stay quick
+
         if not text:
             raise UsageError("%nan_trace takes one training step, for example: %nan_trace step()")
         if re.fullmatch(r"[\w.]+", text) and callable(eval(text, names)):
@@ -86,7 +87,7 @@ class NanTraceMagics(Magics):
         code = line_code(self.shell, text)
 
         def ask() -> Report:
-            return nbdebug.nan_trace(
+            return nan_trace(
                 lambda: eval(code, names),
                 model=subject.model,
                 optimizer=subject.optimizer,
@@ -99,14 +100,14 @@ class NanTraceMagics(Magics):
 
     def _trace_cell(self, cell: str, args: Any, subject: Subject) -> Report:
         __tracebackhide__ = True
-        from nbdebug.tools.nan import nan_trace as trace  # imports torch: %load_ext must stay quick
+        from nbdebug.tools.nan.nan_trace import trace_cell  # as above
 
         if args.step or args.steps is not None or args.restore:
             raise UsageError("%%nan_trace runs the cell below it: it takes no STEP, no --steps and no --restore.")
         code = cell_code(self.shell, cell)
 
         def ask() -> Report:
-            return trace.trace_cell(
+            return trace_cell(
                 lambda: exec(code, self.shell.user_ns),
                 models=subject.models,
                 optimizers=subject.optimizers,

@@ -24,8 +24,7 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nbdebug.exceptions import ShownAtUsersLine
-from nbdebug.interrupts import uninterrupted
+from nbdebug.interrupts import ShownAtUsersLine, uninterrupted
 from nbdebug.observe.tensors import output_tensors
 
 _STEP = torch_optimizer.Optimizer.profile_hook_step(lambda self: None).__code__

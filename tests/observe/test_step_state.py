@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from nbdebug.observe.step_state import StepState, has_hooks
+from nbdebug.observe.snapshot import StepState, has_hooks
 
 
 class Trainer:

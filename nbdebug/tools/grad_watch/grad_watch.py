@@ -20,7 +20,6 @@ import torch
 from nbdebug.arguments import Subject
 from nbdebug.interrupts import undone_by, uninterrupted
 from nbdebug.live import Live
-from nbdebug.loss_analysis import Verdict, verdicts
 from nbdebug.observe.backward import EngineWatch
 from nbdebug.observe.step_hooks import StepHook
 from nbdebug.observe.validation import check_scaler, models_of, optimizers_of
@@ -32,6 +31,7 @@ from nbdebug.tools.grad_watch.gradients import WatchedParameters
 from nbdebug.tools.grad_watch.history import TOTALS, ThinnedSeries, WatchHistory
 from nbdebug.tools.grad_watch.steps import WatchSteps
 from nbdebug.tools.grad_watch.units import LayerUnits, UnitWatch
+from nbdebug.verdict import Verdict, verdicts
 
 CALL = "grad_watch(model, optimizer)"
 
@@ -233,7 +233,7 @@ class GradWatch:
         )
 
     def verdicts(self) -> tuple[Verdict, ...]:
-        """What the losses show; see `loss_analysis.verdicts`."""
+        """What the losses show; see `verdict.verdicts`."""
         self._read_pending()
         return verdicts(self.losses, rates=self.rates)
 

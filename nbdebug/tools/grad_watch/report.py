@@ -11,12 +11,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nbdebug import verdict
-from nbdebug.loss_analysis import Verdict
 from nbdebug.report import Finding, Fix, Plot, Report, RuledOut, Symptom, Where
 from nbdebug.text import count, figures, listed, percent
 from nbdebug.tools.grad_watch.history import ScaleHistory
 from nbdebug.tools.grad_watch.layers import Depth, depth_trend, faded_layers, heatmap, jumps, layer_series, levels
+from nbdebug.verdict import Verdict, of_losses
 
 QUESTION = "grad_watch(model, optimizer)"
 ENOUGH = 10
@@ -88,7 +87,7 @@ def _symptoms(watch: Any) -> list[Symptom]:
     found = []
     if watch.fault or not watch.steps and not watch.active:
         found.append(Symptom(_headline(watch, []), "`%grad_watch on` starts a new watch."))
-    run = verdict.of_losses(watch.losses, rates=watch.rates, several=watch.several, resumed=watch.resumed)
+    run = of_losses(watch.losses, rates=watch.rates, several=watch.several, resumed=watch.resumed)
     return [*found, *run]
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from nbdebug.exceptions import ShownAtUsersLine
+from nbdebug.interrupts import ShownAtUsersLine
 from nbdebug.observe.tape import Tape
 from nbdebug.report import Report
 from nbdebug.tools.guard.record.step_lines import StepLine

@@ -5,8 +5,8 @@ zero, softmax of a fully masked row), a value outgrows its dtype, or something b
 everything is NaN, and the loss does not tell where it began.
 
 How it is found, and where to read: `nan_trace.py` runs the step under a `probe.py`, which checks losses, gradients and
-parameters. `taint.py` is the heart: it follows each bad value from its origin (`origins.py`, with the op's operands in
-`operands.py`) to what went bad. `report.py` makes `facts.py` of that, `rules/` name the cause, `fixes.py` rewrites
+parameters. `taint.py` is the heart: it follows each bad value from its origin (`origins.py`, with the op's operands)
+to what went bad. `report.py` makes `facts.py` of that, `rules/` name the cause, `fixes.py` rewrites
 the user's line and tries it (`trials.py`), `reproducer.py` saves the op alone.
 
 On an accelerator, where each look would make the host wait, the step is only recorded: `locate.py` finds the origin in

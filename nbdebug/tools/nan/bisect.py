@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug import verdict
 from nbdebug.bisection import ddmin, first_bad
 from nbdebug.live import progress_bar
 from nbdebug.observe.modules import ModuleNames
@@ -29,6 +28,7 @@ from nbdebug.observe.tensors import dense, finite, tensors_in
 from nbdebug.report import Finding, Report, Symptom
 from nbdebug.text import count
 from nbdebug.tools.nan.rules.wording import numbered
+from nbdebug.verdict import FINITE
 
 CANDIDATES = 4
 """How many rows are tried as the healthy one."""
@@ -92,7 +92,7 @@ class _Search:
             facts["rows"] = dataclasses.asdict(rows)
         else:
             what = "Run again, the step is not finite; under the op tracer nothing was."
-            report = dataclasses.replace(report, symptoms=(*report.symptoms, Symptom(what, verdict.FINITE)))
+            report = dataclasses.replace(report, symptoms=(*report.symptoms, Symptom(what, FINITE)))
         if self.replays["rows"]:  # else the traced run was the last, which leaves everything where a plain one does
             self._run_step("plain", self.step)
         return dataclasses.replace(report, findings=findings, notes=(*notes, self._counts(first)), facts=facts)

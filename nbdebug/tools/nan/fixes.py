@@ -37,7 +37,7 @@ from nbdebug.report import Edit, Finding, Fix
 from nbdebug.tools.nan.facts import NanFacts
 from nbdebug.tools.nan.origins import Origin
 from nbdebug.tools.nan.probe import Detection, Probe
-from nbdebug.tools.nan.rules.signatures import forward_sign
+from nbdebug.tools.nan.rules.arithmetic import forward_sign
 from nbdebug.tools.nan.trials import FixTrial, StepTrial, TapeChange
 
 SPAN = "tried on"

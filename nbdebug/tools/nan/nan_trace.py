@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nbdebug.arguments import Subject, discover
 from nbdebug.interrupts import interruptible
 from nbdebug.observe.modules import eager
-from nbdebug.observe.step_state import StepState, has_hooks
+from nbdebug.observe.snapshot import StepState, has_hooks
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, optimizers_of
 from nbdebug.report import Report

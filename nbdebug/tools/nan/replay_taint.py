@@ -29,8 +29,7 @@ from nbdebug.observe.tensors import (
     storage_key,
     walk_tensors,
 )
-from nbdebug.tools.nan.operands import Overwritten
-from nbdebug.tools.nan.origins import EMPTIES
+from nbdebug.tools.nan.origins import EMPTIES, Overwritten
 from nbdebug.tools.nan.suspects import OpKeys, Suspects
 from nbdebug.tools.nan.taint import ABSORBERS, COMPARES, TaintedStorage, TaintTracker, results_of
 

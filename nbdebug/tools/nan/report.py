@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from nbdebug import verdict
 from nbdebug.observe.locations import at_site
 from nbdebug.observe.replay import Replay
 from nbdebug.observe.tape import TapeEntry
@@ -18,13 +17,13 @@ from nbdebug.report import Finding, Plot, Report, RuledOut, Symptom, Where
 from nbdebug.text import count, figures, listed
 from nbdebug.tools.nan.facts import CompiledFacts, NanFacts, OriginFact, RunFacts, StateFacts
 from nbdebug.tools.nan.fixes import try_fixes
-from nbdebug.tools.nan.operands import where_of
-from nbdebug.tools.nan.origins import EMPTIES, Origin
+from nbdebug.tools.nan.origins import EMPTIES, Origin, where_of
 from nbdebug.tools.nan.probe import CompiledCall, Detection, Probe
 from nbdebug.tools.nan.reproducer import Reproduction
 from nbdebug.tools.nan.rules import name_it
 from nbdebug.tools.nan.rules.wording import numbered
 from nbdebug.tools.nan.trials import StepTrial
+from nbdebug.verdict import blind, of_losses
 
 _PHASES = {
     "loss": "forward",
@@ -385,12 +384,12 @@ def _notes(probe: Probe, detection: Detection | None) -> list[str]:
 
 def _symptoms(probe: Probe, detection: Detection | None) -> list[Symptom]:
     """What is not well, beside what a rule has named."""
-    found = verdict.of_losses(probe.history.losses, several=probe.history.optimizers > 1, resumed=True)
+    found = of_losses(probe.history.losses, several=probe.history.optimizers > 1, resumed=True)
     if detection is None and (buffers := _bad_buffers(probe)):
         names = f"buffer {listed(buffers)} is" if len(buffers) == 1 else f"buffers {listed(buffers)} are"
         found.append(Symptom(f"The loss is still finite, but the {names} not.", "It shows as soon as that is used."))
     if fault := probe.recorder.disabled_by:
-        found.append(verdict.blind("The ops after a fault of nbdebug's own", fault))
+        found.append(blind("The ops after a fault of nbdebug's own", fault))
     return found
 
 

@@ -43,8 +43,7 @@ from nbdebug.observe.tensors import (
     storage_key,
     walk_tensors,
 )
-from nbdebug.tools.nan.operands import BadResult, Overwritten
-from nbdebug.tools.nan.origins import EMPTIES, Origin, Origins
+from nbdebug.tools.nan.origins import EMPTIES, BadResult, Origin, Origins, Overwritten
 
 _CHOOSES = frozenset({"where", "masked_fill", "masked_scatter", "fmax", "fmin", "copysign", "nan_to_num"})
 """Elementwise ops that drop an operand at some elements: a broadcast mask would accuse what was dropped."""

@@ -21,8 +21,8 @@ from nbdebug.observe.ops import schema_of
 from nbdebug.observe.recorder import Op
 from nbdebug.observe.replay import Replay
 from nbdebug.observe.rerun import Rerun
+from nbdebug.observe.snapshot import StepState
 from nbdebug.observe.sources import edited_functions
-from nbdebug.observe.step_state import StepState
 from nbdebug.observe.tape import CannotReplay, Ref, TapeEntry
 from nbdebug.observe.tensors import all_finite, can_be_nonfinite, dense, each_largest, finite, read_scalars, tensors_in
 from nbdebug.report import Edit

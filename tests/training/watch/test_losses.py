@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbdebug.loss_analysis import KINDS, Verdict, verdicts
+from nbdebug.verdict import KINDS, Verdict, verdicts
 
 Curve = Callable[[random.Random, int], list[float]]
 

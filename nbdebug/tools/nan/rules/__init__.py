@@ -9,9 +9,9 @@ from __future__ import annotations
 from nbdebug.registry import Rule, rules
 from nbdebug.report import Finding
 from nbdebug.tools.nan.facts import CompiledFacts, NanFacts, UnlocatedStep
-from nbdebug.tools.nan.rules import backward, forward, inputs, run
+from nbdebug.tools.nan.rules import arithmetic, run
 
-DECLARED = (inputs, run, backward, forward)
+DECLARED = (run, arithmetic)
 """The modules that declare the rules, by being imported."""
 FIRST = (
     "uninitialized-memory",
@@ -25,7 +25,7 @@ FIRST = (
     "ctc-infeasible",
     "label-out-of-range",
 )
-"""Asked before the rules of the op, in this order; those of the backward come before those of the forward."""
+"""Asked before the rules of the op, in this order."""
 
 
 def name_it(facts: NanFacts | CompiledFacts | UnlocatedStep) -> Finding:
@@ -41,6 +41,4 @@ def _rank(rule: Rule) -> int:
     slug = rule.code.partition("/")[2]
     if slug in FIRST:
         return FIRST.index(slug)
-    if rule.check.__module__ == run.__name__:  # it takes what is left
-        return len(FIRST) + 2
-    return len(FIRST) + (rule.check.__module__ == forward.__name__)
+    return len(FIRST) + (rule.check.__module__ == run.__name__)  # what is left of these takes what is left

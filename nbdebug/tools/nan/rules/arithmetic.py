@@ -1,12 +1,117 @@
-"""Rules for the arithmetic itself, in the order of the catalogue. The last one takes whatever no other recognised."""
+"""Rules for the arithmetic itself: faults that show in the backward only, then the others in the order of the
+catalogue. The last one takes whatever no other recognised.
+
+What kind of arithmetic failed is one word, the last part of a code ("div-by-zero"): `forward_sign` and `backward_sign`
+look at one op and its operands only; the rules add what the origin tells beyond (what absorbed the value, the target).
+"""
 
 from __future__ import annotations
 
+import math
+
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
-from nbdebug.tools.nan.facts import NanFacts
-from nbdebug.tools.nan.rules.signatures import backward_sign, forward_sign
-from nbdebug.tools.nan.rules.wording import answer, verb
+from nbdebug.tools.nan.facts import NanFacts, Operand, OriginFact
+from nbdebug.tools.nan.rules.wording import MADE, answer, verb
+
+DROPPERS = frozenset(
+    "where masked_fill index masked_select masked_scatter nan_to_num index_select gather index_put".split()
+)
+"""Ops that drop elements in the forward and send a zero back to them."""
+
+
+@rule(
+    code="nan/where-grad",
+    title="torch.where drops a bad value, but not its gradient.",
+    symptom="The forward is finite everywhere, gradients are NaN, and the cause is in the branch that was not taken.",
+    cause="`torch.where` computes both branches and picks. In backward the branch not taken gets gradient 0, "
+    "and 0 times the inf derivative of that branch is NaN. `masked_fill`, indexing after the fact, "
+    "`nan_to_num` and multiplying by a mask do the same.",
+    confirm="Compute the branch alone: `torch.isfinite(branch).all()`, at the entries that `where` drops.",
+    fix="Make the input safe first, then choose (the double where): `safe = torch.where(x > 0, x, 1.0)`, then "
+    "`torch.where(x > 0, torch.log(safe), other)`. For exp: `torch.exp(x.clamp(max=0))` in the branch for x "
+    "< 0. Or select first: `y[keep] = f(x[keep])`.",
+    reference="https://github.com/pytorch/pytorch/issues/68425",
+)
+def where_grad(facts: NanFacts) -> Finding | None:
+    origin = facts.origin
+    droppers = sorted(DROPPERS & set(origin.absorbed_by))
+    if facts.target.kind != "gradient" or origin.during != "forward" or origin.external or not droppers:
+        return None
+    if forward_sign(origin) == "fully-masked-softmax":  # no operand can be made safe: the mask is at fault
+        return None
+    return answer(
+        facts,
+        "where-grad",
+        f"{verb(origin.where, 'computes', 'compute')} {MADE[origin.made]} in {origin.op}; "
+        f"{droppers[0]} drops it, but not its gradient",
+        Fix(
+            "Make the operand safe first, then choose.",
+            "safe = torch.where(keep, x, 1.0)  # keep: the condition under which the result of the op is used\n"
+            f"y = torch.where(keep, {origin.op}(safe), other)",
+        ),
+    )
+
+
+@rule(
+    code="nan/sqrt-grad-at-zero",
+    title="The derivative of sqrt at zero is infinite.",
+    symptom="The loss is finite, even zero, and gradients are NaN. It happens with two identical points, a padded "
+    "row, a flat image patch, or a constant feature.",
+    cause="The derivative of sqrt(x) is 1 / (2 sqrt(x)), inf at 0. Inside the root there is usually a square, whose "
+    "derivative is 0 there, and inf * 0 is NaN. `x.pow(0.5)`, `torch.hypot` and `x.var().sqrt()` do the same.",
+    confirm="Count the zeros at the input of sqrt: `(x == 0).sum()`. They are legal in the forward: sqrt(0) is 0.",
+    fix="Use a function that handles zero: `torch.linalg.vector_norm(a - b, dim=-1)`, `torch.cdist`, "
+    "`x.std()` have gradient 0 there. If you write the root yourself: `torch.sqrt(squared + 1e-12)` or "
+    "`torch.sqrt(squared.clamp_min(1e-12))`. To divide by a length: `F.normalize`, as `x / x.norm()` is 0/0 "
+    "at zero.",
+    reference="https://github.com/pytorch/pytorch/issues/6394",
+)
+def sqrt_grad_at_zero(facts: NanFacts) -> Finding | None:
+    origin = facts.origin
+    if origin.during != "backward" or origin.external or backward_sign(origin) != "sqrt-grad-at-zero":
+        return None
+    return answer(
+        facts,
+        "sqrt-grad-at-zero",
+        f"{verb(origin.where, 'differentiates', 'differentiate')} a root at zero, where its derivative is infinite",
+        Fix("Keep the operand above zero.", "torch.sqrt(x.clamp_min(1e-12))"),
+    )
+
+
+@rule(
+    code="nan/grad-overflow",
+    title="A gradient becomes too large for its dtype.",
+    symptom="The loss is an ordinary number, gradients are inf or NaN, and the weights are NaN after the step.",
+    cause="Backward multiplies where the forward divides or scales: with a loss scale of 65,536 in float16, a gradient "
+    "of 1 already overflows; the derivative of 1/x is -1/x², inf in float32 for x below 1e-20, where 1/x "
+    "is still 1e20. `clip_grad_norm_` does not help: scaled by an infinite norm, an inf becomes NaN and "
+    "everything else 0.",
+    confirm="`[n for n, p in model.named_parameters() if p.grad is not None and not "
+    "torch.isfinite(p.grad).all()]` after `backward()`; then the same with the loss divided by 1,024: if "
+    "the gradients are finite then, this is the cause.",
+    fix="In float16: `torch.amp.GradScaler`, which skips such a step and lowers its scale, with float32 weights "
+    "under `torch.autocast`; or bfloat16, which needs no scale. Otherwise bound the denominator "
+    "(`x.clamp_min(1e-6)`), and let clipping raise an error: `clip_grad_norm_(params, 1.0, "
+    "error_if_nonfinite=True)`.",
+    reference="https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling",
+)
+def grad_overflow(facts: NanFacts) -> Finding | None:
+    origin = facts.origin
+    if origin.during != "backward" or origin.external or backward_sign(origin) != "grad-overflow":
+        return None
+    if origin.dtype == "float16":
+        cure = Fix(
+            "Let GradScaler choose the scale and skip such steps, or use bfloat16.",
+            "scaler = torch.amp.GradScaler()\nscaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()",
+        )
+    else:
+        cure = Fix(
+            "Bound what the forward divides by, or scale the loss down.",
+            "loss = loss / 1024  # or x.clamp_min(1e-6) in the denominator",
+        )
+    clause = f"makes a gradient too large for {origin.dtype} in the derivative of {origin.where.op}"
+    return answer(facts, "grad-overflow", clause, cure)
 
 
 @rule(
@@ -350,3 +455,174 @@ def _sign(facts: NanFacts) -> str:
     if origin.during == "optimizer" and facts.history.nonfinite_settings:
         return "overflow"
     return backward_sign(origin) if origin.during == "backward" else forward_sign(origin)
+
+
+# -- one word for what failed ------------------------------------------------------------------------------------------
+
+
+LOGS = frozenset({"log", "log2", "log10", "log1p", "xlogy", "special_xlog1py", "kl_div", "binary_cross_entropy"})
+DIVISIONS = frozenset({"div", "reciprocal", "remainder", "fmod", "addcdiv", "floor_divide", "atan2", "rsqrt"})
+DOMAINS = frozenset(
+    "acos asin acosh atanh logit erfinv special_erfinv lgamma digamma polygamma sin cos tan special_ndtri".split()
+)
+PRODUCTS = frozenset(
+    "mul mm bmm addmm baddbmm mv addmv dot addcmul convolution linear addbmm prod cumprod outer ger xlogy "
+    "mkldnn_convolution embedding_bag".split()
+)
+SOFTMAXES = frozenset({"softmax", "log_softmax"})
+DECOMPOSITIONS = tuple(
+    "linalg_eig linalg_svd linalg_inv linalg_qr linalg_cholesky linalg_solve linalg_lu svd cholesky linalg_det "
+    "linalg_slogdet linalg_lstsq linalg_pinv linalg_ldl triangular_solve geqrf lu_unpack".split()
+)
+SPREADS = frozenset({"std", "var", "std_mean", "var_mean"})
+AVERAGES = SPREADS | {"mean", "logsumexp", "nanmean", "median", "nanmedian", "quantile"}
+NORMS = frozenset(
+    "layer_norm batch_norm group_norm batch_norm_legit fused_rms_norm cudnn_batch_norm weight_norm_interface "
+    "batch_norm_with_update cosine_similarity".split()
+)
+FILLS = frozenset({"scalar_tensor", "full", "full_like", "fill", "new_full"})
+OVERFLOW_LIKE = frozenset({"overflow", "inf-minus-inf", "zero-times-inf", "grad-overflow"})
+
+
+def is_decomposition(op: str) -> bool:
+    return op.startswith(DECOMPOSITIONS)
+
+
+def forward_sign(origin: OriginFact) -> str:
+    """What failed in an op that ran forward (or that the user wrote in a backward)."""
+    infinite = any(isinstance(v, float) and v in (math.inf, -math.inf) for v in origin.scalars.values())
+    if (origin.parents or infinite) and origin.made in ("nan", "mixed"):
+        return _made_of_inf(origin)
+    op = origin.op
+    if origin.made == "nan" and origin.scalars.get("elements") == 0 and not is_decomposition(op):
+        return "empty-reduction"
+    for matches, sign in _FORWARD:
+        word = sign(origin) if op in matches else None
+        if word:
+            return word
+    if is_decomposition(op):
+        return "degenerate-decomposition"
+    return "overflow"
+
+
+def _made_of_inf(origin: OriginFact) -> str:
+    """A NaN that an infinity turned into."""
+    op = origin.op
+    if op in SOFTMAXES or "attention" in op:
+        infs = sum(o.infs for o in origin.operands)
+        return "inf-minus-inf" if infs and not origin.scalars.get("rows_all_masked") else "fully-masked-softmax"
+    if op in DOMAINS:
+        return "domain-error"
+    if op in ("mul", "addcmul", "xlogy", "prod", "cumprod"):
+        return "zero-times-inf"
+    if op in PRODUCTS:
+        return "zero-times-inf" if any(o.zeros and not o.bad for o in origin.operands) else "inf-minus-inf"
+    if op == "pow":
+        return "pow-domain"
+    return "inf-minus-inf"
+
+
+def _log(origin: OriginFact) -> str | None:
+    operand = origin.operand("self", "other", "input") or (origin.operands[0] if origin.operands else None)
+    if origin.op == "xlogy":
+        operand = origin.operand("other") or operand
+    floor = -1.0 if origin.op in ("log1p", "special_xlog1py") else 0.0
+    low = None if operand is None else _low(operand)
+    return "log-of-nonpositive" if low is None or low <= floor else None
+
+
+def _division(origin: OriginFact) -> str | None:
+    if origin.op == "rsqrt":
+        operand = origin.operands[0] if origin.operands else None
+        return "sqrt-of-negative" if operand and (_low(operand) or 0) < 0 else "div-by-zero"
+    if origin.scalars.get("other") == 0:
+        return "div-by-zero"
+    below = origin.operand("tensor2") if origin.op == "addcdiv" else origin.operand("other")
+    if below is None and origin.op in ("reciprocal",):
+        below = origin.operands[0] if origin.operands else None
+    if below is None:
+        below = next((o for o in origin.operands if o.name.startswith(("other", "tensor2"))), None)
+    return "div-by-zero" if below is not None and _zeros(below) else None
+
+
+def _pow(origin: OriginFact) -> str | None:
+    base, exponent = origin.operand("self"), origin.operand("exponent")
+    power = origin.scalars.get("exponent", exponent.low_at_fault if exponent else None)
+    if origin.made in ("nan", "mixed"):
+        return "pow-domain"
+    return "pow-domain" if base and _zeros(base) and power is not None and power < 0 else None
+
+
+def _flat(origin: OriginFact) -> bool:
+    """A norm of values that do not vary (or are all zero), with nothing added to the denominator:
+    values of ordinary size."""
+    high = max((max(abs(o.low or 0), abs(o.high or 0)) for o in origin.operands), default=0.0)
+    return high < 1e15
+
+
+def _average(origin: OriginFact) -> str | None:
+    """Too few elements: none at all, or one where a variance needs two."""
+    group = origin.scalars.get("group", 1.0)
+    empty = origin.scalars.get("elements") == 0
+    return "empty-reduction" if empty or (origin.op in SPREADS and group <= 1) else None
+
+
+_FORWARD = (
+    (LOGS, _log),
+    (DIVISIONS, _division),
+    ({"sqrt"}, lambda o: "sqrt-of-negative" if o.made != "inf" else None),
+    ({"pow", "float_power"}, _pow),
+    (AVERAGES, _average),
+    (DOMAINS, lambda b: "domain-error"),
+    (SOFTMAXES, lambda b: "fully-masked-softmax" if b.scalars.get("rows_all_masked") else None),
+    (
+        {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"},
+        lambda b: "uninitialized-memory",
+    ),
+    (NORMS, lambda b: "div-by-zero" if _flat(b) else None),
+    (FILLS, lambda b: "domain-error" if b.made == "nan" else None),  # how torch's own functions say "not defined here"
+    ({"nll_loss"}, lambda b: "all-labels-ignored" if b.made == "nan" else None),
+    ({"ctc_loss"}, lambda b: "ctc-infeasible"),
+)
+
+
+def backward_sign(origin: OriginFact) -> str:
+    """What failed in the derivative of a forward op (`birth.where.op`)."""
+    op = origin.where.op or ""
+    if origin.custom:
+        return forward_sign(origin)
+    if origin.parents and origin.made == "nan":
+        return _made_of_inf(origin) if origin.op in PRODUCTS else "inf-minus-inf"
+    if op in ("sqrt", "hypot") or op in SPREADS or op.startswith("linalg_vector_norm"):
+        return "sqrt-grad-at-zero"
+    if op in ("pow", "float_power"):
+        return _pow_derivative(origin)
+    if is_decomposition(op):
+        return "degenerate-decomposition"
+    if op in DOMAINS:
+        return "domain-error"
+    zero = any(_zeros(o) for o in origin.operands if o.name.startswith(("other", "tensor2")))
+    if op in LOGS and zero:
+        return "log-of-nonpositive"
+    if op in DIVISIONS and zero:
+        return "div-by-zero"
+    return "grad-overflow"
+
+
+def _pow_derivative(origin: OriginFact) -> str:
+    power, own = origin.scalars.get("forward_exponent"), origin.scalars.get("exponent")
+    if power == 0.5:
+        return "sqrt-grad-at-zero"
+    if origin.op == "pow" and own is not None and own < 0:  # the power in a second derivative
+        return "pow-domain"
+    return "pow-domain" if power is None or power < 1 else "grad-overflow"
+
+
+def _low(operand: Operand) -> float | None:
+    return operand.low_at_fault if operand.low_at_fault is not None else operand.low
+
+
+def _zeros(operand: Operand) -> bool:
+    if operand.zeros_at_fault is not None:
+        return operand.zeros_at_fault > 0
+    return operand.zeros > 0
