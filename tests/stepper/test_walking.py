@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -240,6 +241,11 @@ def test_an_error_in_backward_names_the_layer_whose_backward_it_was() -> None:
     stepper = step_through(Spoiling(nn.Linear(4, 4), nn.Sigmoid()), batch()[0], lambda m, b: m(b).sum())
     report = stepper.finish()
     assert "in the backward of `1` (Sigmoid)" in report.headline and not report.ok
+
+
+@pytest.mark.parametrize(("loss", "well"), [(0.0, True), (math.nan, False), (math.inf, False)])
+def test_a_step_that_returns_no_finite_loss_was_not_well(loss: float, well: bool) -> None:
+    assert step_through(model(), batch()[0], lambda m, b: m(b).sum() + loss).finish().ok is well
 
 
 def test_caught_exceptions_do_not_confuse_it() -> None:

@@ -48,7 +48,8 @@ def report_of(run: StepRun, call: tuple[str, str], note: str) -> Report:
     if run.fault:
         notes.append(f"nbdebug could not follow the step any further ({run.fault}); the step itself was not changed.")
     headline = _headline(run, stop)
-    failed = run.error is not None or bool(run.fault) or stop is not None and stop.culprit
+    spoiled = stop.culprit or any(row.get("NaN") for row in stop.rows) if stop is not None else _spoiled(run.result)
+    failed = run.error is not None or bool(run.fault) or spoiled
     return Report(
         call[0],
         findings=run.explained or (),
@@ -120,6 +121,14 @@ def _result(result: Any) -> str:
         return f": it returned {float(result):.4g}" if not getattr(result, "is_complex", bool)() else ""
     outputs = output_tensors(result)
     return f": it returned {count(len(outputs), 'tensor')}" if outputs else ""
+
+
+def _spoiled(result: Any) -> bool:
+    """Whether the step returned a NaN, or a loss that is not finite; inf elsewhere may be a mask."""
+    with contextlib.suppress(Exception):  # tensors without values, or of a layout that these ops do not take
+        tensors = [torch.as_tensor(result)] if isinstance(result, float) else output_tensors(result)
+        return any(bool((t.isnan() if t.numel() > 1 else ~t.isfinite()).any()) for t in tensors)
+    return False
 
 
 def _stop_notes(stop: StepStop) -> list[str]:
