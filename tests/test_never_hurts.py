@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,31 @@ class Strange:
     __hash__ = object.__hash__
 
 
+class Proxy:
+    """Stands for an object that is not there: even its class can not be had."""
+
+    __getattribute__ = __setattr__ = __eq__ = __hash__ = __bool__ = __len__ = __repr__ = own  # type: ignore[assignment]
+
+
+class Record(list[int]):
+    __iter__ = __len__ = __getitem__ = __eq__ = __bool__ = __repr__ = own  # type: ignore[assignment]
+
+
+class Table(dict[str, int]):
+    items = keys = values = get = __getitem__ = __iter__ = __len__ = __eq__ = __bool__ = __repr__ = own  # type: ignore[assignment]
+
+
+def hostile() -> dict[str, Any]:
+    """By name; the last one is a weak reference to what has died."""
+    things = {"strange": Strange(torch.ones(2)), "proxy": Proxy(), "record": Record([1]), "table": Table(a=1)}
+    return {
+        **things,
+        "dead": weakref.proxy(nn.Linear(1, 1)),
+        "within": [*things.values()],
+        "space": SimpleNamespace(**things),
+    }
+
+
 class Layer(nn.Linear):
     __eq__ = __ne__ = __repr__ = own  # type: ignore[assignment]
     __hash__ = object.__hash__
@@ -41,7 +67,8 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.extra = Layer(4, 8), Layer(8, 2), Strange(torch.ones(2))
+        self.a, self.b = Layer(4, 8), Layer(8, 2)
+        vars(self).update(hostile())
 
     def forward(self, batch: Strange) -> torch.Tensor:
         return self.b(torch.relu(self.a(batch.x)))
@@ -50,9 +77,10 @@ class Net(nn.Module):
 def training(bad: bool) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], Strange]]:
     torch.manual_seed(0)
     net, batch = Net(), Strange(torch.randn(8, 4) / (0 if bad else 1))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer, others = torch.optim.SGD(net.parameters(), lr=0.1), hostile()
 
     def step() -> Strange:
+        assert others
         optimizer.zero_grad()
         net(batch).square().mean().backward()
         optimizer.step()
@@ -65,6 +93,19 @@ def watched(watch: Any, step: Callable[[], Any]) -> None:
     with watch:
         for _ in range(3):
             step()
+
+
+def loss(model: nn.Module, batch: Strange) -> torch.Tensor:
+    return model(batch).square().mean()
+
+
+def failed(net: nn.Module) -> BaseException:
+    others = hostile()
+    try:
+        net.a(torch.ones(2, 3)) if others else None
+    except RuntimeError as error:
+        return error
+    raise AssertionError
 
 
 def diagnosed(net: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> None:
@@ -84,7 +125,18 @@ TOOLS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "grad_watch": lambda net, optimizer, step: watched(nbdebug.grad_watch(net, optimizer), step),
     "mem": lambda net, optimizer, step: nbdebug.mem(step, model=net, optimizer=optimizer, progress=False),
     "diagnose": diagnosed,
-    "check_notebook": lambda net, optimizer, step: nbdebug.check_notebook(names={"net": net, "step": step}),
+    "preflight": lambda net, optimizer, step: nbdebug.preflight(net, [step()] * 4, loss, optimizer=optimizer),
+    "precision": lambda net, optimizer, step: nbdebug.precision(net, step(), loss, optimizer=optimizer, progress=False),
+    "fit": lambda net, optimizer, step: nbdebug.fit(
+        net, step().x, lambda net, x: loss(net, Strange(x)), optimizer=optimizer
+    ),
+    "step_through": lambda net, optimizer, step: nbdebug.step_through(net, step(), loss, optimizer=optimizer).finish(),
+    "stop_at": lambda net, optimizer, step: watched(nbdebug.stop_at(net, "a", when=lambda step: False), step),
+    "check_notebook": lambda net, optimizer, step: nbdebug.check_notebook(
+        names={"net": net, "step": step, **hostile()}
+    ),
+    "free": lambda net, optimizer, step: nbdebug.free(),
+    "explain": lambda net, optimizer, step: nbdebug.explain(failed(net)),
 }
 
 

@@ -210,7 +210,7 @@ class WatchMagics(Magics):
         return {
             name: value
             for name, value in self.shell.user_ns.items()
-            if module is not None and isinstance(value, getattr(module, self.kind))
+            if module is not None and issubclass(type(value), getattr(module, self.kind))
             if value.active and not name.startswith("_")
         }
 

@@ -97,17 +97,18 @@ class Snapshot:
 
     def _save(self, name: str, thing: Any) -> list[tuple[str, Any]] | None:
         """Save this part, and return what it contains; None for what no step changes."""
-        if isinstance(thing, torch.Tensor):
+        kind = type(thing)  # isinstance would ask the object for its class
+        if issubclass(kind, torch.Tensor):
             return self._save_tensor(name, thing)
-        if isinstance(thing, _OWNERS):
+        if issubclass(kind, _OWNERS):
             self._parts.append(_Class(name, thing))
             return [(name, thing.__dict__)]
-        if type(thing) in _CONTAINERS:
+        if kind in _CONTAINERS:
             self._parts.append(_Members(name, thing, self._join))
             return [(self._join(name, key), value) for key, value in _members(thing)]
-        if isinstance(thing, tuple):
-            return [(self._join(name, i), value) for i, value in enumerate(thing)]
-        if isinstance(thing, torch.Generator):
+        if issubclass(kind, tuple):
+            return [(self._join(name, i), value) for i, value in enumerate(tuple.__iter__(thing))]
+        if issubclass(kind, torch.Generator):
             self._parts.append(_RandomState(name, thing.get_state, thing.set_state))
             return []
         return None

@@ -9,18 +9,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from nbdebug.observe.variables import attributes, closure_variables
+from nbdebug.observe.variables import attributes, closure_variables, key_text
 
 
 def quoted(value: Any) -> str:
     """A value as an error quotes it: 'net', "a tensor of shape (2, 3)", the beginning of a long one with its type."""
-    text = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+    kind = type(value)
+    try:
+        text = f"a tensor of shape {tuple(value.shape)}" if issubclass(kind, torch.Tensor) else repr(value)
+    except Exception:  # of the value's own __repr__
+        return f"an object of type {kind.__name__}"
     return text if len(text) < 80 else f"{type(value).__name__} {text[:60]}…"
 
 
@@ -137,17 +142,19 @@ def _members(names: Mapping[str, Any]) -> dict[str, Any]:
     members: dict[str, Any] = {}
     wanted = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
     for name, value in list(names.items()):
-        if isinstance(value, wanted) or inspect.ismodule(value) or isinstance(value, type):
+        kind = type(value)  # isinstance would ask the object for its class
+        if issubclass(kind, (*wanted, types.ModuleType, type)):
             continue
-        if inspect.isfunction(value) and value.__closure__ is not None:
+        function = kind is types.FunctionType
+        if function and value.__closure__ is not None:
             inner = closure_variables(value)
-        elif inspect.isfunction(value):
+        elif function:
             inner = {n: value.__globals__.get(n) for n in value.__code__.co_names}
         else:
-            inner = value if type(value) is dict else attributes(value)
+            inner = value if kind is dict else attributes(value)
         for key, member in list(inner.items())[:200]:
-            if isinstance(member, wanted):
-                members.setdefault(str(key) if inspect.isfunction(value) else f"{name}.{key}", member)
+            if issubclass(type(member), wanted):
+                members.setdefault(key if function else f"{name}.{key_text(key)}", member)
     return members
 
 

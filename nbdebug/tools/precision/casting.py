@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from nbdebug.observe.validation import check_model
+from nbdebug.observe.variables import MODULES_OWN, attributes
 
 MODES = ("autocast", "cast")
 
@@ -73,7 +74,15 @@ class CastCopies:
                 memo[id(parameter.grad)] = None
         for buffer in self.model.buffers():
             memo[id(buffer)] = _to(buffer.detach(), dtype).clone()
-        return copy.deepcopy(self.model, memo)
+        try:
+            return copy.deepcopy(self.model, dict(memo))
+        except Exception:  # a lock, an open file, a tensor with a history: both use it
+            for value in (v for m in self.model.modules() for k, v in attributes(m).items() if k not in MODULES_OWN):
+                try:
+                    copy.deepcopy(value, dict(memo))
+                except Exception:
+                    memo[id(value)] = value
+            return copy.deepcopy(self.model, memo)
 
     def _parameter(self, parameter: nn.Parameter, dtype: torch.dtype | None) -> nn.Parameter:
         key = (id(parameter), dtype or parameter.dtype)

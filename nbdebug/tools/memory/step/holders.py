@@ -280,9 +280,9 @@ def _pairs(thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _members(thing: Any) -> Iterator[tuple[str, Any]]:
-    count = len(thing) if type(thing) in (list, tuple) else sum(1 for _ in itertools.islice(iter(thing), 10**7))
-    numbers: Iterable[int] = range(count) if count <= LONG else [*range(ENDS), *range(count - ENDS, count)]
     base: Any = next(k for k in (list, tuple, collections.deque) if issubclass(type(thing), k))
+    count = base.__len__(thing)
+    numbers: Iterable[int] = range(count) if count <= LONG else [*range(ENDS), *range(count - ENDS, count)]
     for number in numbers:
         value = base.__getitem__(thing, number)
         if not issubclass(type(value), _ATOMS):

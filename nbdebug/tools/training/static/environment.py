@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import time
+import types
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from nbdebug.observe.tensors import output_tensors
+from nbdebug.observe.variables import attributes
 from nbdebug.text import count, listed
 from nbdebug.tools.training.facts import WorkerDraws
 from nbdebug.tools.training.run.evaluate import LossFn
@@ -167,13 +169,13 @@ def _generator_of(dataset: Any) -> str:
     while level and depth < 4:
         below = []
         for path, owner in level:
-            for key, value in list(getattr(owner, "__dict__", {}).items()):
-                kind = type(value)
-                if isinstance(value, (random.Random, torch.Generator)) or (
+            for key, value in attributes(owner).items():
+                kind = type(value)  # isinstance would ask the object for its class
+                if issubclass(kind, (random.Random, torch.Generator)) or (
                     kind.__module__.startswith("numpy.random") and kind.__name__ in ("Generator", "RandomState")
                 ):
                     return f"{path}{key}"
-                if hasattr(value, "__dict__") and not isinstance(value, (torch.nn.Module, type)):
+                if not issubclass(kind, (torch.nn.Module, type, types.ModuleType)):
                     below.append((f"{path}{key}.", value))
         level, depth = below, depth + 1
     return ""

@@ -107,7 +107,7 @@ def hidden_parameters(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
         pair
         for name, module in model.named_modules()
         for key, value in vars(module).items()
-        if not key.startswith("_") and isinstance(value, CONTAINERS)
+        if not key.startswith("_") and issubclass(type(value), CONTAINERS)
         for pair in _in_container(f"{name}.{key}" if name else key, value, known, inside, 0)
     ]
 
@@ -115,18 +115,20 @@ def hidden_parameters(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 def _in_container(
     name: str, value: Any, known: set[int], inside: set[int], depth: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(value, nn.Module):
+    kind = type(value)  # isinstance would ask the object for its class
+    if issubclass(kind, nn.Module):
         if id(value) not in inside:
             for own, parameter in value.named_parameters(prefix=name):
                 if id(parameter) not in known:
                     known.add(id(parameter))
                     yield own, parameter
-    elif isinstance(value, torch.Tensor):
+    elif issubclass(kind, torch.Tensor):
         if value.requires_grad and value.is_leaf and id(value) not in known:
             known.add(id(value))
             yield name, value
-    elif isinstance(value, CONTAINERS) and depth < DEPTH:
-        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    elif issubclass(kind, CONTAINERS) and depth < DEPTH:
+        base: Any = next(base for base in CONTAINERS if issubclass(kind, base))  # a subclass may iterate in its own way
+        pairs = dict.items(value) if base is dict else enumerate(base.__iter__(value))
         for key, member in pairs:
             yield from _in_container(f"{name}.{key}", member, known, inside, depth + 1)
 

@@ -89,9 +89,9 @@ def loss_parameters(loss_fn: Any, model: nn.Module) -> dict[int, str]:
     known = {id(p) for p in model.parameters()}
     names: dict[int, str] = {}
     for name, value in _members(loss_fn):
-        if isinstance(value, nn.Parameter):
+        if issubclass(type(value), nn.Parameter):
             names.setdefault(id(value), name)
-        elif isinstance(value, nn.Module) and value is not model:
+        elif issubclass(type(value), nn.Module) and value is not model:
             for own, parameter in value.named_parameters(prefix=name):
                 names.setdefault(id(parameter), own)
     return {key: name for key, name in names.items() if key not in known}
