@@ -1,6 +1,6 @@
 """`python -m tests.benchmarks.cure FOLDER... [--programs N] [--by guard]`: does the fix cure as it is printed?
 
-For every case of kind nan or error in the folders, every nan patient of the tests, and N of the random programs:
+For every case of kind nan or error in the folders, every such patient of the tests, and N of the random programs:
 nbdebug is asked, the edit of the first fix that it calls tried is made in a copy of the source, and the copy runs
 without nbdebug. Cured: losses, gradients and parameters are finite in all of its steps; of kind error, the program runs
 through. Exit 1 where a fix called tried has left a program broken.
@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 
-PATIENTS = pathlib.Path(__file__).parents[1] / "patients" / "nan"
+PATIENTS = pathlib.Path(__file__).parents[1] / "patients"
+KINDS = ("nan", "error")
 NONE, CURED, BROKEN = "none offered", "cured", "still broken"
 
 
@@ -153,13 +154,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "folders", nargs="*", metavar="FOLDER", type=pathlib.Path, help="cases of kind nan or error, or files"
     )
-    parser.add_argument("--patients", action="store_true", help="the nan patients of the tests, too")
+    parser.add_argument("--patients", action="store_true", help="the patients of the tests, too")
     parser.add_argument("--programs", type=int, default=0, metavar="N", help="N random programs, too")
     parser.add_argument("--by", choices=("trace", "guard"), default="trace", help="who is asked (default: trace)")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="programs at a time (default 2)")
     args = parser.parse_args(arguments)
     paths = [p for f in args.folders for p in (sorted(f.glob("*.py")) if f.is_dir() else [f])]
-    paths += sorted(PATIENTS.glob("*.py")) if args.patients or not (paths or args.programs) else []
+    if args.patients or not (paths or args.programs):
+        kinds = {path.parent.name for path in paths if path.parent.name in KINDS} or KINDS
+        paths += [path for kind in sorted(kinds) for path in sorted((PATIENTS / kind).glob("*.py"))]
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         work = [(path.resolve(), f"{path.parent.parent.name}/{path.stem}") for path in paths]

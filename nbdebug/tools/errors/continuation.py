@@ -40,16 +40,16 @@ DEEPEST = 6
 """Functions of the user's within one another."""
 
 
-class _Returned(Exception):
+class Returned(Exception):
     """A `return` was reached."""
 
 
-class _End(Exception):
+class End(Exception):
     """The trial can't go on, or has come to a `backward()`; so far all is well."""
 
 
 @dataclasses.dataclass
-class _Run:
+class Run:
     """until: when the time is over; last: the value of the last tensor expression; line: the last statement read."""
 
     until: float
@@ -63,7 +63,7 @@ class ProgramSandbox(Sandbox):
 
     def __init__(self, swap: Mapping[int | str, Any] | None = None):
         super().__init__(swap)
-        self.run: _Run | None = None
+        self.run: Run | None = None
         self.depth = 0
 
     def forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -114,12 +114,21 @@ class ProgramSandbox(Sandbox):
         frame = dataclasses.replace(source.frame, names={**source.frame.names, **names})
         self.depth += 1
         try:
-            _read_block(self.run, source.node.body, frame)
-        except _Returned as done:
+            self.read_body(source.node, frame)
+        except Returned as done:
             return done.args[0]
         finally:
             self.depth -= 1
         return None
+
+    def read_body(self, function: Any, frame: Frame) -> None:
+        """The statements of a function of the user's."""
+        assert self.run is not None
+        read_block(self.run, function.body, frame)
+
+    def reads(self, node: ast.stmt, frame: Frame) -> bool:
+        """Whether this sandbox has read a statement in a way of its own."""
+        return False
 
 
 def continued(
@@ -131,21 +140,21 @@ def continued(
     mended = _mended(edit, frame) if frame is not None and edit is not None else None
     if frame is None or (mended is None) is (edit is not None):
         return None
-    run = _Run(time.monotonic() + SECONDS, ProgramSandbox(layers))
+    run = Run(time.monotonic() + SECONDS, ProgramSandbox(layers))
     run.sandbox.run = run
     with quiet():
         try:
             value = _rest_of_frame(run, frame, mended)
         except CannotRun:
             return None
-        except _End:
+        except End:
             return _result(run)
         except Exception as error:  # the next op, or the user's next layer, refuses it
             message = error.args[0] if error.args and type(error.args[0]) is str else type(error).__name__
             return TrialResult(False, clip(message.partition("\n")[0], 200))
         try:
             _outwards(run, context, frame, value)
-        except (CannotRun, _End):
+        except (CannotRun, End):
             pass
         except Exception as error:
             message = error.args[0] if error.args and type(error.args[0]) is str else type(error).__name__
@@ -250,7 +259,7 @@ def before_line(frame: Frame, line: ast.stmt, body: list[ast.stmt]) -> Edit | No
     return edit_of(frame.site.file, {uses[0]: value if simple else f"({value})"})
 
 
-def _result(run: _Run) -> TrialResult:
+def _result(run: Run) -> TrialResult:
     text = f"to line {run.line}"
     if is_tensor(run.last):
         dtype = str(run.last.dtype).removeprefix("torch.")
@@ -264,9 +273,9 @@ def _mended(edit: Edit, frame: Frame) -> list[ast.stmt] | None:
     return tree.body if tree is not None and edit.file == frame.site.file else None
 
 
-def _rest_of_frame(run: _Run, frame: Frame, first: list[ast.stmt] | None, swap: tuple[str, Any] | None = None) -> Any:
+def _rest_of_frame(run: Run, frame: Frame, first: list[ast.stmt] | None, swap: tuple[str, Any] | None = None) -> Any:
     """What a frame returns: its present statement (in the text `first`, or with the value of one call in it known),
-    then those behind it. Raises _End where it goes no further."""
+    then those behind it. Raises End where it goes no further."""
     now = statement(frame)
     tree = tree_of(frame.site.file)
     if now is None or tree is None:
@@ -276,80 +285,82 @@ def _rest_of_frame(run: _Run, frame: Frame, first: list[ast.stmt] | None, swap: 
     if swap is not None:
         run.sandbox.swap = {**before, swap[0]: swap[1]}
     try:
-        _read_block(run, first if first is not None else [now], frame, fresh=True)
+        read_block(run, first if first is not None else [now], frame, fresh=True)
         run.sandbox.swap = before
         _behind(run, now, parents(tree), frame)
-    except _Returned as done:
+    except Returned as done:
         return done.args[0]
     finally:
         run.sandbox.swap = before
-    raise _End
+    raise End
 
 
-def _behind(run: _Run, node: ast.AST, around: Mapping[int, ast.AST], frame: Frame) -> None:
+def _behind(run: Run, node: ast.AST, around: Mapping[int, ast.AST], frame: Frame) -> None:
     """The statements behind a statement, in its block and in those around it, up to the end of a loop."""
     while True:
         block = around.get(id(node))
         if block is None:
-            raise _End
+            raise End
         for part in ("body", "orelse", "finalbody"):
             inside = getattr(block, part, None)
             if isinstance(inside, list) and any(one is node for one in inside):
                 at = next(i for i, one in enumerate(inside) if one is node)
-                _read_block(run, inside[at + 1 :], frame)
+                read_block(run, inside[at + 1 :], frame)
         if isinstance(block, (*SCOPES, ast.For, ast.While, ast.Module, ast.AsyncFor)):
-            raise _End if not isinstance(block, SCOPES) else _Returned(None)
+            raise End if not isinstance(block, SCOPES) else Returned(None)
         node = block
 
 
-def _read_block(run: _Run, body: list[ast.stmt], frame: Frame, fresh: bool = False) -> None:
+def read_block(run: Run, body: list[ast.stmt], frame: Frame, fresh: bool = False) -> None:
     """Statements in order. fresh: they must be readable, or nothing was tried at all."""
     for node in body:
         if time.monotonic() > run.until:
-            raise _End
+            raise End
         try:
             _read_statement(run, node, frame)
         except CannotRun:
             if fresh or run.sandbox.depth:
                 raise
-            raise _End from None
+            raise End from None
         run.line = node.lineno if not fresh and not run.sandbox.depth else run.line or frame.site.line
 
 
-def _read_statement(run: _Run, node: ast.stmt, frame: Frame) -> None:
+def _read_statement(run: Run, node: ast.stmt, frame: Frame) -> None:
+    if run.sandbox.reads(node, frame):
+        return
     names: Any = frame.names if frame.site.function != "<module>" else frame.globals
     if isinstance(node, (ast.Assign, ast.AnnAssign, ast.Expr, ast.Return, ast.AugAssign)):
         own = isinstance(node, ast.AugAssign)
         value = run.sandbox.evaluate(node if own else node.value or ast.Constant(None), frame)
         run.last = value if is_tensor(value) else run.last
         if isinstance(node, ast.Return):
-            raise _Returned(value)
+            raise Returned(value)
         for target in node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]:
             if isinstance(target, ast.Subscript) or own and not isinstance(target, ast.Name):
                 _write(run, target, value, frame, own)
-            _bind(target, value, names)
+            bind(target, value, names)
     elif isinstance(node, ast.If):
         test = run.sandbox.evaluate(node.test, frame)
         if type(test) not in (bool, int, type(None)):
             raise CannotRun
-        _read_block(run, node.body if test else node.orelse, frame, fresh=True)
+        read_block(run, node.body if test else node.orelse, frame, fresh=True)
     elif isinstance(node, ast.With) and all(i.optional_vars is None for i in node.items):
-        _read_block(run, node.body, frame, fresh=True)
+        read_block(run, node.body, frame, fresh=True)
     elif not isinstance(node, ast.Pass):
         raise CannotRun
 
 
-def _write(run: _Run, target: Any, value: Any, frame: Frame, done: bool) -> None:
+def _write(run: Run, target: Any, value: Any, frame: Frame, done: bool) -> None:
     """`x[i] = value`: into a copy, which is read no more, so the trial ends there. done: it is written already."""
     if not done:
         thing, key = (run.sandbox.evaluate(part, frame) for part in (target.value, target.slice))
         if not is_tensor(thing):
             raise CannotRun
         thing[key] = value
-    raise _End
+    raise End
 
 
-def _bind(target: Any, value: Any, names: dict[str, Any]) -> None:
+def bind(target: Any, value: Any, names: dict[str, Any]) -> None:
     if isinstance(target, ast.Name):
         names[target.id] = value
     elif isinstance(target, (ast.Tuple, ast.List)):
@@ -359,12 +370,12 @@ def _bind(target: Any, value: Any, names: dict[str, Any]) -> None:
         if len(items) != len(target.elts):
             raise ValueError(f"not {len(target.elts)} values to unpack, but {len(items)}")
         for part, item in zip(target.elts, items):
-            _bind(part, item, names)
+            bind(part, item, names)
     elif target is not None:
         raise CannotRun
 
 
-def _outwards(run: _Run, context: ErrorContext, frame: Frame, value: Any) -> None:
+def _outwards(run: Run, context: ErrorContext, frame: Frame, value: Any) -> None:
     """The callers of a frame that has returned, one after the other, as long as they called it directly."""
     places = {id(one): i for i, one in enumerate(context.trail)}
     at = next(i for i, one in enumerate(context.users) if one is frame)
@@ -373,19 +384,19 @@ def _outwards(run: _Run, context: ErrorContext, frame: Frame, value: Any) -> Non
         value = _through_layers(run, between, value)
         call = expression(caller)
         if not isinstance(call, ast.Call):
-            raise _End
+            raise End
         run.line = caller.site.line
         value = _rest_of_frame(run, caller, None, (ast.unparse(call), value))
         frame = caller
 
 
-def _through_layers(run: _Run, between: list[Frame], value: Any) -> Any:
+def _through_layers(run: Run, between: list[Frame], value: Any) -> Any:
     """What torch's containers make of a result on its way to the caller: a Sequential passes it to its next layers."""
     for frame in reversed(between):
         if frame.site.function in CALLS:
             continue
         if type(frame.module) is not nn.Sequential or frame.site.function != "forward":
-            raise _End
+            raise End
         layers = list(frame.module._modules.values())
         at = next((i for i, layer in enumerate(layers) if layer is frame.names.get("module")), None)
         for layer in layers[at + 1 :] if at is not None else ():

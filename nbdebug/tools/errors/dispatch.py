@@ -165,6 +165,8 @@ KINDS: tuple[ErrorKind, ...] = (
     ),
 )
 """The narrow before the wide."""
+OF_GRAPHS = ("error/no-grad-path", "error/backward-twice", "error/inplace-modified")
+"""Codes whose fixes are tried with gradients, over some rounds of the training."""
 MOST_FINDINGS = 5
 """For the members of one group of exceptions together."""
 
@@ -222,6 +224,13 @@ def _recognized(context: ErrorContext, notes: list[str]) -> Finding | None:
 
 def _proven(context: ErrorContext, finding: Finding, notes: list[str]) -> Finding:
     """With each fix that is called tried as an edit that was tried; all others are suggestions."""
+    if finding.code in OF_GRAPHS and context.users:
+        try:
+            from nbdebug.tools.errors.autograd.trials import cured  # only where there is a graph
+
+            finding = cured(context, finding)
+        except Exception as error:
+            notes.append(f"nbdebug could not run the training again with a fix ({type(error).__name__}).")
     if all(fix.edit is not None or not fix.verified for fix in finding.fixes):
         return finding
     try:

@@ -146,6 +146,10 @@ SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)
 
 def _without_change(change: InPlaceChange | None) -> Edit | None:
     """The statement rewritten so that it makes a new tensor."""
+    if change is not None and change.how == "module" and change.where.file:
+        calls = [n for n in nodes_of(change.where.file) if isinstance(n, ast.Call) and n.lineno == change.where.line]
+        values = [k.value for n in calls for k in n.keywords if k.arg == "inplace"]
+        return edit_of(change.where.file, {values[0]: "False"}) if len(values) == 1 else None
     place = _statement_of(change) if change is not None and change.replacement else None
     if place is None or change is None or change.how == "block":
         return None

@@ -319,7 +319,8 @@ def _detached_fixes(cut: GraphCut, target: str, source: str, assignment: str) ->
 
 def _new_tensor_fixes(cut: GraphCut, target: str, source: str, assignment: str) -> tuple[Fix, ...]:
     several = source.startswith("[") or source.endswith("s")
-    code = f"{target} = torch.stack({source})" if several else f"{target} = {source}"
+    value = f"torch.stack({source})" if several else source
+    code = cut.statement.replace(cut.text, value) if cut.text and cut.text in cut.statement else f"{target} = {value}"
     return (Fix("Use the tensor itself; join several with stack, which keeps their graphs.", code),)
 
 

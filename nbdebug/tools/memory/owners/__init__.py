@@ -3,8 +3,8 @@
 storages   the memory behind a tensor: its device, address and bytes, counted once however many tensors share it
 contents   what is inside an object, read without running any of the user's code
 names      from the user's names to all that they lead to: each storage gets its names, and one of them is its owner
-graphs     what autograd has saved for a backward, and which tensor keeps that graph
-inventory  all of these together, with what the allocators say and who refers to tensors without a name
+inventory  what autograd has saved for a backward, by the tensor that keeps that graph; and all of these together,
+           with what the allocators say and who refers to tensors without a name
 report     the report of `mem()`
 """
 

@@ -15,7 +15,7 @@ from nbdebug.observe.locations import at_site
 from nbdebug.observe.modules import eager
 from nbdebug.report import Where
 from nbdebug.tools.memory.facts import Holding, Leak, MemoryFacts, StepMemory
-from nbdebug.tools.memory.owners.graphs import Graphs
+from nbdebug.tools.memory.owners.inventory import Graphs
 from nbdebug.tools.memory.owners.names import OwnerIndex, Ownership
 from nbdebug.tools.memory.owners.storages import Key as TensorKey
 from nbdebug.tools.memory.owners.storages import live
