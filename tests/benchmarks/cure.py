@@ -58,6 +58,7 @@ def failure(path: pathlib.Path, steps: int) -> str:
     assert "nbdebug" not in sys.modules, "the program runs alone"
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    multiprocessing.set_start_method("fork", force=True)  # a loader's workers start as in a program of its own
     made = build(path)
     if hasattr(made, "trigger"):
         try:
@@ -93,6 +94,7 @@ def ask(path: pathlib.Path, by: str) -> tuple[Any, int]:
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    multiprocessing.set_start_method("fork", force=True)
     made = build(path)
     if hasattr(made, "trigger"):
         return dataclasses.replace(WAYS["trace"]["error"](made), saver=None), 1

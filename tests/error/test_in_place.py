@@ -315,7 +315,7 @@ CASES = [
     (step_between, "`critic_opt.step()` changed `critic.1.weight`", "critic_opt.step()", "actor_loss.backward()"),
     (step_loop, "`opt.step()` changed `D.2.weight`", "opt.step()", "loss.backward()"),
     (weights_nograd, "`p.mul_(0.99)` changed `model.2.weight`", "p.mul_(0.99)", "out.backward()"),
-    (relu_inplace_module, "`act` is ReLU(inplace=True)", "nn.ReLU(inplace=True)", "nn.ReLU()"),
+    (relu_inplace_module, "`act` is ReLU(inplace=True)", "nn.ReLU(inplace=True)", "nn.ReLU(inplace=False)"),
     (
         leaf_update,
         "`w -= 0.1 * w.grad` changes `w` in place, a leaf",
@@ -333,7 +333,7 @@ CASES = [
     (weight_norm, "`m.weight.mul_(2)` changed `m.weight`", "m.weight.mul_(2)", "out2.sum().backward()"),
     (lambda_layer, "`lambda t: t.add_(1)` changes `t` in place", "lambda t: t.add_(1)", "t.add(1)"),
     (ddp_like, "`self.mean += y.detach().mean(0)` changes `self.mean`", "self.mean += ", "self.mean = self.mean + "),
-    (densenet, "is ReLU(inplace=True)", "nn.ReLU(inplace=True)", "nn.ReLU()"),
+    (densenet, "is ReLU(inplace=True)", "nn.ReLU(inplace=True)", "nn.ReLU(inplace=False)"),
     (rnn_inplace, "`h[:, 0] = 0` changes `h`", "h[:, 0] = 0", "h = h.clone()"),
 ]
 

@@ -395,7 +395,7 @@ CASES = [
         frozen_all,
         "all parameters of `model.0` and `model.2` are frozen",
         "p.requires_grad = False",
-        "model[2].requires_grad_(True)",
+        "p.requires_grad = True",
     ),
     (comparison, "`score > 0.5` is true or false", "hit = score > 0.5", "hit = torch.sigmoid("),
     (max_index, "`predicted` has no gradient: `torch.max(outputs, 1)`", "torch.max(outputs, 1)", "predicted = "),

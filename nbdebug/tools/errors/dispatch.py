@@ -46,9 +46,9 @@ class ErrorKind:
 
 
 @functools.cache
-def _function(path: str) -> Callable[[Any], Any]:
+def _function(path: str) -> Callable[..., Any]:
     module, _, name = path.rpartition(".")
-    function: Callable[[Any], Any] = getattr(importlib.import_module(f"nbdebug.tools.errors.{module}"), name)
+    function: Callable[..., Any] = getattr(importlib.import_module(f"nbdebug.tools.errors.{module}"), name)
     return function
 
 
@@ -165,8 +165,13 @@ KINDS: tuple[ErrorKind, ...] = (
     ),
 )
 """The narrow before the wide."""
-OF_GRAPHS = ("error/no-grad-path", "error/backward-twice", "error/inplace-modified")
-"""Codes whose fixes are tried with gradients, over some rounds of the training."""
+CURES = {
+    "error/no-grad-path": "autograd.trials.cured",
+    "error/backward-twice": "autograd.trials.cured",
+    "error/inplace-modified": "autograd.trials.cured",
+    "error/collate-mismatch": "kinds.collate.cured",
+}
+"""What makes edits of the fixes of a code, and tries them elsewhere than from the failing line on."""
 MOST_FINDINGS = 5
 """For the members of one group of exceptions together."""
 
@@ -224,13 +229,11 @@ def _recognized(context: ErrorContext, notes: list[str]) -> Finding | None:
 
 def _proven(context: ErrorContext, finding: Finding, notes: list[str]) -> Finding:
     """With each fix that is called tried as an edit that was tried; all others are suggestions."""
-    if finding.code in OF_GRAPHS and context.users:
+    if finding.code in CURES and context.users:
         try:
-            from nbdebug.tools.errors.autograd.trials import cured  # only where there is a graph
-
-            finding = cured(context, finding)
+            finding = _function(CURES[finding.code])(context, finding)
         except Exception as error:
-            notes.append(f"nbdebug could not run the training again with a fix ({type(error).__name__}).")
+            notes.append(f"nbdebug could not try a fix on the program ({type(error).__name__}).")
     if all(fix.edit is not None or not fix.verified for fix in finding.fixes):
         return finding
     try:

@@ -101,13 +101,8 @@ def _inplace_fixes(facts: InPlaceFacts) -> tuple[Fix, ...]:
         )
     if facts.what in ("leaf", "leaf view"):
         return _leaf_fixes(facts, change, name)
-    if facts.what == "expanded":
-        return (Fix("Clone it first, so that each element has its own memory.", f"{name} = {name}.clone()"),)
-    if facts.what == "inference":
-        return (
-            Fix("Clone it to a normal tensor first.", f"{name} = {name}.clone()"),
-            Fix("Or make it under no_grad.", "with torch.no_grad():\n    ..."),
-        )
+    if facts.what in ("expanded", "inference"):
+        return _copy_fixes(facts, name)
     if change is None:
         title = "Let torch print the forward line that saved the value; look for `+=`, `x[i] = …` and `_(` after it."
         return (Fix(title, "with torch.autograd.set_detect_anomaly(True):\n    ...   # the step again"),)
@@ -119,13 +114,29 @@ def _inplace_fixes(facts: InPlaceFacts) -> tuple[Fix, ...]:
         on = f"{op_words(facts.saved_by).strip('`')} of random numbers of shape {list(facts.shape or ())}"
         trial = {"backward": "passes" if facts.fix_passes else "fails", "tried on": on}
     code = change.replacement or change.text
+    if facts.parameter and "." in change.target:  # a module refuses a plain tensor in the place of its parameter
+        name = change.target.rpartition(".")[2]
+        code = f"{name} = {change.target}.clone()   # and change and use this copy"
     first = Fix(new, code, None if facts.fix_passes else facts.fix_passes, {} if facts.fix_passes else trial)
-    if facts.edit is not None:
+    if facts.edit is not None and not (facts.parameter and "." in change.target):
         first = Fix.of(new, facts.edit, facts.fix_passes, trial)
     if change.how != "item" or change.text.count("=") != 1:
         return (first,)
     code = f"parts.append({change.operand})\n...\n{change.target} = torch.stack(parts)   # after the loop"
     return first, Fix("Or collect the parts in a list, and stack them once.", code)
+
+
+def _copy_fixes(facts: InPlaceFacts, name: str) -> tuple[Fix, ...]:
+    """For elements that share memory, and tensors made under inference_mode."""
+    copied = f"{name} = {name}.clone()"
+    if facts.parameter or facts.weight:  # a module refuses a plain tensor in the place of its parameter
+        copied = f"{name} = torch.nn.Parameter({name}.detach().clone())"
+    if facts.what == "expanded":
+        return (Fix("Clone it first, so that each element has its own memory.", copied),)
+    return (
+        Fix("Clone it to a normal tensor first.", copied),
+        Fix("Or make it under no_grad.", "with torch.no_grad():\n    ..."),
+    )
 
 
 def _leaf_fixes(facts: InPlaceFacts, change: InPlaceChange | None, name: str) -> tuple[Fix, ...]:

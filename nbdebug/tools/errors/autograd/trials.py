@@ -82,6 +82,8 @@ class TrainingSandbox(ProgramSandbox):
         return value
 
     def copy(self, value: Any) -> Any:
+        if type(value) is torch.Generator and id(value) not in self._own:
+            raise CannotRun
         if id(value) in self._own and self._own[id(value)] is value:
             return value
         if type(value) in (list, dict):
@@ -133,13 +135,33 @@ class TrainingSandbox(ProgramSandbox):
             raise CannotRun
         return [self.keep(item) for item in value]
 
+    def _dict(self, node: ast.Dict, frame: Frame) -> dict[Any, Any]:
+        if any(key is None for key in node.keys):
+            raise CannotRun
+        return {self.evaluate(k, frame): self.evaluate(v, frame) for k, v in zip(node.keys, node.values)}
+
+    def _joinedstr(self, node: ast.JoinedStr, frame: Frame) -> str:
+        texts = []
+        for part in node.values:
+            value = part.value if isinstance(part, ast.Constant) else self.evaluate(getattr(part, "value", None), frame)
+            if type(value) not in (str, int, float, bool):
+                raise CannotRun
+            texts.append(str(value))
+        return "".join(texts)
+
     # calls
+
+    def call(self, method: FunctionType, owner: Any, argument: Any) -> Any:
+        """What a method of the user's returns."""
+        return self._read(method, (owner, argument), {})
 
     def _call(self, node: ast.Call, frame: Frame) -> Any:
         name, base = callee_word(node), getattr(node.func, "value", None)
         owner = value_of(base, frame) if base is not None else None
         if name == "backward":
             return self._backward(node, frame)
+        if name == "manual_seed" and isinstance(base, ast.Call) and value_of(base.func, frame) is torch.Generator:
+            return torch.Generator().manual_seed(self.evaluate(node.args[0], frame))
         if name == "set_grad_enabled":
             torch._C._set_grad_enabled(bool(self.evaluate(node.args[0], frame)))
             return None

@@ -10,10 +10,14 @@ import ast
 import collections
 import dataclasses
 import inspect
+import linecache
 import math
+import multiprocessing
 import re
 import textwrap
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +25,15 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.locations import source_text
-from nbdebug.observe.variables import attributes
+from nbdebug.observe.sources import edit_of, nodes_of, parse, statement_at, tree_of, with_keyword
+from nbdebug.observe.variables import attributes, class_attribute
+from nbdebug.report import Edit, Finding, Fix
+from nbdebug.tools.errors.autograd.functions import function_source
 from nbdebug.tools.errors.context import ErrorContext
 from nbdebug.tools.errors.kinds.workers import iterator_of, loader_of
 from nbdebug.tools.errors.rules.dataloader import CollateMismatch
+from nbdebug.tools.errors.sandbox import quiet
+from nbdebug.tools.errors.syntax import callee_name
 from nbdebug.tools.errors.values import shape_of
 
 Path = tuple[Any, ...]
@@ -201,6 +210,14 @@ def detect(context: ErrorContext) -> CollateMismatch | None:
     if not collating and not (own and (STACKED.search(context.message) or context.type in ("KeyError", "TypeError"))):
         return None
     samples = _samples(fetch, collating)
+    if samples is None and not own:
+        read = read_samples(context, _batch_indices(context, loader_of(context)[2]))
+        samples = read if read is not None and differences(read) else None
+        collating = [] if samples is not None else collating
+        if samples is not None:
+            facts = _mismatch_facts(context, differences(samples)[0], samples)
+            indices = list(_batch_indices(context, facts.batch))
+            return dataclasses.replace(facts, indices=tuple(indices[i] for i in facts.positions))
     if samples is None:
         return _from_message(context, own) if collating or STACKED.search(context.message) else None
     difference = _difference(context, samples, collating)
@@ -501,3 +518,113 @@ def _tried_padded(values: list[torch.Tensor]) -> dict[str, Any] | None:
     else:
         return None
     return {"the batch then has": str(list(whole.shape))}
+
+
+# -- fixes as edits ----------------------------------------------------------------------------------------------------
+
+
+def _dataset_of(context: ErrorContext) -> Any:
+    fetch = next((frame for frame in reversed(context.trail) if FETCH.search(frame.site.file)), None)
+    if fetch is not None and "self" in fetch.names:
+        return attributes(fetch.names["self"]).get("dataset")
+    iterator = iterator_of(context)
+    return attributes(iterator).get("_dataset") if iterator is not None else None
+
+
+def read_samples(context: ErrorContext, indices: Sequence[int], edit: Edit | None = None) -> list[Any] | None:
+    """The samples of these indices, as the user's `__getitem__` makes them by torch's functions alone, with an edit of
+    it; None where it needs more. Nothing of the user's is run."""
+    from nbdebug.tools.errors.autograd.trials import TRAINING_SECONDS, TrainingSandbox
+    from nbdebug.tools.errors.continuation import Run
+
+    dataset = _dataset_of(context)
+    method = class_attribute(dataset, "__getitem__", None)
+    if type(method) is not FunctionType or not indices or not context.users:
+        return None
+    sandbox = TrainingSandbox(context.users[0], edit)
+    sandbox.run = Run(time.monotonic() + TRAINING_SECONDS, sandbox)
+    try:
+        with quiet():
+            samples = [sandbox.call(method, dataset, i) for i in indices[:64]]
+    except Exception:  # what it needs is not torch's alone, or the data refuses it
+        return None
+    return samples if edit is None or sandbox.covered else None
+
+
+def cured(context: ErrorContext, finding: Finding) -> Finding:
+    """The finding with a collate function of the fixes written at the user's own `DataLoader`, and a new size in their
+    `__getitem__`; both tried on the samples of the batch."""
+    fixes = []
+    for fix in finding.fixes:
+        edit = _of_loader(context, fix.code) if fix.code.startswith("def collate(") else _of_item(context, fix.code)
+        after = _batch_with(context, fix.code, edit) if edit is not None else None
+        fixes.append(Fix.of(fix.title, edit, True, after) if edit is not None and after is not None else fix)
+    return dataclasses.replace(finding, fixes=tuple(fixes))
+
+
+def _of_loader(context: ErrorContext, code: str) -> Edit | None:
+    """The statement that makes the loader, with the collate function before it."""
+    function = code.rpartition("\n\n")[0] if "DataLoader(" in code else code
+    name = loader_of(context)[0]
+    for file in dict.fromkeys(frame.site.file for frame in context.users):
+        calls = [n for n in nodes_of(file) if isinstance(n, ast.Call) and callee_name(n) == "DataLoader"]
+        lines = [(statement_at(file, call.lineno), call) for call in calls]
+        named = [p for p in lines if isinstance(p[0], ast.Assign) and ast.unparse(p[0].targets[0]) == name]
+        for line, call in named or lines if len(named or lines) == 1 else ():
+            if line is not None and not any(k.arg == "collate_fn" for k in call.keywords):
+                pad = "\n" + " " * line.col_offset
+                text = function.replace("\n", pad).replace(pad + "\n", "\n\n")
+                here = with_keyword(file, call, "collate_fn", "collate")
+                workers = any(k.arg == "num_workers" for k in call.keywords)
+                if line.col_offset and workers and multiprocessing.get_start_method() != "fork":
+                    return _above(file, edit_of(file, here), function)
+                return edit_of(file, {line: f"{text}{pad}{{raw}}", **here})
+    return None
+
+
+def _above(file: str, edit: Edit | None, function: str) -> Edit | None:
+    """The edit with a function of the file's own before the one that it stands in: workers that are started anew can't
+    be given a local one."""
+    tree, lines = tree_of(file), [line.rstrip("\n") for line in linecache.getlines(file)]
+    if edit is None or tree is None:
+        return None
+    first = max(n.lineno for n in tree.body if n.lineno <= edit.line)
+    between = lines[first - 1 : edit.line - 1]
+    old, new = "\n".join([*between, edit.old]), "\n".join([*function.split("\n"), "", "", *between, edit.new])
+    return dataclasses.replace(edit, line=first, old=old, new=new)
+
+
+def _of_item(context: ErrorContext, code: str) -> Edit | None:
+    """An assignment before the only `return` of `__getitem__`, where that returns what it assigns."""
+    source = function_source(class_attribute(_dataset_of(context), "__getitem__", None))
+    tree = parse(code)
+    lines = [n for n in source.statements() if isinstance(n, ast.Return)] if source is not None else []
+    if source is None or len(lines) != 1 or tree is None or len(tree.body) != 1 or "#" in code:
+        return None
+    new, line = tree.body[0], lines[0]
+    if not isinstance(new, ast.Assign) or ast.unparse(new.targets[0]) not in [
+        n.id for n in ast.walk(line) if isinstance(n, ast.Name)
+    ]:
+        return None
+    return edit_of(source.source.file, {line: code + "\n" + " " * line.col_offset + "{raw}"})
+
+
+def _batch_with(context: ErrorContext, code: str, edit: Edit) -> dict[str, Any] | None:
+    """What the batch becomes with an edit; None where it can't be told, or still can't be collated."""
+    fetch = next((frame for frame in reversed(context.trail) if FETCH.search(frame.site.file)), None)
+    collating = [frame for frame in context.trail if COLLATE.search(frame.site.file)]
+    samples = _samples(fetch, collating)
+    indices = _indices(fetch, len(samples)) if samples else _batch_indices(context, loader_of(context)[2])
+    try:
+        with quiet():
+            if code.startswith("def collate("):
+                samples = samples if samples is not None else read_samples(context, indices)
+                names: dict[str, Any] = {"torch": torch}
+                exec(code.rpartition("\n\n")[0], names)  # a text of ours: torch's functions, on the samples
+                batch = names["collate"](samples)
+            else:
+                batch = torch.utils.data.default_collate(read_samples(context, indices, edit) or [])
+    except Exception:
+        return None
+    shapes = [str(list(entry.shape or ())) for _, entry in flat(batch) if entry.kind == "tensor"]
+    return {"the batch then has": ", ".join(shapes[:4])} if shapes else None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 
 import torch
 
+from nbdebug.observe.sources import edit_of
 from nbdebug.observe.variables import registered
+from nbdebug.report import Edit
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.rules.distributed import Collective
-from nbdebug.tools.errors.values import operands
+from nbdebug.tools.errors.sandbox import CannotRun, Sandbox
+from nbdebug.tools.errors.values import expression, operands, statement, value_of
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets, and env:// needs."""
@@ -96,6 +100,8 @@ def detect(context: ErrorContext) -> Collective | None:
     model, unused = _unused(context) if what == "unused parameters" else ("", ())
     arguments = operands(context.users[0]) if context.users else ()
     tensors = tuple(f"{text} on {value.device}" for text, value in arguments if is_tensor(value))[:5]
+    alone = what == "no group" and "RANK" not in os.environ
+    edit, runs = _group_of_one(context) if alone else (None, None)
     return Collective(
         context.raised(),
         what,
@@ -110,7 +116,43 @@ def detect(context: ErrorContext) -> Collective | None:
         unused,
         model,
         tensors,
+        edit,
+        runs,
     )
+
+
+def _group_of_one(context: ErrorContext) -> tuple[Edit | None, bool | None]:
+    """(the failing line behind one that makes a group of this process alone, whether the failing call runs in it: on
+    copies of its tensors; the group is ended again)."""
+    frame = context.users[0] if context.users else None
+    line, call = (statement(frame), expression(frame)) if frame is not None else (None, None)
+    if frame is None or line is None or hasattr(line, "body"):
+        return None, None
+    space = {**frame.globals, **frame.names}
+    home = (
+        "torch.distributed" if "torch" in space else next((n for n, v in space.items() if v is torch.distributed), "")
+    )
+    if not home or not torch.distributed.is_gloo_available():
+        return None, None
+    pad = "\n" + " " * line.col_offset
+    made = f'init_process_group("gloo", store={home}.HashStore(), rank=0, world_size=1)'
+    edit = edit_of(frame.site.file, {line: f"if not {home}.is_initialized():{pad}    {home}.{made}{pad}{{raw}}"})
+    runs = None
+    if isinstance(call, ast.Call) and not torch.distributed.is_initialized():
+        function = value_of(call.func, frame)
+        if str(getattr(function, "__module__", "")).startswith("torch.distributed."):
+            store = vars(torch.distributed)["HashStore"]()
+            torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+            try:
+                box = Sandbox()
+                args = [box.evaluate(arg, frame) for arg in call.args]
+                function(*args, **{k.arg: box.evaluate(k.value, frame) for k in call.keywords if k.arg})
+                runs = True
+            except (CannotRun, RuntimeError, ValueError, TypeError):
+                pass
+            finally:
+                torch.distributed.destroy_process_group()
+    return edit, runs
 
 
 def _backend() -> str:

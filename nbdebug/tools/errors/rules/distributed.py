@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from nbdebug.registry import rule
-from nbdebug.report import Finding, Fix
+from nbdebug.report import Edit, Finding, Fix
 from nbdebug.text import listed
 from nbdebug.tools.errors.facts import Raised
 
@@ -18,7 +18,7 @@ class Collective:
     present, missing: the environment variables that a launcher sets; backend: of the process group, "" without one;
     rank, world: as they were set. cards: the number of GPUs that this process sees. version: NCCL's. unused: parameters
     of the wrapped model that got no gradient; model: its name. tensors: those of the user's line, each "name on
-    device"."""
+    device". edit: the failing line behind one that makes a group of this process; runs: whether the call then runs."""
 
     raised: Raised
     what: str
@@ -33,6 +33,8 @@ class Collective:
     unused: tuple[str, ...] = ()
     model: str = ""
     tensors: tuple[str, ...] = ()
+    edit: Edit | None = None
+    runs: bool | None = None
 
     def value(self, key: str) -> str:
         return dict(self.values).get(key, "")
@@ -156,6 +158,8 @@ def _fixes(facts: Collective) -> list[Fix]:
             ),
             LOG,
         ]
+    if facts.what == "no group":
+        return _without_group(facts)
     if facts.what == "unused parameters":
         name = facts.model or "model"
         return [
@@ -209,10 +213,25 @@ def _fixes(facts: Collective) -> list[Fix]:
     ]
 
 
+def _without_group(facts: Collective) -> list[Fix]:
+    """By a launcher's variables where there are any; else a group of this process alone."""
+    launched = Fix(
+        "Initialize the group first, in a run that torchrun has started.",
+        f"torch.distributed.init_process_group({'nccl' if facts.cards else 'gloo'!r})   # "
+        + RUN.format(count=max(1, facts.cards)),
+    )
+    alone = "In one process: make a group of it alone."
+    if facts.rank:
+        return [launched]
+    if facts.edit is not None:
+        return [
+            Fix.of(alone, facts.edit, facts.runs, {"the call": "runs in a group of one process"} if facts.runs else {})
+        ]
+    code = "torch.distributed.init_process_group('gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)"
+    return [Fix(alone, code), launched]
+
+
 SIMPLE: dict[str, tuple[Fix, ...]] = {
-    "no group": (
-        Fix("Initialize the group first.", "torch.distributed.init_process_group('nccl')   # or 'gloo' on the CPU"),
-    ),
     "twice": (
         Fix(
             "Initialize it once.",

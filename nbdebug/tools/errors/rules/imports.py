@@ -171,8 +171,11 @@ def _fixes(facts: ModuleMissing) -> list[Fix]:
                 f"mv {facts.taken_by or facts.module + '.py'} my_{facts.module.partition('.')[0]}.py",
             )
         ]
-    if facts.pickled:
-        return _for_pickle(facts)
+    return _for_pickle(facts) if facts.pickled else _for_absent(facts)
+
+
+def _for_absent(facts: ModuleMissing) -> list[Fix]:
+    """For a module that is not there at all."""
     if facts.files:
         return [Fix("Add that folder to sys.path.", f"import sys\nsys.path.append({facts.folder!r})")]
     if facts.near:
@@ -186,12 +189,27 @@ def _fixes(facts: ModuleMissing) -> list[Fix]:
                 f"%pip install {facts.meant}\nimport {facts.meant}",
             )
         ]
+    if top in OWN_FOLDERS and not facts.needed_by:
+        return [
+            Fix(
+                "It is probably a folder of the project itself, and no package: add the folder that contains it.",
+                f"import sys\nsys.path.append('path/of/the/project')   # the folder in which {top} lies",
+            )
+        ]
     return [
         Fix(
             "Install it with %pip, which uses this kernel's Python; !pip may use another one.",
             f"%pip install {facts.package or top}",
         )
     ]
+
+
+OWN_FOLDERS = frozenset(
+    "src source lib libs core common util utils helper helpers tool tools script scripts app main train trainer "
+    "training eval model models module modules layer layers net nets network networks loss losses data dataset "
+    "datasets dataloader dataloaders config configs engine engines project code experiments".split()
+)
+"""Names that projects give their own folders; packages of these names on PyPI are something else."""
 
 
 def _for_submodule(facts: ModuleMissing) -> Fix:

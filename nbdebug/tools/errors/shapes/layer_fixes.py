@@ -29,7 +29,7 @@ from nbdebug.tools.errors.shapes.history import frames_below, layer_sizes, outpu
 from nbdebug.tools.errors.shapes.messages import ParsedMessage
 from nbdebug.tools.errors.shapes.trials import CallTrials, result_shape, with_method
 from nbdebug.tools.errors.syntax import callee_name
-from nbdebug.tools.errors.values import expression, statement, value_of
+from nbdebug.tools.errors.values import expression, shape_of, statement, value_of
 
 LARGEST = 1024
 """The side of the largest image that is tried."""
@@ -86,7 +86,7 @@ def _pooling(layer: nn.Linear, before: Shape) -> Iterator[ShapeFix]:
     pool = {1: "AdaptiveAvgPool1d", 2: "AdaptiveAvgPool2d"}.get(axes)
     area = layer.in_features // channels if channels else 0
     side = area if axes == 1 else math.isqrt(area)
-    if pool and side > 0 and channels * side**axes == layer.in_features:
+    if pool and 0 < side <= min(before[2:]) and channels * side**axes == layer.in_features:
         result = output_shape(nn.Sequential(getattr(nn, pool)(side), nn.Flatten(), layer), before)
         yield ShapeFix("pool", "", f"nn.{pool}({side})   # before the flattening", result is not None, result)
 
@@ -245,7 +245,7 @@ def downstream_fixes(call: FailedCall, message: ParsedMessage, path: str) -> Ite
     shape: Shape = operand.shape or ()
     features = attributes(layer)["in_features"]
     side = math.isqrt(features // shape[1]) if len(shape) == 4 and shape[1] else 0
-    if side and shape[1] * side * side == features:
+    if 0 < side <= min(shape[2:], default=0) and shape[1] * side * side == features:
         result = output_shape(nn.Sequential(nn.AdaptiveAvgPool2d(side), nn.Flatten(), layer), shape)
         code = f"F.adaptive_avg_pool2d({operand.text}, {side}).flatten(1)"
         yield ShapeFix("pooled", path, code, result is not None, result)
@@ -329,7 +329,23 @@ def as_edits(
             continue
         tried = fix.verified if edit is not None and fix.verified is not False else None
         results.append(dataclasses.replace(fix, edit=edit, verified=tried, reached=trial.text if trial else ""))
+    results += [] if any(fix.verified for fix in results) else _tokens_as_rows(context, call)
     return tuple(sorted(results, key=lambda fix: not fix.verified))
+
+
+def _tokens_as_rows(context: ErrorContext, call: FailedCall) -> list[ShapeFix]:
+    """Batch norm of tokens [batch, tokens, features]: all tokens as rows, and back, around the call in the line."""
+    frame = context.users[0] if context.users else None
+    node = expression(frame) if frame is not None else None
+    if frame is None or not isinstance(node, ast.Call) or len(node.args) != 1 or type(call.layer) is not nn.BatchNorm1d:
+        return []
+    shape, text = shape_of(value_of(node.args[0], frame)), ast.unparse(node.args[0])
+    if shape is None or len(shape) != 3:
+        return []
+    code = f"{ast.unparse(node.func)}({text}.flatten(0, 1)).unflatten(0, {text}.shape[:2])"
+    edit = edit_of(frame.site.file, {node: code})
+    trial = continued(context, edit)
+    return [ShapeFix("tokens", text, code, True, None, edit, trial.text)] if trial is not None and trial.worked else []
 
 
 def _edit(context: ErrorContext, call: FailedCall, fix: ShapeFix) -> Edit | None:
@@ -399,7 +415,7 @@ def _constructor(context: ErrorContext, layer: nn.Module) -> tuple[str, ast.Call
     return candidates[0] if len(candidates) == 1 else None
 
 
-_FIRST = ("in_features", "in_channels", "input_size", "num_features", "normalized_shape")
+_FIRST = ("num_embeddings", "in_features", "in_channels", "input_size", "num_features", "normalized_shape")
 
 
 def _number(node: ast.expr) -> int | None:
