@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import random
@@ -155,8 +154,12 @@ def interrupt(tool: str, moment: float) -> str:
             return "a hook or a handler is left"
         if hooks_of(training.model) or any(v for k, v in vars(training.optimizer).items() if k.endswith("_hooks")):
             return "hooks are left"
-        with contextlib.suppress(KeyboardInterrupt):
+        try:
             assert_nothing_is_left()
+        except KeyboardInterrupt:
+            pass
+        except AssertionError as left:
+            return f"left behind: {left}"
         if tool.endswith(RESTORED) and training.weights() != before:
             return "weights are changed"
     return outcome

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from nbdebug.interrupts import Uninterrupted, undone_by, uninterrupted
 from nbdebug.observe.backward import Backward, EngineWatch, OptimizerWatch
 from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.tensors import all_finite
@@ -39,6 +40,7 @@ class OwnStep:
 
     scaler: Any
 
+    @undone_by("__exit__")
     def __enter__(self) -> OwnStep:
         self._engine.attach()
         self._optimizers.attach()
@@ -55,7 +57,8 @@ class OwnStep:
             setattr(kind, name, _of_enabled(self._scaler_methods[name], method))
         return self
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
+    @uninterrupted
+    def __exit__(self, kind: Any = None, error: Any = None, traceback: Any = None) -> bool:
         for name, method in self._scaler_methods.items():
             setattr(torch.amp.GradScaler, name, method)
         self._optimizers.detach()
@@ -108,13 +111,14 @@ def _of_enabled(original: Callable, ours: Callable) -> Callable:
 def gradients_aside(model: nn.Module) -> Iterator[None]:
     """Within, the user's model has no gradients: a step of its own could clear or use them. Then the same again."""
     saved = [(parameter, parameter.grad) for parameter in model.parameters()]
-    for parameter, _ in saved:
-        parameter.grad = None
     try:
+        for parameter, _ in saved:
+            parameter.grad = None
         yield
     finally:
-        for parameter, gradient in saved:
-            parameter.grad = gradient
+        with Uninterrupted():
+            for parameter, gradient in saved:
+                parameter.grad = gradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,13 +153,14 @@ class HalfTrials:
     def same_numbers(self) -> Iterator[None]:
         """The random numbers that every trial starts with; afterwards, those that were next."""
         now = [(write, read()) for _, read, write in random_sources()]
-        for write, state in self._random:
-            write(state)
         try:
+            for write, state in self._random:
+                write(state)
             yield
         finally:
-            for write, state in now:
-                write(state)
+            with Uninterrupted():
+                for write, state in now:
+                    write(state)
 
     def run(
         self, model: nn.Module, around: Callable[[], Any] = contextlib.nullcontext, scale: float = 1.0
