@@ -27,8 +27,7 @@ lint: setup ## ruff, mypy and the import contracts
 	@$(BIN)/lint-imports --no-logo --no-cache
 
 notebooks: setup ## execute the notebooks again, in place
-	@$(BIN)/jupyter nbconvert --to notebook --execute --inplace --log-level WARN \
-		--ExecutePreprocessor.record_timing=False --ExecutePreprocessor.coalesce_streams=True --ExecutePreprocessor.timeout=600 notebooks/*.ipynb
+	@$(BIN)/python -m tests.test_notebooks notebooks/*.ipynb
 
 # torch goes first and alone: every other install then keeps that build of it.
 .venv/.installed: pyproject.toml constraints.txt
