@@ -209,7 +209,8 @@ def _change(fix: Fix, most: int) -> str:
         f'<span style="{MARKS.get(mark, "")}">{mark or " "} {_e(line[: 40 * most])}</span>' for mark, line in lines
     ]
     place = f'<p style="{SMALL};margin:.6em 0 0">{_e(words.clean(fix.edit.place, 160))}</p>'
-    return f'{place}<pre style="{BLOCK}">{chr(10).join(drawn)}</pre>'
+    wrapped = BLOCK.replace("white-space:pre;", "white-space:pre-wrap;overflow-wrap:anywhere;")
+    return f'{place}<pre style="{wrapped}">{chr(10).join(drawn)}</pre>'
 
 
 def _others(findings: list[Finding], most: int) -> str:

@@ -7,19 +7,24 @@ import dataclasses
 import difflib
 import glob
 import importlib.util
+import io
 import os
+import pickletools
 import pkgutil
 import re
 import sys
 import types
+import zipfile
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nbdebug.observe.locations import source_text
+from nbdebug.observe.sources import edit_of
 from nbdebug.observe.variables import is_user_module
+from nbdebug.report import Edit
 from nbdebug.tools.errors.context import ErrorContext
 from nbdebug.tools.errors.rules.imports import ModuleMissing
-from nbdebug.tools.errors.values import expression
+from nbdebug.tools.errors.values import expression, path_text, statement, value_of
 
 FOLDERS = 400
 """Folders that are searched."""
@@ -221,6 +226,14 @@ SURE = 0.8
 
 
 def detect(context: ErrorContext) -> ModuleMissing | None:
+    facts = _absent(context)
+    if facts is None or not facts.pickled or facts.module == "__main__" or context.type == "UnpicklingError":
+        return facts
+    edit, complete = _alias(context, facts.module, facts.holders)
+    return dataclasses.replace(facts, edit=edit, complete=complete)
+
+
+def _absent(context: ErrorContext) -> ModuleMissing | None:
     message, kind = context.message, context.type
     if kind in ("ModuleNotFoundError", "ImportError") and (match := MODULE.search(message)):
         return _missing(context, match[1], match[2])
@@ -430,3 +443,45 @@ def _beside(context: ErrorContext) -> Iterator[str]:
 def _near(missing: str, there: Any) -> tuple[str, ...]:
     names = [name for name in there if type(name) is str and name != missing and not name.startswith("_")]
     return tuple(difflib.get_close_matches(missing, names, n=2, cutoff=SURE))
+
+
+# -- an old name for a module ------------------------------------------------------------------------------------------
+
+PICKLE = 20_000_000
+"""Bytes of the part of a file that is read for the names of its classes."""
+
+
+def _alias(context: ErrorContext, module: str, holders: tuple[str, ...]) -> tuple[Edit | None, bool]:
+    """(the failing line behind one that gives a module its old name, whether all classes that the file names are then
+    found). The file is read, and not loaded."""
+    frame = context.users[0] if context.users else None
+    line, call = (statement(frame), _load_call(context)) if frame is not None else (None, None)
+    holder = next((name for name in holders if name not in (module, "__main__")), "")
+    if frame is None or line is None or hasattr(line, "body") or call is None or not call.args or not holder:
+        return None, False
+    known = {name for name in ("sys", holder) if type(frame.globals.get(name)) is types.ModuleType}
+    wanted = [name for name in ("sys", holder.partition(".")[0]) if name not in known]
+    text = f"import {', '.join(wanted)}\n" if wanted else ""
+    text += f"sys.modules[{module!r}] = {holder}\n"
+    edit = edit_of(frame.site.file, {line: text.replace("\n", "\n" + " " * line.col_offset) + "{raw}"})
+    names = _classes_in(value_of(call.args[0], frame))
+    found = bool(names) and all(
+        name in vars(sys.modules[holder]) if home == module else home.partition(".")[0] in (*sys.modules, "__builtin__")
+        for home, name in names
+    )
+    return edit, found
+
+
+def _classes_in(file: Any) -> set[tuple[str, str]]:
+    """(module, name) of the classes and functions that a file of `torch.save` needs."""
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(file.getvalue()) if type(file) is io.BytesIO else path_text(file) or "")
+        inside = next(info for info in archive.infolist() if info.filename.endswith("data.pkl"))
+        if inside.file_size > PICKLE:
+            return set()
+        words = [
+            str(value).split(" ", 1) for op, value, _ in pickletools.genops(archive.read(inside)) if op.name == "GLOBAL"
+        ]
+    except Exception:  # another kind of file, or a torn one
+        return set()
+    return {(home, name) for home, name in words}

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdebug.observe.sources import edit_of
 from nbdebug.observe.variables import named_modules
 from nbdebug.report import Link
 from nbdebug.tools.errors.context import READ_AT_MOST, ErrorContext, is_tensor
@@ -245,9 +246,27 @@ def _embedding(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
         return None
     counted, along, origin = _counted(argument.name, context)
     words = None if counted else _vocabulary(facts.beyond, table.shape[0], context)
-    return dataclasses.replace(
-        facts, grown=grown(facts.beyond, table, context), counted=counted, along=along, origin=origin, vocabulary=words
-    )
+    larger = grown(facts.beyond, table, context)
+    if larger is not None and type(module) is nn.Embedding and not counted:
+        larger = _made_larger(context, module, larger, max(int(larger.code), words[1] if words else 0))
+    return dataclasses.replace(facts, grown=larger, counted=counted, along=along, origin=origin, vocabulary=words)
+
+
+def _made_larger(context: ErrorContext, table: nn.Embedding, fix: TriedFix, rows: int) -> TriedFix:
+    """The fix as an edit of the call that makes the table; tried on the program behind the failing line."""
+    from nbdebug.tools.errors.continuation import continued
+    from nbdebug.tools.errors.shapes.layer_fixes import constructor
+
+    made = constructor(context, table)
+    if made is None or not made[1].args or table.num_embeddings * table.embedding_dim > SMALL:
+        return fix
+    first = made[1].args[0]
+    edit = edit_of(made[0], {first: str(rows) if isinstance(first, ast.Constant) else f"max({{raw}}, {rows})"})
+    larger = nn.Embedding(rows, table.embedding_dim, dtype=table.weight.dtype, device=table.weight.device)
+    trial = continued(context, None, {id(table): larger})
+    if edit is None or trial is None or not trial.worked:
+        return fix
+    return TriedFix(str(rows), True, {**fix.after, "the program then runs": trial.text}, edit)
 
 
 def _users_index(argument: OpArgument, context: ErrorContext) -> OpArgument:

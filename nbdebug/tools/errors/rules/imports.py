@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from nbdebug.registry import rule
-from nbdebug.report import Finding, Fix, Link
+from nbdebug.report import Edit, Finding, Fix, Link
 from nbdebug.tools.errors.facts import Raised
 
 
@@ -21,7 +21,8 @@ class ModuleMissing:
     name. files: where a file of this module is, relative to the working folder; folder: the one to add to sys.path.
     near: similar names. package: its name on PyPI, where that differs. elsewhere: the interpreter of another
     environment that has it. taken_by: the file that is imported in its place. python: the running interpreter. meant: a
-    well-known module with a similar name that is not installed.
+    well-known module with a similar name that is not installed. edit: the failing line behind one that gives the module
+    its old name; complete: whether all classes that the file names are then found.
     """
 
     raised: Raised
@@ -40,6 +41,8 @@ class ModuleMissing:
     python: str = ""
     needed_by: str = ""
     meant: str = ""
+    edit: Edit | None = None
+    complete: bool = False
 
 
 @rule(
@@ -258,6 +261,10 @@ def _for_pickle(facts: ModuleMissing) -> list[Fix]:
                 f"class {kind}(nn.Module):\n    ...\n\n{load}",
             )
         ]
+    elif facts.edit is not None:
+        after = {"classes named in the file": "all found"} if facts.complete else {}
+        title = "Register the module under its old name before you load the file."
+        fixes += [Fix.of(title, facts.edit, facts.complete or None, after)]
     elif holder:
         fixes += [
             Fix(

@@ -297,15 +297,17 @@ def _of_embedding(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
             if facts.module
             else (f"nn.Embedding({rows}, {width})")
         )
-        fixes.insert(
-            0 if not facts.counted else 1,
-            Fix(
-                "Enlarge the table to the largest id, and keep the trained rows.",
-                code,
-                facts.grown.worked,
-                facts.grown.after,
-            ),
+        keep = Fix(
+            "Enlarge the table to the largest id, and keep the trained rows.",
+            code,
+            facts.grown.worked,
+            facts.grown.after,
         )
+        if facts.grown.edit is not None:
+            title = "Make the table large enough. (Rows that are trained already are kept by the next one.)"
+            fixes.append(Fix.of(title, facts.grown.edit, facts.grown.worked, facts.grown.after))
+            keep = dataclasses.replace(keep, verified=None, after={})
+        fixes.insert(1 if facts.counted or facts.grown.edit is not None else 0, keep)
     if not facts.counted:
         fixes.append(
             Fix(

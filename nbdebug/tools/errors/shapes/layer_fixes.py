@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from nbdebug.observe.locations import other_cells
-from nbdebug.observe.sources import edit_of, nodes_of, parse
+from nbdebug.observe.sources import edit_of, nodes_of, parse, statement_at
 from nbdebug.observe.variables import attributes, class_attribute
 from nbdebug.report import Edit
 from nbdebug.tools.errors.context import ErrorContext
@@ -388,7 +388,7 @@ def _layer_edit(
     layer = call.layer
     if layer is None or size is None or fix.slug != "layer" or type(layer) is nn.MultiheadAttention:
         return None, None
-    new, made = layer_of_size(layer, size), _constructor(context, layer)
+    new, made = layer_of_size(layer, size), constructor(context, layer)
     if new is None or made is None or not made[1].args:
         return None, None
     weight = next(iter(layer.parameters(recurse=False)), None)
@@ -396,7 +396,7 @@ def _layer_edit(
     return edit_of(made[0], {made[1].args[0]: str(size)}), {id(layer): module}
 
 
-def _constructor(context: ErrorContext, layer: nn.Module) -> tuple[str, ast.Call] | None:
+def constructor(context: ErrorContext, layer: nn.Module) -> tuple[str, ast.Call] | None:
     """(file, call) of the only call in the user's sources that can have made a layer: its class, and its sizes where
     they are numbers."""
     own, kind = attributes(layer), type(layer).__name__
@@ -412,6 +412,14 @@ def _constructor(context: ErrorContext, layer: nn.Module) -> tuple[str, ast.Call
                     continue
                 (exact if None not in numbers else possible).append((file, node))
     candidates = exact or possible
+    if len(candidates) > 1:  # the one that the attribute of this name gets
+        name = (context.path(layer) or "").rpartition(".")[2]
+        lines = [(made, statement_at(made[0], made[1].lineno)) for made in candidates]
+        candidates = [
+            made
+            for made, line in lines
+            if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == f"self.{name}"
+        ]
     return candidates[0] if len(candidates) == 1 else None
 
 
