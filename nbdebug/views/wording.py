@@ -149,6 +149,8 @@ SPAN = "tried on"
 
 
 def verdict(fix: Fix) -> str:
+    if "experiment" in fix.after:  # of another text, or of no text at all
+        return f"A suggestion. In an experiment {clean(fix.after['experiment'])}"
     if fix.verified is None:
         return "Tried, undecided" if "undecided" in fix.after else "A suggestion, not tried"
     outcome = "it works" if fix.verified else "did not help"
@@ -157,7 +159,7 @@ def verdict(fix: Fix) -> str:
 
 def numbers_of(fix: Fix) -> str:
     """What was seen when it was tried, or why it was not: "loss 0.31, gradients finite"."""
-    return pairs({key: value for key, value in fix.after.items() if key != SPAN})
+    return pairs({key: value for key, value in fix.after.items() if key not in (SPAN, "experiment")})
 
 
 def proof(fix: Fix) -> str:

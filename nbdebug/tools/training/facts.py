@@ -22,7 +22,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from nbdebug.report import Where
+from nbdebug.report import Edit, Where
 
 NOWHERE = Where()
 
@@ -285,7 +285,7 @@ class Attempt:
     """A fix that was tried: one batch trained on as it is and with the fix, from the same start, with the same
     optimizer. how: the change; optimizer: with its rate; as_is, fixed: losses before the first step and after each
     (empty: none could be computed); verified: True (it helps), False (it does not), None (not tried, or undecided);
-    why: the reason for None."""
+    why: the reason for None. edit: of the user's own lines, where that text is what was run."""
 
     how: str = ""
     optimizer: str = ""
@@ -293,6 +293,18 @@ class Attempt:
     fixed: tuple[float, ...] = ()
     verified: bool | None = None
     why: str = ""
+    edit: Edit | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TriedEdit:
+    """An edit of the user's own lines that was run: the only thing from which a fix is called tried. verified: it helps
+    (None: undecided); span: what it was tried on; numbers: what was seen."""
+
+    edit: Edit
+    verified: bool | None
+    span: str
+    numbers: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -515,7 +527,7 @@ class TrainingRunFacts:
     suspect_labels: see run/experiments.py; recalls: class → (samples or pixels of it in the fixed batches, how many of
     them the model finds at the end); repeats: a plain loop comes to the same losses; severed: where a term of the
     loss is cut off from all parameters that are trained by it; outweighs: the share of the term that the experiment
-    "weaker term" has weakened.
+    "weaker term" has weakened; edits: by the cause, an edit of the user's own lines that was run.
     """
 
     losses: tuple[float, ...] = ()
@@ -562,6 +574,7 @@ class TrainingRunFacts:
     severed: DetachedAt | None = None
     weighting: ClassWeighting | None = None
     outweighs: float = 0.0
+    edits: Mapping[str, TriedEdit] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,12 +10,13 @@ from typing import Any
 from nbdebug import verdict
 from nbdebug.report import Finding, Fix, Plot, Report, RuledOut, Symptom
 from nbdebug.text import count, figures, listed, percent
-from nbdebug.tools.training.facts import Attempt, Experiment, StaticFacts, TrainingFacts, TrainingRunFacts
+from nbdebug.tools.training.facts import Attempt, Experiment, StaticFacts, TrainingFacts, TrainingRunFacts, TriedEdit
 from nbdebug.tools.training.rules import signs, slug
-from nbdebug.tools.training.rules.wording import NOT_REPEATED
+from nbdebug.tools.training.rules.wording import CURES, EXPERIMENT, NOT_REPEATED, in_words, suggestion
 
 POINTS = 100
 """Points of a curve that go into a report."""
+SPAN = "tried on"
 CURVES_OF = "loss of one batch, trained on alone"
 CONFLICTS = 0.01
 """Share of training rows that have a twin with another label, from which it is worth a note."""
@@ -42,26 +43,6 @@ EXPERIMENTS = {
     "over-regularized": ("no penalty", "no weight decay", "less dropout"),
 }
 """By the beginnings of their names, which experiments show a cause's fix."""
-CURES = {
-    "zero_grad": ("gradients that pile up", "with gradients cleared"),
-    "unscaled first": ("gradients that are clipped too early", "unscaled before they are clipped"),
-    "train mode": ("layers in eval mode", "with all layers in train mode"),
-    "without the batch": ("one bad batch", "without {batch}"),
-    "shuffled": ("the order of the samples", "shuffled"),
-    "level rate": ("a learning rate that falls too early", "with a constant learning rate"),
-    "unfrozen": ("frozen parameters", "with all of them trained"),
-    "without suspect labels": ("wrong labels", "without the samples whose label the model contradicts"),
-    "rescaled": ("the size of the initial weights", "with each layer's output scaled to size one"),
-    "normalized": ("the size of the activations", "with each layer's output normalized"),
-    "relu": ("saturating activations", "with ReLU in their place"),
-    "clip": ("single large gradients", "with their norm clipped at 1"),
-    "lr/": ("a learning rate that is too high", "divided by {factor}"),
-    "lr*": ("a learning rate that is too low", "multiplied by {factor}"),
-    "no penalty": ("a penalty on the weights", "without it"),
-    "no weight decay": ("weight decay", "without it"),
-    "less dropout": ("dropout", "with 0.1 at most"),
-}
-"""By the beginnings of their names, the cause that an experiment would cure and how it was tried, in a sentence."""
 EXPLAINS_OVERFITTING = frozenset(
     {"overfit", "model-too-large-for-data", "train-mode-in-eval", "preprocessing-mismatch"}
 )
@@ -105,14 +86,19 @@ def _symptoms_at_start(static: StaticFacts) -> list[Symptom]:
     return []
 
 
-def _with_attempts(findings: Sequence[Finding], static: StaticFacts | None) -> list[Finding]:
-    """The findings, each with what came of its first fix on one batch, where no run has tried that fix."""
+def _with_attempts(
+    findings: Sequence[Finding], static: StaticFacts | None, run: TrainingRunFacts | None = None
+) -> list[Finding]:
+    """The findings, each with what came of its first fix: as an edit in the run, or on one batch."""
     attempts = {} if static is None else static.attempts
     result = []
     for finding in findings:
         attempt = attempts.get(slug(finding))
         first, *others = finding.fixes or (None,)
-        if attempt is not None and first is not None and first.verified is None:
+        edit = None if run is None else run.edits.get(slug(finding))
+        if edit is not None and first is not None:
+            finding = dataclasses.replace(finding, fixes=(_of_edit(first, edit), *others))
+        elif attempt is not None and first is not None and EXPERIMENT not in first.after:
             finding = dataclasses.replace(finding, fixes=(_tested(first, attempt), *others))
         result.append(finding)
     return result
@@ -124,14 +110,26 @@ def _tested(fix: Fix, attempt: Attempt) -> Fix:
     steps = len(attempt.as_is) - 1, len(attempt.fixed) - 1
     after: dict[str, Any] = {
         "undecided": attempt.why or None,
-        "one batch": attempt.how,
+        "one batch": None if attempt.edit is not None else attempt.how,
         "loss as it is": _end(attempt.as_is),
         "loss with the fix": _end(attempt.fixed),
         "steps": max(steps),
         "steps with the fix": steps[1] if 0 < steps[1] < steps[0] else None,
         "optimizer": attempt.optimizer,
     }
-    return dataclasses.replace(fix, verified=attempt.verified, after={k: v for k, v in after.items() if v is not None})
+    after = {k: v for k, v in after.items() if v is not None}
+    if attempt.edit is not None:
+        span = f"one batch, {count(max(steps), 'step')}"
+        return _of_edit(fix, TriedEdit(attempt.edit, attempt.verified, span, after))
+    after["loss in the experiment"] = after.pop("loss with the fix")
+    after.pop("one batch", None)
+    how = f"{attempt.how}, on one batch" + (", which does not help" if attempt.verified is False else "")
+    return suggestion(fix.title, fix.code, how, after)
+
+
+def _of_edit(fix: Fix, tried: TriedEdit) -> Fix:
+    """A fix that is called tried has an edit: the text that was run."""
+    return Fix.of(fix.title, tried.edit, tried.verified, {SPAN: tried.span, **tried.numbers})
 
 
 def _end(losses: Sequence[float]) -> float | str:
@@ -294,7 +292,7 @@ def diagnose_report(facts: TrainingFacts, findings: list[Finding], question: str
     run, static = facts.run, facts.static
     assert run is not None, "diagnose has watched it"
     named = {slug(f) for f in findings}
-    findings = [_with_reason(f, run) for f in _with_attempts(findings, static)]
+    findings = [_with_reason(f, run) for f in _with_attempts(findings, static, run)]
     before = _ruled_out_static(static, named) if static is not None and static.loss is not None else ()
     return Report(
         question,
@@ -414,12 +412,12 @@ def _ruled_out_layers(run: TrainingRunFacts, named: set[str]) -> Iterable[RuledO
 
 def _ruled_out_by_experiment(run: TrainingRunFacts) -> Iterable[RuledOut]:
     """What an experiment has shown not to help; of several of one kind the best."""
-    for start, (cause, how) in CURES.items():
+    for start, (cause, _) in CURES.items():
         kind = [(name, e) for name, e in run.experiments.items() if name.startswith(start)]
         if not kind or any(signs.helps(e) for _, e in kind) or not any(math.isfinite(e.end_changed) for _, e in kind):
             continue
         name, experiment = min(kind, key=lambda pair: pair[1].end_changed)
         step = (run.spike or {}).get("step")
-        how = how.format(factor=name[3:], batch="its batch" if step is None else f"the batch of step {step}")
+        how = in_words(name, "its batch" if step is None else f"the batch of step {step}")
         ends = figures(experiment.end_changed), figures(experiment.end_as_is)
         yield RuledOut(cause, f"tried: {how}, the loss ends at {ends[0]}; as it is, at {ends[1]}")

@@ -10,7 +10,7 @@ from nbdebug.report import Finding, Fix
 from nbdebug.text import figures, listed, percent
 from nbdebug.tools.training.facts import ClassWeighting, Overlap, TrainingFacts
 from nbdebug.tools.training.rules.signs import helps, helps_validation
-from nbdebug.tools.training.rules.wording import finding, tested_fix
+from nbdebug.tools.training.rules.wording import finding, suggestion, tested_fix
 
 LARGE = 10.0
 """Root mean square of a feature, beyond which inputs count as not normalized (DLCheck: a mean over 10)."""
@@ -228,12 +228,13 @@ def _drowned(weighting: ClassWeighting, facts: TrainingFacts) -> Finding:
         title, code = "Weight the classes by how rare they are.", f"weight = torch.tensor([{weights}])"
         if losses and losses[0].op == "cross_entropy":
             code += "\nF.cross_entropy(output, target, weight=weight)"
-    after = {"score of the other classes": weighting.before, "with the fix": weighting.after}
+    how = f"without the loss of label {common}" if weighting.left_out else "with all classes weighed alike"
+    after = {"score of the other classes": weighting.before, "in the experiment": weighting.after}
     return finding(
         "class-imbalance",
         what,
         ["loss_fn", "train_loader"],
-        [Fix(title, code, True, after)],
+        [suggestion(title, code, how, after)],
         place=losses[0].where if losses else None,
         evidence={"labels": dict(list(weighting.counts.items())[:8])},
     )

@@ -9,7 +9,7 @@ from nbdebug.report import Finding, Fix
 from nbdebug.text import figures, percent
 from nbdebug.tools.training.facts import ModuleMode, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.rules.signs import STALE, helps, rate_stays_low
-from nbdebug.tools.training.rules.wording import finding, tested_fix
+from nbdebug.tools.training.rules.wording import finding, suggestion, tested_fix
 
 CLIPPED = 0.1
 """Share of the scaler's steps in which gradients were clipped before they were unscaled."""
@@ -212,7 +212,8 @@ def train_mode_in_eval(facts: TrainingFacts) -> Finding | None:
         after = {"validation in train mode": train_mode, "validation in eval mode": eval_mode}  # type: ignore[dict-item]
     own = _evaluation_functions(run)
     where = f" in `{own[0]}`" if own else ""
-    fix = Fix("Evaluate in eval mode.", "model.eval()\n...\nmodel.train()", run.mode_losses is not None or None, after)
+    title, code = "Evaluate in eval mode.", "model.eval()\n...\nmodel.train()"
+    fix = Fix(title, code, None, after) if not difference else suggestion(title, code, "in eval mode", after)
     return finding(
         "train-mode-in-eval",
         f"Validation{where} runs in train mode, which matters for {_module_list(wrong)}{difference}",

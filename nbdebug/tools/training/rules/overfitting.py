@@ -8,7 +8,7 @@ from nbdebug.report import Finding, Fix
 from nbdebug.text import figures, percent
 from nbdebug.tools.training.facts import Experiment, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.wording import PRINT_LOSS_INPUTS, SHUFFLE, at_line, finding, tested_fix
+from nbdebug.tools.training.rules.wording import PRINT_LOSS_INPUTS, SHUFFLE, at_line, finding, suggestion, tested_fix
 
 BELOW = 0.5
 """A small network of our own ends at this share of the model's loss, or below, on validation data (on training data
@@ -217,10 +217,10 @@ def label_noise(facts: TrainingFacts) -> Finding | None:
     if as_is is None or without is None or not without < CLEANER * as_is:
         return None
     end = run.evaluations[-1]
-    fix = Fix(
+    fix = suggestion(
         "Review the samples whose label the model contradicts, or leave them out.",
         "suspect = model(inputs).argmax(1) != labels",
-        True,
+        "without them",
         {"validation as it is": as_is, "validation without them": without, "steps": len(experiment.changed)},
     )
     return finding(
@@ -306,10 +306,10 @@ def _overfit(run: TrainingRunFacts, slug: str, size: str, names: list[str]) -> F
             f"the validation loss is lowest at step {step} ({figures(lowest)}) and rises to {figures(end)}, while the "
             f"training loss falls to {train}"
         )
-        fix = Fix(
+        fix = suggestion(
             "Stop where the validation loss is lowest (and regularize, augment, or use a smaller model).",
             "if val_loss < best:\n    best, weights = val_loss, copy.deepcopy(model.state_dict())",
-            True,
+            "that stops there",
             {"validation as it is": end, "validation when stopped": lowest, "step": step},
         )
     return finding(

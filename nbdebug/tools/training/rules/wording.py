@@ -14,6 +14,8 @@ from nbdebug.report import Finding, Fix, Link, Where
 from nbdebug.tools.training.facts import Experiment, TrainingRunFacts
 from nbdebug.tools.training.rules.signs import BETTER, helps
 
+EXPERIMENT = "experiment"
+"""Key of `Fix.after`: what was done in place of the text that is shown."""
 NOT_REPEATED = "the run could not be repeated with this change"
 """Why a fix has no experiment, where the rule knows no better; the report knows more."""
 
@@ -27,6 +29,30 @@ GLOROT_INIT = (
     "torch.nn.init.xavier_uniform_(layer.weight)\ntorch.nn.init.zeros_(layer.bias)",
 )
 SHUFFLE = ("Shuffle the training data.", "DataLoader(dataset, batch_size=..., shuffle=True)")
+CURES = {
+    "zero_grad": ("gradients that pile up", "with gradients cleared"),
+    "unscaled first": ("gradients that are clipped too early", "unscaled before they are clipped"),
+    "train mode": ("layers in eval mode", "with all layers in train mode"),
+    "without the batch": ("one bad batch", "without {batch}"),
+    "shuffled": ("the order of the samples", "shuffled"),
+    "level rate": ("a learning rate that falls too early", "with a constant learning rate"),
+    "unfrozen": ("frozen parameters", "with all of them trained"),
+    "without suspect labels": ("wrong labels", "without the samples whose label the model contradicts"),
+    "rescaled": ("the size of the initial weights", "with each layer's output scaled to size one"),
+    "normalized": ("the size of the activations", "with each layer's output normalized"),
+    "relu": ("saturating activations", "with ReLU in their place"),
+    "clip": ("single large gradients", "with their norm clipped at 1"),
+    "lr/": ("a learning rate that is too high", "with the rate divided by {factor}"),
+    "lr*": ("a learning rate that is too low", "with the rate multiplied by {factor}"),
+    "no penalty": ("a penalty on the weights", "without it"),
+    "no weight decay": ("weight decay", "without it"),
+    "less dropout": ("dropout", "with 0.1 at most"),
+    "scores*10": ("scores that stay small", "with scores ten times as large"),
+    "weaker term": ("a term that outweighs the others", "with a hundredth of its gradient"),
+    "standardized": ("inputs that are off scale", "with inputs of mean 0 and deviation 1"),
+    "reference": ("a model that is too simple", "with a network of two hidden layers of 128 units"),
+}
+"""By the beginnings of their names, the cause that an experiment would cure and how it was tried, in a sentence."""
 PRINT_LOSS_INPUTS = Fix(
     "Print what goes into the loss.",
     "outputs, targets = model(batch[0]), batch[1]\n"
@@ -77,20 +103,32 @@ def _modules(run: TrainingRunFacts) -> set[str]:
 
 
 def tested_fix(title: str, code: str, experiment: Experiment | None, by: float = BETTER) -> Fix:
-    """A fix with the losses of its experiment, where there was one."""
+    """A suggestion with the losses of its experiment, where there was one. by: what counts as help."""
     if experiment is None:
         return Fix(title, code, None, {"why not": NOT_REPEATED})
-    after: dict[str, Any] = {"loss as it is": experiment.end_as_is, "loss with the fix": experiment.end_changed}
+    after: dict[str, Any] = {"loss as it is": experiment.end_as_is, "loss in the experiment": experiment.end_changed}
     after = {key: value if math.isfinite(value) else "not finite" for key, value in after.items()}
     if experiment.changed:
         after["steps"] = len(experiment.changed)
     if experiment.val_as_is is not None and experiment.val_changed is not None:
         validation = {
             "validation as it is": experiment.val_as_is,
-            "validation with the fix": experiment.val_changed,
+            "validation in the experiment": experiment.val_changed,
         }
         after |= {key: value for key, value in validation.items() if math.isfinite(value)}
-    return Fix(title, code, helps(experiment, by), after)
+    no_help = "" if helps(experiment, by) else ", which does not help"
+    return suggestion(title, code, in_words(experiment.what) + no_help, after)
+
+
+def suggestion(title: str, code: str, experiment: str, numbers: Mapping[str, Any]) -> Fix:
+    """A fix whose text was not run: what was, in words ("with gradients cleared"), and what was seen there."""
+    return Fix(title, code, None, {EXPERIMENT: experiment, **numbers})
+
+
+def in_words(experiment: str, batch: str = "its batch") -> str:
+    """How an experiment of this name was made: "with the learning rate divided by 10"."""
+    how = next((how for start, (_, how) in CURES.items() if experiment.startswith(start)), "with one thing changed")
+    return how.format(factor=experiment[3:], batch=batch)
 
 
 def at_line(where: Where) -> str:

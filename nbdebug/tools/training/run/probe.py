@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import itertools
 import math
 import time
@@ -14,8 +16,12 @@ from torch import nn
 
 from nbdebug.observe.locations import at_site
 from nbdebug.observe.snapshot import Snapshot
+from nbdebug.observe.sources import edited_functions
+from nbdebug.observe.step_state import StepState
 from nbdebug.observe.validation import names_used_by
-from nbdebug.report import Where
+from nbdebug.report import Edit, Where
+from nbdebug.text import count
+from nbdebug.tools.training.edits import in_call, in_loop, users_files
 from nbdebug.tools.training.facts import (
     DetachedAt,
     FrozenParameter,
@@ -23,6 +29,7 @@ from nbdebug.tools.training.facts import (
     StaticFacts,
     TrainingFacts,
     TrainingRunFacts,
+    TriedEdit,
     UnitsFact,
 )
 from nbdebug.tools.training.probe_errors import ProbeErrors
@@ -54,6 +61,9 @@ MOST_STEPS = 600
 """Steps of one experiment."""
 SOME = 0.2
 """Below this share of the first loss nobody asks what more could have been learned."""
+
+LONGEST_LOOP = 60.0
+"""Seconds of a loop that runs once more, with a fix in it."""
 
 LOOP = "What the run shows beside its losses: schedule, order of calls, layers"
 UNITS = "Dead and saturated units"
@@ -146,6 +156,11 @@ def run_facts(
             facts = _experiment_facts(arguments, run, facts, start, suspects, errors, static or StaticFacts())
         except Exception as error:  # the border: your loop has run; that ours can't repeat it is no fault of yours
             facts = _without_experiments(facts, f"{type(error).__name__}: {error}")
+        if not keep:
+            start.restore()
+            edits = _EditTrials(train, arguments, run, facts, start, restore_rng)
+            tried = errors.run("Whether the fix helps as an edit of your lines", lambda: edits.all(static), {})
+            facts = dataclasses.replace(facts, edits=tried)
         return dataclasses.replace(facts, unchecked=(*facts.unchecked, *errors.lines, *_failed_evaluations(run)))
     finally:
         for end_action in ends:
@@ -170,6 +185,110 @@ def _failed_evaluations(run: LoopRun) -> Iterator[str]:
     for name, batches in (("training", run.on_train), ("validation", run.on_val)):
         if batches.error:
             yield f"The loss on fixed {name} batches: {batches.error}"
+
+
+# Edits
+
+
+class _EditTrials:
+    """The fixes of what the rules name, as edits of the user's own lines: of the loop, which runs again as edited; or
+    of a call that made the optimizer, whose argument an experiment has set."""
+
+    def __init__(
+        self,
+        train: Callable[..., Any],
+        arguments: LoopArguments,
+        run: LoopRun,
+        facts: TrainingRunFacts,
+        start: Snapshot,
+        restore_rng: Callable[[], None],
+    ):
+        self.train, self.arguments, self.run, self.facts = train, arguments, run, facts
+        self.start, self.restore_rng = start, restore_rng
+
+    def all(self, static: StaticFacts | None) -> dict[str, TriedEdit]:
+        tried = {}
+        for finding in name_all(TrainingFacts(static, self.facts)):
+            name = slug(finding)
+            edit = self._of_call(name) or self._of_loop(name)
+            if edit is not None:
+                tried[name] = edit
+        return tried
+
+    def _of_loop(self, name: str) -> TriedEdit | None:
+        arguments = self.arguments
+        for edit in in_loop(name, self.train, arguments.model, arguments.optimizers, self.facts.places):
+            end = self._rerun(edit)
+            if end is not None:
+                return self._judged(name, edit, *end)
+        return None
+
+    def _judged(self, name: str, edit: Edit, losses: list[float], train: float, val: float | None) -> TriedEdit:
+        before, last = signs.last_loss(self.facts), self.facts.evaluations[-1] if self.facts.evaluations else None
+        by = 1.02 if name in ("eval-mode-in-training", "train-mode-in-eval") else signs.BETTER
+        well = math.isfinite(train) and all(map(math.isfinite, losses))
+        numbers: dict[str, Any] = {
+            "loss as it is": before if math.isfinite(before) else "not finite",
+            "loss with the fix": train if well else "not finite",
+        }
+        if last is not None and last.val is not None and val is not None:
+            numbers |= {"validation as it is": last.val, "validation with the fix": val}
+        helps = well and train <= by * before
+        return TriedEdit(edit, helps, f"your whole loop, {count(len(losses), 'step')}", numbers)
+
+    def _rerun(self, edit: Edit) -> tuple[list[float], float, float | None] | None:
+        """The losses of the user's loop as edited, and the loss on fixed batches at its end; None where it can't run
+        again."""
+        if self.run.seconds > LONGEST_LOOP:
+            return None
+        models = {"model": self.arguments.model}
+        optimizers = {str(i): optimizer for i, optimizer in enumerate(self.arguments.optimizers)}
+        state = StepState.take(self.train, models, optimizers)
+        if state.why_not:
+            return None
+        losses: list[float] = []
+        try:
+            self.restore_rng()
+            with edited_functions(edit) as exchanged, no_warnings(), contextlib.redirect_stdout(io.StringIO()):
+                if not exchanged:
+                    return None
+                self.train(lambda step, loss, *more, **named: losses.append(float(loss)))
+            end, val = self.run.on_train.mean(), self.run.on_val.mean()
+            return (losses, end[0], val[0] if val else None) if end and losses else None
+        except Exception:  # the edit is no fix here
+            return None
+        finally:
+            state.leave()
+            self.start.restore()
+            self.restore_rng()
+
+    def _of_call(self, name: str) -> TriedEdit | None:
+        """lr, weight decay and dropout."""
+        starts = {"lr-too-high": "lr/", "lr-too-low": "lr*", "over-regularized": "no weight decay"}.get(name)
+        tried = {n: e for n, e in self.facts.experiments.items() if starts is not None and n.startswith(starts)}
+        best = min(tried, key=lambda n: tried[n].end_changed, default=None)
+        optimizers = self.arguments.optimizers
+        if best is None or len(optimizers) != 1 or not signs.helps(tried[best]):
+            return None
+        groups, argument = optimizers[0].param_groups, "lr" if best.startswith("lr") else "weight_decay"
+        old = {float(g.get("initial_lr", g["lr"]) if argument == "lr" else g[argument]) for g in groups}
+        if len(old) != 1 or any("max_lr" in group for group in groups):
+            return None
+        before = old.pop()
+        factor = 0.0 if argument != "lr" else 1 / float(best[3:]) if best[2] == "/" else float(best[3:])
+        loader = self.arguments.train_loader, self.arguments.loss_fn
+        files = users_files(self.arguments.model, self.train, *loader)
+        for edit in in_call(files, type(optimizers[0]).__name__, argument, before, f"{before * factor:g}"):
+            experiment = tried[best]
+            numbers = {"loss as it is": experiment.end_as_is, "loss with the fix": experiment.end_changed}
+            if experiment.val_as_is is not None and experiment.val_changed is not None:
+                validation = experiment.val_as_is, experiment.val_changed
+                numbers |= dict(zip(("validation as it is", "validation with the fix"), validation))
+            numbers = {k: v if math.isfinite(v) else "not finite" for k, v in numbers.items()}  # type: ignore[misc]
+            return TriedEdit(
+                edit, True, f"{count(len(experiment.changed), 'step')} from the start of your run", numbers
+            )
+        return None
 
 
 # The loop

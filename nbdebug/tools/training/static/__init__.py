@@ -8,8 +8,7 @@ signals          inputs, initial weights, training against validation
 batches          the batches of both loaders, labels
 batch_mixing     does one sample's output depend on another sample?
 environment      settings around the model, how the loss scales with the batch, what workers draw
-overfit_batch    can the model overfit one batch?
-fixes            the fix of each cause, tried on one batch
+fixes            the fix of each cause, tried on one batch; can the model overfit it at all?
 """
 
 from __future__ import annotations

@@ -9,10 +9,13 @@ batch says whether a fault keeps the model from learning; it does not say how go
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
+import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,13 +25,15 @@ from torch.utils._pytree import tree_map_only
 
 from nbdebug.observe.locations import locate
 from nbdebug.observe.snapshot import Snapshot
-from nbdebug.report import Finding, Where
-from nbdebug.text import count, listed
-from nbdebug.tools.training.facts import Attempt, LossCall, StaticFacts
+from nbdebug.observe.sources import edited_functions
+from nbdebug.report import Edit, Finding, Where
+from nbdebug.text import count, figures, listed
+from nbdebug.tools.training.edits import in_loss
+from nbdebug.tools.training.facts import Attempt, LossCall, OverfitResult, StaticFacts
 from nbdebug.tools.training.probe_errors import describe
-from nbdebug.tools.training.run.evaluate import LossFn
-from nbdebug.tools.training.static.one_step import GETTERS, hidden_parameters
-from nbdebug.tools.training.static.overfit_batch import largest_rate, memorized, train_on
+from nbdebug.tools.training.run.evaluate import LossFn, loss_root
+from nbdebug.tools.training.run.retrain import wants_closure
+from nbdebug.tools.training.static.one_step import GETTERS, hidden_parameters, leaves_of
 from nbdebug.tools.training.static.signals import tensors_at
 
 STEPS = 100
@@ -115,11 +120,13 @@ def _with_target(value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 @dataclasses.dataclass(frozen=True)
 class TrainingFix:
-    """how: the change, in words. patch: calls that give another result (a fresh mode each time); change: done once to
-    the model and its optimizers; batch: another batch in place of the first. own: only the user's own optimizers show
+    """how: the change, in words. edit: the user's own functions run with this text; patch: calls that give another
+    result (a fresh mode each time); change: done once to the model and its optimizers; batch: another batch in place of
+    the first. own: only the user's own optimizers show
     it; raises: without it the loss raises (on a GPU, for good); comparable: losses with and without it are."""
 
     how: str
+    edit: Edit | None = None
     patch: Callable[[], PatchedCalls] | None = None
     change: Change | None = None
     batch: Any = None
@@ -157,6 +164,14 @@ def fix_for(
     return fix(static) if fix is not None else WHY_NOT.get(slug, "one batch does not show it")
 
 
+def edit_fixes(finding: Finding, static: StaticFacts, model: nn.Module) -> Iterator[TrainingFix]:
+    """The same as edits of the user's own lines, the gentlest first."""
+    slug = finding.code.partition("/")[2]
+    for edit in in_loss(slug, static, _loss_call(finding, static), model):
+        alike = slug not in ("missing-log-softmax",)
+        yield TrainingFix("this text", edit, raises=slug == "label-out-of-range", comparable=alike)
+
+
 def _loss_call(finding: Finding, static: StaticFacts) -> LossCall | None:
     """The loss function's call at the finding's line, or else the first."""
     line = (finding.where.file, finding.where.line)
@@ -183,7 +198,7 @@ def _without_activation(call: LossCall | None, model: nn.Module) -> TrainingFix 
         )
     if call.activation and call.activation_where.line is not None:
         op, where = call.activation, call.activation_where
-        return TrainingFix(f"without the `{op}`", lambda: PatchedCalls({op}, where, first_argument))
+        return TrainingFix(f"without the `{op}`", patch=lambda: PatchedCalls({op}, where, first_argument))
     if not call.probabilities:
         return "the op that makes the output can't be told from other calls"
 
@@ -194,7 +209,7 @@ def _without_activation(call: LossCall | None, model: nn.Module) -> TrainingFix 
         return func(*args, **kwargs)
 
     return TrainingFix(
-        "with the scores behind these probabilities", lambda: PatchedCalls({call.op}, call.where, scores)
+        "with the scores behind these probabilities", patch=lambda: PatchedCalls({call.op}, call.where, scores)
     )
 
 
@@ -203,7 +218,7 @@ def _with_sigmoid(call: LossCall) -> TrainingFix | str:
         return "the op that makes the output can't be told from other calls"
     return TrainingFix(
         "with a sigmoid in place of the softmax",
-        lambda: PatchedCalls(
+        patch=lambda: PatchedCalls(
             {"softmax"}, call.activation_where, lambda func, args, kwargs: first_argument(func, args, kwargs).sigmoid()
         ),
     )
@@ -223,7 +238,7 @@ def _with_log_softmax(call: LossCall | None) -> TrainingFix | str:
         def over_classes(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
             return getattr(torch, op)(first_argument(func, args, kwargs), 1)
 
-        return TrainingFix("over the classes", lambda: PatchedCalls({op}, where, over_classes), comparable=False)
+        return TrainingFix("over the classes", patch=lambda: PatchedCalls({op}, where, over_classes), comparable=False)
 
     def logs(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         output = first_argument(func, args, kwargs)
@@ -235,7 +250,9 @@ def _with_log_softmax(call: LossCall | None) -> TrainingFix | str:
         args, kwargs = _with_input(log, args, kwargs)
         return func(*args, **kwargs)
 
-    return TrainingFix("with log-probabilities", lambda: PatchedCalls({call.op}, call.where, logs), comparable=False)
+    return TrainingFix(
+        "with log-probabilities", patch=lambda: PatchedCalls({call.op}, call.where, logs), comparable=False
+    )
 
 
 def _same_shape(static: StaticFacts) -> TrainingFix | str:
@@ -252,7 +269,7 @@ def _same_shape(static: StaticFacts) -> TrainingFix | str:
         return func(*args, **kwargs)
 
     return TrainingFix(
-        "with targets in the shape of the outputs", lambda: PatchedCalls({broadcast.op}, broadcast.where, alike)
+        "with targets in the shape of the outputs", patch=lambda: PatchedCalls({broadcast.op}, broadcast.where, alike)
     )
 
 
@@ -266,7 +283,9 @@ def _counted_from_zero(static: StaticFacts) -> TrainingFix | str:
         args, kwargs = _with_target(torch.where(target > 0, target - 1, target), args, kwargs)
         return func(*args, **kwargs)
 
-    return TrainingFix("with labels counted from 0", lambda: PatchedCalls({call.op}, call.where, shifted), raises=True)
+    return TrainingFix(
+        "with labels counted from 0", patch=lambda: PatchedCalls({call.op}, call.where, shifted), raises=True
+    )
 
 
 def _in_the_optimizer(static: StaticFacts) -> TrainingFix | str:
@@ -304,10 +323,14 @@ def _add(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], names: S
 def _attached(static: StaticFacts) -> TrainingFix | str:
     cut = static.detached[0]
     if cut.how == "no_grad":
-        return TrainingFix("with gradients enabled throughout", lambda: PatchedCalls((), Where(), _with_gradients))
+        return TrainingFix(
+            "with gradients enabled throughout", patch=lambda: PatchedCalls((), Where(), _with_gradients)
+        )
     if cut.how != "detach" or cut.where.line is None:
         return "only you know what to compute in its place"
-    return TrainingFix(f"without the `{cut.op}`", lambda: PatchedCalls({"detach", "data"}, cut.where, first_argument))
+    return TrainingFix(
+        f"without the `{cut.op}`", patch=lambda: PatchedCalls({"detach", "data"}, cut.where, first_argument)
+    )
 
 
 def _with_gradients(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -409,19 +432,24 @@ class _FixTrial:
         except Exception as error:  # the fix is no fix here, and the report says so
             return dataclasses.replace(attempt, as_is=tuple(as_is), why=describe("tried, and it fails", error))
         verified, why = verdict(as_is, fixed, fix.comparable)
-        return dataclasses.replace(attempt, as_is=tuple(as_is), fixed=tuple(fixed), verified=verified, why=why)
+        attempt = dataclasses.replace(attempt, as_is=tuple(as_is), fixed=tuple(fixed), edit=fix.edit)
+        return dataclasses.replace(attempt, verified=verified, why=why)
 
     def _train(self, fix: TrainingFix | None) -> list[float]:
         until = min(self.deadline, time.monotonic() + SECONDS)
+        edit = None if fix is None else fix.edit
         self.start.restore()
         try:
-            if fix is not None and fix.change is not None:
-                fix.change(self.model, self.optimizers or ())
-            optimizers = self.optimizers
-            if optimizers is None:
-                optimizers = [torch.optim.Adam([p for p in self.model.parameters() if p.requires_grad], lr=RATE)]
-            batch = self.batch if fix is None or fix.batch is None else fix.batch
-            return train_on(self.model, optimizers, _patched(self.loss_fn, fix), batch, STEPS, until)
+            with contextlib.nullcontext(1) if edit is None else edited_functions(edit) as exchanged:
+                if not exchanged:
+                    raise LookupError("the functions around these lines can't be exchanged")
+                if fix is not None and fix.change is not None:
+                    fix.change(self.model, self.optimizers or ())
+                optimizers = self.optimizers
+                if optimizers is None:
+                    optimizers = [torch.optim.Adam([p for p in self.model.parameters() if p.requires_grad], lr=RATE)]
+                batch = self.batch if fix is None or fix.batch is None else fix.batch
+                return train_on(self.model, optimizers, _patched(self.loss_fn, fix), batch, STEPS, until)
         finally:
             self.start.restore()
 
@@ -466,3 +494,124 @@ def verdict(as_is: Sequence[float], fixed: Sequence[float], comparable: bool = T
             "with the fix: a whole run shows whether it helps"
         )
     return (False, "") if falls else (None, neither)
+
+
+# One batch, trained on alone
+
+MEMORIZED = 0.1
+"""Share of the first loss that is left of a batch that counts as memorized (TheDeepChecker: at most 5% error after
+1,000 steps)."""
+ALONE_STEPS = 200
+ALONE_SECONDS = 8.0
+"""For one try."""
+RATES = (1e-3, 1e-2)
+"""Of Adam."""
+
+_Try = tuple[str, float, list[float]]
+"""The optimizer, its rate, the losses."""
+
+
+def overfit_batch(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], loss_fn: LossFn, batch: Any, deadline: float
+) -> OverfitResult | None:
+    """Tries on copies of copies; None where the model can't be copied or nothing is trained. deadline: by the
+    monotonic clock; a try ends there."""
+    tries: list[_Try] = []
+    if optimizers:
+        own = " and ".join(type(o).__name__ for o in optimizers)
+        tries.append((own, largest_rate(optimizers), _try(model, optimizers, None, loss_fn, batch, deadline)))
+    for rate in RATES:
+        if not (tries and memorized(tries[-1][2])) and (not tries or time.monotonic() < deadline):
+            tries.append(("Adam", rate, _try(model, (), rate, loss_fn, batch, deadline)))
+    if not tries or not all(math.isfinite(losses[0]) and losses[0] > 0 for _, _, losses in tries):
+        return None
+    rows = tuple((name, rate, losses[0], losses[-1], len(losses) - 1) for name, rate, losses in tries)
+    return OverfitResult(rows, memorized(tries[-1][2]), *_in_sentences(tries, bool(optimizers)))
+
+
+def _try(
+    model: nn.Module, optimizers: Sequence[Any], rate: float | None, loss_fn: LossFn, batch: Any, deadline: float
+) -> list[float]:
+    model, optimizers = copy.deepcopy((model, list(optimizers)))
+    if rate is not None:
+        optimizers = [torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=rate)]
+    return train_on(model, optimizers, loss_fn, batch, ALONE_STEPS, min(deadline, time.monotonic() + ALONE_SECONDS))
+
+
+def _in_sentences(tries: Sequence[_Try], own: bool) -> tuple[str, str]:
+    """(the result, what to do next), in sentences."""
+    name, rate, losses = tries[0]
+    fell = f"from {figures(losses[0])} to {figures(losses[-1])} in {count(len(losses) - 1, 'step')}"
+    if memorized(losses):
+        return (
+            f"The model memorizes one batch with {name} at {rate:g}: the loss falls {fell}",
+            "Model, loss and gradients work together; look at data and schedule next.",
+        )
+    _, last_rate, last = tries[-1]
+    if own and memorized(last):
+        return (
+            f"The model does not memorize one batch with your {name} at {rate:g} (the loss goes {fell}), but does with "
+            f"Adam over all trained parameters at {last_rate:g} (down to {figures(last[-1])} in "
+            f"{count(len(last) - 1, 'step')})",
+            "It can learn the batch: look at the learning rate, and at the parameters in the optimizer.",
+        )
+    best = min((losses[-1] for _, _, losses in tries if math.isfinite(losses[-1])), default=math.inf)
+    return (
+        f"The model does not memorize one batch: the loss goes {fell} with {name} at {rate:g}, and no lower than "
+        f"{figures(best)} with Adam",
+        "Either this loss has a floor (noise, smoothed labels, a bound), the model is too small even for one batch, or "
+        "output and loss do not fit each other: print outputs beside targets.",
+    )
+
+
+def train_on(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], loss_fn: LossFn, batch: Any, steps: int, until: float
+) -> list[float]:
+    """The loss of one batch before the first step and after each: `steps` of them, fewer where it is not finite any
+    more, where next to nothing is left of it, or when it is `until` by the monotonic clock."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.eval()
+    members = [p for o in optimizers for g in o.param_groups for p in g["params"]]
+    losses: list[float] = []
+    while True:
+        losses.append(_loss_and_gradients(model, loss_fn, batch, members))
+        value, first = losses[-1], losses[0]
+        if not math.isfinite(value) or 0 <= value <= MEMORIZED * first / 2 or len(losses) > steps:
+            return losses
+        if time.monotonic() > until:
+            return losses
+        for optimizer in optimizers:
+            optimizer.step(
+                functools.partial(_closure, model, loss_fn, batch, members)
+                if wants_closure(optimizer)
+                else functools.partial(float, value)
+            )
+
+
+def _closure(model: nn.Module, loss_fn: LossFn, batch: Any, members: Sequence[torch.Tensor]) -> Any:
+    """For an optimizer that computes the loss itself."""
+    return torch.tensor(_loss_and_gradients(model, loss_fn, batch, members))
+
+
+def _loss_and_gradients(model: nn.Module, loss_fn: LossFn, batch: Any, members: Sequence[torch.Tensor]) -> float:
+    """The loss of the batch; its gradients go into the members alone."""
+    with torch.enable_grad():
+        root = loss_root(loss_fn(model, batch))
+        loss = root if root.dim() == 0 else root.float().mean()
+        reached = {id(leaf) for leaf in leaves_of(loss)}
+        taken = [p for p in members if id(p) in reached]
+        grads = torch.autograd.grad(loss, taken, allow_unused=True) if taken else ()
+    for p in members:
+        p.grad = None
+    for p, grad in zip(taken, grads):
+        p.grad = grad.to_dense() if grad is not None and grad.is_sparse else grad  # Adam takes no sparse ones
+    return float(loss.detach())
+
+
+def memorized(losses: Sequence[float]) -> bool:
+    return bool(losses) and math.isfinite(losses[-1]) and losses[-1] <= MEMORIZED * losses[0]
+
+
+def largest_rate(optimizers: Sequence[torch.optim.Optimizer]) -> float:
+    return max((float(g.get("lr") or 0.0) for o in optimizers for g in o.param_groups), default=0.0)

@@ -33,7 +33,7 @@ from nbdebug.tools.training.run.layers import activation_units
 from nbdebug.tools.training.static.batch_mixing import batch_mixing, batch_size, repeatable_loss
 from nbdebug.tools.training.static.batches import Batches, ignores_input
 from nbdebug.tools.training.static.environment import environment_notes, loss_reduction, worker_draws
-from nbdebug.tools.training.static.fixes import attempt, fix_for
+from nbdebug.tools.training.static.fixes import attempt, edit_fixes, fix_for, overfit_batch
 from nbdebug.tools.training.static.one_step import StepGraph, calls_for, has_nonfinite, step_graph
 from nbdebug.tools.training.static.outputs import (
     broadcasts,
@@ -42,7 +42,6 @@ from nbdebug.tools.training.static.outputs import (
     refused_labels,
     with_measured_reach,
 )
-from nbdebug.tools.training.static.overfit_batch import overfit_batch
 from nbdebug.tools.training.static.parameters import (
     detached_places,
     foreign_tensors,
@@ -313,12 +312,20 @@ class _Probes:
         return attempts
 
     def _attempt(self, finding: Finding, facts: StaticFacts, batches: Batches) -> Attempt:
-        fix = fix_for(finding, facts, self.work, batches.train, batches.inputs)
-        if isinstance(fix, str):
-            return Attempt(why=fix)
+        """As an edit of the user's own lines, where one can be written and run; else as an experiment."""
         if self._too_large:
             return Attempt(why=self._too_large)
-        return attempt(self.work, self.optimizers, self.loss_fn, batches.train[0], fix, self.deadline)
+        tries = (self.work, self.optimizers, self.loss_fn, batches.train[0])
+        undecided = None
+        for fix in edit_fixes(finding, facts, self.work):
+            result = attempt(*tries, fix, self.deadline)
+            if result.verified:
+                return result
+            undecided = result if undecided is None and result.verified is None and result.fixed else undecided
+        other = fix_for(finding, facts, self.work, batches.train, batches.inputs)
+        if undecided is not None:
+            return undecided
+        return Attempt(why=other) if isinstance(other, str) else attempt(*tries, other, self.deadline)
 
     @property
     def _too_large(self) -> str:

@@ -1,0 +1,414 @@
+"""The fix of a cause as an edit of the user's own statement, found in the syntax tree of their files.
+
+    in_loss       in the forward or the loss function: run as edited on one batch (static/fixes.py)
+    in_loop       in the loop: the user's own loop runs again as edited (run/edits.py)
+    in_call       an argument of a call that made the optimizer or a layer: set there, as the call would have set it
+
+Each gives the edits that can be written, the gentlest first, and none where the statement can't be told.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.observe import sources
+from nbdebug.observe.locations import is_users_file, other_cells
+from nbdebug.observe.validation import names_used_by
+from nbdebug.report import Edit, Where
+from nbdebug.tools.training.facts import Broadcast, DetachedAt, LossCall, StaticFacts
+
+CLIP = 1.0
+"""The limit that nearly all published recipes clip at."""
+Node = ast.expr | ast.AugAssign
+
+
+# In the forward or the loss
+
+
+def in_loss(slug: str, static: StaticFacts, call: LossCall | None, model: nn.Module) -> Iterator[Edit]:
+    """call: that of the loss function at which the cause is."""
+    if slug in ("double-softmax", "wrong-output-activation") and call is not None:
+        yield from _other_activation(call, model)
+    elif slug == "missing-log-softmax" and call is not None:
+        yield from _log_softmax(call)
+    elif slug == "wrong-loss-shape":
+        yield from _same_shape(static.broadcasts[0])
+    elif slug == "label-out-of-range":
+        yield from _from_zero(next(call for call in static.loss_calls if call.outside))
+    elif slug == "detached-graph" and static.detached:
+        yield from _attached(static.detached[0])
+
+
+def _other_activation(call: LossCall, model: nn.Module) -> Iterator[Edit]:
+    where, name = call.activation_where, call.activation or ""
+    if name == "cosine_similarity" or (call.op == "cross_entropy" and call.bounded):
+        yield from _at_operand(call.where, call.op, 0, "10 * {}")
+        return
+    for node in _calls(where, name):
+        operand = sources.operand(node, 0)
+        if operand is not None and isinstance(node, ast.Call):
+            text = _in_parentheses(where.file or "", operand, node)
+            if call.target_sum is None:
+                yield from _edited(where.file, {node: text})
+            elif sources.is_method(node):
+                yield from _edited(where.file, {node: f"{text}.sigmoid()"})
+            else:
+                yield from _edited(where.file, {node: f"torch.sigmoid({sources.source(where.file or '', operand)})"})
+    for node in _module_calls(where, model):
+        if call.target_sum is None and node.args:
+            yield from _edited(where.file, {node: _in_parentheses(where.file or "", node.args[0], node)})
+
+
+def _module_calls(where: Where, model: nn.Module) -> Iterator[ast.Call]:
+    """The call of an activation module in the user's line: `self.squash(x)`."""
+    module = dict(model.named_modules()).get(where.module or "")
+    statement = _statement(where)
+    if statement is None or module is None or type(module).__module__ != "torch.nn.modules.activation":
+        return
+    last = (where.module or "").rpartition(".")[2]
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == last:
+            yield node
+
+
+def _log_softmax(call: LossCall) -> Iterator[Edit]:
+    where, name = call.activation_where, call.activation or ""
+    if call.softmax_dim is not None:
+        for node in _calls(where, name):
+            dim = sources.keyword(node, "dim") or sources.operand(node, 1)
+            if dim is not None:
+                yield from _edited(where.file, {dim: "1"})
+        return
+    for node in _calls(where, "softmax") if call.probabilities else ():
+        function = getattr(node, "func", None)
+        if function is not None:
+            text = sources.source(where.file or "", function)
+            yield from _edited(where.file, {function: text.replace("softmax", "log_softmax")})
+    if call.probabilities:
+        yield from _at_operand(call.where, call.op, 0, "{}.clamp_min(1e-12).log()")
+        return
+    for node in _calls(call.where, "nll_loss") if call.op == "nll_loss" else ():
+        function = getattr(node, "func", None)
+        if function is not None:
+            text = sources.source(call.where.file or "", function)
+            yield from _edited(call.where.file, {function: text.replace("nll_loss", "cross_entropy")})
+    yield from _at_operand(call.where, call.op, 0, f"{{}}.log_softmax({1 if call.op == 'nll_loss' else -1})")
+
+
+def _same_shape(broadcast: Broadcast) -> Iterator[Edit]:
+    if torch.Size(broadcast.output).numel() != torch.Size(broadcast.target).numel():
+        return
+    longer = len(broadcast.target) - len(broadcast.output)
+    template = {-1: "{}.unsqueeze(-1)", 1: "{}.squeeze(-1)"}.get(longer, f"{{}}.reshape({list(broadcast.output)[1:]})")
+    if longer not in (1, -1):
+        template = "{}.reshape(-1" + "".join(f", {n}" for n in broadcast.output[1:]) + ")"
+    yield from _at_operand(broadcast.where, broadcast.op, 1, template)
+    back = {1: "{}.unsqueeze(-1)", -1: "{}.squeeze(-1)"}.get(longer)
+    if back is not None:
+        yield from _at_operand(broadcast.where, broadcast.op, 0, back)
+    for node in _calls(broadcast.where, "sub"):  # of the user's own arithmetic
+        for place, text in ((1, template), (0, back)):
+            operand = sources.operand(node, place)
+            if operand is not None and text is not None:
+                yield from _edited(broadcast.where.file, {operand: text})
+
+
+def _from_zero(call: LossCall) -> Iterator[Edit]:
+    if call.target_low is not None and call.target_low >= 1 and call.target_high == call.classes:
+        yield from _at_operand(call.where, call.op, 1, "{} - 1")
+
+
+def _attached(cut: DetachedAt) -> Iterator[Edit]:
+    ways = {"detach": _without_detach, "no_grad": _with_grad, "checkpoint": _not_reentrant, "flat": _straight_through}
+    statement = _statement(cut.where)
+    if statement is not None and cut.how in ways:
+        yield from ways[cut.how](cut, statement)
+
+
+def _without_detach(cut: DetachedAt, statement: ast.stmt) -> Iterator[Edit]:
+    for node in ast.walk(statement):
+        owner = node.func if isinstance(node, ast.Call) and cut.op == "detach" else node
+        if isinstance(owner, ast.Attribute) and owner.attr == cut.op and isinstance(node, ast.expr):
+            yield from _edited(cut.where.file, {node: _in_parentheses(cut.where.file or "", owner.value, None)})
+
+
+def _with_grad(cut: DetachedAt, statement: ast.stmt) -> Iterator[Edit]:
+    for node in sources.nodes_of(cut.where.file or ""):
+        if isinstance(node, ast.With) and _covers(node, cut.where.line or 0):
+            for item in node.items:
+                if _is_no_grad(item.context_expr):
+                    yield from _edited(cut.where.file, {item.context_expr: "torch.enable_grad()"})
+
+
+def _not_reentrant(cut: DetachedAt, statement: ast.stmt) -> Iterator[Edit]:
+    file = cut.where.file or ""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call) and sources.name_of(node) == "checkpoint":
+            yield from _edited(file, sources.with_keyword(file, node, "use_reentrant", "False"))
+
+
+def _straight_through(cut: DetachedAt, statement: ast.stmt) -> Iterator[Edit]:
+    """The value of the op, with the gradient of its operand."""
+    file = cut.where.file or ""
+    for node in sources.calls_of(statement, cut.op):
+        operand = sources.operand(node, 0)
+        if operand is not None:
+            text = sources.source(file, operand)
+            again = f"({text})" if not isinstance(operand, sources.ATOMS) else text
+            first = again if sources.may_repeat(operand) else f"(soft := {text})"
+            again = again if sources.may_repeat(operand) else "soft"
+            whole = sources.source(file, node)
+            hard = whole.replace(text, again, 1)
+            yield from _edited(file, {node: f"({first} + ({hard} - {again}).detach())"})
+
+
+def _is_no_grad(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and sources.name_of(node) == "no_grad"
+
+
+def _covers(node: ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or 0)
+
+
+def _statement(where: Where) -> ast.stmt | None:
+    if not where.file or not where.line or not is_users_file(where.file):
+        return None
+    return sources.statement_at(where.file, where.line)
+
+
+def _calls(where: Where, op: str) -> list[Node]:
+    """The calls of an op in the user's statement."""
+    statement = _statement(where)
+    return [] if statement is None or not op else sources.calls_of(statement, op)
+
+
+def _at_operand(where: Where, op: str, place: int, template: str) -> Iterator[Edit]:
+    """An operand of the loss's call; of a criterion that the user calls, its argument."""
+    statement = _statement(where)
+    nodes = _calls(where, op)
+    if statement is not None and not nodes:
+        pairs = [n for n in ast.walk(statement) if isinstance(n, ast.Call) and len(n.args) == 2]
+        nodes = [n for n in pairs if "loss" in sources.name_of(n).lower() or "crit" in sources.name_of(n).lower()]
+        nodes = nodes or (pairs if len(pairs) == 1 else [])  # type: ignore[assignment]
+    for node in nodes[:1]:
+        operand = sources.operand(node, place)
+        if operand is not None:
+            yield from _edited(where.file, {operand: template})
+
+
+def _in_parentheses(file: str, node: ast.expr, place: ast.expr | None) -> str:
+    """The text of an expression, to stand in another's place: without parentheses where that is a whole statement's
+    value or an argument."""
+    text = sources.source(file, node)
+    tree = sources.tree_of(file)
+    around = None if place is None or tree is None else sources.parents(tree).get(id(place))
+    whole = isinstance(around, (ast.Return, ast.Assign)) or (isinstance(around, ast.Call) and place in around.args)
+    return text if isinstance(node, sources.ATOMS) or whole else f"({text})"
+
+
+def _edited(file: str | None, changes: Mapping[ast.AST, str]) -> Iterator[Edit]:
+    edit = sources.edit_of(file or "", changes)
+    if edit is not None:
+        yield edit
+
+
+# In the loop
+
+
+def in_loop(
+    slug: str, train: Callable[..., Any], model: nn.Module, optimizers: Iterable[Any], places: Mapping[str, Where]
+) -> Iterator[Edit]:
+    """places: the user's lines, by what they do, as a watched run gives them."""
+    try:
+        names = names_used_by(train)
+    except Exception:  # of the user's objects, which are only read
+        return
+    loop = _Loop(names, model, list(optimizers), places)
+    yield from {
+        "zero-grad-missing": loop.cleared,
+        "gradients-cleared-before-step": loop.cleared_first,
+        "clip-before-unscale": loop.unscaled,
+        "eval-mode-in-training": loop.in_train_mode,
+        "exploding-gradients": loop.clipped,
+        "train-mode-in-eval": loop.in_eval_mode,
+    }.get(slug, lambda: iter(()))()
+
+
+class _Loop:
+    """The function in which the user's loop calls backward. names: the variables that the loop uses."""
+
+    def __init__(
+        self, names: Mapping[str, Any], model: nn.Module, optimizers: list[Any], places: Mapping[str, Where]
+    ) -> None:
+        self.names, self.model, self.optimizers, self.places = names, model, optimizers, places
+        where = places.get("backward", Where())
+        self.file, self.backward = where.file or "", _statement(where)
+        self.function = sources.function_at(self.file, where.line) if self.backward is not None and where.line else None
+
+    def _named(self, node: ast.expr, things: Iterable[Any]) -> bool:
+        """Whether an expression names one of these: the end of it is a name of theirs."""
+        name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+        value = self.names.get(name)
+        return value is not None and any(value is thing for thing in things)
+
+    def _methods(self, name: str) -> list[tuple[ast.stmt, ast.Call, ast.expr]]:
+        """Statements of the function that call a method of this name: (statement, call, its owner), in order."""
+        found = []
+        for node in ast.walk(self.function) if self.function is not None else ():
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name:
+                statement = sources.statement_at(self.file, node.lineno)
+                if statement is not None:
+                    found.append((statement, node, node.func.value))
+        return sorted(found, key=lambda row: row[1].lineno)
+
+    def _optimizer(self) -> str:
+        """The optimizer as the function writes it, where it makes one step; "" where that can't be told."""
+        owners = [owner for _, _, owner in self._methods("step") if self._named(owner, self.optimizers)]
+        owners += [c.args[0] for _, c, _ in self._methods("step") if c.args and self._named(c.args[0], self.optimizers)]
+        texts = {sources.source(self.file, owner) for owner in owners}
+        return texts.pop() if len(texts) == 1 else ""
+
+    def _before(self, statement: ast.stmt, text: str) -> Iterator[Edit]:
+        gap = " " * statement.col_offset
+        yield from _edited(self.file, {statement: f"{text}\n{gap}{{raw}}"})
+
+    def cleared(self) -> Iterator[Edit]:
+        optimizer = self._optimizer()
+        if optimizer and self.backward is not None:
+            yield from self._before(self.backward, f"{optimizer}.zero_grad()")
+
+    def cleared_first(self) -> Iterator[Edit]:
+        """The two statements change places."""
+        for statement, _, _ in self._methods("zero_grad"):
+            if self.backward is not None and statement.lineno > self.backward.lineno:
+                one, other = (sources.source(self.file, s) for s in (self.backward, statement))
+                if "{" not in one + other:
+                    yield from _edited(self.file, {self.backward: other, statement: one})
+
+    def unscaled(self) -> Iterator[Edit]:
+        optimizer = self._optimizer()
+        scalers = [o for _, c, o in self._methods("step") if c.args and self._named(c.args[0], self.optimizers)]
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            for statement, _, _ in self._methods(name):
+                if optimizer and scalers:
+                    text = sources.source(self.file, scalers[0])
+                    yield from self._before(statement, f"{text}.unscale_({optimizer})")
+
+    def clipped(self) -> Iterator[Edit]:
+        model = self._model(self.function)
+        if model and self.backward is not None:
+            gap = " " * self.backward.col_offset
+            code = f"torch.nn.utils.clip_grad_norm_({model}.parameters(), {CLIP})"
+            yield from _edited(self.file, {self.backward: f"{{raw}}\n{gap}{code}"})
+
+    def _model(self, part: ast.AST | None) -> str:
+        """The model as a part of the source writes it."""
+        for node in ast.walk(part) if part is not None else ():
+            if isinstance(node, (ast.Name, ast.Attribute)) and self._named(node, [self.model]):
+                return sources.source(self.file, node)
+        return ""
+
+    def in_train_mode(self) -> Iterator[Edit]:
+        """At the top of the innermost loop around the training step."""
+        where = self.places.get("training", Where())
+        line = where.line if where.file == self.file else None
+        loops = [
+            node
+            for node in ast.walk(self.function or ast.Module([], []))
+            if isinstance(node, (ast.For, ast.While))
+            and _covers(node, line or (self.backward.lineno if self.backward is not None else 0))
+        ]
+        inner = max(loops, key=lambda node: node.lineno, default=None)
+        model = self._model(self.function)
+        if inner is not None and model:
+            yield from self._before(inner.body[0], f"{model}.train()")
+
+    def in_eval_mode(self) -> Iterator[Edit]:
+        """Around the `with torch.no_grad()` of a validation that returns nothing within it."""
+        where = self.places.get("evaluation", Where())
+        self.file = where.file or ""
+        blocks = [
+            node
+            for node in sources.nodes_of(self.file)
+            if isinstance(node, ast.With)
+            and _covers(node, where.line or 0)
+            and any(_is_no_grad(item.context_expr) for item in node.items)
+            and not any(isinstance(part, (ast.Return, ast.Yield)) for part in ast.walk(node))
+        ]
+        for block in blocks[:1]:
+            model, gap = self._model(block), " " * block.col_offset
+            if model:
+                yield from _edited(self.file, {block: f"{model}.eval()\n{gap}{{raw}}\n{gap}{model}.train()"})
+
+
+# In a call that made something
+
+
+def users_files(model: nn.Module, *functions: Any) -> list[str]:
+    """The files and cells in which the user's functions and modules stand, the other cells of a notebook behind."""
+    files: dict[str, None] = {}
+    for thing in (*functions, *(type(m) for m in model.modules())):
+        code = getattr(getattr(thing, "__func__", thing), "__code__", None)
+        file = code.co_filename if code is not None else None
+        if file is None and inspect.isclass(thing) and not thing.__module__.startswith("torch."):
+            try:
+                file = inspect.getsourcefile(thing)
+            except (TypeError, OSError):
+                file = None
+        if file is not None and is_users_file(file):
+            files[file] = None
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if script is not None and is_users_file(script):
+        files[script] = None
+    for file in list(files):
+        files |= dict.fromkeys(other_cells(file))
+    return list(files)
+
+
+def in_call(files: Iterable[str], kind: str, argument: str, old: float, new: str) -> Iterator[Edit]:
+    """The only call in these files that makes an object of this class, with another value of an argument. old: the
+    value that the object has; a number in the source must be that."""
+    made = [
+        (file, node)
+        for file in files
+        for node in sources.nodes_of(file)
+        if isinstance(node, ast.Call) and sources.name_of(node) == kind
+    ]
+    if len(made) > 1:  # those that write this number
+        made = [(f, n) for f, n in made if _number(_argument(n, argument)) == old]
+    if len(made) != 1:
+        return
+    file, call = made[0]
+    known = _argument(call, argument)
+    number = _number(known)
+    if (number is not None and number != old) or any(isinstance(n, (ast.Dict, ast.Starred)) for n in ast.walk(call)):
+        return
+    yield from _edited(file, {known: new} if known is not None else sources.with_keyword(file, call, argument, new))
+
+
+def _argument(call: ast.Call, name: str) -> ast.expr | None:
+    place = {"lr": 1, "p": 0}.get(name)
+    known = sources.keyword(call, name)
+    return known if known is not None or place is None or len(call.args) <= place else call.args[place]
+
+
+def _number(node: ast.expr | None) -> float | None:
+    try:
+        value = None if node is None else ast.literal_eval(node)
+    except ValueError:
+        return None
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def value_of(edit: Edit, argument: str) -> float | None:
+    """The number that an edit of `in_call` writes, read from its own text."""
+    written = re.search(rf"\b{argument}\s*=\s*([-+.\deE]+)", edit.new)
+    return None if written is None else float(written[1])
