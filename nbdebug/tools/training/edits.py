@@ -44,7 +44,7 @@ def in_loss(slug: str, static: StaticFacts, call: LossCall | None, model: nn.Mod
     elif slug == "label-out-of-range":
         yield from _from_zero(next(call for call in static.loss_calls if call.outside))
     elif slug == "detached-graph" and static.detached:
-        yield from _attached(static.detached[0])
+        yield from joined(static.detached[0])
 
 
 def _other_activation(call: LossCall, model: nn.Module) -> Iterator[Edit]:
@@ -126,7 +126,8 @@ def _from_zero(call: LossCall) -> Iterator[Edit]:
         yield from _at_operand(call.where, call.op, 1, "{} - 1")
 
 
-def _attached(cut: DetachedAt) -> Iterator[Edit]:
+def joined(cut: DetachedAt) -> Iterator[Edit]:
+    """The graph without the cut."""
     ways = {"detach": _without_detach, "no_grad": _with_grad, "checkpoint": _not_reentrant, "flat": _straight_through}
     statement = _statement(cut.where)
     if statement is not None and cut.how in ways:

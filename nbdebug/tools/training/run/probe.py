@@ -20,8 +20,8 @@ from nbdebug.observe.sources import edited_functions
 from nbdebug.observe.step_state import StepState
 from nbdebug.observe.validation import names_used_by
 from nbdebug.report import Edit, Where
-from nbdebug.text import count
-from nbdebug.tools.training.edits import in_call, in_loop, users_files
+from nbdebug.text import count, listed
+from nbdebug.tools.training.edits import in_call, in_loop, joined, users_files
 from nbdebug.tools.training.facts import (
     DetachedAt,
     FrozenParameter,
@@ -62,6 +62,8 @@ MOST_STEPS = 600
 SOME = 0.2
 """Below this share of the first loss nobody asks what more could have been learned."""
 
+SAME = 1.25
+"""A change of the modules' mode leaves the loss below that many times what it was; dropout raises it a little."""
 LONGEST_LOOP = 60.0
 """Seconds of a loop that runs once more, with a fix in it."""
 
@@ -210,7 +212,7 @@ class _EditTrials:
         tried = {}
         for finding in name_all(TrainingFacts(static, self.facts)):
             name = slug(finding)
-            edit = self._of_call(name) or self._of_loop(name)
+            edit = self._of_call(name) or self._of_loop(name) or self._of_cut(name)
             if edit is not None:
                 tried[name] = edit
         return tried
@@ -225,7 +227,8 @@ class _EditTrials:
 
     def _judged(self, name: str, edit: Edit, losses: list[float], train: float, val: float | None) -> TriedEdit:
         before, last = signs.last_loss(self.facts), self.facts.evaluations[-1] if self.facts.evaluations else None
-        by = 1.02 if name in ("eval-mode-in-training", "train-mode-in-eval") else signs.BETTER
+        by = SAME if name in ("eval-mode-in-training", "train-mode-in-eval") else signs.BETTER
+        most = min(by * before, abs(signs.first_loss(self.facts)))
         well = math.isfinite(train) and all(map(math.isfinite, losses))
         numbers: dict[str, Any] = {
             "loss as it is": before if math.isfinite(before) else "not finite",
@@ -233,7 +236,7 @@ class _EditTrials:
         }
         if last is not None and last.val is not None and val is not None:
             numbers |= {"validation as it is": last.val, "validation with the fix": val}
-        helps = well and train <= by * before
+        helps = well and train <= most
         return TriedEdit(edit, helps, f"your whole loop, {count(len(losses), 'step')}", numbers)
 
     def _rerun(self, edit: Edit) -> tuple[list[float], float, float | None] | None:
@@ -261,6 +264,18 @@ class _EditTrials:
             state.leave()
             self.start.restore()
             self.restore_rng()
+
+    def _of_cut(self, name: str) -> TriedEdit | None:
+        """The gradient of a part of the loss arrives once the cut is out."""
+        cut = self.facts.severed if name == "detached-graph" else None
+        for edit in joined(cut) if cut is not None else ():
+            with edited_functions(edit) as exchanged:
+                left = _severed(self.arguments, self.run) if exchanged else cut
+            self.start.restore()
+            if left is None and cut is not None:
+                arrives = {"gradient": f"arrives at {listed(cut.parameters)}"}
+                return TriedEdit(edit, True, "the loss of one batch", arrives)
+        return None
 
     def _of_call(self, name: str) -> TriedEdit | None:
         """lr, weight decay and dropout."""
