@@ -61,6 +61,12 @@ def made(model, optimizer, loss_fn, pair, passes, **more):
     )
 
 
+def cured_loss(fix):
+    """The loss with the fix: of an edit that was run, or of the experiment that stands for a suggestion."""
+    assert (fix.verified is True) == (fix.edit is not None) == ("experiment" not in fix.after), fix
+    return fix.after["loss in the experiment" if fix.edit is None else "loss with the fix"]
+
+
 def cross_entropy(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1])
 

@@ -174,7 +174,9 @@ def test_a_cut_graph_is_joined(how: str) -> None:
     model = Cut(how)
     code, fix, _ = tried(model, loaders(*clusters(200)), cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
     assert code == "detached-graph"
-    assert fix.verified is True and ("torch.enable_grad()" in fix.code if how == "no_grad" else "detach" not in fix.code)
+    assert fix.verified is True and (
+        "torch.enable_grad()" in fix.code if how == "no_grad" else "detach" not in fix.code
+    )
 
 
 def test_what_one_batch_cannot_show_has_a_reason() -> None:

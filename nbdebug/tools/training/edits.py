@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -389,10 +388,24 @@ def in_call(files: Iterable[str], kind: str, argument: str, old: float, new: str
         return
     file, call = made[0]
     known = _argument(call, argument)
+    if isinstance(known, ast.Name):
+        yield from _assigned(file, known.id, old, new)
+        return
     number = _number(known)
     if (number is not None and number != old) or any(isinstance(n, (ast.Dict, ast.Starred)) for n in ast.walk(call)):
         return
     yield from _edited(file, {known: new} if known is not None else sources.with_keyword(file, call, argument, new))
+
+
+def _assigned(file: str, name: str, old: float, new: str) -> Iterator[Edit]:
+    """The only assignment of this number to a name."""
+    values = [
+        node.value
+        for node in sources.nodes_of(file)
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
+    ]
+    if len(values) == 1 and _number(values[0]) == old:
+        yield from _edited(file, {values[0]: new})
 
 
 def _argument(call: ast.Call, name: str) -> ast.expr | None:
@@ -407,9 +420,3 @@ def _number(node: ast.expr | None) -> float | None:
     except ValueError:
         return None
     return float(value) if isinstance(value, (int, float)) else None
-
-
-def value_of(edit: Edit, argument: str) -> float | None:
-    """The number that an edit of `in_call` writes, read from its own text."""
-    written = re.search(rf"\b{argument}\s*=\s*([-+.\deE]+)", edit.new)
-    return None if written is None else float(written[1])

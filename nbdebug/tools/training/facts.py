@@ -527,7 +527,9 @@ class TrainingRunFacts:
     suspect_labels: see run/experiments.py; recalls: class → (samples or pixels of it in the fixed batches, how many of
     them the model finds at the end); repeats: a plain loop comes to the same losses; severed: where a term of the
     loss is cut off from all parameters that are trained by it; outweighs: the share of the term that the experiment
-    "weaker term" has weakened; edits: by the cause, an edit of the user's own lines that was run.
+    "weaker term" has weakened; edits: by the cause, an edit of the user's own lines that was run. stopped_at: batches
+    of the last pass, where the loop left it early; bad_end: a loss at the end that is not finite, and where, in a
+    sentence; linear: the model as a whole is a linear function of its input.
     """
 
     losses: tuple[float, ...] = ()
@@ -575,6 +577,9 @@ class TrainingRunFacts:
     weighting: ClassWeighting | None = None
     outweighs: float = 0.0
     edits: Mapping[str, TriedEdit] = dataclasses.field(default_factory=dict)
+    stopped_at: int | None = None
+    bad_end: str = ""
+    linear: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

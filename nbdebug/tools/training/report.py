@@ -321,6 +321,7 @@ def _symptoms(facts: TrainingFacts) -> list[Symptom]:
     rates = run.rates if len(run.rates) == len(run.losses) else None
     fixed = [(e.train, e.val, e.val_error) for e in run.evaluations]
     return [
+        *[Symptom(text, verdict.FINITE) for text in [run.bad_end] if text],
         *verdict.of_losses(zip(run.step_numbers, run.losses), rates=rates, several=run.adversaries),
         *verdict.of_evaluations(fixed, guess=guess, several=run.adversaries),
     ]
@@ -343,11 +344,14 @@ def _with_reason(finding: Finding, run: TrainingRunFacts) -> Finding:
 def _course(run: TrainingRunFacts) -> str:
     if not run.losses:
         return "Your loop never called its callback, so its losses are not known."
+    stopped = ""
+    if run.stopped_at is not None and run.batches_per_pass and run.stopped_at < run.batches_per_pass:
+        stopped = f" The loop ended within a pass, after {run.stopped_at:,} of {run.batches_per_pass:,} batches."
     val = [e.val for e in run.evaluations if e.val is not None]
     validation = f", on validation batches from {figures(val[0])} to {figures(val[-1])}" if val else ""
     return (
         f"{count(len(run.losses), 'step')} in {run.seconds:.1f} s; on fixed training batches the loss went from "
-        f"{figures(signs.first_loss(run))} to {figures(signs.last_loss(run))}{validation}."
+        f"{figures(signs.first_loss(run))} to {figures(signs.last_loss(run))}{validation}.{stopped}"
     )
 
 

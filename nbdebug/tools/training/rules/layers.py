@@ -140,12 +140,12 @@ def vanishing_gradients(facts: TrainingFacts) -> Finding | None:
         f"Gradients vanish on the way back: that of `{weak[0].name}` is {times:,.0f} times smaller than that of "
         f"`{strongest.name}`, and {_loss_stays(run)}"
     )
-    fix = tested_fix(
-        "Use ReLU with He initialization, or normalize between the layers.",
-        "torch.nn.ReLU()  # in place of sigmoid and tanh\n"
-        "torch.nn.init.kaiming_uniform_(layer.weight, nonlinearity='relu')",
-        experiment,
-    )
+    squashing = any(units.saturated is not None for units in run.start_units)
+    advice, code = "Draw the weights for the layers' width, or normalize between the layers.", HE_INIT[1]
+    if squashing:
+        advice = "Use ReLU with He initialization, or normalize between the layers."
+        code = f"torch.nn.ReLU()  # in place of sigmoid and tanh\n{HE_INIT[1]}"
+    fix = tested_fix(advice, code, experiment)
     return finding(
         "vanishing-gradients",
         title,

@@ -95,7 +95,7 @@ def _outweighing_term(run: TrainingRunFacts, experiment: Experiment) -> Finding:
     return finding(
         "over-regularized",
         f"A term of the loss outweighs the others{at_line(place) if place else ''}: with it they stay at "
-        f"{figures(experiment.end_as_is)} and do not use the inputs at all; with a hundredth of its gradient they fall "
+        f"{figures(experiment.end_as_is)} and hardly use the inputs; with a hundredth of its gradient they fall "
         f"to {figures(experiment.end_changed)}",
         ["loss_fn", "model"],
         [tested_fix(*PENALTIES["weaker term"][2:], experiment)],
@@ -118,7 +118,7 @@ def _helps_everywhere(experiment: Experiment) -> bool:
     cause="Too few units or layers, no activation between them, inputs that the model never combines: no setting of "
     "its weights fits.",
     confirm="A small network with two hidden layers reaches a much lower loss on the same batches.",
-    fix="Compare the two networks: put activations between linear layers, use all inputs, then add units or layers.",
+    fix="Compare the two networks: put activations between linear layers, use all inputs, widen a narrow place.",
     reference="https://karpathy.github.io/2019/04/25/recipe/",
 )
 def underfit(facts: TrainingFacts) -> Finding | None:
@@ -130,12 +130,16 @@ def underfit(facts: TrainingFacts) -> Finding | None:
     loss = end.train if end.val is None else end.val
     if run.reference.get("the model with Adam", 0.0) < signs.BETTER * end.train:
         return None  # the model can fit: its optimizer is what keeps it from doing so
-    below = signs.BETTER if signs.learns_nothing(run) else BELOW
+    below = signs.BETTER if signs.learns_nothing(run) or run.linear and len(run.layers) > 1 else BELOW
     if reference is None or not 0 <= reference < below * loss or end.train < 0.5 * loss:
         return None
+    linear = run.linear and len(run.layers) > 1
     fix = tested_fix(
-        "Use a network that can fit the data, such as two hidden layers of 128 units with ReLU.",
-        "nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, outputs))",
+        "Put an activation between the layers: without one they are a single linear layer."
+        if linear
+        else "Compare the model with that network: look for inputs that it never combines, a narrow place, a cut, a "
+        "missing activation. More units help only where one batch can't be memorized.",
+        "nn.Sequential(nn.Linear(…), nn.ReLU(), nn.Linear(…))" if linear else "print(model)  # %preflight: one batch",
         Experiment("reference", (), (), end.train, run.reference["train"], end.val, run.reference.get("val")),
     )
     return finding(

@@ -281,7 +281,7 @@ def bad_init(facts: TrainingFacts) -> Finding | None:
                 "bad-init",
                 title,
                 [*(w.module or w.name for w in weights), *(w.name for w in weights)],
-                [Fix("Draw the weights for the layer's width.", HE_INIT[1])],
+                [_drawn(weights) if fault is _zeros else Fix("Draw the weights for the layer's width.", HE_INIT[1])],
                 module=weights[0].module,
                 evidence={
                     "deviation over He's": {w.name: w.std / w.he_std for w in static.weights[:8]},
@@ -290,6 +290,14 @@ def bad_init(facts: TrainingFacts) -> Finding | None:
                 },
             )
     return None
+
+
+def _drawn(weights: Sequence[InitialWeight]) -> Fix:
+    """One of the two factors of an adapter, for instance: what is frozen beside it stays."""
+    return Fix(
+        "Draw the first of them at random; zeros are right in the last factor of a branch alone.",
+        f"torch.nn.init.kaiming_uniform_(model.get_parameter({weights[0].name!r}), a=5**0.5)",
+    )
 
 
 def _names(weights: Sequence[InitialWeight]) -> str:

@@ -21,7 +21,8 @@ NOT_REPEATED = "the run could not be repeated with this change"
 
 HE_INIT = (
     "Start with outputs around zero: no negative biases, He initialization.",
-    "torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='relu')\ntorch.nn.init.zeros_(layer.bias)",
+    "torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='relu')  # of a new layer, never of a pretrained one\n"
+    "torch.nn.init.zeros_(layer.bias)",
 )
 """Title and code of a fix, as of the next two."""
 GLOROT_INIT = (

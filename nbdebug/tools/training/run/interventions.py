@@ -38,11 +38,11 @@ from nbdebug.tools.training.run.retrain import RetrainChange, Retrainer, Retrain
 from nbdebug.tools.training.static.one_step import VIEWS, Calls, OpCall, calls_for, record
 from nbdebug.tools.training.static.parameters import DETACHES, detached_at
 
-UNUSED, TASK = 0.3, 0.1
-"""Inputs dealt to other samples raise what the other terms amount to by less than this share: they do not use them. The
-term itself is a task where its own value rises by more than the second."""
-USED, FALLS = 0.4, 0.7
-"""… and with a hundredth of the term they use them, and fall to that share."""
+UNUSED, HARDLY, TASK = 0.3, 0.4, 0.1
+"""Inputs dealt to other samples raise what the other terms amount to by less than this share: they do not use them (up
+to the second they hardly do). The term itself is a task where its own value rises by more than the third."""
+USED, FALLS, FAR_BELOW = 0.4, 0.7, 0.5
+"""… and with a hundredth of the term they use them, and fall to that share (to the last, where they hardly did)."""
 COMMON, FOUND, MISSED = 0.5, 0.9, 0.4
 """Share of the commonest class, its recall, and the mean F1 of the others, from which they may be drowned."""
 CURED, GAIN, APART = 0.5, 0.25, 0.15
@@ -226,7 +226,8 @@ def outweighing_term(
         weaker = retrainer.train(change, steps, at_end=lambda: _shares_and_dealt(retrainer))
         after = _Shares(weaker.at_end, count)
         rise = after.rise(k)
-        if after.rest(k) < FALLS * before.rest(k) and rise > max(USED * after.rest(k), 3 * before.rise(k)):
+        falls = FALLS if before.rise(k) < UNUSED * before.rest(k) else FAR_BELOW
+        if after.rest(k) < falls * before.rest(k) and rise > max(USED * after.rest(k), 3 * before.rise(k)):
             rests = before.rest(k), after.rest(k)
             with preserve_rng(loss_fn):
                 place = term_site(model, loss_fn, batch, k)
@@ -256,7 +257,7 @@ class _Shares:
 
     def is_suspect(self, k: int) -> bool:
         rest = self.rest(k)
-        return rest > 0 and self.rise(k) < UNUSED * rest and self.dealt[k] - self.plain[k] < TASK * rest
+        return rest > 0 and self.rise(k) < HARDLY * rest and self.dealt[k] - self.plain[k] < TASK * rest
 
 
 def _shares_and_dealt(retrainer: Retrainer) -> list[float]:
@@ -456,6 +457,8 @@ FACTORS = frozenset("mul div neg __mul__ __rmul__ __imul__ __truediv__ __itruedi
 LINEAR = SUMS | FACTORS | (VIEWS - DETACHES)
 MOST_TERMS = 8
 """Terms: a loss of more is no sum of a few parts with a meaning each."""
+MOST_PENALTIES = 1000
+"""The same where only what depends on the batch is told from what does not: a penalty may have one for each weight."""
 UNLIKE = 2
 """Nodes by which the graph of a loss may differ from the one that the loop sends backward: a division, a scale."""
 
@@ -490,8 +493,11 @@ class TermRecorder(TorchFunctionMode):
         self.parts[id(out)], self.ops[id(out)] = parts, op
         self._alive += [out, *parts]
 
-    def terms(self, loss: torch.Tensor, moves: Callable[[torch.Tensor], bool]) -> list[torch.Tensor]:
-        """The terms of a loss, itself where it has no others. moves: whether a value depends on parameters."""
+    def terms(
+        self, loss: torch.Tensor, moves: Callable[[torch.Tensor], bool], most: int = MOST_TERMS
+    ) -> list[torch.Tensor]:
+        """The terms of a loss, itself where it has no others, or more than that. moves: whether a value depends on
+        parameters."""
         terms: list[torch.Tensor] = []
         todo = [loss]
         while todo:
@@ -502,7 +508,7 @@ class TermRecorder(TorchFunctionMode):
                 todo += reversed(parts)
             else:
                 terms.append(value)
-        return terms if len(terms) <= MOST_TERMS else [loss]
+        return terms if len(terms) <= most else [loss]
 
 
 # Shares
@@ -577,6 +583,28 @@ def severed_term(model: nn.Module, loss_fn: LossFn, batch: Any, trained: Collect
             cut = _cut_before(calls, dependence.maker, mask)
             if cut is not None:
                 return detached_at(calls, cut, set(calls.positions(cut.params & mask)))
+    return _reached_by_penalties_alone(calls, loss, recorder, mask)
+
+
+def _reached_by_penalties_alone(
+    calls: Calls, loss: torch.Tensor, recorder: TermRecorder, mask: int
+) -> DetachedAt | None:
+    """Where parameters are cut off from every term that depends on the batch, though these depend on them: what
+    reaches them are penalties."""
+    terms = recorder.terms(loss, lambda t: bool(calls.dependence(t).params), MOST_PENALTIES)
+    data = [term for term in terms if calls.dependence(term).leaves]
+    reached = {id(leaf) for term in data if term.requires_grad for leaf in graph_leaves(term)}
+    others = {id(leaf) for t in terms if t.requires_grad and not calls.dependence(t).leaves for leaf in graph_leaves(t)}
+    if not reached or not others:
+        return None
+    alive = 0
+    for term in data:
+        alive |= calls.dependence(term).params
+    lost = {i for i in calls.positions(alive & mask) if id(calls.parameters[i][1]) in others - reached}
+    for call in calls.detached:
+        cut_off = {i for i in lost if call.params >> i & 1}
+        if cut_off:
+            return detached_at(calls, call, cut_off)
     return None
 
 

@@ -40,7 +40,8 @@ MANY, FEW = 10, 20
 
 class LoopRun:
     """One run. losses, step_numbers: from the callback; read_at, backward_at: batches read and calls of backward by
-    then; rate_at: every group's learning rate; seconds: without our evaluations.
+    then; rate_at: every group's learning rate; seconds: without our evaluations; end: the last loss on fixed batches,
+    finite or not (NaN also where it is not known).
 
     evaluations: the course on fixed batches. on_step: called with each step's loss, for a progress bar.
     """
@@ -76,6 +77,7 @@ class LoopRun:
         self.schedule_calls: list[int] = []
         self.seconds = 0.0
         self.has_callback = False
+        self.end = math.nan
         self._ours = self._began = 0.0
         self._scheduler_step: Any = None
         self._next = 0
@@ -177,6 +179,7 @@ class LoopRun:
         finally:
             self.modes.paused = False
         self._ours += time.perf_counter() - began
+        self.end = math.nan if train is None else train[0]
         if train is not None and math.isfinite(train[0]):
             self.evaluations.append(BatchEvaluation(step, train[0], val[0] if val else None, val[1] if val else 0.0))
 
@@ -227,11 +230,14 @@ def _save_torch_rng() -> Callable[[], None]:
 
 class LoaderWatch:
     """Watches `train` and `val` being read. read: batches of `train` so far; passes: how often it was begun; per_pass:
-    batches of its last whole pass. save: called with each of these batches."""
+    batches of its last whole pass; stopped_at: batches of the last pass, where it ended early; last: the newest batch.
+    save: called with each of these batches."""
 
     def __init__(self, train: Any, val: Any, save: Callable[[Any], None]):
         self.train, self.val, self.save = train, val, save
         self.read = self.passes = 0
+        self.stopped_at: int | None = None
+        self.last: Any = None
         self.per_pass: int | None = None
         self._open: list[Any] = []
         self._patched: list[tuple[type, Any]] = []
@@ -269,10 +275,11 @@ class LoaderWatch:
                 if loader is self.train:
                     self.read += 1
                     count += 1
+                    self.last, self.stopped_at = batch, count
                     self.save(batch)
                 yield batch
             if loader is self.train:
-                self.per_pass = count
+                self.per_pass, self.stopped_at = count, None
         finally:
             self._open.remove(loader)
 

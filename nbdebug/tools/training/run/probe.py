@@ -20,7 +20,7 @@ from nbdebug.observe.sources import edited_functions
 from nbdebug.observe.step_state import StepState
 from nbdebug.observe.validation import names_used_by
 from nbdebug.report import Edit, Where
-from nbdebug.text import count, listed
+from nbdebug.text import count, figures, listed
 from nbdebug.tools.training.edits import in_call, in_loop, joined, users_files
 from nbdebug.tools.training.facts import (
     DetachedAt,
@@ -35,7 +35,7 @@ from nbdebug.tools.training.facts import (
 from nbdebug.tools.training.probe_errors import ProbeErrors
 from nbdebug.tools.training.rules import name_all, signs, slug
 from nbdebug.tools.training.run.data import batches_of, is_iterator, no_warnings, preserve_rng, save_rng
-from nbdebug.tools.training.run.evaluate import MOST, FixedBatches, LossFn, loss_root, mean_and_error, recalls
+from nbdebug.tools.training.run.evaluate import MOST, FixedBatches, LossFn, loss_root, mean_and_error, mode, recalls
 from nbdebug.tools.training.run.experiments import (
     EMPTY_STEPS,
     RATE,
@@ -68,6 +68,7 @@ LONGEST_LOOP = 60.0
 """Seconds of a loop that runs once more, with a fix in it."""
 
 LOOP = "What the run shows beside its losses: schedule, order of calls, layers"
+STOPPED = "How the run ends"
 UNITS = "Dead and saturated units"
 PENALTY = "How much of the loss is a penalty on the weights"
 REFERENCE = "Whether another, small network learns this data (if not, the cause is the data or the loss)"
@@ -414,10 +415,28 @@ def _end_facts(arguments: LoopArguments, run: LoopRun, errors: ProbeErrors) -> d
             {},
         )
         facts["penalty_end"] = errors.run(PENALTY, lambda: penalty(model, loss_fn, run.on_train.batches[0]), 0.0)
+    facts |= {
+        "stopped_at": run.reading.stopped_at,
+        "bad_end": errors.run(STOPPED, lambda: _bad_end(arguments, run), ""),
+    }
     by_mode = run.on_val.losses(training=True), run.on_val.losses(training=False)
     if all(by_mode):
         facts["mode_losses"] = tuple(mean_and_error(losses)[0] for losses in by_mode)
     return facts
+
+
+def _bad_end(arguments: LoopArguments, run: LoopRun) -> str:
+    """What a loop that left a pass early may have seen: a batch that it read last, and of which it told no loss."""
+    if run.on_train.batches and not run.on_train.error and not math.isfinite(run.end):
+        return f"At the end of the run the loss on fixed training batches is {figures(run.end)}."
+    unused = bool(run.read_at) and run.reading.read > run.read_at[-1]
+    if run.reading.stopped_at is None or not unused or run.reading.last is None:
+        return ""
+    loss = FixedBatches(arguments.model, arguments.loss_fn, [run.reading.last]).losses(training=True)
+    if not loss or math.isfinite(loss[0]):
+        return ""
+    place = f"the batch after {count(run.reading.stopped_at - 1, 'batch', 'batches')} of a pass"
+    return f"The loop stopped at {place}, where the loss is {figures(loss[0])}."
 
 
 def _suspect_labels(arguments: LoopArguments, facts: TrainingRunFacts, errors: ProbeErrors) -> SuspectLabels | None:
@@ -593,7 +612,26 @@ def _with_reference(facts: TrainingRunFacts, retrainer: Retrainer, steps: int, e
         return dataclasses.replace(facts, reference=None)
     # Is it the model that can't, or its optimizer?
     with_adam = [retrainer.train(RetrainChange(adam=rate), steps).train for rate in (RATE, 10 * RATE)]
-    return dataclasses.replace(facts, reference=losses | {"the model with Adam": min(with_adam)})
+    linear = errors.run("Whether the model is linear", lambda: _is_linear(retrainer), False)
+    return dataclasses.replace(facts, reference=losses | {"the model with Adam": min(with_adam)}, linear=linear)
+
+
+def _is_linear(retrainer: Retrainer) -> bool:
+    """Whether the output at the middle between two samples is the middle of their outputs, wherever these lie."""
+    inputs: list[Any] = []
+    handle = retrainer.model.register_forward_pre_hook(lambda module, args: inputs.append(args))
+    try:
+        retrainer.loss_fn(retrainer.model, retrainer.batches[0])
+    finally:
+        handle.remove()
+    x = inputs[0][0] if len(inputs) == 1 and len(inputs[0]) == 1 else None
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or len(x) < 2:
+        return False
+    with torch.no_grad(), mode(retrainer.model, training=False):
+        one, other, middle = (retrainer.model(part) for part in (x, x.roll(1, 0), (x + x.roll(1, 0)) / 2))
+    if not isinstance(one, torch.Tensor) or not one.is_floating_point():
+        return False
+    return float((one + other - 2 * middle).abs().max()) < 1e-4 * float((one - other).abs().max())
 
 
 def _without_experiments(facts: TrainingRunFacts, why: str) -> TrainingRunFacts:

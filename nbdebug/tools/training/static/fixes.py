@@ -369,11 +369,12 @@ def _moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _draw_weights(model: nn.Module, names: Sequence[str], squashing: bool) -> None:
     """Draw the weights of these modules for their width, with biases of zero."""
-    modules = dict(model.named_modules())
+    modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
     torch.manual_seed(0)
-    for module in (modules[name] for name in names if name in modules):
-        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-        if isinstance(weight, torch.Tensor) and weight.dim() > 1:
+    weights = [(getattr(modules[n], "weight", None), getattr(modules[n], "bias", None)) for n in names if n in modules]
+    weights += [(parameters[name], None) for name in names if name in parameters and not name.endswith("weight")]
+    for weight, bias in weights:
+        if isinstance(weight, torch.Tensor) and weight.dim() > 1 and weight.requires_grad:  # never what is pretrained
             with torch.no_grad():
                 (nn.init.xavier_uniform_(weight) if squashing else nn.init.kaiming_normal_(weight, nonlinearity="relu"))
                 if isinstance(bias, torch.Tensor):
