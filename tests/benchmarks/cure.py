@@ -1,9 +1,10 @@
 """`python -m tests.benchmarks.cure FOLDER... [--programs N] [--by guard]`: does the fix cure as it is printed?
 
-For every case of kind nan or error in the folders, every such patient of the tests, and N of the random programs:
-nbdebug is asked, the edit of the first fix that it calls tried is made in a copy of the source, and the copy runs
-without nbdebug. Cured: losses, gradients and parameters are finite in all of its steps; of kind error, the program runs
-through. Exit 1 where a fix called tried has left a program broken.
+For every case of kind nan, error or training in the folders, every nan or error patient of the tests, and N of the
+random programs: nbdebug is asked, the edit of the first fix that it calls tried is made in a copy of the source, and
+the copy runs without nbdebug. Cured: losses, gradients and parameters are finite in all of its steps; of kind error,
+the program runs through; of kind training, the losses of its loop are finite and fall. Exit 1 where a fix called
+tried has left a program broken.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import importlib.util
 import math
 import multiprocessing
 import pathlib
+import statistics
 import sys
 import tempfile
 import types
@@ -26,6 +28,8 @@ import torch
 
 PATIENTS = pathlib.Path(__file__).parents[1] / "patients"
 KINDS = ("nan", "error")
+FALLS = 0.8
+"""The last tenth of a cured training's losses over its first three, at most."""
 NONE, CURED, BROKEN = "none offered", "cured", "still broken"
 
 
@@ -66,6 +70,8 @@ def failure(path: pathlib.Path, steps: int) -> str:
         except Exception as error:
             return f"{type(error).__name__}: {error}"[:160]
         return ""
+    if hasattr(made, "train"):
+        return does_not_learn(made)
     models = [made.model] if isinstance(made.model, torch.nn.Module) else []
     optimizers = made.optimizer if isinstance(made.optimizer, (list, tuple)) else [made.optimizer]
     for number in range(steps):
@@ -88,6 +94,18 @@ def failure(path: pathlib.Path, steps: int) -> str:
     return ""
 
 
+def does_not_learn(made: Any) -> str:
+    """Run the user's own loop; "" where its losses are finite and fall."""
+    losses: list[float] = []
+    made.train(lambda step, loss, *more: losses.append(float(loss)))
+    bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    if bad is not None:
+        return f"step {bad}: the loss is {losses[bad]}"
+    tenth = max(1, len(losses) // 10)
+    start, end = statistics.median(losses[:3]), statistics.fmean(losses[-tenth:])
+    return "" if end < FALLS * start else f"the loss goes from {start:.3g} to {end:.3g}"
+
+
 def ask(path: pathlib.Path, by: str) -> tuple[Any, int]:
     """The report on the program, and how many steps it has."""
     from tests.cases.asking import WAYS
@@ -98,6 +116,8 @@ def ask(path: pathlib.Path, by: str) -> tuple[Any, int]:
     made = build(path)
     if hasattr(made, "trigger"):
         return dataclasses.replace(WAYS["trace"]["error"](made), saver=None), 1
+    if hasattr(made, "train"):
+        return dataclasses.replace(WAYS["trace"]["training"](made), saver=None), 0
     made.steps = getattr(made, "steps", 3)
     report = WAYS[by]["nan"](made)
     return dataclasses.replace(report, saver=None), made.steps
@@ -154,7 +174,7 @@ def programs(number: int, folder: pathlib.Path) -> list[tuple[pathlib.Path, str]
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.cure", description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument(
-        "folders", nargs="*", metavar="FOLDER", type=pathlib.Path, help="cases of kind nan or error, or files"
+        "folders", nargs="*", metavar="FOLDER", type=pathlib.Path, help="cases of kind nan, error or training, or files"
     )
     parser.add_argument("--patients", action="store_true", help="the patients of the tests, too")
     parser.add_argument("--programs", type=int, default=0, metavar="N", help="N random programs, too")

@@ -36,6 +36,8 @@ def dead_relu(facts: TrainingFacts) -> Finding | None:
     if signs.units_died(run) and signs.lower_rate_helps(run):
         return None  # the learning rate killed it
     experiment = signs.rescaling(run)
+    if signs.units_died(run) and not signs.lower_rates(run) and not signs.helps(experiment):
+        return None  # nothing tells what killed it
     if not places or not (max(p.dead or 0.0 for p in places) >= WHOLE or signs.helps(experiment)):
         return None
     first = places[0]

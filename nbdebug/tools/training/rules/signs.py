@@ -348,9 +348,14 @@ def helps_validation(experiment: Experiment, by: float = 1.0) -> bool:
     return as_is is None or changed is None or changed < by * as_is
 
 
+def lower_rates(run: TrainingRunFacts) -> list[Experiment]:
+    """The experiments with a lower learning rate."""
+    return [e for name, e in run.experiments.items() if name.startswith("lr/")]
+
+
 def lower_rate_helps(run: TrainingRunFacts) -> bool:
     """With a lower learning rate the same steps end far lower: the rest follows from the rate."""
-    return any(helps(e, MUCH_BETTER) for name, e in run.experiments.items() if name.startswith("lr/"))
+    return any(helps(e, MUCH_BETTER) for e in lower_rates(run))
 
 
 def rescaling(run: TrainingRunFacts) -> Experiment | None:

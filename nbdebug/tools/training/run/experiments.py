@@ -145,8 +145,9 @@ def _changes(
         yield "unfrozen", RetrainChange(unfreeze=tuple(f.name for f in run.frozen))
     if suspects is not None and suspects.batches:
         yield "without suspect labels", RetrainChange(batches=suspects.batches)
-    yield from _changes_of_layers(run, retrainer)
-    yield from _changes_of_rates(run)
+    layers, rates = _changes_of_layers(run, retrainer), _changes_of_rates(run)
+    for changes in (rates, layers) if signs.units_died(run) else (layers, rates):  # what died may have died of the rate
+        yield from changes
     yield from _changes_of_penalties(run, retrainer)
 
 
