@@ -310,3 +310,65 @@ def test_several_optimizers_are_watched_each_by_itself():
 
     assert report.ok
     assert any("no loss_fn" in line for line in report.unchecked)
+
+
+@pytest.mark.parametrize("bad", [True, False])
+def test_a_loop_that_breaks_at_a_bad_batch_was_not_well(bad):
+    """The loop tells no loss of that batch; one that has had enough steps is healthy."""
+    ns = training()
+    batches = list(ns.train_loader)
+    batches[-1][0][0] = math.nan if bad else 0.0
+
+    class Reading:
+        def __iter__(self):
+            return iter([*batches, *batches])
+
+    loader = Reading()
+
+    def loop(callback):
+        for step, batch in enumerate(loader):
+            ns.optimizer.zero_grad()
+            loss = cross_entropy(ns.model, batch)
+            if not math.isfinite(loss) or step > 15:
+                break
+            loss.backward()
+            ns.optimizer.step()
+            callback(step, loss.item())
+
+    report = ask(ns, train=loop, train_loader=loader, scheduler=None)
+    assert ("The loop stopped at the batch after" in str(report)) == bad
+    assert report.ok != bad
+
+
+def test_a_fix_in_the_loop_is_tried_by_the_loop_itself():
+    """And what the loop has told the user stays as it is."""
+    ns, told = training(), []
+
+    def train(callback):
+        step = 0
+        for _ in range(4):
+            for batch in ns.train_loader:
+                loss = cross_entropy(ns.model, batch)
+                loss.backward()
+                ns.optimizer.step()
+                told.append(step)
+                callback(step, loss.item())
+                step += 1
+
+    before = Snapshot.take(ns.model, ns.optimizer)
+    report = ask(ns, train=train, scheduler=None)
+    fix = report.findings[0].fixes[0]
+    assert report.findings[0].code == "training/zero-grad-missing"
+    assert (
+        "ns.optimizer.zero_grad()" in fix.code and fix.verified is True and "your whole loop" in fix.after["tried on"]
+    )
+    assert told == list(range(40)) and not before.differences()
+    assert "+ns.optimizer.zero_grad()" in report.patch().replace(" ", "")
+
+
+def test_what_was_not_run_as_a_text_is_a_suggestion_with_its_experiment():
+    report = ask(training(lr=200.0))
+    fix = report.findings[0].fixes[0]
+    assert fix.edit is None and fix.verified is None
+    text = " ".join(str(report).split())
+    assert "A suggestion. In an experiment with the rate divided by" in text and "it works" not in text

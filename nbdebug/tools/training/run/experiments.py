@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -146,8 +147,8 @@ def _changes(
     if suspects is not None and suspects.batches:
         yield "without suspect labels", RetrainChange(batches=suspects.batches)
     layers, rates = _changes_of_layers(run, retrainer), _changes_of_rates(run)
-    for changes in (rates, layers) if signs.units_died(run) else (layers, rates):  # what died may have died of the rate
-        yield from changes
+    # what died may have died of the rate
+    yield from itertools.chain(rates, layers) if signs.units_died(run) else itertools.chain(layers, rates)
     yield from _changes_of_penalties(run, retrainer)
 
 
