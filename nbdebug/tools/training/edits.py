@@ -256,8 +256,8 @@ class _Loop:
     def _named(self, node: ast.expr, things: Iterable[Any]) -> bool:
         """Whether an expression names one of these: the end of it is a name of theirs."""
         name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-        value = self.names.get(name)
-        return value is not None and any(value is thing for thing in things)
+        values = [value for key, value in self.names.items() if key.rpartition(".")[2] == name]
+        return any(value is thing for value in values for thing in things)
 
     def _methods(self, name: str) -> list[tuple[ast.stmt, ast.Call, ast.expr]]:
         """Statements of the function that call a method of this name: (statement, call, its owner), in order."""

@@ -427,16 +427,15 @@ def _end_facts(arguments: LoopArguments, run: LoopRun, errors: ProbeErrors) -> d
 
 def _bad_end(arguments: LoopArguments, run: LoopRun) -> str:
     """What a loop that left a pass early may have seen: a batch that it read last, and of which it told no loss."""
-    if run.on_train.batches and not run.on_train.error and not math.isfinite(run.end):
-        return f"At the end of the run the loss on fixed training batches is {figures(run.end)}."
     unused = bool(run.read_at) and run.reading.read > run.read_at[-1]
-    if run.reading.stopped_at is None or not unused or run.reading.last is None:
-        return ""
-    loss = FixedBatches(arguments.model, arguments.loss_fn, [run.reading.last]).losses(training=True)
-    if not loss or math.isfinite(loss[0]):
-        return ""
-    place = f"the batch after {count(run.reading.stopped_at - 1, 'batch', 'batches')} of a pass"
-    return f"The loop stopped at {place}, where the loss is {figures(loss[0])}."
+    if run.reading.stopped_at is not None and unused and run.reading.last is not None:
+        loss = FixedBatches(arguments.model, arguments.loss_fn, [run.reading.last]).losses(training=True)
+        if loss and not math.isfinite(loss[0]):
+            place = f"the batch after {count(run.reading.stopped_at - 1, 'batch', 'batches')} of a pass"
+            return f"The loop stopped at {place}, where the loss is {figures(loss[0])}."
+    if run.evaluations and not run.on_train.error and not math.isfinite(run.end):
+        return f"At the end of the run the loss on fixed training batches is {figures(run.end)}."
+    return ""
 
 
 def _suspect_labels(arguments: LoopArguments, facts: TrainingRunFacts, errors: ProbeErrors) -> SuspectLabels | None:
