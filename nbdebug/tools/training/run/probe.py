@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 from nbdebug.observe.locations import at_site
-from nbdebug.observe.snapshot import Snapshot
+from nbdebug.observe.snapshot import Snapshot, StepState
 from nbdebug.observe.sources import edited_functions
-from nbdebug.observe.step_state import StepState
 from nbdebug.observe.validation import names_used_by
 from nbdebug.report import Edit, Where
 from nbdebug.text import count, figures, listed
