@@ -198,7 +198,7 @@ def test_the_report_on_an_error_says_what_was_asked(notebook: Notebook, monkeypa
         error.report = Report("nan_trace")  # type: ignore[attr-defined]
         raise error
 
-    monkeypatch.setattr(nbdebug, "nan_trace", fails)
+    monkeypatch.setattr("nbdebug.tools.nan.nan_trace.nan_trace", fails)
     done = notebook.run("%nan_trace step()")
     assert isinstance(done.error, ValueError)
     assert done.error.report.question == "%nan_trace step()" and "%nan_trace step()" in done.shown
@@ -259,7 +259,9 @@ def test_strategy_reaches_function_and_cell(notebook: Notebook, monkeypatch: pyt
     from nbdebug.tools.nan import nan_trace as trace
 
     asked = []
-    monkeypatch.setattr(nbdebug, "nan_trace", lambda step, **kwargs: asked.append(kwargs) or Report(""))
+    monkeypatch.setattr(
+        "nbdebug.tools.nan.nan_trace.nan_trace", lambda step, **kwargs: asked.append(kwargs) or Report("")
+    )
     monkeypatch.setattr(trace, "trace_cell", lambda run, **kwargs: asked.append(kwargs) or Report(""))
     notebook.run("%nan_trace --strategy bisect step()")
     notebook.run("%%nan_trace --strategy trace\nstep()")

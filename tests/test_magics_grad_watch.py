@@ -44,7 +44,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         calls.append({"model": model, "optimizer": optimizer, **options})
         return real(model, optimizer, **options)
 
-    monkeypatch.setattr(nbdebug, "grad_watch", grad_watch)
+    monkeypatch.setattr("nbdebug.tools.grad_watch.grad_watch.grad_watch", grad_watch)
     return calls
 
 
