@@ -37,6 +37,17 @@ forward(
     "worth",
 )
 forward(
+    "log into fused attention",
+    "log-of-nonpositive",
+    "log",
+    -1.0,
+    LEVEL
+    + "! bias = torch.log(level)\nh = h.to(bias.dtype)\n"
+    + "y = h + F.scaled_dot_product_attention(h, h, h, attn_mask=bias[:, None, :])",
+    "level",
+    "bias",
+)
+forward(
     "log of what is left",
     "log-of-nonpositive",
     "log",

@@ -72,7 +72,12 @@ def examine(seed: int, healthy: bool = False) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         made = load(program, folder)
         try:
-            report = nbdebug.nan_trace(made.step, model=made.model, optimizer=made.optimizer, max_steps=3)
+            report = nbdebug.nan_trace(
+                made.step,
+                model=made.model,
+                optimizer=made.optimizer,
+                max_steps=program.setup.steps if program.setup else 3,
+            )
             answer = answer_of(report)
         except Exception:
             answer = {"findings": 0, "error": traceback.format_exc(limit=-4)}

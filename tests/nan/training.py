@@ -16,11 +16,17 @@ OPTIMIZERS = [
     "torch.optim.AdamW({p}, lr=1e-3, foreach=True)",
     "torch.optim.RMSprop({p}, lr=1e-3)",
 ]
+CLOSURES = [
+    "torch.optim.LBFGS({p}, lr=1e-3, max_iter=3)",
+    "torch.optim.LBFGS({p}, lr=1e-3, max_iter=2, history_size=3)",
+    "torch.optim.Adam({p}, lr=1e-3)",
+]
 
 
 @dataclasses.dataclass
 class Setup:
-    """How a program trains. bad_step and bad_batch: when the fault comes; columns: how many `side` has."""
+    """How a program trains. bad_step and bad_batch: when the fault comes; columns: how many `side` has; closure: the
+    optimizer that is given the step as a closure, if one is; half: autocast to float16, not to bfloat16."""
 
     seed: int
     batch: int
@@ -43,6 +49,8 @@ class Setup:
     metric: bool
     returned: str
     columns: int = 1
+    closure: str = ""
+    half: bool = False
     real_target: bool = False
     scored: bool = False
     model: bool = True
@@ -53,8 +61,16 @@ class Setup:
         return self.bad_step * self.accumulate + self.micro
 
     @property
+    def steps(self) -> int:
+        return max(3, self.bad_step + 1)
+
+    @property
     def about(self) -> str:
-        flags = [name for name in ("tokens", "autocast", "double", "stacked", "clip") if getattr(self, name)]
+        flags = [
+            name
+            for name in ("tokens", "autocast", "half", "double", "stacked", "clip", "closure")
+            if getattr(self, name)
+        ]
         sizes = f"batch {self.batch}, time {self.time}, width {self.width}"
         return f"{sizes}, {self.loss}, accumulate {self.accumulate} {' '.join(flags)}"
 
@@ -118,6 +134,12 @@ def draw_setup(rng: random.Random) -> Setup:
         returned=rng.choice(["loss", "loss", "loss", "loss.detach()", "loss.item()"]),
     )
     made.tokens = made.tokens and made.style != "packed"
+    more = random.Random(made.seed)
+    if more.random() < 0.2:
+        made.bad_step = more.randrange(3, 8)
+    made.half = made.autocast and more.random() < 0.5
+    if made.accumulate == 1 and not made.clip and more.random() < 0.2:
+        made.closure = made.optimizer = more.choice(CLOSURES)
     return made
 
 
@@ -153,7 +175,7 @@ def build_text(setup: Setup, writer: Writer, decoys: list[str], spoil: list[str]
 
 
 def _data(setup: Setup) -> list[str]:
-    count, b, t = setup.accumulate * 3 + 1, setup.batch, setup.time
+    count, b, t = setup.accumulate * setup.steps + 1, setup.batch, setup.time
     dtype = ", dtype=torch.float64" if setup.double else ""
     x = (
         f"torch.randint(0, 11, ({count}, {b}, {t}))"
@@ -190,7 +212,12 @@ def _step(setup: Setup, writer: Writer, outside: str) -> str:
     if setup.metric:
         forward.insert(-1, "with torch.no_grad():\n    accuracy = pad[:0].float().mean()")
     if setup.autocast:
-        forward = ['with torch.autocast("cpu", dtype=torch.bfloat16):\n' + indent("\n".join(forward), 4)]
+        dtype = "float16" if setup.half else "bfloat16"
+        forward = [f'with torch.autocast("cpu", dtype=torch.{dtype}):\n' + indent("\n".join(forward), 4)]
+    if setup.closure:
+        body = "\n".join([*lines, *forward, "loss.backward()", "return loss"])
+        lines = [*inner, "def closure():\n" + indent(body, 4), "loss = optimizer.step(closure)"]
+        return "\n".join([*lines, f"return {setup.returned}"])
     inner += forward
     if setup.accumulate > 1:
         body = "\n".join([*inner, "(loss / 2).backward()", "summed = summed + loss.detach()"])

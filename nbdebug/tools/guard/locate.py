@@ -18,19 +18,22 @@ from torch import nn
 from nbdebug.observe.locations import Site
 from nbdebug.observe.modules import eager
 from nbdebug.observe.replay import Replay
-from nbdebug.observe.snapshot import random_sources
+from nbdebug.observe.snapshot import Snapshot, random_sources
+from nbdebug.observe.sources import edited_functions
 from nbdebug.observe.tape import CallEntry, CannotReplay, Tape
 from nbdebug.observe.tensors import can_be_nonfinite, tensors_in
-from nbdebug.report import PHASES, Finding, Report, Where
+from nbdebug.report import PHASES, Edit, Finding, Report, Where
 from nbdebug.tools.guard.rollback import BufferBackup, before_overwritten
 from nbdebug.tools.guard.trip import Trip
 from nbdebug.tools.nan.facts import Target, UnlocatedStep
+from nbdebug.tools.nan.fixes import Cure
 from nbdebug.tools.nan.locate import NotLocated, locate_origins, uncollected
 from nbdebug.tools.nan.probe import Detection, Probe, RunHistory, StopCell
 from nbdebug.tools.nan.report import report_of
 from nbdebug.tools.nan.rules import name_it
 from nbdebug.tools.nan.rules.wording import numbered
 from nbdebug.tools.nan.suspects import RecordingScan
+from nbdebug.tools.nan.trials import Outcome, count_bad, error_text
 
 FINITE = "when it runs again, it is finite"
 """Why a step has no place, where it could be run again."""
@@ -46,11 +49,14 @@ def locate(
     question: str = "guard(model, optimizer)",
     subject: str = "",
     redo: Callable[[], Any] | None = None,
+    undo: Callable[[], Any] | None = None,
+    closure: bool = False,
 ) -> Report:
     """The report on a remembered step. models: by the names that the tape knows them by, in the state before that step.
 
     history: the run until then. redo: what to do after the step's own backward (an optimizer's step that made a
-    parameter bad). Nothing raises: a step that can't be replayed, or is finite then, gets a finding that says so.
+    parameter bad); undo: takes that back; closure: it runs the whole step by itself. Nothing raises: a step that can't
+    be replayed, or is finite then, gets a finding that says so.
     """
 
     def trace(live: bool) -> Report | str:
@@ -58,11 +64,12 @@ def locate(
         probe.history = probe.history if history is None else copy.deepcopy(history)
         with uncollected(), restored(models, optimizers, trip.tape), eager() as notes:
             scan = RecordingScan(probe) if not live and redo is None else None
-            detection = _run_step(probe, trip, models, redo)
+            detection = _run_step(probe, trip, models, redo, closure)
             if detection is not None and not probe.live:
                 locate_origins(probe, detection, scan)
             if detection is not None:
-                return report_of(probe, detection, question, subject, trip.step + 1, notes=tuple(notes))
+                again = RecordedTrial(trip, models, optimizers, redo, undo, closure)
+                return report_of(probe, detection, question, subject, trip.step + 1, notes=tuple(notes), again=again)
         fault = probe.recorder.disabled_by
         unseen = getattr(trip.tape.recorder, "custom_backward", "")
         return f"nbdebug failed ({fault})" if fault else f"outside the model it has {unseen}" if unseen else FINITE
@@ -88,7 +95,7 @@ def not_located(trip: Trip, question: str, subject: str, reason: str, locate_cal
 
 
 def _run_step(
-    probe: Probe, trip: Trip, models: Mapping[str, nn.Module], redo: Callable[[], Any] | None
+    probe: Probe, trip: Trip, models: Mapping[str, nn.Module], redo: Callable[[], Any] | None, closure: bool
 ) -> Detection | None:
     """Run the step again under the probe."""
     if models and redo is None and not any(isinstance(e, CallEntry) for e in trip.tape.entries):
@@ -108,7 +115,7 @@ def _run_step(
         inputs = [t for call in trip.inputs for t in tensors_in(call[1:]) if t.dim()]
         probe.taint.origins.batch = inputs[0].shape[0] if inputs else None  # known before the first call is repeated
         probe.tape.random, probe.tape.cuda_random = trip.tape.random, trip.tape.cuda_random  # a fix is tried on these
-        if trip.tape.entries and (redo is None or trip.reason == "parameter"):
+        if trip.tape.entries and not closure and (redo is None or trip.reason == "parameter"):
             with contextlib.suppress(StopCell):  # the loss is bad: the rest would tell no more
                 replay.run()
         recorder.replaying = recorder.called_from = None
@@ -130,6 +137,68 @@ def _bad_buffer(probe: Probe) -> Detection | None:
             if from_ops:
                 return Detection(dataclasses.replace(target, name=name), from_ops, position)
     return None
+
+
+class RecordedTrial:
+    """A `StepTrial` of the recorded step: from the models' own code as edited, or with a setting that the edit gives an
+    object made before the step."""
+
+    def __init__(
+        self,
+        trip: Trip,
+        models: Mapping[str, nn.Module],
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        redo: Callable[[], Any] | None,
+        undo: Callable[[], Any] | None,
+        closure: bool,
+    ):
+        self.trip, self.models, self.optimizers = trip, models, optimizers
+        self.redo, self.undo, self.closure = redo, undo, closure
+        self.why_not = ""
+        self._fails = False
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[RecordedTrial]:
+        yield self
+
+    def run(self, edit: Edit, cure: Cure) -> Outcome:
+        """Run it as edited. What the tape has proven, and what needs the run from its start, is left alone."""
+        if cure.whole_run or (cure.setting is None and cure.change is not None and cure.exact):
+            return Outcome(False, False)
+        with contextlib.ExitStack() as stack:
+            exchanged = stack.enter_context(edited_functions(edit))
+            if not exchanged and cure.setting is None:
+                return Outcome(False, False)
+            outcome = self._run(cure.setting or contextlib.nullcontext)
+        if outcome.cured and not self._fails:
+            self._fails = not self._run(contextlib.nullcontext).cured
+            self.why_not = "" if self._fails else "the step is finite when it runs again: it does not repeat"
+        # of edited code it is not known whether the recorded step runs it, unless it helps
+        ran = not self.why_not and (outcome.cured or cure.setting is not None)
+        return outcome._replace(ran=ran)
+
+    def _run(self, setting: Callable[[], contextlib.AbstractContextManager]) -> Outcome:
+        before = Snapshot.take(dict(self.models), dict(self.optimizers))
+        try:
+            if self.undo is not None:
+                self.undo()
+            parameters = [p for o in self.optimizers.values() for group in o.param_groups for p in group["params"]]
+            for p in (*parameters, *(p for model in self.models.values() for p in model.parameters())):
+                p.grad = None
+            with setting():
+                replay = Replay(self.trip.tape, models=self.models)
+                if self.trip.tape.entries and not self.closure:
+                    replay.run()
+                tensors = [*replay.losses, *(p.grad for p in parameters if p.grad is not None)]
+                if self.redo is not None:
+                    self.redo()
+                    tensors += parameters
+                loss = float(replay.losses[-1]) if replay.losses and replay.losses[-1].numel() == 1 else None
+                return Outcome(True, not count_bad(tensors), 1, loss=loss)
+        except Exception as error:  # the edited text does not run
+            return Outcome(True, False, why_not=error_text(error))
+        finally:
+            before.restore()
 
 
 @contextlib.contextmanager

@@ -185,6 +185,8 @@ class Locator:
                     question=QUESTION,
                     subject=subject,
                     redo=None if self.backup is None else self.backup.redo,
+                    undo=None if self.backup is None else self.backup.restore,
+                    closure=self.backup is not None and self.backup.closure,
                 )
         finally:
             guard.log.rerunning = False

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from nbdebug.observe.tensors import all_finite
 from nbdebug.tools.guard.distributed import withheld_by_scaler
 from nbdebug.tools.guard.finite_check import CheckResult, StepCheck, read_check, skips_on_device
 from nbdebug.tools.guard.pending_reads import PendingReads
@@ -169,6 +170,10 @@ class StepTracker:
         """What is not finite; "" where all is well. A buffer that was not finite before (a mask) is no statistic."""
         if (reason := result.reason()) or math.isfinite(result.buffers):
             return reason
+        return self._bad_buffers(step)
+
+    def _bad_buffers(self, step: GuardedStep) -> str:
+        """The same of the buffers alone."""
         bad = not self._ignore_buffers and self.buffers.became_nonfinite(step.buffers)
         if self.ranks is not None:
             bad = self.ranks.any(bad)
@@ -203,6 +208,8 @@ class StepTracker:
         if backup.closure:
             step.loss, step.norm, step.losses_checked = loss, norm, len(step.losses)
             step.bad_ranks = backup.bad_ranks
+            if not reason and self.ranks is None and not all(map(all_finite, self.buffers.written(step.buffers))):
+                reason = self._bad_buffers(step)
         if reason:
             backup.restore()
             self.guard.trip(step, reason, backup)

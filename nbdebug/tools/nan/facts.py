@@ -66,7 +66,7 @@ class OriginFact:
     custom: the op ran in the user's own backward. whole: all of the tensor is bad. earlier_step: it happened in an
     earlier step, and a buffer has held it since. name: the parameter's or buffer's name, for an external one. factors:
     (low, high) of what it was multiplied by where no parameter flowed in (a target, a weight). after_model: the model
-    had returned by then.
+    had returned by then. reader: the first op that used an external one for what went bad.
     """
 
     index: int
@@ -91,6 +91,7 @@ class OriginFact:
     dtype: str = "float32"
     shape: tuple[int, ...] = ()
     factors: tuple[tuple[float, float], ...] = ()
+    reader: str = ""
 
     def operand(self, *names: str) -> Operand | None:
         """The operand with one of these argument names, or None."""

@@ -38,7 +38,7 @@ from nbdebug.tools.nan.facts import NanFacts
 from nbdebug.tools.nan.origins import Origin
 from nbdebug.tools.nan.probe import Detection, Probe
 from nbdebug.tools.nan.rules.arithmetic import forward_sign
-from nbdebug.tools.nan.trials import FixTrial, StepTrial, TapeChange
+from nbdebug.tools.nan.trials import FixTrial, TapeChange, Trial
 
 SPAN = "tried on"
 LONGEST_WAIT = 20.0
@@ -148,7 +148,7 @@ def try_fixes(
     detection: Detection,
     culprit: Origin,
     op: Op | None,
-    again: StepTrial | None = None,
+    again: Trial | None = None,
 ) -> tuple[Finding, FixTrial]:
     """The finding with its first fix as an edit of the user's line, tried. op: the forward op at fault, on the tape.
     again: the step by the user's own code, where that can run again."""
@@ -164,7 +164,7 @@ def try_fixes(
     return dataclasses.replace(finding, fixes=tuple(fixes)), trial
 
 
-def _tried(fix: Fix, fault: Fault, trial: FixTrial, again: StepTrial | None) -> Fix:
+def _tried(fix: Fix, fault: Fault, trial: FixTrial, again: Trial | None) -> Fix:
     """The first cure that works; else the first one, with what came of it; else the fix as it stands, a suggestion."""
     first: Fix | None = None
     began = time.monotonic()
@@ -194,7 +194,7 @@ def _edits(fault: Fault) -> Iterator[tuple[Cure, Edit]]:
             yield cure, edit
 
 
-def _attempt(cure: Cure, edit: Edit, trial: FixTrial, again: StepTrial | None) -> tuple[bool | None, dict[str, Any]]:
+def _attempt(cure: Cure, edit: Edit, trial: FixTrial, again: Trial | None) -> tuple[bool | None, dict[str, Any]]:
     """Whether a cure works (None: it can't be tried), and what was seen."""
     on_tape: tuple[bool, dict[str, Any]] | None = None
     if cure.change is not None and not trial.why_not:
@@ -776,6 +776,10 @@ def _finite_batch(fault: Fault) -> Iterator[Cure]:
     calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call)]
     if fault.fact.external == "input":
         calls.reverse()  # the model's call stands within that of the loss
+    if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Subscript):  # written into the batch
+        value = "0.0" if _is_infinity(statement.value) else "{}.nan_to_num(0.0, 0.0, 0.0)"
+        yield Cure(title, {statement.value: value}, _filled(fault), exact=True, file=where.file or "")
+        return
     called = {id(part) for call in calls for part in (call.func, getattr(call.func, "value", None))}
     names = [n for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
     arguments: list[ast.expr] = [a for call in calls for a in (*call.args, *(k.value for k in call.keywords))]
@@ -807,6 +811,15 @@ def _smaller_loss(fault: Fault) -> Iterator[Cure]:
             )
 
 
+def _safe_operand(fault: Fault) -> Iterator[Cure]:
+    """A tensor from outside whose bad values are dropped later: another number there."""
+    if fault.fact.external is not None and fault.node is not None and fault.direct:
+        for place in (1, 0):
+            for cure in _wrapped(fault, Wrap({place: "{}.nan_to_num(0.0, 0.0, 0.0)"})):
+                title = "Fill the missing values before they are used: what is dropped later may be any number."
+                yield dataclasses.replace(cure, title=title)
+
+
 def _open_padding(fault: Fault) -> Iterator[Cure]:
     """The mask that a module of torch's takes."""
     for name in (
@@ -835,4 +848,5 @@ _SPECIAL: dict[str, Callable[[Fault], Iterator[Cure]]] = {
     "parameter-nonfinite": _loaded,
     "input-nonfinite": _finite_batch,
     "grad-overflow": _smaller_loss,
+    "where-grad": _safe_operand,
 }

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nbdebug.observe.locations import at_site
+from nbdebug.observe.locations import Site, at_site
 from nbdebug.observe.ops import Schema, named_arguments
 from nbdebug.observe.recorder import Op, Recorder
 from nbdebug.observe.tensors import (
+    INPUT,
     PARAMETER,
     StorageInfo,
     can_be_nonfinite,
@@ -227,9 +228,24 @@ class Origins:
             self.leading[len(tensor)] += 1
             self.folds |= folds_of(tensor.shape)
 
-    def note_model_input(self, index: int, mask: torch.Tensor) -> None:
-        """A bad tensor from outside is given to the model: these are its rows."""
-        self._origins[index].rows = self._rows(mask)
+    def note_model_input(self, index: int, mask: torch.Tensor, values: torch.Tensor, site: Site | None) -> None:
+        """Bad values that came from outside, or that the code has written (`x[3] = inf`), are given to the model at
+        `site`, among `values`: these are their rows, and they are no mask where the other values differ."""
+        origin = self._origins[index]
+        storage = origin.storage
+        written = origin.op is not None and origin.op.name in (*_FILLS, "copy", "index_put")
+        if not (written if storage is None else storage.role in ("target", "input")):
+            return
+        if origin.intended and (origin.made == "-inf" or _is_mask(values, mask, torch.isnan(values), "input")):
+            if storage is not None:
+                storage.role, storage.entered = "input", storage.entered or site
+            return
+        if storage is None:
+            storage = origin.storage = StorageInfo(values.untyped_storage(), None, INPUT, "input")
+        elif origin.intended and origin.readers:  # a number that was written into the batch
+            storage.entered = origin.readers[0].site
+        storage.role, storage.entered = "input", storage.entered or site
+        origin.rows, origin.intended = self._rows(mask), False
 
     def note_rows(self, index: int, mask: torch.Tensor, op: Op) -> None:
         """Where an origin's own tensor shows no batch dimension, the first that it reaches and that has one tells the

@@ -290,6 +290,7 @@ class Probe:
         self.detections.step = self.step
         self.backward_runs = self.engine_runs = 0
         self.unscaled = self.stepped = False
+        self._updating: torch.optim.Optimizer | None = None  # it has begun to step
         self._backward_place: StackLines | None = None
 
     @unseen
@@ -462,9 +463,12 @@ class Probe:
     def _backward_ended(self, call: Backward, result: Any) -> None:
         self.tape.backward(call, result)
         self.taint.origins.segment += call.accumulate
+        if self._updating is not None:  # in a closure: another backward may follow before the update
+            self._check_gradients(p for group in self._updating.param_groups for p in group["params"])
 
     @unseen
     def _optimizer_begins(self, optimizer: Any, place: StackLines) -> None:
+        self._updating = optimizer
         self.history.optimizer = type(optimizer).__name__
         self.history.learning_rate = float(optimizer.param_groups[0].get("lr", math.nan))
         self.history.nonfinite_settings = {
@@ -478,7 +482,7 @@ class Probe:
 
     @unseen
     def _optimizer_done(self, optimizer: Any) -> None:
-        self.stepped = True
+        self.stepped, self._updating = True, None
         self.history.optimizer_steps += 1
         self._steps_of[id(optimizer)] += 1
         self.history.optimizers = len(self._steps_of)
@@ -546,11 +550,8 @@ def mark_input(recorder: Recorder, taint: TaintTracker, tensor: torch.Tensor, si
         known.role, known.entered = "input", known.entered or site
     if not known.reach & PARAMETER:
         known.reach |= INPUT
-    for origin, mask in taint.masks(values).items():
-        storage = taint.origins[origin].storage
-        if storage is not None and storage.role in ("target", "input"):  # rows of the batch, not of the data set
-            storage.role, storage.entered = "input", storage.entered or site
-            taint.origins.note_model_input(origin, mask)
+    for origin, mask in taint.masks(values).items():  # rows of the batch, not of the data set
+        taint.origins.note_model_input(origin, mask, values, site)
 
 
 def is_compiled(module: Any) -> bool:

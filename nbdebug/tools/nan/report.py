@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from nbdebug.observe.locations import at_site
+from nbdebug.observe.recorder import Op
 from nbdebug.observe.replay import Replay
 from nbdebug.observe.tape import TapeEntry
 from nbdebug.observe.tensors import all_finite, can_be_nonfinite, finite, tensors_in
@@ -22,7 +23,8 @@ from nbdebug.tools.nan.probe import CompiledCall, Detection, Probe
 from nbdebug.tools.nan.reproducer import Reproduction
 from nbdebug.tools.nan.rules import name_it
 from nbdebug.tools.nan.rules.wording import numbered
-from nbdebug.tools.nan.trials import StepTrial
+from nbdebug.tools.nan.taint import COMPARES
+from nbdebug.tools.nan.trials import Trial
 from nbdebug.verdict import blind, of_losses
 
 _PHASES = {
@@ -45,7 +47,7 @@ def report_of(
     steps: int,
     compiled: CompiledFacts | None = None,
     notes: tuple[str, ...] = (),
-    again: StepTrial | None = None,
+    again: Trial | None = None,
 ) -> Report:
     """The report on a run of `steps` steps, of which the last one went bad if there is a detection. again: that step by
     the user's own code, where it can run once more."""
@@ -79,8 +81,11 @@ def report_of(
     chosen = [origins[i] for i in sorted(origins.ancestors(detection.origins))]  # all that led there, oldest first
     culprit = _culprit(chosen)
     facts = _facts(probe, detection, chosen, culprit)
-    op = _op_on_tape(probe, culprit.op)
-    finding, trial = try_fixes(name_it(facts), facts, probe, detection, culprit, op, again)
+    finding = name_it(facts)
+    dropped = finding.code == "nan/where-grad" and culprit.op is None
+    reader = _reader(culprit, probe.tape.ancestors(detection.position)) if dropped else None
+    op = _op_on_tape(probe, culprit.op or reader)
+    finding, trial = try_fixes(finding, facts, probe, detection, culprit, op, again)
     report.findings, report.ruled_out = (finding,), _ruled_out(probe, facts)
     report.plots = (
         Plot("histogram", culprit.snapshot.exponents),
@@ -209,7 +214,15 @@ def _origin_fact(probe: Probe, origin: Origin, index: int, place: dict[int, int]
         dtype=origin.dtype,
         shape=origin.shape,
         factors=tuple(origin.factors),
+        reader=reader.name if (reader := _reader(origin, used)) else "",
     )
+
+
+def _reader(origin: Origin, used: set[int]) -> Op | None:
+    """The first op that used a tensor from outside for what went bad; one that only asks for its values (`isnan`) where
+    there is no other."""
+    readers = [op for op in origin.readers if op.index in used] or origin.readers
+    return next(iter([op for op in readers if op.name not in COMPARES] or readers), None)
 
 
 def _where(origin: Origin, used: set[int]) -> Where:
@@ -218,15 +231,16 @@ def _where(origin: Origin, used: set[int]) -> Where:
     trail = origin.trail if origin.op is None or origin.op.name in EMPTIES else []
     arrived = [set(rows) for index, rows in trail if index in used][-1:]
     rows = tuple(sorted(arrived[0] & set(origin.rows or arrived[0]))) if arrived else ()
-    if origin.op is not None:
-        return where_of(origin.op, samples=rows or origin.rows or origin.folded_rows)
     storage = origin.storage
+    if origin.op is not None:
+        place = where_of(origin.op, samples=rows or origin.rows or origin.folded_rows)
+        return place if storage is None else dataclasses.replace(place, op="")  # written into the model's input
     assert storage is not None, "what no op made came from outside"
     place = Where(step=origin.step, module=storage.module, op="", samples=rows or origin.rows)
     if storage.role in ("parameter", "buffer"):
         return place
-    readers = [op for op in origin.readers if op.index in used] or origin.readers
-    return at_site(place, storage.entered or (readers[0].site if readers else None))
+    reader = _reader(origin, used)
+    return at_site(place, storage.entered or (reader.site if reader else None))
 
 
 def _where_it_shows(

@@ -12,7 +12,7 @@ import io
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -195,6 +195,15 @@ class Outcome(NamedTuple):
         before = self.steps - self.behind - 1
         run = f"the run from its start, {count(self.steps, 'step')}" if before > 0 else "the failing step"
         return run if before > 0 or not self.behind else f"{run} and {self.behind} more"
+
+
+class Trial(Protocol):
+    """Of a step that runs again as edited. why_not: why it can't, else it is empty."""
+
+    why_not: str
+
+    def __call__(self) -> contextlib.AbstractContextManager[Any]: ...
+    def run(self, edit: Edit, cure: Any) -> Outcome: ...
 
 
 class StepTrial:

@@ -7,6 +7,7 @@ look at one op and its operands only; the rules add what the origin tells beyond
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from nbdebug.registry import rule
@@ -18,6 +19,15 @@ DROPPERS = frozenset(
     "where masked_fill index masked_select masked_scatter nan_to_num index_select gather index_put".split()
 )
 """Ops that drop elements in the forward and send a zero back to them."""
+
+
+def droppers_of(facts: NanFacts) -> list[str]:
+    """The ops that drop what is bad in the forward, where its gradient went bad all the same: of an op of the step, or
+    of a tensor that the model was not given."""
+    origin = facts.origin
+    if facts.target.kind != "gradient" or origin.during != "forward" or origin.external not in (None, "target"):
+        return []
+    return sorted(DROPPERS & set(origin.absorbed_by))
 
 
 @rule(
@@ -34,12 +44,21 @@ DROPPERS = frozenset(
     reference="https://github.com/pytorch/pytorch/issues/68425",
 )
 def where_grad(facts: NanFacts) -> Finding | None:
-    origin = facts.origin
-    droppers = sorted(DROPPERS & set(origin.absorbed_by))
-    if facts.target.kind != "gradient" or origin.during != "forward" or origin.external or not droppers:
-        return None
-    if forward_sign(origin) == "fully-masked-softmax":  # no operand can be made safe: the mask is at fault
-        return None
+    origin, droppers = facts.origin, droppers_of(facts)
+    if not droppers or (not origin.external and forward_sign(origin) == "fully-masked-softmax"):
+        return None  # of a softmax no operand can be made safe: the mask is at fault
+    if origin.external:
+        return answer(
+            facts,
+            "where-grad",
+            f"{verb(origin.where, 'has', 'have')} {MADE[origin.made]} in a tensor from outside the model; "
+            f"{droppers[0]} drops it after {origin.reader}, but not its gradient",
+            Fix(
+                "Make the tensor safe first, then choose: what is dropped may be any number.",
+                "safe = torch.where(keep, target, 0.0)  # keep: the condition under which the result is used",
+            ),
+            where=dataclasses.replace(origin.where, phase="backward", op=origin.reader),
+        )
     return answer(
         facts,
         "where-grad",

@@ -11,7 +11,7 @@ from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Where
 from nbdebug.text import count, listed
 from nbdebug.tools.nan.facts import CompiledFacts, NanFacts, OriginFact, RunFacts, UnlocatedStep
-from nbdebug.tools.nan.rules.arithmetic import LOGS, OVERFLOW_LIKE, backward_sign, forward_sign
+from nbdebug.tools.nan.rules.arithmetic import LOGS, OVERFLOW_LIKE, backward_sign, droppers_of, forward_sign
 from nbdebug.tools.nan.rules.wording import MADE, answer, verb
 
 GREW = 10.0
@@ -126,7 +126,7 @@ def _spoiled(facts: NanFacts) -> Finding:
 )
 def input_nonfinite(facts: NanFacts) -> Finding | None:
     origin = facts.origin
-    if origin.external is None:
+    if origin.external is None or droppers_of(facts):
         return None
     what = "the model's input" if origin.external == "input" else "a tensor from outside the model"
     return answer(
