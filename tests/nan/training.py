@@ -215,8 +215,8 @@ def _step(setup: Setup, writer: Writer, outside: str) -> str:
         dtype = "float16" if setup.half else "bfloat16"
         forward = [f'with torch.autocast("cpu", dtype=torch.{dtype}):\n' + indent("\n".join(forward), 4)]
     if setup.closure:
-        body = "\n".join([*lines, *forward, "loss.backward()", "return loss"])
-        lines = [*inner, "def closure():\n" + indent(body, 4), "loss = optimizer.step(closure)"]
+        body = "\n".join(["x, side, pad, target = batch", *lines, *forward, "loss.backward()", "return loss"])
+        lines = ["batch = next(batches)", "def closure():\n" + indent(body, 4), "loss = optimizer.step(closure)"]
         return "\n".join([*lines, f"return {setup.returned}"])
     inner += forward
     if setup.accumulate > 1:
