@@ -67,6 +67,16 @@ def test_the_line_of_the_op_is_named() -> None:
     assert where.op == "mul" and "large * large" in where.text and where.file.endswith("models.py")
 
 
+def test_dropout_and_memory_as_it_is_handed_out_are_not_blamed() -> None:
+    class Dropped(models.Overflows):
+        def forward(self, x):
+            return super().forward(nn.functional.dropout(x, 0.5))
+
+    torch.manual_seed(0)
+    where = asked(nn.Sequential(Dropped(), nn.Linear(models.WIDTH, 1))).findings[0].where
+    assert where.op == "mul" and "large * large" in where.text
+
+
 @pytest.mark.parametrize("mode", ["cast", "autocast"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_healthy_model_needs_nothing(mode: str, dtype: str) -> None:

@@ -241,6 +241,36 @@ def updated_by_hand():
     return SimpleNamespace(model=model, optimizer=None, step=step)
 
 
+@fault("sqrt-grad-at-zero", op="sqrt", phase="backward", step=0)
+def closure_with_a_bad_derivative():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 4)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    x = seeded((5, 3))
+
+    def closure():
+        optimizer.zero_grad()
+        apart = (model(x) - model(x)).square().sum(-1).sqrt()  # here
+        loss = apart.mean() + model(x).square().mean()
+        loss.backward()
+        return loss
+
+    return SimpleNamespace(model=model, optimizer=optimizer, step=lambda: optimizer.step(closure))
+
+
+@fault("input-nonfinite", phase="input", op="", step=0, rows=(3,))
+def infinity_written_into_the_batch():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+
+    def loss_of(i):
+        x = seeded((5, 3))
+        x[3, 1] = float("inf")  # here
+        return model(x).square().mean()
+
+    return train(model, loss_of)
+
+
 @fault("input-nonfinite", phase="input", op="", step=1, rows=(0,))
 def loader_with_a_gap():
     torch.manual_seed(0)

@@ -180,7 +180,20 @@ def missing_targets_left_out_first():
     return train(model, loss_of)
 
 
-@fault("input-nonfinite where-grad", phase=["backward", "input"], step=0)
+@fault("where-grad", op="sub", phase="backward", rows=(1,), step=0)
+def missing_targets_masked_by_where():
+    model = linear(1)
+    wanted = torch.tensor([0.5, float("nan"), 1.0, 2.0, 0.0])
+
+    def loss_of(i):
+        there = ~torch.isnan(wanted)
+        errors = (model(seeded((5, 3))).squeeze(-1) - wanted).square()  # here
+        return torch.where(there, errors, 0.0).sum() / there.sum()
+
+    return train(model, loss_of)
+
+
+@fault("where-grad", phase="backward", step=0)
 def missing_targets_left_out_too_late():
     model = linear(1)
     wanted = torch.tensor([0.5, float("nan"), 1.0, float("nan"), 0.0])
