@@ -16,6 +16,7 @@ THIRDS = (
     "nan/guard/test_ranks_faults.py",
     "nan/test_programs.py",
     "notebook/test_notebooks.py",
+    "test_same_bits.py",
     "training/test_healthy.py",
     "training/test_preflight_healthy.py",
     "training/watch/test_bits.py",
