@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nbdebug.observe.frames import Owners
+from nbdebug.observe.variables import named_parameters
 from nbdebug.report import Finding, Link, Report
 from nbdebug.text import clip
 from nbdebug.tools.errors.context import ErrorContext
@@ -223,8 +224,24 @@ def _recognized(context: ErrorContext, notes: list[str]) -> Finding | None:
             notes.append(f"nbdebug could not check for {name} here ({type(error).__name__}).")
             continue
         if finding is not None:
-            return _proven(context, finding, notes)
+            return _in_users_names(context, _proven(context, finding, notes))
     return None
+
+
+def _in_users_names(context: ErrorContext, finding: Finding) -> Finding:
+    """The finding with the user's one model in the code of its suggestions, where these say `model` and the user has no
+    such name. A loss with no parameters is no model."""
+    space = {**context.names, **{name: value for frame in context.users for name, value in frame.names.items()}}
+    trained = [n for n, m in context.owners.models.items() if n in space and any(True for _ in named_parameters(m))]
+    if len(trained) != 1 or "model" in space or any("model" in frame.globals for frame in context.users):
+        return finding
+    fixes = [
+        fix
+        if fix.edit is not None or re.search(r"\bmodel = ", fix.code)
+        else dataclasses.replace(fix, code=re.sub(r"(?<![\w.'\"])model\b(?!['\"])", trained[0], fix.code))
+        for fix in finding.fixes
+    ]
+    return dataclasses.replace(finding, fixes=tuple(fixes))
 
 
 def _proven(context: ErrorContext, finding: Finding, notes: list[str]) -> Finding:

@@ -329,7 +329,8 @@ def as_edits(
             continue
         tried = fix.verified if edit is not None and fix.verified is not False else None
         results.append(dataclasses.replace(fix, edit=edit, verified=tried, reached=trial.text if trial else ""))
-    results += [] if any(fix.verified for fix in results) else _tokens_as_rows(context, call)
+    if not any(fix.verified for fix in results):
+        results += [*_tokens_as_rows(context, call), *_flattened_between(context, call)]
     return tuple(sorted(results, key=lambda fix: not fix.verified))
 
 
@@ -346,6 +347,26 @@ def _tokens_as_rows(context: ErrorContext, call: FailedCall) -> list[ShapeFix]:
     edit = edit_of(frame.site.file, {node: code})
     trial = continued(context, edit)
     return [ShapeFix("tokens", text, code, True, None, edit, trial.text)] if trial is not None and trial.worked else []
+
+
+def _flattened_between(context: ErrorContext, call: FailedCall) -> list[ShapeFix]:
+    """A Flatten before a Linear in the call that makes their Sequential."""
+    level = next((f.module for f in frames_below(context) if type(f.module) is nn.Sequential), None)
+    layer = call.layer
+    made = constructor(context, layer) if level is not None and type(layer) is nn.Linear else None
+    children = list((attributes(level).get("_modules") or {}).values()) if level is not None else []
+    at = next((i for i, child in enumerate(children) if child is layer), 0)
+    if made is None or layer is None or not at:
+        return []
+    around = [n for n in nodes_of(made[0]) if isinstance(n, ast.Call) and any(arg is made[1] for arg in n.args)]
+    if len(around) != 1 or callee_name(around[0]) != "Sequential":
+        return []
+    maker = ast.unparse(made[1].func).rpartition(".")[0]
+    edit = edit_of(made[0], {made[1]: f"{maker}.Flatten(), {{raw}}" if maker else "Flatten(), {raw}"})
+    trial = continued(context, None, {id(level): nn.Sequential(*children[:at], nn.Flatten(), *children[at:])})
+    code = edit.code if edit is not None else ""
+    worked = maker and trial is not None and trial.worked and "to line" in trial.text
+    return [ShapeFix("between", "", code, True, None, edit, trial.text)] if worked and trial is not None else []
 
 
 def _edit(context: ErrorContext, call: FailedCall, fix: ShapeFix) -> Edit | None:

@@ -28,6 +28,7 @@ TITLES = {
     "classes-last": "Move the classes of {name} to axis 1.",
     "axis": "Use an axis along which it fits.",
     "count": "Let torch compute one of the sizes (-1).",
+    "between": "Flatten before this layer.",
     "tokens": "Normalize all tokens of {name} as rows, and give them their axes back.",
     "pooled": "Pool to the size that {name} was made for: then images of any size fit.",
     "downstream": "Flatten each row whole, and create {name} for that size.",

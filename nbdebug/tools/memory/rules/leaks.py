@@ -202,6 +202,35 @@ def graph_retained(facts: MemoryFacts) -> Finding | None:
     return grew("graph-retained", growth, title, fixes, chain)
 
 
+VIEW = 4
+"""How many times the memory of what is kept is larger than what that shows: three quarters of it are then waste."""
+
+
+@rule(
+    code="memory/view-keeps-storage",
+    title="Small views that are kept keep the whole memory of large tensors.",
+    symptom="Memory rises by much more with each step than what is kept: a row, a token or a crop of each batch.",
+    cause="Slicing, indexing with numbers, `chunk` and `view` make no copy: the result shares the storage of the "
+    "tensor that it comes from, and as long as one view lives, all of that stays.",
+    confirm="`x.untyped_storage().nbytes()` against `x.numel() * x.element_size()`.",
+    fix="Keep a copy of the part: `x[:, 0].clone()`. The large tensor is then freed.",
+    reference="https://docs.pytorch.org/docs/stable/tensor_view.html",
+)
+def view_keeps_storage(facts: MemoryFacts) -> Finding | None:
+    growth = next((g for g in facts.growth if _is_view(g) and not g.emptied and g.kind not in ("graph", "hook")), None)
+    if growth is None or small(growth, SMALL):
+        return None
+    shows = f"of which the views show {size(growth.shown)}"
+    title = f"{holder(growth)} keeps views of larger tensors: {pace(growth)}, {shows}"
+    code = detached(growth, ".clone()")
+    fixes = [Fix("Keep a copy of the part, so that the rest is freed.", code, None, saving(growth.bytes, growth.shown))]
+    return grew("view-keeps-storage", growth, title, fixes, [])
+
+
+def _is_view(growth: Leak) -> bool:
+    return 0 < VIEW * growth.shown <= growth.own
+
+
 @rule(
     code="memory/cache-unbounded",
     title="A cache or a record grows with every step, and nothing is ever removed.",
@@ -216,7 +245,11 @@ def graph_retained(facts: MemoryFacts) -> Finding | None:
 )
 def cache_unbounded(facts: MemoryFacts) -> Finding | None:
     growth = next(
-        (g for g in facts.growth if not g.emptied and g.kind in ("cache", "dict", "list", "deque", "set", "object")),
+        (
+            g
+            for g in facts.growth
+            if not g.emptied and not _is_view(g) and g.kind in ("cache", "dict", "list", "deque", "set", "object")
+        ),
         None,
     )
     if growth is None or small(growth, COLLECTED if growth.kind in ("list", "deque") else SMALL):

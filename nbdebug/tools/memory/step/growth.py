@@ -28,7 +28,8 @@ from nbdebug.tools.memory.step.trace import StepTrace
 class Growth:
     """What grows. holders: of it, more than one where they lie in one container; items: a step adds so many;
     nodes: so many nodes of a graph; bytes: in tensors and arrays, of a step's items alone; own: of that, what would
-    stay if the items had no graph; plain: in other Python objects."""
+    stay if the items had no graph; shown: what the items are by their shapes, which is less where they are views of
+    larger tensors; plain: in other Python objects."""
 
     holders: list[Holder]
     name: str
@@ -37,6 +38,7 @@ class Growth:
     nodes: int = 0
     bytes: int = 0
     own: int = 0
+    shown: int = 0
     plain: int = 0
     grad: bool = False
     errors: bool = False
@@ -101,6 +103,7 @@ def _described(holders: list[Holder], added: list[int], known: ReachabilityWalk)
     tensors = list(tensors_of(new))
     whole.grad = any(t.requires_grad and t.grad_fn is not None for t in tensors)
     whole.errors = any(isinstance(item, BaseException) or issubclass(type(item), BaseException) for item in flat(new))
+    whole.shown = sum(t.numel() * t.element_size() for t in tensors if t.layout is torch.strided)
     whole.plain = plain_bytes(new, old)
     if first.name.split("[")[0] in OUTPUTS:
         whole.kind = "output"

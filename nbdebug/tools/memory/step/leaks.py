@@ -228,6 +228,7 @@ def _leak(
         one.items,
         one.nodes,
         own=min(one.own, by),
+        shown=one.shown,
         plain=one.plain,
         chained=one.chain,
         backward=survivors.backwards > 0,
