@@ -100,9 +100,7 @@ def test_a_whole_model_whose_module_is_gone(monkeypatch) -> None:
     file.seek(0)
     report, said = explained(lambda: torch.load(file, weights_only=False))
     assert "`service_now` has a class of that name" in said
-    assert "sys.modules['models_then'] = service_now\nmodel = torch.load(file, weights_only=False)" in (
-        only(report).fixes[0].code
-    )
+    assert "sys.modules['models_then'] = service_now\n" in only(report).fixes[0].code
 
 
 def test_the_same_file_read_as_weights_alone(monkeypatch) -> None:

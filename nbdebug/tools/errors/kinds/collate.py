@@ -217,7 +217,9 @@ def detect(context: ErrorContext) -> CollateMismatch | None:
         if samples is not None:
             facts = _mismatch_facts(context, differences(samples)[0], samples)
             indices = list(_batch_indices(context, facts.batch))
-            return dataclasses.replace(facts, indices=tuple(indices[i] for i in facts.positions))
+            message = _from_message(context, own)
+            stored = message.stored_at if message is not None else ""
+            return dataclasses.replace(facts, indices=tuple(indices[i] for i in facts.positions), stored_at=stored)
     if samples is None:
         return _from_message(context, own) if collating or STACKED.search(context.message) else None
     difference = _difference(context, samples, collating)

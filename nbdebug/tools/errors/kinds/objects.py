@@ -324,7 +324,8 @@ def detect_attached(context: ErrorContext) -> AttachedFacts | None:
     cut = ".detach()" if off else ".detach().cpu()"
     edit = edit_of(frame.site.file, {at: "{}" + cut})
     worked, after = None, {}
-    if direct and type(value) in (torch.Tensor, nn.Parameter) and value is not None and value_of(at, frame) is value:
+    converts = direct or bool(own)  # what failed is the conversion itself, by `.numpy()` or for NumPy's own function
+    if converts and type(value) in (torch.Tensor, nn.Parameter) and value is not None and value_of(at, frame) is value:
         array = value.detach().cpu().numpy()
         worked, after = True, {"result": f"{array.dtype} array {list(array.shape)}"}
     return dataclasses.replace(facts, cure=TriedFix(f"{text}{cut}", worked, after), edit=edit)
