@@ -227,7 +227,8 @@ def outweighing_term(
         after = _Shares(weaker.at_end, count)
         rise = after.rise(k)
         falls = FALLS if before.rise(k) < UNUSED * before.rest(k) else FAR_BELOW
-        if after.rest(k) < falls * before.rest(k) and rise > max(USED * after.rest(k), 3 * before.rise(k)):
+        # below zero: the two balance each other, as a density and its log-determinant do
+        if 0 <= after.rest(k) < falls * before.rest(k) and rise > max(USED * after.rest(k), 3 * before.rise(k)):
             rests = before.rest(k), after.rest(k)
             with preserve_rng(loss_fn):
                 place = term_site(model, loss_fn, batch, k)

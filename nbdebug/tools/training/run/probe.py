@@ -61,8 +61,6 @@ MOST_STEPS = 600
 SOME = 0.2
 """Below this share of the first loss nobody asks what more could have been learned."""
 
-SAME = 1.25
-"""A change of the modules' mode leaves the loss below that many times what it was; dropout raises it a little."""
 LONGEST_LOOP = 60.0
 """Seconds of a loop that runs once more, with a fix in it."""
 
@@ -227,8 +225,9 @@ class _EditTrials:
 
     def _judged(self, name: str, edit: Edit, losses: list[float], train: float, val: float | None) -> TriedEdit:
         before, last = signs.last_loss(self.facts), self.facts.evaluations[-1] if self.facts.evaluations else None
-        by = SAME if name in ("eval-mode-in-training", "train-mode-in-eval") else signs.BETTER
-        most = min(by * before, abs(signs.first_loss(self.facts)))
+        first = abs(signs.first_loss(self.facts))
+        learns = name in ("eval-mode-in-training", "train-mode-in-eval")  # with dropout the loss need not be lower
+        most = first if learns else min(signs.BETTER * before, first)
         well = math.isfinite(train) and all(map(math.isfinite, losses))
         numbers: dict[str, Any] = {
             "loss as it is": before if math.isfinite(before) else "not finite",
