@@ -76,7 +76,7 @@ def examine(seed: int, healthy: bool = False) -> Result:
                 made.step,
                 model=made.model,
                 optimizer=made.optimizer,
-                max_steps=program.setup.steps if program.setup else 3,
+                max_steps=made.steps,
             )
             answer = answer_of(report)
         except Exception:

@@ -168,7 +168,7 @@ def build_text(setup: Setup, writer: Writer, decoys: list[str], spoil: list[str]
     lines.append("batches = iter(zip(x, side, pad, target))\n")
     lines.append("def step():\n" + indent(_step(setup, writer, outside), 4) + "\n")
     lines.append(
-        "return SimpleNamespace(model=model, optimizer=optimizer, step=step"
+        f"return SimpleNamespace(model=model, optimizer=optimizer, step=step, steps={setup.steps}"
         + (")" if setup.model else ", tensors=weights)")
     )
     return "\n\ndef build():\n" + indent("\n".join(lines), 4) + "\n"

@@ -40,10 +40,8 @@ def watch(made: Any, steps: int = 3) -> list[tuple[bool, bool, bool]]:
 def verify(program: Program) -> str:
     """ "" when the program behaves as its truth says, else what is wrong."""
     with tempfile.TemporaryDirectory() as folder:
-        seen = watch(
-            programs.load(program, folder),
-            program.truth.step[0] + 1 if program.truth else program.setup.steps if program.setup else 3,
-        )
+        made = programs.load(program, folder)
+        seen = watch(made, program.truth.step[0] + 1 if program.truth else made.steps)
     if program.truth is None:
         return "" if all(map(all, seen)) else f"a healthy program goes bad: {seen}"
     phase, step = program.truth.phase[0], program.truth.step[0]

@@ -26,8 +26,6 @@ from tests.nan.judge import Truth, answer_of, judge
 from tests.nan.plan import Program
 from tests.nan.programs import Result, load, make, score
 
-STEPS = 3
-
 
 def examine(seed: int, healthy: bool = False, on_trip: str = "trace") -> Result:
     """Run the program of a seed under the guard."""
@@ -54,7 +52,7 @@ def beyond_replay(program: Program) -> Truth | None:
 
 
 def bare(made: SimpleNamespace) -> dict[str, Any]:
-    for _ in range(STEPS):
+    for _ in range(made.steps):
         made.step()
     return state(made)
 
@@ -69,10 +67,10 @@ def state(made: SimpleNamespace) -> dict[str, Any]:
 
 
 def guarded(made: SimpleNamespace, on_trip: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the answer, further parts): three steps, or fewer where the guard stops one."""
+    """(the answer, further parts): its steps, or fewer where the guard stops one."""
     models = {} if made.model is None else made.model
     with nbdebug.guard(models, made.optimizer, on_trip=on_trip) as guard:
-        for _ in range(STEPS):
+        for _ in range(made.steps):
             before = state(made)
             try:
                 made.step()
