@@ -3,6 +3,8 @@
 import collections
 import gc
 import os
+import sys
+import types
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; kernels and other children inherit it
 os.environ.pop("COLUMNS", None)  # pytest-xdist gives it to its workers; text is then as wide as without a terminal
@@ -49,12 +51,35 @@ def pytest_collection_modifyitems(config, items):
 
 
 _begun: set[str] = set()
+_other_files: set[str] = set()
 
 
 def pytest_runtest_setup(item):
-    """What the files before have left in this process is out of the collector's sight: looks at all live objects, and
-    every `gc.collect`, would take seconds else."""
-    if str(item.path) not in _begun:
-        _begun.add(str(item.path))
-        gc.collect()
-        gc.freeze()
+    """What the files before have left in this process is out of sight: of the collector, and of the looks at the
+    user's own modules, which here are 200 files of tests with all that their globals hold. They would take seconds."""
+    if str(item.path) in _begun:
+        return
+    from nbdebug.observe import variables
+
+    if not _begun:
+        of_user = variables._in_users_file
+        variables._in_users_file = lambda name, file: name not in _other_files and of_user(name, file)
+    _begun.add(str(item.path))
+    _other_files.clear()
+    _other_files.update({name for name in sys.modules if _is_test(name)} - _modules_of(item.module.__name__))
+    gc.collect()
+    gc.freeze()
+
+
+def _is_test(name):
+    return name.startswith("tests.") and name.rpartition(".")[2].startswith("test_")
+
+
+def _modules_of(name, known=frozenset()):
+    """The module, and the other files of tests from which it has a function, a class or the module itself."""
+    known = known | {name}
+    for value in list(vars(sys.modules[name]).values()):
+        owner = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+        if isinstance(owner, str) and owner not in known and owner in sys.modules and owner.startswith("tests."):
+            known |= _modules_of(owner, known)
+    return known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import pathlib
 import re
@@ -23,6 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 NEEDED: list[str] = PROJECT["project"]["dependencies"]
 TOOLS: list[str] = PROJECT["project"]["optional-dependencies"]["dev"]
+OWNERS = functools.cache(importlib.metadata.packages_distributions)  # reads every installed package: a third of a second
 
 
 def bare(requirement: str) -> str:
@@ -60,10 +62,9 @@ def third_party(path: pathlib.Path) -> dict[str, bool]:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "nbdebug").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_import_is_declared(path: pathlib.Path) -> None:
-    owners = importlib.metadata.packages_distributions()
     needed, optional = set(bounds(NEEDED)), set(bounds(TOOLS))
     for name, guarded in third_party(path).items():
-        owner = {bare(o) for o in owners.get(name, [name])}
+        owner = {bare(o) for o in OWNERS().get(name, [name])}
         assert owner & (needed | (optional if guarded else set())), f"{name} is imported and not declared"
 
 

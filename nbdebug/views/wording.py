@@ -22,7 +22,8 @@ REASONS = ("reason", "because", "why", "why not", "note", "undecided")
 
 def clean(text: Any, limit: int = 400) -> str:
     """One line of printable text, cut at `limit` characters."""
-    return clip("".join(c if c.isprintable() else _printable(c) for c in str(text)[: limit + 1]), limit)
+    line = str(text)[: limit + 1]
+    return clip(line if line.isprintable() else "".join(map(_printable, line)), limit)
 
 
 def clean_lines(text: Any, most: int = 40, limit: int = 300) -> list[str]:
@@ -35,6 +36,8 @@ def clean_lines(text: Any, most: int = 40, limit: int = 300) -> list[str]:
 
 
 def _printable(character: str) -> str:
+    if character.isprintable():
+        return character
     if character in "\n\t\r\xa0":
         return " "
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
