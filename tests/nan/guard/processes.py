@@ -65,7 +65,7 @@ class Played:
         return [pickle.loads((self.folder / f"{name}.{rank}").read_bytes())[2] for rank in range(2)]
 
 
-def play(module: str, folder: pathlib.Path, device: str = "cpu", seconds: float = 150, only: str = "") -> Played:
+def play(module: str, folder: pathlib.Path, device: str = "cpu", seconds: float = 400, only: str = "") -> Played:
     """Play the scenes of a module (those in `only`, with commas between) in two processes, ended after `seconds`."""
     command = [sys.executable, "-m", __name__, module, str(folder), device, str(seconds), only]
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
