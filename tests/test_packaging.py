@@ -24,7 +24,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 NEEDED: list[str] = PROJECT["project"]["dependencies"]
 TOOLS: list[str] = PROJECT["project"]["optional-dependencies"]["dev"]
-OWNERS = functools.cache(importlib.metadata.packages_distributions)  # reads every installed package: a third of a second
+OWNERS = functools.cache(
+    importlib.metadata.packages_distributions
+)  # reads every installed package: a third of a second
 
 
 def bare(requirement: str) -> str:
