@@ -451,14 +451,14 @@ PICKLE = 20_000_000
 """Bytes of the part of a file that is read for the names of its classes."""
 
 
-def _alias(context: ErrorContext, module: str, holders: tuple[str, ...]) -> tuple[Edit | None, bool]:
-    """(the failing line behind one that gives a module its old name, whether all classes that the file names are then
-    found). The file is read, and not loaded."""
+def _alias(context: ErrorContext, module: str, holders: tuple[str, ...]) -> tuple[Edit | None, int]:
+    """(the failing line behind one that gives a module its old name, how many classes the file names; 0 where not all
+    are then found). The file is read, and not loaded."""
     frame = context.users[0] if context.users else None
     line, call = (statement(frame), _load_call(context)) if frame is not None else (None, None)
     holder = next((name for name in holders if name not in (module, "__main__")), "")
     if frame is None or line is None or hasattr(line, "body") or call is None or not call.args or not holder:
-        return None, False
+        return None, 0
     known = {name for name in ("sys", holder) if type(frame.globals.get(name)) is types.ModuleType}
     wanted = [name for name in ("sys", holder.partition(".")[0]) if name not in known]
     text = f"import {', '.join(wanted)}\n" if wanted else ""
@@ -469,7 +469,7 @@ def _alias(context: ErrorContext, module: str, holders: tuple[str, ...]) -> tupl
         name in vars(sys.modules[holder]) if home == module else home.partition(".")[0] in (*sys.modules, "__builtin__")
         for home, name in names
     )
-    return edit, found
+    return edit, len(names) if found else 0
 
 
 def _classes_in(file: Any) -> set[tuple[str, str]]:

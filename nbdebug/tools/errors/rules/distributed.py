@@ -225,7 +225,9 @@ def _without_group(facts: Collective) -> list[Fix]:
         return [launched]
     if facts.edit is not None:
         return [
-            Fix.of(alone, facts.edit, facts.runs, {"the call": "runs in a group of one process"} if facts.runs else {})
+            Fix.of(
+                alone, facts.edit, facts.runs, {"the call then runs, in a group of": "1 process"} if facts.runs else {}
+            )
         ]
     code = "torch.distributed.init_process_group('gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)"
     return [Fix(alone, code), launched]

@@ -42,7 +42,7 @@ class ModuleMissing:
     needed_by: str = ""
     meant: str = ""
     edit: Edit | None = None
-    complete: bool = False
+    complete: int = 0
 
 
 @rule(
@@ -262,9 +262,10 @@ def _for_pickle(facts: ModuleMissing) -> list[Fix]:
             )
         ]
     elif facts.edit is not None:
-        after = {"classes named in the file": "all found"} if facts.complete else {}
+        after = {"classes and functions that the file names": f"{facts.complete} of {facts.complete} found"}
+        after = after if facts.complete else {}
         title = "Register the module under its old name before you load the file."
-        fixes += [Fix.of(title, facts.edit, facts.complete or None, after)]
+        fixes += [Fix.of(title, facts.edit, bool(facts.complete) or None, after)]
     elif holder:
         fixes += [
             Fix(
