@@ -14,6 +14,7 @@ import ast
 import importlib.util
 import pathlib
 import re
+import time
 
 import pytest
 import torch
@@ -115,7 +116,11 @@ def remembered(training):
 def failed(training):
     """What is said of the error that the user saw."""
     try:
-        training.trigger()
+        try:
+            training.trigger()
+        except (OSError, EOFError):  # of a worker that died: what torch says of it comes by a signal, a moment later
+            time.sleep(0.5)
+            raise
     except Exception as error:
         return nbdebug.explain(error, names=getattr(training, "names", {}))
     return nbdebug.Report("explain()")
