@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -40,7 +41,8 @@ class Backward(NamedTuple):
 class EngineWatch:
     """Calls `before(backward)` and `after(backward, result)` for each backward call while attached; not for calls
     inside another backward (checkpointing), nor for those of a compiler that only traces. without_modes: run
-    backward without dispatch modes, where nobody records its ops.
+    backward without dispatch modes, where nobody records its ops. thread: only calls from this thread, by its number
+    (None: from all).
 
     However many watches there are, the engine's entry is wrapped once, and put back when the last of them is detached.
     """
@@ -53,6 +55,7 @@ class EngineWatch:
     ):
         self.before, self.after, self.without_modes = before, after, without_modes
         self.keep_graph = False  # so that backward can be run once more
+        self.thread: int | None = None
 
     @uninterrupted
     def attach(self) -> None:
@@ -85,9 +88,12 @@ def _watched(original: Callable, attached: list[EngineWatch]) -> Callable:
     def run_backward(roots: Any, seeds: Any, retain: bool, create: bool, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if not attached or torch._C._current_autograd_node() is not None or isinstance(roots[0], FakeTensor):
             return original(roots, seeds, retain, create, inputs, *args, **kwargs)
+        here = threading.get_ident()
+        watches = [watch for watch in attached if watch.thread in (None, here)]
+        if not watches:
+            return original(roots, seeds, retain, create, inputs, *args, **kwargs)
         accumulate = kwargs.get("accumulate_grad", args[1] if len(args) > 1 else False)
         call = Backward(tuple(roots), tuple(seeds), tuple(inputs), retain, create, accumulate, locate())
-        watches = list(attached)
         for watch in watches:
             watch.before(call)
         without_modes = any(watch.without_modes for watch in watches)
@@ -102,18 +108,23 @@ def _watched(original: Callable, attached: list[EngineWatch]) -> Callable:
 
 
 class OptimizerWatch:
-    """Calls `before(optimizer, stack)` and `after(optimizer)` for each optimizer step while attached."""
+    """Calls `before(optimizer, stack)` and `after(optimizer)` for each step while attached; thread: see above."""
 
-    def __init__(self, before: Callable[[Any, StackLines], None], after: Callable[[Any], None]):
-        self.before, self.after = before, after
+    def __init__(
+        self, before: Callable[[Any, StackLines], None], after: Callable[[Any], None], thread: int | None = None
+    ):
+        self.before, self.after, self.thread = before, after, thread
         self._handles: list[Any] = []
 
     @uninterrupted
     def attach(self) -> None:
         self._handles = [
-            StepHook(lambda optimizer, args, kwargs: self.before(optimizer, locate())),
-            StepHook(lambda optimizer, args, kwargs: self.after(optimizer), after=True),
+            StepHook(lambda optimizer, *_: self.before(optimizer, locate()) if self._here() else None),
+            StepHook(lambda optimizer, *_: self.after(optimizer) if self._here() else None, after=True),
         ]
+
+    def _here(self) -> bool:
+        return self.thread in (None, threading.get_ident())
 
     @uninterrupted
     def detach(self) -> None:

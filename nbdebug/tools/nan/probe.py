@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -240,7 +241,8 @@ class Probe:
         self.recorder.light = not live
         self.detections = Detections(self.taint, self.tape, live)
         self.engine = EngineWatch(self._backward_began, self._backward_ended, without_modes=not live)
-        self.optimizer_watch = OptimizerWatch(self._optimizer_begins, self._optimizer_done)
+        self.engine.thread = here = threading.get_ident()  # a training in another thread is not this one
+        self.optimizer_watch = OptimizerWatch(self._optimizer_begins, self._optimizer_done, here)
         self.history, self.step = RunHistory(), 0
         self.without_optimizer = False  # the step is run again without its optimizer, which was called
         self.bad_buffers: dict[str, Origin] = {}  # buffers that went bad in a step that was otherwise sound

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -35,7 +36,8 @@ class OwnStep:
     def __init__(self, scale: float = 1.0):
         self.scale, self.backward, self.scaler, self.loss = scale, False, None, 0.0
         self._engine = EngineWatch(self._began, self._ended)
-        self._optimizers = OptimizerWatch(self._stepping, lambda optimizer: None)
+        self._engine.thread = here = threading.get_ident()
+        self._optimizers = OptimizerWatch(self._stepping, lambda optimizer: None, here)
         self._scaler_methods: dict[str, Any] = {}
 
     scaler: Any
