@@ -10,25 +10,28 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; kerne
 os.environ.pop("COLUMNS", None)  # pytest-xdist gives it to its workers; text is then as wide as without a terminal
 
 
-THIRDS = (
-    "nan/guard/test_faults.py",
-    "nan/guard/test_optimizers.py",
-    "nan/guard/test_programs.py",
-    "nan/guard/test_record_replay.py",
-    "nan/guard/test_ranks_faults.py",
-    "nan/test_programs.py",
-    "notebook/test_notebooks.py",
-    "test_same_bits.py",
-    "training/test_healthy.py",
-    "training/test_preflight_healthy.py",
-    "training/watch/test_bits.py",
-    "training/watch/test_norms.py",
-)
-"""Long lists of alike situations: every third is run; all of them where NBDEBUG_ALL_TESTS is set (`make test-all`)."""
+ONE_OF = {
+    "memory/test_fit_card.py": 3,
+    "nan/guard/test_faults.py": 6,
+    "nan/guard/test_optimizers.py": 3,
+    "nan/guard/test_programs.py": 3,
+    "nan/guard/test_record_replay.py": 3,
+    "nan/test_healthy_models.py": 3,
+    "nan/test_programs.py": 6,
+    "nan/test_search_programs.py": 3,
+    "notebook/test_notebooks.py": 3,
+    "training/test_healthy.py": 3,
+    "training/test_preflight_healthy.py": 3,
+    "training/watch/test_bits.py": 3,
+    "training/watch/test_norms.py": 3,
+}
+"""Long lists of alike situations: every third or sixth is run; all of them where NBDEBUG_ALL_TESTS is set
+(`make test-all`)."""
 
 
-ONLY_WITH_ALL = ("test_compiled.py::test_inductor",)
-"""A minute of a C++ compiler; the other backends of torch.compile are tested each time."""
+ONLY_WITH_ALL = ("test_compiled.py::test_inductor", "guard/test_ranks_faults.py", "guard/test_soak.py")
+"""A minute of a C++ compiler (the other backends are tested each time), half a minute of two processes (faults of the
+guard's own are tested in one, in test_faults), half a minute of steps that grow nothing."""
 LONG = ("test_notebooks.py", "browser/", "test_patients.py", "nan/guard/test_ranks")
 """Files that take long: they are begun first, so that no process is left alone with one of them at the end."""
 
@@ -41,10 +44,10 @@ def pytest_collection_modifyitems(config, items):
     count, kept, left = collections.Counter(), [], []
     for item in items:
         function, _, situation = item.nodeid.partition("[")
-        of_thirds = bool(situation) and places[item].endswith(THIRDS)
+        among = next((n for end, n in ONE_OF.items() if situation and places[item].endswith(end)), 1)
+        runs = count[function] % among == 0 and not any(long in function for long in ONLY_WITH_ALL)
         count[function] += 1
-        runs = not of_thirds or count[function] % 3 == 1
-        (kept if runs and not function.endswith(ONLY_WITH_ALL) else left).append(item)
+        (kept if runs else left).append(item)
     items[:] = kept
     if left:
         config.hook.pytest_deselected(items=left)
