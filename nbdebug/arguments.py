@@ -1,15 +1,31 @@
-"""Which model is meant? The one that was named, or else every one among the user's variables."""
+"""Which model is meant? The one that was named, or else every one among the user's variables.
+
+Where no variable is one, the objects among the variables that hold one are asked: a trainer of transformers or
+Lightning, an accelerator, an object of the user's own class (`observe/trainers.py`). A loss, loaders and a scheduler
+are looked for in the same way, and by their usual names.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nbdebug.text import listed
 
 NOUNS = {"model": "model", "optimizer": "optimizer", "scaler": "GradScaler", "loader": "DataLoader"}
 """What can be looked for among the user's variables, and what an error calls it."""
+USUAL_NAMES = {
+    "loss_fn": ("loss_fn", "compute_loss", "criterion"),
+    "train_loader": ("train_loader", "train_dl", "train_dataloader", "trainloader", "loader"),
+    "val_loader": ("val_loader", "val_dl", "val_dataloader", "valid_loader", "valloader", "test_loader"),
+    "scheduler": ("scheduler", "lr_scheduler", "sched"),
+    "batch": ("batch", "data", "inputs"),
+}
+"""Names by which these are recognized among the user's variables where no option names them, in this order."""
+TRAINERS = ("transformers.trainer", "pytorch_lightning", "lightning.pytorch")
+"""Packages whose trainers are asked before usual names are looked for, where they are loaded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +40,19 @@ class Subject:
 
     @classmethod
     def chosen(cls, models: list[str] | None, optimizers: list[str] | None, names: dict[str, Any]) -> Subject:
-        """Those that were named, or else all that the user has. Raises ValueError for a wrong name."""
-        return cls(
-            evaluated("model", models, names) if models else discover("model", names),
-            evaluated("optimizer", optimizers, names) if optimizers else discover("optimizer", names),
-            named=bool(models or optimizers),
-            model_named=bool(models),
-        )
+        """Those that were named, or else all that the user has. Where only an object of the user's holds the
+        optimizers, its models that they train are taken, not other models. Raises ValueError for a wrong name."""
+        found = evaluated("model", models, names) if models else discover("model", names)
+        stepping = evaluated("optimizer", optimizers, names) if optimizers else discover("optimizer", names)
+        if (
+            found
+            and stepping
+            and not models
+            and not any(trains(o, m) for o in stepping.values() for m in found.values())
+        ):
+            others = _held("model", names)
+            found = {n: m for n, m in others.items() if any(trains(o, m) for o in stepping.values())} or found
+        return cls(found, stepping, named=bool(models or optimizers), model_named=bool(models))
 
     @property
     def model(self) -> Any:
@@ -95,7 +117,7 @@ def evaluated(kind: str, expressions: list[str], names: dict[str, Any]) -> dict[
     chosen = {}
     for text in expressions:
         try:
-            chosen[text] = eval(text, names)
+            chosen[text] = unwrapped(eval(text, names))
         except Exception:  # whatever it raises, it names no model
             chosen[text] = None
         if not isinstance(chosen[text], _class_of(kind)):
@@ -107,13 +129,76 @@ def evaluated(kind: str, expressions: list[str], names: dict[str, Any]) -> dict[
 
 def discover(kind: str, names: Mapping[str, Any]) -> dict[str, Any]:
     """The user's models, optimizers, scalers or loaders: each object once, at its first name, without parts of another
-    model and without old outputs (`_`, `_7`). They are known by their type alone: no object of the user's is asked."""
+    model and without old outputs (`_`, `_7`). They are known by their type alone: no object of the user's is asked.
+    Where no variable is one, those that an object of the user's holds."""
     wanted = _class_of(kind)
     first: dict[int, tuple[str, Any]] = {}
     for name, value in names.items():
         if issubclass(type(value), wanted) and not name.startswith("_"):
+            value = unwrapped(value)
             first.setdefault(id(value), (name, value))
+    first = first or {id(value): (name, value) for name, value in _held(kind, names).items()}
     parts: set[int] = set()
     if kind == "model":
         parts = {id(part) for _, value in first.values() for part in value.modules() if part is not value}
     return {name: value for key, (name, value) in first.items() if key not in parts}
+
+
+def planned_optimizers(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Optimizers as the trainers among the user's variables will make them, where these have none yet."""
+    loaded = any(package in sys.modules for package in TRAINERS)
+    return _held("new_optimizer", names, libraries=True) if loaded else {}
+
+
+def part(kind: str, names: Mapping[str, Any]) -> tuple[str, Any]:
+    """(expression, value) of the loss, the training or validation batches or the scheduler (a key of USUAL_NAMES but
+    "batch"): from a library's trainer, by a usual name, from an object of the user's own, or what the model does
+    itself; ("", None) for none."""
+    return next(_candidates(kind, names), ("", None))
+
+
+def _candidates(kind: str, names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    usual = USUAL_NAMES.get(kind, ())
+    if any(package in sys.modules for package in TRAINERS):
+        yield from _held(kind, names, libraries=True).items()
+    yield from ((name, unwrapped(names[name])) for name in usual if names.get(name) is not None)
+    if kind in ("train_loader", "val_loader"):
+        from nbdebug.observe.trainers import is_validation
+
+        loaders = discover("loader", names)
+        yield from ((n, value) for n, value in loaders.items() if is_validation(n) == (kind == "val_loader"))
+    yield from _held(kind, names).items()
+    if kind == "loss_fn":
+        from nbdebug.observe.trainers import own_loss
+
+        for name, model in discover("model", names).items():
+            if (loss := own_loss(model)) is not None:
+                yield f"{name}(**batch).loss", loss
+
+
+def is_source(value: Any) -> bool:
+    """Whether this gives batches or is called with one, so that it is none itself: a data set, a loader, a model."""
+    from torch.utils.data import DataLoader, Dataset
+
+    return isinstance(value, (Dataset, DataLoader, _class_of("model"))) or type(value).__name__.endswith("DataModule")
+
+
+def trains(optimizer: Any, model: Any) -> bool:
+    """Whether an optimizer holds a parameter of this model."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return any(id(p) in held for p in model.parameters())
+
+
+def _held(kind: str, names: Mapping[str, Any], libraries: bool = False) -> dict[str, Any]:
+    from nbdebug.observe.trainers import held  # here, so that %load_ext nbdebug stays quick
+
+    return held(kind, names, USUAL_NAMES.get(kind, ()), libraries=libraries)
+
+
+def unwrapped(thing: Any) -> Any:
+    """What accelerate's wrapper of an optimizer, a scheduler or a loader wraps; other things as they are."""
+    if "accelerate" not in sys.modules:
+        return thing
+    from nbdebug.observe.trainers import bare
+
+    return bare(thing)

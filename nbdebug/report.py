@@ -27,6 +27,7 @@ import importlib
 import json
 import math
 import pathlib
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -38,12 +39,39 @@ PLOTS = ("histogram", "tree", "run", "losses", "memory", "ranges", "gradients", 
 
 
 @dataclasses.dataclass(frozen=True)
+class LibraryLine:
+    """A line of an installed package's code, and the function around it."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        """ "transformers/loss/loss_utils.py, line 36, in fixed_cross_entropy"."""
+        inside = re.split(r"(?:site|dist)-packages[\\/]", self.file)[-1].replace("\\", "/")
+        return f"{inside}, line {self.line}, in {self.function}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """An item of a data set. index: as the sampler asks for it, of an iterable data set its position, from 0; name: its
+    path or id, where the data set or the batch holds one."""
+
+    index: int
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.index} ({self.name})" if self.name else str(self.index)
+
+
+@dataclasses.dataclass(frozen=True)
 class Where:
     """A place in a training run. Every field may be None: not known, or not applicable.
 
     step: 0-based. phase: one of PHASES. module: dotted name, "" for code in no module. op: ATen base name ("log").
     file, line, text: the user's own source line. cell: "In [7]" where the line stands in a notebook.
-    samples: rows of the batch; None means all of them, or not known.
+    samples: rows of the batch; None means all of them, or not known. library: the innermost line of a package that the
+    user's line has called, where the op lies there. items: of the data set, one for each of the samples.
     """
 
     step: int | None = None
@@ -57,6 +85,8 @@ class Where:
     cell: str | None = None
     samples: tuple[int, ...] | None = None
     rank: int | None = None
+    library: LibraryLine | None = None
+    items: tuple[Item, ...] | None = None
 
     @property
     def place(self) -> str:

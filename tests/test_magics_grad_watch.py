@@ -116,7 +116,7 @@ def test_what_is_wrong_leaves_the_running_one_alone(notebook: Notebook) -> None:
 def test_without_a_model_it_says_what_to_do() -> None:
     with started("x = 1") as book:
         said = str(book.run("%grad_watch on").error)
-        assert "no model and no optimizer among your variables" in said and "%grad_watch on --model NAME" in said
+        assert "no model among your variables" in said and "%grad_watch on --model NAME" in said
         assert "%grad_watch on starts one" in book.run("%grad_watch").printed
 
 

@@ -308,9 +308,7 @@ def test_help_is_printed(notebook: Notebook) -> None:
         ("%guard off --keep 1 --skip-above 2", ["--skip-above and --keep", "%guard on"]),
         ("%guard open", ["%guard open run.nbdebug"]),
         ("%guard open no/such.nbdebug", ["no/such.nbdebug"]),
-        ("del net, part\n%guard on", ["no model among", "--model NAME"]),
-        ("del opt\n%guard on", ["no optimizer among", "--optimizer NAME", "trainer.optimizer"]),
-        ("del net, part, opt\n%guard on", ["no model and no optimizer", "--model NAME --optimizer NAME"]),
+        ("del net, part\n%guard on", ["no model among", "--model NAME", "trainer.model"]),
     ],
 )
 def test_a_wrong_argument_is_quoted_beside_what_is_accepted(notebook: Notebook, cell: str, words: list[str]) -> None:

@@ -18,7 +18,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument
 from IPython.utils.process import arg_split
 
-from nbdebug.arguments import Subject
+from nbdebug.arguments import USUAL_NAMES, Subject, is_source, part
 from nbdebug.text import listed, terminal_width
 
 # -- options that several magics take ---------------------------------------------------------------------------------
@@ -44,14 +44,6 @@ BATCH = argument(
     "--batch", metavar="EXPR", help="a batch (default: the variable batch, or the first batch of train_loader)"
 )
 
-USUAL_NAMES = {
-    "loss_fn": ("loss_fn", "compute_loss", "criterion"),
-    "train_loader": ("train_loader", "train_dl", "train_dataloader", "trainloader", "loader"),
-    "val_loader": ("val_loader", "val_dl", "val_dataloader", "valid_loader", "valloader", "test_loader"),
-    "scheduler": ("scheduler", "lr_scheduler", "sched"),
-    "batch": ("batch", "data", "inputs"),
-}
-"""Names by which these are recognized among the user's variables where no option names them, in this order."""
 MEANING = {
     "train_loader": "the training batches",
     "loss_fn": "a loss: loss_fn(model, batch), or a criterion of (outputs, targets)",
@@ -180,11 +172,9 @@ def evaluate(expression: str, names: Mapping[str, Any]) -> Any:
 
 
 def option_or_usual(kind: str, expression: str | None, names: Mapping[str, Any]) -> tuple[str, Any]:
-    """(name, value) of what the option names, or of the first usual name that the user has; ("", None) for none."""
-    if expression is not None:
-        return expression, evaluate(expression, names)
-    name = next((name for name in USUAL_NAMES[kind] if names.get(name) is not None), "")
-    return name, names.get(name)
+    """(expression, value) of what the option names, or else of what the user's variables are, or hold; ("", None) for
+    none."""
+    return part(kind, names) if expression is None else (expression, evaluate(expression, names))
 
 
 def required(kind: str, expression: str | None, names: Mapping[str, Any], magic: str, how: str = "") -> tuple[str, Any]:
@@ -207,11 +197,11 @@ def batch_of(
         return expression, evaluate(expression, names)
     batches = USUAL_NAMES["batch"][:usual]
     for name in batches:
-        if names.get(name) is not None:
+        if names.get(name) is not None and not is_source(names[name]):
             return name, names[name]
-    for name in USUAL_NAMES["train_loader"]:
-        if names.get(name) is not None and not isinstance(names[name], Iterator):
-            return f"next(iter({name}))", next(iter(names[name]))
+    name, loader = part("train_loader", names)
+    if loader is not None and not isinstance(loader, Iterator):
+        return f"next(iter({name}))", next(iter(loader))
     candidates = listed([*batches, "train_loader"], most=9, quote="").replace(" and ", " or ")
     how = how or f"{magic} --batch EXPR"
     raise UsageError(f"{magic} needs a batch. No variable of yours is called {candidates}. Name yours: {how}")

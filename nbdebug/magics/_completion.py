@@ -10,8 +10,7 @@ from typing import Any
 from IPython.core.completer import SimpleCompletion, context_matcher
 
 from nbdebug import registry
-from nbdebug.arguments import NOUNS, discover
-from nbdebug.magics._arguments import USUAL_NAMES
+from nbdebug.arguments import NOUNS, USUAL_NAMES, discover
 
 
 class Completion:

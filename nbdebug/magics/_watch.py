@@ -16,11 +16,13 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics
 from IPython.core.magic_arguments import argument
 
-from nbdebug.arguments import Subject, discover, evaluated, one_of
+from nbdebug.arguments import Subject, discover, evaluated, one_of, unwrapped
 from nbdebug.magics._arguments import parse
 from nbdebug.report import Report
 from nbdebug.text import listed
 
+NO_OPTIMIZER = " and no optimizer"
+WAITS = "There is no optimizer yet: each one that trains {} is taken at its first step."
 REQUESTS = ("on", "off", "status")
 
 
@@ -45,17 +47,13 @@ class WatchSubject:
 
     @classmethod
     def chosen(cls, args: Any, names: dict[str, Any], variables: dict[str, Any], magic: str) -> WatchSubject:
-        """Those that `args` names, or else all among `names`. Raises ValueError where there is none, or several
+        """Those that `args` names, or else all among `names`. Raises ValueError where there is no model, or several
         scalers."""
         subject = Subject.chosen(args.model, args.optimizer, names)
-        missing = [
-            kind for kind, things in (("model", subject.models), ("optimizer", subject.optimizers)) if not things
-        ]
-        if missing:
-            options = " ".join(f"--{kind} NAME" for kind in missing)
+        if not subject.models:
             raise ValueError(
-                f"There is no {' and no '.join(missing)} among your variables. Create it first, or name it: "
-                f"{magic} {options} (an expression will do, such as trainer.{missing[0]})."
+                "There is no model among your variables, and none of them holds one. Create it first, or name it: "
+                f"{magic} --model NAME (an expression will do, such as trainer.model)."
             )
         scalers = _scalers(getattr(args, "scaler", None), names) if hasattr(args, "scaler") else {}
         things = {**subject.models, **subject.optimizers, **scalers}
@@ -70,7 +68,13 @@ class WatchSubject:
     def things(self) -> str:
         """ "model `net` and optimizer `opt`, with the GradScaler `scaler`"."""
         scalers = "".join(f", with the GradScaler `{name}`" for name in self.scalers)
-        return f"{dataclasses.replace(self.subject, named=True)}{scalers}"
+        taken = f"{dataclasses.replace(self.subject, named=True)}"
+        return f"{taken}{scalers}" if self.subject.optimizers else f"{taken.removesuffix(NO_OPTIMIZER)}{scalers}"
+
+    @property
+    def waits(self) -> bool:
+        """Whether optimizers are taken at their first step, as there were none before."""
+        return not self.subject.optimizers
 
     def __str__(self) -> str:
         return self.things + ("" if self.subject.named else " (found among your variables)")
@@ -89,7 +93,7 @@ class WatchSubject:
 def _value(name: str, variables: dict[str, Any]) -> Any:
     """What the user's expression stands for; None where it stands for nothing."""
     try:
-        return eval(name, variables)
+        return unwrapped(eval(name, variables))
     except Exception:  # whatever it raises, it is not the object that is looked for
         return None
 
@@ -157,7 +161,8 @@ class WatchMagics(Magics):
             from nbdebug.observe.step_hooks import StepHook  # here, so that %load_ext nbdebug stays quick
 
             self._steps = StepHook(self._before_step)
-        return self._started(args) + (f"\n{name} is closed: this one replaces it." if name else "")
+        waits = f"\n{WAITS.format('it' if len(subject.subject.models) == 1 else 'them')}" if subject.waits else ""
+        return self._started(args) + waits + (f"\n{name} is closed: this one replaces it." if name else "")
 
     def _make_room(self) -> None:
         """Called before another watch is made."""
@@ -168,7 +173,7 @@ class WatchMagics(Magics):
         if self._following or here in self._looked or self.running is None:
             return
         self._looked = frozenset([here, *(seen for seen in self._looked if seen[0] == here[0])])
-        own = any(optimizer is known for known in self.subject.subject.optimizers.values())
+        own = any(optimizer is known for known in self.running.optimizers.values())
         if not (outdated := self._outdated()):
             return
         self._following = True
@@ -224,13 +229,22 @@ class WatchMagics(Magics):
             own = [f" (`{name}` is one of your own: {name}.report() shows its report.)" for name in self.own()]
             print(f"No {self.noun} is on. %{self.magic} on starts one.{''.join(own)}")
             return None
-        running, outdated = self.running, self._outdated()
+        running, outdated, subject = self.running, self._outdated(), self._subject(self.running)
         if request == "off":
             self.close()
         report: Report = running.report()
         notes = (*outdated, *report.notes) if request == "status" else report.notes
         question = f"%{self.magic} {request}"
-        return dataclasses.replace(report, question=question, subject=str(self.subject), notes=notes)
+        return dataclasses.replace(report, question=question, subject=subject, notes=notes)
+
+    def _subject(self, watch: Any) -> str:
+        """What is watched, with the optimizers that were taken since."""
+        taken = ", ".join(watch.optimizers) or "none yet"
+        return (
+            f"{self.subject}, optimizers taken at their first step: {taken}"
+            if self.subject.waits
+            else str(self.subject)
+        )
 
     def active(self) -> list[str]:
         """A line for each watch that is on, for %nbdebug status."""

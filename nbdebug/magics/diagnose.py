@@ -11,7 +11,6 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_loca
 from IPython.core.magic_arguments import argument, magic_arguments
 
 import nbdebug
-from nbdebug.arguments import one_of
 from nbdebug.magics._arguments import (
     FULL,
     HELP,
@@ -26,7 +25,6 @@ from nbdebug.magics._arguments import (
     option_or_usual,
     parse,
     step_text,
-    usage_errors,
     variables,
 )
 from nbdebug.magics._user_code import cell_code, line_code, run
@@ -100,7 +98,9 @@ class DiagnoseMagics(Magics):
             names.pop("callback", None)
             if before is not NOTHING:
                 names["callback"] = before
-        report.question, report.subject = question, subject
+        trained = report.subject.rpartition(", trained by ")[2]
+        report.question = question
+        report.subject = subject.replace("no optimizer", f"optimizer {trained}, made in it", 1)
         return answer(report, args, line if cell is None else cell)
 
 
@@ -114,9 +114,6 @@ def _call_arguments(args: Any, names: dict[str, Any]) -> tuple[dict[str, Any], s
     kinds = ("loss_fn", "train_loader", "val_loader", "scheduler")
     taken = {kind: option_or_usual(kind, getattr(args, kind), names) for kind in kinds}
     subject = one_model(args.model, args.optimizer, names, "%diagnose", taken["loss_fn"][1])
-    if not subject.optimizers:
-        with usage_errors():
-            one_of("optimizer", {}, "%diagnose", "--optimizer NAME")
     values = {kind: value for kind, (_, value) in taken.items()}
     parts = [str(subject), *(f"{kind} `{name}`" for kind, (name, _) in taken.items() if name)]
     return {"model": subject.model, "optimizer": subject.optimizer, "keep": args.keep, **values}, ", ".join(parts)

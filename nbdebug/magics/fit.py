@@ -9,7 +9,7 @@ from typing import Any
 from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from nbdebug.arguments import Subject, discover, one_of
+from nbdebug.arguments import Subject, discover, one_of, planned_optimizers
 from nbdebug.magics._arguments import (
     FULL,
     HELP,
@@ -114,5 +114,5 @@ def _optimizer(expression: str | None, names: Mapping[str, Any]) -> tuple[str, A
     """(name, value): an optimizer, or what makes one; ("", None) where the user has none."""
     if expression is not None:
         return expression, evaluate(expression, names)
-    optimizers = discover("optimizer", names)
+    optimizers = discover("optimizer", names) or planned_optimizers(names)
     return one_of("optimizer", optimizers, "%fit", "%fit --optimizer NAME") if optimizers else ("", None)

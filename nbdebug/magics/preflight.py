@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import magic_arguments
 
 import nbdebug
+from nbdebug.arguments import planned_optimizers
 from nbdebug.magics._arguments import (
     FULL,
     HELP,
@@ -61,6 +63,8 @@ class PreflightMagics(Magics):
         names = variables(self.shell, local_ns)
         _, criterion = option_or_usual("loss_fn", args.loss_fn, names)
         subject = one_model(args.model, args.optimizer, names, "%preflight", criterion)
+        if not subject.optimizers:
+            subject = dataclasses.replace(subject, optimizers=planned_optimizers(names))
         loader = required("train_loader", args.train_loader, names, "%preflight")
         loss_fn = required("loss_fn", args.loss_fn, names, "%preflight")
         val_loader = option_or_usual("val_loader", args.val_loader, names)

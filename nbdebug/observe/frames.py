@@ -120,8 +120,12 @@ def phase(trail: list[Frame]) -> str:
     """ "forward", "backward" or "optimizer", by the functions that were running."""
     if any(frame.site.function == "_engine_run_backward" for frame in trail):
         return "backward"
-    if any(frame.site.file.startswith(_OPTIM) and frame.site.function != "zero_grad" for frame in trail):
-        return "optimizer"
+    for frame in reversed(trail):  # a closure that an optimizer calls, as Lightning's, is none of it
+        steps = frame.site.file.startswith(_OPTIM) and frame.site.function != "zero_grad"
+        if steps or issubclass(type(frame.names.get("self")), torch.optim.Optimizer) and frame.module is None:
+            return "optimizer"
+        if frame.module is not None or frame.users:
+            break
     return "forward"
 
 

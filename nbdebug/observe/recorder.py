@@ -37,8 +37,8 @@ class Op:
     backward; library: the innermost line of an installed package, where that is not the user's line; call: the user's
     code and its instruction, where known; inputs: the ops that made its operands; scalars: its number arguments by
     name; grad: whether autograd recorded it; recomputed: a forward op that runs again during backward (checkpointing);
-    after_model: run outside of the model, after its call; reach: which of parameters, inputs and targets flow into it
-    (0: not followed)."""
+    after_model: run outside of the model, after its call; loading: run by a data loader that reads a batch; reach:
+    which of parameters, inputs and targets flow into it (0: not followed)."""
 
     __slots__ = (
         "after_model",
@@ -51,6 +51,7 @@ class Op:
         "index",
         "inputs",
         "library",
+        "loading",
         "module",
         "module_type",
         "name",
@@ -72,6 +73,7 @@ class Op:
         self.forward: Op | None = None
         self.reach = 0
         self.custom, self.recomputed, self.grad, self.after_model = False, False, True, False
+        self.loading = False
         self.inputs: tuple[Op, ...] = ()
         self.scalars: dict[str, Any] = {}
 
@@ -110,7 +112,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.stack, self.watchers, self.on_external = stack, watchers, on_external
         self.storages: dict[int, StorageInfo] = {}
-        self.step, self.count, self.disabled_by = 0, 0, ""
+        self.step, self.count, self.disabled_by, self.loading = 0, 0, "", False
         self.fault: Exception | None = None
         self.model_called = False
         self.opaque_types: set[str] = set()  # of tensors that handle ops themselves: their values can't be followed
@@ -177,6 +179,7 @@ class Recorder(TorchDispatchMode):
 
     def _describe(self, func: Any, schema: Schema, args: tuple, kwargs: dict) -> Op:
         op = Op(self.count, func, schema.base, self.step)
+        op.loading = self.loading
         self.count += 1
         node = _current_node()
         number, thread = _next_number(), threading.get_ident()

@@ -75,6 +75,11 @@ class Snapshot:
         snapshot._parts += [_RandomState(*source) for source in random_sources(devices)]
         return snapshot
 
+    def include(self, optimizer: torch.optim.Optimizer) -> None:
+        """Save an optimizer that did not exist yet at `take`, as it is now; of its parameters those that are new."""
+        with _plainly():
+            self._walk("optimizer", optimizer)
+
     @uninterrupted
     def restore(self) -> None:
         """Restore everything in place: the same objects hold the same bits as at `take`."""

@@ -3,7 +3,8 @@
 torch iterates over its ordered dicts of step hooks while it calls them: an entry that is added or removed meanwhile
 ends the user's `optimizer.step()` with a RuntimeError. So nbdebug has one entry in a dict, a slot, and mostly changes
 what this calls. The slot itself comes and goes where torch is not between two entries of its dict; else a hook on the
-other side of the update (before it, after it), whose dict is not iterated then, makes the change.
+other side of the update (before it, after it), whose dict is not iterated then, makes the change. `BatchHook` is told
+of the batches that data loaders give.
 
 `StepSummary` reduces each layer's output on its own device, and reads all numbers together at the end of the step, so
 that the step waits for the device once. The step ends before the update of the first optimizer that holds parameters
@@ -13,16 +14,18 @@ of these models: the gradients exist by then.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data import dataloader
 
 from nbdebug.interrupts import ShownAtUsersLine, uninterrupted
 from nbdebug.observe.tensors import output_tensors
@@ -110,6 +113,114 @@ class StepHook:
             once.remove()
 
         once = StepHook(make, self._optimizer, after=not self._after)
+
+
+class OptimizerSteps:
+    """Calls `before` and `after`, as step hooks, around the updates of these optimizers, by name. Where there are none,
+    each optimizer that trains one of the models is taken at its first step, before its update, and `taken(optimizer)`
+    is called; it replaces one that was taken before and trains the same parameters. stepping: the ids of all optimizers
+    that have stepped, also of those that are not watched."""
+
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        optimizers: dict[str, Any],
+        before: Callable[..., Any],
+        after: Callable[..., Any],
+        taken: Callable[[Any], Any],
+    ):
+        self.models, self.optimizers, self.before, self.after, self.taken = models, optimizers, before, after, taken
+        self.waits, self.stepping = not optimizers, set(map(id, optimizers.values()))
+        self._hooks: dict[int, list[StepHook]] = {}
+        self._every: StepHook | None = None
+
+    def attach(self) -> None:
+        self._every = StepHook(self._steps)
+        for optimizer in self.optimizers.values():
+            self._hook(optimizer)
+
+    @uninterrupted
+    def detach(self) -> None:
+        for hook in [*([self._every] if self._every else []), *(h for hooks in self._hooks.values() for h in hooks)]:
+            hook.remove()
+        self._hooks.clear()
+        self._every = None
+
+    def _hook(self, optimizer: Any) -> None:
+        hooks = self._hooks[id(optimizer)] = [StepHook(self.before, optimizer)]
+        hooks.append(StepHook(self.after, optimizer, after=True))
+
+    def _steps(self, optimizer: Any, *_: Any) -> None:
+        self.stepping.add(id(optimizer))
+        if not self.waits or any(optimizer is known for known in self.optimizers.values()):
+            return
+        own = {id(p) for model in self.models.values() for p in model.parameters()}
+        trained = own & {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not trained:
+            return
+        for name, known in list(self.optimizers.items()):
+            if trained & {id(p) for group in known.param_groups for p in group["params"]}:
+                del self.optimizers[name]
+                self.stepping.discard(id(known))
+                for hook in self._hooks.pop(id(known), []):
+                    hook.remove()
+        kind, number = type(optimizer).__name__, len(self.optimizers) + 1
+        self.optimizers[f"{kind} {number}" if kind in self.optimizers else kind] = optimizer
+        self._hook(optimizer)  # torch has not come to the optimizer's own hooks yet: it is called for this step
+        self.taken(optimizer)
+
+
+class BatchHook:
+    """Tells an `ItemLog` of all batches that data loaders give, until `detach`. log: None while there was none.
+    loading: called with True where a loader begins to read a batch, and with False where it has read it."""
+
+    _attached: ClassVar[list[BatchHook]] = []
+    _originals: ClassVar[tuple[Any, Any] | None] = None
+
+    def __init__(self, loading: Callable[[bool], Any]) -> None:
+        self.log: Any = None
+        self.loading = loading
+
+    @uninterrupted
+    def attach(self) -> None:
+        self._attached.append(self)
+        if BatchHook._originals is None:
+            kind: Any = dataloader._BaseDataLoaderIter
+            BatchHook._originals = kind._next_index, kind.__next__
+            kind._next_index = _followed(kind._next_index, "index")
+            kind.__next__ = _followed(kind.__next__, "batch")
+
+    @uninterrupted
+    def detach(self) -> None:
+        if self in self._attached:
+            self._attached.remove(self)
+        if not self._attached and BatchHook._originals is not None:
+            kind: Any = dataloader._BaseDataLoaderIter
+            kind._next_index, kind.__next__ = BatchHook._originals
+            BatchHook._originals = None
+
+    def note(self, what: str, iterator: Any, value: Any) -> None:
+        self.loading(what == "index")
+        try:
+            if self.log is None:
+                from nbdebug.observe.items import ItemLog  # here: most steps read no loader
+
+                self.log = ItemLog()
+            getattr(self.log, what)(iterator, value)
+        except Exception:  # the border: which item it was is not known then
+            self.detach()
+
+
+def _followed(original: Any, what: str) -> Any:
+    @functools.wraps(original)
+    def method(self: Any) -> Any:
+        __tracebackhide__ = True
+        value = original(self)
+        for hook in list(BatchHook._attached):
+            hook.note(what, self, value)
+        return value
+
+    return method
 
 
 def _is_iterated(hooks: Any) -> bool:

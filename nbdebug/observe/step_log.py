@@ -168,7 +168,7 @@ class StepLog:
         )
         self._thread = threading.get_ident()
         self._handles: list[Any] = []
-        self._on_stack = self._resume = False
+        self._on_stack = self._resume = self._loads = False
         self._of_others = False  # whether the backward that runs is of other models
         self._depth, self._outermost = 0, ""
         self._key = f"nbdebug {id(self)}"
@@ -248,6 +248,18 @@ class StepLog:
             self.recorder.paused = False
         else:
             self._unfit("another dispatch mode was active")
+
+    def loading(self, begins: bool) -> None:
+        """A data loader begins to read a batch, or has read it: what runs there makes the data, and is no part of the
+        step, as in a loader with workers."""
+        if threading.get_ident() != self._thread:
+            return
+        if begins and not self.recorder.paused:
+            self._loads = True
+            self.pause()
+        elif not begins and self._loads:
+            self._loads = False
+            self._record()
 
     def _unfit(self, reason: str) -> None:
         self.tape.entries.append(TapeEntry(None, (), {}, (), False, reason))  # type: ignore[arg-type]

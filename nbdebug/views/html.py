@@ -170,7 +170,7 @@ def _link(link: Link, before: Link | None, most: int) -> str:
     """What happened and where, unless the link before it was at the same place."""
     where = Where() if before and before.where == link.where else link.where
     source = words.clean_lines(where.text, 4, 40 * most) if where.text else []
-    at = ", ".join(_e(part) for part in (words.place(where), words.module(where)) if part)
+    at = _e(words.stop(where))
     below = [f'<span style="{PALE}">{at}</span>'] if at else []
     below += [f'<code style="{CODE}">{_e(source[0])}</code>'] if len(source) == 1 else []
     below += [f'<span style="{PALE}">{_e(words.pairs(link.evidence))}</span>'] if link.evidence else []

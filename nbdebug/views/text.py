@@ -200,7 +200,7 @@ class ReportText:
     def event(self, number: int, link: Link, before: Link | None) -> None:
         """What happened and where, the source on the same line when there is room; nothing that the one before says."""
         where, folded = link.where, self.report.folded
-        at = ", ".join(part for part in (words.place(where), words.module(where)) if part)
+        at = words.stop(where)
         if before and where == before.where:
             at = ""
         what = words.clean(link.what, 400)

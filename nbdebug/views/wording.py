@@ -133,6 +133,13 @@ def module(where: Where) -> str:
     return clean(where.module, 160) + (f" ({kind})" if kind else "")
 
 
+def stop(where: Where) -> str:
+    """Where an event of a chain was: "In [7], line 4, head.ent (Entropy)"; in a package its own line in place of the
+    module."""
+    inside = f"in {clean(where.library, 160)}" if where.library else module(where)
+    return ", ".join(part for part in (place(where), inside) if part)
+
+
 def spot(where: Where) -> list[tuple[str, str]]:
     """What is known about a place beside its source line: pairs of a heading and a value."""
     op = clean(where.op, 80) if where.op else ""
@@ -142,9 +149,18 @@ def spot(where: Where) -> list[tuple[str, str]]:
         ("Module", module(where)),
         ("Op", f"derivative of {op}" if op and where.phase == "backward" else op),
         (f"Batch row{'s' * (len(where.samples or ()) != 1)}", rows(where.samples) if where.samples else ""),
+        (f"Data set item{'s' * (len(where.items or ()) != 1)}", _items(where)),
+        ("In", clean(where.library, 160) if where.library else ""),
         ("Rank", "" if where.rank is None else str(where.rank)),
     ]
     return [(head, value) for head, value in known if value]
+
+
+def _items(where: Where, most: int = 4) -> str:
+    """The items of the data set that the rows are: "13 (cats/tom.png), 20"."""
+    items = where.items or ()
+    left = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(clean(item, 120) for item in items[:most]) + left
 
 
 SPAN = "tried on"

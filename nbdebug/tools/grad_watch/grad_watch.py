@@ -21,7 +21,7 @@ from nbdebug.arguments import Subject
 from nbdebug.interrupts import undone_by, uninterrupted
 from nbdebug.live import Live
 from nbdebug.observe.backward import EngineWatch
-from nbdebug.observe.step_hooks import StepHook
+from nbdebug.observe.step_hooks import OptimizerSteps
 from nbdebug.observe.validation import check_scaler, models_of, optimizers_of
 from nbdebug.report import Plot, Report
 from nbdebug.text import in_a_line
@@ -38,7 +38,7 @@ CALL = "grad_watch(model, optimizer)"
 
 def grad_watch(
     model: Any,
-    optimizer: Any,
+    optimizer: Any = None,
     *,
     scaler: Any = None,
     every: int = 1,
@@ -49,12 +49,12 @@ def grad_watch(
     """Watch the gradients of a training until closed; nothing of the training changes, to the bit.
 
     model: a Module, a dict or list of them, or None (the optimizers' parameters are watched); optimizer: an Optimizer,
-    or several; scaler: the GradScaler, found by itself where it makes the optimizer step. Norms are 2-norms, in units
-    of the loss: a scaler's scale is divided out. Measured are, in every `every`-th step, each gradient's norm when the
-    last backward before the update ended, and again at the update where something (clipping) has changed it since; in
-    every `ratios_every`-th step the weights' norms and what the update really changed, over them; in every
-    `activations_every`-th the units of activation modules (0: never). keep: so many last steps are kept whole, older
-    ones thinned out. A step is a round of all optimizers.
+    or several; without one, each that trains the model is taken at its first step. scaler: the GradScaler, found by
+    itself where it makes the optimizer step. Norms are 2-norms, in units of the loss: a scaler's scale is divided out.
+    Measured are, in every `every`-th step, each gradient's norm when the last backward before the update ended, and
+    again at the update where something (clipping) has changed it since; in every `ratios_every`-th step the weights'
+    norms and what the update really changed, over them; in every `activations_every`-th the units of activation modules
+    (0: never). keep: so many last steps are kept whole, older ones thinned out. A step is a round of all optimizers.
 
     The host does not wait for an accelerator: numbers are read when they are ready, at most two steps later. Returns a
     GradWatch, to be used as a context manager or closed by `close()`. Raises TypeError or ValueError for arguments that
@@ -62,7 +62,8 @@ def grad_watch(
     """
     pace = Sampling(every, ratios_every, activations_every, keep)
     check_scaler(scaler, CALL)
-    return GradWatch(models_of(model, CALL), optimizers_of(optimizer, CALL, required=True), pace, scaler)
+    models = models_of(model, CALL)
+    return GradWatch(models, optimizers_of(optimizer, CALL, required=not models), pace, scaler)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +90,11 @@ class GradWatch:
 
     def __init__(self, models: dict[str, Any], optimizers: dict[str, Any], pace: Sampling, scaler: Any):
         self.pace, self.active, self.fault, self.live_fault = pace, True, "", ""
+        self._several = False
         self.subject = str(Subject(models, optimizers, True))
         self.roster, self.history = WatchedParameters(models, optimizers), WatchHistory(pace.keep)
-        self._optimizers, self._several = list(optimizers.values()), len(optimizers) > 1
-        self.resumed = any(optimizer.state for optimizer in self._optimizers)
+        self.models, self.optimizers = dict(models), dict(optimizers)
+        self.resumed = any(optimizer.state for optimizer in optimizers.values())
         self._steps = WatchSteps(self.roster, self.history, pace.every, pace.ratios_every, scaler, self._step_ended)
         self._units = UnitWatch(models, self._guarded, self._units_due) if pace.activations_every else None
         self._engine = EngineWatch(self._backward_began, self._backward_ended)
@@ -100,9 +102,7 @@ class GradWatch:
         self._rates: dict[int, float] = {}
         self._live: Live | None = None
         self._unheld = self.roster.unheld()
-        self._handles: list[Any] = []
-        self._stepping = set(map(id, self._optimizers))
-        self._others = StepHook(lambda optimizer, *_: self._stepping.add(id(optimizer)))
+        self._updates = OptimizerSteps(self.models, self.optimizers, self._before, self._after, self._taken)
         self._attach()
 
     # -- attaching ----------------------------------------------------------------------------------------------------
@@ -111,20 +111,24 @@ class GradWatch:
     def _attach(self) -> None:
         self._engine.attach()
         self._steps.scaled.attach(self._guarded)
-        for optimizer in self._optimizers:
-            self._handles += [StepHook(self._before, optimizer), StepHook(self._after, optimizer, after=True)]
+        self._updates.attach()
         if self._units is not None:
             self._units.attach()
 
     @uninterrupted
     def _detach(self) -> None:
         self._engine.detach()
-        self._others.remove()
+        self._updates.detach()
         self._steps.scaled.detach()
         if self._units is not None:
             self._units.detach()
-        while self._handles:
-            self._handles.pop().remove()
+
+    def _taken(self, optimizer: Any) -> None:
+        self.resumed = self.resumed or bool(optimizer.state)
+        self.subject = str(Subject(self.models, self.optimizers, True))
+        self.roster.optimizers = self.optimizers
+        self._guarded(self.roster.refresh, optimizer)
+        self._unheld = self.roster.unheld()
 
     def close(self) -> None:
         """Stop watching, for good. The measurements stay, as plain numbers."""
@@ -140,7 +144,9 @@ class GradWatch:
                 self._units.forget()
             self._unheld = self.unheld
             self.roster.forget()
-            self._optimizers = []
+            self._several = len(self.optimizers) > 1
+            self.models.clear()
+            self.optimizers.clear()
             if self._live is not None:
                 live, self._live = self._live, None
                 live.end()
@@ -228,7 +234,7 @@ class GradWatch:
             return recorded[::apart]
         return (
             []
-            if self._several
+            if self._several or len(self.optimizers) > 1
             else [(t.step, t.loss, None) for t in totals[::apart] if t.loss is not None and not t.skipped]
         )
 
@@ -256,7 +262,7 @@ class GradWatch:
     @property
     def several(self) -> bool:
         """Whether several optimizers step, watched or not: their losses may pull at each other."""
-        return len(self._stepping) > 1
+        return len(self._updates.stepping) > 1
 
     @property
     def steps(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 from nbdebug.interrupts import undone_by, uninterrupted
 from nbdebug.observe.backward import ScalerWatch
-from nbdebug.observe.step_hooks import StepHook
+from nbdebug.observe.step_hooks import BatchHook, OptimizerSteps
 from nbdebug.observe.step_log import StepLog, model_inputs
 from nbdebug.observe.validation import check_scaler, models_of, optimizers_of
 from nbdebug.report import Report
@@ -36,7 +36,7 @@ CALL = "guard(model, optimizer)"
 
 def guard(
     model: Any,
-    optimizer: Any,
+    optimizer: Any = None,
     *,
     scaler: Any = None,
     max_grad_norm: float | None = None,
@@ -47,15 +47,15 @@ def guard(
 ) -> Guard:
     """Watch training steps until closed; a step that is not finite changes neither weights nor optimizer state.
 
-    model: a Module, or a dict or list of them; optimizer: an Optimizer, or several; scaler: the GradScaler, found by
-    itself where it makes the optimizer step. Before each update the guard checks the losses and one norm of all
-    gradients. On a bad step weights, buffers, optimizer state and hyperparameters are those before it, and on_trip says
-    what happens then: "trace" runs the step again to name the cause, shows the report and raises NonFiniteStep; "raise"
-    raises at once (`error.trip.locate()` names the cause later); "skip" drops the step, counts it and goes on; "record"
-    drops it, writes it to the record with its cause (the first three) and goes on. max_grad_norm: clip gradients to
-    this 2-norm. skip_above: drop a step whose norm is above this before it is clipped, and count it. keep: how many
-    steps' numbers are kept. record: a folder to which each step's numbers are written, and what a replay of a bad step
-    needs.
+    model: a Module, or a dict or list of them; optimizer: an Optimizer, or several; without one, each that trains the
+    model is taken at its first step. scaler: the GradScaler, found by itself where it makes the optimizer step. Before
+    each update the guard checks the losses and one norm of all gradients. On a bad step weights, buffers, optimizer
+    state and hyperparameters are those before it, and on_trip says what happens then: "trace" runs the step again to
+    name the cause, shows the report and raises NonFiniteStep; "raise" raises at once (`error.trip.locate()` names the
+    cause later); "skip" drops the step, counts it and goes on; "record" drops it, writes it to the record with its
+    cause (the first three) and goes on. max_grad_norm: clip gradients to this 2-norm. skip_above: drop a step whose
+    norm is above this before it is clipped, and count it. keep: how many steps' numbers are kept. record: a folder to
+    which each step's numbers are written, and what a replay of a bad step needs.
 
     With a fused optimizer on an accelerator nothing is read: the device takes the decision, and the host learns of it
     at most two steps later. Otherwise there is one read a step. With a closure (LBFGS) or float16 parameters a copy of
@@ -69,7 +69,7 @@ def guard(
     """
     check_scaler(scaler, CALL)
     policy = Policy(on_trip, max_grad_norm, skip_above, keep)
-    return Guard(models_of(model, CALL), optimizers_of(optimizer, CALL, required=True), policy, scaler, record)
+    return Guard(models_of(model, CALL), optimizers_of(optimizer, CALL), policy, scaler, record)
 
 
 class ScalerFinder:
@@ -113,10 +113,9 @@ class Guard:
         self.buffers = BufferBackup(models.values())
         self._tracker = StepTracker(self)
         self.log = StepLog(models, self._tracker.model_called, self._tracker.backward_begins, self._error_boundary)
-        self._handles: list[Any] = []
+        self.batches = BatchHook(lambda begins: self._error_boundary(self.log.loading, begins))
         self._scalers = ScalerWatch(ScalerFinder(self), self._error_boundary)
-        self._stepping: set[int] = set()
-        self._others = StepHook(lambda optimizer, *_: self._stepping.add(id(optimizer)))
+        self._steps = OptimizerSteps(self.models, self.optimizers, self._before, self._after, self._taken)
         self._attach()
 
     def _open(self, record: Any) -> Any:
@@ -137,8 +136,8 @@ class Guard:
     @undone_by("_detach")
     def _attach(self) -> None:
         self.log.attach()
-        for optimizer in self.optimizers.values():
-            self._handles += [StepHook(self._before, optimizer), StepHook(self._after, optimizer, after=True)]
+        self.batches.attach()
+        self._steps.attach()
         if self.scaler is None:
             self._scalers.attach()
         elif self.scaler.is_enabled():
@@ -149,13 +148,15 @@ class Guard:
         self.scaler = scaler
         self.scaler.update = self._scaler_updates
 
+    def _taken(self, optimizer: Any) -> None:
+        self._error_boundary(self.history.take, optimizer)
+
     @uninterrupted
     def _detach(self) -> None:
         self.log.detach()
+        self.batches.detach()
         self._scalers.detach()
-        self._others.remove()
-        while self._handles:
-            self._handles.pop().remove()
+        self._steps.detach()
         if self.scaler is not None and vars(self.scaler).get("update") == self._scaler_updates:
             del self.scaler.update
         self._tracker.leave()
@@ -335,7 +336,7 @@ class Guard:
     @property
     def several(self) -> bool:
         """Whether other optimizers step, too, watched or not: their losses may pull at each other."""
-        return len(self._stepping.union(map(id, self.optimizers.values()))) > 1
+        return len(self._steps.stepping) > 1
 
     @property
     def history(self) -> StepHistory:

@@ -51,17 +51,19 @@ def locate(
     redo: Callable[[], Any] | None = None,
     undo: Callable[[], Any] | None = None,
     closure: bool = False,
+    batches: Any = None,
 ) -> Report:
     """The report on a remembered step. models: by the names that the tape knows them by, in the state before that step.
 
     history: the run until then. redo: what to do after the step's own backward (an optimizer's step that made a
-    parameter bad); undo: takes that back; closure: it runs the whole step by itself. Nothing raises: a step that can't
-    be replayed, or is finite then, gets a finding that says so.
+    parameter bad); undo: takes that back; closure: it runs the whole step by itself; batches: the ItemLog of what
+    loaders gave. Nothing raises: a step that can't be replayed, or is finite then, gets a finding that says so.
     """
 
     def trace(live: bool) -> Report | str:
         probe = Probe(models, optimizers, live=live, named=True)
         probe.history = probe.history if history is None else copy.deepcopy(history)
+        probe.batches.log, probe.latest_batch = batches, not trip.late
         with uncollected(), restored(models, optimizers, trip.tape), eager() as notes:
             scan = RecordingScan(probe) if not live and redo is None else None
             detection = _run_step(probe, trip, models, redo, closure)

@@ -187,6 +187,7 @@ class Locator:
                     redo=None if self.backup is None else self.backup.redo,
                     undo=None if self.backup is None else self.backup.restore,
                     closure=self.backup is not None and self.backup.closure,
+                    batches=guard.batches.log,
                 )
         finally:
             guard.log.rerunning = False

@@ -107,6 +107,10 @@ class StepHistory:
         self._last: Any = None
         self._inputs: list[torch.Tensor] | None = None  # their largest magnitudes in the first step, not read
 
+    def take(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer that was made after the guard is watched, too."""
+        self.resumed = self.resumed or bool(optimizer.state)
+
     def note(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer steps: remember from where, the first time."""
         self._last = optimizer

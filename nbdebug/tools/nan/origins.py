@@ -35,7 +35,7 @@ from nbdebug.observe.tensors import (
     rows_of,
     storage_key,
 )
-from nbdebug.report import Where
+from nbdebug.report import LibraryLine, Where
 from nbdebug.tools.nan.facts import Operand
 
 EMPTIES = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"})
@@ -556,4 +556,5 @@ def where_of(op: Op, **more: Any) -> Where:
     """The place of an op. In backward the op named is the forward op whose derivative ran, unless the user wrote it."""
     name = op.forward.name if op.forward is not None and not op.custom else op.name
     place = Where(step=op.step, phase=op.during, module=op.module, module_type=op.module_type, op=name)
-    return dataclasses.replace(at_site(place, op.site), **more)
+    inside = None if op.library is None or op.library == op.site else LibraryLine(*op.library)
+    return dataclasses.replace(at_site(place, op.site), library=inside, **more)

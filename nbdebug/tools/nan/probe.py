@@ -30,6 +30,7 @@ from nbdebug.observe.locations import Site, StackLines, at_site
 from nbdebug.observe.modules import ModuleNames, ModuleStack
 from nbdebug.observe.ops import Schema
 from nbdebug.observe.recorder import Op, Recorder
+from nbdebug.observe.step_hooks import BatchHook
 from nbdebug.observe.tape import Ref, Tape
 from nbdebug.observe.tensors import (
     INPUT,
@@ -243,6 +244,9 @@ class Probe:
         self.engine = EngineWatch(self._backward_began, self._backward_ended, without_modes=not live)
         self.engine.thread = here = threading.get_ident()  # a training in another thread is not this one
         self.optimizer_watch = OptimizerWatch(self._optimizer_begins, self._optimizer_done, here)
+        self.batches = BatchHook(self._loading)
+        self.inputs = list[tuple[int, Any]]()  # of each call of a model: (the next op, its inputs)
+        self.latest_batch = True  # whether the step ran on the batch that was read last
         self.history, self.step = RunHistory(), 0
         self.without_optimizer = False  # the step is run again without its optimizer, which was called
         self.bad_buffers: dict[str, Origin] = {}  # buffers that went bad in a step that was otherwise sound
@@ -261,7 +265,7 @@ class Probe:
     @undone_by("__exit__")
     def __enter__(self) -> Probe:
         with contextlib.ExitStack() as undo:  # where one can't be attached, those before it leave
-            for watch in (self.stack, self.engine, self.optimizer_watch):
+            for watch in (self.stack, self.engine, self.optimizer_watch, self.batches):
                 undo.callback(watch.detach)
                 watch.attach()
             self.recorder.__enter__()
@@ -277,6 +281,7 @@ class Probe:
             self.optimizer_watch.detach()
             self.engine.detach()
             self.stack.detach()
+            self.batches.detach()
 
     def close(self) -> None:
         """Hold nothing any more. The parts refer to one another: what they hold would stay until Python looks for such
@@ -291,6 +296,7 @@ class Probe:
         self.detections.clear()
         self.detections.step = self.step
         self.backward_runs = self.engine_runs = 0
+        self.inputs.clear()
         self.unscaled = self.stepped = False
         self._updating: torch.optim.Optimizer | None = None  # it has begun to step
         self._backward_place: StackLines | None = None
@@ -419,7 +425,14 @@ class Probe:
             if can_be_nonfinite(values):
                 self.history.note_input(values)
             mark_input(self.recorder, self.taint, tensor, site)
+        if self.batches.log is not None:
+            from nbdebug.observe.items import fingerprint  # here: only a step that reads a loader has items
+
+            self.inputs.append((self.recorder.count, fingerprint((args, kwargs))))
         self.recorder.model_called = True
+
+    def _loading(self, begins: bool) -> None:
+        self.recorder.loading = begins
 
     def _adopt(self, module: nn.Module) -> bool:
         """A model that nobody named (built in the step or in the cell) is taken, unless another one has been called

@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.observe.locations import at_site
 from nbdebug.observe.recorder import Op
 from nbdebug.observe.replay import Replay
 from nbdebug.observe.tape import TapeEntry
 from nbdebug.observe.tensors import all_finite, can_be_nonfinite, finite, tensors_in
-from nbdebug.report import Finding, Plot, Report, RuledOut, Symptom, Where
+from nbdebug.report import Finding, Item, Plot, Report, RuledOut, Symptom, Where
 from nbdebug.text import count, figures, listed
 from nbdebug.tools.nan.facts import CompiledFacts, NanFacts, OriginFact, RunFacts, StateFacts
 from nbdebug.tools.nan.fixes import try_fixes
@@ -152,6 +153,7 @@ def _facts(probe: Probe, detection: Detection, chosen: list[Origin], culprit: Or
         where = dataclasses.replace(
             where, samples=_settled_rows(probe, detection, culprit, chosen, used, where.samples)
         )
+    where = dataclasses.replace(where, items=_items(probe, culprit, where.samples))
     origins[index] = dataclasses.replace(origins[index], where=where)
     history = probe.history
     run = RunFacts(
@@ -166,6 +168,17 @@ def _facts(probe: Probe, detection: Detection, chosen: list[Origin], culprit: Or
         history.nonfinite_settings,
     )
     return NanFacts(probe.step, detection.target, tuple(origins), index, run, _state(probe))
+
+
+def _items(probe: Probe, culprit: Origin, rows: tuple[int, ...] | None) -> tuple[Item, ...] | None:
+    """The items of the data set that these rows are, of all rows of a small batch where the fault is in all."""
+    log, batch = probe.batches.log, probe.taint.origins.batch_size
+    if log is None or not probe.inputs or rows is None and batch != 1:
+        return None
+    op = culprit.op or next(iter(culprit.readers), None)
+    before = [inputs for number, inputs in probe.inputs if op is None or number <= (op.forward or op).index]
+    with _disable_current_modes():
+        return log.items((before or [probe.inputs[0][1]])[-1], rows or (0,), batch, probe.latest_batch)
 
 
 def _state(probe: Probe) -> StateFacts:
@@ -191,6 +204,7 @@ def _in_backward(detection: Detection, culprit: Origin) -> Detection:
 
 def _origin_fact(probe: Probe, origin: Origin, index: int, place: dict[int, int], used: set[int]) -> OriginFact:
     op, storage = origin.op, origin.storage
+    loading = op is not None and op.loading  # perhaps ahead, in the step before
     return OriginFact(
         index=index,
         op=op.name if op else "",
@@ -206,8 +220,8 @@ def _origin_fact(probe: Probe, origin: Origin, index: int, place: dict[int, int]
         whole=origin.whole,
         custom=origin.custom,
         after_model=origin.after_model,
-        earlier_step=origin.step < probe.step,
-        step=origin.step,
+        earlier_step=origin.step < probe.step and not loading,
+        step=probe.step if loading else origin.step,
         absorbed_by=tuple(sorted(origin.absorbed_by)),
         bad_elements=origin.bad,
         elements=math.prod(origin.shape),
@@ -227,7 +241,9 @@ def _reader(origin: Origin, used: set[int]) -> Op | None:
 
 def _where(origin: Origin, used: set[int]) -> Where:
     """The place of an origin. A tensor that was bad from outside: where it was given to the model, else the first line
-    that read it for what went bad (`used`: the ops behind that)."""
+    that read it for what went bad (`used`: the ops behind that). Of an item of the batch: the row that it became."""
+    if origin.op is not None and origin.op.loading and origin.trail:
+        return where_of(origin.op, samples=origin.trail[0][1])
     trail = origin.trail if origin.op is None or origin.op.name in EMPTIES else []
     arrived = [set(rows) for index, rows in trail if index in used][-1:]
     rows = tuple(sorted(arrived[0] & set(origin.rows or arrived[0]))) if arrived else ()

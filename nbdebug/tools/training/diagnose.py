@@ -30,7 +30,7 @@ def diagnose(
     train: Callable[..., Any],
     *,
     model: torch.nn.Module,
-    optimizer: Any,
+    optimizer: Any = None,
     loss_fn: Callable[[Any, Any], Any] | None = None,
     train_loader: Any = None,
     val_loader: Any = None,
@@ -40,7 +40,8 @@ def diagnose(
 ) -> Report:
     """Run `train(callback)` once and say why it does not learn as it should, with the fix tried.
 
-    train: your own loop; it calls `callback(step, loss)` after each step. optimizer: one, or several in a list.
+    train: your own loop; it calls `callback(step, loss)` after each step. optimizer: one, or several in a list; without
+    one, each that trains the model is taken when it first steps.
     loss_fn: `loss_fn(model, batch)`, which gives the loss of one batch (or a criterion, `loss_fn(outputs, targets)`);
     without it and `train_loader` nothing can be tried, and the report says so. keep: leave the model, the optimizer and
     the scheduler as the loop left them; else they are put back, bit for bit, and the random numbers too. progress: show
@@ -55,18 +56,21 @@ def diagnose(
     """
     arguments = _arguments(train, model, optimizer, loss_fn, train_loader, val_loader, scheduler)
     static = _static(arguments)
-    subject = f"a model of type {type(model).__name__}, trained by " + ", ".join(
-        type(o).__name__ for o in arguments.optimizers
-    )
+
+    def answer(facts: TrainingFacts) -> Report:
+        trained = ", ".join(type(o).__name__ for o in arguments.optimizers) or "no optimizer"
+        subject = f"a model of type {type(model).__name__}, trained by {trained}"
+        return diagnose_report(facts, name_all(facts), "diagnose(train)", subject)
+
     try:
         with progress_bar("your loop, watched", "steps", wanted=progress) as bar:
             run = run_facts(train, arguments, keep, lambda steps, loss: bar.update(steps - bar.n), static)
         facts = TrainingFacts(static, run)
     except Exception as error:  # the loop's own; the facts before it may well say why
         facts = TrainingFacts(static, TrainingRunFacts(unchecked=(f"The run: it ended with {type(error).__name__}",)))
-        error.report = diagnose_report(facts, name_all(facts), "diagnose(train)", subject)  # type: ignore[attr-defined]
+        error.report = answer(facts)  # type: ignore[attr-defined]
         raise
-    return diagnose_report(facts, name_all(facts), "diagnose(train)", subject)
+    return answer(facts)
 
 
 def _arguments(
@@ -76,7 +80,7 @@ def _arguments(
     if not callable(train):
         raise TypeError(f"diagnose takes your training loop, a function that is called with a callback; got {train!r}")
     check_model(model, CALL)
-    optimizers = list(optimizers_of(optimizer, CALL, required=True).values())
+    optimizers = list(optimizers_of(optimizer, CALL).values())
     if loss_fn is not None:
         check_loss(loss_fn, CALL)
     for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from nbdebug.observe.frames import phase
 from nbdebug.tools.errors.context import ErrorContext
 from nbdebug.tools.errors.facts import Raised
 from nbdebug.tools.errors.operands import OperandNames
@@ -166,10 +167,9 @@ def detect(context: ErrorContext) -> ShapeFacts | None:
 
 def _is_of_others(context: ErrorContext) -> bool:
     """In collate a sample is at fault, in an optimizer its state: other rules report those."""
-    return any(
-        part in frame.site.file.replace("\\", "/")
-        for frame in context.trail
-        for part in ("torch/utils/data/_utils/collate.py", "torch/optim/")
+    collates = "torch/utils/data/_utils/collate.py"
+    return phase(context.trail) == "optimizer" or any(
+        collates in frame.site.file.replace("\\", "/") for frame in context.trail
     )
 
 

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from nbdebug.report import Finding, Fix, Link, Plot, Report, RuledOut, Symptom, Table, Where
+from nbdebug.report import Finding, Fix, Item, LibraryLine, Link, Plot, Report, RuledOut, Symptom, Table, Where
 from nbdebug.text import figures
 from nbdebug.tools.guard.record.files import TripFolder, read_plain
 from nbdebug.tools.guard.record.step_lines import WORDS, StepLine, decode, last_steps
@@ -77,6 +77,14 @@ def where_from(raw: Any, name: str) -> Where:
         elif field.name == "samples":
             rows = value if isinstance(value, list) else [value]
             known["samples"] = tuple(_whole(row, f"{name}.samples") for row in rows[:100_000])
+        elif field.name == "library":
+            line = _object(value, f"{name}.library")
+            known["library"] = LibraryLine(
+                _field(line, "file"), _whole(line.get("line"), name), _field(line, "function")
+            )
+        elif field.name == "items":
+            items = [_object(item, name) for item in _items(value, name)]
+            known["items"] = tuple(Item(_whole(item.get("index"), name), _field(item, "name")) for item in items)
         else:
             known[field.name] = _text(value, f"{name}.{field.name}")
     return Where(**known)

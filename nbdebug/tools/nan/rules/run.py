@@ -162,26 +162,31 @@ def input_nonfinite(facts: NanFacts) -> Finding | None:
 )
 def all_labels_ignored(facts: NanFacts) -> Finding | None:
     origin = facts.origin
-    if (
-        origin.external
-        or origin.op != "nll_loss"
-        or origin.made != "nan"
-        or origin.parents
-        or origin.during == "backward"
-        or origin.scalars.get("labels") == 0
-    ):
+    if origin.external or origin.made != "nan" or origin.parents or origin.during == "backward":
         return None
+    mean = origin.op == "nll_loss" and origin.scalars.get("labels") != 0
+    if not mean and not _sum_of_no_label(origin):
+        return None
+    counts = {"labels": origin.scalars.get("labels"), "ignored": origin.scalars.get("ignored")} if mean else {}
     return answer(
         facts,
         "all-labels-ignored",
-        "has no label that counts, so the mean loss divides by zero",
+        f"has no label that counts{' (all are -100)' * (not mean)}, so the mean loss divides by zero",
         Fix(
             "Divide by the number of labels that count, and at least by one. Better: keep such batches out.",
             "F.cross_entropy(logits, labels, reduction='sum') / (labels != -100).sum().clamp_min(1)",
         ),
-        labels=origin.scalars.get("labels"),
-        ignored=origin.scalars.get("ignored"),
+        **counts,
     )
+
+
+def _sum_of_no_label(origin: OriginFact) -> bool:
+    """A sum of cross entropies that is exactly zero, over a number of labels that is zero."""
+    operands = {operand.name: operand for operand in origin.operands}
+    total, number = operands.get("self"), operands.get("other")
+    if origin.op != "div" or total is None or number is None or total.source_op != "nll_loss":
+        return False
+    return bool(total.zeros_at_fault and number.zeros_at_fault) and "parameter" not in number.reached_by
 
 
 @rule(

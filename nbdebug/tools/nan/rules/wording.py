@@ -19,21 +19,40 @@ _TARGETS = {
     "exception": "The step raises {name}.",
 }
 
+LIBRARY_FIXES = {
+    "all-labels-ignored": Fix(
+        "Leave out what has no label, where the data set is made. If a prompt fills the whole length: cut the prompt, "
+        "not the answer.",
+        'dataset = [item for item in dataset if any(label != -100 for label in item["labels"])]',
+    ),
+    "fully-masked-softmax": Fix(
+        "Leave out what has no token, where the data set is made.",
+        'dataset = [item for item in dataset if any(item["attention_mask"])]',
+    ),
+    "input-nonfinite": Fix(
+        "Repair the data where it is read: the data set's __getitem__, or the collator.",
+        "assert torch.isfinite(x).all(), index",
+    ),
+}
+"""What a user can do where the line is in a package: at the data, the collator, the arguments."""
+
 
 def answer(
     facts: NanFacts, code: str, clause: str, *fixes: Fix, where: Where | None = None, **evidence: Any
 ) -> Finding:
     """The finding of `code`; `clause` is one such as "divides by zero", to which subject and place are added."""
     place = where or facts.origin.where
+    if place.library is not None and code in LIBRARY_FIXES:
+        fixes = (LIBRARY_FIXES[code],)
     title = f"{subject(place)} {clause}{at(place)}"
     return Finding(f"nan/{code}", title, place, {**_numbers(facts.origin), **evidence}, tuple(fixes), chain(facts))
 
 
 def subject(where: Where) -> str:
-    """ "Row 3", "Rows 1, 4 and 6", or "Step 12" where all rows are alike."""
-    if not where.samples:
-        return f"Step {where.step}"
-    words = numbered("row", where.samples)
+    """ "Row 3 (item 57 of the data set)", "Rows 1, 4 and 6", or "Step 12" where all rows are alike."""
+    words = numbered("row", where.samples) if where.samples else f"step {where.step}"
+    if where.items and len(where.items) <= 3:
+        words += f" ({numbered('item', [item.index for item in where.items])} of the data set)"
     return words[0].upper() + words[1:]
 
 

@@ -43,7 +43,8 @@ class LoopRun:
     then; rate_at: every group's learning rate; seconds: without our evaluations; end: the last loss on fixed batches,
     finite or not (NaN also where it is not known).
 
-    evaluations: the course on fixed batches. on_step: called with each step's loss, for a progress bar.
+    evaluations: the course on fixed batches. on_step: called with each step's loss, for a progress bar; taken: with
+    each optimizer that is first seen when it steps, where there were none before.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class LoopRun:
         on_val: FixedBatches,
         errors: ProbeErrors,
         on_step: Callable[[int, float], None] | None = None,
+        taken: Callable[[Any], None] | None = None,
     ):
         self.model, self.scheduler = model, scheduler
         self.on_train, self.on_val, self.errors = on_train, on_val, errors
@@ -65,7 +67,7 @@ class LoopRun:
         save = errors.wrap("Which batches were read (experiments read others)", self.saved.add)
         self.reading = LoaderWatch(train_loader, val_loader, save)
         self.modes = ModeWatch(model, self.reading.evaluating, errors)
-        self.updates = UpdateWatch(model, optimizers, self._stepped, lambda: self.reading.read, errors)
+        self.updates = UpdateWatch(model, optimizers, self._stepped, lambda: self.reading.read, errors, taken)
         self.loaders = train_loader, val_loader
         self.losses: list[float] = []
         self.step_numbers: list[int] = []
@@ -263,22 +265,23 @@ class LoaderWatch:
         """Whether validation batches are being read; None where this is not known."""
         if self.val is None or not any(isinstance(self.val, kind) for kind, _ in self._patched):
             return None
-        return any(loader is self.val for loader in self._open)
+        return any(_is_loader(loader, self.val) for loader in self._open)
 
     def follow(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         """The batches, one by one, with a note of each."""
         self._open.append(loader)
-        self.passes += loader is self.train
+        of_train = _is_loader(loader, self.train)
+        self.passes += of_train
         count = 0
         try:
             for batch in batches:
-                if loader is self.train:
+                if of_train:
                     self.read += 1
                     count += 1
                     self.last, self.stopped_at = batch, count
                     self.save(batch)
                 yield batch
-            if loader is self.train:
+            if of_train:
                 self.per_pass, self.stopped_at = count, None
         finally:
             self._open.remove(loader)
@@ -287,10 +290,18 @@ class LoaderWatch:
 def _watched_iter(original: Any, watch: LoaderWatch) -> Any:
     def __iter__(self: Any) -> Any:
         batches = original(self)
-        watched = self is watch.train or self is watch.val
+        watched = _is_loader(self, watch.train) or _is_loader(self, watch.val)
         return watch.follow(self, batches) if watched else batches
 
     return __iter__
+
+
+def _is_loader(loader: Any, known: Any) -> bool:
+    """Whether this is the loader that is known, or another one over the same data set, as a trainer makes for
+    itself."""
+    if loader is known or known is None:
+        return loader is known
+    return isinstance(loader, DataLoader) and loader.dataset is getattr(known, "dataset", None)
 
 
 def target_order(loader: Any, batches: Sequence[Any]) -> TargetOrder:

@@ -83,7 +83,8 @@ UNLIKE = (
 
 @dataclasses.dataclass
 class LoopArguments:
-    """The arguments of diagnose, checked. loss_fn: as loss_fn(model, batch)."""
+    """The arguments of diagnose, checked. optimizers: empty where they are made in the loop, which adds them. loss_fn:
+    as loss_fn(model, batch)."""
 
     model: Any
     optimizers: list[Any]
@@ -132,6 +133,7 @@ def run_facts(
             on_val,
             errors,
             on_step,
+            start.include,
         )
         try:
             run.run(train)

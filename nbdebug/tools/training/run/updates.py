@@ -11,7 +11,7 @@ import contextlib
 import os
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -193,19 +193,22 @@ class UpdateWatch:
     optimizers that stepped after it; roots, signatures: the losses of the first of these calls, and their graphs.
     changed: gradient norms after backward, and before the step; waiting: how often an optimizer that had not stepped
     found its gradients gone, and still there. after_step is called after each step, read gives the number of batches
-    read.
+    read. taken: where there are no optimizers yet, each that trains the model is taken when it first steps, added to
+    the list, and passed to this.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizers: Iterable[Any],
+        optimizers: list[Any],
         after_step: Callable[[], None],
         read: Callable[[], int],
         errors: ProbeErrors,
+        taken: Callable[[Any], None] | None = None,
     ):
         self.names = {id(p): name for name, p in model.named_parameters()}
-        self.optimizers, self.after_step, self.read = list(optimizers), after_step, read
+        self.optimizers, self.after_step, self.read = optimizers, after_step, read
+        self.taken = None if optimizers else taken
         self.norms: list[torch.Tensor] = []
         self.rates: list[list[float]] = []
         self.steps = self.empty_steps = self.backwards = 0
@@ -304,7 +307,7 @@ class UpdateWatch:
             self.scaling.append((left, norm_of(optimizer), float(scaler.get_scale())))
 
     def _step_begins(self, optimizer: Any, place: Any) -> None:
-        number = next((i for i, o in enumerate(self.optimizers) if o is optimizer), None)
+        number = self._number(optimizer)
         if number is None:
             return
         if self.stepped and self.backwards == len(self.stepped):
@@ -328,6 +331,17 @@ class UpdateWatch:
         self._filled.clear()
         if self.steps >= self._next:
             self._save_weights(optimizer)
+
+    def _number(self, optimizer: Any) -> int | None:
+        """Which one of ours is about to step; None for another's."""
+        number = next((i for i, o in enumerate(self.optimizers) if o is optimizer), None)
+        if number is not None or self.taken is None:
+            return number
+        if not any(id(p) in self.names for group in optimizer.param_groups for p in group["params"]):
+            return None
+        self.optimizers.append(optimizer)
+        self.taken(optimizer)
+        return len(self.optimizers) - 1
 
     def _save_weights(self, optimizer: Any) -> None:
         for p in (p for group in optimizer.param_groups for p in group["params"]):

@@ -1,0 +1,184 @@
+"""Trainings whose parts an object holds, and whose optimizer is made late: `tests/loops.py` has the whole table."""
+
+from __future__ import annotations
+
+import builtins
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import nbdebug
+from nbdebug.arguments import discover, part
+from tests import loops
+from tests.shell import started
+
+OWN = """
+import torch
+from torch import nn
+class Run:
+    def __init__(self):
+        self.net = nn.Linear(3, 1)
+        self.optim = torch.optim.SGD(self.net.parameters(), lr=0.1)
+        self.batches = torch.utils.data.DataLoader([(torch.ones(3), torch.ones(1))] * 8, batch_size=4)
+        self.val_batches = torch.utils.data.DataLoader([(torch.ones(3), torch.ones(1))] * 8, batch_size=2)
+    def compute_loss(self, batch):
+        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+run = Run()
+stray = nn.Linear(2, 2)
+"""
+SAMPLE = [
+    ("nan_trace", loops.NONFINITE[0]),
+    ("guard", loops.NONFINITE[1]),
+    ("preflight", loops.TRAINED[0]),
+    ("explain", loops.RAISED[0]),
+]
+"""Of the table what each time is tested: it takes half a minute."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quiet() -> None:
+    loops.quiet()
+
+
+@pytest.mark.parametrize(("tool", "failure"), SAMPLE)
+def test_the_answer_is_that_of_a_plain_loop(tool: str, failure: str, tmp_path: pathlib.Path) -> None:
+    others = [loop for loop in loops.LOOPS if loop != "plain" and loops.available(loop)]
+    for (_, _, loop), (same, difference) in loops.table([tool], others, tmp_path, [failure]).items():
+        assert same, (loop, difference)
+
+
+def test_the_parts_of_an_object_are_taken_by_the_expression_for_them() -> None:
+    with started(OWN) as book:
+        names = book.shell.user_ns
+        run = names["run"]
+        assert discover("optimizer", names) == {"run.optim": run.optim}
+        assert part("train_loader", names) == ("run.batches", run.batches)
+        assert part("val_loader", names) == ("run.val_batches", run.val_batches)
+        name, loss = part("loss_fn", names)
+        other = nn.Linear(3, 1)
+        batch = torch.ones(2, 3), torch.ones(2, 1)
+        assert name == "run.compute_loss" and run.net is not other
+        assert torch.equal(loss(other, batch), nn.functional.mse_loss(other(batch[0]), batch[1]))
+        assert run.net is not other, "another model takes its place for the time of a call"
+        told = book.run("%guard on").printed
+        assert "model `run.net` and optimizer `run.optim`" in told, "not `stray`, which it does not train"
+
+
+def test_a_model_that_computes_its_loss_itself_is_asked_for_it() -> None:
+    class Labelled(nn.Linear):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+            out = super().forward(x)
+            return {"loss": (out - labels).square().mean(), "logits": out}
+
+    model = Labelled(2, 1)
+    name, loss = part("loss_fn", {"model": model})
+    batch = {"x": torch.ones(3, 2), "labels": torch.zeros(3, 1)}
+    assert name == "model(**batch).loss" and torch.equal(loss(model, batch), model(**batch)["loss"])
+
+
+def test_a_watch_waits_for_the_optimizer_and_takes_the_one_that_replaces_it() -> None:
+    with started("import torch\nfrom torch import nn\nnet = nn.Linear(2, 1)\nother = nn.Linear(2, 1)") as book:
+        book.run("""\
+            def fit(model, steps=2, bad=False):
+                opt = torch.optim.Adam(model.parameters())
+                for _ in range(steps):
+                    opt.zero_grad()
+                    (model(torch.ones(4, 2)).mean() / (0 if bad else 1)).backward()
+                    opt.step()
+            """)
+        assert "no optimizer yet" in book.run("%guard on --model net").printed
+        assert "none yet" in book.run("%guard").result.subject
+        book.run("fit(other)\nfit(net)\nfit(net, 3)")
+        report = book.run("%guard").result
+        assert report.steps == 5 and report.subject.endswith("taken at their first step: Adam")
+        before = book.shell.user_ns["net"].weight.clone()
+        done = book.run("fit(net, bad=True)")
+        assert isinstance(done.error, nbdebug.NonFiniteStep), "the first step of a new optimizer is guarded"
+        assert torch.equal(before, book.shell.user_ns["net"].weight)
+        book.run("net = nn.Linear(2, 1)")
+        assert "The cell ran again" in book.run("fit(net)").printed
+        assert isinstance(book.run("fit(net, bad=True)").error, nbdebug.NonFiniteStep)
+
+
+def test_diagnose_finds_the_optimizer_in_the_loop_and_puts_everything_back() -> None:
+    net = nn.Linear(2, 1)
+    data = [(torch.randn(8, 2), torch.zeros(8, 1)) for _ in range(6)]
+    made = []
+
+    def train(callback: object) -> None:
+        made.append(torch.optim.Adam(net.parameters(), lr=1e-2))
+        for x, y in data:
+            made[-1].zero_grad()
+            nn.functional.mse_loss(net(x), y).backward()
+            made[-1].step()
+
+    before = net.weight.clone()
+    report = nbdebug.diagnose(train, model=net, loss_fn=nn.MSELoss(), train_loader=data, progress=False)
+    assert "trained by Adam" in report.subject and len(made) == 1 and not made[0].state
+    assert torch.equal(before, net.weight)
+
+
+@pytest.mark.parametrize("loop", ["transformers", "Lightning"])
+def test_a_callback_guards_a_training(loop: str, tmp_path: pathlib.Path) -> None:
+    pytest.importorskip(loops.NEEDS[loop])
+    added = "trainer.add_callback" if loop == "transformers" else "trainer.callbacks.append"
+    with loops.notebook(loop, loops.NONFINITE[0], tmp_path) as book:
+        book.run(f"from nbdebug.integrations.{loop.lower()} import GuardCallback\nguarding = GuardCallback()")
+        book.run(f"{added}(guarding)")
+        done = book.run("train()")
+        assert isinstance(done.error, nbdebug.NonFiniteStep)
+        report = book.run("guarding.report()").result
+        assert report.findings[0].code == "nan/log-of-nonpositive"
+        assert [item.index for item in report.findings[0].where.items] == [13]
+        book.run("Rows.__getitem__ = lambda self, i: (torch.ones(4), torch.ones(1))")
+        assert book.run("train()").error is None
+        assert book.run("guarding.report()").result.ok and not book.run("guarding.guard.active").result
+
+
+def test_labels_that_are_all_ignored_are_told_in_the_users_terms(tmp_path: pathlib.Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    assert transformers.__version__
+    with started(f"""
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+class Texts(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, i):
+        ids = torch.arange(6) + i
+        return {{"input_ids": ids, "labels": ids if i != 5 else torch.full_like(ids, -100)}}
+config = GPT2Config(vocab_size=20, n_positions=6, n_embd=8, n_layer=1, n_head=1, bos_token_id=1, eos_token_id=1)
+trainer = Trainer(
+    model=GPT2LMHeadModel(config),
+    args=TrainingArguments(
+        {tmp_path.as_posix()!r}, per_device_train_batch_size=1, report_to=[], save_strategy="no", disable_tqdm=True,
+        logging_strategy="no", use_cpu=True, num_train_epochs=1,
+    ),
+    train_dataset=Texts(),
+)
+""") as book:
+        state = torch.get_rng_state()
+        name, loader = part("train_loader", book.shell.user_ns)
+        assert name == "trainer.get_train_dataloader()" and len(loader) == 8
+        assert torch.equal(state, torch.get_rng_state())
+        finding = book.run("%%nan_trace\ntrainer.train()").result.findings[0]
+    assert finding.code == "nan/all-labels-ignored" and "-100" in finding.title
+    assert "transformers/loss" in str(finding.where.library) and finding.where.text == "trainer.train()"
+    assert [item.index for item in finding.where.items] == [5] and "labels" in finding.fixes[0].code
+
+
+def test_no_trainer_is_imported_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, real = [], builtins.__import__
+
+    def importing(name: str, *more: Any, **named: Any) -> Any:
+        asked.append(name.partition(".")[0])
+        return real(name, *more, **named)
+
+    with started(OWN) as book:
+        monkeypatch.setattr(builtins, "__import__", importing)
+        assert book.run("%guard on").error is None and book.run("%guard off").error is None
+        assert part("loss_fn", book.shell.user_ns)[0] == "run.compute_loss"
+    assert not {"transformers", "accelerate", "pytorch_lightning", "lightning"} & set(asked)
