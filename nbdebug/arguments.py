@@ -1,7 +1,7 @@
 """Which model is meant? The one that was named, or else every one among the user's variables.
 
 Where no variable is one, the objects among the variables that hold one are asked: a trainer of transformers or
-Lightning, an accelerator, an object of the user's own class (`observe/trainers.py`). A loss, loaders and a scheduler
+Lightning, an accelerator, an object of the user's own class (`trainers.py`). A loss, loaders and a scheduler
 are looked for in the same way, and by their usual names.
 """
 
@@ -40,19 +40,21 @@ class Subject:
 
     @classmethod
     def chosen(cls, models: list[str] | None, optimizers: list[str] | None, names: dict[str, Any]) -> Subject:
-        """Those that were named, or else all that the user has. Where only an object of the user's holds the
-        optimizers, its models that they train are taken, not other models. Raises ValueError for a wrong name."""
+        """Those that were named, or else all that the user has; where only an object of the user's holds optimizers,
+        the models that these train, too. Raises ValueError for a wrong name."""
         found = evaluated("model", models, names) if models else discover("model", names)
         stepping = evaluated("optimizer", optimizers, names) if optimizers else discover("optimizer", names)
-        if (
-            found
-            and stepping
-            and not models
-            and not any(trains(o, m) for o in stepping.values() for m in found.values())
-        ):
-            others = _held("model", names)
-            found = {n: m for n, m in others.items() if any(trains(o, m) for o in stepping.values())} or found
+        idle = [o for o in stepping.values() if not any(trains(o, m) for m in found.values())]
+        if found and idle and not models:
+            others = _without_parts(_held("model", names))
+            found |= {n: m for n, m in others.items() if any(trains(o, m) for o in idle)}
         return cls(found, stepping, named=bool(models or optimizers), model_named=bool(models))
+
+    def only(self, name: str, names: Mapping[str, Any]) -> Subject:
+        """This model alone, without the optimizers that objects of the user's hold for other models."""
+        model = self.models[name]
+        own = {n: o for n, o in self.optimizers.items() if n in names or trains(o, model)}
+        return dataclasses.replace(self, models={name: model}, optimizers=own)
 
     @property
     def model(self) -> Any:
@@ -137,17 +139,32 @@ def discover(kind: str, names: Mapping[str, Any]) -> dict[str, Any]:
         if issubclass(type(value), wanted) and not name.startswith("_"):
             value = unwrapped(value)
             first.setdefault(id(value), (name, value))
-    first = first or {id(value): (name, value) for name, value in _held(kind, names).items()}
-    parts: set[int] = set()
-    if kind == "model":
-        parts = {id(part) for _, value in first.values() for part in value.modules() if part is not value}
-    return {name: value for key, (name, value) in first.items() if key not in parts}
+    things = dict(first.values()) or _held(kind, names)
+    return _without_parts(things) if kind == "model" else things
+
+
+def _without_parts(models: dict[str, Any]) -> dict[str, Any]:
+    """The models that are no part of another one."""
+    parts = {id(part) for model in models.values() for part in model.modules() if part is not model}
+    return {name: model for name, model in models.items() if id(model) not in parts}
 
 
 def planned_optimizers(names: Mapping[str, Any]) -> dict[str, Any]:
     """Optimizers as the trainers among the user's variables will make them, where these have none yet."""
     loaded = any(package in sys.modules for package in TRAINERS)
     return _held("new_optimizer", names, libraries=True) if loaded else {}
+
+
+def around(model: Any, names: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The user's variables without the objects that hold other models and not this one."""
+    from nbdebug.trainers import held
+
+    def others(name: str, thing: Any) -> bool:
+        holds = held("model", {name: thing}).values() if thing is not model else ()
+        models = [other for other in holds if any(True for _ in other.parameters())]  # a criterion belongs to all
+        return bool(models) and not any(part is model for other in models for part in other.modules())
+
+    return {name: thing for name, thing in names.items() if not others(name, thing)}
 
 
 def part(kind: str, names: Mapping[str, Any]) -> tuple[str, Any]:
@@ -163,13 +180,13 @@ def _candidates(kind: str, names: Mapping[str, Any]) -> Iterator[tuple[str, Any]
         yield from _held(kind, names, libraries=True).items()
     yield from ((name, unwrapped(names[name])) for name in usual if names.get(name) is not None)
     if kind in ("train_loader", "val_loader"):
-        from nbdebug.observe.trainers import is_validation
+        from nbdebug.trainers import is_validation
 
         loaders = discover("loader", names)
         yield from ((n, value) for n, value in loaders.items() if is_validation(n) == (kind == "val_loader"))
     yield from _held(kind, names).items()
     if kind == "loss_fn":
-        from nbdebug.observe.trainers import own_loss
+        from nbdebug.trainers import own_loss
 
         for name, model in discover("model", names).items():
             if (loss := own_loss(model)) is not None:
@@ -190,7 +207,7 @@ def trains(optimizer: Any, model: Any) -> bool:
 
 
 def _held(kind: str, names: Mapping[str, Any], libraries: bool = False) -> dict[str, Any]:
-    from nbdebug.observe.trainers import held  # here, so that %load_ext nbdebug stays quick
+    from nbdebug.trainers import held  # here, so that %load_ext nbdebug stays quick
 
     return held(kind, names, USUAL_NAMES.get(kind, ()), libraries=libraries)
 
@@ -199,6 +216,6 @@ def unwrapped(thing: Any) -> Any:
     """What accelerate's wrapper of an optimizer, a scheduler or a loader wraps; other things as they are."""
     if "accelerate" not in sys.modules:
         return thing
-    from nbdebug.observe.trainers import bare
+    from nbdebug.trainers import bare
 
     return bare(thing)

@@ -81,7 +81,8 @@ def state():
 
 before = state()
 import nbdebug
-names = [m.name for m in pkgutil.walk_packages(nbdebug.__path__, "nbdebug.") if not m.name.endswith("__main__")]
+names = [m.name for m in pkgutil.walk_packages(nbdebug.__path__, "nbdebug.")
+         if not m.name.endswith("__main__") and ".integrations." not in m.name]  # those import other packages
 for name in names:
     importlib.import_module(name)
 after = state()

@@ -6,7 +6,6 @@ Each magic declares its options with IPython's `@argument`; an option that sever
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import inspect
 import textwrap
 import tokenize
@@ -18,7 +17,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument
 from IPython.utils.process import arg_split
 
-from nbdebug.arguments import USUAL_NAMES, Subject, is_source, part
+from nbdebug.arguments import USUAL_NAMES, Subject, around, is_source, part
 from nbdebug.text import listed, terminal_width
 
 # -- options that several magics take ---------------------------------------------------------------------------------
@@ -171,15 +170,19 @@ def evaluate(expression: str, names: Mapping[str, Any]) -> Any:
         raise UsageError(f"{expression!r} cannot be evaluated: {error}.") from None
 
 
-def option_or_usual(kind: str, expression: str | None, names: Mapping[str, Any]) -> tuple[str, Any]:
-    """(expression, value) of what the option names, or else of what the user's variables are, or hold; ("", None) for
-    none."""
-    return part(kind, names) if expression is None else (expression, evaluate(expression, names))
+def option_or_usual(kind: str, expression: str | None, names: Mapping[str, Any], model: Any = None) -> tuple[str, Any]:
+    """(expression, value) of what the option names, or else of what the user's variables are, or hold, for this model;
+    ("", None) for none."""
+    if expression is not None:
+        return expression, evaluate(expression, names)
+    return part(kind, names if model is None else around(model, names))
 
 
-def required(kind: str, expression: str | None, names: Mapping[str, Any], magic: str, how: str = "") -> tuple[str, Any]:
+def required(
+    kind: str, expression: str | None, names: Mapping[str, Any], magic: str, how: str = "", model: Any = None
+) -> tuple[str, Any]:
     """The same; raises UsageError where there is none. how: what to type, where that is no option of this name."""
-    name, value = option_or_usual(kind, expression, names)
+    name, value = option_or_usual(kind, expression, names, model)
     if value is None:
         usual = listed(USUAL_NAMES[kind], most=9, quote="").replace(" and ", " or ")
         how = how or f"{magic} --{kind.replace('_', '-')} NAME"
@@ -188,7 +191,7 @@ def required(kind: str, expression: str | None, names: Mapping[str, Any], magic:
 
 
 def batch_of(
-    expression: str | None, names: Mapping[str, Any], magic: str, how: str = "", usual: int = 3
+    expression: str | None, names: Mapping[str, Any], magic: str, how: str = "", usual: int = 3, model: Any = None
 ) -> tuple[str, Any]:
     """(expression, value) of the batch: what the user named, the first `usual` usual names of one, or the first batch
     of the training loader. Raises UsageError where there is none; an iterator of the user's is not read. how: what to
@@ -199,7 +202,7 @@ def batch_of(
     for name in batches:
         if names.get(name) is not None and not is_source(names[name]):
             return name, names[name]
-    name, loader = part("train_loader", names)
+    name, loader = option_or_usual("train_loader", None, names, model)
     if loader is not None and not isinstance(loader, Iterator):
         return f"next(iter({name}))", next(iter(loader))
     candidates = listed([*batches, "train_loader"], most=9, quote="").replace(" and ", " or ")
@@ -226,10 +229,10 @@ def one_model(
     """A subject of exactly one model; raises UsageError where there is none, or several. how: what to type."""
     try:
         subject = Subject.chosen(models, optimizers, dict(names))
-        name, model = subject.one_model(magic, loss_fn, how)
+        name, _ = subject.one_model(magic, loss_fn, how)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return dataclasses.replace(subject, models={name: model})
+    return subject.only(name, {**names, **dict.fromkeys(optimizers or ())})
 
 
 class usage_errors:

@@ -16,13 +16,13 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics
 from IPython.core.magic_arguments import argument
 
-from nbdebug.arguments import Subject, discover, evaluated, one_of, unwrapped
+from nbdebug.arguments import Subject, discover, evaluated, one_of, trains, unwrapped
 from nbdebug.magics._arguments import parse
 from nbdebug.report import Report
 from nbdebug.text import listed
 
 NO_OPTIMIZER = " and no optimizer"
-WAITS = "There is no optimizer yet: each one that trains {} is taken at its first step."
+WAITS = "There is no optimizer{} yet: each one that trains {} is taken at its first step."
 REQUESTS = ("on", "off", "status")
 
 
@@ -72,9 +72,15 @@ class WatchSubject:
         return f"{taken}{scalers}" if self.subject.optimizers else f"{taken.removesuffix(NO_OPTIMIZER)}{scalers}"
 
     @property
-    def waits(self) -> bool:
-        """Whether optimizers are taken at their first step, as there were none before."""
-        return not self.subject.optimizers
+    def waits(self) -> str:
+        """A sentence on the models whose optimizers are taken at their first step, as they have none yet; "" where
+        there are none. A variable may be a model that is never trained."""
+        models, optimizers = self.subject.models, self.subject.optimizers.values()
+        trained = {name: m for name, m in models.items() if any(True for _ in m.parameters())}
+        idle = [name for name, model in trained.items() if not any(trains(o, model) for o in optimizers)]
+        names = [name for name in idle if not optimizers or "." in name]
+        whose = f" of {listed(names, most=4)}" if optimizers else ""
+        return WAITS.format(whose, "it" if len(names) == 1 else "them") if names else ""
 
     def __str__(self) -> str:
         return self.things + ("" if self.subject.named else " (found among your variables)")
@@ -161,7 +167,7 @@ class WatchMagics(Magics):
             from nbdebug.observe.step_hooks import StepHook  # here, so that %load_ext nbdebug stays quick
 
             self._steps = StepHook(self._before_step)
-        waits = f"\n{WAITS.format('it' if len(subject.subject.models) == 1 else 'them')}" if subject.waits else ""
+        waits = f"\n{subject.waits}" if subject.waits else ""
         return self._started(args) + waits + (f"\n{name} is closed: this one replaces it." if name else "")
 
     def _make_room(self) -> None:
@@ -239,12 +245,11 @@ class WatchMagics(Magics):
 
     def _subject(self, watch: Any) -> str:
         """What is watched, with the optimizers that were taken since."""
-        taken = ", ".join(watch.optimizers) or "none yet"
-        return (
-            f"{self.subject}, optimizers taken at their first step: {taken}"
-            if self.subject.waits
-            else str(self.subject)
-        )
+        own = self.subject.subject.optimizers.values()
+        new = [name for name, optimizer in watch.optimizers.items() if not any(optimizer is known for known in own)]
+        if not new and own:
+            return str(self.subject)
+        return f"{self.subject}, optimizers taken at their first step: {', '.join(new) or 'none yet'}"
 
     def active(self) -> list[str]:
         """A line for each watch that is on, for %nbdebug status."""

@@ -112,8 +112,9 @@ def _called(text: str) -> str:
 def _call_arguments(args: Any, names: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """(keyword arguments of `nbdebug.diagnose`, what was taken). Raises UsageError where a needed one is missing."""
     kinds = ("loss_fn", "train_loader", "val_loader", "scheduler")
-    taken = {kind: option_or_usual(kind, getattr(args, kind), names) for kind in kinds}
-    subject = one_model(args.model, args.optimizer, names, "%diagnose", taken["loss_fn"][1])
+    _, criterion = option_or_usual("loss_fn", args.loss_fn, names)
+    subject = one_model(args.model, args.optimizer, names, "%diagnose", criterion)
+    taken = {kind: option_or_usual(kind, getattr(args, kind), names, subject.model) for kind in kinds}
     values = {kind: value for kind, (_, value) in taken.items()}
     parts = [str(subject), *(f"{kind} `{name}`" for kind, (name, _) in taken.items() if name)]
     return {"model": subject.model, "optimizer": subject.optimizer, "keep": args.keep, **values}, ", ".join(parts)

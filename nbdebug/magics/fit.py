@@ -9,7 +9,7 @@ from typing import Any
 from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from nbdebug.arguments import Subject, discover, one_of, planned_optimizers
+from nbdebug.arguments import Subject, around, discover, one_of, planned_optimizers
 from nbdebug.magics._arguments import (
     FULL,
     HELP,
@@ -84,11 +84,12 @@ class FitMagics(Magics):
         names = variables(self.shell, local_ns)
         _, criterion = option_or_usual("loss_fn", args.loss_fn, names)
         with usage_errors():
+            model = _model(args.model, names, criterion)
             values = {
-                "model": _model(args.model, names, criterion),
-                "batch": batch_of(args.batch, names, "%fit", USAGE, usual=2),
-                "loss_fn": required("loss_fn", args.loss_fn, names, "%fit", USAGE),
-                "optimizer": _optimizer(args.optimizer, names),
+                "model": model,
+                "batch": batch_of(args.batch, names, "%fit", USAGE, usual=2, model=model[1]),
+                "loss_fn": required("loss_fn", args.loss_fn, names, "%fit", USAGE, model=model[1]),
+                "optimizer": _optimizer(args.optimizer, around(model[1], names)),
             }
         with usage_errors():
             report = fit(

@@ -79,8 +79,8 @@ class PrecisionMagics(Magics):
         names = variables(self.shell, local_ns)
         _, criterion = option_or_usual("loss_fn", args.loss_fn, names)
         subject = one_model(args.model, [], names, "%precision", criterion)
-        loss_name, loss_fn = required("loss_fn", args.loss_fn, names, "%precision")
-        batch_name, batch = batch_of(args.batch, names, "%precision")
+        loss_name, loss_fn = required("loss_fn", args.loss_fn, names, "%precision", model=subject.model)
+        batch_name, batch = batch_of(args.batch, names, "%precision", model=subject.model)
         optimizer = None if args.optimizer is None else evaluate(args.optimizer, names)
         settings = {"mode": args.mode, "tolerance": args.tolerance, "budget": args.budget, "optimizer": optimizer}
         with usage_errors():

@@ -9,7 +9,7 @@ from IPython.core.magic import Magics, line_magic, magics_class, needs_local_sco
 from IPython.core.magic_arguments import magic_arguments
 
 import nbdebug
-from nbdebug.arguments import planned_optimizers
+from nbdebug.arguments import around, planned_optimizers
 from nbdebug.magics._arguments import (
     FULL,
     HELP,
@@ -64,11 +64,11 @@ class PreflightMagics(Magics):
         _, criterion = option_or_usual("loss_fn", args.loss_fn, names)
         subject = one_model(args.model, args.optimizer, names, "%preflight", criterion)
         if not subject.optimizers:
-            subject = dataclasses.replace(subject, optimizers=planned_optimizers(names))
-        loader = required("train_loader", args.train_loader, names, "%preflight")
-        loss_fn = required("loss_fn", args.loss_fn, names, "%preflight")
-        val_loader = option_or_usual("val_loader", args.val_loader, names)
-        scheduler = option_or_usual("scheduler", args.scheduler, names)
+            subject = dataclasses.replace(subject, optimizers=planned_optimizers(around(subject.model, names)))
+        loader = required("train_loader", args.train_loader, names, "%preflight", model=subject.model)
+        loss_fn = required("loss_fn", args.loss_fn, names, "%preflight", model=subject.model)
+        val_loader = option_or_usual("val_loader", args.val_loader, names, subject.model)
+        scheduler = option_or_usual("scheduler", args.scheduler, names, subject.model)
         with usage_errors():
             report = nbdebug.preflight(
                 subject.model,

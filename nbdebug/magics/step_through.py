@@ -64,9 +64,10 @@ class StepMagics(Magics):
         from nbdebug.tools.stepper.step_through import step_through  # imports torch: %load_ext must stay quick
 
         names = variables(self.shell, local_ns)
-        loss_name, loss_fn = option_or_usual("loss_fn", args.loss_fn, names)
-        subject = one_model(args.model, [], names, "%step_through", loss_fn)
-        batch_name, batch = batch_of(args.batch, names, "%step_through")
+        _, criterion = option_or_usual("loss_fn", args.loss_fn, names)
+        subject = one_model(args.model, [], names, "%step_through", criterion)
+        loss_name, loss_fn = option_or_usual("loss_fn", args.loss_fn, names, subject.model)
+        batch_name, batch = batch_of(args.batch, names, "%step_through", model=subject.model)
         with usage_errors():
             stepper = step_through(subject.model, batch, loss_fn, backward=not args.forward, restore=not args.keep)
         model_name = next(iter(subject.models))

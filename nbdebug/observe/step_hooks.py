@@ -116,10 +116,10 @@ class StepHook:
 
 
 class OptimizerSteps:
-    """Calls `before` and `after`, as step hooks, around the updates of these optimizers, by name. Where there are none,
-    each optimizer that trains one of the models is taken at its first step, before its update, and `taken(optimizer)`
-    is called; it replaces one that was taken before and trains the same parameters. stepping: the ids of all optimizers
-    that have stepped, also of those that are not watched."""
+    """Calls `before` and `after`, as step hooks, around the updates of these optimizers, by name. Of a model that none
+    of them trains, each optimizer is taken at its first step, before its update, and `taken(optimizer)` is called; it
+    replaces one that was taken before and trains the same parameters. stepping: the ids of all optimizers that have
+    stepped, also of those that are not watched."""
 
     def __init__(
         self,
@@ -129,8 +129,10 @@ class OptimizerSteps:
         after: Callable[..., Any],
         taken: Callable[[Any], Any],
     ):
-        self.models, self.optimizers, self.before, self.after, self.taken = models, optimizers, before, after, taken
-        self.waits, self.stepping = not optimizers, set(map(id, optimizers.values()))
+        self.optimizers, self.before, self.after, self.taken = optimizers, before, after, taken
+        self.stepping = set(map(id, optimizers.values()))
+        held = _parameters(*optimizers.values())
+        self.waiting = [model for model in models.values() if held.isdisjoint(map(id, model.parameters()))]
         self._hooks: dict[int, list[StepHook]] = {}
         self._every: StepHook | None = None
 
@@ -144,6 +146,7 @@ class OptimizerSteps:
         for hook in [*([self._every] if self._every else []), *(h for hooks in self._hooks.values() for h in hooks)]:
             hook.remove()
         self._hooks.clear()
+        self.waiting.clear()
         self._every = None
 
     def _hook(self, optimizer: Any) -> None:
@@ -152,14 +155,13 @@ class OptimizerSteps:
 
     def _steps(self, optimizer: Any, *_: Any) -> None:
         self.stepping.add(id(optimizer))
-        if not self.waits or any(optimizer is known for known in self.optimizers.values()):
+        if not self.waiting or any(optimizer is known for known in self.optimizers.values()):
             return
-        own = {id(p) for model in self.models.values() for p in model.parameters()}
-        trained = own & {id(p) for group in optimizer.param_groups for p in group["params"]}
+        trained = {id(p) for model in self.waiting for p in model.parameters()} & _parameters(optimizer)
         if not trained:
             return
         for name, known in list(self.optimizers.items()):
-            if trained & {id(p) for group in known.param_groups for p in group["params"]}:
+            if trained & _parameters(known):
                 del self.optimizers[name]
                 self.stepping.discard(id(known))
                 for hook in self._hooks.pop(id(known), []):
@@ -168,6 +170,10 @@ class OptimizerSteps:
         self.optimizers[f"{kind} {number}" if kind in self.optimizers else kind] = optimizer
         self._hook(optimizer)  # torch has not come to the optimizer's own hooks yet: it is called for this step
         self.taken(optimizer)
+
+
+def _parameters(*optimizers: Any) -> set[int]:
+    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
 
 
 class BatchHook:

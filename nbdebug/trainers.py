@@ -286,6 +286,8 @@ def _lightning_trainer(kind: str, name: str, trainer: Any) -> Parts:
 
 
 def _lightning_module(kind: str, name: str, module: Any) -> Parts:
+    if kind == "model":
+        return [(name, module)]
     if kind == "new_optimizer":
         with _same_random_numbers():
             return [
