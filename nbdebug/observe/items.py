@@ -14,7 +14,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
-import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,7 +22,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import IterableDataset, Subset, default_collate
 
-from nbdebug.observe.locations import LIBRARY, USER, kind_of
+from nbdebug.observe.locations import locate
 from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.observe.variables import attributes
@@ -31,7 +30,7 @@ from nbdebug.report import Item
 
 MOST_BATCHES = 64
 """Batches that are remembered: a trainer reads those of an accumulated step, and some more, ahead."""
-VALUES, TENSORS = 16, 8
+VALUES, TENSORS = 16, 4
 """Of so many tensors of a batch so many values are remembered."""
 MOST_TRIED = 6
 """Items on which a collate function is tried."""
@@ -45,8 +44,15 @@ def fingerprint(tree: Any) -> Fingerprint:
     """Shape and some values of each tensor, which stay on their device."""
     with _disable_current_modes(), torch.no_grad():
         tensors = [t.detach() for t in tensors_in(tree) if t.layout is torch.strided and t.device.type != "meta"]
-        flat = [(tuple(t.shape), t.flatten()) for t in tensors[:TENSORS] if t.numel()]
-        return [(shape, t[:: max(1, len(t) // VALUES)][:VALUES].clone()) for shape, t in flat]
+        return [(tuple(t.shape), _some(t)) for t in tensors[:TENSORS] if t.numel()]
+
+
+def _some(t: torch.Tensor) -> torch.Tensor:
+    """Values at places that depend on the shape alone."""
+    apart = max(1, t.numel() // VALUES)
+    if t.is_contiguous():
+        return t.view(-1)[::apart][:VALUES].clone()
+    return t[torch.unravel_index(torch.arange(0, t.numel(), apart)[:VALUES], t.shape)]  # no copy of all of it
 
 
 def _alike(one: Fingerprint, other: Fingerprint) -> int:
@@ -128,13 +134,8 @@ class ItemLog:
 
 def _is_direct() -> bool:
     """Whether the user's own code has asked a loader for its next batch, and no library's."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        kind = kind_of(frame.f_code)
-        if kind in (USER, LIBRARY):
-            return kind == USER
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+    stack = locate()
+    return stack.user is not None and stack.library is None
 
 
 def _names(batch: Any, rows: int) -> Sequence[str]:
