@@ -178,7 +178,7 @@ def _parameters(*optimizers: Any) -> set[int]:
 
 class BatchHook:
     """Tells an `ItemLog` of all batches that data loaders give, until `detach`. log: None while there was none.
-    loading: called with True where a loader begins to read a batch, and with False where it has read it."""
+    loading: called with True where a loader begins to read a batch in this thread, and with False at its end."""
 
     _attached: ClassVar[list[BatchHook]] = []
     _originals: ClassVar[tuple[Any, Any] | None] = None
@@ -189,6 +189,7 @@ class BatchHook:
 
     @uninterrupted
     def attach(self) -> None:
+        self._thread = threading.get_ident()
         self._attached.append(self)
         if BatchHook._originals is None:
             kind: Any = dataloader._BaseDataLoaderIter
@@ -205,8 +206,12 @@ class BatchHook:
             kind._next_index, kind.__next__ = BatchHook._originals
             BatchHook._originals = None
 
+    def read(self, begins: bool) -> None:
+        if threading.get_ident() == self._thread:
+            self.loading(begins)
+
     def note(self, what: str, iterator: Any, value: Any) -> None:
-        self.loading(what == "index")
+        self.read(what == "index")
         try:
             if self.log is None:
                 from nbdebug.observe.items import ItemLog  # here: most steps read no loader
@@ -221,7 +226,12 @@ def _followed(original: Any, what: str) -> Any:
     @functools.wraps(original)
     def method(self: Any) -> Any:
         __tracebackhide__ = True
-        value = original(self)
+        try:
+            value = original(self)
+        except BaseException:  # the end of the data, or the user's own
+            for hook in list(BatchHook._attached):
+                hook.read(False)
+            raise
         for hook in list(BatchHook._attached):
             hook.note(what, self, value)
         return value
