@@ -53,11 +53,7 @@ FAILURES = {
     "a label that is inf": {"item": "y = y * float('inf') if i == 21 else y"},
     "weights of zero": {"init": "[nn.init.zeros_(p) for p in self.parameters()]"},
     "shapes that broadcast": {"forward": "return self.last(h).squeeze(-1)"},
-    "gradients that explode": {
-        "init": "self.deep = nn.Sequential(*[nn.Linear(8, 8) for _ in range(12)]); "
-        "[nn.init.normal_(layer.weight, std=2.0) for layer in self.deep]",
-        "forward": "h = self.deep(h) * 1e-9",
-    },
+    "a label of a billion": {"item": "y = y * 1e9 if i == 21 else y"},
     "an inf gradient": {"forward": "h = h + torch.sqrt(self.last.bias * 0)"},
     "too large for float16": {"forward": "h = self.last.weight * (h * 3e5 @ torch.eye(8)) / 3e5"},
     "a sum too large for float16": {"forward": "h = h + (h * 0 + 3e4) @ torch.eye(8) @ torch.ones(8, 8) * 1e-9"},
@@ -198,8 +194,8 @@ TOOLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "nan_trace": (NONFINITE, ("%%nan_trace\ntrain()",)),
     "guard": (NONFINITE, ("%guard on", "train()", "%guard off")),
     "grad_watch": (
-        ("gradients that explode", "an inf gradient"),
-        ("%grad_watch on", "[train() for _ in range(5)]", "%grad_watch off"),
+        ("a label of a billion", "an inf gradient"),
+        ("%grad_watch on", "[train() for _ in range(3)]", "%grad_watch off"),
     ),
     "preflight": (TRAINED, ("%preflight",)),
     "diagnose": (TRAINED, ("%%diagnose\ntrain()",)),
