@@ -277,7 +277,7 @@ def test_batches_may_be_dicts_and_losses_may_come_in_tuples():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"train": 3}, {"model": "net"}, {"optimizer": None}, {"loss_fn": 3}, {"train_loader": 5}], ids=str
+    "wrong", [{"train": 3}, {"model": "net"}, {"optimizer": 3}, {"loss_fn": 3}, {"train_loader": 5}], ids=str
 )
 def test_wrong_arguments_are_quoted(wrong):
     with pytest.raises((TypeError, ValueError), match=r"got|takes"):
