@@ -155,6 +155,26 @@ def planned_optimizers(names: Mapping[str, Any]) -> dict[str, Any]:
     return _held("new_optimizer", names, libraries=True) if loaded else {}
 
 
+def opened(model: Any, optimizer: Any) -> tuple[Any, Any]:
+    """(models, optimizers), where a trainer that holds them stands in the model's place; else as they are."""
+    if model is None or isinstance(model, (_class_of("model"), Mapping, list, tuple)):
+        return model, optimizer
+    names = {"trainer": model}
+    models = _without_parts(_held("model", names))
+    return models or model, (_held("optimizer", names) or None) if optimizer is None else optimizer
+
+
+def completed(model: Any, parts: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call, where a trainer stands in the model's place: its model, and its parts for those that are
+    None. parts: by the kinds of `part`, and "optimizer"."""
+    models, optimizer = opened(model, parts.get("optimizer"))
+    if models is model:
+        return {"model": model, **parts}
+    names = {"trainer": model}
+    found = {kind: part(kind, names)[1] if value is None else value for kind, value in parts.items()}
+    return {**found, "model": _only(models) if len(models) == 1 else models, "optimizer": optimizer}
+
+
 def around(model: Any, names: Mapping[str, Any]) -> Mapping[str, Any]:
     """The user's variables without the objects that hold other models and not this one."""
     from nbdebug.trainers import held

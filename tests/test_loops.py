@@ -67,6 +67,20 @@ def test_the_parts_of_an_object_are_taken_by_the_expression_for_them() -> None:
         assert "models `stray`, `run.net` and optimizer `run.optim`" in told
 
 
+def test_the_functions_take_the_trainer_that_holds_the_model() -> None:
+    with started(OWN) as book:
+        run = book.shell.user_ns["run"]
+    report = nbdebug.preflight(run)
+    assert "a model of type Linear, trained by SGD" in report.subject and "loss_fn(model, batch)" in report.subject
+    with nbdebug.guard(run) as guard, nbdebug.grad_watch(run) as watch:
+        run.optim.zero_grad()
+        run.compute_loss((torch.ones(4, 3), torch.ones(4, 1))).backward()
+        run.optim.step()
+    assert guard.steps == watch.steps == 1
+    with pytest.raises(TypeError, match="got 'run'"):
+        nbdebug.guard("run")
+
+
 def test_a_model_that_computes_its_loss_itself_is_asked_for_it() -> None:
     class Labelled(nn.Linear):
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.arguments import Subject
+from nbdebug.arguments import Subject, opened
 from nbdebug.interrupts import undone_by, uninterrupted
 from nbdebug.live import Live
 from nbdebug.observe.backward import EngineWatch
@@ -48,13 +48,14 @@ def grad_watch(
 ) -> GradWatch:
     """Watch the gradients of a training until closed; nothing of the training changes, to the bit.
 
-    model: a Module, a dict or list of them, or None (the optimizers' parameters are watched); optimizer: an Optimizer,
-    or several; without one, each that trains the model is taken at its first step. scaler: the GradScaler, found by
-    itself where it makes the optimizer step. Norms are 2-norms, in units of the loss: a scaler's scale is divided out.
-    Measured are, in every `every`-th step, each gradient's norm when the last backward before the update ended, and
-    again at the update where something (clipping) has changed it since; in every `ratios_every`-th step the weights'
-    norms and what the update really changed, over them; in every `activations_every`-th the units of activation modules
-    (0: never). keep: so many last steps are kept whole, older ones thinned out. A step is a round of all optimizers.
+    model: a Module, a dict or list of them, a trainer that holds them, or None (the optimizers' parameters are
+    watched); optimizer: an Optimizer, or several; without one, each that trains the model is taken at its first step.
+    scaler: the GradScaler, found by itself where it makes the optimizer step. Norms are 2-norms, in units of the loss:
+    a scaler's scale is divided out. Measured are, in every `every`-th step, each gradient's norm when the last backward
+    before the update ended, and again at the update where something (clipping) has changed it since; in every
+    `ratios_every`-th step the weights' norms and what the update really changed, over them; in every
+    `activations_every`-th the units of activation modules (0: never). keep: so many last steps are kept whole, older
+    ones thinned out. A step is a round of all optimizers.
 
     The host does not wait for an accelerator: numbers are read when they are ready, at most two steps later. Returns a
     GradWatch, to be used as a context manager or closed by `close()`. Raises TypeError or ValueError for arguments that
@@ -62,6 +63,7 @@ def grad_watch(
     """
     pace = Sampling(every, ratios_every, activations_every, keep)
     check_scaler(scaler, CALL)
+    model, optimizer = opened(model, optimizer)
     models = models_of(model, CALL)
     return GradWatch(models, optimizers_of(optimizer, CALL, required=not models), pace, scaler)
 

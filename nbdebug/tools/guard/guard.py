@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from nbdebug.arguments import opened
 from nbdebug.interrupts import undone_by, uninterrupted
 from nbdebug.observe.backward import ScalerWatch
 from nbdebug.observe.step_hooks import BatchHook, OptimizerSteps
@@ -47,15 +48,15 @@ def guard(
 ) -> Guard:
     """Watch training steps until closed; a step that is not finite changes neither weights nor optimizer state.
 
-    model: a Module, or a dict or list of them; optimizer: an Optimizer, or several; without one, each that trains the
-    model is taken at its first step. scaler: the GradScaler, found by itself where it makes the optimizer step. Before
-    each update the guard checks the losses and one norm of all gradients. On a bad step weights, buffers, optimizer
-    state and hyperparameters are those before it, and on_trip says what happens then: "trace" runs the step again to
-    name the cause, shows the report and raises NonFiniteStep; "raise" raises at once (`error.trip.locate()` names the
-    cause later); "skip" drops the step, counts it and goes on; "record" drops it, writes it to the record with its
-    cause (the first three) and goes on. max_grad_norm: clip gradients to this 2-norm. skip_above: drop a step whose
-    norm is above this before it is clipped, and count it. keep: how many steps' numbers are kept. record: a folder to
-    which each step's numbers are written, and what a replay of a bad step needs.
+    model: a Module, a dict or list of them, or a trainer that holds them; optimizer: an Optimizer, or several; without
+    one, each that trains the model is taken at its first step. scaler: the GradScaler, found by itself where it makes
+    the optimizer step. Before each update the guard checks the losses and one norm of all gradients. On a bad step
+    weights, buffers, optimizer state and hyperparameters are those before it, and on_trip says what happens then:
+    "trace" runs the step again to name the cause, shows the report and raises NonFiniteStep; "raise" raises at once
+    (`error.trip.locate()` names the cause later); "skip" drops the step, counts it and goes on; "record" drops it,
+    writes it to the record with its cause (the first three) and goes on. max_grad_norm: clip gradients to this 2-norm.
+    skip_above: drop a step whose norm is above this before it is clipped, and count it. keep: how many steps' numbers
+    are kept. record: a folder to which each step's numbers are written, and what a replay of a bad step needs.
 
     With a fused optimizer on an accelerator nothing is read: the device takes the decision, and the host learns of it
     at most two steps later. Otherwise there is one read a step. With a closure (LBFGS) or float16 parameters a copy of
@@ -69,6 +70,7 @@ def guard(
     """
     check_scaler(scaler, CALL)
     policy = Policy(on_trip, max_grad_norm, skip_above, keep)
+    model, optimizer = opened(model, optimizer)
     return Guard(models_of(model, CALL), optimizers_of(optimizer, CALL), policy, scaler, record)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from nbdebug.arguments import completed
 from nbdebug.interrupts import interruptible
 from nbdebug.live import progress_bar
 from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
@@ -29,7 +30,7 @@ CALL = "diagnose(train, model=, optimizer=)"
 def diagnose(
     train: Callable[..., Any],
     *,
-    model: torch.nn.Module,
+    model: torch.nn.Module | Any,
     optimizer: Any = None,
     loss_fn: Callable[[Any, Any], Any] | None = None,
     train_loader: Any = None,
@@ -40,12 +41,12 @@ def diagnose(
 ) -> Report:
     """Run `train(callback)` once and say why it does not learn as it should, with the fix tried.
 
-    train: your own loop; it calls `callback(step, loss)` after each step. optimizer: one, or several in a list; without
-    one, each that trains the model is taken when it first steps.
-    loss_fn: `loss_fn(model, batch)`, which gives the loss of one batch (or a criterion, `loss_fn(outputs, targets)`);
-    without it and `train_loader` nothing can be tried, and the report says so. keep: leave the model, the optimizer and
-    the scheduler as the loop left them; else they are put back, bit for bit, and the random numbers too. progress: show
-    a bar.
+    train: your own loop; it calls `callback(step, loss)` after each step. model: a Module, or a trainer that holds it;
+    what is None is then the trainer's. optimizer: one, or several in a list; without one, each that trains the model is
+    taken when it first steps. loss_fn: `loss_fn(model, batch)`, which gives the loss of one batch (or a criterion,
+    `loss_fn(outputs, targets)`); without it and `train_loader` nothing can be tried, and the report says so. keep:
+    leave the model, the optimizer and the scheduler as the loop left them; else they are put back, bit for bit, and the
+    random numbers too. progress: show a bar.
 
     The experiments do what the loop did, batch by batch: several optimizers, accumulation, a closure, clipping. Where
     that does not give the same losses, nothing is concluded from them, and the report says why. They take at most
@@ -54,7 +55,9 @@ def diagnose(
     Raises TypeError for arguments of another kind; whatever `train` itself raises passes unchanged, with the findings
     up to then as its `report`.
     """
-    arguments = _arguments(train, model, optimizer, loss_fn, train_loader, val_loader, scheduler)
+    parts = {"optimizer": optimizer, "loss_fn": loss_fn, "train_loader": train_loader, "val_loader": val_loader}
+    parts = completed(model, {**parts, "scheduler": scheduler})
+    model, arguments = parts["model"], _arguments(train, **parts)
     static = _static(arguments)
 
     def answer(facts: TrainingFacts) -> Report:

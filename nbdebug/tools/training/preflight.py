@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from nbdebug.arguments import completed
 from nbdebug.interrupts import interruptible
 from nbdebug.observe.validation import optimizers_of
 from nbdebug.report import Report
@@ -18,9 +19,9 @@ from nbdebug.tools.training.static.probe import CALL, SECONDS, static_facts
 
 @interruptible
 def preflight(
-    model: torch.nn.Module,
-    loader: Any,
-    loss_fn: Callable[..., Any],
+    model: torch.nn.Module | Any,
+    loader: Any = None,
+    loss_fn: Callable[..., Any] | None = None,
     *,
     optimizer: Any = None,
     val_loader: Any = None,
@@ -29,10 +30,11 @@ def preflight(
 ) -> Report:
     """Check everything that can be known before training, and name what would keep the model from learning.
 
-    loader: training batches, to be read more than once (a DataLoader, a list). loss_fn: `loss_fn(model, batch)`, or
-    `loss_fn(outputs, targets)` (a criterion, for instance) where batches are pairs (inputs, targets). optimizer: one,
-    or several in a list or dict; val_loader, scheduler: where there are such. What is not given is not checked, and the
-    report says so.
+    model: a Module, or a trainer (of a library, or an object of yours) that holds it; what is None is then the
+    trainer's. loader: training batches, to be read more than once (a DataLoader, a list). loss_fn: `loss_fn(model,
+    batch)`, or `loss_fn(outputs, targets)` (a criterion, for instance) where batches are pairs (inputs, targets).
+    optimizer: one, or several in a list or dict; val_loader, scheduler: where there are such. What is not given is not
+    checked, and the report says so.
 
     The fix of each cause is tried where one batch can show it: the batch is trained on as it is and with the fix, and
     the report gives both losses.
@@ -49,9 +51,10 @@ def preflight(
     """
     if not isinstance(seconds, (int, float)) or not seconds > 0:
         raise ValueError(f"seconds takes a number above 0; got {seconds!r}")
-    static = static_facts(
-        model, loader, loss_fn, optimizer=optimizer, val_loader=val_loader, scheduler=scheduler, seconds=seconds
-    )
+    parts = {"optimizer": optimizer, "train_loader": loader, "loss_fn": loss_fn}
+    parts = completed(model, {**parts, "val_loader": val_loader, "scheduler": scheduler})
+    model, loader, optimizer = parts.pop("model"), parts.pop("train_loader"), parts["optimizer"]
+    static = static_facts(model, loader, parts.pop("loss_fn"), **parts, seconds=seconds)
     trained = " and ".join(type(o).__name__ for o in optimizers_of(optimizer, CALL).values())
     subject = f"a model of type {type(model).__name__}" + (f", trained by {trained}" if trained else "")
     return preflight_report(
