@@ -12,13 +12,16 @@ from __future__ import annotations
 import ast
 import dataclasses
 import dis
+import functools
 import itertools
 import linecache
+import marshal
 import os
 import re
 import sys
 import sysconfig
-from types import CodeType, FrameType
+from importlib.machinery import SourceFileLoader
+from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -142,6 +145,45 @@ def source_text(site: Site | None) -> str | None:
     return (_MAGIC.sub(_as_typed, linecache.getline(site.file, site.line).strip()) or None) if site else None
 
 
+def edited_since_import(file: str) -> bool:
+    """Whether a module's file is not what was imported: lines of it are then not the lines that run.
+
+    By the bytecode that Python has cached at the import; False where there is none, or none of this process's version.
+    """
+    cached = _bytecode_of(file, len(sys.modules))
+    try:
+        status = os.stat(file) if cached else None
+        return status is not None and _differs(file, cached or "", status.st_mtime_ns, status.st_size)
+    except OSError:
+        return False
+
+
+@functools.lru_cache(maxsize=256)
+def _bytecode_of(file: str, loaded: int) -> str | None:
+    """loaded: how many modules there are, so that the answer is looked for again when there are more."""
+    for module in list(sys.modules.values()):
+        space = ModuleType.__getattribute__(module, "__dict__") if issubclass(type(module), ModuleType) else {}
+        if space.get("__file__") == file:
+            spec = space.get("__spec__")
+            return getattr(spec, "cached", None) if type(getattr(spec, "loader", None)) is SourceFileLoader else None
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _differs(file: str, cached: str, written: int, size: int) -> bool:
+    """written: in nanoseconds; with the size it tells when to look again."""
+    try:
+        with open(cached, "rb") as opened:
+            head, body = opened.read(16), opened.read()
+        noted = int.from_bytes(head[8:12], "little"), int.from_bytes(head[12:16], "little")
+        if int.from_bytes(head[4:8], "little") or noted == (written // 10**9 & 0xFFFFFFFF, size & 0xFFFFFFFF):
+            return False
+        with open(file, "rb") as opened:
+            return bool(marshal.loads(body) != compile(opened.read(), file, "exec", dont_inherit=True))
+    except (EOFError, TypeError, ValueError, SyntaxError) as error:  # SyntaxError: it is being edited just now
+        return isinstance(error, SyntaxError)
+
+
 def _as_typed(match: re.Match[str]) -> str:
     """IPython compiles `%mem step()` as a call: the user wrote the magic."""
     return f"{'%' if match[1] == 'line' else '%%'}{match[2]} {ast.literal_eval(match[3])}".rstrip()
@@ -172,7 +214,10 @@ def at_site(where: Where, site: Site | StackLines | None) -> Where:
     site = site.site if isinstance(site, StackLines) else site
     if site is None:
         return where
-    return dataclasses.replace(where, file=site.file, line=site.line, text=source_text(site), cell=cell_name(site.file))
+    cell, text = cell_name(site.file), source_text(site)
+    if cell is None and edited_since_import(site.file):
+        text = "# the file was edited after its import: the line that runs is not the one that stands there now"
+    return dataclasses.replace(where, file=site.file, line=site.line, text=text, cell=cell)
 
 
 _SKIPPED = frozenset({"RESUME", "CACHE", "NOP"})

@@ -18,7 +18,7 @@ import linecache
 from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
 
-from nbdebug.observe.locations import Site, cell_name, span_of
+from nbdebug.observe.locations import Site, cell_name, edited_since_import, span_of
 from nbdebug.report import Edit
 
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -70,8 +70,9 @@ def parse(text: str | bytes) -> ast.Module | None:
 
 
 def tree_of(file: str) -> ast.Module | None:
-    """The syntax of a file or a cell; None where its source is not available or is no Python (a cell with magics)."""
-    lines = tuple(linecache.getlines(file))
+    """The syntax of a file or a cell; None where its source is not available, is no Python (a cell with magics), or was
+    edited after its import: its lines are then not those that run."""
+    lines = () if edited_since_import(file) else tuple(linecache.getlines(file))
     return _parsed(lines) if lines else None
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import linecache
+import os
+import sys
 
 import pytest
+import torch
 from IPython.core.inputtransformer2 import TransformerManager
 
-from nbdebug.observe.locations import Site, source_text
+import nbdebug
+from nbdebug.observe import sources
+from nbdebug.observe.locations import Site, edited_since_import, source_text
+from nbdebug.report import Where
 
 LINES = [
     "loss = step()",
@@ -34,3 +41,27 @@ def test_a_cell_magic_is_shown_by_its_first_line(monkeypatch: pytest.MonkeyPatch
 def test_no_source_no_text() -> None:
     assert source_text(None) is None
     assert source_text(Site("<nowhere>", 1, "f")) is None
+
+
+def test_a_file_that_was_edited_after_its_import_is_not_quoted_as_it_is_now(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "edited_model.py"
+    text = "import torch\n\n\ndef loss(x):\n    return torch.log(x).sum()\n"
+    path.write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    loss = importlib.import_module("edited_model").loss
+
+    def examined() -> Where:
+        return nbdebug.nan_trace(lambda: loss(torch.zeros(3, requires_grad=True))).findings[0].where
+
+    try:
+        where = examined()
+        assert where.text == "return torch.log(x).sum()" and not edited_since_import(str(path))
+        os.utime(path, (1, 1))  # written again, the same text
+        assert not edited_since_import(str(path))
+        path.write_text(text.replace("def loss", "# a line more\ndef loss"))
+        assert edited_since_import(str(path)) and sources.tree_of(str(path)) is None
+        where = examined()
+        assert where.line == 5 and "was edited after its import" in (where.text or "")
+    finally:
+        del sys.modules["edited_model"]

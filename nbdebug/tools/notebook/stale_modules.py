@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from importlib.machinery import SourceFileLoader
 from typing import Any, NamedTuple
 
-from nbdebug.observe.locations import same_code
+from nbdebug.observe.locations import edited_since_import, same_code
 from nbdebug.observe.variables import closure_variables, is_user_module, user_variables
 from nbdebug.report import Where
 from nbdebug.tools.notebook.cells import Cell, CellHistory, dotted, nodes
@@ -69,7 +69,7 @@ class EditedModule:
         ]
         names += self._added(self.tree.body, own, "")
         constants = self._constants()
-        if constants and (names or self._compiled_from_another()):
+        if constants and (names or edited_since_import(self.file)):
             names += constants
         return list(dict.fromkeys(names))
 
@@ -125,19 +125,6 @@ class EditedModule:
             return []
         shared = {name for n in ast.walk(self.tree) if isinstance(n, ast.Global) for name in n.names}
         return [name for name in names if name not in shared]
-
-    def _compiled_from_another(self) -> bool:
-        """Whether Python's cached bytecode was compiled from another version of the file."""
-        try:
-            with open(vars(self.module)["__spec__"].cached, "rb") as opened:
-                head = opened.read(16)
-            now = os.stat(self.file)
-        except (OSError, KeyError, AttributeError, TypeError):
-            return False
-        if len(head) < 16 or int.from_bytes(head[4:8], "little"):
-            return False
-        noted = int.from_bytes(head[8:12], "little"), int.from_bytes(head[12:16], "little")
-        return noted != (int(now.st_mtime) & 0xFFFFFFFF, now.st_size & 0xFFFFFFFF)
 
 
 def edited_modules(since: float) -> tuple[list[EditedModule], list[str]]:
