@@ -29,9 +29,16 @@ ONE_OF = {
 (`make test-all`)."""
 
 
-ONLY_WITH_ALL = ("test_compiled.py::test_inductor", "guard/test_ranks_faults.py", "guard/test_soak.py")
-"""A minute of a C++ compiler (the other backends are tested each time), half a minute of two processes (faults of the
-guard's own are tested in one, in test_faults), half a minute of steps that grow nothing."""
+ONLY_WITH_ALL = (
+    "test_compiled.py::test_inductor",
+    "guard/test_ranks_faults.py",
+    "guard/test_soak.py",
+    "test_it_runs_afresh[02_training",
+    "test_it_runs_afresh[03_memory",
+    "test_it_runs_afresh[06_guard",
+)
+"""What takes a minute each: a C++ compiler (the other backends are tested each time), two processes (faults of the
+guard's own are tested in one, in test_faults), steps that grow nothing, the three long notebooks."""
 LONG = ("test_notebooks.py", "browser/", "test_patients.py", "nan/guard/test_ranks")
 """Files that take long: they are begun first, so that no process is left alone with one of them at the end."""
 
@@ -45,7 +52,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         function, _, situation = item.nodeid.partition("[")
         among = next((n for end, n in ONE_OF.items() if situation and places[item].endswith(end)), 1)
-        runs = count[function] % among == 0 and not any(long in function for long in ONLY_WITH_ALL)
+        runs = count[function] % among == 0 and not any(long in item.nodeid for long in ONLY_WITH_ALL)
         count[function] += 1
         (kept if runs else left).append(item)
     items[:] = kept
