@@ -1,18 +1,20 @@
-"""nbdebug from a shell: `python -m nbdebug demo | explain CODE | catalogue | open PATH | --version`."""
+"""nbdebug from a shell: `python -m nbdebug demo | explain CODE | catalogue | open PATH | check-config FILE`."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import pathlib
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import nbdebug
 from nbdebug import registry
+from nbdebug.report import Report
 from nbdebug.text import count, in_colour
 
 DEMO = "01_nan.ipynb"
@@ -31,7 +33,17 @@ def main(arguments: list[str] | None = None) -> int:
     opened = commands.add_parser("open", help="print the report of a record that guard(..., record=PATH) wrote")
     opened.add_argument("path", metavar="PATH", help="the folder of the record; the run may still be going on")
     opened.add_argument("--save", metavar="FILE", help="write the report to FILE (.html, .json or .txt) instead")
+    checked = commands.add_parser(
+        "check-config", help="what is wrong with files of settings (exit status 1 on problems)"
+    )
+    checked.add_argument("paths", metavar="FILE", nargs="+", help="JSON, YAML or TOML")
+    checked.add_argument(
+        "--schema", metavar="FILE", help="what each key may be, as a JSON Schema or a draft of schema_from"
+    )
     args = parser.parse_args(arguments)
+    if args.command == "check-config":
+        checks = [functools.partial(nbdebug.check_config, path, schema=args.schema) for path in args.paths]
+        return max(print_check(check) for check in checks)
     if args.command == "demo":
         return demo()
     if args.command == "explain":
@@ -43,6 +55,17 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     parser.print_help()
     return 2
+
+
+def print_check(check: Callable[[], Report]) -> int:
+    """A report, printed; 1 where it has a problem, 2 and the reason where there is nothing to check."""
+    try:
+        report = check()
+    except (OSError, ValueError, TypeError, ImportError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(report)
+    return int(bool(report.findings))
 
 
 def print_page(code: str) -> int:

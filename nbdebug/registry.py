@@ -17,12 +17,12 @@ from typing import Any
 from nbdebug.report import Finding
 from nbdebug.text import styled, terminal_width
 
-CHAPTERS = ("nan", "training", "precision", "memory", "error", "notebook")
+CHAPTERS = ("nan", "training", "precision", "memory", "error", "notebook", "config")
 """The chapters with a package of rules, in the order of the catalogue: the first part of most codes."""
 ELSEWHERE = {
     "error": ("memory", "error", "notebook"),
     "checkpoint": ("error",),
-    "config": ("error",),
+    "config": ("error", "config"),
     "data": ("error",),
 }
 """Chapters of which some codes are declared by another one, which measures what they need."""
@@ -34,6 +34,7 @@ _HOMES = {
     "memory": "nbdebug.tools.memory.rules",
     "error": "nbdebug.tools.errors.rules",
     "notebook": "nbdebug.tools.notebook.rules",
+    "config": "nbdebug.tools.config.rules",
 }
 _rules: dict[str, Rule] = {}
 

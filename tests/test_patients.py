@@ -126,6 +126,15 @@ def failed(training):
     return nbdebug.Report("explain()")
 
 
+def configured(training):
+    """Of a file that a program fails to read, what is said of the error; else what is said of the file."""
+    return (
+        failed(training)
+        if hasattr(training, "trigger")
+        else nbdebug.check_config(training.path, schema=training.schema)
+    )
+
+
 def run_as_cells(training):
     with of_cells(training.cells) as (shell, _):
         return nbdebug.check_notebook(shell=shell)
@@ -133,7 +142,7 @@ def run_as_cells(training):
 
 ASK = {
     "checkpoint": failed,
-    "config": failed,
+    "config": configured,
     "data": failed,
     "error": failed,
     "error/stale-import": run_as_cells,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
+import tempfile
 import time
 import types
 from typing import Any
@@ -130,6 +131,11 @@ def ask_notebook(ns: types.SimpleNamespace) -> nbdebug.Report:
         return held_report(names=shell.user_ns, shell=shell) if not report.findings and error is None else report
 
 
+def ask_config(ns: types.SimpleNamespace) -> nbdebug.Report:
+    with tempfile.TemporaryDirectory() as folder:
+        return nbdebug.check_config(ns.make(folder), schema=ns.schema)
+
+
 ASKERS = {
     "nan": ask_nan,
     "precision": ask_precision,
@@ -137,6 +143,7 @@ ASKERS = {
     "memory": ask_memory,
     "error": ask_error,
     "notebook": ask_notebook,
+    "config": ask_config,
 }
 """kind → the function that asks. A kind that is not here is skipped."""
 
@@ -203,6 +210,7 @@ def answer_of(report: nbdebug.Report, path: pathlib.Path) -> dict[str, Any]:
         "file": where.file,
         "line": where.line if own else None,
         "rank": where.rank,
+        "problems": [[one["key"], one["code"]] for one in report.facts.get("problems", ())],
         "holder": list(first.evidence.get("holder", ())),
     }
 

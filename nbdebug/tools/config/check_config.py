@@ -1,0 +1,222 @@
+"""check_config(): what is wrong with the settings of a run, before it runs."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nbdebug.report import Edit, Finding, Fix, Report, RuledOut, Table, Where
+from nbdebug.text import clip, count
+from nbdebug.tools.config.conventions import conventions, misspelt
+from nbdebug.tools.config.document import Document, parsed, read
+from nbdebug.tools.config.facts import ConfigFacts, Expectation, OneSetting
+from nbdebug.tools.config.rules import ORDER
+from nbdebug.tools.config.schema_from import expectations
+from nbdebug.tools.config.syntax import INVISIBLE, Flaw
+
+SURE = (
+    "config/wrong-type",
+    "config/invisible-character",
+    "config/unknown-key",
+    "config/invalid-choice",
+)
+"""Codes whose mended line is no guess: the file is read and checked again with it."""
+PATHS = ("file", "folder")
+
+
+def check_config(
+    path_or_mapping: Any,
+    *,
+    schema: Any = None,
+    model: Any = None,
+    optimizer: Any = None,
+    loader: Any = None,
+    checkpoint: Any = None,
+) -> Report:
+    """Find what is wrong with the settings of a run: where the file can't be read, and values that cannot be meant.
+
+    path_or_mapping: a JSON, YAML or TOML file of at most 10 MB, or a dict, a dataclass (also TrainingArguments), a
+    pydantic model, an argparse Namespace or an OmegaConf config. schema: what each key may be, as a JSON Schema, a
+    dataclass, a pydantic model, a dict of dotted keys, each with `type` (int, float, str, bool, list, object), `min`,
+    `max`, `below` (exclusive), `choices`, `multiple_of`, `less_than`, `at_most`, `not_with`, `when` (each another key),
+    `exists` ("file" or "folder", seen from the folder of the file), or a path to one; `schema_from` drafts it. Without
+    a schema it knows the usual names of the field, and is silent of all others. model, optimizer, loader: their own
+    values are compared with the file's; checkpoint: the settings that were saved with one (a dict or a path).
+
+    YAML is read as PyYAML's safe_load reads it (YAML 1.1); where YAML 1.2 sees another value, the report says so.
+    Nothing in the file is run. Raises OSError for a file that can't be opened, ValueError for one of another format, or
+    too large, TypeError for an object without settings, ImportError where YAML is to be read without ruamel.yaml.
+    """
+    document = read(path_or_mapping)
+    expected, closed = expectations(schema) if schema is not None else ({}, False)
+    others = list(_others(document, model, optimizer, loader, checkpoint))
+    findings = _findings(document, expected, closed, others)
+    return _report(document, _tried(findings, document, expected, closed), schema is not None, bool(expected))
+
+
+def _findings(
+    document: Document, expected: Mapping[str, Expectation], closed: bool, others: list[tuple[str, str, Any]]
+) -> tuple[Finding, ...]:
+    facts = _facts(document, expected, closed, others)
+    findings = [_syntax(document, flaw) for flaw in document.flaws]
+    for setting in facts.settings.values():
+        found = next((f for f in (check(OneSetting(setting, facts)) for check in ORDER) if f is not None), None)
+        if found is not None:
+            findings.append(found)
+    return tuple(findings)
+
+
+def _facts(
+    document: Document, expected: Mapping[str, Expectation], closed: bool, others: list[tuple[str, str, Any]]
+) -> ConfigFacts:
+    settings, near = document.settings, dict[str, str]()
+    if not expected:
+        expected, near = conventions(settings), misspelt(settings)
+    absent: dict[str, str | None] = {}
+    folder = pathlib.Path(document.file).parent if document.file else pathlib.Path()
+    for key, rules in expected.items():
+        value = settings[key].value if key in settings else None
+        if rules.exists in PATHS and isinstance(value, str) and not _exists(folder, value, rules.exists):
+            clean = value.strip("".join(INVISIBLE) + " \t\r\n")
+            absent[key] = clean if clean != value and clean and _exists(folder, clean, rules.exists) else None
+    lines = tuple(document.mended.split("\n"))
+    return ConfigFacts(document.file, document.format, settings, expected, closed, absent, lines, near, tuple(others))
+
+
+def _exists(folder: pathlib.Path, value: str, kind: str) -> bool:
+    try:
+        path = folder / value
+        return path.is_dir() if kind == "folder" else path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _syntax(document: Document, flaw: Flaw) -> Finding:
+    """A fault of the text, with the lines around it."""
+    lines, mended = document.lines, document.mended.split("\n")
+    old, new = lines[flaw.line - 1], mended[flaw.line - 1]
+    name = pathlib.PurePath(document.file or "").name
+    if flaw.mended and document.file is not None and old != new:
+        fix = Fix.of(flaw.cure, Edit(document.file, flaw.line, flaw.line, old, new))
+        fix = fix if fix.code.strip() else Fix(f"{flaw.cure} Line {flaw.line} goes.", _visible(old), edit=fix.edit)
+    else:
+        fix = Fix(flaw.cure, _visible(old).strip() or "{}")
+    title = f"{name} is no {document.format} at line {flaw.line}, column {flaw.column}: {flaw.what}"
+    where = Where(file=document.file, line=flaw.line, text=clip(_visible(old).strip(), 160) or None)
+    evidence = {"where": [str(flaw.line)], "line": flaw.line, "column": flaw.column}
+    return Finding("config/syntax", title, where, evidence, (fix,))
+
+
+def _around(document: Document) -> Iterator[Table]:
+    """The lines around each fault of the text, with a mark."""
+    lines = document.lines
+    for flaw in document.flaws:
+        shown = range(max(1, flaw.line - 2), min(len(lines), flaw.line + 2) + 1)
+        rows = [(">" if n == flaw.line else "", n, clip(_visible(lines[n - 1]), 100)) for n in shown]
+        yield Table(f"Around line {flaw.line}", ("", "line", "text"), rows, open=True)
+
+
+def _visible(line: str) -> str:
+    """A line with its tabs and invisible characters shown."""
+    return "".join(f"<U+{ord(c):04X}>" if c in INVISIBLE else "\u2192   " if c == "\t" else c for c in line)
+
+
+def _tried(
+    findings: tuple[Finding, ...], document: Document, expected: Mapping[str, Expectation], closed: bool
+) -> tuple[Finding, ...]:
+    """The findings, with each sure edit made on the text and the text checked again."""
+    return tuple(_tried_one(f, len(findings), document, expected, closed) for f in findings)
+
+
+def _tried_one(
+    finding: Finding, before: int, document: Document, expected: Mapping[str, Expectation], closed: bool
+) -> Finding:
+    fixes = []
+    for fix in finding.fixes:
+        if fix.edit is not None and finding.code == "config/syntax" and document.root is not None:
+            after = {"faults of the text with all mended lines": 0}
+            fixes.append(Fix(fix.title, fix.code, True, after, fix.edit))
+            continue
+        if fix.edit is not None and finding.code in SURE and document.file is not None:
+            lines = document.text.split("\n")
+            lines[fix.edit.line - 1] = fix.edit.new
+            suffix = {"JSON": ".json", "YAML": ".yaml", "TOML": ".toml"}.get(document.format, "")
+            again = parsed("\n".join(lines).encode(), document.file, suffix)
+            left = _findings(again, expected, closed, [])
+            gone = not any((f.code, f.evidence["where"]) == (finding.code, finding.evidence["where"]) for f in left)
+            worked = gone and (len(left) < before or again.root is not None)
+            after = {"problems before": before, "problems with this line": len(left)}
+            fix = Fix(fix.title, fix.code, worked or None, after, fix.edit)
+        fixes.append(fix)
+    return Finding(finding.code, finding.title, finding.where, finding.evidence, tuple(fixes), finding.chain)
+
+
+# -- what the objects of the run say ----------------------------------------------------------------------------------
+
+OPTIMIZER_KEYS = {"lr": ("lr", "learning_rate"), "weight_decay": ("weight_decay",), "momentum": ("momentum",)}
+LOADER_KEYS = {"batch_size": ("batch_size", "train_batch_size"), "num_workers": ("num_workers",)}
+
+
+def _others(
+    document: Document, model: Any, optimizer: Any, loader: Any, checkpoint: Any
+) -> Iterator[tuple[str, str, Any]]:
+    """(key, object, its value) of what differs. A name counts where one setting of the file has it."""
+    config = getattr(model, "config", None)
+    own = vars(config) if hasattr(config, "__dict__") else config if isinstance(config, Mapping) else {}
+    groups = getattr(optimizer, "param_groups", None) or []
+    sources: list[tuple[str, str, list[Any]]] = [(name, "model", [value]) for name, value in own.items()]
+    for key, names in OPTIMIZER_KEYS.items():
+        values = [
+            group.get("initial_lr", group[key]) if key == "lr" else group[key] for group in groups if key in group
+        ]
+        sources += [(name, "optimizer", values) for name in names if values]
+    for key, names in LOADER_KEYS.items():
+        value = getattr(loader, key, None)
+        sources += [(name, "loader", [value]) for name in names if value is not None]
+    for name, owner, values in sources:
+        matches = [s for s in document.settings.values() if s.name == name and not s.section]
+        plain = all(isinstance(v, (int, float, str, bool)) for v in values)
+        if len(matches) == 1 and plain and not any(_same(matches[0].value, v) for v in values):
+            yield matches[0].key, owner, values[0]
+    if checkpoint is not None:
+        saved = read(checkpoint).settings
+        for key, setting in document.settings.items():
+            if key in saved and not setting.section and not _same(setting.value, saved[key].value):
+                yield key, "checkpoint", saved[key].value
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return abs(a - b) <= 1e-9 * max(abs(a), abs(b))
+    return bool(a == b) or not isinstance(a, (int, float, str, bool))
+
+
+def _report(document: Document, findings: tuple[Finding, ...], with_schema: bool, known: bool) -> Report:
+    name = pathlib.PurePath(document.file).name if document.file else document.format
+    values = sum(not setting.section for setting in document.settings.values())
+    unchecked = [] if with_schema else ["keys that only your program knows: give a schema (schema_from drafts one)"]
+    if document.root is None:
+        unchecked.insert(0, "the values: the file can't be read further")
+    headline = "" if findings else f"No problem was found in {name}."
+    ruled_out = (
+        ()
+        if findings
+        else (RuledOut("a problem of the text", f"it was read as {document.format}, {count(values, 'value')}"),)
+    )
+    subject = f"{name}: {document.format}, {count(values, 'value')}"
+    problems = [
+        {"key": int(f.evidence["line"]) if f.code == "config/syntax" else f.evidence["where"][0], "code": f.code}
+        for f in findings
+    ]
+    return Report(
+        "check_config()",
+        findings,
+        ruled_out,
+        tuple(unchecked),
+        (),
+        subject,
+        {"problems": problems},
+        headline=headline,
+        tables=tuple(_around(document))[:5],
+    )

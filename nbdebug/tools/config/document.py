@@ -1,0 +1,169 @@
+"""A settings file, a mapping or an object, read as settings with their lines."""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import dataclasses
+import enum
+import importlib
+import pathlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nbdebug.text import size
+from nbdebug.tools.config.facts import Setting
+from nbdebug.tools.config.json_syntax import parse_json
+from nbdebug.tools.config.syntax import Flaw, Node, readings
+from nbdebug.tools.config.toml_syntax import parse_toml
+from nbdebug.tools.config.yaml_syntax import parse_yaml, plain_12
+
+LARGEST = 10 * 2**20
+"""Bytes of a file that is read."""
+FORMATS = {".json": "JSON", ".yaml": "YAML", ".yml": "YAML", ".toml": "TOML"}
+PARSERS = {"JSON": parse_json, "YAML": parse_yaml, "TOML": parse_toml}
+
+
+@dataclasses.dataclass
+class Document:
+    """text: as it stands; mended: with what could be mended of its syntax; root: None where it can't be read."""
+
+    file: str | None
+    format: str
+    text: str
+    mended: str
+    root: Node | None
+    flaws: list[Flaw]
+    settings: dict[str, Setting] = dataclasses.field(default_factory=dict)
+
+    def data(self) -> Any:
+        return _plain(self.root) if self.root is not None else None
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return tuple(self.text.split("\n"))
+
+
+def read(thing: Any) -> Document:
+    """thing: a path, or an object with settings. Raises OSError for a file that can't be opened, ValueError for one
+    that is too large or of another format, TypeError for an object without settings."""
+    if isinstance(thing, (str, pathlib.PurePath)):
+        path = pathlib.Path(thing)
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"{path.name} is larger than {size(LARGEST)}; settings are not.")
+        return parsed(path.read_bytes(), str(thing), path.suffix.lower())
+    root = _of_value(_mapping(thing))
+    document = Document(None, type(thing).__name__, "", "", root, [])
+    document.settings = {setting.key: setting for setting in _settings(root, document)}
+    return document
+
+
+def parsed(raw: bytes, file: str, suffix: str) -> Document:
+    """A file's contents as a document. Raises ValueError for another format than JSON, YAML and TOML."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        column = error.start - raw.rfind(b"\n", 0, error.start)
+        flaw = Flaw(line, column, "bytes that are no UTF-8", "Save the file as UTF-8.", False)
+        text = raw.decode("latin-1")
+        return Document(file, FORMATS.get(suffix, "text"), text, text, None, [flaw])
+    text = text.replace("\r\n", "\n")
+    form = FORMATS.get(suffix) or _guess(text, suffix)
+    root, flaws, mended = readings(text, PARSERS[form])
+    document = Document(file, form, text, mended, root, flaws)
+    if root is not None:
+        document.settings = {setting.key: setting for setting in _settings(root, document)}
+    return document
+
+
+def _guess(text: str, suffix: str) -> str:
+    """The format of a file whose ending tells none."""
+    if suffix not in ("", ".txt", ".conf", ".config", ".cfg"):
+        raise ValueError(f"check_config reads JSON, YAML and TOML; a file that ends in {suffix} is none of them.")
+    if text.lstrip("\ufeff \t\r\n")[:1] in ("{", "["):
+        return "JSON"
+    return "TOML" if re.search(r"^\s*[\w.-]+\s*=", text, re.MULTILINE) else "YAML"
+
+
+def _mapping(thing: Any) -> Mapping[Any, Any]:
+    if type(thing).__module__.startswith("omegaconf"):
+        thing = importlib.import_module("omegaconf").OmegaConf.to_container(thing, resolve=False)
+    elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        thing = {f.name: getattr(thing, f.name, None) for f in dataclasses.fields(thing) if not f.name.startswith("_")}
+    elif hasattr(thing, "model_dump") and not isinstance(thing, type):
+        thing = thing.model_dump()
+    elif isinstance(thing, argparse.Namespace):
+        thing = vars(thing)
+    if not isinstance(thing, Mapping):
+        raise TypeError(
+            "check_config takes a path, a dict, a dataclass, a pydantic model, an argparse Namespace or an OmegaConf "
+            f"config; got {type(thing).__name__}."
+        )
+    return thing
+
+
+def _of_value(value: Any, depth: int = 0) -> Node:
+    if isinstance(value, enum.Enum):
+        value = value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = _mapping(value)
+    if isinstance(value, Mapping) and depth < 100:
+        return Node(None, 0, 0, entries=[(str(key), 0, _of_value(inner, depth + 1)) for key, inner in value.items()])
+    if isinstance(value, (list, tuple)) and depth < 100:
+        return Node(None, 0, 0, items=[_of_value(inner, depth + 1) for inner in value])
+    return Node(value, 0, 0, quoted=isinstance(value, str))
+
+
+def _plain(node: Node) -> Any:
+    if node.entries is not None:
+        return {key: _plain(inner) for key, _, inner in node.entries}
+    return [_plain(item) for item in node.items] if node.items is not None else node.value
+
+
+class _Lines:
+    def __init__(self, text: str) -> None:
+        self.starts = [0, *(match.end() for match in re.finditer("\n", text))]
+
+    def __call__(self, offset: int) -> int:
+        return bisect.bisect_right(self.starts, offset)
+
+
+def _settings(root: Node, document: Document) -> Iterator[Setting]:
+    text = document.mended
+    lines = _Lines(text) if document.file is not None else None
+    numbers = document.format == "YAML"
+    own_numbers = numbers and reads_exponents(text)
+
+    def one(key: str, at: int, node: Node, earlier: list[tuple[int, Node]]) -> Iterator[Setting]:
+        line = lines(at) if lines is not None else None
+        before = tuple((lines(offset), text[n.start : n.end]) for offset, n in earlier) if lines is not None else ()
+        scalar = node.entries is None and node.items is None
+        word = text[node.start : node.end] if scalar else ""
+        number = plain_12(word) if numbers and not node.quoted and isinstance(node.value, str) else None
+        value = number if own_numbers and number is not None else _plain(node)
+        yield Setting(key, value, line, word, node.quoted, before, number, node.entries is not None)
+        yield from below(key, node)
+
+    def below(prefix: str, node: Node) -> Iterator[Setting]:
+        grouped: dict[str, list[tuple[int, Node]]] = {}
+        for name, at, inner in node.entries or ():
+            grouped.setdefault(name, []).append((at, inner))
+        for name, found in grouped.items():
+            yield from one(f"{prefix}.{name}" if prefix else name, *found[-1], found[:-1])
+        for index, item in enumerate(node.items or ()):
+            if item.entries is not None:
+                yield from one(f"{prefix}.{index}" if prefix else str(index), item.start, item, [])
+
+    yield from below("", root)
+
+
+def reads_exponents(text: str) -> bool:
+    """Whether the file is one of OmegaConf's (Hydra) or jsonargparse's (Lightning's CLI), whose loaders see a number in
+    1e-4: it has a reference, or classes with their arguments."""
+    return bool(
+        re.search(
+            r"\$\{[\w.:,]+\}|^\s*(?:- )?(?:_target_|class_path|init_args|_partial_):|^defaults:", text, re.MULTILINE
+        )
+    )

@@ -1,0 +1,268 @@
+"""check_config(): healthy settings stay silent, one planted problem is named alone, faults of syntax get their line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import re
+from typing import Any, Literal
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import nbdebug
+from nbdebug import __main__ as shell
+from nbdebug.tools.config.yaml_syntax import plain
+from tests.config.healthy import HEALTHY
+
+
+def check(folder: pathlib.Path, name: str, text: str, **options: Any) -> nbdebug.Report:
+    path = folder / name
+    path.write_bytes(text.encode())
+    return nbdebug.check_config(path, **options)
+
+
+def problems(report: nbdebug.Report) -> list[tuple[Any, str]]:
+    return [(one["key"], one["code"].partition("/")[2]) for one in report.facts["problems"]]
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_settings_are_silent_with_and_without_a_schema(name: str, tmp_path) -> None:
+    assert problems(check(tmp_path, name, HEALTHY[name])) == []
+    schema = nbdebug.schema_from(tmp_path / name)
+    assert problems(nbdebug.check_config(tmp_path / name, schema=schema)) == []
+
+
+SYNTAX = [
+    ("a.json", '{\n "a": 1,\n "b": 2\n', [3]),
+    ("a.json", '{\n "a": {\n  "x": 1,\n "b": 2\n}\n', [3]),
+    ("a.json", '{\n "a": 1\n "b": 2\n}\n', [2]),
+    ("a.json", "{\n 'a': 1,\n b: None,\n}\n", [2, 3]),
+    ("a.json", '{\n "a": [1, 2,],\n "b": 2 # yes\n}\n', [2, 3]),
+    ("a.json", '{\n "a": "C:\\data\\new",\n "b": .5\n}\n', [2, 3]),
+    ("a.json", '{\n "a": "foo,\n "b: "foo"\n}\n', [2, 3]),
+    ("a.json", '{\n "a": [1, 2\n "b": 2\n}\n', [2]),
+    ("a.json", '{\n "a": 1,\u00a0\n /* one\n two */ "b": \u201cx\u201d\n}}\n', [2, 3, 4, 5]),
+    ("a.json", "", [1]),
+    ("a.yaml", "a: 1\nb:2\nc: 3\n", [2]),
+    ("a.yaml", "a: 1\nb 2\nc = 3\n", [2, 3]),
+    ("a.yaml", "a: 1\ntitle: foo: bar\nc: *.jpg\n", [2, 3]),
+    ("a.yaml", 'a: 1\nb: "foo\nc: "x"\n', [2]),
+    ("a.yaml", "a: 1\nb: [0.9, 0.999\nc: @x\n", [2, 3]),
+    ("a.yaml", "m:\n    a: 1\n  b: 2\n    c: 3\n", [3]),
+    ("a.yaml", "m:\n\ta: 1\n\tb: 2\n", [2, 3]),
+    ("a.yaml", "a: 1\nb: {{ root }}\nc: 3\n", [2]),
+    ("a.yaml", "a: 1\nm\n  b: 2\nc: 3\n", [2]),
+    ("a.yaml", "m:\n  a: 1\n\u00a0\u00a0b: 2\n  c: 3\n", [3]),
+    ("a.toml", "a = 1\nb = foo\nc = True\n", [2, 3]),
+    ("a.toml", "a: 1\nb = [1, 2\nd = 3\n// x\n[model\nc = None\n", [1, 2, 4, 5, 6]),
+    ("a.toml", '\ufeffa = "C:\\data"\nb = "foo\nc = .5,\n', [1, 2, 3]),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "lines"), SYNTAX)
+def test_faults_of_syntax_are_told_apart_each_with_its_line_and_a_mend(name, text, lines, tmp_path) -> None:
+    report = check(tmp_path, name, text)
+    assert problems(report) == [(line, "syntax") for line in lines]
+    fixes = [fix for finding in report for fix in finding.fixes]
+    if text:
+        assert all(fix.verified for fix in fixes if fix.edit), [fix for fix in fixes if not fix.verified]
+        assert all(f"line {line}" in str(report.full()) for line in lines) and "Around line" in str(report.full())
+
+
+SCHEMA: dict[str, dict[str, Any]] = {
+    "name": {"type": "str"},
+    "kind": {"type": "str", "choices": ["adam", "sgd", "no"]},
+    "model.width": {"type": "int", "min": 1, "multiple_of": "model.heads"},
+    "model.heads": {"type": "int", "min": 1},
+    "model.dropout": {"type": "float", "min": 0, "below": 1},
+    "train.lr": {"type": "float", "min": 0, "max": 1},
+    "train.warmup": {"type": "int", "min": 0, "less_than": "train.steps"},
+    "train.steps": {"type": "int", "min": 1},
+    "train.fp16": {"type": "bool", "not_with": "train.bf16"},
+    "train.bf16": {"type": "bool"},
+    "data.root": {"type": "str", "exists": "folder"},
+}
+PLANTS: dict[str, tuple[str, Any, str]] = {
+    "text": ("train.lr", "1e-4", "wrong-type"),
+    "switch": ("kind", False, "wrong-type"),
+    "true": ("model.heads", True, "wrong-type"),
+    "range": ("model.dropout", 6, "out-of-range"),
+    "choice": ("kind", "adamm", "invalid-choice"),
+    "unknown": ("train.stps", 4, "unknown-key"),
+    "divisible": ("model.width", 7, "not-divisible"),
+    "order": ("train.warmup", 10**7, "inconsistent"),
+    "both": ("train.fp16", True, "inconsistent"),
+    "path": ("data.root", "nowhere", "missing-path"),
+    "invisible": ("data.root", "da\u200bta", "invisible-character"),
+    "blank": ("data.root", "data ", "invisible-character"),
+}
+
+
+def write(values: dict[str, Any], form: str) -> str:
+    sections: dict[str, Any] = {}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        (sections.setdefault(section, {}) if section else sections)[name] = value
+    if form == "json":
+        return json.dumps(sections, indent=2, ensure_ascii=False)
+    sections = dict(sorted(sections.items(), key=lambda item: isinstance(item[1], dict)))
+    lines = []
+    for name, value in sections.items():
+        mark, inner = (": ", f"{name}:") if form == "yaml" else (" = ", f"[{name}]")
+        if isinstance(value, dict):
+            lines += [inner, *(f"  {key}{mark}{json.dumps(v, ensure_ascii=False)}" for key, v in value.items())]
+        else:
+            lines.append(f"{name}{mark}{json.dumps(value, ensure_ascii=False)}")
+    return "\n".join(lines) + "\n"
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(["json", "yaml", "toml"]),
+    st.sampled_from([None, "double", *PLANTS]),
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.floats(0, 0.99).map(lambda v: round(v, 3)),
+    st.integers(2, 10**6),
+    st.permutations(sorted(SCHEMA)),
+)
+def test_one_planted_problem_is_named_alone(tmp_path, form, plant, heads, times, dropout, steps, order) -> None:
+    (tmp_path / "data").mkdir(exist_ok=True)
+    values = {"name": "run", "kind": "no", "model.width": heads * times, "model.heads": heads, "data.root": "data"}
+    values |= {"model.dropout": dropout, "train.lr": 0.001, "train.warmup": steps // 2, "train.steps": steps}
+    values |= {"train.fp16": False, "train.bf16": True}
+    values = {key: values[key] for key in order}
+    wanted: list[tuple[Any, str]] = []
+    if plant == "divisible":
+        values["model.heads"] = 4
+    if plant in PLANTS:
+        key, value, code = PLANTS[plant]
+        values[key], wanted = value, [(key, code)]
+    text = write(values, form)
+    if plant == "double":
+        line = next(line for line in text.split("\n") if re.search(r"\bdropout\b", line))
+        more = "," if form == "json" and not line.endswith(",") else ""
+        text, wanted = text.replace(line, f"{line.rstrip()}{more}\n{line}"), [("model.dropout", "duplicate-key")]
+    if plant == "true":  # a width that true divides is no second problem
+        values["model.width"] = 8
+    report = check(tmp_path, f"run.{form}", text, schema=SCHEMA)
+    assert problems(report) == wanted, text
+    assert all(fix.verified is not False for finding in report for fix in finding.fixes)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("optimizer:\n  lr: 1e-4\n", [("optimizer.lr", "wrong-type")]),
+        (
+            'train:\n  batch_size: "16"\n  learning_rate: -0.1\n',
+            [("train.batch_size", "wrong-type"), ("train.learning_rate", "out-of-range")],
+        ),
+        ("mixed_precision: no\n", [("mixed_precision", "wrong-type")]),
+        ("mixed_precision: fp32\ndistributed_type: NO_GPU\n", [("mixed_precision", "invalid-choice")]),
+        ("model:\n  d_model: 100\n  nhead: 8\n", [("model.d_model", "not-divisible")]),
+        ("fp16: true\nbf16: true\n", [("fp16", "inconsistent")]),
+        ("warmup_steps: 5000\nmax_steps: 1000\n", [("warmup_steps", "inconsistent")]),
+        ("learning_rtae: 0.1\n", [("learning_rtae", "unknown-key")]),
+        ("attn_dropout: 10\nseed: 4294967296\n", [("attn_dropout", "out-of-range"), ("seed", "out-of-range")]),
+        ("load_best_model_at_end: true\nsave_steps: 500\neval_steps: 300\n", [("save_steps", "not-divisible")]),
+        ("lr_scheduler_type: cosin\n", [("lr_scheduler_type", "invalid-choice")]),
+    ],
+)
+def test_without_a_schema_it_knows_what_the_field_knows(text, wanted, tmp_path) -> None:
+    assert problems(check(tmp_path, "run.yaml", text)) == wanted
+
+
+@pytest.mark.parametrize(
+    "word", "1e-4 1.0e-4 1.5e4 no Off 012 0x1F 1_000 1:30 2024-01-01 .5 5. .inf ~ null yEs 0b11 -0 +3 1e5".split()
+)
+def test_a_plain_word_is_what_pyyaml_makes_of_it(word: str) -> None:
+    yaml = pytest.importorskip("yaml")
+    theirs, ours = yaml.safe_load(f"a: {word}")["a"], plain(word)
+    assert (type(theirs).__name__, str(theirs)) in [(type(ours).__name__, str(ours)), ("date", str(ours))]
+
+
+@dataclasses.dataclass
+class Inner:
+    width: int = 8
+
+
+@dataclasses.dataclass
+class Options:
+    lr: float = 0.1
+    name: str | None = None
+    kind: Literal["adam", "sgd"] = "adam"
+    model: Inner = dataclasses.field(default_factory=Inner)
+
+
+def test_objects_and_schemas_of_many_kinds(tmp_path) -> None:
+    pydantic = pytest.importorskip("pydantic")
+    assert nbdebug.check_config(Options(), schema=Options).ok
+    wrong = {"lr": "high", "kind": "adm", "model": {"widht": 8}}
+    expected = [("lr", "wrong-type"), ("kind", "invalid-choice"), ("model.widht", "unknown-key")]
+    assert problems(nbdebug.check_config(wrong, schema=Options)) == expected
+    model = pydantic.create_model("Model", lr=(float, pydantic.Field(gt=0, lt=1)), seed=(int | None, None))
+    assert problems(nbdebug.check_config(argparse.Namespace(lr=2.0, seed=None), schema=model)) == [
+        ("lr", "out-of-range")
+    ]
+    assert nbdebug.check_config(model(lr=0.5), schema=model).ok
+    rules = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1}}, "additionalProperties": False}
+    (tmp_path / "schema.json").write_text(json.dumps(rules))
+    assert problems(nbdebug.check_config({"n": 0, "m": 1}, schema=tmp_path / "schema.json")) == [
+        ("n", "out-of-range"),
+        ("m", "unknown-key"),
+    ]
+
+
+def test_what_is_no_config_is_refused(tmp_path) -> None:
+    with pytest.raises(TypeError, match="got int"):
+        nbdebug.check_config(3)
+    with pytest.raises(TypeError, match="schema takes"):
+        nbdebug.check_config({}, schema=3)
+    with pytest.raises(FileNotFoundError):
+        nbdebug.check_config(tmp_path / "none.yaml")
+    with pytest.raises(ValueError, match=r"\.py"):
+        check(tmp_path, "a.py", "x = 1")
+    with pytest.raises(ValueError, match="larger"):
+        check(tmp_path, "a.json", " " * (10 * 2**20 + 1))
+
+
+def test_untrusted_files_do_nothing_and_end(tmp_path) -> None:
+    assert check(tmp_path, "a.yaml", "a: !!python/object/apply:os.system [exit 1]\nb: !env X\n").ok
+    bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9)
+    )
+    assert problems(check(tmp_path, "b.yaml", bomb))[0][1] == "syntax"
+    assert not check(tmp_path, "c.yaml", "a: &a [*a]\n").ok
+    assert not check(tmp_path, "d.json", "[" * 100_000).ok
+    assert problems(check(tmp_path, "e.json", '{"a": "\\ud800"}')) == []
+
+
+def test_a_model_an_optimizer_and_a_loader_are_compared(tmp_path) -> None:
+    optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=0.01)
+    loader = torch.utils.data.DataLoader([1, 2, 3], batch_size=2)
+    text = '{"lr": 0.001, "weight_decay": 0.01, "batch_size": 2}'
+    assert problems(check(tmp_path, "a.json", text, optimizer=optimizer, loader=loader)) == [("lr", "inconsistent")]
+    assert problems(check(tmp_path, "a.json", text, checkpoint={"batch_size": 4})) == [("batch_size", "inconsistent")]
+
+
+def test_the_mended_line_is_an_edit_that_can_be_applied(tmp_path) -> None:
+    report = check(tmp_path, "a.yaml", "train:\n  lr: 1e-4  # small\n")
+    assert "+  lr: 1.0e-4  # small" in report.patch()
+    report.apply(write=True)
+    assert nbdebug.check_config(tmp_path / "a.yaml").ok
+    assert "text/html" in report._repr_mimebundle_()
+
+
+def test_from_a_shell_the_exit_status_tells(tmp_path, capsys) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text("lr: 0.1\n")
+    bad.write_text("lr: 1e-4\n")
+    assert shell.main(["check-config", str(good)]) == 0
+    assert shell.main(["check-config", str(good), str(bad)]) == 1 and "1.0e-4" in capsys.readouterr().out
+    assert shell.main(["check-config", str(tmp_path / "none.yaml")]) == 2 and "none.yaml" in capsys.readouterr().err
