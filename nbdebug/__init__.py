@@ -12,6 +12,7 @@ import importlib
 from typing import Any
 
 __all__ = [
+    "Checkpoints",
     "Edit",
     "Finding",
     "Fix",
@@ -19,6 +20,7 @@ __all__ = [
     "NonFiniteStep",
     "Report",
     "Where",
+    "check_checkpoint",
     "check_config",
     "check_notebook",
     "diagnose",
@@ -59,6 +61,8 @@ _HOMES = {
     "step_through": "tools.stepper.step_through",
     "check_config": "tools.config.check_config",
     "schema_from": "tools.config.schema_from",
+    "Checkpoints": "tools.checkpoint.checkpoints",
+    "check_checkpoint": "tools.checkpoint.check_checkpoint",
     "check_notebook": "tools.notebook.check_notebook",
     "precision": "tools.precision.precision",
     "keep_fp32": "tools.precision.casting",

@@ -1,4 +1,4 @@
-"""nbdebug from a shell: `python -m nbdebug demo | explain CODE | catalogue | open PATH | check-config FILE`."""
+"""nbdebug from a shell: `python -m nbdebug demo | explain | catalogue | open | check-config | check-checkpoint`."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     checked.add_argument(
         "--schema", metavar="FILE", help="what each key may be, as a JSON Schema or a draft of schema_from"
     )
+    checked = commands.add_parser("check-checkpoint", help="look at a checkpoint, or a folder of them, without loading")
+    checked.add_argument("path", metavar="PATH", help="a file (.pt, .ckpt, .safetensors, ...), or a folder")
     args = parser.parse_args(arguments)
     if args.command == "check-config":
         checks = [functools.partial(nbdebug.check_config, path, schema=args.schema) for path in args.paths]
@@ -50,6 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
         return print_page(args.code)
     if args.command == "open":
         return print_record(args.path, args.save)
+    if args.command == "check-checkpoint":
+        return print_checkpoint(args.path)
     if args.command == "catalogue":
         print(registry.listing())
         return 0
@@ -88,6 +92,17 @@ def print_record(path: str, save: str | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     return 0
+
+
+def print_checkpoint(path: str) -> int:
+    """The report of a checkpoint: 0 where it is well, 1 where it is not; 2 and the reason where there is none."""
+    try:
+        report = nbdebug.check_checkpoint(path)
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(report)
+    return int(not report.ok)
 
 
 def demo() -> int:

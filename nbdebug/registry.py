@@ -17,11 +17,11 @@ from typing import Any
 from nbdebug.report import Finding
 from nbdebug.text import styled, terminal_width
 
-CHAPTERS = ("nan", "training", "precision", "memory", "error", "notebook", "config")
+CHAPTERS = ("nan", "training", "precision", "memory", "error", "notebook", "config", "checkpoint")
 """The chapters with a package of rules, in the order of the catalogue: the first part of most codes."""
 ELSEWHERE = {
     "error": ("memory", "error", "notebook"),
-    "checkpoint": ("error",),
+    "checkpoint": ("error", "checkpoint"),
     "config": ("error", "config"),
     "data": ("error",),
 }
@@ -35,6 +35,7 @@ _HOMES = {
     "error": "nbdebug.tools.errors.rules",
     "notebook": "nbdebug.tools.notebook.rules",
     "config": "nbdebug.tools.config.rules",
+    "checkpoint": "nbdebug.tools.checkpoint.rules",
 }
 _rules: dict[str, Rule] = {}
 

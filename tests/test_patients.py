@@ -6,6 +6,7 @@ rule must fire on the one and be silent on the other. MODULE, OP and LINE are No
 run shows it;
 `tests/patients/memory/<slug>.py` CODE, HOLDER and LINE: who keeps the memory, and where it is put there;
 `tests/patients/error/<slug>.py` CODE and NAMES: what the explanation of the error must name;
+`tests/patients/checkpoint/<slug>.py` CODE and NAMES: what is said of the file that `make(folder)` gives;
 `tests/patients/notebook/<slug>.py` also CELL, from 0: the one of its cells that brings it in. How a patient is asked
 depends on its chapter; one code is the guard's own, and causes that show before training are asked of preflight.
 """
@@ -14,6 +15,7 @@ import ast
 import importlib.util
 import pathlib
 import re
+import tempfile
 import time
 
 import pytest
@@ -140,8 +142,17 @@ def run_as_cells(training):
         return nbdebug.check_notebook(shell=shell)
 
 
+def opened(training):
+    if hasattr(training, "trigger"):
+        return failed(training)
+    with tempfile.TemporaryDirectory() as folder:
+        path = training.make(pathlib.Path(folder))
+        parts = {name: value for name, value in vars(training).items() if name not in ("make", "path")}
+        return nbdebug.check_checkpoint(path, **parts)
+
+
 ASK = {
-    "checkpoint": failed,
+    "checkpoint": opened,
     "config": configured,
     "data": failed,
     "error": failed,

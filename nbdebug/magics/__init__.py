@@ -30,6 +30,7 @@ from typing import Any
 
 from nbdebug.magics._arguments import help_text
 from nbdebug.magics._completion import Completion
+from nbdebug.magics.check_checkpoint import CheckCheckpointMagics
 from nbdebug.magics.check_config import CheckConfigMagics
 from nbdebug.magics.check_notebook import CheckNotebookMagics
 from nbdebug.magics.diagnose import DiagnoseMagics
@@ -58,6 +59,7 @@ QUESTIONS = (
     PrecisionMagics,
     CheckConfigMagics,
     CheckNotebookMagics,
+    CheckCheckpointMagics,
 )
 OURS = (*WATCHES, *QUESTIONS, NbdebugMagics, Completion)
 

@@ -136,7 +136,16 @@ def ask_config(ns: types.SimpleNamespace) -> nbdebug.Report:
         return nbdebug.check_config(ns.make(folder), schema=ns.schema)
 
 
+def ask_checkpoint(ns: types.SimpleNamespace) -> nbdebug.Report:
+    """The file beside what it is loaded into."""
+    parts = {name: getattr(ns, name, None) for name in ("model", "optimizer", "scheduler", "scaler", "ema", "load")}
+    with tempfile.TemporaryDirectory() as folder:
+        path = ns.make(pathlib.Path(folder))
+        return nbdebug.check_checkpoint(path, **parts)
+
+
 ASKERS = {
+    "checkpoint": ask_checkpoint,
     "nan": ask_nan,
     "precision": ask_precision,
     "training": ask_training,
@@ -212,6 +221,8 @@ def answer_of(report: nbdebug.Report, path: pathlib.Path) -> dict[str, Any]:
         "rank": where.rank,
         "problems": [[one["key"], one["code"]] for one in report.facts.get("problems", ())],
         "holder": list(first.evidence.get("holder", ())),
+        "keys": list(first.evidence.get("keys", ())),
+        "path": first.evidence.get("path"),
     }
 
 

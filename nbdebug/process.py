@@ -1,0 +1,95 @@
+"""A function in a copy of this process: what it does to models, generators and variables is gone when it ends.
+
+The copy is a fork, so it begins with exactly the state that is here; nothing needs to be pickled on the way in. It
+runs torch on one thread, because the threads of the original are not copied.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class CopyFailed(RuntimeError):
+    """The copy gave no answer: it ran too long, or was ended."""
+
+
+def can_copy() -> bool:
+    """Whether a copy of this process can use torch: not where a GPU is in use, whose state no fork can take along."""
+    return hasattr(os, "fork") and not torch.cuda.is_initialized()
+
+
+def in_copy(function: Callable[[], Any], seconds: float = 120.0) -> Any:
+    """What `function()` gives, computed in a copy of this process. The value must be fit for pickle.
+
+    Raises what the function raises (as a RuntimeError with its text where it can't be pickled), CopyFailed where it
+    gave no answer within so many seconds."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        _answer(function, reading, writing)
+    os.close(writing)
+    try:
+        data = _read(reading, time.monotonic() + seconds)
+    finally:
+        os.close(reading)
+        _end(child)
+    if not data:
+        raise CopyFailed(f"the copy of the process gave no answer within {seconds:g} s, or was ended")
+    worked, value = pickle.loads(data)  # our own bytes, of a moment ago
+    if not worked:
+        raise value
+    return value
+
+
+def _answer(function: Callable[[], Any], reading: int, writing: int) -> None:
+    """The life of the copy: it never returns, and runs none of what Python does at its end."""
+    try:
+        os.close(reading)
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+        torch.set_num_threads(1)
+        try:
+            answer = (True, function())
+        except BaseException as error:
+            answer = (False, error)
+        try:
+            data = pickle.dumps(answer)
+            pickle.loads(data)
+        except Exception:
+            reason = f"{type(answer[1]).__name__}: {answer[1]}" if not answer[0] else "its result can't be pickled"
+            data = pickle.dumps((False, RuntimeError(reason)))
+        with os.fdopen(writing, "wb") as out:
+            out.write(data)
+    finally:
+        os._exit(0)
+
+
+def _read(reading: int, until: float) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        ready, _, _ = select.select([reading], [], [], max(until - time.monotonic(), 0))
+        part = os.read(reading, 1 << 20) if ready else b""
+        if not ready:
+            return b""
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+
+
+def _end(child: int) -> None:
+    done, _ = os.waitpid(child, os.WNOHANG)
+    if not done:
+        time.sleep(0.01)
+        done, _ = os.waitpid(child, os.WNOHANG)
+    if not done:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -1,0 +1,583 @@
+"""check_checkpoint(): a file or a folder beside the model, the optimizer and the rest of the run that it is for."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import json
+import os
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from nbdebug.observe.sources import edit_of, edited_functions, nodes_of, source
+from nbdebug.observe.variables import closure_variables
+from nbdebug.process import can_copy, in_copy
+from nbdebug.report import Finding, Fix, Report, RuledOut, Table, Where
+from nbdebug.text import count, listed, size
+from nbdebug.tools.checkpoint.facts import CheckpointFacts, SavedFile, SavedObject, SavedTensor, Sibling
+from nbdebug.tools.checkpoint.formats import is_checkpoint, read_file
+from nbdebug.tools.checkpoint.names import rename
+from nbdebug.tools.checkpoint.rules import name_all
+
+WHOLE = (
+    "model.safetensors.index.json",
+    "pytorch_model.bin.index.json",
+    "model.safetensors",
+    "pytorch_model.bin",
+    "adapter_model.safetensors",
+    "adapter_model.bin",
+)
+"""Names of weights in a folder that is one checkpoint (transformers, accelerate, peft)."""
+BESIDE = {
+    "optimizer": ("optimizer.pt", "optimizer.bin"),
+    "scheduler": ("scheduler.pt", "scheduler.bin"),
+    "scaler": ("scaler.pt",),
+    "rng": ("rng_state.pth", "random_states_0.pkl"),
+    "sampler": ("sampler.bin",),
+}
+"""The files of such a folder, by what they hold."""
+NUMBER = re.compile(r"\d+")
+MOST = 200
+"""Files of a folder that are looked at."""
+ROLES = {
+    "ema": r"(?:^|_|\.)(?:ema|average|averaged|shadow|swa|slow)",
+    "sampler": r"sampler|data_?loader|loader_state|position|consumed",
+    "rng": r"(?:^|_|\.)rng|random_state|random_states|generator",
+}
+COMPARED = ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg", "sum", "max_exp_avg_sq")
+"""Tensors of torch's optimizers that have the shape of their parameter."""
+MINOR = {
+    "params",
+    "param_names",
+    "foreach",
+    "fused",
+    "maximize",
+    "capturable",
+    "differentiable",
+    "decoupled_weight_decay",
+    "initial_lr",
+    "lr",
+    "weight_decay",
+    "eps",
+}
+"""Settings of a group that come and go with torch's versions, or that most optimizers have."""
+
+
+def check_checkpoint(
+    path: str | os.PathLike[str],
+    *,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    ema: Any = None,
+    load: Callable[[Any], Any] | None = None,
+) -> Report:
+    """Will this file load, and into what? Nothing of it is executed, and no tensor of it is allocated.
+
+    path: a file (of torch.save, zip or legacy, safetensors, an index of shards), or a folder: the newest checkpoint in
+    it by its *step* is taken. model, optimizer, scheduler, scaler, ema: what the run needs; what the file has of each
+    is compared, and what it lacks is a finding. load: your own loading, `load(path)`: its lines are mended, and the
+    edit is tried in a copy of the process.
+
+    The report names files that end early or changed since (checksums of the zip), classes and functions that loading
+    would import or call, weights with other names, shapes, types or values that are not finite, an optimizer of other
+    groups, and pointers to files that are gone. `report.frame()` lists the files or the weights. Raises
+    FileNotFoundError where there is nothing at the path, TypeError where model is no module.
+    """
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model takes a torch.nn.Module; got {type(model).__name__}.")
+    place = pathlib.Path(os.fspath(path))
+    chosen, siblings, lost = _choose(place)
+    file = read_file(chosen) if chosen is not None else SavedFile(str(place))
+    if chosen is not None and chosen.name in WHOLE:
+        _add_parts(file, chosen.parent)
+    file.lost = file.lost or lost
+    folder = place.is_dir() and chosen is not None and not (chosen.name in WHOLE and chosen.parent == place)
+    name = _name(place, chosen)
+    if file.fault and chosen is not None:
+        siblings = tuple(one for one in siblings if one.name != name and _is_whole(chosen.parent / one.name))
+    facts = CheckpointFacts(file, name, siblings, not folder, cuda=torch.cuda.is_available())
+    own = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema}
+    facts.wanted = tuple(role for role, thing in own.items() if thing is not None)
+    _compare(facts, model)
+    _compare_optimizer(facts, optimizer, model)
+    calls = _loading(facts, load)
+    facts.fixes = _tried(facts, model, load, calls, str(chosen))
+    return _report(facts, place)
+
+
+# -- which file ------------------------------------------------------------------------------------------------------
+
+
+def _choose(place: pathlib.Path) -> tuple[pathlib.Path | None, tuple[Sibling, ...], tuple[str, ...]]:
+    """The file to read, the checkpoints beside it, and what a pointer names that is not there."""
+    if place.is_file():
+        names = _pointed(place)
+        if names and not is_checkpoint(place):
+            there = next((each for name in names for each in _places(place.parent, name) if each.exists()), None)
+            if there is None:
+                return None, tuple(_siblings(place.parent)), tuple(names)
+            return _choose(there)
+        return place, tuple(one for one in _siblings(place.parent) if _alike(one.name, place.name)), ()
+    if not place.is_dir():
+        return _absent(place)
+    whole = next((place / name for name in WHOLE if (place / name).is_file()), None)
+    siblings = tuple(_siblings(place.parent if whole else place))
+    if whole is not None:
+        return whole, tuple(one for one in siblings if _alike(one.name, place.name)), ()
+    lost = tuple(name for each in sorted(place.iterdir())[:MOST] for name in _dangling(each))
+    newest = max(siblings, key=lambda one: (-1 if one.step is None else one.step, one.name), default=None)
+    if newest is None and not lost:
+        raise FileNotFoundError(
+            f"There is no checkpoint in {str(place)!r}: no file that ends in .pt, .pth, .ckpt, .bin or .safetensors."
+        )
+    if newest is None or lost:
+        return None, siblings, lost
+    chosen = place / newest.name
+    if chosen.is_dir():
+        chosen = next(chosen / name for name in WHOLE if (chosen / name).is_file())
+    return chosen, siblings, ()
+
+
+def _absent(place: pathlib.Path) -> tuple[None, tuple[Sibling, ...], tuple[str, ...]]:
+    """A path without a file: is it what a link or a pointer names?"""
+    if place.is_symlink():
+        return None, tuple(_siblings(place.parent)), (os.readlink(place),)
+    if place.parent.is_dir() and any(place.name in _dangling(each) for each in sorted(place.parent.iterdir())[:MOST]):
+        return None, tuple(_siblings(place.parent)), (place.name,)
+    raise FileNotFoundError(f"There is no file or folder {str(place)!r}.")
+
+
+def _name(place: pathlib.Path, chosen: pathlib.Path | None) -> str:
+    if chosen is None:
+        if place.is_dir() or not os.path.lexists(place):
+            folder = place if place.is_dir() else place.parent
+            return next((each.name for each in sorted(folder.iterdir()) if _dangling(each)), place.name)
+        return place.name
+    return chosen.parent.name if chosen.name in WHOLE and place.is_dir() else chosen.name
+
+
+def _siblings(folder: pathlib.Path) -> Iterator[Sibling]:
+    """The checkpoints of a folder with their steps, as their names or their contents tell."""
+    for each in sorted(folder.iterdir())[:MOST] if folder.is_dir() else ():
+        whole = each.is_dir() and NUMBER.search(each.name) and any((each / name).is_file() for name in WHOLE)
+        if is_checkpoint(each) or whole:
+            numbers = NUMBER.findall(each.name)
+            step = int(numbers[-1]) if numbers else None
+            yield Sibling(each.name, step if step is not None or whole else read_file(each, values=False).step)
+
+
+def _alike(one: str, other: str) -> bool:
+    return NUMBER.sub("#", one) == NUMBER.sub("#", other)
+
+
+def _is_whole(path: pathlib.Path) -> bool:
+    return path.is_file() and not read_file(path).fault
+
+
+def _pointed(path: pathlib.Path) -> list[str]:
+    """The names that a small file points to: its only line, or what JSON has under a name such as "best_checkpoint"."""
+    if path.stat().st_size > 65_536 or path.suffix in (".safetensors",) or path.name.endswith(".index.json"):
+        return []
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return []
+    if text.startswith("{"):
+        try:
+            held = json.loads(text)
+        except ValueError:
+            return []
+        names = [
+            v
+            for k, v in held.items()
+            if isinstance(v, str) and re.search(r"latest|last|best|checkpoint|resume", k, re.IGNORECASE)
+        ]
+    else:
+        names = [text] if text and "\n" not in text and len(text) < 300 else []
+    return [name for name in names if _names_checkpoint(path.parent, name)]
+
+
+def _names_checkpoint(folder: pathlib.Path, name: str) -> bool:
+    """Whether a text is the name of a checkpoint: by its ending, or like those that are there."""
+    last = pathlib.PurePath(name).name
+    if any(char in name for char in '<>{}"\0') or not last:
+        return False
+    if re.search(r"\.(?:pt|pth|ckpt|bin|tar|safetensors)$", last):
+        return True
+    others = [one.name for one in [*_siblings(folder), *_siblings(folder.parent)]]
+    return bool(NUMBER.search(last)) and any(_alike(last, other) for other in others)
+
+
+def _places(folder: pathlib.Path, name: str) -> list[pathlib.Path]:
+    last = pathlib.PurePath(name).name
+    return [folder / name, pathlib.Path(name), folder / last, folder.parent / last]
+
+
+def _dangling(path: pathlib.Path) -> list[str]:
+    """What a pointer or a link names and is not there."""
+    if path.is_symlink() and not path.exists():
+        return [os.path.basename(os.readlink(path))]
+    if not path.is_file() or is_checkpoint(path):
+        return []
+    return [pathlib.PurePath(n).name for n in _pointed(path) if not any(p.exists() for p in _places(path.parent, n))]
+
+
+def _add_parts(file: SavedFile, folder: pathlib.Path) -> None:
+    """The other files of a folder that is one checkpoint: optimizer, scheduler, random states, the step."""
+    tree = {"model": file.tree}
+    for role, names in BESIDE.items():
+        for name in names:
+            if (folder / name).is_file():
+                part = read_file(folder / name)
+                tree[role] = part.tree
+                file.fault = file.fault or (f"{name}: {part.fault}" if part.fault else "")
+    state = folder / "trainer_state.json"
+    if state.is_file() and state.stat().st_size < 50_000_000:
+        step = json.loads(state.read_text(encoding="utf-8")).get("global_step")
+        tree["step"] = step if type(step) is int else None
+    file.tree = tree if len(tree) > 1 else file.tree
+
+
+# -- beside the model ------------------------------------------------------------------------------------------------
+
+
+def _compare(facts: CheckpointFacts, model: torch.nn.Module | None) -> None:
+    """Names, shapes and types of the file's weights beside the model's."""
+    facts.entries = _entries(facts.file)
+    state = {} if model is None else {n: v for n, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
+    facts.entry, facts.own = _weights(facts.file, set(state))
+    if model is None:
+        return
+    facts.model = {name: (tuple(value.shape), str(value.dtype).removeprefix("torch.")) for name, value in state.items()}
+    facts.inf_in_model = frozenset(n for n, v in state.items() if v.dtype.is_floating_point and bool(v.isinf().any()))
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for name, value in state.items():
+        if value.numel():
+            groups.setdefault((value.data_ptr(), value.shape, value.stride()), []).append(name)
+    facts.tied = tuple(tuple(group) for group in groups.values() if len(group) > 1)
+    if not facts.own:
+        return
+    shapes = {name: tensor.shape for name, tensor in facts.own.items()}
+    facts.rename = rename(shapes, {name: shape for name, (shape, _) in facts.model.items()})
+    to_model = dict(facts.rename.pairs) if facts.rename else {}
+    names = {to_model.get(name, name): name for name in facts.own}
+    facts.missing = tuple(name for name in facts.model if name not in names)
+    facts.unexpected = tuple(old for new, old in names.items() if new not in facts.model)
+    facts.reshaped = tuple(n for n in facts.own if n in facts.model and shapes[n] != facts.model[n][0])
+
+
+def _weights(file: SavedFile, wanted: set[str]) -> tuple[str, Mapping[str, SavedTensor]]:
+    """The entry that holds the weights, by its path, and its tensors by name: the one most like the model's names, else
+    the one with the most tensors that is neither an optimizer's nor an average."""
+    if isinstance(file.tree, SavedObject):
+        return "", {}
+    lasts = {name.rpartition(".")[2] for name in wanted}
+    best: tuple[tuple[int, float, int], str, Mapping[str, SavedTensor]] = ((0, 0, 0), "", {})
+    for path, value in [("", file.tree), *file.walk()]:
+        if not isinstance(value, Mapping) or re.search(r"optim|param_groups|scheduler", path):
+            continue
+        tensors = {str(k): v for k, v in value.items() if isinstance(v, SavedTensor) and isinstance(k, str)}
+        if not tensors or "scale" in value and "growth_factor" in value:
+            continue
+        exact = len(wanted & tensors.keys())
+        near = sum(name.rpartition(".")[2] in lasts for name in tensors)
+        score = (0 if re.search(ROLES["ema"], path) else 1, exact + near / 2, len(tensors))
+        if score > best[0] and (path or len(tensors) * 2 > len(value)):
+            best = (score, path, tensors)
+    return best[1], best[2]
+
+
+def _entries(file: SavedFile) -> dict[str, str]:
+    """Role → path of the entry that has it, the outermost."""
+    entries: dict[str, str] = {}
+    for path, value in file.walk():
+        role = _role(path, value)
+        if role and role not in entries:
+            entries[role] = path
+    if file.step is not None:
+        entries["step"] = next(path for path, value in file.walk() if value is file.step or value == file.step)
+    return entries
+
+
+def _role(path: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        keys = set(value)
+        for role, marks in (("optimizer", {"param_groups", "state"}), ("scaler", {"scale", "growth_factor"})):
+            if marks <= keys:
+                return role
+        if keys & {"last_epoch", "_last_lr", "_step_count", "base_lrs"}:
+            return "scheduler"
+    if isinstance(value, SavedTensor) and value.dtype == "uint8" and value.shape == (5056,):
+        return "rng"
+    if path.count(".") < 2:
+        return next((role for role, pattern in ROLES.items() if re.search(pattern, path.lower())), "")
+    return ""
+
+
+def _at(tree: Any, path: str) -> Any:
+    return next((value for place, value in SavedFile("", tree=tree).walk() if place == path), None)
+
+
+def _compare_optimizer(facts: CheckpointFacts, optimizer: Any, model: Any) -> None:
+    """Groups, shapes of the state and settings of the saved optimizer beside those of the user's."""
+    path = facts.entries.get("optimizer")
+    saved = _at(facts.file.tree, path) if path else None
+    if optimizer is None or not isinstance(saved, Mapping) or not isinstance(saved.get("param_groups"), list):
+        return
+    there, here = saved["param_groups"], optimizer.param_groups
+    facts.groups = tuple(len(g["params"]) for g in there), tuple(len(g["params"]) for g in here)
+    names = {} if model is None else {id(p): n for n, p in model.named_parameters()}
+    if facts.groups[0] != facts.groups[1]:
+        return
+    numbers = [number for group in there for number in group["params"]]
+    moments = []
+    for number, parameter in zip(numbers, [p for group in here for p in group["params"]]):
+        state = saved["state"].get(number, {})
+        tensor = next((state[key] for key in COMPARED if isinstance(state.get(key), SavedTensor)), None)
+        if tensor is not None and tensor.shape != tuple(parameter.shape):
+            moments.append((names.get(id(parameter), f"parameter {number}"), tensor.shape, tuple(parameter.shape)))
+    facts.moments = tuple(moments)
+    if there and here:
+        a, b = set(there[0]) - MINOR, set(here[0]) - MINOR
+        facts.settings = tuple(sorted(a - b)), tuple(sorted(b - a))
+
+
+# -- the user's loading, mended and tried -----------------------------------------------------------------------------
+
+
+def _loading(facts: CheckpointFacts, load: Any) -> dict[str, ast.Call]:
+    """The user's calls of torch.load and load_state_dict, as syntax; notes its text and line in the facts."""
+    try:
+        lines, first = inspect.getsourcelines(load) if load is not None else ([], 0)
+        file = inspect.getsourcefile(load) if load is not None else None
+    except (OSError, TypeError):
+        return {}
+    if not lines or file is None:
+        return {}
+    facts.loads = "".join(lines)
+    calls: dict[str, ast.Call] = {}
+    names = {**getattr(load, "__globals__", {}), **closure_variables(load)} if inspect.isfunction(load) else {}
+    for node in nodes_of(file):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and first <= node.lineno < first + len(lines)
+        ):
+            owner = node.func.value
+            thing = names.get(owner.id) if isinstance(owner, ast.Name) else None
+            if node.func.attr == "load_state_dict" and not isinstance(thing, torch.optim.Optimizer):
+                calls.setdefault("into", node)
+            elif node.func.attr == "load" and isinstance(owner, ast.Name) and owner.id == "torch":
+                calls.setdefault("load", node)
+    call = calls.get("load") or calls.get("into")
+    if call is not None:
+        facts.where = Where(file=file, line=call.lineno, text=lines[call.lineno - first].strip())
+    return calls
+
+
+def _mended(facts: CheckpointFacts) -> dict[str, Callable[[str], str]]:
+    """Code → the new text of what is given to load_state_dict, from its old text."""
+    changes: dict[str, Callable[[str], str]] = {}
+    change = facts.rename
+    if change is not None:
+        codes = {
+            "module": "checkpoint/prefix-module",
+            "compiled": "checkpoint/prefix-compiled",
+            "wrapper": "checkpoint/prefix-wrapper",
+        }
+        renamed = change.code
+        changes[codes.get(change.kind, "error/state-dict-mismatch")] = lambda old: (
+            f"{{{renamed}: value for name, value in {old}.items()}}"
+        )
+    pairs = [(n, next((o for o in g if o in facts.own), "")) for g in facts.tied for n in g if n in facts.missing]
+    if pairs and all(other for _, other in pairs):
+        more = ", ".join(f"{name!r}: state[{other!r}]" for name, other in pairs)
+        changes["checkpoint/tied-weights-missing"] = lambda old: f"{{**(state := {old}), {more}}}"
+    if facts.reshaped:
+        left = set(facts.reshaped)
+        changes["checkpoint/shape-changed"] = lambda old: (
+            f"{{name: value for name, value in {old}.items() if name not in {sorted(left)!r}}}, strict=False"
+        )
+    return changes
+
+
+def _tried(
+    facts: CheckpointFacts, model: Any, load: Any, calls: Mapping[str, ast.Call], path: str
+) -> dict[str, tuple[Fix, ...]]:
+    """Fixes that were run: the user's lines as edited, in a copy of the process; or ours, on a copy of the model."""
+    fixes: dict[str, tuple[Fix, ...]] = {}
+    if model is None or facts.file.fault or facts.file.format not in ("zip", "legacy", "safetensors"):
+        return fixes
+    if any(not one.allowed for one in facts.file.globals):
+        return fixes
+    away = any(tensor.location.startswith("cuda") for tensor in facts.own.values()) and not facts.cuda
+    title = "Load it so."
+    for code, change in _mended(facts).items():
+        if load is None:
+            fixes[code] = (_by_our_lines(facts, model, change, path, title),)
+        elif "into" in calls and calls["into"].args:
+            argument = calls["into"].args[0]
+            fixes[code] = tuple(
+                _by_edit(facts, model, load, {argument: change(source(str(facts.where.file), argument))}, path, title)
+            )
+    if away and "load" in calls and "map_location" not in facts.loads:
+        last = calls["load"].args[-1]
+        text = f"{source(str(facts.where.file), last)}, map_location='cpu'"
+        fixes["checkpoint/device-mapping"] = tuple(
+            _by_edit(facts, model, load, {last: text}, path, "Map the tensors while loading.")
+        )
+    return {code: each for code, each in fixes.items() if each}
+
+
+def _by_edit(
+    facts: CheckpointFacts, model: Any, load: Any, changes: Mapping[ast.AST, str], path: str, title: str
+) -> Iterator[Fix]:
+    edit = edit_of(str(facts.where.file), changes)
+    if edit is None:
+        return
+    if not can_copy():
+        yield Fix.of(title, edit)
+        return
+
+    def run() -> tuple[int, int]:
+        with edited_functions(edit) as number:
+            if not number:
+                raise LookupError("no function of yours has these lines")
+            load(path)
+        return _loaded(facts, model, path)
+
+    try:
+        equal, total = in_copy(run)
+    except Exception as error:  # whatever the user's code or ours raises there: it was tried, and does not work
+        yield Fix.of(title, edit, False, {"tried": f"0 loaded: {type(error).__name__}: {str(error)[:80]}"})
+        return
+    yield Fix.of(
+        title, edit, equal > 0 and equal == total, {"loaded": f"{equal} of {total} weights equal those of the file"}
+    )
+
+
+def _by_our_lines(facts: CheckpointFacts, model: Any, change: Callable[[str], str], path: str, title: str) -> Fix:
+    entry = "".join(f"[{part!r}]" for part in facts.entry.split(".") if part)
+    lines = f"state = torch.load({path!r}, map_location='cpu'){entry}\n"
+    if facts.file.format == "safetensors":
+        lines = f"from safetensors.torch import load_file\n\nstate = load_file({path!r})\n"
+    code = f"{lines}model.load_state_dict({change('state')})"
+    try:
+        own = copy.deepcopy(model)
+        exec(code, {"torch": torch, "model": own})  # our own text, with names quoted by repr
+        equal, total = _loaded(facts, own, path)
+    except Exception as error:
+        return Fix(title, code, False, {"tried": f"0 loaded: {type(error).__name__}: {str(error)[:80]}"})
+    return Fix(
+        title, code, equal > 0 and equal == total, {"loaded": f"{equal} of {total} weights equal those of the file"}
+    )
+
+
+def _loaded(facts: CheckpointFacts, model: Any, path: str) -> tuple[int, int]:
+    """How many of the file's weights that the model can take are in it now, bit for bit up to the type."""
+    if facts.file.format == "safetensors":
+        from safetensors.torch import load_file
+
+        whole: Any = load_file(path)
+    else:
+        whole = torch.load(path, map_location="cpu", weights_only=True)
+    for part in facts.entry.split(".") if facts.entry else ():
+        whole = whole[part]
+    names, state = dict(facts.rename.pairs) if facts.rename else {}, model.state_dict()
+    pairs = [
+        (whole[old], state[new])
+        for old in facts.own
+        for new in [names.get(old, old)]
+        if new in state and old not in facts.reshaped
+    ]
+    equal = sum(bool(torch.equal(a.to(b.dtype), b.cpu())) or bool(a.isnan().any()) for a, b in pairs)
+    return equal, len(pairs)
+
+
+# -- the report ------------------------------------------------------------------------------------------------------
+
+
+def _report(facts: CheckpointFacts, place: pathlib.Path) -> Report:
+    findings = tuple(name_all(facts))
+    file = facts.file
+    subject = f"{facts.name}, {size(file.bytes)}, {file.format or 'no format of weights'}"
+    subject += f", step {file.step}" if file.step is not None else ""
+    return Report(
+        f"check_checkpoint({place.name!r})",
+        findings,
+        tuple(_ruled_out(facts, findings)),
+        tuple(_unchecked(facts)),
+        tuple(_notes(facts)),
+        subject,
+        {"path": str(file.path), "bytes": file.bytes, "step": file.step, "entries": dict(facts.entries)},
+        headline="" if findings else f"{facts.name} is whole, and fits what it was compared with.",
+        tables=_tables(facts),
+    )
+
+
+def _ruled_out(facts: CheckpointFacts, findings: tuple[Finding, ...]) -> Iterator[RuledOut]:
+    codes = {finding.code for finding in findings}
+    if not facts.file.fault and facts.file.format:
+        yield RuledOut("a file that ends early", f"all {size(facts.file.bytes)} were read")
+    if facts.file.globals and all(one.allowed for one in facts.file.globals):
+        yield RuledOut(
+            "code in the file",
+            (
+                f"it names {count(len(facts.file.globals), 'function or class', 'functions and classes')}, all of "
+                "torch's own list"
+            ),
+        )
+    if facts.own and "checkpoint/nonfinite-weights" not in codes:
+        yield RuledOut("weights that are not finite", f"{count(len(facts.own), 'tensor')} read")
+    if facts.model and facts.own and not (facts.missing or facts.unexpected or facts.reshaped or facts.rename):
+        yield RuledOut("weights that stay random", f"all {len(facts.model)} names and shapes are in the file")
+
+
+def _unchecked(facts: CheckpointFacts) -> Iterator[str]:
+    if facts.model is None:
+        yield "names, shapes and types: give the model (model=…)"
+    if not facts.wanted:
+        yield "whether training can go on from it: give the optimizer and what else the run has"
+
+
+def _notes(facts: CheckpointFacts) -> Iterator[str]:
+    zeros = [n for n, t in facts.own.items() if t.zero and len(t.shape) > 1 and "lora_B" not in n]
+    if zeros:
+        yield f"{listed(zeros)} {'is' if len(zeros) == 1 else 'are'} all zeros."
+    if facts.wanted:
+        absent = [
+            what
+            for role, what in (("step", "the step"), ("rng", "random states"), ("sampler", "a position in the data"))
+            if role not in facts.entries
+        ]
+        if absent:
+            yield (f"It does not hold {listed(absent, quote='')}: does your run need them?")
+    numbered = [one for one in facts.siblings if one.step is not None]
+    if (
+        not facts.chosen
+        and numbered
+        and max(one.name for one in numbered) != facts.name
+        and facts.name in [one.name for one in numbered]
+    ):
+        yield (
+            f"By name the last would be {max(one.name for one in numbered)}: take the largest number, not "
+            "sorted(…)[-1]."
+        )
+
+
+def _tables(facts: CheckpointFacts) -> tuple[Table, ...]:
+    tables = []
+    if not facts.chosen and facts.siblings:
+        ordered = sorted(facts.siblings, key=lambda one: (-1 if one.step is None else one.step, one.name))
+        tables.append(Table("The checkpoints, by step", ("file", "step"), [(one.name, one.step) for one in ordered]))
+    if facts.own:
+        rows = [(n, t.dtype, "x".join(map(str, t.shape)), t.nan, t.inf) for n, t in facts.own.items()]
+        tables.append(Table("The weights", ("name", "type", "shape", "NaN", "infinite"), rows, open=False))
+    return tuple(tables)

@@ -1,0 +1,231 @@
+"""`Checkpoints`: a folder of checkpoints whose last good file survives a kill at any moment and a full disk.
+
+A save writes a temporary file, flushes it to the disk, reads it back against its checksums, and only then renames it;
+older files go after that. Each file holds all that a run needs to go on as if it had not stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import pickle
+import random
+import re
+import sys
+import warnings
+from typing import Any
+
+import torch
+
+from nbdebug.text import in_a_line
+from nbdebug.tools.checkpoint.check_checkpoint import check_checkpoint
+from nbdebug.tools.checkpoint.facts import SavedFile
+from nbdebug.tools.checkpoint.formats import read_file
+
+NAME = re.compile(r"step_(\d+)\.pt$")
+WRAPPERS = ("DataParallel", "DistributedDataParallel")
+
+
+class Checkpoints:
+    """The checkpoints of a run in a folder.
+
+        ckpt = nbdebug.Checkpoints("runs", keep=3, model=model, optimizer=optimizer, scheduler=scheduler)
+        start = ckpt.resume()
+        for step in range(start, steps):
+            ...
+            ckpt.save(step + 1, loss=loss.item())
+
+    parts: all that the run changes, by name: the model, the optimizer, the scheduler, the scaler, the average, the
+    sampler (whatever has `state_dict` and `load_state_dict`), and generators (torch's). The random states of torch, its
+    accelerators, Python and numpy are saved by themselves. Models are saved without DataParallel and torch.compile.
+
+    keep: how many of the newest files stay. best: the name of a value given to `save` ("loss"); the file with the
+    smallest stays too; with "+accuracy" the largest counts. every: `save` writes only at multiples of it.
+
+    Raises ValueError where keep or every is below 1, TypeError for a part that has no state.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        keep: int = 3,
+        best: str | None = None,
+        every: int | None = None,
+        **parts: Any,
+    ) -> None:
+        if keep < 1 or (every is not None and every < 1):
+            raise ValueError(f"keep and every begin at 1; got keep={keep}, every={every}.")
+        for name, part in parts.items():
+            if not isinstance(part, torch.Generator) and not hasattr(part, "state_dict"):
+                raise TypeError(f"{name} has no state_dict(): {type(part).__name__}.")
+            if name in ("step", "random", "values"):
+                raise ValueError(f"A part can't be called {name!r}: that name is taken in the file.")
+        self.folder, self.keep, self.best, self.every = pathlib.Path(folder), keep, best, every
+        self.parts = {name: _bare(part) for name, part in parts.items()}
+
+    def paths(self) -> list[pathlib.Path]:
+        """The files, by step, the newest last. Temporary ones are none of them."""
+        found = self.folder.glob("step_*.pt") if self.folder.is_dir() else ()
+        return sorted((path for path in found if NAME.search(path.name)), key=_step)
+
+    def save(self, step: int, **values: float) -> pathlib.Path | None:
+        """Write the state after `step` steps; the path, or None where it is no multiple of `every`.
+
+        values: numbers to keep beside it, such as the loss. Raises OSError where the file can't be written whole (a
+        full disk): all earlier files are there, and nothing of the new one; TypeError where a part's state holds
+        objects that `torch.load` would refuse."""
+        if self.every is not None and step % self.every:
+            return None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        numbers = {name: float(value) for name, value in values.items()}
+        state = {"step": step, "values": numbers, "random": _random_states()}
+        state |= {name: _state(part) for name, part in self.parts.items()}
+        path = self.folder / f"step_{step:08d}.pt"
+        temporary = self.folder / f".{path.name}.{os.getpid()}.tmp"
+        try:
+            _write(state, temporary)
+            os.replace(temporary, path)
+        except BaseException as error:  # also Ctrl-C: no half of a file stays
+            temporary.unlink(missing_ok=True)
+            if isinstance(error, (AttributeError, pickle.PicklingError)):
+                raise TypeError(f"A state can't be pickled: {in_a_line(error)}. Keep plain values in it.") from error
+            if not isinstance(error, (OSError, RuntimeError)):
+                raise
+            last = self.paths()[-1].name if self.paths() else "none"
+            reason = f"step {step} was not saved ({in_a_line(error)}). The last good checkpoint is {last}."
+            raise OSError(reason) from error
+        _flush_folder(self.folder)
+        self._rotate()
+        return path
+
+    def resume(self) -> int:
+        """Put the newest checkpoint that is whole back into the parts; the step to go on from, 0 where there is none.
+
+        A file that is not whole is passed over with a warning. Raises ValueError, with the reason, for a checkpoint of
+        another model or optimizer, and where it lacks a part."""
+        self._sweep()
+        for path in reversed(self.paths()):
+            held = read_file(path)
+            if held.fault:
+                warnings.warn(f"{path.name} is passed over: {held.fault}.", stacklevel=2)
+                continue
+            self._refuse_others(path, held)
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            for name, part in self.parts.items():
+                if isinstance(part, torch.Generator):
+                    part.set_state(state[name])
+                else:
+                    part.load_state_dict(state[name])
+            _set_random_states(state["random"])
+            return int(state["step"])
+        return 0
+
+    def _refuse_others(self, path: pathlib.Path, held: SavedFile) -> None:
+        lacking = [name for name in self.parts if name not in held.tree]
+        if lacking:
+            raise ValueError(f"{path.name} does not hold {', '.join(lacking)}; it was written without.")
+        model, optimizer = self.parts.get("model"), self.parts.get("optimizer")
+        model = model if isinstance(model, torch.nn.Module) else None
+        report = check_checkpoint(path, model=model, optimizer=optimizer)
+        if report.findings:
+            raise ValueError(f"{path.name} is not of this run: {report.findings[0].title}.")
+
+    def _rotate(self) -> None:
+        """Delete what is neither among the newest nor the best."""
+        paths = self.paths()
+        stay = set(paths[-self.keep :])
+        if self.best is not None:
+            name, sign = self.best.lstrip("+"), -1 if self.best.startswith("+") else 1
+            values = {path: read_file(path, values=False).tree["values"].get(name) for path in paths}
+            rated = [(sign * value, path) for path, value in values.items() if value is not None and value == value]
+            stay |= {min(rated)[1]} if rated else set()
+        for path in paths:
+            if path not in stay:
+                path.unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        """Delete what a killed process left half written."""
+        for path in self.folder.glob(".step_*.tmp") if self.folder.is_dir() else ():
+            writer = int(path.name.split(".")[-2])
+            if writer == os.getpid() or not _lives(writer):
+                path.unlink(missing_ok=True)
+
+
+def _write(state: dict[str, Any], temporary: pathlib.Path) -> None:
+    """Write, flush to the disk, and read it back. Raises OSError where what is there is not what was written."""
+    with open(temporary, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    held = read_file(temporary)
+    if held.fault:
+        raise OSError(f"it was read back, and {held.fault}")
+    refused = [one for one in held.globals if not one.allowed]
+    if refused:
+        at, name = refused[0].path or "its state", refused[0].name
+        raise TypeError(f"{at} holds an object of {name}, which torch.load refuses: keep plain values in state_dict().")
+
+
+def _flush_folder(folder: pathlib.Path) -> None:
+    """The rename itself, to the disk. Windows has no such call, and needs none."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _step(path: pathlib.Path) -> int:
+    match = NAME.search(path.name)
+    return int(match[1]) if match else -1
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _bare(part: Any) -> Any:
+    while True:
+        inner = part.module if type(part).__name__ in WRAPPERS else getattr(part, "_orig_mod", part)
+        if inner is part:
+            return part
+        part = inner
+
+
+def _state(part: Any) -> Any:
+    return part.get_state() if isinstance(part, torch.Generator) else part.state_dict()
+
+
+def _random_states() -> dict[str, Any]:
+    """The states of all global generators, as plain values and tensors."""
+    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        name, keys, *rest = numpy.random.get_state()
+        states["numpy"] = [name, keys.tolist(), *rest]
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def _set_random_states(states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    random.setstate(_tuples(states["python"]))
+    if "numpy" in states:
+        import numpy as np
+
+        np.random.set_state(tuple(states["numpy"]))
+    if "cuda" in states and torch.cuda.device_count() == len(states["cuda"]):
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(each) for each in value) if isinstance(value, (list, tuple)) else value

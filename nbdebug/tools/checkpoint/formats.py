@@ -1,0 +1,448 @@
+"""Reads checkpoints without loading them: torch's zip and legacy files, plain pickles, safetensors, indices of shards.
+
+A pickle is a program. It runs here on a machine that has no functions: each class or function that it names becomes a
+stand-in that records its name, so nothing of the file, of torch or of the user is called, and no tensor is allocated.
+The bytes of tensors are read once, in pieces of 4 MiB: for the checksum that a zip holds of each, and for NaN.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import json
+import os
+import pathlib
+import pickle
+import struct
+import sys
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
+
+import torch
+
+from nbdebug.text import size
+from nbdebug.tools.checkpoint.facts import SavedFile, SavedGlobal, SavedObject, SavedTensor, walk
+
+PIECE = 1 << 22
+"""Bytes that are read at a time."""
+MOVED = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+"""Modules that pickles call by their names in Python 2."""
+HEADER = 100_000_000
+"""Bytes of the longest header of a safetensors file, as the library has it."""
+LEGACY = 0x1950A86A20F9469CFC6C
+"""The number that a torch file of before 1.6 begins with."""
+SAFETENSORS = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+STORAGES = {
+    "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
+    "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
+    "ComplexFloatStorage": torch.complex64, "ComplexDoubleStorage": torch.complex128, "UntypedStorage": torch.uint8,
+}  # fmt: skip
+DANGEROUS = (
+    "os",
+    "posix",
+    "nt",
+    "subprocess",
+    "sys",
+    "builtins",
+    "__builtin__",
+    "runpy",
+    "socket",
+    "shutil",
+    "importlib",
+)
+"""Modules whose functions can do anything: their names in a pickle of weights are never needed."""
+HARMLESS = {
+    f"builtins.{n}"
+    for n in "set frozenset dict list tuple int float complex str bytes bytearray bool slice range object".split()
+}
+
+
+# -- a pickle, without what it names ---------------------------------------------------------------------------------
+
+
+class _StandIn(type):
+    """The class of all stand-ins: calling one gives a `SavedObject`, or the tensor or dict that is meant."""
+
+    def __call__(cls, *args: Any) -> Any:
+        return _made(cls.__dict__["title"], args)
+
+
+class _Object(SavedObject):
+    """What a stand-in gives: takes a state and items as the real one would."""
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.state = {**(self.state if isinstance(self.state, dict) else {}), str(key): value}
+
+    def append(self, value: Any) -> None:
+        self.state = [*(self.state if isinstance(self.state, list) else []), value]
+
+    def extend(self, values: Any) -> None:
+        for value in values:
+            self.append(value)
+
+
+class _Dict(dict):
+    """A dict that may also be given a state (an OrderedDict with `_metadata`), which is not needed."""
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def _made(name: str, args: tuple[Any, ...]) -> Any:
+    if name in ("collections.OrderedDict", "collections.defaultdict", "collections.Counter", "builtins.dict"):
+        pairs = args[0] if args and isinstance(args[0], (list, dict)) else ()
+        return _Dict(pairs)
+    if name == "copyreg._reconstructor" and args and isinstance(args[0], _StandIn):
+        return _Object(args[0].__dict__["title"])
+    if name in ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state") and args:
+        return args[0]
+    if name in ("torch.Size", "builtins.tuple", "builtins.list", "builtins.set", "builtins.frozenset"):
+        return tuple(args[0]) if args and isinstance(args[0], (tuple, list)) else ()
+    if name.startswith("torch._utils._rebuild_tensor") and len(args) > 3 and isinstance(args[0], SavedTensor):
+        whole, offset, shape, stride = args[:4]
+        return SavedTensor(whole.dtype, tuple(shape), whole.storage, int(offset), tuple(stride), whole.location)
+    if name == "torch._utils._rebuild_from_type_v2" and len(args) > 2 and isinstance(args[2], tuple):
+        return (
+            _made(args[0].__dict__.get("title", ""), args[2]) if isinstance(args[0], _StandIn) else _Object(name, args)
+        )
+    return _Object(name, args)
+
+
+class _Reader(pickle.Unpickler):
+    """Python's own machine, with stand-ins for all that a pickle names."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file, encoding="latin1")
+        self.names: dict[str, Any] = {}
+        self.storages: dict[str, tuple[torch.dtype, int]] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        title = f"{MOVED.get(module, module)}.{name}"
+        if title not in self.names:
+            self.names[title] = _StandIn(name.rpartition(".")[2], (_Object,), {"title": title, "__new__": _new})
+        return self.names[title]
+
+    def persistent_load(self, saved: Any) -> Any:
+        """A storage: ("storage", its type, its key, its device, its number of elements)."""
+        if not (isinstance(saved, tuple) and len(saved) > 4 and saved[0] == "storage"):
+            return _Object("storage", saved)
+        kind = saved[1].__dict__.get("title", "") if isinstance(saved[1], type) else ""
+        dtype = STORAGES.get(kind.rpartition(".")[2], torch.uint8)
+        self.storages[str(saved[2])] = (dtype, int(saved[4]))
+        return SavedTensor(str(dtype).removeprefix("torch."), (int(saved[4]),), str(saved[2]), 0, (1,), str(saved[3]))
+
+
+def _new(cls: Any, *args: Any) -> Any:
+    """What the opcode NEWOBJ calls in place of a class's own `__new__`."""
+    if cls.__dict__.get("title") in ("collections.OrderedDict",):
+        return _Dict()
+    made = object.__new__(_Object)
+    made.name, made.args, made.state = cls.__dict__["title"], args, None
+    return made
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def read_file(path: pathlib.Path, values: bool = True) -> SavedFile:
+    """What is in a file. values: whether the bytes of tensors are read too (checksums, NaN, zeros). Raises OSError
+    where the file can't be read; anything wrong with its contents is its `fault`."""
+    saved = SavedFile(str(path), path.stat().st_size)
+    with open(path, "rb") as file:
+        head = file.read(512)
+        file.seek(0)
+        saved.format, saved.begins = _format(head, path.name)
+        if saved.bytes == 0:
+            saved.begins, saved.fault = "", "it is empty (0 bytes)"
+        elif saved.begins == "zeros":
+            saved.fault = "it begins with zeros: its space was reserved and never written"
+        elif saved.format:
+            try:
+                _READERS[saved.format](file, saved, values)
+            except (pickle.UnpicklingError, EOFError, zipfile.BadZipFile, struct.error, zlib.error) as error:
+                saved.fault = f"it ends early, after {size(saved.bytes)} ({type(error).__name__}: {str(error)[:80]})"
+            except (
+                ValueError,
+                TypeError,
+                KeyError,
+                IndexError,
+                AttributeError,
+                MemoryError,
+                OverflowError,
+                ImportError,
+            ) as error:
+                saved.fault = f"its contents make no sense ({type(error).__name__}: {str(error)[:80]})"
+    return saved
+
+
+def _format(head: bytes, name: str) -> tuple[str, str]:
+    if head.startswith(b"PK\x03\x04"):
+        return "zip", ""
+    if head.startswith(b"version https://git-lfs"):
+        return "", "lfs"
+    if head and not head.strip(b"\0"):
+        return "", "zeros"
+    if name.endswith(".safetensors") or head[8:9] == b"{" and int.from_bytes(head[:8], "little") < HEADER:
+        return "safetensors", ""
+    if head.lstrip()[:1] == b"<":
+        return "", "html"
+    if head.lstrip()[:1] == b"{" and name.endswith(".json"):
+        return "index", ""
+    if head[:1] == b"\x80":
+        return "pickle", ""
+    return "", "text" if head.isascii() else "unknown"
+
+
+def _zip(file: IO[bytes], saved: SavedFile, values: bool) -> None:
+    with zipfile.ZipFile(file) as archive:
+        entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+        if "data.pkl" not in entries:
+            raise ValueError("an archive without data.pkl: no file of torch.save")
+        with archive.open(entries["data.pkl"]) as pickled:
+            reader = _Reader(pickled)
+            saved.tree = reader.load()
+        saved.globals = _globals(reader.names, saved.tree)
+        for key, (dtype, number) in reader.storages.items():
+            info = entries.get(f"data/{key}")
+            if info is None or info.file_size < number * dtype.itemsize:
+                saved.fault = f"the bytes of storage {key} are not all there"
+            elif values and info.compress_type == zipfile.ZIP_STORED:
+                file.seek(info.header_offset + 26)
+                lengths = struct.unpack("<HH", file.read(4))
+                file.seek(info.header_offset + 30 + sum(lengths))
+                checksum = _examine(file, number, dtype, _views(saved, key))
+                if checksum != info.CRC and number * dtype.itemsize == info.file_size:
+                    names = [name for name, _ in _views(saved, key)]
+                    saved.fault = (
+                        f"the bytes of {', '.join(names[:3]) or key} changed after they were written (checksum)"
+                    )
+
+
+def _pickle(file: IO[bytes], saved: SavedFile, values: bool) -> None:
+    first = _Reader(file)
+    tree = first.load()
+    if tree != LEGACY:
+        saved.tree, saved.globals = tree, _globals(first.names, tree)
+        return
+    saved.format = "legacy"
+    for _ in range(2):  # the version of the protocol, and sizes of C's types
+        _Reader(file).load()
+    reader = _Reader(file)
+    saved.tree = reader.load()
+    saved.globals = _globals(reader.names, saved.tree)
+    for key in _Reader(file).load():
+        dtype, number = reader.storages[str(key)]
+        written = struct.unpack("<q", _exactly(file, 8))[0]
+        start = file.tell()
+        if start + written * dtype.itemsize > saved.bytes:
+            raise EOFError(f"storage {key} needs {size(start + written * dtype.itemsize - saved.bytes)} more")
+        if values:
+            _examine(file, number, dtype, _views(saved, str(key)))
+        file.seek(start + written * dtype.itemsize)
+
+
+def _exactly(file: IO[bytes], number: int) -> bytes:
+    data = file.read(number)
+    if len(data) < number:
+        raise EOFError("unexpected end")
+    return data
+
+
+def _safetensors(file: IO[bytes], saved: SavedFile, values: bool) -> None:
+    length = int.from_bytes(_exactly(file, 8), "little")
+    if length > min(HEADER, saved.bytes):
+        raise EOFError(f"its header of {size(length)} is not whole")
+    header = json.loads(_exactly(file, length))
+    saved.tree = {}
+    for name, about in header.items():
+        if name == "__metadata__":
+            continue
+        dtype, (start, end) = SAFETENSORS.get(about["dtype"], torch.uint8), about["data_offsets"]
+        if 8 + length + end > saved.bytes:
+            raise EOFError(f"`{name}` needs {size(8 + length + end - saved.bytes)} more")
+        tensor = SavedTensor(str(dtype).removeprefix("torch."), tuple(about["shape"]), name)
+        saved.tree[name] = tensor
+        if values:
+            file.seek(8 + length + start)
+            _examine(file, (end - start) // dtype.itemsize, dtype, [(name, tensor)])
+
+
+def _index(file: IO[bytes], saved: SavedFile, values: bool) -> None:
+    """The shards that an index names, as one tree."""
+    shards = json.load(file).get("weight_map")
+    if not isinstance(shards, dict):
+        saved.format, saved.begins = "", "text"
+        return
+    saved.tree, folder = {}, pathlib.Path(saved.path).parent
+    lost: list[str] = []
+    for name in sorted({str(shard) for shard in shards.values()}):
+        if not (folder / name).is_file():
+            lost.append(name)
+            continue
+        shard = read_file(folder / name, values)
+        saved.bytes += shard.bytes
+        saved.fault = saved.fault or (f"{name}: {shard.fault}" if shard.fault else "")
+        saved.globals += shard.globals
+        saved.tree.update(shard.tree or {})
+    saved.lost = tuple(lost)
+
+
+_READERS = {"zip": _zip, "pickle": _pickle, "safetensors": _safetensors, "index": _index}
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+def _views(saved: SavedFile, key: str) -> list[tuple[str, SavedTensor]]:
+    """The tensors that lie in a storage. Made once for a file."""
+    table = saved.__dict__.get("_views")
+    if table is None:
+        table = saved.__dict__.setdefault("_views", {})
+        for path, value in saved.walk():
+            if isinstance(value, SavedTensor):
+                table.setdefault(value.storage, []).append((path, value))
+    return table.get(key, [])
+
+
+def _examine(file: IO[bytes], number: int, dtype: torch.dtype, views: list[tuple[str, SavedTensor]]) -> int:
+    """Read so many elements; note in the tensors that lie there what they hold. Gives the checksum of the bytes."""
+    checksum, at = 0, 0
+    for _, tensor in views:
+        tensor.nan, tensor.inf, tensor.zero, tensor.mask = 0, 0, True, True
+    buffer = bytearray(min(PIECE, number * dtype.itemsize))
+    while at < number:
+        wanted = min(len(buffer), (number - at) * dtype.itemsize)
+        if file.readinto(memoryview(buffer)[:wanted]) < wanted:  # type: ignore[attr-defined]
+            raise EOFError("unexpected end")
+        checksum = zlib.crc32(memoryview(buffer)[:wanted], checksum)
+        values = torch.frombuffer(buffer, dtype=dtype, count=wanted // dtype.itemsize)
+        for _, tensor in views:
+            first, last = tensor.offset - at, tensor.offset - at + _extent(tensor)
+            if last > 0 and first < len(values):
+                _note(tensor, values[max(first, 0) : last])
+        at += len(values)
+    return checksum
+
+
+def _extent(tensor: SavedTensor) -> int:
+    """Elements from a tensor's first to its last, in its storage."""
+    if 0 in tensor.shape:
+        return 0
+    if len(tensor.stride) == len(tensor.shape):
+        return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride))
+    total = 1
+    for n in tensor.shape:
+        total *= n
+    return total
+
+
+def _note(tensor: SavedTensor, values: torch.Tensor) -> None:
+    if not values.dtype.is_floating_point:
+        tensor.zero = tensor.zero and not bool(values.any()) if values.dtype != torch.bool else False
+        return
+    if values.dtype.itemsize == 1:
+        values = values.float()
+    low, high = (float(edge) for edge in torch.aminmax(values))
+    tensor.zero = tensor.zero and low == high == 0
+    if low - low == 0 and high - high == 0:
+        tensor.mask = tensor.mask and low == high == 0
+        return
+    assert tensor.nan is not None and tensor.inf is not None
+    tensor.nan += int(values.isnan().sum())
+    tensor.inf += int(values.isinf().sum())
+    tensor.mask = tensor.mask and bool(((values == 0) | (values == float("-inf"))).all())
+
+
+# -- what a pickle names ---------------------------------------------------------------------------------------------
+
+
+def _globals(names: Mapping[str, Any], tree: Any) -> tuple[SavedGlobal, ...]:
+    allowed = _allowed()
+    paths: dict[str, str] = {}
+    for path, value in [("", tree), *walk(tree)]:
+        if isinstance(value, SavedObject):
+            paths.setdefault(value.name, path)
+        elif isinstance(value, _StandIn):
+            paths.setdefault(value.__dict__["title"], path)
+    found = []
+    for name in names:
+        known = name in allowed or name in HARMLESS or name.startswith("torch.") and name.rpartition(".")[2] in STORAGES
+        missing = "" if known else _missing(name)
+        near = tuple(_homes(name)) if missing else ()
+        found.append(SavedGlobal(name, paths.get(name, ""), known, missing, near))
+    return tuple(found)
+
+
+def _allowed() -> set[str]:
+    """What `weights_only=True` takes: torch's own list, and what the user has added to it."""
+    try:
+        from torch._weights_only_unpickler import _get_allowed_globals, _get_user_allowed_globals
+
+        return {*_get_allowed_globals(), *_get_user_allowed_globals()}
+    except ImportError:  # another version of torch: its private names may move
+        return {
+            "collections.OrderedDict",
+            "torch._utils._rebuild_tensor_v2",
+            "torch._utils._rebuild_parameter",
+            "torch.Size",
+        }
+
+
+def _missing(name: str) -> str:
+    """ "module" or "name" where an object can't be imported under its name. Nothing is imported to find out."""
+    module, _, last = name.rpartition(".")
+    while module and module not in sys.modules and _spec(module) is None and "." in module and last[:1].isupper():
+        module, _, outer = module.rpartition(".")  # a class within a class
+        last = outer
+    if module in sys.modules:
+        return "" if last in vars(sys.modules[module]) or hasattr(type(sys.modules[module]), "__getattr__") else "name"
+    return "" if _spec(module) is not None else "module"
+
+
+def _spec(module: str) -> Any:
+    path: Any = None
+    spec: Any = None
+    for place, _ in enumerate(module.split(".")):
+        whole = ".".join(module.split(".")[: place + 1])
+        if whole in sys.modules:
+            path = getattr(sys.modules[whole], "__path__", None)
+            spec = sys.modules[whole]
+            continue
+        if place and path is None:
+            return None
+        spec = importlib.machinery.BuiltinImporter.find_spec(whole) if not place else None
+        spec = spec or importlib.machinery.PathFinder.find_spec(whole, path)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+    return spec
+
+
+def _homes(name: str) -> Iterator[str]:
+    """Loaded modules of the user's that define a class of this name."""
+    last = name.rpartition(".")[2]
+    for title, module in list(sys.modules.items()):
+        thing = vars(module).get(last) if isinstance(module, type(sys)) else None
+        if (
+            isinstance(thing, type)
+            and thing.__module__ in (title, "builtins")
+            and not title.startswith(("torch", "nbdebug"))
+        ):
+            yield title
+
+
+def is_checkpoint(path: pathlib.Path) -> bool:
+    """Whether a file has an ending that checkpoints have, and is no temporary file."""
+    return path.suffix in ENDINGS and not path.name.startswith(".") and os.path.isfile(path)
+
+
+ENDINGS = {".pt", ".pth", ".ckpt", ".bin", ".tar", ".safetensors", ".pkl", ".chkpt", ".model", ".weights"}

@@ -1,0 +1,626 @@
+"""Rules: from what was read of a checkpoint to the causes for which it does not load, or loads into something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from nbdebug.registry import rule
+from nbdebug.report import Finding, Fix
+from nbdebug.text import count, listed, size
+from nbdebug.tools.checkpoint.facts import DTYPES, CheckpointFacts, SavedGlobal
+
+LOADING = "https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html"
+ADAPTERS = ("lora_", "adapter", "prompt_encoder", "prefix_encoder", "ia3_", "hada_")
+"""Parts of names of fine-tuning layers, whose files hold nothing else."""
+DANGEROUS = (
+    "os.",
+    "posix.",
+    "nt.",
+    "subprocess.",
+    "sys.",
+    "builtins.",
+    "__builtin__.",
+    "runpy.",
+    "socket.",
+    "shutil.",
+    "importlib.",
+)
+"""Modules whose functions can do anything; no checkpoint needs them."""
+
+
+def finding(
+    facts: CheckpointFacts,
+    code: str,
+    title: str,
+    fixes: Iterable[Fix],
+    keys: Iterable[str] = (),
+    path: str = "",
+    **evidence: Any,
+) -> Finding:
+    """keys: the file's own names at fault. `_` in names of evidence is a space. Fixes that were tried come first."""
+    rows = {key.replace("_", " "): value for key, value in evidence.items() if value not in (None, "", (), [], 0)}
+    held: dict[str, Any] = {"keys": list(keys)} if keys else {}
+    tried = facts.fixes.get(code, ())
+    return Finding(
+        code, title, facts.where, {**held, **({"path": path} if path else {}), **rows}, tuple(tried) or tuple(fixes)
+    )
+
+
+def broken(facts: CheckpointFacts) -> Finding | None:
+    """The file is not whole, or holds something else. Both have their pages in the chapter of errors."""
+    file, name = facts.file, facts.name
+    if file.lost:
+        return rotated_away(facts)
+    if file.begins in ("lfs", "html", "text", "unknown"):
+        what = {"lfs": "a pointer of Git LFS", "html": "a page of HTML", "text": "text"}.get(
+            file.begins, "no format of weights"
+        )
+        fix = Fix(
+            "Fetch the file itself.",
+            "!git lfs install && git lfs pull" if file.begins == "lfs" else f"# download {name} again",
+        )
+        return finding(
+            facts, "checkpoint/not-weights", f"{name} ({size(file.bytes)}) is {what}, not weights", (fix,), path=name
+        )
+    if not file.fault:
+        return None
+    whole = [one for one in facts.siblings if one.name != name]
+    before = max(whole, key=lambda one: -1 if one.step is None else one.step, default=None)
+    held = f"; {before.name} is whole" if before else ""
+    fixes = (
+        (
+            Fix(
+                f"Load {before.name}, the newest that is whole.",
+                f"path = {before.name!r}",
+                True,
+                {"checked": f"{before.name}: 0 checksums differ"},
+            ),
+        )
+        if before
+        else ()
+    )
+    write = Fix(
+        "From now on write to another name, and rename the file when it is whole.",
+        "ckpt = nbdebug.Checkpoints('checkpoints', keep=3)",
+    )
+    return finding(
+        facts,
+        "checkpoint/truncated-file",
+        f"{name} is not whole: {file.fault}{held}",
+        (*fixes, write),
+        path=name,
+        size=size(file.bytes),
+    )
+
+
+@rule(
+    code="checkpoint/rotated-away",
+    title="A pointer names a checkpoint that was deleted.",
+    symptom=(
+        "FileNotFoundError while resuming, from a file that lists the newest or best checkpoint; or a start from zero."
+    ),
+    cause="The rotation that keeps the last few checkpoints deleted the file, and what points to it (`latest`, "
+    "`trainer_state.json`, an index of shards, a link) was written before or not at all.",
+    confirm="Read the pointer, and list the folder.",
+    fix="Point to the newest file that is there, and delete only after the pointer is written.",
+    reference=LOADING,
+)
+def rotated_away(facts: CheckpointFacts) -> Finding | None:
+    if not facts.file.lost:
+        return None
+    left = max(facts.siblings, key=lambda one: -1 if one.step is None else one.step, default=None)
+    title = (
+        f"{facts.name} names {listed(facts.file.lost)}, which {'is' if len(facts.file.lost) == 1 else 'are'} not there"
+    )
+    code = f"path = {left.name!r}" if left else "path = ...  # another checkpoint"
+    fix = Fix(f"Load {left.name}, the newest that is there." if left else "Fetch these files, or load another.", code)
+    return finding(facts, "checkpoint/rotated-away", title, (fix,), path=facts.name, names=list(facts.file.lost))
+
+
+@rule(
+    code="checkpoint/class-moved",
+    title="A whole object was pickled, and its class is no longer where it was.",
+    symptom="ModuleNotFoundError: No module named '…' or AttributeError: Can't get attribute '…' inside torch.load.",
+    cause=(
+        "`torch.save(model)` writes the module and name of the class, not its code. The file was renamed or moved "
+        "since."
+    ),
+    confirm="The names that the report lists; `pickletools.dis` shows them too.",
+    fix=(
+        "Give the old name to the new module while loading: `sys.modules['old'] = new`; then save `model.state_dict()`."
+    ),
+    reference="https://docs.pytorch.org/docs/stable/notes/serialization.html",
+)
+def class_moved(facts: CheckpointFacts) -> Finding | None:
+    moved = [one for one in facts.file.globals if one.missing]
+    if not moved:
+        return None
+    one = min(moved, key=lambda each: (bool(each.path), not each.near))
+    module, _, name = one.name.rpartition(".")
+    what = f"there is no module `{module}`" if one.missing == "module" else f"`{module}` has no `{name}`"
+    near = f"; `{one.near[0]}` has a class `{name}` now" if one.near else ""
+    new = one.near[0] if one.near else "new_module"
+    code = (
+        f"import sys\nimport {new}\n\nsys.modules[{module!r}] = {new}\nmodel = torch.load({facts.name!r}, "
+        "weights_only=False)"
+    )
+    fix = Fix(
+        "Give the old name to the module that has the class now, load once, and save the state dict.",
+        code + "\ntorch.save(model.state_dict(), 'weights.pt')",
+    )
+    title = f"{facts.name} holds an object of `{one.name}`, and {what}{near}"
+    return finding(
+        facts,
+        "checkpoint/class-moved",
+        title,
+        (fix,),
+        [each.path for each in moved if each.path],
+        names=[each.name for each in moved],
+    )
+
+
+@rule(
+    code="checkpoint/unsafe-pickle",
+    title="The file holds objects that torch.load refuses, or that could run code.",
+    symptom="UnpicklingError: Weights only load failed. … Unsupported global: GLOBAL argparse.Namespace …",
+    cause="Since torch 2.6 `torch.load` takes tensors and plain values alone. A pickle is a program: with "
+    "`weights_only=False` it can call any function.",
+    confirm="`torch.serialization.get_unsafe_globals_in_checkpoint(path)` lists the names without loading.",
+    fix="Save plain values (`vars(args)`). For a file of your own allow these classes by name: "
+    "`torch.serialization.safe_globals([...])`. Never load a file of a stranger with `weights_only=False`.",
+    reference="https://docs.pytorch.org/docs/stable/notes/serialization.html#weights-only",
+)
+def unsafe_pickle(facts: CheckpointFacts) -> Finding | None:
+    refused = [one for one in facts.file.globals if not one.allowed and not one.missing]
+    hostile = [one for one in refused if one.name.startswith(DANGEROUS)]
+    if not refused or (not hostile and "weights_only=False" in facts.loads.replace(" ", "")):
+        return None
+    keys = _paths(refused)
+    if hostile:
+        title = (
+            f"{facts.name} would call {listed(each.name for each in hostile)} when it is loaded: weights never "
+            "need that"
+        )
+        fix = Fix(
+            "Do not load it. Get the weights as safetensors, or from their author again.",
+            f"# not: torch.load({facts.name!r}, weights_only=False)",
+        )
+        return finding(facts, "checkpoint/unsafe-pickle", title, (fix,), keys, names=[each.name for each in hostile])
+    at = f" at {listed(keys)}" if keys else ""
+    title = f"{facts.name} holds {listed(each.name for each in refused)}{at}, which torch.load refuses"
+    return finding(
+        facts,
+        "checkpoint/unsafe-pickle",
+        title,
+        (_allow(refused, facts.name),),
+        keys,
+        names=[each.name for each in refused],
+    )
+
+
+def _paths(refused: Iterable[SavedGlobal]) -> list[str]:
+    """The outermost places of refused objects."""
+    paths = sorted({one.path for one in refused if one.path}, key=lambda path: path.count("."))
+    return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
+
+
+def _allow(refused: list[SavedGlobal], name: str) -> Fix:
+    modules = sorted({one.name.rpartition(".")[0] for one in refused})
+    code = "".join(f"import {module}\n" for module in modules)
+    code += (
+        f"\nwith torch.serialization.safe_globals([{', '.join(one.name for one in refused)}]):\n    state = "
+        f"torch.load({name!r})"
+    )
+    return Fix("If the file is your own: allow these names for this one file.", code)
+
+
+@rule(
+    code="checkpoint/lexicographic-latest",
+    title="The newest checkpoint was chosen by its name: 999 sorts behind 1000.",
+    symptom=(
+        "A resumed run repeats a stretch and overwrites its own files, since the number of steps got one more digit."
+    ),
+    cause="`sorted(paths)[-1]` compares text: 'step_999' is larger than 'step_1000', and 'epoch9' than 'epoch10'.",
+    confirm="`sorted(paths)[-1]` beside the largest number in the names.",
+    fix="Sort by the number, or write steps with leading zeros (`f'step_{step:07d}'`).",
+    reference="https://docs.python.org/3/howto/sorting.html#key-functions",
+)
+def lexicographic_latest(facts: CheckpointFacts) -> Finding | None:
+    numbered = [one for one in facts.siblings if one.step is not None]
+    mine = next((one for one in numbered if one.name == facts.name), None)
+    if mine is None or len(numbered) < 2:
+        return None
+    newest = max(numbered, key=lambda one: one.step or 0)
+    last = max(one.name for one in numbered)
+    if not facts.chosen or last != mine.name or newest.step == mine.step:
+        return None
+    title = f"{mine.name} is the last by name; {newest.name} is the newest: step {newest.step} after step {mine.step}"
+    fix = Fix(
+        "Take the largest number.", "path = max(folder.iterdir(), key=lambda p: int(re.findall(r'\\d+', p.stem)[-1]))"
+    )
+    return finding(
+        facts, "checkpoint/lexicographic-latest", title, (fix,), path=newest.name, taken=mine.name, newest=newest.name
+    )
+
+
+@rule(
+    code="checkpoint/device-mapping",
+    title="The tensors were saved on a device that this machine lacks.",
+    symptom="RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.",
+    cause="`torch.load` puts each tensor back on the device that it was saved from.",
+    confirm="The devices that the report lists; they are read without loading.",
+    fix="`torch.load(path, map_location='cpu')`, then `model.to(device)`.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.load.html",
+)
+def device_mapping(facts: CheckpointFacts) -> Finding | None:
+    lacking = {n: t.location for n, t in facts.own.items() if t.location.startswith("cuda") and not facts.cuda}
+    if not lacking or "map_location" in facts.loads:
+        return None
+    devices = sorted(set(lacking.values()))
+    title = (
+        f"{count(len(lacking), 'tensor')} of {facts.name} {'lies' if len(lacking) == 1 else 'lie'} on "
+        f"{listed(devices)}, and this machine has no CUDA"
+    )
+    fix = Fix("Map the tensors while loading.", f"state = torch.load({facts.name!r}, map_location='cpu')")
+    return finding(facts, "checkpoint/device-mapping", title, (fix,), list(lacking), devices=devices)
+
+
+def _renamed(kind: str) -> Callable[[CheckpointFacts], Finding | None]:
+    """The check of one kind of changed names."""
+
+    def check(facts: CheckpointFacts) -> Finding | None:
+        change = facts.rename
+        if change is None or change.kind != kind:
+            return None
+        code = {
+            "module": "checkpoint/prefix-module",
+            "compiled": "checkpoint/prefix-compiled",
+            "wrapper": "checkpoint/prefix-wrapper",
+        }.get(kind, "error/state-dict-mismatch")
+        keys = [old for old, _ in change.pairs]
+        old, new = change.pairs[0]
+        lost = "strict=False would load none of them and say nothing"
+        title = (
+            f"{count(len(keys), 'weight')} of {facts.name} {'has' if len(keys) == 1 else 'have'} other names "
+            f"than the model's: {change.what} (`{old}` for `{new}`); {lost}"
+        )
+        text = f"state = {{{change.code}: value for name, value in state.items()}}\nmodel.load_state_dict(state)"
+        return finding(
+            facts,
+            code,
+            title,
+            (Fix("Rename them while loading.", text),),
+            keys,
+            matched=f"{len(keys)} of {len(facts.own)}",
+        )
+
+    return check
+
+
+prefix_module = rule(
+    code="checkpoint/prefix-module",
+    title="The names begin with `module.`: they were saved from a DataParallel model, or are loaded into one.",
+    symptom='Missing key(s) in state_dict: "conv.weight" … Unexpected key(s): "module.conv.weight".',
+    cause=(
+        "DataParallel and DistributedDataParallel hold the model as their child `module`, which stands in every name."
+    ),
+    confirm="`next(iter(state))` beside `next(iter(model.state_dict()))`.",
+    fix="Save `model.module.state_dict()`; for a file that is there, remove the prefix while loading.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
+)(_renamed("module"))
+prefix_compiled = rule(
+    code="checkpoint/prefix-compiled",
+    title="The names contain `_orig_mod.`: they were saved from a compiled model, or are loaded into one.",
+    symptom='Missing key(s) in state_dict … Unexpected key(s): "_orig_mod.…".',
+    cause="`torch.compile(model)` gives a wrapper that holds the model as `_orig_mod`.",
+    confirm="`next(iter(state))` beside `next(iter(model.state_dict()))`.",
+    fix="Save the model itself (or use `model.compile()`, which wraps nothing); remove the part while loading.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+)(_renamed("compiled"))
+prefix_wrapper = rule(
+    code="checkpoint/prefix-wrapper",
+    title="The names carry, or lack, the part of a wrapper.",
+    symptom=(
+        "Missing and unexpected keys that differ in their beginning; with strict=False, a model that learnt nothing."
+    ),
+    cause="The weights were saved from within another module (a trainer's `model`, an adapter's `base_model`, a "
+    "network "
+    "with a head), and are loaded into one that lacks it, or the other way round.",
+    confirm="`sorted(state)[:3]` beside `sorted(model.state_dict())[:3]`.",
+    fix="Load into the module that the weights were saved from, or rename the keys while loading.",
+    reference=LOADING,
+)(_renamed("wrapper"))
+_modules = _renamed("modules")
+
+
+@rule(
+    code="checkpoint/tied-weights-missing",
+    title="A shared weight was saved under one of its names, and the model wants both.",
+    symptom='Missing key(s) in state_dict: "lm_head.weight" from the very program that wrote the file.',
+    cause="Two names of a model are one tensor (tied weights). The writer left out the second; the loader expects it.",
+    confirm="`model.lm_head.weight is model.embed_tokens.weight`.",
+    fix="Put the name back while loading: `state['lm_head.weight'] = state['embed_tokens.weight']`; or "
+    "`safetensors.torch.load_model`, which knows tied weights.",
+    reference="https://huggingface.co/docs/safetensors/torch_shared_tensors",
+)
+def tied_weights_missing(facts: CheckpointFacts) -> Finding | None:
+    pairs = [
+        (name, next(other for other in group if other in facts.own))
+        for group in facts.tied
+        for name in group
+        if name in facts.missing and any(other in facts.own for other in group)
+    ]
+    if not pairs or len(pairs) < len(facts.missing) or "strict=False" in facts.loads.replace(" ", ""):
+        return None
+    other = pairs[0][1]
+    title = f"{facts.name} lacks {listed(each for each, _ in pairs)}: the model ties it to `{other}`, which is there"
+    code = "".join(f"state[{each!r}] = state[{source!r}]\n" for each, source in pairs) + "model.load_state_dict(state)"
+    return finding(
+        facts,
+        "checkpoint/tied-weights-missing",
+        title,
+        (Fix("Give the weight its second name.", code),),
+        tied=[f"{a} = {b}" for a, b in pairs],
+    )
+
+
+@rule(
+    code="checkpoint/shape-changed",
+    title="A layer has another size than the saved one.",
+    symptom=(
+        "size mismatch for head.weight: copying a param with shape [80, 6] from checkpoint, the shape in current "
+        "model is [14, 6]."
+    ),
+    cause="The model was built with other sizes: classes, vocabulary, width. strict=False does not help with sizes.",
+    confirm="`state[name].shape` beside `model.state_dict()[name].shape`.",
+    fix="Build the model with the sizes of the file; or leave these weights out and train the layers from their start.",
+    reference=LOADING,
+)
+def shape_changed(facts: CheckpointFacts) -> Finding | None:
+    if not facts.reshaped or facts.model is None:
+        return None
+    name = facts.reshaped[0]
+    rows = {each: (facts.own[each].shape, facts.model[each][0]) for each in facts.reshaped}
+    saved, wanted = rows[name]
+    title = (
+        f"{listed(facts.reshaped)} {'has' if len(rows) == 1 else 'have'} another size: `{name}` is {list(saved)} "
+        f"in {facts.name}, {list(wanted)} in the model"
+    )
+    code = (
+        "own = model.state_dict()\nmodel.load_state_dict({n: v for n, v in state.items() if v.shape == "
+        "own[n].shape}, strict=False)"
+    )
+    fix = Fix(f"Load all the others; {count(len(rows), 'weight')} stay as the model began.", code)
+    return finding(
+        facts,
+        "checkpoint/shape-changed",
+        title,
+        (fix,),
+        list(facts.reshaped),
+        shapes={n: f"{list(a)} saved, {list(b)} wanted" for n, (a, b) in list(rows.items())[:6]},
+    )
+
+
+def mismatch(facts: CheckpointFacts) -> Finding | None:
+    """Names that no single change explains. Its page is in the chapter of errors."""
+    if facts.model is None or facts.rename is not None or not facts.own:
+        return None
+    loose = "strict=False" in facts.loads.replace(" ", "")
+    part = all(any(mark in name for mark in ADAPTERS) for name in facts.own) and not facts.unexpected
+    twice = {name for group in facts.tied if any(other in facts.own for other in group) for name in group}
+    missing = [n for n in facts.missing if not n.endswith("num_batches_tracked") and n not in twice]
+    if part or (not missing and not facts.unexpected) or (loose and facts.unexpected and not missing):
+        return None
+    if loose and len(facts.unexpected) < len(facts.own):
+        return None
+    random = f"{count(len(missing), 'weight')} would stay random ({listed(missing) or 'none'})"
+    unknown = f"{count(len(facts.unexpected), 'name')} unknown ({listed(facts.unexpected) or 'none'})"
+    title = f"{facts.name} does not fit the model: {random}, {unknown}"
+    fix = Fix("See what is loaded and what is not.", "print(model.load_state_dict(state, strict=False))")
+    return finding(facts, "error/state-dict-mismatch", title, (fix,), list(facts.unexpected), missing=missing[:20])
+
+
+@rule(
+    code="checkpoint/dtype-changed",
+    title="The weights were saved with fewer digits than the model has, and are cast without a word.",
+    symptom="A file half as large as it was; a continued run leaves the curve of one that never stopped.",
+    cause="`state_dict()` was taken from a half-precision copy, or cast to save space. `load_state_dict` casts back "
+    "to the "
+    "model's type, and the digits are gone.",
+    confirm="`{v.dtype for v in state.values()}` beside `{p.dtype for p in model.parameters()}`.",
+    fix="Save the weights in the type in which they are trained; keep a smaller file for inference beside it.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.load_state_dict",
+)
+def dtype_changed(facts: CheckpointFacts) -> Finding | None:
+    if facts.model is None or not ({"optimizer", "step"} & set(facts.entries) or facts.wanted):
+        return None  # weights alone in half precision are for inference, and usual
+    cast = [
+        name
+        for name, tensor in facts.own.items()
+        if name in facts.model and DTYPES.get(tensor.dtype, 9) < DTYPES.get(facts.model[name][1], 0)
+    ]
+    if not cast:
+        return None
+    small, large = facts.own[cast[0]].dtype, facts.model[cast[0]][1]
+    title = (
+        f"{count(len(cast), 'weight')} of {facts.name} {'is' if len(cast) == 1 else 'are'} {small}; the model is "
+        f"{large}, and training goes on from rounded weights"
+    )
+    entry = f"[{facts.entry!r}]" if facts.entry else ""
+    fix = Fix(f"Save them as {large}.", f"state{entry} = model.state_dict()  # no .half() before torch.save")
+    return finding(facts, "checkpoint/dtype-changed", title, (fix,), cast, saved=small, model=large)
+
+
+@rule(
+    code="checkpoint/nonfinite-weights",
+    title="A saved weight is NaN or infinite.",
+    symptom="The file loads without a word, and all outputs are NaN, black or empty.",
+    cause="The run had diverged before it saved, a cast to half overflowed, or a conversion went wrong.",
+    confirm="`[n for n, v in state.items() if not v.isfinite().all()]`.",
+    fix="Go back to an earlier file. Check the weights before each save.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.isfinite.html",
+)
+def nonfinite_weights(facts: CheckpointFacts) -> Finding | None:
+    bad = {
+        name: (tensor.nan or 0, tensor.inf or 0)
+        for name, tensor in facts.own.items()
+        if tensor.nan or (tensor.inf and not tensor.mask and name not in facts.inf_in_model)
+    }
+    if not bad:
+        return None
+    name, (nan, inf) = next(iter(bad.items()))
+    held = " and ".join(f"{number} {word}" for number, word in ((nan, "NaN"), (inf, "infinite")) if number)
+    more = f", and {count(len(bad) - 1, 'other weight')}" if len(bad) > 1 else ""
+    title = f"`{name}` of {facts.name} holds {held} of {count(_numel(facts.own[name].shape), 'value')}{more}"
+    before = [one.name for one in facts.siblings if one.name != facts.name]
+    fix = Fix(
+        "Load an earlier file, after a look at it.", f"nbdebug.check_checkpoint({(before or ['another.pt'])[-1]!r})"
+    )
+    return finding(facts, "checkpoint/nonfinite-weights", title, (fix,), list(bad), nan=nan, infinite=inf)
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    total = 1
+    for n in shape:
+        total *= n
+    return total
+
+
+@rule(
+    code="checkpoint/optimizer-mismatch",
+    title="The saved optimizer has other parameters, or is of another kind.",
+    symptom="ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's "
+    "group; or "
+    "no error, and moments of one weight are used for another.",
+    cause="An optimizer's state is numbered, not named. Layers were frozen or unfrozen, groups were made in another "
+    "way or "
+    "order, or it is another class.",
+    confirm=(
+        "`[len(g['params']) for g in state['optimizer']['param_groups']]` beside those of `optimizer.param_groups`."
+    ),
+    fix="Build the same groups in the same order, load, then `add_param_group` for what is new.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.load_state_dict.html",
+)
+def optimizer_mismatch(facts: CheckpointFacts) -> Finding | None:
+    path = facts.entries.get("optimizer", "")
+    if facts.groups is None:
+        return None
+    saved, own = facts.groups
+    sizes = f"{listed(saved, quote='')} in {facts.name}, {listed(own, quote='')} in yours"
+    if saved != own:
+        title = f"The groups of the saved optimizer have other sizes: {sizes}"
+    elif facts.moments:
+        name, there, here = facts.moments[0]
+        title = (
+            f"The saved optimizer's parameters are in another order: the state for `{name}` is {list(there)}, "
+            f"the parameter {list(here)}"
+        )
+    elif all(facts.settings):
+        title = (
+            f"The saved optimizer is of another kind: its groups have {listed(facts.settings[0])}, yours "
+            f"{listed(facts.settings[1])}"
+        )
+    else:
+        return None
+    code = (
+        "old = torch.optim.AdamW(parameters_of_the_file)  # the same groups, in the same order\n"
+        "old.load_state_dict(state)\nold.add_param_group({'params': new_parameters})"
+    )
+    fix = Fix("Build it as it was saved, load, then add the new parameters.", code)
+    return finding(facts, "checkpoint/optimizer-mismatch", title, (fix,), [path] if path else [], groups=sizes)
+
+
+def _lacking(role: str, code: str, why: str) -> Callable[[CheckpointFacts], Finding | None]:
+    def check(facts: CheckpointFacts) -> Finding | None:
+        if role not in facts.wanted or role in facts.entries or facts.file.tree is None:
+            return None
+        return missing_part(facts, role, code, why)
+
+    return check
+
+
+def missing_part(facts: CheckpointFacts, role: str, code: str, why: str) -> Finding:
+    """What a file lacks, and how it is saved and put back."""
+    save = SAVES[role]
+    title = f"{facts.name} does not hold {save[0]}: {why}"
+    return finding(
+        facts, code, title, (Fix(f"Save it too, and load it: {save[0]}.", save[1]),), entries=sorted(facts.entries)
+    )
+
+
+SAVES = {
+    "optimizer": (("the optimizer's "
+                  "state"), ("state['optimizer'] = optimizer.state_dict()  # when saving\n"
+                            "optimizer.load_state_dict(state['optimizer'])")),
+    "scheduler": (("the scheduler's "
+                  "state"), ("state['scheduler'] = scheduler.state_dict()  # when saving\n"
+                            "scheduler.load_state_dict(state['scheduler'])")),
+    "scaler": (("the GradScaler's "
+               "state"), ("state['scaler'] = scaler.state_dict()  # when saving\n"
+                         "scaler.load_state_dict(state['scaler'])")),
+    "ema": (("the averaged "
+            "weights"), "state['ema'] = ema.state_dict()  # when saving\nema.load_state_dict(state['ema'])"),
+    "step": ("the step", "state['step'] = step + 1  # when saving\nstart = state['step']"),
+    "rng": (("the random "
+            "state"), "state['rng'] = torch.get_rng_state()  # when saving\ntorch.set_rng_state(state['rng'])"),
+    "sampler": (("the position in the "
+                "data"), ("state['sampler'] = sampler.state_dict()  # when saving\n"
+                         "sampler.load_state_dict(state['sampler'])")),
+}  # fmt: skip
+"""Role → what it is called, and the lines that save it and put it back."""
+
+optimizer_missing = rule(
+    code="checkpoint/optimizer-missing",
+    title="The file has no optimizer state.",
+    symptom="After each restart the loss jumps and needs hundreds of steps to come back.",
+    cause="Momentum and Adam's averages were not saved; they begin at zero again, and Adam's first steps are large.",
+    confirm="`'optimizer' in torch.load(path)`.",
+    fix="Save and load `optimizer.state_dict()`.",
+    reference=LOADING,
+)(_lacking("optimizer", "checkpoint/optimizer-missing", "momentum and averages would begin at zero"))
+scheduler_missing = rule(
+    code="checkpoint/scheduler-missing",
+    title="The file has no state of the scheduler.",
+    symptom="After a restart the learning rate begins its warm-up or decay anew.",
+    cause="The scheduler counts its own steps; a new one counts from zero.",
+    confirm="`scheduler.last_epoch` after loading.",
+    fix="Save and load `scheduler.state_dict()`.",
+    reference="https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate",
+)(_lacking("scheduler", "checkpoint/scheduler-missing", "the learning rate would begin anew"))
+scaler_missing = rule(
+    code="checkpoint/scaler-missing",
+    title="The file has no state of the GradScaler.",
+    symptom="After a restart several steps are skipped until the scale is small enough again.",
+    cause="A new scaler begins at 65,536 and finds its scale again by overflows.",
+    confirm="`scaler.get_scale()` after loading.",
+    fix="Save and load `scaler.state_dict()`.",
+    reference="https://docs.pytorch.org/docs/stable/notes/amp_examples.html",
+)(_lacking("scaler", "checkpoint/scaler-missing", "its scale would begin anew, and steps would be skipped"))
+ema_missing = rule(
+    code="checkpoint/ema-missing",
+    title="The file has no averaged weights (EMA).",
+    symptom="After a restart validation is far below the run before; the training loss shows nothing.",
+    cause="The average was not saved, and begins anew from the present or from random weights.",
+    confirm="The entries that the report lists.",
+    fix="Save and load the average as the model.",
+    reference="https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema",
+)(_lacking("ema", "checkpoint/ema-missing", "the average would begin anew"))
+
+
+ORDER = (
+    broken, class_moved, unsafe_pickle, lexicographic_latest, device_mapping, prefix_module, prefix_compiled,
+    prefix_wrapper, _modules, tied_weights_missing, shape_changed, mismatch, dtype_changed, nonfinite_weights,
+    optimizer_mismatch, optimizer_missing, scheduler_missing, scaler_missing, ema_missing,
+)  # fmt: skip
+"""What keeps a file from being opened comes before what is wrong in it."""
+
+
+def name_all(facts: CheckpointFacts) -> Iterator[Finding]:
+    """All causes, the first first. Of a file that does not open nothing more is asked."""
+    for check in ORDER:
+        found = check(facts)
+        if found is not None:
+            yield found
+            if check is broken:
+                return

@@ -1,0 +1,185 @@
+"""check_checkpoint: formats, files that are torn, changed or hostile, folders; its magic and its command."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import random
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+import nbdebug
+from nbdebug import __main__ as command
+from tests.shell import started
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+
+
+def codes(report: nbdebug.Report) -> list[str]:
+    return [finding.code for finding in report]
+
+
+def legacy(state: object, path: pathlib.Path) -> None:
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+
+
+WRITERS = {"zip": torch.save, "legacy": legacy, "safetensors": safetensors.torch.save_file}
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_each_format_is_read_without_loading(form, model, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "net.bin"
+    state = model.state_dict()
+    WRITERS[form](state, path)
+    monkeypatch.setattr(torch, "load", lambda *a, **k: pytest.fail("it was loaded"))
+    report = nbdebug.check_checkpoint(path, model=model)
+    assert report.ok and f", {form}" in report.subject, report
+    table = report.frame("The weights")
+    assert dict(zip(table["name"], table["shape"]))["0.weight"] == "5x6" and len(table) == len(state)
+    state["0.bias"][2] = float("nan")
+    WRITERS[form](state, path)
+    (finding,) = nbdebug.check_checkpoint(path)
+    assert finding.code == "checkpoint/nonfinite-weights" and finding.evidence["keys"] == ["0.bias"]
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_a_file_that_was_cut_or_changed_anywhere_is_never_an_error_of_ours(form, model, tmp_path) -> None:
+    path = tmp_path / "net.bin"
+    WRITERS[form](model.state_dict(), path)
+    whole, dice = path.read_bytes(), random.Random(1)
+    for _ in range(40):
+        path.write_bytes(whole[: dice.randrange(len(whole))])
+        assert codes(nbdebug.check_checkpoint(path, model=model))[:1] == ["checkpoint/truncated-file"]
+        changed = bytearray(whole)
+        changed[dice.randrange(len(whole))] ^= 1 << dice.randrange(8)
+        path.write_bytes(bytes(changed))
+        nbdebug.check_checkpoint(path, model=model)
+
+
+def test_one_flipped_bit_in_a_weight_is_seen_by_the_checksum(model, tmp_path) -> None:
+    path = tmp_path / "net.pt"
+    torch.save(model.state_dict(), path)
+    data = path.read_bytes()
+    at = data.index(model[0].weight.detach().numpy().tobytes()) + 9
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    assert torch.load(path)["0.weight"].isfinite().all(), "torch itself sees nothing"
+    (finding,) = nbdebug.check_checkpoint(path)
+    assert finding.code == "checkpoint/truncated-file" and "0.weight" in finding.title
+
+
+class Hostile:
+    def __init__(self, marker: str) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.mark.parametrize("form", ["zip", "legacy"])
+def test_a_hostile_pickle_is_named_and_does_not_run(form, model, tmp_path) -> None:
+    path, marker = tmp_path / "net.pt", tmp_path / "ran"
+    WRITERS[form]({"net": model.state_dict(), "extra": [Hostile(str(marker))]}, path)
+    report = nbdebug.check_checkpoint(path, model=model)
+    assert codes(report) == ["checkpoint/unsafe-pickle"] and "system" in report.findings[0].title
+    assert report.findings[0].evidence["keys"] == ["extra.0"] and not marker.exists()
+    load = lambda path: model.load_state_dict(torch.load(path, weights_only=False)["net"])
+    assert codes(nbdebug.check_checkpoint(path, model=model, load=load)) == ["checkpoint/unsafe-pickle"]
+    assert not marker.exists(), "a fix was tried with a file that runs code"
+
+
+def test_shards_and_a_shard_that_is_gone(model, tmp_path) -> None:
+    state = model.state_dict()
+    names = list(state)
+    parts = {"a.safetensors": names[:3], "b.safetensors": names[3:]}
+    for name, keys in parts.items():
+        safetensors.torch.save_file({key: state[key] for key in keys}, tmp_path / name)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {key: name for name, keys in parts.items() for key in keys}}))
+    assert nbdebug.check_checkpoint(tmp_path, model=model).ok
+    (tmp_path / "b.safetensors").unlink()
+    (finding,) = nbdebug.check_checkpoint(index, model=model)
+    assert finding.code == "checkpoint/rotated-away" and "b.safetensors" in finding.title
+
+
+def test_a_folder_of_transformers_is_one_checkpoint_and_the_newest_is_taken_by_step(model, tmp_path) -> None:
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in (900, 1000):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        safetensors.torch.save_file(model.state_dict(), folder / "model.safetensors")
+        torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    report = nbdebug.check_checkpoint(tmp_path, model=model, optimizer=optimizer)
+    assert report.ok and report.facts["step"] == 1000 and "checkpoint-1000" in report.subject
+    assert "By name the last would be checkpoint-900" in str(report.full())
+    assert codes(nbdebug.check_checkpoint(tmp_path / "checkpoint-900", model=model)) == [
+        "checkpoint/lexicographic-latest"
+    ]
+
+
+def test_half_precision_weights_alone_are_for_inference_and_no_fault(model, tmp_path) -> None:
+    torch.save({name: value.half() for name, value in model.state_dict().items()}, tmp_path / "net.pt")
+    assert nbdebug.check_checkpoint(tmp_path / "net.pt", model=model).ok
+
+
+def test_renamed_modules_get_lines_that_load_them(model, tmp_path) -> None:
+    trained = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+    state = {name.replace("0.", "stem.").replace("2.", "head."): v for name, v in trained.state_dict().items()}
+    torch.save(state, tmp_path / "net.pt")
+    before = model[0].weight.clone()
+    (finding,) = nbdebug.check_checkpoint(tmp_path / "net.pt", model=model)
+    assert finding.code == "error/state-dict-mismatch" and finding.fixes[0].verified
+    assert torch.equal(model[0].weight, before), "the fix was tried on a copy"
+    exec(finding.fixes[0].code, {"torch": torch, "model": model})
+    assert torch.equal(model[0].weight, trained[0].weight) and torch.equal(model[2].bias, trained[2].bias)
+
+
+def test_the_edit_of_the_users_own_line_is_tried_and_nothing_here_changes(model, tmp_path) -> None:
+    torch.save(nn.DataParallel(model).state_dict(), tmp_path / "net.pt")
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+    before = net[0].weight.clone()
+
+    def load(path):
+        net.load_state_dict(torch.load(path), strict=False)
+
+    (finding,) = nbdebug.check_checkpoint(tmp_path / "net.pt", model=net, load=load)
+    (fix,) = finding.fixes
+    assert finding.code == "checkpoint/prefix-module" and fix.verified and fix.edit is not None
+    assert fix.edit.old.strip() == "net.load_state_dict(torch.load(path), strict=False)" and "9 of 9" in str(fix.after)
+    assert torch.equal(net[0].weight, before)
+
+
+def test_what_is_not_there_is_an_error(tmp_path) -> None:
+    with pytest.raises(FileNotFoundError, match="no file or folder"):
+        nbdebug.check_checkpoint(tmp_path / "net.pt")
+    with pytest.raises(FileNotFoundError, match="no checkpoint in"):
+        nbdebug.check_checkpoint(tmp_path)
+    with pytest.raises(TypeError, match="model takes"):
+        nbdebug.check_checkpoint(tmp_path, model=3)
+
+
+def test_the_command_prints_the_report(model, tmp_path, capsys) -> None:
+    torch.save(model.state_dict(), tmp_path / "net.pt")
+    assert command.main(["check-checkpoint", str(tmp_path)]) == 0 and "net.pt is whole" in capsys.readouterr().out
+    (tmp_path / "net.pt").write_bytes(b"")
+    assert command.main(["check-checkpoint", str(tmp_path / "net.pt")]) == 1
+    assert "checkpoint/truncated-file" in capsys.readouterr().out
+    assert command.main(["check-checkpoint", str(tmp_path / "no.pt")]) == 2 and "no.pt" in capsys.readouterr().err
+
+
+def test_the_magic_in_a_shell(tmp_path) -> None:
+    setup = f"import torch\nnet = torch.nn.Linear(3, 2)\npath = {str(tmp_path / 'net.pt')!r}\n"
+    with started(setup + "torch.save({'module.' + k: v for k, v in net.state_dict().items()}, path)") as book:
+        done = book.run("%check_checkpoint path --model net")
+        assert codes(done.result) == ["checkpoint/prefix-module"] and "Tried, it works" in done.shown
+        assert book.run("%check_checkpoint path").result.ok
+        assert "UsageError" in book.run("%check_checkpoint no.pt").printed
+        assert "without loading it" in " ".join(book.run("%check_checkpoint -h").printed.split())

@@ -1,0 +1,156 @@
+"""Checkpoints: a run that is stopped goes on as the one that was not; a kill or a full disk costs no good file."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import random
+import resource
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import nbdebug
+from nbdebug.tools.checkpoint.formats import read_file
+
+
+def parts(seed: int = 0) -> dict:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.3), nn.Linear(16, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "generator": torch.Generator().manual_seed(seed),
+    }
+
+
+def train(run: dict, first: int, last: int) -> list[float]:
+    losses = []
+    for _ in range(first, last):
+        x = torch.randn(8, 6, generator=run["generator"]) + random.random() + np.random.rand()
+        loss = (run["model"](x) - x.sum(1, keepdim=True)).square().mean()
+        run["optimizer"].zero_grad()
+        loss.backward()
+        run["optimizer"].step()
+        run["scheduler"].step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path) -> None:
+    run = parts()
+    train(run, 0, 7)
+    nbdebug.Checkpoints(tmp_path, **run).save(7)
+    expected = train(run, 7, 15)
+    other = parts(seed=5)
+    random.seed(1)
+    start = nbdebug.Checkpoints(tmp_path, **other).resume()
+    assert start == 7 and train(other, start, 15) == expected
+    assert nbdebug.check_checkpoint(tmp_path, model=other["model"], optimizer=other["optimizer"]).ok
+
+
+def test_it_keeps_the_newest_and_the_best_and_writes_at_multiples(tmp_path) -> None:
+    ckpt = nbdebug.Checkpoints(tmp_path, keep=2, best="loss", every=5, **parts())
+    for step, loss in zip(range(0, 60, 5), [9, 3, 1, 2, float("nan"), 4, 5, 6, 7, 8, 9, 2]):
+        assert ckpt.save(step, loss=loss) is not None and ckpt.save(step + 1) is None
+    assert [path.name for path in ckpt.paths()] == ["step_00000010.pt", "step_00000050.pt", "step_00000055.pt"]
+    assert nbdebug.Checkpoints(tmp_path / "none").resume() == 0
+
+
+def test_a_torn_file_is_passed_over_and_another_model_is_refused(tmp_path) -> None:
+    ckpt = nbdebug.Checkpoints(tmp_path, **parts())
+    for step in (9, 10):
+        path = ckpt.save(step)
+    path.write_bytes(path.read_bytes()[:-300])
+    with pytest.warns(UserWarning, match="is passed over"):
+        assert ckpt.resume() == 9
+    wide = nn.Linear(7, 1)
+    with pytest.raises(ValueError, match="is not of this run"), pytest.warns(UserWarning):
+        nbdebug.Checkpoints(tmp_path, model=wide).resume()
+
+
+def test_the_model_is_saved_without_its_wrapper_and_odd_states_are_refused(tmp_path) -> None:
+    model = nn.Linear(3, 2)
+    nbdebug.Checkpoints(tmp_path, model=nn.DataParallel(torch.compile(model, backend="eager"))).save(1)
+    assert nbdebug.check_checkpoint(tmp_path / "step_00000001.pt").frame("The weights")["name"][0] == "weight"
+
+    class Odd:
+        def state_dict(self):
+            return {"path": pathlib.PurePosixPath("runs")}
+
+    with pytest.raises(TypeError, match="plain values"):
+        nbdebug.Checkpoints(tmp_path, odd=Odd()).save(2)
+    with pytest.raises(TypeError, match="no state_dict"):
+        nbdebug.Checkpoints(tmp_path, odd=3)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001.pt"]
+
+
+def saves_until_killed(folder: pathlib.Path, told: int) -> None:
+    ckpt = nbdebug.Checkpoints(folder, keep=2, model=nn.Linear(300, 100))
+    step = ckpt.resume()
+    while True:
+        step += 1
+        ckpt.save(step)
+        os.write(told, f"{step}\n".encode())
+
+
+def test_a_kill_at_any_moment_loses_nothing(tmp_path, kills: int = 20) -> None:
+    """Also by hand: `python -m tests.checkpoint.test_checkpoints 300`."""
+    torch.set_num_threads(1)
+    dice, last, torn = random.Random(7), 0, 0
+    for _ in range(kills):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                saves_until_killed(tmp_path, writing)
+            finally:
+                os._exit(1)
+        os.close(writing)
+        time.sleep(dice.uniform(0.02, 0.25))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with os.fdopen(reading, "rb") as lines:
+            last = max([last, *(int(line) for line in lines.read().split())])
+        ckpt = nbdebug.Checkpoints(tmp_path, model=nn.Linear(300, 100))
+        torn += sum(bool(read_file(path).fault) for path in ckpt.paths())
+        assert ckpt.resume() >= last, "a file that was said to be saved is lost"
+        assert not list(tmp_path.glob(".*")), "half a file stayed"
+    assert last > 0 and torn == 0
+    print(f"{kills} kills, {last} saves, {torn} torn, 0 lost")
+
+
+def test_a_full_disk_leaves_the_last_good_file(tmp_path) -> None:
+    child = os.fork()
+    if not child:  # the limit on a file's size is the disk's end here; it holds for this process alone
+        ok = 1
+        try:
+            torch.set_num_threads(1)
+            model = nn.Linear(300, 100)
+            ckpt = nbdebug.Checkpoints(tmp_path, keep=1, model=model)
+            ckpt.save(1)
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+            try:
+                ckpt.save(2)
+            except OSError as error:
+                ok = int("last good checkpoint is step_00000001.pt" not in str(error) or ckpt.resume() != 1)
+        finally:
+            os._exit(ok)
+    assert os.waitpid(child, 0)[1] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001.pt"]
+
+
+if __name__ == "__main__":
+    import sys
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir=sys.argv[2] if len(sys.argv) > 2 else None) as folder:
+        test_a_kill_at_any_moment_loses_nothing(pathlib.Path(folder), int(sys.argv[1]))

@@ -1,0 +1,26 @@
+"""A file of a run on two cards is loaded into the bare model."""
+
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+CODE, NAMES = "checkpoint/prefix-module", ("module.0.weight",)
+
+
+def training(sick):
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    def make(folder):
+        torch.save({"net": (nn.DataParallel(model) if sick else model).state_dict()}, folder / "run.pt")
+        return folder / "run.pt"
+
+    return SimpleNamespace(make=make, model=model)
+
+
+def sick():
+    return training(True)
+
+
+def healthy():
+    return training(False)
