@@ -154,7 +154,8 @@ def _members(names: Mapping[str, Any]) -> dict[str, Any]:
             inner = value if kind is dict else attributes(value)
         for key, member in list(inner.items())[:200]:
             if issubclass(type(member), wanted):
-                members.setdefault(key if function else f"{name}.{key_text(key)}", member)
+                label = key if type(key) is str else key_text(key)
+                members.setdefault(label if function else f"{name}.{label}", member)
     return members
 
 

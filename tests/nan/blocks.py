@@ -121,10 +121,10 @@ class Scale(torch.autograd.Function):
     ),
     Block("lookup", "y = x + self.table(pad.long())", "self.table = nn.Embedding(2, WIDTH)"),
     Block(
-        "norms at zero",
+        "norms at zero",  # eps: torch's own 1e-12 is zero in half precision
         """
 flat = x * 0.0
-y = x + torch.linalg.vector_norm(flat, dim=-1, keepdim=True) + F.normalize(flat, dim=-1)
+y = x + torch.linalg.vector_norm(flat, dim=-1, keepdim=True) + F.normalize(flat, dim=-1, eps=1e-3)
 y = y + flat.std(-1, keepdim=True) * 0.1""",
         plain=True,
     ),

@@ -1,7 +1,7 @@
 """The fix of a cause as an edit of the user's own statement, found in the syntax tree of their files.
 
     in_loss       in the forward or the loss function: run as edited on one batch (static/fixes.py)
-    in_loop       in the loop: the user's own loop runs again as edited (run/edits.py)
+    in_loop       in the loop: the user's own loop runs again as edited (run/probe.py)
     in_call       an argument of a call that made the optimizer or a layer: set there, as the call would have set it
 
 Each gives the edits that can be written, the gentlest first, and none where the statement can't be told.
