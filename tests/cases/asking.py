@@ -137,10 +137,14 @@ def ask_config(ns: types.SimpleNamespace) -> nbdebug.Report:
 
 
 def ask_checkpoint(ns: types.SimpleNamespace) -> nbdebug.Report:
-    """The file beside what it is loaded into."""
+    """The file beside what it is loaded into; of a failure without an error, the resumed run beside the other."""
     parts = {name: getattr(ns, name, None) for name in ("model", "optimizer", "scheduler", "scaler", "ema", "load")}
     with tempfile.TemporaryDirectory() as folder:
         path = ns.make(pathlib.Path(folder))
+        if hasattr(ns, "resumed"):
+            return nbdebug.resume_proof(
+                ns.resumed, ns.uninterrupted, path, **{k: v for k, v in parts.items() if k != "load"}
+            )
         return nbdebug.check_checkpoint(path, **parts)
 
 

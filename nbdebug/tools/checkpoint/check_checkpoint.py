@@ -92,6 +92,16 @@ def check_checkpoint(
     """
     if model is not None and not isinstance(model, torch.nn.Module):
         raise TypeError(f"model takes a torch.nn.Module; got {type(model).__name__}.")
+    facts = checkpoint_facts(
+        path, model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, ema=ema, load=load
+    )
+    return _report(facts, pathlib.Path(path))
+
+
+def checkpoint_facts(
+    path: Any, *, model: Any = None, optimizer: Any = None, load: Any = None, **parts: Any
+) -> CheckpointFacts:
+    """What there is at the path, beside the model and the optimizer; parts: what else the run has, by name."""
     place = pathlib.Path(os.fspath(path))
     chosen, siblings, lost = _choose(place)
     file = read_file(chosen) if chosen is not None else SavedFile(str(place))
@@ -103,13 +113,13 @@ def check_checkpoint(
     if file.fault and chosen is not None:
         siblings = tuple(one for one in siblings if one.name != name and _is_whole(chosen.parent / one.name))
     facts = CheckpointFacts(file, name, siblings, not folder, cuda=torch.cuda.is_available())
-    own = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema}
+    own = {"optimizer": optimizer, **parts}
     facts.wanted = tuple(role for role, thing in own.items() if thing is not None)
     _compare(facts, model)
     _compare_optimizer(facts, optimizer, model)
     calls = _loading(facts, load)
     facts.fixes = _tried(facts, model, load, calls, str(chosen))
-    return _report(facts, place)
+    return facts
 
 
 # -- which file ------------------------------------------------------------------------------------------------------
@@ -558,7 +568,9 @@ def _notes(facts: CheckpointFacts) -> Iterator[str]:
             if role not in facts.entries
         ]
         if absent:
-            yield (f"It does not hold {listed(absent, quote='')}: does your run need them?")
+            yield (
+                f"It does not hold {listed(absent, quote='')}. nbdebug.resume_proof tells whether your run needs them."
+            )
     numbered = [one for one in facts.siblings if one.step is not None]
     if (
         not facts.chosen

@@ -608,6 +608,40 @@ ema_missing = rule(
 )(_lacking("ema", "checkpoint/ema-missing", "the average would begin anew"))
 
 
+def _proven(facts: Any) -> Finding | None:
+    """What only the two runs of `resume_proof` can show: see tools/checkpoint/resume_proof.py."""
+    return None
+
+
+rule(
+    code="checkpoint/step-missing",
+    title="The file does not say how far the run had come, or the run does not read it.",
+    symptom="Each continuation begins with epoch 0: names of files, schedules and augmentation begin anew.",
+    cause="The counter of the loop was not saved, or `range` begins at 0 whatever the file says.",
+    confirm="`nbdebug.resume_proof(resumed, uninterrupted, path)`.",
+    fix="Save `step + 1`, and begin the loop there.",
+    reference=LOADING,
+)(_proven)
+rule(
+    code="checkpoint/rng-not-restored",
+    title="The random states were not saved, and the run draws from them.",
+    symptom="Weights, optimizer and data agree at the stop, and the losses part at once: dropout or noise is another.",
+    cause="A new process begins with its seed; the run that never stopped has drawn many numbers since.",
+    confirm="`nbdebug.resume_proof(resumed, uninterrupted, path)`; without dropout and shuffling both agree.",
+    fix="Save and set `torch.get_rng_state()`, that of each card, `random.getstate()`, numpy's and each Generator's.",
+    reference="https://docs.pytorch.org/docs/stable/notes/randomness.html",
+)(_proven)
+rule(
+    code="checkpoint/sampler-not-resumed",
+    title="The position in the data was not saved.",
+    symptom="After a restart within an epoch some rows come twice and others never; the counter of steps is right.",
+    cause="A new sampler or loader begins its order at the first row.",
+    confirm="`nbdebug.resume_proof(resumed, uninterrupted, path)` with the rows as values.",
+    fix="Save the order and the position: a sampler with `state_dict`, or torchdata's StatefulDataLoader.",
+    reference="https://meta-pytorch.org/data/main/stateful_dataloader_tutorial.html",
+)(_proven)
+
+
 ORDER = (
     broken, class_moved, unsafe_pickle, lexicographic_latest, device_mapping, prefix_module, prefix_compiled,
     prefix_wrapper, _modules, tied_weights_missing, shape_changed, mismatch, dtype_changed, nonfinite_weights,

@@ -1,0 +1,271 @@
+"""resume_proof(): does a run that was resumed go on as the one that never stopped? And if not, what was not saved?
+
+Both runs are made in copies of this process. Where they part, each state of the other run is put back alone, until the
+two agree: what had to be put back is what the file lacks, or what the loading does not read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from nbdebug.process import can_copy, in_copy
+from nbdebug.report import Finding, Report, RuledOut, Symptom, Table
+from nbdebug.text import count, figures, listed
+from nbdebug.tools.checkpoint.check_checkpoint import checkpoint_facts
+from nbdebug.tools.checkpoint.facts import CheckpointFacts
+from nbdebug.tools.checkpoint.rules import SAVES, missing_part, name_all
+from nbdebug.tools.checkpoint.run_state import ObservedRun, RunState
+
+CODES = {
+    "optimizer": "optimizer-missing", "scheduler": "scheduler-missing", "scaler": "scaler-missing",
+    "ema": "ema-missing", "rng": "rng-not-restored", "generator": "rng-not-restored",
+    "sampler": "sampler-not-resumed", "step": "step-missing",
+}  # fmt: skip
+"""What had to be put back → the cause."""
+AFTER = ("-missing", "sampler-not-resumed", "rng-not-restored")
+"""Ends of codes that say what a run lacks: the runs decide about these."""
+Put = tuple[str, str]
+
+
+def resume_proof(
+    resumed: Callable[[Any], Any],
+    uninterrupted: Callable[[], Any],
+    path: str | os.PathLike[str],
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    ema: Any = None,
+    seconds: float = 120.0,
+) -> Report:
+    """Is a run that was resumed from this file the run that never stopped? Compared bit for bit.
+
+    resumed: `resumed(path)` loads the file and trains on; it gives a list, such as the losses or the rows that it used.
+    uninterrupted: `uninterrupted()` trains without a stop, and gives the same list, of the same steps. Both run in
+    copies of this process (a fork), several times, each for at most so many seconds; nothing here changes. model,
+    optimizer, …: as in `check_checkpoint`, which is asked first: a file that does not load is its finding.
+
+    Where the two part, the states of the other run (optimizer, scheduler, scaler, averages, samplers, generators) are
+    put back one by one, and the one with which both agree is named. Where the run does not repeat even without a stop,
+    the report says so. Raises RuntimeError where this process can't be copied (Windows, or a GPU in use), and what the
+    user's functions raise."""
+    if not can_copy():
+        raise RuntimeError(
+            "resume_proof runs in copies of this process, which needs fork and a GPU that is not in use yet."
+        )
+    given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema}
+    facts = checkpoint_facts(path, **given, load=resumed)
+    static = [one for one in name_all(facts) if not one.code.endswith(AFTER)]
+    question, subject = "resume_proof(resumed, uninterrupted, path)", facts.name
+    if any(not one.code.endswith("dtype-changed") for one in static):
+        return Report(question, tuple(static), subject=subject)
+    proof = _Proof(facts, lambda: resumed(path), uninterrupted, seconds)
+    if not proof.repeats:
+        symptom = Symptom(
+            "The run that is not interrupted gives other values when it runs again.",
+            "Seed it, and see torch.use_deterministic_algorithms.",
+        )
+        return Report(
+            question, subject=subject, symptoms=[symptom], headline="This run does not repeat, even without a stop."
+        )
+    number = len(proof.wanted)
+    if proof.same:
+        ruled_out = RuledOut(
+            "a run that goes on otherwise", f"{count(number, 'value')} of both runs are equal, bit for bit"
+        )
+        return Report(
+            question,
+            (),
+            (ruled_out,),
+            subject=subject,
+            headline=f"The resumed run equals the one that never stopped, in all {number} values.",
+        )
+    findings = tuple(proof.findings(static))
+    symptoms = (
+        []
+        if findings
+        else [Symptom(proof.difference, "None of the states in the variables of your loop explains it alone.")]
+    )
+    rows = [
+        (place, a, b) for place, (a, b) in enumerate(zip(proof.wanted, proof.values)) if not isinstance(a, (list, dict))
+    ]
+    table = Table("Both runs", ("place", "uninterrupted", "resumed"), rows, open=True)
+    return Report(
+        question,
+        findings,
+        subject=subject,
+        symptoms=symptoms,
+        headline="" if findings else proof.difference,
+        tables=(table,),
+    )
+
+
+class _Proof:
+    """Both runs, and the runs with states put back."""
+
+    def __init__(
+        self, facts: CheckpointFacts, resumed: Callable[[], Any], uninterrupted: Callable[[], Any], seconds: float
+    ) -> None:
+        self.facts, self.resumed, self.seconds = facts, resumed, seconds
+        first = self._run(ObservedRun(), uninterrupted)
+        self.plainly = self._run(ObservedRun(), resumed)
+        self.wanted, self.values = _list(first["values"]), _list(self.plainly["values"])
+        self.at = first["backwards"] - self.plainly["backwards"]
+        if self.at <= 0:
+            self.at = facts.file.step or 0
+        again = self._run(ObservedRun(self.at, take=True), uninterrupted)
+        self.repeats = again["values"] == first["values"]
+        self.state: RunState = again["state"]
+        self.inputs = first["inputs"]
+        self.same = self.wanted == self.values
+
+    def _run(self, observed: ObservedRun, function: Callable[[], Any]) -> dict[str, Any]:
+        result: dict[str, Any] = in_copy(lambda: observed.run(function), self.seconds)
+        return result
+
+    @property
+    def difference(self) -> str:
+        """Where the two part, in a sentence."""
+        place = next(
+            (i for i, (a, b) in enumerate(zip(self.wanted, self.values)) if a != b),
+            min(len(self.wanted), len(self.values)),
+        )
+        if place >= min(len(self.wanted), len(self.values)):
+            return f"The resumed run gives {count(len(self.values), 'value')}, the other {len(self.wanted)}"
+        a, b = self.wanted[place], self.values[place]
+        numbers = (
+            f": {figures(b, 6)} in place of {figures(a, 6)}"
+            if isinstance(a, (int, float)) and isinstance(b, (int, float))
+            else ""
+        )
+        return f"The resumed run parts from the other at its value {place}{numbers}"
+
+    def findings(self, static: list[Finding]) -> Iterator[Finding]:
+        """What was not saved, or not put back."""
+        if static:  # weights that were rounded: nothing else can be told before they are right
+            yield from static
+            return
+        for kind, name, proof in self._causes():
+            role = "rng" if kind == "generator" else kind
+            own = f"`{name}`" if name else ""
+            held = role in self.facts.entries
+            reason = f"{self.difference}. {proof}"
+            found = missing_part(self.facts, role, f"checkpoint/{CODES[kind]}", reason)
+            if held:
+                found = Finding(
+                    found.code,
+                    f"{self.facts.name} holds {SAVES[role][0]}, and the run does not go on from it: {reason}",
+                    found.where,
+                    found.evidence,
+                    found.fixes,
+                )
+            evidence = {**found.evidence, "where": [name] if name else [], "put back": own or SAVES[role][0]}
+            yield Finding(found.code, found.title, found.where, evidence, found.fixes)
+
+    def _causes(self) -> Iterator[tuple[str, str, str]]:
+        """(kind, name, how it was proven)."""
+        other_inputs = self.plainly["inputs"] != self.inputs[self.at :]
+        options = sorted(
+            self.state.parts, key=lambda put: (put[0] in self.facts.entries, put[0] not in self._first(other_inputs))
+        )
+        options = [put for put in options if put[0] in CODES]
+        if other_inputs:
+            for put in [put for put in options if put[0] == "sampler"]:
+                if self._continues({put: self.state.parts[put]}):
+                    yield (
+                        "sampler",
+                        put[1],
+                        f"With `{put[1]}` put back, all batches after it are those of the other run",
+                    )
+                    return
+        for early in (True, False):
+            if self._agrees({}, early, True):
+                yield "rng", self._generator(early), "With the states of the generators put back, all values agree"
+                return
+        for put in options:
+            if self._agrees({put: self.state.parts[put]}):
+                yield put[0], put[1], f"With `{put[1]}` put back alone, all {len(self.wanted)} values agree"
+                return
+        found = self._several(options)
+        if found:
+            yield from (
+                (kind, name, f"With {count(len(found), 'state')} put back together, all values agree")
+                for kind, name in found
+            )
+            return
+        yield from self._by_the_data(other_inputs)
+
+    def _first(self, other_inputs: bool) -> tuple[str, ...]:
+        return ("sampler", "generator") if other_inputs else ("optimizer", "scheduler", "scaler", "ema")
+
+    def _several(self, options: list[Put]) -> list[Put]:
+        """The smallest set of states with which both agree, where one is not enough."""
+        needed: Mapping[Put, Any] = {put: self.state.parts[put] for put in options}
+        if not needed or not self._agrees(needed, early=True, random=True):
+            return []
+        for put in options:
+            fewer = {key: value for key, value in needed.items() if key != put}
+            if self._agrees(fewer, early=True, random=True):
+                needed = fewer
+        chosen = list(needed)
+        return chosen if self._agrees(needed) else [*chosen, ("rng", "")]
+
+    def _by_the_data(self, other_inputs: bool) -> Iterator[tuple[str, str, str]]:
+        """Causes that no state in a variable explains: a loop that counts from zero, an order that begins anew."""
+        start = self._start()
+        counters = {n: (v, start.counters[n]) for n, v in self.state.counters.items() if start.counters.get(n, v) != v}
+        if counters and "step" not in self.facts.entries:
+            name, (there, here) = max(counters.items(), key=lambda item: item[1][0] - item[1][1])
+            yield "step", name, f"`{name}` begins at {here} where the other run has {there}"
+        elif other_inputs and self.plainly["inputs"]:
+            mark = self.plainly["inputs"][0]
+            place = self.inputs.index(mark) if mark in self.inputs else None
+            how = (
+                f"its first batch is batch {place} of the other run, which is at batch {self.at}"
+                if place is not None
+                else "its batches are in another order"
+            )
+            yield "sampler", "", f"The data begins anew: {how}"
+        elif counters:
+            name, (there, here) = max(counters.items(), key=lambda item: item[1][0] - item[1][1])
+            yield "step", name, f"`{name}` begins at {here} where the other run has {there}"
+
+    def _start(self) -> RunState:
+        state: RunState = self._run(ObservedRun(0, take=True), self.resumed)["state"]
+        return state
+
+    def _trial(self, put: Mapping[Put, Any], early: Mapping[str, Any], late: Mapping[str, Any]) -> dict[str, Any]:
+        observed = ObservedRun(0, put=put)
+        observed.early, observed.late = dict(early), dict(late)
+        try:
+            return self._run(observed, self.resumed)
+        except Exception:  # a state that does not fit the object there: it is not the cause
+            return {"values": None, "inputs": []}
+
+    def _agrees(self, put: Mapping[Put, Any], early: bool = False, random: bool = False) -> bool:
+        states = self.state.earlier if early else self.state.random
+        given = states if random else {}
+        result = self._trial(put, given if early else {}, {} if early else given)
+        return result["values"] is not None and _list(result["values"]) == self.wanted
+
+    def _continues(self, put: Mapping[Put, Any]) -> bool:
+        """Whether all batches but the first, which was drawn before the state came back, are the other run's."""
+        inputs = self._trial(put, {}, {})["inputs"]
+        return len(inputs) > 1 and inputs[1:] == self.inputs[self.at + 1 :][: len(inputs) - 1]
+
+    def _generator(self, early: bool) -> str:
+        """Which of the global generators it is, where one alone is enough."""
+        states = self.state.earlier if early else self.state.random
+        for name, state in states.items():
+            one = {name: state}
+            result = self._trial({}, one if early else {}, {} if early else one)
+            if result["values"] is not None and _list(result["values"]) == self.wanted:
+                return name
+        return listed(states, quote="")
+
+
+def _list(values: Any) -> list[Any]:
+    return values if isinstance(values, list) else [values]

@@ -1,0 +1,294 @@
+"""What a run is at one moment: the optimizers, schedulers, averages, samplers and generators among the variables of its
+frames, and how each is put back into another run at the same moment.
+
+The moment is the first forward of training after so many backwards. A run is observed in a copy of this process.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from nbdebug.observe.variables import attributes
+
+AVERAGE = re.compile(r"ema|average|shadow|swa|slow|teacher|target", re.IGNORECASE)
+"""Names of averaged weights."""
+PLAIN = (int, float, str, bool, bytes, type(None))
+OURS = ("torch.", "nbdebug.", "numpy.", "importlib", "contextlib")
+
+
+class RunState:
+    """What was taken at the moment. parts: (kind, name) → state; counters: whole numbers among the variables; random:
+    states of the global generators at the moment, and `earlier` those after the update before it."""
+
+    def __init__(self) -> None:
+        self.parts: dict[tuple[str, str], Any] = {}
+        self.counters: dict[str, int] = {}
+        self.random: dict[str, Any] = {}
+        self.earlier: dict[str, Any] = {}
+
+
+class ObservedRun:
+    """Runs a function of the user's with the moment in sight. at: how many backwards come before it.
+
+    take: note the state at the moment. put: (kind, name) → state to put back there; early, late: states of the global
+    generators to set after each loading, or at the moment. inputs: of each forward of training, a number that stands
+    for its tensors."""
+
+    def __init__(self, at: int = 0, take: bool = False, put: Mapping[tuple[str, str], Any] | None = None) -> None:
+        self.at, self.take, self.put = at, take, dict(put or {})
+        self.early: dict[str, Any] = {}
+        self.late: dict[str, Any] = {}
+        self.backwards, self.inputs, self.state, self.done = 0, list[int](), RunState(), False
+        self._depth = 0
+        self._stop: FrameType | None = None
+
+    def run(self, function: Callable[[], Any]) -> dict[str, Any]:
+        """{"values", "backwards", "inputs", "state"}; changes functions of torch and never puts them back: only in a
+        copy of the process."""
+        self._watch()
+        self._stop = sys._getframe()
+        values = function()
+        return {"values": plain(values), "backwards": self.backwards, "inputs": self.inputs, "state": self.state}
+
+    def _watch(self) -> None:
+        backward = torch.autograd.backward
+
+        def counted(*args: Any, **kwargs: Any) -> None:
+            backward(*args, **kwargs)
+            self.backwards += 1
+
+        torch.autograd.backward = counted
+        nn.modules.module.register_module_forward_pre_hook(self._before_forward)
+        nn.modules.module.register_module_forward_hook(self._after_forward, always_call=True)
+        register_optimizer_step_post_hook(self._after_step)
+        if self.early:
+            self._after(torch, "load")
+            self._after(nn.Module, "load_state_dict")
+            self._after(torch.optim.Optimizer, "load_state_dict")
+
+    def _after(self, owner: Any, name: str) -> None:
+        plainly = getattr(owner, name)
+
+        def loaded(*args: Any, **kwargs: Any) -> Any:
+            result = plainly(*args, **kwargs)
+            set_random(self.early)
+            return result
+
+        setattr(owner, name, loaded)
+
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
+        self._depth += 1
+        if self._depth > 1 or not module.training or not torch.is_grad_enabled():
+            return
+        if not any(p.requires_grad for p in module.parameters()):
+            return
+        self.inputs.append(_mark(args))
+        if self.backwards >= self.at and not self.done:
+            self.done = True
+            self._moment(sys._getframe(1))
+
+    def _after_forward(self, module: nn.Module, args: Any, result: Any) -> None:
+        self._depth -= 1
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self.take and self.backwards <= self.at:
+            self.state.earlier = get_random()
+
+    def _moment(self, frame: FrameType) -> None:
+        things = dict(_things(frame, self._stop))
+        if self.take:
+            self.state.random = get_random()
+            for name, thing in things.items():
+                if type(thing) is int:
+                    self.state.counters[name] = thing
+            for key, thing in kinds(things).items():
+                state = _taken(key[0], thing)
+                if state is not None:
+                    self.state.parts[key] = state
+        for key, thing in kinds(things).items() if self.put else ():
+            if key in self.put:
+                put_back(key[0], thing, self.put[key])
+        if self.late:
+            set_random(self.late)
+
+
+def plain(value: Any) -> Any:
+    """Numbers, for comparison: tensors as lists."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): plain(inside) for key, inside in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inside) for inside in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _mark(args: Any) -> int:
+    """A number that is the same for the same tensors."""
+    tensors = [each for each in args if isinstance(each, torch.Tensor)]
+    return hash(
+        tuple(
+            (tuple(t.shape), t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            for t in tensors
+            if t.numel()
+        )
+    )
+
+
+def _things(frame: FrameType | None, stop: FrameType | None) -> Iterator[tuple[str, Any]]:
+    """(name, thing) of the variables in the frames of the user's code, and of the attributes of the user's objects."""
+    known: set[str] = set()
+    while frame is not None and frame is not stop:
+        if not str(frame.f_globals.get("__name__", "")).startswith(OURS):
+            for name, thing in list(frame.f_locals.items()):
+                if name not in known and not name.startswith("_"):
+                    known.add(name)
+                    yield name, thing
+                    if _is_users(thing):
+                        yield from ((f"{name}.{key}", part) for key, part in attributes(thing).items())
+        frame = frame.f_back
+
+
+def _is_users(thing: Any) -> bool:
+    kind = type(thing)
+    return (
+        not isinstance(thing, (nn.Module, type))
+        and not kind.__module__.startswith(("torch", "builtins", "numpy"))
+        and hasattr(thing, "__dict__")
+    )
+
+
+def kinds(things: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+    """(kind, name) → thing of all that has a state. Each object once."""
+    trained = {
+        id(p)
+        for t in things.values()
+        if isinstance(t, torch.optim.Optimizer)
+        for g in t.param_groups
+        for p in g["params"]
+    }
+    found: dict[tuple[str, str], Any] = {}
+    seen: set[int] = set()
+    for name, thing in things.items():
+        kind = _kind(name, thing, trained) if id(thing) not in seen else ""
+        if kind:
+            seen.add(id(thing))
+            found[kind, name] = thing
+    return found
+
+
+def _kind(name: str, thing: Any, trained: set[int]) -> str:
+    if isinstance(thing, torch.optim.Optimizer):
+        return "optimizer"
+    if isinstance(thing, nn.Module):
+        return (
+            "model" if any(id(p) in trained for p in thing.parameters()) and not hasattr(thing, "n_averaged") else "ema"
+        )
+    if isinstance(thing, (torch.Generator, random.Random)) or type(thing).__module__.startswith("numpy.random"):
+        return "generator"
+    if (
+        hasattr(thing, "state_dict")
+        and hasattr(thing, "last_epoch")
+        or isinstance(thing, torch.optim.lr_scheduler.LRScheduler)
+    ):
+        return "scheduler"
+    if hasattr(thing, "get_scale") and hasattr(thing, "state_dict"):
+        return "scaler"
+    tensors = _tensors(thing)
+    if tensors is not None and (isinstance(thing, dict) or AVERAGE.search(name)):
+        return "ema"
+    if _is_users(thing):
+        inside = any(_tensors(value) is not None for value in attributes(thing).values())
+        return "ema" if inside and AVERAGE.search(f"{name}.{type(thing).__name__}") else "sampler"
+    return ""
+
+
+def _tensors(thing: Any) -> list[Any] | None:
+    """The tensors of a list or dict of nothing else."""
+    values = list(thing.values()) if isinstance(thing, dict) else thing if isinstance(thing, list) else []
+    return values if values and all(isinstance(value, torch.Tensor) for value in values) else None
+
+
+def _taken(kind: str, thing: Any) -> Any:
+    """The state of a thing, fit for another process; None where it has none."""
+    try:
+        if kind == "generator":
+            state = (
+                thing.get_state()
+                if hasattr(thing, "get_state")
+                else thing.getstate()
+                if hasattr(thing, "getstate")
+                else thing.bit_generator.state
+            )
+        elif kind == "ema" and isinstance(thing, (dict, list)):
+            state = thing
+        elif hasattr(thing, "state_dict"):
+            state = thing.state_dict()
+        else:
+            state = {n: v for n, v in attributes(thing).items() if _is_plain(v)}
+        return pickle.loads(pickle.dumps(copy.deepcopy(state)))
+    except Exception:  # an object of the user's that can't be copied: it is not among what is put back
+        return None
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple, set)):
+        return all(_is_plain(v) for v in value)
+    if isinstance(value, dict):
+        return all(_is_plain(v) for v in value.values())
+    return isinstance(value, (*PLAIN, torch.Tensor))
+
+
+def put_back(kind: str, thing: Any, state: Any) -> None:
+    """Give a thing the state that it has in the other run."""
+    if kind == "generator":
+        if hasattr(thing, "set_state"):
+            thing.set_state(state)
+        elif hasattr(thing, "setstate"):
+            thing.setstate(state)
+        else:
+            thing.bit_generator.state = state
+    elif kind == "scheduler":
+        thing.load_state_dict(state)
+        rates = state.get("_last_lr") or []
+        for group, rate in zip(thing.optimizer.param_groups, rates):
+            group["lr"] = rate
+    elif isinstance(thing, (dict, list)):
+        for key in thing if isinstance(thing, dict) else range(len(thing)):
+            with torch.no_grad():
+                thing[key].copy_(state[key])
+    elif hasattr(thing, "load_state_dict"):
+        thing.load_state_dict(state)
+    else:
+        vars(thing).update(copy.deepcopy(state))
+
+
+def get_random() -> dict[str, Any]:
+    """The states of the global generators of torch, Python and numpy."""
+    import numpy as np
+
+    return {"torch": torch.get_rng_state(), "Python": random.getstate(), "numpy": np.random.get_state()}
+
+
+def set_random(states: Mapping[str, Any]) -> None:
+    """Set those that are given."""
+    import numpy as np
+
+    setters: dict[str, Callable[[Any], Any]] = {
+        "torch": torch.set_rng_state,
+        "Python": random.setstate,
+        "numpy": np.random.set_state,
+    }
+    for name, state in states.items():
+        setters[name](state)
