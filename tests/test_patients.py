@@ -147,7 +147,9 @@ def opened(training):
         return failed(training)
     with tempfile.TemporaryDirectory() as folder:
         path = training.make(pathlib.Path(folder))
-        parts = {name: value for name, value in vars(training).items() if name not in ("make", "path")}
+        if hasattr(training, "resumed"):
+            return nbdebug.resume_proof(training.resumed, training.uninterrupted, path)
+        parts = {name: value for name, value in vars(training).items() if name != "make"}
         return nbdebug.check_checkpoint(path, **parts)
 
 

@@ -1,4 +1,4 @@
-"""%check_checkpoint: will a file load, and into what? Its answer: `nbdebug.check_checkpoint`."""
+"""%check_checkpoint and %resume_proof: will a file load, and into what; is the run that goes on from it the same?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS = ("model", "optimizer", "scheduler", "scaler", "ema", "load")
 
 @magics_class
 class CheckCheckpointMagics(Magics):
-    """%check_checkpoint."""
+    """%check_checkpoint and %resume_proof."""
 
     @no_var_expand
     @needs_local_scope
@@ -64,3 +64,36 @@ class CheckCheckpointMagics(Magics):
         except FileNotFoundError as error:
             raise UsageError(str(error)) from None
         return answer(dataclasses.replace(report, question=f"%check_checkpoint {args.path}"), args, line)
+
+    @no_var_expand
+    @needs_local_scope
+    @magic_arguments()
+    @argument("resumed", metavar="RESUMED", nargs="?", help="your function resumed(path): loads the file and trains on")
+    @argument("whole", metavar="UNINTERRUPTED", nargs="?", help="your function that trains without a stop")
+    @argument("path", metavar="PATH", nargs="?", help="the file, or a variable that holds its path")
+    @FULL
+    @HELP
+    @line_magic
+    def resume_proof(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+        """Is a run that was resumed from a file the run that never stopped? And if not, what was not saved?
+
+            %resume_proof resumed uninterrupted runs/step_1000.pt
+
+        Both functions give a list of the same steps, such as the losses. They run in copies of the process: nothing
+        here changes. In a script: nbdebug.resume_proof(resumed, uninterrupted, path).
+        """
+        __tracebackhide__ = True
+        args = parse(self.resume_proof, line)
+        if args is None:
+            return None
+        if args.path is None:
+            raise UsageError("%resume_proof needs two functions and a path: %resume_proof resumed uninterrupted PATH")
+        names = variables(self.shell, local_ns)
+        resumed, whole = (evaluate(each, names) for each in (args.resumed, args.whole))
+        path = unquote(args.path)
+        try:
+            report = nbdebug.resume_proof(resumed, whole, names.get(path, path))
+        except FileNotFoundError as error:
+            raise UsageError(str(error)) from None
+        question = f"%resume_proof {args.resumed} {args.whole} {args.path}"
+        return answer(dataclasses.replace(report, question=question), args, line)

@@ -4,6 +4,8 @@
     formats            the probe: torch's files (zip and legacy), safetensors, indices of shards, folders
     facts, rules       what was read, as plain values; the rules that name causes
     names              which name of the file is which name of the model
+    resume_proof       the public function: a resumed run beside the one that never stopped, and what was not saved
+    run_state          the states among the variables of a run at one moment, and how they are put back
     checkpoints        `Checkpoints`: a folder whose last good file survives a kill at any moment and a full disk
 
 Nothing that a file names is ever created or called, and no tensor of it is allocated to look at it.

@@ -312,7 +312,7 @@ def _entries(file: SavedFile) -> dict[str, str]:
         if role and role not in entries:
             entries[role] = path
     if file.step is not None:
-        entries["step"] = next(path for path, value in file.walk() if value is file.step or value == file.step)
+        entries["step"] = next(path for path, number in file.steps() if number == file.step)
     return entries
 
 

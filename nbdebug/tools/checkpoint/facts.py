@@ -13,6 +13,8 @@ STEP = re.compile(
     r"(?:^|_)(?:step|steps|epoch|iter|iteration|iter_num|it|global_step|update|updates|batch)$", re.IGNORECASE
 )
 """Names under which a run keeps how far it has come."""
+SCHEDULER = ("last_epoch", "_step_count")
+"""Counters of torch's schedulers."""
 DTYPES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 """Floating types and their bytes: a smaller one keeps fewer digits."""
 
@@ -77,10 +79,14 @@ class SavedFile:
     @property
     def step(self) -> int | None:
         """How far the run had come when this was saved: the largest number under such a name near the top."""
-        numbers = [
-            v for p, v in self.walk() if type(v) is int and p.count(".") < 2 and STEP.search(p.rpartition(".")[2])
-        ]
-        return max(numbers, default=None)
+        return max((number for _, number in self.steps()), default=None)
+
+    def steps(self) -> Iterator[tuple[str, int]]:
+        """(path, number) of the counters near the top. A scheduler's own are none of them: it is not always there."""
+        for path, value in self.walk():
+            last = path.rpartition(".")[2]
+            if type(value) is int and path.count(".") < 2 and STEP.search(last) and last not in SCHEDULER:
+                yield path, value
 
 
 def walk(tree: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:

@@ -14,9 +14,9 @@ from nbdebug.process import can_copy, in_copy
 from nbdebug.report import Finding, Report, RuledOut, Symptom, Table
 from nbdebug.text import count, figures, listed
 from nbdebug.tools.checkpoint.check_checkpoint import checkpoint_facts
-from nbdebug.tools.checkpoint.facts import CheckpointFacts
+from nbdebug.tools.checkpoint.facts import STEP, CheckpointFacts
 from nbdebug.tools.checkpoint.rules import SAVES, missing_part, name_all
-from nbdebug.tools.checkpoint.run_state import ObservedRun, RunState
+from nbdebug.tools.checkpoint.run_state import ObservedRun, RunState, plain
 
 CODES = {
     "optimizer": "optimizer-missing", "scheduler": "scheduler-missing", "scaler": "scaler-missing",
@@ -173,13 +173,10 @@ class _Proof:
         )
         options = [put for put in options if put[0] in CODES]
         if other_inputs:
-            for put in [put for put in options if put[0] == "sampler"]:
+            for put in [put for put in options if put[0] in ("sampler", "generator")]:
                 if self._continues({put: self.state.parts[put]}):
-                    yield (
-                        "sampler",
-                        put[1],
-                        f"With `{put[1]}` put back, all batches after it are those of the other run",
-                    )
+                    kind, name = self._counter(put)
+                    yield kind, name, f"With `{name}` put back, all batches after it are those of the other run"
                     return
         for early in (True, False):
             if self._agrees({}, early, True):
@@ -187,7 +184,8 @@ class _Proof:
                 return
         for put in options:
             if self._agrees({put: self.state.parts[put]}):
-                yield put[0], put[1], f"With `{put[1]}` put back alone, all {len(self.wanted)} values agree"
+                kind, name = self._counter(put)
+                yield kind, name, f"With `{name}` put back alone, all {len(self.wanted)} values agree"
                 return
         found = self._several(options)
         if found:
@@ -197,6 +195,15 @@ class _Proof:
             )
             return
         yield from self._by_the_data(other_inputs)
+
+    def _counter(self, put: Put) -> Put:
+        """An object of the user's that differs in a counter of steps alone is that counter."""
+        there, here = self.state.parts[put], self._start().parts.get(put)
+        if put[0] == "sampler" and isinstance(there, dict) and isinstance(here, dict):
+            changed = [key for key in there if plain(there[key]) != plain(here.get(key))]
+            if changed and all(type(there[key]) is int and STEP.search(key) for key in changed):
+                return "step", f"{put[1]}.{changed[0]}"
+        return put
 
     def _first(self, other_inputs: bool) -> tuple[str, ...]:
         return ("sampler", "generator") if other_inputs else ("optimizer", "scheduler", "scaler", "ema")
