@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
 import pathlib
 import re
@@ -16,6 +17,7 @@ import nbdebug
 from nbdebug import registry
 from nbdebug.report import Report
 from nbdebug.text import count, in_colour
+from nbdebug.tools.environment import machine
 
 DEMO = "01_nan.ipynb"
 CAUSE = re.compile(r"^(?:Cause|Most likely): \S+/\S+$", re.MULTILINE)
@@ -42,10 +44,19 @@ def main(arguments: list[str] | None = None) -> int:
     )
     checked = commands.add_parser("check-checkpoint", help="look at a checkpoint, or a folder of them, without loading")
     checked.add_argument("path", metavar="PATH", help="a file (.pt, .ckpt, .safetensors, ...), or a folder")
+    environment = commands.add_parser("check-environment", help="what will stop a run here (exit status 1 on problems)")
+    environment.add_argument("--requirements", metavar="FILE", help="compared with what is installed")
+    environment.add_argument("--facts", metavar="FILE", help="another machine's, as `facts` prints them there")
+    commands.add_parser("facts", help="print this machine's facts as JSON; needs no torch")
     args = parser.parse_args(arguments)
     if args.command == "check-config":
         checks = [functools.partial(nbdebug.check_config, path, schema=args.schema) for path in args.paths]
         return max(print_check(check) for check in checks)
+    if args.command == "check-environment":
+        return print_check(functools.partial(environment_of, args.requirements, args.facts))
+    if args.command == "facts":
+        print(json.dumps(machine.machine_facts(), indent=1))
+        return 0
     if args.command == "demo":
         return demo()
     if args.command == "explain":
@@ -59,6 +70,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     parser.print_help()
     return 2
+
+
+def environment_of(requirements: str | None, facts: str | None) -> Report:
+    """The report of this machine, or of the facts in a file."""
+    known = json.loads(pathlib.Path(facts).read_text(encoding="utf-8")) if facts else None
+    return nbdebug.check_environment(requirements=requirements, facts=known)
 
 
 def print_check(check: Callable[[], Report]) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 from nbdebug.report import Finding
 from nbdebug.text import styled, terminal_width
 
-CHAPTERS = ("nan", "training", "precision", "memory", "error", "notebook", "config", "checkpoint")
+CHAPTERS = ("nan", "training", "precision", "memory", "error", "notebook", "config", "checkpoint", "environment")
 """The chapters with a package of rules, in the order of the catalogue: the first part of most codes."""
 ELSEWHERE = {
     "error": ("memory", "error", "notebook"),
@@ -36,6 +36,7 @@ _HOMES = {
     "notebook": "nbdebug.tools.notebook.rules",
     "config": "nbdebug.tools.config.rules",
     "checkpoint": "nbdebug.tools.checkpoint.rules",
+    "environment": "nbdebug.tools.environment.rules",
 }
 _rules: dict[str, Rule] = {}
 

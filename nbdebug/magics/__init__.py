@@ -14,6 +14,7 @@
     %stop_at LAYER             stop training inside a layer, in ipdb or in the attached debugger
     %step_through              a training step, layer by layer, while the notebook stays usable
     %check_config FILE         what is wrong with the settings of a run, before anything runs
+    %check_environment         whether this machine can do what a run asks of it
     %check_notebook            what cells that ran again, or out of order, have left behind
     %explain                   why the last cell failed; %explain CODE shows the catalogue page of a cause
     %nbdebug                   the panel: what is on, what was found, and buttons; %nbdebug off removes everything
@@ -32,6 +33,7 @@ from nbdebug.magics._arguments import help_text
 from nbdebug.magics._completion import Completion
 from nbdebug.magics.check_checkpoint import CheckCheckpointMagics
 from nbdebug.magics.check_config import CheckConfigMagics
+from nbdebug.magics.check_environment import CheckEnvironmentMagics
 from nbdebug.magics.check_notebook import CheckNotebookMagics
 from nbdebug.magics.diagnose import DiagnoseMagics
 from nbdebug.magics.explain import ExplainMagics
@@ -58,6 +60,7 @@ QUESTIONS = (
     FreeMagics,
     PrecisionMagics,
     CheckConfigMagics,
+    CheckEnvironmentMagics,
     CheckNotebookMagics,
     CheckCheckpointMagics,
 )

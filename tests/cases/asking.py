@@ -148,6 +148,10 @@ def ask_checkpoint(ns: types.SimpleNamespace) -> nbdebug.Report:
         return nbdebug.check_checkpoint(path, **parts)
 
 
+def ask_environment(ns: types.SimpleNamespace) -> nbdebug.Report:
+    return nbdebug.check_environment(facts=ns.probe())
+
+
 ASKERS = {
     "checkpoint": ask_checkpoint,
     "nan": ask_nan,
@@ -157,6 +161,7 @@ ASKERS = {
     "error": ask_error,
     "notebook": ask_notebook,
     "config": ask_config,
+    "environment": ask_environment,
 }
 """kind → the function that asks. A kind that is not here is skipped."""
 
@@ -164,6 +169,7 @@ WAYS = {"trace": ASKERS, "guard": {"nan": ask_guard}, "preflight": {"training": 
 """How to ask: after it broke, or on guard while it runs."""
 
 SIGNS = {
+    "environment": {"probe"},
     "config": {"make", "use", "schema"},
     "checkpoint": {"make", "model", "optimizer"},
     "data": {"make", "dataset", "expected"},

@@ -1,0 +1,11 @@
+"""Whether a machine, its packages and its variables can do what a run asks of them.
+
+    check_environment  the public function: facts of this machine or of another one, judged
+    machine     the facts of this machine, with the standard library alone (the probe)
+    versions    what goes together: tables with their sources and dates
+    facts, rules  the facts as plain values; the rules that name causes
+
+Tables are silent on what they don't know: a version newer than theirs is never called wrong.
+"""
+
+from __future__ import annotations

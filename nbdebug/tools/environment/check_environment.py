@@ -1,0 +1,131 @@
+"""check_environment(): whether this machine, or another one, can do what a run asks of it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import pathlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from nbdebug.report import Report, RuledOut, Table
+from nbdebug.text import count, listed, size
+from nbdebug.tools.environment.facts import EnvironmentFacts
+from nbdebug.tools.environment.machine import machine_facts, shell_python
+from nbdebug.tools.environment.rules import ORDER, torch_of
+from nbdebug.tools.environment.versions import DATE
+
+LITTLE_DISK = 2 * 2**30
+"""Bytes: a checkpoint of a small language model, with its optimizer's state, is as large."""
+DOCKER_SHM = 64 * 2**20
+"""Bytes of /dev/shm that Docker gives a container by default."""
+
+
+def check_environment(*, requirements: Any = None, facts: Mapping[str, Any] | None = None) -> Report:
+    """Find what in this machine, its packages and its variables will stop a run, or slow it down.
+
+    requirements: a requirements file, or a list of its lines, to be compared with what is installed here. facts:
+    another machine's, as `python -m nbdebug facts` writes them there; also with a key `run`, what is asked for:
+    `device`, `dtype`, `num_workers`, `prefetch_factor`, `batch_bytes`, `start_method`, `pin_memory`,
+    `tokenizer_used_before_workers`, `backend`, `nodes`, `world_size`. Sizes are in bytes. A key that is not there is
+    not known, or was not asked for.
+
+    The tables of versions have a date, and are silent on what is newer. The report's table is a text for a bug report,
+    without names of people, hosts or tokens. Raises TypeError where facts has another form, OSError where the file of
+    requirements can't be opened.
+    """
+    own = facts is None
+    raw = machine_facts() if facts is None else facts
+    if not isinstance(raw, Mapping):
+        raise TypeError(f"facts takes a dict as `python -m nbdebug facts` writes it; got {type(raw).__name__}.")
+    unchecked: list[str] = []
+    pins = tuple(_unmet(_lines(requirements), unchecked)) if requirements is not None else ()
+    known = EnvironmentFacts.of(raw, pins)
+    findings = tuple(found for found in (check(known) for check in ORDER) if found is not None)
+    notes = _notes(raw) if own else ()
+    ruled_out = (
+        ()
+        if findings
+        else (
+            RuledOut(
+                "versions that don't go together", f"{count(len(known.packages), 'package')} compared, tables of {DATE}"
+            ),
+        )
+    )
+    if not known.run:
+        unchecked.append("what your run asks for (workers, number type, backend): give facts with a key run")
+    return Report(
+        "check_environment()",
+        findings,
+        ruled_out,
+        tuple(unchecked),
+        tuple(notes),
+        "this machine" if own else "the machine of the facts",
+        {"machine": dict(raw)},
+        headline="" if findings else "No problem was found in this environment.",
+        tables=(Table("The machine", ("what", "value"), list(_rows(raw, known))),),
+    )
+
+
+def _lines(requirements: Any) -> Iterable[str]:
+    if isinstance(requirements, (str, pathlib.PurePath)):
+        return pathlib.Path(requirements).read_text(encoding="utf-8").splitlines()
+    return [str(line) for line in requirements]
+
+
+def _unmet(lines: Iterable[str], unchecked: list[str]) -> Iterator[tuple[str, str]]:
+    """(requirement, what is installed) of each that is not met here."""
+    try:
+        from packaging.requirements import InvalidRequirement, Requirement
+    except ImportError:
+        unchecked.append("requirements: packaging is not installed (pip install 'torch-nbdebug[config]')")
+        return
+    for line in lines:
+        text = re.sub(r"(^|\s)#.*", "", line).strip()
+        if not text or text.startswith("-"):
+            continue
+        try:
+            wanted = Requirement(text)
+        except InvalidRequirement:
+            unchecked.append(f"the requirement {text!r}: it is none that can be compared")
+            continue
+        if wanted.marker is not None and not wanted.marker.evaluate():
+            continue
+        try:
+            have = importlib.metadata.version(wanted.name)
+        except importlib.metadata.PackageNotFoundError:
+            have = ""
+        if not have or not wanted.specifier.contains(have, prereleases=True):
+            yield f"{wanted.name}{wanted.specifier}", have
+
+
+def _notes(raw: Mapping[str, Any]) -> Iterator[str]:
+    other = shell_python()
+    if other is not None:
+        yield f"`python` in a shell is {other}, another installation than this kernel's: use %pip to install"
+    for place, free in (raw.get("disk") or {}).items():
+        if free < LITTLE_DISK:
+            yield f"{size(free)} of disk are left {'in this folder' if place == 'here' else 'for temporary files'}"
+    shm = (raw.get("shm") or {}).get("size")
+    if shm is not None and shm <= DOCKER_SHM:
+        yield f"/dev/shm has {size(shm)}: a loader with workers needs more (docker run --shm-size=8g)"
+
+
+def _rows(raw: Mapping[str, Any], known: EnvironmentFacts) -> Iterator[tuple[str, str]]:
+    """What a bug report needs."""
+    build, driver = known.build, known.driver or {}
+    yield "Python", f"{raw.get('python', '?')} on {known.platform or '?'}"
+    yield (
+        "torch",
+        f"{torch_of(known) or 'not installed'}, CUDA {build.get('cuda')}"
+        + (f", ROCm {build['hip']}" if build.get("hip") else ""),
+    )
+    yield "cards", listed([card.name for card in known.cards or ()], 8, "") or "none"
+    if driver:
+        yield "driver", f"{driver.get('version')}, serves CUDA {driver.get('cuda')}"
+    if raw.get("memory"):
+        yield "memory", f"{size(raw['memory'])}, {raw.get('cpus')} CPU cores"
+    if known.shm is not None:
+        yield "/dev/shm", size(known.shm)
+    yield from ((name, value) for name, value in sorted(known.packages.items()) if name != "torch")
+    yield from sorted(known.env.items())
