@@ -157,6 +157,7 @@ ASK = {
     "checkpoint": opened,
     "config": configured,
     "data": failed,
+    "environment": lambda training: nbdebug.check_environment(facts=training.facts),
     "error": failed,
     "error/stale-import": run_as_cells,
     "memory": remembered,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 Version = tuple[int, ...]
 
 DATE = "2025-11"
-"""When the tables were last compared with their sources."""
+"""The month up to which the tables know releases."""
 TORCHVISION_OFFSET = 15
 TORCH_FROM_2 = (0, 9)
 """torch 2.k goes with torchvision 0.(15 + k) and torchaudio 2.k, for these k
