@@ -275,8 +275,8 @@ WAITING = "Waiting for the next step …"
 
 
 def _magics(lines: Mapping[str, Any]) -> Table:
-    """What can be typed, each with the first sentence of its help."""
-    rows = [[f"%{name}", summary(method)] for name, method in sorted(lines.items())]
+    """What can be typed, each with the first sentence of its help; those for every day come first."""
+    rows = [[f"%{name}", summary(method)] for name, method in lines.items()]
     return Table("What you can type", ("magic", "what it does"), rows)
 
 
