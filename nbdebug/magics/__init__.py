@@ -32,8 +32,7 @@ from typing import Any
 from nbdebug.magics._arguments import help_text
 from nbdebug.magics._completion import Completion
 from nbdebug.magics.check_checkpoint import CheckCheckpointMagics
-from nbdebug.magics.check_config import CheckConfigMagics
-from nbdebug.magics.check_environment import CheckEnvironmentMagics
+from nbdebug.magics.check_config import BeforeRunMagics
 from nbdebug.magics.check_notebook import CheckNotebookMagics
 from nbdebug.magics.diagnose import DiagnoseMagics
 from nbdebug.magics.explain import ExplainMagics
@@ -59,8 +58,7 @@ QUESTIONS = (
     FitMagics,
     FreeMagics,
     PrecisionMagics,
-    CheckConfigMagics,
-    CheckEnvironmentMagics,
+    BeforeRunMagics,
     CheckNotebookMagics,
     CheckCheckpointMagics,
 )
