@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from nbdebug.observe.locations import cell_name
 from nbdebug.observe.sources import edit_of, edited_functions, nodes_of, source
 from nbdebug.observe.variables import closure_variables
 from nbdebug.process import can_copy, in_copy
@@ -388,7 +389,7 @@ def _loading(facts: CheckpointFacts, load: Any) -> dict[str, ast.Call]:
                 calls.setdefault("load", node)
     call = calls.get("load") or calls.get("into")
     if call is not None:
-        facts.where = Where(file=file, line=call.lineno, text=lines[call.lineno - first].strip())
+        facts.where = Where(file=file, line=call.lineno, text=lines[call.lineno - first].strip(), cell=cell_name(file))
     return calls
 
 

@@ -15,7 +15,7 @@ from nbdebug.report import Finding, Report, RuledOut, Symptom, Table
 from nbdebug.text import count, figures, listed
 from nbdebug.tools.checkpoint.check_checkpoint import checkpoint_facts
 from nbdebug.tools.checkpoint.facts import STEP, CheckpointFacts
-from nbdebug.tools.checkpoint.rules import SAVES, missing_part, name_all
+from nbdebug.tools.checkpoint.rules import missing_part, name_all
 from nbdebug.tools.checkpoint.run_state import ObservedRun, RunState, plain
 
 CODES = {
@@ -150,20 +150,7 @@ class _Proof:
             return
         for kind, name, proof in self._causes():
             role = "rng" if kind == "generator" else kind
-            own = f"`{name}`" if name else ""
-            held = role in self.facts.entries
-            reason = f"{self.difference}. {proof}"
-            found = missing_part(self.facts, role, f"checkpoint/{CODES[kind]}", reason)
-            if held:
-                found = Finding(
-                    found.code,
-                    f"{self.facts.name} holds {SAVES[role][0]}, and the run does not go on from it: {reason}",
-                    found.where,
-                    found.evidence,
-                    found.fixes,
-                )
-            evidence = {**found.evidence, "where": [name] if name else [], "put back": own or SAVES[role][0]}
-            yield Finding(found.code, found.title, found.where, evidence, found.fixes)
+            yield missing_part(self.facts, role, f"checkpoint/{CODES[kind]}", f"{self.difference}. {proof}", name)
 
     def _causes(self) -> Iterator[tuple[str, str, str]]:
         """(kind, name, how it was proven)."""

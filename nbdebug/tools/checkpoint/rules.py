@@ -540,35 +540,42 @@ def _lacking(role: str, code: str, why: str) -> Callable[[CheckpointFacts], Find
     return check
 
 
-def missing_part(facts: CheckpointFacts, role: str, code: str, why: str) -> Finding:
-    """What a file lacks, and how it is saved and put back."""
-    save = SAVES[role]
-    title = f"{facts.name} does not hold {save[0]}: {why}"
-    return finding(
-        facts, code, title, (Fix(f"Save it too, and load it: {save[0]}.", save[1]),), entries=sorted(facts.entries)
-    )
+def missing_part(facts: CheckpointFacts, role: str, code: str, why: str, name: str = "") -> Finding:
+    """What a file lacks, or the loading leaves in it, and the lines that save it and put it back. name: the variable,
+    or the global generator (torch, Python, numpy)."""
+    words = WORDS[role]
+    held = role in facts.entries
+    fails = f"holds {words}, and the run does not go on from it" if held else f"does not hold {words}"
+    if role == "step":
+        lines = "state['step'] = step + 1  # when saving\nfor step in range(state['step'], steps):"
+    elif role == "rng" and name in GENERATORS:
+        get, put = GENERATORS[name]
+        lines = f"state['rng'] = {get}  # when saving\n{put}"
+    else:
+        thing = name or role
+        key, (get, put) = thing.rpartition(".")[2], ("get_state", "set_state") if role == "rng" else DICTS
+        lines = f"state[{key!r}] = {thing}.{get}()  # when saving\n{thing}.{put}(state[{key!r}])"
+    fix = Fix(f"Save it, and put it back: {words}.", lines)
+    evidence: dict[str, Any] = {"where": [name], "put back": name} if name else {}
+    return finding(facts, code, f"{facts.name} {fails}: {why}", (fix,), entries=sorted(facts.entries), **evidence)
 
 
-SAVES = {
-    "optimizer": (("the optimizer's "
-                  "state"), ("state['optimizer'] = optimizer.state_dict()  # when saving\n"
-                            "optimizer.load_state_dict(state['optimizer'])")),
-    "scheduler": (("the scheduler's "
-                  "state"), ("state['scheduler'] = scheduler.state_dict()  # when saving\n"
-                            "scheduler.load_state_dict(state['scheduler'])")),
-    "scaler": (("the GradScaler's "
-               "state"), ("state['scaler'] = scaler.state_dict()  # when saving\n"
-                         "scaler.load_state_dict(state['scaler'])")),
-    "ema": (("the averaged "
-            "weights"), "state['ema'] = ema.state_dict()  # when saving\nema.load_state_dict(state['ema'])"),
-    "step": ("the step", "state['step'] = step + 1  # when saving\nstart = state['step']"),
-    "rng": (("the random "
-            "state"), "state['rng'] = torch.get_rng_state()  # when saving\ntorch.set_rng_state(state['rng'])"),
-    "sampler": (("the position in the "
-                "data"), ("state['sampler'] = sampler.state_dict()  # when saving\n"
-                         "sampler.load_state_dict(state['sampler'])")),
-}  # fmt: skip
-"""Role → what it is called, and the lines that save it and put it back."""
+DICTS = ("state_dict", "load_state_dict")
+WORDS = {
+    "optimizer": "the optimizer's state",
+    "scheduler": "the scheduler's state",
+    "scaler": "the GradScaler's state",
+    "ema": "the averaged weights",
+    "step": "the step",
+    "rng": "the random state",
+    "sampler": "the position in the data",
+}
+GENERATORS = {
+    "torch": ("torch.get_rng_state()", "torch.set_rng_state(state['rng'])"),
+    "Python": ("random.getstate()", "random.setstate(state['rng'])"),
+    "numpy": ("np.random.get_state(legacy=True)", "np.random.set_state(state['rng'])"),
+}
+"""How the state of a global generator is read and set."""
 
 optimizer_missing = rule(
     code="checkpoint/optimizer-missing",
