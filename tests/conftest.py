@@ -17,15 +17,17 @@ ONE_OF = {
     "nan/guard/test_programs.py": 3,
     "nan/guard/test_record_replay.py": 3,
     "nan/test_healthy_models.py": 3,
-    "nan/test_programs.py": 6,
+    "nan/test_programs.py": 10,
     "nan/test_search_programs.py": 3,
     "notebook/test_notebooks.py": 3,
-    "training/test_healthy.py": 3,
+    "precision/test_precision.py": 3,
+    "training/test_healthy.py": 6,
     "training/test_preflight_healthy.py": 3,
     "training/watch/test_bits.py": 3,
     "training/watch/test_norms.py": 3,
+    "training/watch/test_report.py": 3,
 }
-"""Long lists of alike situations: every third or sixth is run; all of them where NBDEBUG_ALL_TESTS is set
+"""Long lists of alike situations: one of so many is run; all of them where NBDEBUG_ALL_TESTS is set
 (`make test-all`)."""
 
 
