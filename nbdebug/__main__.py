@@ -35,25 +35,29 @@ def main(arguments: list[str] | None = None) -> int:
     opened = commands.add_parser("open", help="print the report of a record that guard(..., record=PATH) wrote")
     opened.add_argument("path", metavar="PATH", help="the folder of the record; the run may still be going on")
     opened.add_argument("--save", metavar="FILE", help="write the report to FILE (.html, .json or .txt) instead")
-    checked = commands.add_parser(
+    of_config = commands.add_parser(
         "check-config", help="what is wrong with files of settings (exit status 1 on problems)"
     )
-    checked.add_argument("paths", metavar="FILE", nargs="+", help="JSON, YAML or TOML")
-    checked.add_argument(
+    of_config.add_argument("paths", metavar="FILE", nargs="+", help="JSON, YAML or TOML")
+    of_config.add_argument(
         "--schema", metavar="FILE", help="what each key may be, as a JSON Schema or a draft of schema_from"
     )
-    checked = commands.add_parser("check-checkpoint", help="look at a checkpoint, or a folder of them, without loading")
-    checked.add_argument("path", metavar="PATH", help="a file (.pt, .ckpt, .safetensors, ...), or a folder")
-    environment = commands.add_parser("check-environment", help="what will stop a run here (exit status 1 on problems)")
-    environment.add_argument("--requirements", metavar="FILE", help="compared with what is installed")
-    environment.add_argument("--facts", metavar="FILE", help="another machine's, as `facts` prints them there")
+    of_checkpoint = commands.add_parser(
+        "check-checkpoint", help="look at a checkpoint, or a folder of them, without loading"
+    )
+    of_checkpoint.add_argument("path", metavar="PATH", help="a file (.pt, .ckpt, .safetensors, ...), or a folder")
+    of_machine = commands.add_parser("check-environment", help="what will stop a run here (exit status 1 on problems)")
+    of_machine.add_argument("--requirements", metavar="FILE", help="compared with what is installed")
+    of_machine.add_argument("--facts", metavar="FILE", help="another machine's, as `facts` prints them there")
+    for command in (of_config, of_checkpoint, of_machine):
+        command.add_argument("--full", action="store_true", help="show all of the report")
     commands.add_parser("facts", help="print this machine's facts as JSON; needs no torch")
     args = parser.parse_args(arguments)
     if args.command == "check-config":
         checks = [functools.partial(nbdebug.check_config, path, schema=args.schema) for path in args.paths]
-        return max(print_check(check) for check in checks)
+        return max(print_check(check, args.full) for check in checks)
     if args.command == "check-environment":
-        return print_check(functools.partial(environment_of, args.requirements, args.facts))
+        return print_check(functools.partial(environment_of, args.requirements, args.facts), args.full)
     if args.command == "facts":
         print(json.dumps(machine.machine_facts(), indent=1))
         return 0
@@ -64,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.command == "open":
         return print_record(args.path, args.save)
     if args.command == "check-checkpoint":
-        return print_checkpoint(args.path)
+        return print_check(functools.partial(nbdebug.check_checkpoint, args.path), args.full)
     if args.command == "catalogue":
         print(registry.listing())
         return 0
@@ -78,15 +82,15 @@ def environment_of(requirements: str | None, facts: str | None) -> Report:
     return nbdebug.check_environment(requirements=requirements, facts=known)
 
 
-def print_check(check: Callable[[], Report]) -> int:
+def print_check(check: Callable[[], Report], full: bool = False) -> int:
     """A report, printed; 1 where it has a problem, 2 and the reason where there is nothing to check."""
     try:
         report = check()
     except (OSError, ValueError, TypeError, ImportError) as error:
         print(error, file=sys.stderr)
         return 2
-    print(report)
-    return int(bool(report.findings))
+    print(report.full() if full else report)
+    return int(not report.ok)
 
 
 def print_page(code: str) -> int:
@@ -109,17 +113,6 @@ def print_record(path: str, save: str | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     return 0
-
-
-def print_checkpoint(path: str) -> int:
-    """The report of a checkpoint: 0 where it is well, 1 where it is not; 2 and the reason where there is none."""
-    try:
-        report = nbdebug.check_checkpoint(path)
-    except OSError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(report)
-    return int(not report.ok)
 
 
 def demo() -> int:

@@ -226,7 +226,9 @@ class Report:
     question: the call that was made, as a person would write it ("nan_trace(step)"). subject: which model and optimizer
     were taken, and from where. facts: further numbers (plain, JSON-able). saver: what `save_repro` calls, set by tools
     that can reproduce the fault alone; it may hold tensors, which go when the report goes. failed: something is wrong
-    that has no named cause. steps: how many training steps were examined; losses: of these steps, as far as known.
+    that has no named cause. independent: the findings are problems that stand side by side (of a file, a notebook), not
+    answers of which one is the likeliest. steps: how many training steps were examined; losses: of these steps, as far
+    as known.
 
     As text a report of one cause fits on a screen of 30 lines, and HTML folds the same: `report.full()` is the report
     with everything shown, and what the magics return with --full.
@@ -242,6 +244,7 @@ class Report:
     saver: Any = dataclasses.field(default=None, repr=False, compare=False)
     headline: str = dataclasses.field(default="", kw_only=True)
     symptoms: Sequence[Symptom] = dataclasses.field(default=(), kw_only=True)
+    independent: bool = dataclasses.field(default=False, kw_only=True)
     steps: int = dataclasses.field(default=0, kw_only=True)
     losses: Sequence[float] = dataclasses.field(default=(), kw_only=True)
     tables: Sequence[Table] = dataclasses.field(default=(), kw_only=True)

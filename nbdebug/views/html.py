@@ -89,11 +89,11 @@ def _found(report: Report, most: int, head: str) -> str:
     headline = words.headline(report)
     parts = [
         f'<p style="margin:.3em 0 .7em">{_sentence(headline)}</p>' if headline else "",
-        _headline(first, "Most likely" if others else "Cause", head, most),
+        _headline(first, words.of_first(report), head, most),
         _pictures(report),
         _chain(first, most),
     ]
-    parts += [_fixes(first, most), _others(others, most)]
+    parts += [_fixes(first, most), _others(others, most, report)]
     folded = _numbers(first, report, most) + _rest(report, most) + _notes(report, most)
     return "".join(parts) + f'<div style="margin:1.25em 0 0">{folded}</div>'
 
@@ -213,19 +213,19 @@ def _change(fix: Fix, most: int) -> str:
     return f'{place}<pre style="{wrapped}">{chr(10).join(drawn)}</pre>'
 
 
-def _others(findings: list[Finding], most: int) -> str:
+def _others(findings: list[Finding], most: int, report: Report) -> str:
     if not findings:
         return ""
-    drawn = [_other(f, most) for f in findings[:most]]
+    drawn = [_other(f, most, report.independent) for f in findings[:most]]
     more = "".join(drawn[OPEN:]) + _more(len(findings) - most)
     folded = _fold(count(max(0, len(findings) - OPEN), "more cause"), more)
-    return f'<p style="{HEAD}">Less likely</p>{"".join(drawn[:OPEN])}{folded}'
+    return f'<p style="{HEAD}">{words.of_others(report)}</p>{"".join(drawn[:OPEN])}{folded}'
 
 
-def _other(finding: Finding, most: int) -> str:
+def _other(finding: Finding, most: int, with_change: bool) -> str:
     fixes = "".join(
         f'<p style="font-size:.92em;margin:.35em 0 0">{_sentence(words.clean(fix.title, 300))} '
-        f'<span style="{PALE}">{_e(words.proof(fix))}</span></p>'
+        f'<span style="{PALE}">{_e(words.proof(fix))}</span></p>{_change(fix, most) if with_change else ""}'
         for fix in finding.fixes[:1]
     )
     return (

@@ -122,7 +122,7 @@ class ReportText:
     def with_findings(self) -> None:
         first, *others = self.report.findings
         self.say(words.headline(self.report), most=2 if self.report.folded else 0)
-        self.cause(first, "Most likely" if others else "Cause")
+        self.cause(first, words.of_first(self.report))
         self.pictures()
         self.chain(first.chain)
         self.fixes(first.fixes)
@@ -242,19 +242,23 @@ class ReportText:
     def other_causes(self, findings: Sequence[Finding]) -> None:
         if not findings:
             return
-        self.head("Less likely")
-        for finding in findings[: self.room.causes]:
+        self.head(words.of_others(self.report))
+        side_by_side = self.report.independent
+        most = max(self.room.causes, 6) if side_by_side else self.room.causes
+        for finding in findings[:most]:
             place = words.place(finding.where)
             self.say(words.clean(finding.title, 400), "  - ", "    ", most=2 if self.report.folded else 0)
             self.say(
                 " · ".join(part for part in (words.clean(finding.code, 80), place) if part), "    ", "    ", "pale"
             )
+            for fix in finding.fixes[:1] if side_by_side else ():
+                self.put([f"      {mark} {line}" for mark, line in words.change(fix) if mark == "+"], "good")
             if self.report.folded:
                 continue
             self.put(self.code(finding.where.text, 2), "code")
             for fix in finding.fixes[:1]:
                 self.say(f"{words.clean(fix.title, 300)} ({words.proof(fix)})", "    ", "    ")
-        self.omit(len(findings) - self.room.causes, "less likely cause")
+        self.omit(len(findings) - most, "problem" if side_by_side else "less likely cause")
 
     def evidence(self, finding: Finding) -> None:
         """The numbers of the cause; where it has none, the first table of the report."""

@@ -43,6 +43,16 @@ def _printable(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
+def of_first(report: Report) -> str:
+    """What the first finding is called."""
+    return "Most likely" if len(report) > 1 and not report.independent else "Cause"
+
+
+def of_others(report: Report) -> str:
+    """The heading of the others."""
+    return "Also" if report.independent else "Less likely"
+
+
 def number(value: Any) -> str:
     """1234567 → "1,234,567"; 0.3141592 → "0.3142"; 1e-08 → "1e-8"."""
     if isinstance(value, numbers.Integral):

@@ -530,6 +530,7 @@ def _report(facts: CheckpointFacts, place: pathlib.Path) -> Report:
         {"path": str(file.path), "bytes": file.bytes, "step": file.step, "entries": dict(facts.entries)},
         headline="" if findings else f"{facts.name} is whole, and fits what it was compared with.",
         tables=_tables(facts),
+        independent=True,
     )
 
 

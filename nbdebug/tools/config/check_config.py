@@ -219,4 +219,5 @@ def _report(document: Document, findings: tuple[Finding, ...], with_schema: bool
         {"problems": problems},
         headline=headline,
         tables=tuple(_around(document))[:5],
+        independent=True,
     )

@@ -64,6 +64,7 @@ def check_environment(*, requirements: Any = None, facts: Mapping[str, Any] | No
         {"machine": dict(raw)},
         headline="" if findings else "No problem was found in this environment.",
         tables=(Table("The machine", ("what", "value"), list(_rows(raw, known))),),
+        independent=True,
     )
 
 

@@ -146,6 +146,7 @@ def notebook_report(names: Mapping[str, Any], shell: Any = None, memory: Iterabl
         tuple(notes_of(facts)),
         subject,
         headline="" if findings else "No problem was found that comes from the order in which the cells ran.",
+        independent=True,
     )
 
 
