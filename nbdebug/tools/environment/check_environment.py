@@ -115,12 +115,11 @@ def _notes(raw: Mapping[str, Any]) -> Iterator[str]:
 def _rows(raw: Mapping[str, Any], known: EnvironmentFacts) -> Iterator[tuple[str, str]]:
     """What a bug report needs."""
     build, driver = known.build, known.driver or {}
-    yield "Python", f"{raw.get('python', '?')} on {known.platform or '?'}"
-    yield (
-        "torch",
-        f"{torch_of(known) or 'not installed'}, CUDA {build.get('cuda')}"
-        + (f", ROCm {build['hip']}" if build.get("hip") else ""),
-    )
+    yield "platform", f"Python {raw['python']} on {known.platform}" if raw.get("python") else known.platform or "?"
+    parts = [torch_of(known) or "not installed"]
+    parts += [f"CUDA {build['cuda'] or 'none'}"] if "cuda" in build else []
+    parts += [f"ROCm {build['hip']}"] if build.get("hip") else []
+    yield "torch", ", ".join(parts)
     yield "cards", listed([card.name for card in known.cards or ()], 8, "") or "none"
     if driver:
         yield "driver", f"{driver.get('version')}, serves CUDA {driver.get('cuda')}"
