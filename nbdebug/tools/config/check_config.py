@@ -22,6 +22,8 @@ SURE = (
     "config/invalid-choice",
 )
 """Codes whose mended line is no guess: the file is read and checked again with it."""
+BY_NESTING = ("config/unknown-key", "config/duplicate-key")
+"""Codes that may come of a bracket or an indentation that was mended as it was not meant."""
 PATHS = ("file", "folder")
 
 
@@ -60,9 +62,10 @@ def _findings(
 ) -> tuple[Finding, ...]:
     facts = _facts(document, expected, closed, others)
     findings = [_syntax(document, flaw) for flaw in document.flaws]
+    flawed = {flaw.line for flaw in document.flaws}
     for setting in facts.settings.values():
         found = next((f for f in (check(OneSetting(setting, facts)) for check in ORDER) if f is not None), None)
-        if found is not None:
+        if found is not None and not (flawed and found.code in BY_NESTING or setting.line in flawed):
             findings.append(found)
     return tuple(findings)
 

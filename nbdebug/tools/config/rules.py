@@ -12,7 +12,7 @@ from nbdebug.registry import rule
 from nbdebug.report import Edit, Finding, Fix, Where
 from nbdebug.text import clip, listed
 from nbdebug.tools.config.facts import ConfigFacts, Expectation, OneSetting, Setting
-from nbdebug.tools.config.syntax import INVISIBLE
+from nbdebug.tools.config.syntax import INVISIBLE, SPACES
 
 KINDS = {
     "int": "a whole number",
@@ -124,9 +124,7 @@ def invisible_character(one: OneSetting) -> Finding | None:
         return finding("invisible-character", one, title, (mended("Without it.", one, literal(spaces, facts.format)),))
     characters = listed([f"U+{ord(c):04X}" for c in dict.fromkeys(in_key or in_value)], quote="")
     clean = (
-        (setting.name if in_key else value)
-        .translate({ord(c): " " if c == "\u00a0" else None for c in INVISIBLE})
-        .strip()
+        (setting.name if in_key else value).translate({ord(c): " " if c in SPACES else None for c in INVISIBLE}).strip()
     )
     place = "key" if in_key else "value of"
     title = f"An invisible character ({characters}) stands in the {place} `{setting.key if not in_key else clean}`"
@@ -148,7 +146,7 @@ def _unmeant(character: str, value: str, expected: Expectation) -> bool:
     """Whether it was surely not written on purpose: prose has no-break spaces, and some scripts need joiners."""
     rest = "".join(c for c in value if c not in INVISIBLE)
     word = bool(expected.choices or expected.exists) or not re.search(r"\s", rest.strip())
-    if character == "\u00a0":
+    if character in SPACES:
         return bool(rest) and word and (rest.isascii() or bool(expected.exists)) or not value.strip()
     return rest.isascii() or bool(expected.choices or expected.exists) and character not in "\u200c\u200d"
 
@@ -279,7 +277,8 @@ def wrong_type(one: OneSetting) -> Finding | None:
 
 
 def is_a(value: Any, kind: str) -> bool:
-    return isinstance(value, PYTHON[kind]) and (kind == "bool" or not isinstance(value, bool))
+    date = type(value).__name__ == "Date"  # a word that YAML 1.1 makes a date of
+    return isinstance(value, PYTHON[kind]) and (kind == "bool" or not isinstance(value, bool)) and not date
 
 
 def _surely_wrong(one: OneSetting) -> bool:
@@ -320,7 +319,7 @@ def _exponent(one: OneSetting) -> Finding | None:
 def _type_finding(one: OneSetting, kind: str) -> Finding:
     setting, form = one.setting, one.facts.format
     value, why = setting.value, ""
-    title = f"`{setting.key}` is {_kind_of(value)} {shown(value)}; {KINDS[kind]} is expected"
+    title = f"`{setting.key}` is {_kind_of(value)}; {KINDS[kind]} is expected"
     if setting.number is not None and kind in ("int", "float"):
         why = "YAML 1.1 (PyYAML) sees text in it, YAML 1.2 a number: write a point and a signed exponent"
         title = (
@@ -338,16 +337,13 @@ def _type_finding(one: OneSetting, kind: str) -> Finding:
 
 
 def _kind_of(value: Any) -> str:
-    if isinstance(value, bool):
-        return "the switch"
-    return next(
-        (
-            word
-            for kind, word in ((str, "the text"), ((int, float), "the number"), ((list, tuple), "the list"))
-            if isinstance(value, kind)
-        ),
-        "",
-    )
+    """ "the text 'high'"."""
+    if value is None:
+        return "empty (null)"
+    if type(value).__name__ == "Date":
+        return f"the date {value} to PyYAML"
+    words = (("the switch", bool), ("the text", str), ("the number", (int, float)), ("the list", (list, tuple)))
+    return " ".join([*(word for word, kind in words if isinstance(value, kind))][:1] + [shown(value)])
 
 
 def _converted(setting: Setting, kind: str, form: str) -> str | None:
@@ -367,7 +363,7 @@ def _converted(setting: Setting, kind: str, form: str) -> str | None:
     if kind == "bool" and str(value).lower() in ("true", "false", "yes", "no", "on", "off", "1", "0"):
         on = str(value).lower() in ("true", "yes", "on", "1")
         return repr(on) if form not in ("JSON", "YAML", "TOML") else str(on).lower()
-    if kind == "str" and isinstance(value, (bool, int, float)):
+    if kind == "str" and (isinstance(value, (bool, int, float)) or type(value).__name__ == "Date"):
         return literal(word or str(value), form)
     if kind == "list" and isinstance(value, (str, int, float)):
         return f"[{word or shown(value)}]"

@@ -20,6 +20,11 @@ def finding(code: str, title: str, fixes: list[Fix], blamed: list[str], **eviden
     return Finding(f"environment/{code}", title, evidence={"where": blamed, **rows}, fixes=tuple(fixes))
 
 
+def installed(facts: EnvironmentFacts, names: list[str]) -> str:
+    """ "torchvision 0.20.1+cu124, torch 2.4.0+cu121"."""
+    return ", ".join(f"{name} {facts.packages[name]}" for name in dict.fromkeys(names) if name in facts.packages)
+
+
 def torch_of(facts: EnvironmentFacts) -> str:
     return str(facts.build.get("version") or facts.packages.get("torch") or "")
 
@@ -263,7 +268,9 @@ def numpy_abi(facts: EnvironmentFacts) -> Finding | None:
         Fix("Keep NumPy below 2.", "pip install 'numpy<2'"),
         Fix("Or install newer releases.", f"pip install {newer}"),
     ]
-    return finding("numpy-abi", title, fixes, ["numpy", *old], tables_of=DATE)
+    return finding(
+        "numpy-abi", title, fixes, ["numpy", *old], installed=installed(facts, ["numpy", *old]), tables_of=DATE
+    )
 
 
 @rule(
@@ -284,14 +291,10 @@ def version_mismatch(facts: EnvironmentFacts) -> Finding | None:
     if not problems:
         return None
     title, command, names = problems[0]
-    more = [problem[0] for problem in problems[1:]]
+    more = listed([problem[0] for problem in problems[1:]], 5, "")
+    fixes = [Fix("Install releases that go together.", command)]
     return finding(
-        "version-mismatch",
-        title,
-        [Fix("Install releases that go together.", command)],
-        names,
-        also=listed(more, 5, ""),
-        tables_of=DATE,
+        "version-mismatch", title, fixes, names, installed=installed(facts, names), also=more, tables_of=DATE
     )
 
 

@@ -99,13 +99,17 @@ RENAMED: tuple[tuple[str, str, str, Version], ...] = (
     ("TRANSFORMERS_CACHE", "HF_HOME", "transformers", (4, 36)),
     ("PYTORCH_TRANSFORMERS_CACHE", "HF_HOME", "transformers", (4, 36)),
     ("PYTORCH_PRETRAINED_BERT_CACHE", "HF_HOME", "transformers", (4, 36)),
-    ("HUGGING_FACE_HUB_TOKEN", "HF_TOKEN", "huggingface-hub", (0, 20)),
+    ("HF_HUB_ENABLE_HF_TRANSFER", "HF_XET_HIGH_PERFORMANCE", "huggingface-hub", (1, 0)),
 )
 """(old name, new name, the package that renamed it, since): torch's ProcessGroupNCCL.hpp and its notes on CUDA, the
-transformers' hub.py, huggingface_hub's notes on environment variables."""
+transformers' hub.py, huggingface_hub/constants.py."""
 BFLOAT16, FLOAT8 = (8, 0), (8, 9)
 """The first compute capability with the type's own instructions
 (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#features-and-technical-specifications)."""
+
+
+HALF_ON_CPU = (2, 1)
+"""Before this torch, products of float16 matrices were not implemented for the processor (addmm_impl_cpu_)."""
 
 
 def version(text: object) -> Version:
