@@ -18,7 +18,7 @@ from nbdebug.observe.locations import cell_name
 from nbdebug.observe.sources import edit_of, edited_functions, nodes_of, source
 from nbdebug.observe.variables import closure_variables
 from nbdebug.process import can_copy, in_copy
-from nbdebug.report import Finding, Fix, Report, RuledOut, Table, Where
+from nbdebug.report import Edit, Finding, Fix, Report, RuledOut, Table, Where
 from nbdebug.text import count, listed, size
 from nbdebug.tools.checkpoint.facts import CheckpointFacts, SavedFile, SavedObject, SavedTensor, Sibling
 from nbdebug.tools.checkpoint.formats import is_checkpoint, read_file
@@ -42,6 +42,7 @@ BESIDE = {
     "sampler": ("sampler.bin",),
 }
 """The files of such a folder, by what they hold."""
+LOAD_SO = "Load it so."
 NUMBER = re.compile(r"\d+")
 MOST = 200
 """Files of a folder that are looked at."""
@@ -162,6 +163,10 @@ def _absent(place: pathlib.Path) -> tuple[None, tuple[Sibling, ...], tuple[str, 
         return None, tuple(_siblings(place.parent)), (os.readlink(place),)
     if place.parent.is_dir() and any(place.name in _dangling(each) for each in sorted(place.parent.iterdir())[:MOST]):
         return None, tuple(_siblings(place.parent)), (place.name,)
+    siblings = tuple(_siblings(place.parent))
+    numbers = NUMBER.findall(place.name)
+    if any(_alike(one.name, place.name) and (one.step or 0) > int(numbers[-1]) for one in siblings if numbers):
+        return None, siblings, (place.name,)
     raise FileNotFoundError(f"There is no file or folder {str(place)!r}.")
 
 
@@ -396,67 +401,48 @@ def _loading(facts: CheckpointFacts, load: Any) -> dict[str, ast.Call]:
 def _mended(facts: CheckpointFacts) -> dict[str, Callable[[str], str]]:
     """Code → the new text of what is given to load_state_dict, from its old text."""
     changes: dict[str, Callable[[str], str]] = {}
-    change = facts.rename
-    if change is not None:
-        codes = {
-            "module": "checkpoint/prefix-module",
-            "compiled": "checkpoint/prefix-compiled",
-            "wrapper": "checkpoint/prefix-wrapper",
-        }
-        renamed = change.code
-        changes[codes.get(change.kind, "error/state-dict-mismatch")] = lambda old: (
-            f"{{{renamed}: value for name, value in {old}.items()}}"
-        )
+    if facts.rename is not None:
+        text = facts.rename.text
+        changes[facts.rename.code] = lambda old: f"{{{text}: value for name, value in {old}.items()}}"
     pairs = [(n, next((o for o in g if o in facts.own), "")) for g in facts.tied for n in g if n in facts.missing]
     if pairs and all(other for _, other in pairs):
         more = ", ".join(f"{name!r}: state[{other!r}]" for name, other in pairs)
         changes["checkpoint/tied-weights-missing"] = lambda old: f"{{**(state := {old}), {more}}}"
     if facts.reshaped:
-        left = set(facts.reshaped)
-        changes["checkpoint/shape-changed"] = lambda old: (
-            f"{{name: value for name, value in {old}.items() if name not in {sorted(left)!r}}}, strict=False"
-        )
+        left = sorted(facts.reshaped)
+        kept = f"if name not in {left!r}}}, strict=False"
+        changes["checkpoint/shape-changed"] = lambda old: f"{{name: value for name, value in {old}.items() {kept}"
     return changes
 
 
-def _tried(
-    facts: CheckpointFacts, model: Any, load: Any, calls: Mapping[str, ast.Call], path: str
-) -> dict[str, tuple[Fix, ...]]:
+def _tried(facts: CheckpointFacts, model: Any, load: Any, calls: Mapping[str, ast.Call], path: str) -> dict[str, Any]:
     """Fixes that were run: the user's lines as edited, in a copy of the process; or ours, on a copy of the model."""
-    fixes: dict[str, tuple[Fix, ...]] = {}
     if model is None or facts.file.fault or facts.file.format not in ("zip", "legacy", "safetensors"):
-        return fixes
+        return {}
     if any(not one.allowed for one in facts.file.globals):
-        return fixes
-    away = any(tensor.location.startswith("cuda") for tensor in facts.own.values()) and not facts.cuda
-    title = "Load it so."
-    for code, change in _mended(facts).items():
-        if load is None:
-            fixes[code] = (_by_our_lines(facts, model, change, path, title),)
-        elif "into" in calls and calls["into"].args:
-            argument = calls["into"].args[0]
-            fixes[code] = tuple(
-                _by_edit(facts, model, load, {argument: change(source(str(facts.where.file), argument))}, path, title)
-            )
-    if away and "load" in calls and "map_location" not in facts.loads:
+        return {}
+    file, edits = str(facts.where.file), dict[str, Edit | None]()
+    changes = _mended(facts)
+    if load is None:
+        return {code: (_by_our_lines(facts, model, change, path),) for code, change in changes.items()}
+    if "into" in calls and calls["into"].args:
+        given = calls["into"].args[0]
+        edits = {code: edit_of(file, {given: change(source(file, given))}) for code, change in changes.items()}
+    if "load" in calls and "map_location" not in facts.loads:
         last = calls["load"].args[-1]
-        text = f"{source(str(facts.where.file), last)}, map_location='cpu'"
-        fixes["checkpoint/device-mapping"] = tuple(
-            _by_edit(facts, model, load, {last: text}, path, "Map the tensors while loading.")
-        )
-    return {code: each for code, each in fixes.items() if each}
+        edits["checkpoint/device-mapping"] = edit_of(file, {last: f"{source(file, last)}, map_location='cpu'"})
+    needed = [*changes, *(["checkpoint/device-mapping"] if _away(facts) else [])]
+    return {
+        code: (_by_edit(facts, model, load, edit, path),) for code, edit in edits.items() if edit and code in needed
+    }
 
 
-def _by_edit(
-    facts: CheckpointFacts, model: Any, load: Any, changes: Mapping[ast.AST, str], path: str, title: str
-) -> Iterator[Fix]:
-    edit = edit_of(str(facts.where.file), changes)
-    if edit is None:
-        return
-    if not can_copy():
-        yield Fix.of(title, edit)
-        return
+def _away(facts: CheckpointFacts) -> bool:
+    """Whether tensors lie on a card and there is none."""
+    return not facts.cuda and any(tensor.location.startswith("cuda") for tensor in facts.own.values())
 
+
+def _by_edit(facts: CheckpointFacts, model: Any, load: Any, edit: Edit, path: str) -> Fix:
     def run() -> tuple[int, int]:
         with edited_functions(edit) as number:
             if not number:
@@ -464,31 +450,31 @@ def _by_edit(
             load(path)
         return _loaded(facts, model, path)
 
-    try:
-        equal, total = in_copy(run)
-    except Exception as error:  # whatever the user's code or ours raises there: it was tried, and does not work
-        yield Fix.of(title, edit, False, {"tried": f"0 loaded: {type(error).__name__}: {str(error)[:80]}"})
-        return
-    yield Fix.of(
-        title, edit, equal > 0 and equal == total, {"loaded": f"{equal} of {total} weights equal those of the file"}
-    )
+    verified, after = _outcome(lambda: in_copy(run)) if can_copy() else (None, {})
+    return Fix.of(LOAD_SO, edit, verified, after)
 
 
-def _by_our_lines(facts: CheckpointFacts, model: Any, change: Callable[[str], str], path: str, title: str) -> Fix:
+def _by_our_lines(facts: CheckpointFacts, model: Any, change: Callable[[str], str], path: str) -> Fix:
     entry = "".join(f"[{part!r}]" for part in facts.entry.split(".") if part)
     lines = f"state = torch.load({path!r}, map_location='cpu'){entry}\n"
     if facts.file.format == "safetensors":
         lines = f"from safetensors.torch import load_file\n\nstate = load_file({path!r})\n"
     code = f"{lines}model.load_state_dict({change('state')})"
-    try:
+
+    def run() -> tuple[int, int]:
         own = copy.deepcopy(model)
         exec(code, {"torch": torch, "model": own})  # our own text, with names quoted by repr
-        equal, total = _loaded(facts, own, path)
-    except Exception as error:
-        return Fix(title, code, False, {"tried": f"0 loaded: {type(error).__name__}: {str(error)[:80]}"})
-    return Fix(
-        title, code, equal > 0 and equal == total, {"loaded": f"{equal} of {total} weights equal those of the file"}
-    )
+        return _loaded(facts, own, path)
+
+    return Fix(LOAD_SO, code, *_outcome(run))
+
+
+def _outcome(run: Callable[[], tuple[int, int]]) -> tuple[bool, dict[str, str]]:
+    try:
+        equal, total = run()
+    except Exception as error:  # whatever the user's code or ours raises there: it was tried, and does not work
+        return False, {"tried": f"0 loaded: {type(error).__name__}: {str(error)[:80]}"}
+    return equal > 0 and equal == total, {"loaded": f"{equal} of {total} weights equal those of the file"}
 
 
 def _loaded(facts: CheckpointFacts, model: Any, path: str) -> tuple[int, int]:

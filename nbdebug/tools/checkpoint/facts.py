@@ -104,13 +104,13 @@ def walk(tree: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Rename:
-    """How names of the file become names of the model. kind: module, compiled, wrapper or modules (renamed ones).
-    pairs: (file's, model's). code: the expression that gives the model's name of `name`."""
+    """How names of the file become names of the model. code: of the cause; pairs: (file's, model's); text: the expression
+    that gives the model's name of `name`."""
 
-    kind: str
+    code: str
     what: str
     pairs: tuple[tuple[str, str], ...]
-    code: str
+    text: str
 
 
 @dataclasses.dataclass(frozen=True)

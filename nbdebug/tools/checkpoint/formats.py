@@ -43,20 +43,6 @@ STORAGES = {
     "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
     "ComplexFloatStorage": torch.complex64, "ComplexDoubleStorage": torch.complex128, "UntypedStorage": torch.uint8,
 }  # fmt: skip
-DANGEROUS = (
-    "os",
-    "posix",
-    "nt",
-    "subprocess",
-    "sys",
-    "builtins",
-    "__builtin__",
-    "runpy",
-    "socket",
-    "shutil",
-    "importlib",
-)
-"""Modules whose functions can do anything: their names in a pickle of weights are never needed."""
 HARMLESS = {
     f"builtins.{n}"
     for n in "set frozenset dict list tuple int float complex str bytes bytearray bool slice range object".split()

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from nbdebug.tools.checkpoint.facts import Rename
 
+PREFIX, RENAMED = "checkpoint/prefix-", "error/state-dict-mismatch"
 WRAPPERS = {
-    "module": "module",
-    "_orig_mod": "compiled",
-    "_fsdp_wrapped_module": "wrapper",
-    "_checkpoint_wrapped_module": "wrapper",
+    "module": f"{PREFIX}module",
+    "_orig_mod": f"{PREFIX}compiled",
+    "_fsdp_wrapped_module": f"{PREFIX}wrapper",
+    "_checkpoint_wrapped_module": f"{PREFIX}wrapper",
 }
 """Parts of names that torch's own wrappers put in: DataParallel, torch.compile, FSDP, activation checkpointing."""
 ENOUGH = 0.5
@@ -37,7 +38,7 @@ def rename(own: Shapes, model: Shapes) -> Rename | None:
     by_order = None if best is not None and best[0] == len(unexpected) else _by_order(unexpected, missing, own, model)
     if by_order is None and best is not None and best[0] >= ENOUGH * len(unexpected):
         option = best[2]
-        return Rename(option.kind, option.what, tuple(_fitting(option, own, model)), option.code)
+        return Rename(option.code, option.what, tuple(_fitting(option, own, model)), option.text)
     return by_order
 
 
@@ -90,7 +91,7 @@ def _prefixes(unexpected: Sequence[str], missing: Sequence[str], own: Shapes, mo
     for (a, b), _ in sorted(changes.items(), key=lambda item: (-item[1], len(item[0][0]) + len(item[0][1])))[:40]:
         pairs = [(n, b + n[len(a) :]) for n in unexpected if n.startswith(a)]
         inner = a if a and b and not a.startswith(b) and not b.startswith(a) else ""
-        kind = "modules" if inner and a.count(".") == b.count(".") else "wrapper"
+        kind = RENAMED if inner and a.count(".") == b.count(".") else f"{PREFIX}wrapper"
         what = f"`{a}` in place of `{b}`" if a and b else f"`{a}` too many" if a else f"`{b}` too few"
         code = (
             (f"name.removeprefix({a!r})" if a else "name")
@@ -125,4 +126,4 @@ def _by_order(unexpected: Sequence[str], missing: Sequence[str], own: Shapes, mo
     modules = dict(dict.fromkeys((old.rpartition(".")[0], new.rpartition(".")[0]) for old, new in pairs))
     code = f"{dict(pairs)!r}.get(name, name)"
     what = ", ".join(f"`{old}` in place of `{new}`" for old, new in list(modules.items())[:3])
-    return Rename("modules", what, tuple(pairs), code)
+    return Rename(RENAMED, what, tuple(pairs), code)

@@ -8,24 +8,12 @@ from typing import Any
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import count, listed, size
-from nbdebug.tools.checkpoint.facts import DTYPES, CheckpointFacts, SavedGlobal
+from nbdebug.tools.checkpoint.facts import DTYPES, CheckpointFacts, SavedGlobal, Sibling
 
 LOADING = "https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html"
 ADAPTERS = ("lora_", "adapter", "prompt_encoder", "prefix_encoder", "ia3_", "hada_")
 """Parts of names of fine-tuning layers, whose files hold nothing else."""
-DANGEROUS = (
-    "os.",
-    "posix.",
-    "nt.",
-    "subprocess.",
-    "sys.",
-    "builtins.",
-    "__builtin__.",
-    "runpy.",
-    "socket.",
-    "shutil.",
-    "importlib.",
-)
+DANGEROUS = tuple(f"{m}." for m in "os posix nt subprocess sys builtins runpy socket shutil importlib".split())
 """Modules whose functions can do anything; no checkpoint needs them."""
 
 
@@ -53,53 +41,30 @@ def broken(facts: CheckpointFacts) -> Finding | None:
     if file.lost:
         return rotated_away(facts)
     if file.begins in ("lfs", "html", "text", "unknown"):
-        what = {"lfs": "a pointer of Git LFS", "html": "a page of HTML", "text": "text"}.get(
-            file.begins, "no format of weights"
-        )
-        fix = Fix(
-            "Fetch the file itself.",
-            "!git lfs install && git lfs pull" if file.begins == "lfs" else f"# download {name} again",
-        )
-        return finding(
-            facts, "checkpoint/not-weights", f"{name} ({size(file.bytes)}) is {what}, not weights", (fix,), path=name
-        )
+        kinds = {"lfs": "a pointer of Git LFS", "html": "a page of HTML", "text": "text"}
+        title = f"{name} ({size(file.bytes)}) is {kinds.get(file.begins, 'no format of weights')}, not weights"
+        code = "!git lfs install && git lfs pull" if file.begins == "lfs" else f"# download {name} again"
+        return finding(facts, "checkpoint/not-weights", title, (Fix("Fetch the file itself.", code),), path=name)
     if not file.fault:
         return None
-    whole = [one for one in facts.siblings if one.name != name]
-    before = max(whole, key=lambda one: -1 if one.step is None else one.step, default=None)
-    held = f"; {before.name} is whole" if before else ""
-    fixes = (
-        (
-            Fix(
-                f"Load {before.name}, the newest that is whole.",
-                f"path = {before.name!r}",
-                True,
-                {"checked": f"{before.name}: 0 checksums differ"},
-            ),
-        )
-        if before
-        else ()
-    )
-    write = Fix(
-        "From now on write to another name, and rename the file when it is whole.",
-        "ckpt = nbdebug.Checkpoints('checkpoints', keep=3)",
-    )
-    return finding(
-        facts,
-        "checkpoint/truncated-file",
-        f"{name} is not whole: {file.fault}{held}",
-        (*fixes, write),
-        path=name,
-        size=size(file.bytes),
-    )
+    write = Fix("From now on write files whole or not at all.", "ckpt = nbdebug.Checkpoints('checkpoints', keep=3)")
+    title, fixes = f"{name} is not whole: {file.fault}", [write]
+    before = _newest(one for one in facts.siblings if one.name != name)
+    if before is not None:
+        title += f"; {before.name} is whole"
+        checked = {"checked": f"{before.name}: 0 checksums differ"}
+        fixes.insert(0, Fix(f"Load {before.name}, the newest that is whole.", f"path = {before.name!r}", True, checked))
+    return finding(facts, "checkpoint/truncated-file", title, fixes, path=name, size=size(file.bytes))
+
+
+def _newest(siblings: Iterable[Sibling]) -> Sibling | None:
+    return max(siblings, key=lambda one: -1 if one.step is None else one.step, default=None)
 
 
 @rule(
     code="checkpoint/rotated-away",
     title="A pointer names a checkpoint that was deleted.",
-    symptom=(
-        "FileNotFoundError while resuming, from a file that lists the newest or best checkpoint; or a start from zero."
-    ),
+    symptom="FileNotFoundError while resuming, from a file that lists the newest or best checkpoint; or a start from zero.",
     cause="The rotation that keeps the last few checkpoints deleted the file, and what points to it (`latest`, "
     "`trainer_state.json`, an index of shards, a link) was written before or not at all.",
     confirm="Read the pointer, and list the folder.",
@@ -109,27 +74,23 @@ def broken(facts: CheckpointFacts) -> Finding | None:
 def rotated_away(facts: CheckpointFacts) -> Finding | None:
     if not facts.file.lost:
         return None
-    left = max(facts.siblings, key=lambda one: -1 if one.step is None else one.step, default=None)
-    title = (
-        f"{facts.name} names {listed(facts.file.lost)}, which {'is' if len(facts.file.lost) == 1 else 'are'} not there"
-    )
+    left = _newest(facts.siblings)
+    lost = facts.file.lost
+    gone = "is not there any more" if len(lost) == 1 else "are not there any more"
+    title = f"{facts.name} {gone}" if lost == (facts.name,) else f"{listed(lost)} {gone}, and {facts.name} names them"
     code = f"path = {left.name!r}" if left else "path = ...  # another checkpoint"
     fix = Fix(f"Load {left.name}, the newest that is there." if left else "Fetch these files, or load another.", code)
-    return finding(facts, "checkpoint/rotated-away", title, (fix,), path=facts.name, names=list(facts.file.lost))
+    return finding(facts, "checkpoint/rotated-away", title, (fix,), path=facts.name, names=list(lost))
 
 
 @rule(
     code="checkpoint/class-moved",
     title="A whole object was pickled, and its class is no longer where it was.",
     symptom="ModuleNotFoundError: No module named '…' or AttributeError: Can't get attribute '…' inside torch.load.",
-    cause=(
-        "`torch.save(model)` writes the module and name of the class, not its code. The file was renamed or moved "
-        "since."
-    ),
+    cause="`torch.save(model)` writes the module and name of the class, not its code. The file was renamed or moved "
+    "since.",
     confirm="The names that the report lists; `pickletools.dis` shows them too.",
-    fix=(
-        "Give the old name to the new module while loading: `sys.modules['old'] = new`; then save `model.state_dict()`."
-    ),
+    fix="Give the old name to the new module while loading: `sys.modules['old'] = new`; then save `model.state_dict()`.",
     reference="https://docs.pytorch.org/docs/stable/notes/serialization.html",
 )
 def class_moved(facts: CheckpointFacts) -> Finding | None:
@@ -218,9 +179,7 @@ def _allow(refused: list[SavedGlobal], name: str) -> Fix:
 @rule(
     code="checkpoint/lexicographic-latest",
     title="The newest checkpoint was chosen by its name: 999 sorts behind 1000.",
-    symptom=(
-        "A resumed run repeats a stretch and overwrites its own files, since the number of steps got one more digit."
-    ),
+    symptom="A resumed run repeats a stretch and overwrites its own files, since the number of steps got one more digit.",
     cause="`sorted(paths)[-1]` compares text: 'step_999' is larger than 'step_1000', and 'epoch9' than 'epoch10'.",
     confirm="`sorted(paths)[-1]` beside the largest number in the names.",
     fix="Sort by the number, or write steps with leading zeros (`f'step_{step:07d}'`).",
@@ -266,34 +225,22 @@ def device_mapping(facts: CheckpointFacts) -> Finding | None:
     return finding(facts, "checkpoint/device-mapping", title, (fix,), list(lacking), devices=devices)
 
 
-def _renamed(kind: str) -> Callable[[CheckpointFacts], Finding | None]:
+def _renamed(code: str) -> Callable[[CheckpointFacts], Finding | None]:
     """The check of one kind of changed names."""
 
     def check(facts: CheckpointFacts) -> Finding | None:
         change = facts.rename
-        if change is None or change.kind != kind:
+        if change is None or change.code != code:
             return None
-        code = {
-            "module": "checkpoint/prefix-module",
-            "compiled": "checkpoint/prefix-compiled",
-            "wrapper": "checkpoint/prefix-wrapper",
-        }.get(kind, "error/state-dict-mismatch")
         keys = [old for old, _ in change.pairs]
         old, new = change.pairs[0]
-        lost = "strict=False would load none of them and say nothing"
+        what = f"other names than the model's: {change.what} (`{old}` for `{new}`)"
         title = (
-            f"{count(len(keys), 'weight')} of {facts.name} {'has' if len(keys) == 1 else 'have'} other names "
-            f"than the model's: {change.what} (`{old}` for `{new}`); {lost}"
+            f"{count(len(keys), 'weight')} of {facts.name} with {what}; strict=False would load none, and say nothing"
         )
-        text = f"state = {{{change.code}: value for name, value in state.items()}}\nmodel.load_state_dict(state)"
-        return finding(
-            facts,
-            code,
-            title,
-            (Fix("Rename them while loading.", text),),
-            keys,
-            matched=f"{len(keys)} of {len(facts.own)}",
-        )
+        text = f"state = {{{change.text}: value for name, value in state.items()}}\nmodel.load_state_dict(state)"
+        fix = Fix("Rename them while loading.", text)
+        return finding(facts, code, title, (fix,), keys, matched=f"{len(keys)} of {len(facts.own)}")
 
     return check
 
@@ -302,13 +249,11 @@ prefix_module = rule(
     code="checkpoint/prefix-module",
     title="The names begin with `module.`: they were saved from a DataParallel model, or are loaded into one.",
     symptom='Missing key(s) in state_dict: "conv.weight" … Unexpected key(s): "module.conv.weight".',
-    cause=(
-        "DataParallel and DistributedDataParallel hold the model as their child `module`, which stands in every name."
-    ),
+    cause="DataParallel and DistributedDataParallel hold the model as their child `module`, which stands in every name.",
     confirm="`next(iter(state))` beside `next(iter(model.state_dict()))`.",
     fix="Save `model.module.state_dict()`; for a file that is there, remove the prefix while loading.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
-)(_renamed("module"))
+)(_renamed("checkpoint/prefix-module"))
 prefix_compiled = rule(
     code="checkpoint/prefix-compiled",
     title="The names contain `_orig_mod.`: they were saved from a compiled model, or are loaded into one.",
@@ -317,21 +262,19 @@ prefix_compiled = rule(
     confirm="`next(iter(state))` beside `next(iter(model.state_dict()))`.",
     fix="Save the model itself (or use `model.compile()`, which wraps nothing); remove the part while loading.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
-)(_renamed("compiled"))
+)(_renamed("checkpoint/prefix-compiled"))
 prefix_wrapper = rule(
     code="checkpoint/prefix-wrapper",
     title="The names carry, or lack, the part of a wrapper.",
-    symptom=(
-        "Missing and unexpected keys that differ in their beginning; with strict=False, a model that learnt nothing."
-    ),
+    symptom="Missing and unexpected keys that differ in their beginning; with strict=False, a model that learnt nothing.",
     cause="The weights were saved from within another module (a trainer's `model`, an adapter's `base_model`, a "
     "network "
     "with a head), and are loaded into one that lacks it, or the other way round.",
     confirm="`sorted(state)[:3]` beside `sorted(model.state_dict())[:3]`.",
     fix="Load into the module that the weights were saved from, or rename the keys while loading.",
     reference=LOADING,
-)(_renamed("wrapper"))
-_modules = _renamed("modules")
+)(_renamed("checkpoint/prefix-wrapper"))
+_modules = _renamed("error/state-dict-mismatch")
 
 
 @rule(
@@ -368,10 +311,8 @@ def tied_weights_missing(facts: CheckpointFacts) -> Finding | None:
 @rule(
     code="checkpoint/shape-changed",
     title="A layer has another size than the saved one.",
-    symptom=(
-        "size mismatch for head.weight: copying a param with shape [80, 6] from checkpoint, the shape in current "
-        "model is [14, 6]."
-    ),
+    symptom="size mismatch for head.weight: copying a param with shape [80, 6] from checkpoint, the shape in current "
+    "model is [14, 6].",
     cause="The model was built with other sizes: classes, vocabulary, width. strict=False does not help with sizes.",
     confirm="`state[name].shape` beside `model.state_dict()[name].shape`.",
     fix="Build the model with the sizes of the file; or leave these weights out and train the layers from their start.",
@@ -496,9 +437,7 @@ def _numel(shape: tuple[int, ...]) -> int:
     cause="An optimizer's state is numbered, not named. Layers were frozen or unfrozen, groups were made in another "
     "way or "
     "order, or it is another class.",
-    confirm=(
-        "`[len(g['params']) for g in state['optimizer']['param_groups']]` beside those of `optimizer.param_groups`."
-    ),
+    confirm="`[len(g['params']) for g in state['optimizer']['param_groups']]` beside those of `optimizer.param_groups`.",
     fix="Build the same groups in the same order, load, then `add_param_group` for what is new.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.load_state_dict.html",
 )
@@ -535,6 +474,8 @@ def _lacking(role: str, code: str, why: str) -> Callable[[CheckpointFacts], Find
     def check(facts: CheckpointFacts) -> Finding | None:
         if role not in facts.wanted or role in facts.entries or facts.file.tree is None:
             return None
+        if facts.loads and role[:3] not in facts.loads.lower():
+            return None  # the user's loading is for weights alone
         return missing_part(facts, role, code, why)
 
     return check
