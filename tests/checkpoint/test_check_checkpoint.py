@@ -183,3 +183,21 @@ def test_the_magic_in_a_shell(tmp_path) -> None:
         assert book.run("%check_checkpoint path").result.ok
         assert "UsageError" in book.run("%check_checkpoint no.pt").printed
         assert "without loading it" in " ".join(book.run("%check_checkpoint -h").printed.split())
+
+
+def test_a_loading_that_copes_with_the_file_is_left_in_peace(model, tmp_path) -> None:
+    wide = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 9))
+    torch.save({f"module.{n}": v for n, v in model.state_dict().items()}, tmp_path / "net.pt")
+    torch.save(wide.state_dict(), tmp_path / "wide.pt")
+
+    def stripping(path):
+        model.load_state_dict({name[7:]: value for name, value in torch.load(path).items()})
+
+    def choosing(path):
+        own, state = model.state_dict(), torch.load(path)
+        model.load_state_dict({n: v for n, v in state.items() if v.shape == own[n].shape}, strict=False)
+
+    assert nbdebug.check_checkpoint(tmp_path / "net.pt", model=model, load=stripping).ok
+    assert nbdebug.check_checkpoint(tmp_path / "wide.pt", model=model, load=choosing).ok
+    optimizer = torch.optim.Adam(model.parameters())
+    assert nbdebug.check_checkpoint(tmp_path / "net.pt", model=model, optimizer=optimizer, load=stripping).ok

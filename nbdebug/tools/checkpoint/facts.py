@@ -104,8 +104,8 @@ def walk(tree: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Rename:
-    """How names of the file become names of the model. code: of the cause; pairs: (file's, model's); text: the expression
-    that gives the model's name of `name`."""
+    """How names of the file become names of the model. code: of the cause; pairs: (file's, model's); text: the
+    expression that gives the model's name of `name`."""
 
     code: str
     what: str

@@ -6,6 +6,7 @@ two agree: what had to be put back is what the file lacks, or what the loading d
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -26,6 +27,8 @@ CODES = {
 """What had to be put back → the cause."""
 AFTER = ("-missing", "sampler-not-resumed", "rng-not-restored")
 """Ends of codes that say what a run lacks: the runs decide about these."""
+UNREADABLE = ("truncated-file", "not-weights", "rotated-away", "class-moved", "unsafe-pickle", "lexicographic-latest")
+"""Ends of codes of files that nothing can go on from."""
 Put = tuple[str, str]
 
 
@@ -53,54 +56,37 @@ def resume_proof(
     the report says so. Raises RuntimeError where this process can't be copied (Windows, or a GPU in use), and what the
     user's functions raise."""
     if not can_copy():
-        raise RuntimeError(
-            "resume_proof runs in copies of this process, which needs fork and a GPU that is not in use yet."
-        )
+        raise RuntimeError("resume_proof copies this process, which needs fork and a GPU that is not in use yet.")
     given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema}
     facts = checkpoint_facts(path, **given, load=resumed)
     static = [one for one in name_all(facts) if not one.code.endswith(AFTER)]
     question, subject = "resume_proof(resumed, uninterrupted, path)", facts.name
-    if any(not one.code.endswith("dtype-changed") for one in static):
+    if any(one.code.endswith(UNREADABLE) for one in static):
         return Report(question, tuple(static), subject=subject)
-    proof = _Proof(facts, lambda: resumed(path), uninterrupted, seconds)
+    try:
+        proof = _Proof(facts, lambda: resumed(path), uninterrupted, seconds)
+    except Exception:
+        if not static:
+            raise
+        return Report(question, tuple(static), subject=subject)
     if not proof.repeats:
-        symptom = Symptom(
-            "The run that is not interrupted gives other values when it runs again.",
-            "Seed it, and see torch.use_deterministic_algorithms.",
-        )
-        return Report(
-            question, subject=subject, symptoms=[symptom], headline="This run does not repeat, even without a stop."
-        )
+        what = "The run that is not interrupted gives other values when it runs again."
+        symptom = Symptom(what, "Seed it, and see torch.use_deterministic_algorithms.")
+        headline = "This run does not repeat, even without a stop."
+        return Report(question, subject=subject, symptoms=[symptom], headline=headline)
     number = len(proof.wanted)
-    if proof.same:
-        ruled_out = RuledOut(
-            "a run that goes on otherwise", f"{count(number, 'value')} of both runs are equal, bit for bit"
-        )
-        return Report(
-            question,
-            (),
-            (ruled_out,),
-            subject=subject,
-            headline=f"The resumed run equals the one that never stopped, in all {number} values.",
-        )
-    findings = tuple(proof.findings(static))
-    symptoms = (
-        []
-        if findings
-        else [Symptom(proof.difference, "None of the states in the variables of your loop explains it alone.")]
-    )
-    rows = [
-        (place, a, b) for place, (a, b) in enumerate(zip(proof.wanted, proof.values)) if not isinstance(a, (list, dict))
-    ]
+    if proof.wanted == proof.values:
+        because = f"{count(number, 'value')} of both runs are equal, bit for bit"
+        headline = f"The resumed run equals the one that never stopped, in all {number} values."
+        ruled_out = RuledOut("a run that goes on otherwise", because)
+        return Report(question, (), (ruled_out,), subject=subject, headline=headline)
+    findings = tuple(static or proof.findings())
+    unknown = Symptom(proof.difference, "None of the states in the variables of your loop explains it alone.")
+    pairs = enumerate(zip(proof.wanted, proof.values))
+    rows = [(place, a, b) for place, (a, b) in pairs if not isinstance(a, (list, dict))]
     table = Table("Both runs", ("place", "uninterrupted", "resumed"), rows, open=True)
-    return Report(
-        question,
-        findings,
-        subject=subject,
-        symptoms=symptoms,
-        headline="" if findings else proof.difference,
-        tables=(table,),
-    )
+    report = Report(question, findings, subject=subject, tables=(table,))
+    return report if findings else dataclasses.replace(report, symptoms=[unknown], headline=proof.difference)
 
 
 class _Proof:
@@ -120,7 +106,6 @@ class _Proof:
         self.repeats = again["values"] == first["values"]
         self.state: RunState = again["state"]
         self.inputs = first["inputs"]
-        self.same = self.wanted == self.values
 
     def _run(self, observed: ObservedRun, function: Callable[[], Any]) -> dict[str, Any]:
         result: dict[str, Any] = in_copy(lambda: observed.run(function), self.seconds)
@@ -143,11 +128,8 @@ class _Proof:
         )
         return f"The resumed run parts from the other at its value {place}{numbers}"
 
-    def findings(self, static: list[Finding]) -> Iterator[Finding]:
+    def findings(self) -> Iterator[Finding]:
         """What was not saved, or not put back."""
-        if static:  # weights that were rounded: nothing else can be told before they are right
-            yield from static
-            return
         for kind, name, proof in self._causes():
             role = "rng" if kind == "generator" else kind
             yield missing_part(self.facts, role, f"checkpoint/{CODES[kind]}", f"{self.difference}. {proof}", name)

@@ -64,7 +64,7 @@ def _newest(siblings: Iterable[Sibling]) -> Sibling | None:
 @rule(
     code="checkpoint/rotated-away",
     title="A pointer names a checkpoint that was deleted.",
-    symptom="FileNotFoundError while resuming, from a file that lists the newest or best checkpoint; or a start from zero.",
+    symptom="FileNotFoundError while resuming, from a file that lists the newest or best checkpoint.",
     cause="The rotation that keeps the last few checkpoints deleted the file, and what points to it (`latest`, "
     "`trainer_state.json`, an index of shards, a link) was written before or not at all.",
     confirm="Read the pointer, and list the folder.",
@@ -90,7 +90,7 @@ def rotated_away(facts: CheckpointFacts) -> Finding | None:
     cause="`torch.save(model)` writes the module and name of the class, not its code. The file was renamed or moved "
     "since.",
     confirm="The names that the report lists; `pickletools.dis` shows them too.",
-    fix="Give the old name to the new module while loading: `sys.modules['old'] = new`; then save `model.state_dict()`.",
+    fix="Give the old name to the new module while loading: `sys.modules['old'] = new`; save `model.state_dict()`.",
     reference="https://docs.pytorch.org/docs/stable/notes/serialization.html",
 )
 def class_moved(facts: CheckpointFacts) -> Finding | None:
@@ -179,7 +179,7 @@ def _allow(refused: list[SavedGlobal], name: str) -> Fix:
 @rule(
     code="checkpoint/lexicographic-latest",
     title="The newest checkpoint was chosen by its name: 999 sorts behind 1000.",
-    symptom="A resumed run repeats a stretch and overwrites its own files, since the number of steps got one more digit.",
+    symptom="A resumed run repeats a stretch and overwrites its own files, since steps have one more digit.",
     cause="`sorted(paths)[-1]` compares text: 'step_999' is larger than 'step_1000', and 'epoch9' than 'epoch10'.",
     confirm="`sorted(paths)[-1]` beside the largest number in the names.",
     fix="Sort by the number, or write steps with leading zeros (`f'step_{step:07d}'`).",
@@ -249,7 +249,7 @@ prefix_module = rule(
     code="checkpoint/prefix-module",
     title="The names begin with `module.`: they were saved from a DataParallel model, or are loaded into one.",
     symptom='Missing key(s) in state_dict: "conv.weight" … Unexpected key(s): "module.conv.weight".',
-    cause="DataParallel and DistributedDataParallel hold the model as their child `module`, which stands in every name.",
+    cause="DataParallel and DistributedDataParallel hold the model as their child `module`: it stands in every name.",
     confirm="`next(iter(state))` beside `next(iter(model.state_dict()))`.",
     fix="Save `model.module.state_dict()`; for a file that is there, remove the prefix while loading.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
@@ -266,10 +266,9 @@ prefix_compiled = rule(
 prefix_wrapper = rule(
     code="checkpoint/prefix-wrapper",
     title="The names carry, or lack, the part of a wrapper.",
-    symptom="Missing and unexpected keys that differ in their beginning; with strict=False, a model that learnt nothing.",
+    symptom="Missing and unexpected keys that differ in their beginning; with strict=False, a model without weights.",
     cause="The weights were saved from within another module (a trainer's `model`, an adapter's `base_model`, a "
-    "network "
-    "with a head), and are loaded into one that lacks it, or the other way round.",
+    "network with a head), and are loaded into one that lacks it, or the other way round.",
     confirm="`sorted(state)[:3]` beside `sorted(model.state_dict())[:3]`.",
     fix="Load into the module that the weights were saved from, or rename the keys while loading.",
     reference=LOADING,
@@ -435,9 +434,8 @@ def _numel(shape: tuple[int, ...]) -> int:
     "group; or "
     "no error, and moments of one weight are used for another.",
     cause="An optimizer's state is numbered, not named. Layers were frozen or unfrozen, groups were made in another "
-    "way or "
-    "order, or it is another class.",
-    confirm="`[len(g['params']) for g in state['optimizer']['param_groups']]` beside those of `optimizer.param_groups`.",
+    "way or order, or it is another class.",
+    confirm="`[len(g['params']) for g in state['optimizer']['param_groups']]` beside `optimizer.param_groups`.",
     fix="Build the same groups in the same order, load, then `add_param_group` for what is new.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.load_state_dict.html",
 )

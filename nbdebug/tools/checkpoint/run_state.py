@@ -137,13 +137,8 @@ def plain(value: Any) -> Any:
 def _mark(args: Any) -> int:
     """A number that is the same for the same tensors."""
     tensors = [each for each in args if isinstance(each, torch.Tensor)]
-    return hash(
-        tuple(
-            (tuple(t.shape), t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-            for t in tensors
-            if t.numel()
-        )
-    )
+    flat = [t.detach().cpu().contiguous().flatten().view(torch.uint8) for t in tensors if t.numel()]
+    return hash((tuple(tuple(t.shape) for t in tensors), tuple(t.numpy().tobytes() for t in flat)))
 
 
 def _things(frame: FrameType | None, stop: FrameType | None) -> Iterator[tuple[str, Any]]:
@@ -171,13 +166,8 @@ def _is_users(thing: Any) -> bool:
 
 def kinds(things: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
     """(kind, name) → thing of all that has a state. Each object once."""
-    trained = {
-        id(p)
-        for t in things.values()
-        if isinstance(t, torch.optim.Optimizer)
-        for g in t.param_groups
-        for p in g["params"]
-    }
+    optimizers = [thing for thing in things.values() if isinstance(thing, torch.optim.Optimizer)]
+    trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     found: dict[tuple[str, str], Any] = {}
     seen: set[int] = set()
     for name, thing in things.items():
@@ -192,16 +182,11 @@ def _kind(name: str, thing: Any, trained: set[int]) -> str:
     if isinstance(thing, torch.optim.Optimizer):
         return "optimizer"
     if isinstance(thing, nn.Module):
-        return (
-            "model" if any(id(p) in trained for p in thing.parameters()) and not hasattr(thing, "n_averaged") else "ema"
-        )
+        own = any(id(p) in trained for p in thing.parameters()) and not hasattr(thing, "n_averaged")
+        return "model" if own else "ema"
     if isinstance(thing, (torch.Generator, random.Random)) or type(thing).__module__.startswith("numpy.random"):
         return "generator"
-    if (
-        hasattr(thing, "state_dict")
-        and hasattr(thing, "last_epoch")
-        or isinstance(thing, torch.optim.lr_scheduler.LRScheduler)
-    ):
+    if hasattr(thing, "state_dict") and hasattr(thing, "last_epoch"):
         return "scheduler"
     if hasattr(thing, "get_scale") and hasattr(thing, "state_dict"):
         return "scaler"
@@ -224,13 +209,8 @@ def _taken(kind: str, thing: Any) -> Any:
     """The state of a thing, fit for another process; None where it has none."""
     try:
         if kind == "generator":
-            state = (
-                thing.get_state()
-                if hasattr(thing, "get_state")
-                else thing.getstate()
-                if hasattr(thing, "getstate")
-                else thing.bit_generator.state
-            )
+            read = getattr(thing, "get_state", None) or getattr(thing, "getstate", None)
+            state = read() if read is not None else thing.bit_generator.state
         elif kind == "ema" and isinstance(thing, (dict, list)):
             state = thing
         elif hasattr(thing, "state_dict"):
