@@ -56,6 +56,8 @@ SYNTAX = [
     ("a.yaml", "m:\n    a: 1\n  b: 2\n    c: 3\n", [3]),
     ("a.yaml", "m:\n\ta: 1\n\tb: 2\n", [2, 3]),
     ("a.yaml", "a: 1\nb: {{ root }}\nc: 3\n", [2]),
+    ("a.yaml", "m:\n  n:\n\ta: 1\n    b: 2\n", [3]),
+    ("a.yaml", " a: 1\nb: 2\nc: 3\n", [1]),
     ("a.yaml", "a: 1\nm\n  b: 2\nc: 3\n", [2]),
     ("a.yaml", "m:\n  a: 1\n\u00a0\u00a0b: 2\n  c: 3\n", [3]),
     ("a.toml", "a = 1\nb = foo\nc = True\n", [2, 3]),
@@ -239,6 +241,7 @@ def test_untrusted_files_do_nothing_and_end(tmp_path) -> None:
     )
     assert problems(check(tmp_path, "b.yaml", bomb))[0][1] == "syntax"
     assert not check(tmp_path, "c.yaml", "a: &a [*a]\n").ok
+    assert not check(tmp_path, "m.yaml", "a: &a\n  <<: *a\n").ok
     assert not check(tmp_path, "d.json", "[" * 100_000).ok
     assert problems(check(tmp_path, "e.json", '{"a": "\\ud800"}')) == []
 

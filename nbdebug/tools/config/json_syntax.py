@@ -235,9 +235,8 @@ class _Reader:
             word = re.compile(r"[\w.-]+").match(text, at)
             if word is None:
                 raise Malformed(at, f"`{head}` stands where a key should be", "Put the key into double quotes.")
-            raise Malformed(
-                at, f"the key `{word[0]}` has no quotes", "Use double quotes.", (at, word.end(), f'"{word[0]}"')
-            )
+            end = word.end() + (text[word.end() : word.end() + 1] == '"')
+            raise Malformed(at, f"the key `{word[0]}` has no quotes", "Use double quotes.", (at, end, f'"{word[0]}"'))
         name = self.string(True)
         self.skip()
         if self.peek() == ":":

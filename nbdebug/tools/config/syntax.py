@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -93,13 +94,17 @@ Candidate = tuple[int, str, str, str]
 def first_that_helps(
     text: str, candidates: Iterator[Candidate], reached: Callable[[str], float], before: float
 ) -> Malformed | None:
-    """The first change of a line with which the text is read further than `before`. reached: how far a text is read, as
-    an offset; infinite where it is read whole."""
+    """The change of a line with which the text is read whole, else the first with which it is read further than
+    `before`. reached: how far a text is read, as an offset; infinite where it is read whole."""
+    best: Malformed | None = None
     for line, new, what, cure in candidates if len(text) <= LONGEST else ():
         start, end = line_span(text, line)
-        if new != text[start:end]:
-            after = reached(text[:start] + new + text[end:])
-            if after > max(before, end) + abs(len(new) - (end - start)):
-                offset = start + next((i for i, (a, b) in enumerate(zip(text[start:end], new)) if a != b), 0)
-                return Malformed(min(offset, end), what, cure, (start, end, new))
-    return None
+        if new == text[start:end]:
+            continue
+        after = reached(text[:start] + new + text[end:])
+        if after > max(before, end) + abs(len(new) - (end - start)) and (best is None or after == math.inf):
+            offset = start + next((i for i, (a, b) in enumerate(zip(text[start:end], new)) if a != b), 0)
+            best = Malformed(min(offset, end), what, cure, (start, end, new))
+        if after == math.inf:
+            return best
+    return best

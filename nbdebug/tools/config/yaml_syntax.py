@@ -103,7 +103,10 @@ def parse_yaml(text: str) -> Node:
         return Node(None, 0, 0, entries=[])
     if type(root).__name__ == "ScalarNode":
         raise _one_text(text, root)
-    return _Tree(text).node(root)
+    try:
+        return _Tree(text).node(root)
+    except RecursionError:
+        raise Malformed(0, "it is nested too deep", "Write it flatter.") from None
 
 
 class _Tree:
@@ -139,7 +142,13 @@ class _Tree:
             if key.value == "<<" and not key.style:
                 bases = value.value if type(value).__name__ == "SequenceNode" else [value]
                 for base in bases if all(type(b).__name__ == "MappingNode" for b in bases) else ():
+                    if id(base) in self.above:
+                        raise Malformed(
+                            key.start_mark.index, "a mapping that is merged into itself", "Remove the merge."
+                        )
+                    self.above.append(id(base))
                     merged = [entry for entry in self.entries(base) if entry[0] not in names]
+                    self.above.pop()
                     names |= {name for name, _, _ in merged}
                     yield from merged
             elif type(key).__name__ != "ScalarNode":
@@ -219,7 +228,8 @@ def _widths(lines: list[str], n: int) -> list[int]:
     above = [indent(text) for text in reversed(lines[: n - 1]) if text.strip() and "\t" not in text[: indent(text)]]
     text = lines[n - 1].replace("\u00a0", " ")
     own = len(text[: indent(text)].expandtabs(4))
-    return list(dict.fromkeys([*([own] if own in above else []), *above[:12], own, 2, 4, 0]))
+    below = [indent(line) for line in lines[n : n + 3] if line.strip() and "\t" not in line[: indent(line)]]
+    return list(dict.fromkeys([*([own] if own in above else []), *above[:12], own, *below[:1], 2, 4, 0]))
 
 
 def _odd_quote(text: str) -> bool:
