@@ -78,6 +78,7 @@ class CheckCheckpointMagics(Magics):
         """Is a run that was resumed from a file the run that never stopped? And if not, what was not saved?
 
             %resume_proof resumed uninterrupted runs/step_1000.pt
+            report = %resume_proof resumed uninterrupted path
 
         Both functions give a list of the same steps, such as the losses. They run in copies of the process: nothing
         here changes. In a script: nbdebug.resume_proof(resumed, uninterrupted, path).
