@@ -30,6 +30,8 @@ PATIENTS = pathlib.Path(__file__).parents[1] / "patients"
 KINDS = ("nan", "error")
 FALLS = 0.8
 """The last tenth of a cured training's losses over its first three, at most."""
+NEAR = 1.1
+"""The same over the last tenth of its healthy twin's."""
 NONE, CURED, BROKEN = "none offered", "cured", "still broken"
 
 
@@ -47,14 +49,16 @@ class Cured:
         return f"{self.verdict:13} {self.name:42} {self.code:32} {self.says or self.change}".rstrip()
 
 
-def build(path: pathlib.Path) -> types.SimpleNamespace:
-    """The broken program of a file, under its own name: a case, a patient or a random program."""
+def build(path: pathlib.Path, twin: bool = False) -> types.SimpleNamespace:
+    """The broken program of a file, or its healthy twin, under its own name: a case, a patient or a random program."""
     spec = importlib.util.spec_from_file_location(f"program_{abs(hash(path))}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    return module.sick() if hasattr(module, "sick") else module.build()
+    if hasattr(module, "sick"):
+        return module.healthy() if twin else module.sick()
+    return module.build(True) if twin else module.build()
 
 
 def failure(path: pathlib.Path, steps: int) -> str:
@@ -71,7 +75,7 @@ def failure(path: pathlib.Path, steps: int) -> str:
             return f"{type(error).__name__}: {error}"[:160]
         return ""
     if hasattr(made, "train"):
-        return does_not_learn(made)
+        return does_not_learn(made) and does_not_learn(build(path), build(path, twin=True))
     models = [made.model] if isinstance(made.model, torch.nn.Module) else []
     optimizers = made.optimizer if isinstance(made.optimizer, (list, tuple)) else [made.optimizer]
     for number in range(steps):
@@ -94,16 +98,21 @@ def failure(path: pathlib.Path, steps: int) -> str:
     return ""
 
 
-def does_not_learn(made: Any) -> str:
-    """Run the user's own loop; "" where its losses are finite and fall."""
+def does_not_learn(made: Any, twin: Any = None) -> str:
+    """Run the user's own loop; "" where its losses are finite and fall, or end near those of the healthy twin (the loss
+    of two adversaries need not fall)."""
     losses: list[float] = []
     made.train(lambda step, loss, *more: losses.append(float(loss)))
     bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
     if bad is not None:
         return f"step {bad}: the loss is {losses[bad]}"
-    tenth = max(1, len(losses) // 10)
-    start, end = statistics.median(losses[:3]), statistics.fmean(losses[-tenth:])
-    return "" if end < FALLS * start else f"the loss goes from {start:.3g} to {end:.3g}"
+    start, end = statistics.median(losses[:3]), statistics.fmean(losses[-max(1, len(losses) // 10) :])
+    goal = FALLS * start
+    if twin is not None:
+        others: list[float] = []
+        twin.train(lambda step, loss, *more: others.append(float(loss)))
+        goal = max(goal, NEAR * statistics.fmean(others[-max(1, len(others) // 10) :]))
+    return "" if end < goal else f"the loss goes from {start:.3g} to {end:.3g}"
 
 
 def ask(path: pathlib.Path, by: str) -> tuple[Any, int]:
