@@ -10,9 +10,9 @@ Version = tuple[int, ...]
 DATE = "2025-11"
 """The month up to which the tables know releases."""
 TORCHVISION_OFFSET = 15
-TORCH_FROM_2 = (0, 9)
-"""torch 2.k goes with torchvision 0.(15 + k) and torchaudio 2.k, for these k
-(https://github.com/pytorch/vision#installation, https://docs.pytorch.org/audio/stable/installation.html)."""
+LAST_2 = {"torchvision": 13, "torchaudio": 9}
+"""torch 2.k goes with torchvision 0.(15 + k) and torchaudio 2.k, up to these k (torchvision's page on PyPI, looked up in
+2026-11; https://pytorch.org/get-started/previous-versions)."""
 BEFORE_2: Mapping[str, Mapping[int, int]] = {
     "torchvision": {4: 5, 5: 6, 6: 7, 7: 8, 8: 9, 9: 10, 10: 11, 11: 12, 12: 13, 13: 14},
     "torchaudio": {8: 8, 9: 9, 10: 10, 11: 11, 12: 12, 13: 13},
@@ -133,7 +133,7 @@ def partner(package: str, torch: Version) -> str | None:
     if len(torch) < 2:
         return None
     major, minor = torch[:2]
-    if major == 2 and TORCH_FROM_2[0] <= minor <= TORCH_FROM_2[1]:
+    if major == 2 and minor <= LAST_2.get(package, -1):
         return f"0.{TORCHVISION_OFFSET + minor}" if package == "torchvision" else f"2.{minor}"
     known = BEFORE_2.get(package, {}).get(minor) if major == 1 else None
     return f"0.{known}" if known is not None else None
