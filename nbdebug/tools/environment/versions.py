@@ -11,8 +11,8 @@ DATE = "2025-11"
 """The month up to which the tables know releases."""
 TORCHVISION_OFFSET = 15
 LAST_2 = {"torchvision": 13, "torchaudio": 9}
-"""torch 2.k goes with torchvision 0.(15 + k) and torchaudio 2.k, up to these k (torchvision's page on PyPI, looked up in
-2026-11; https://pytorch.org/get-started/previous-versions)."""
+"""torch 2.k goes with torchvision 0.(15 + k) and torchaudio 2.k, up to these k (torchvision's page on PyPI, looked up
+in 2026-11; https://pytorch.org/get-started/previous-versions)."""
 BEFORE_2: Mapping[str, Mapping[int, int]] = {
     "torchvision": {4: 5, 5: 6, 6: 7, 7: 8, 8: 9, 9: 10, 10: 11, 11: 12, 12: 13, 13: 14},
     "torchaudio": {8: 8, 9: 9, 10: 10, 11: 11, 12: 12, 13: 13},
