@@ -239,6 +239,8 @@ def label_out_of_range(facts: NanFacts) -> Finding | None:
     masked_class = origin.op == "nll_loss" and bool(origin.parents)  # a mask had ruled out the class of the label
     # a log's -inf, times a target outside 0 to 1: with a proper target the model would have no reason to go there
     bad_weight = origin.op in LOGS and any(low < 0 or high > 1 for low, high in origin.factors)
+    least = -1 if origin.op == "log1p" else 0  # below it the log is NaN, whatever it is multiplied by
+    bad_weight = bad_weight and not any(o.low_at_fault is not None and o.low_at_fault < least for o in origin.operands)
     if not (_log_of_target(origin) or bad_weight or masked_class):
         return None
     factors = [list(f) for f in origin.factors[:2]]
