@@ -38,9 +38,11 @@ ONLY_WITH_ALL = (
     "test_it_runs_afresh[02_training",
     "test_it_runs_afresh[03_memory",
     "test_it_runs_afresh[06_guard",
+    "test_it_runs_afresh[07_trainers",
+    "test_it_runs_afresh[10_checkpoints",
 )
 """What takes a minute each: a C++ compiler (the other backends are tested each time), two processes (faults of the
-guard's own are tested in one, in test_faults), steps that grow nothing, the three long notebooks."""
+guard's own are tested in one, in test_faults), steps that grow nothing, the long notebooks."""
 LONG = ("test_notebooks.py", "browser/", "test_patients.py", "nan/guard/test_ranks")
 """Files that take long: they are begun first, so that no process is left alone with one of them at the end."""
 
