@@ -11,6 +11,7 @@ from torch import nn
 
 import nbdebug
 from nbdebug import nan_trace
+from nbdebug.tools.nan.probe import Probe
 from tests.nan.leftovers import assert_nothing_is_left, hooks_of
 from tests.nan.small import small
 
@@ -160,3 +161,12 @@ def test_tracing_inside_tracing_is_refused_or_works():
     else:
         assert inner[0].findings[0].where.op == "log"
     assert_nothing_is_left()
+
+
+def test_a_hook_that_another_thread_calls_after_the_end_does_nothing() -> None:
+    model = torch.nn.Linear(2, 1)
+    probe = Probe({"model": model}, {})
+    with probe:
+        model(torch.ones(1, 2)).sum().backward()
+    probe.close()
+    assert probe._optimizer_done(None) is None and probe._model_called(model, (), {}, None) is None

@@ -201,17 +201,19 @@ class CompiledCall(NamedTuple):
 
 
 def unseen(method: Callable) -> Callable:
-    """Our own look at tensors is no part of the step; and a fault in it must not stop the training."""
+    """Our own look at tensors is no part of the step; and a fault in it must not stop the training. A hook that another
+    thread is about to call may come after the end: nothing is there then."""
 
     @functools.wraps(method)
     def quiet(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.recorder.disabled_by:
+        recorder = vars(self).get("recorder")
+        if recorder is None or recorder.disabled_by:
             return None
         with _disable_current_modes(), torch.no_grad():
             try:
                 return method(self, *args, **kwargs)
             except Exception as fault:  # the error boundary
-                self.recorder.disable(fault)
+                recorder.disable(fault)
                 return None
 
     return quiet
