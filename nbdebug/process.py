@@ -6,10 +6,12 @@ runs torch on one thread, because the threads of the original are not copied.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import select
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +38,8 @@ def in_copy(function: Callable[[], Any], seconds: float = 120.0) -> Any:
     if not child:
         _answer(function, reading, writing)
     os.close(writing)
+    with contextlib.suppress(OSError):  # it has done so itself
+        os.setpgid(child, child)
     try:
         data = _read(reading, time.monotonic() + seconds)
     finally:
@@ -50,12 +54,15 @@ def in_copy(function: Callable[[], Any], seconds: float = 120.0) -> Any:
 
 
 def _answer(function: Callable[[], Any], reading: int, writing: int) -> None:
-    """The life of the copy: it never returns, and runs none of what Python does at its end."""
+    """The life of the copy: it never returns, and runs none of what Python does at its end. It leads a group of
+    processes, so that the workers of a loader go with it."""
     try:
         os.close(reading)
+        os.setpgid(0, 0)
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
+        sys.stdout = sys.stderr = os.fdopen(silent, "w")  # a kernel's own would write to the notebook
         torch.set_num_threads(1)
         try:
             answer = (True, function())
@@ -64,32 +71,32 @@ def _answer(function: Callable[[], Any], reading: int, writing: int) -> None:
         try:
             data = pickle.dumps(answer)
             pickle.loads(data)
-        except Exception:
+        except Exception:  # pickle raises what it likes, and so does a class of the user's: the reason goes as text
             reason = f"{type(answer[1]).__name__}: {answer[1]}" if not answer[0] else "its result can't be pickled"
             data = pickle.dumps((False, RuntimeError(reason)))
         with os.fdopen(writing, "wb") as out:
-            out.write(data)
+            out.write(len(data).to_bytes(8, "little") + data)
     finally:
         os._exit(0)
 
 
 def _read(reading: int, until: float) -> bytes:
-    parts: list[bytes] = []
-    while True:
+    """The answer, after its length: a worker of a loader may hold the pipe for longer. b"" where it is not whole."""
+    data = b""
+    while len(data) < 8 or len(data) < 8 + int.from_bytes(data[:8], "little"):
         ready, _, _ = select.select([reading], [], [], max(until - time.monotonic(), 0))
         part = os.read(reading, 1 << 20) if ready else b""
-        if not ready:
-            return b""
         if not part:
-            return b"".join(parts)
-        parts.append(part)
+            return b""
+        data += part
+    return data[8:]
 
 
 def _end(child: int) -> None:
     done, _ = os.waitpid(child, os.WNOHANG)
     if not done:
         time.sleep(0.01)
-        done, _ = os.waitpid(child, os.WNOHANG)
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing of the group is left
+        os.killpg(child, signal.SIGKILL)
     if not done:
-        os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

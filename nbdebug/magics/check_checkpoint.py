@@ -68,33 +68,51 @@ class CheckCheckpointMagics(Magics):
     @no_var_expand
     @needs_local_scope
     @magic_arguments()
-    @argument("resumed", metavar="RESUMED", nargs="?", help="your function resumed(path): loads the file and trains on")
-    @argument("whole", metavar="UNINTERRUPTED", nargs="?", help="your function that trains without a stop")
-    @argument("path", metavar="PATH", nargs="?", help="the file, or a variable that holds its path")
+    @argument(
+        "build", metavar="BUILD", nargs="?", help="your function build() that gives a run, or a trainer, ready to train"
+    )
+    @argument(
+        "step", metavar="STEP", nargs="?", help="your function step(run) that trains one step; a trainer needs none"
+    )
+    @argument(
+        "path",
+        metavar="PATH",
+        nargs="?",
+        help="a file that is there; BUILD is resumed(path), STEP trains without a stop",
+    )
+    @argument("--at", type=int, default=10, metavar="N", help="the step of the stop (default: 10)")
+    @argument("--steps", type=int, default=20, metavar="N", help="the last step (default: 20)")
+    @argument("--save", metavar="NAME", help="your function save(run, path) (default: the run's own way)")
+    @argument("--load", metavar="NAME", help="your function load(run, path) (default: the run's own way)")
     @FULL
     @HELP
     @line_magic
     def resume_proof(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
-        """Is a run that was resumed from a file the run that never stopped? And if not, what was not saved?
+        """Is a run that was stopped, saved and loaded the run that never stopped? And if not, what was not saved?
 
-            %resume_proof resumed uninterrupted runs/step_1000.pt
-            report = %resume_proof resumed uninterrupted path
+            %resume_proof build step --at 10 --steps 20 --save save --load load
+            %resume_proof make_trainer
+            report = %resume_proof resumed uninterrupted runs/step_1000.pt
 
-        Both functions give a list of the same steps, such as the losses. They run in copies of the process: nothing
-        here changes. In a script: nbdebug.resume_proof(resumed, uninterrupted, path).
+        The run is trained with and without a stop, in copies of the process: nothing here changes. Losses, rows and
+        weights are compared bit for bit. A Trainer of transformers, or (Trainer, module, loader) of Lightning, saves by
+        itself. With a file both functions give a list of the same steps, such as the losses. In a script:
+        nbdebug.resume_proof(build, step).
         """
         __tracebackhide__ = True
         args = parse(self.resume_proof, line)
         if args is None:
             return None
-        if args.path is None:
-            raise UsageError("%resume_proof needs two functions and a path: %resume_proof resumed uninterrupted PATH")
+        if args.build is None:
+            raise UsageError("%resume_proof needs a function that builds your run: %resume_proof build step")
         names = variables(self.shell, local_ns)
-        resumed, whole = (evaluate(each, names) for each in (args.resumed, args.whole))
-        path = unquote(args.path)
+        build, step, save, load = (
+            None if word is None else evaluate(word, names) for word in (args.build, args.step, args.save, args.load)
+        )
+        path = None if args.path is None else names.get(unquote(args.path), unquote(args.path))
         try:
-            report = nbdebug.resume_proof(resumed, whole, names.get(path, path))
+            with usage_errors():
+                report = nbdebug.resume_proof(build, step, path, at=args.at, steps=args.steps, save=save, load=load)
         except FileNotFoundError as error:
             raise UsageError(str(error)) from None
-        question = f"%resume_proof {args.resumed} {args.whole} {args.path}"
-        return answer(dataclasses.replace(report, question=question), args, line)
+        return answer(dataclasses.replace(report, question=f"%resume_proof {line.strip()}"), args, line)

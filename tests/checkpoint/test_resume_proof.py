@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
+import tempfile
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import nbdebug
 from tests.shell import started
 
-SPLIT, TOTAL = 5, 11
-X = torch.randn(TOTAL, 16, 6, generator=torch.Generator().manual_seed(3))
+ALL = bool(os.environ.get("NBDEBUG_ALL_TESTS"))
+AT, STEPS = 5, 11
+X = torch.randn(STEPS, 16, 6, generator=torch.Generator().manual_seed(3))
 
 
 class Average:
@@ -29,72 +32,108 @@ class Average:
             self.shadow[name].lerp_(value.detach(), 0.1)
 
 
-class Run:
-    """A run with many parts; `uses` says which of them the loop needs."""
+class Rows(IterableDataset):
+    """A stream that knows its place."""
 
-    def __init__(self, uses: str) -> None:
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __iter__(self):
+        while True:
+            self.place += 1
+            yield X[(self.place - 1) % len(X)]
+
+
+class Noisy(Dataset):
+    """Each item with noise of the worker that reads it."""
+
+    def __len__(self) -> int:
+        return AT
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        return X[at] + torch.randn(())
+
+
+class Run:
+    """A run with many parts; `uses` says which of them the loop needs, `lacks` what its file does not hold."""
+
+    def __init__(self, uses: str, lacks: tuple[str, ...] = ()) -> None:
         torch.manual_seed(1)
         random.seed(1)
         np.random.seed(1)
         drop = nn.Dropout(0.3) if uses == "dropout" else nn.Identity()
         norm = nn.BatchNorm1d(8) if uses == "buffers" else nn.Identity()
-        self.uses, self.step = uses, 0
+        self.uses, self.lacks, self.step, self.rows = uses, lacks, 0, Rows()
         self.model = nn.Sequential(nn.Linear(6, 8), norm, nn.Tanh(), drop, nn.Linear(8, 1))
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.02)
-        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.8)
-        if uses == "scheduler":
-            self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda n: 1 / (1 + n))
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda n: 1 / (1 + n))
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
         self.ema = Average(self.model)
         self.generator = torch.Generator().manual_seed(4)
+        self.critic = nn.Linear(1, 1)
+        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=0.02)
+        self._loader, self._batches = DataLoader(Noisy(), None, num_workers=2 * (uses == "workers")), iter(())
+        self._stream = iter(self.rows)
 
-    def train(self, last: int) -> list[float]:
-        losses = []
-        for step in range(self.step, last):
-            self.step = step
-            x = X[self.step]
-            if self.uses == "generator":
-                x = x + torch.randn(x.shape, generator=self.generator)
-            if self.uses == "python":
-                x = x + random.random()
-            if self.uses == "numpy":
-                x = x + np.random.rand()
-            loss = (self.model(x) - x.sum(1, keepdim=True)).square().mean()
-            self.optimizer.zero_grad()
-            if self.uses == "scaler":
-                self.scaler.scale(loss).backward()
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-                losses.append(self.scaler.get_scale())
-            else:
-                loss.backward()
+    def batch(self) -> torch.Tensor:
+        x = X[self.step % STEPS]
+        if self.uses == "stream":
+            return next(self._stream)
+        if self.uses == "shuffle":  # a new order in each step
+            return X[torch.randperm(STEPS, generator=self.generator)[0]]
+        if self.uses == "workers":
+            if self.step % AT == 0:
+                self._batches = iter(self._loader)
+            return next(self._batches)
+        noise = {"python": random.random, "numpy": np.random.rand}.get(self.uses, float)
+        return x + noise()
+
+    def train(self) -> float:
+        x = self.batch()
+        loss = (self.model(x) - x.sum(1, keepdim=True)).square().mean()
+        if self.uses == "scaler":
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            (loss / 4 if self.uses == "accumulation" else loss).backward()
+            if self.uses != "accumulation" or self.step % 4 == 3:
                 self.optimizer.step()
-            self.scheduler.step()
-            self.ema.update(self.model)
-            losses.append(self.ema.shadow["0.weight"].sum().item() if self.uses == "ema" else loss.item())
-        self.step = last
-        return losses
+        if self.uses != "accumulation" or self.step % 4 == 3:
+            self.optimizer.zero_grad()
+        if self.uses == "two optimizers":
+            (self.critic(self.model(x).detach()) - loss.detach()).square().mean().backward()
+            self.critic_optimizer.step()
+            self.critic_optimizer.zero_grad()
+        self.scheduler.step()
+        self.ema.update(self.model)
+        self.step += 1
+        if self.uses == "buffers":
+            return self.model[1].running_mean.sum().item()
+        return self.ema.shadow["0.weight"].sum().item() if self.uses == "ema" else loss.item()
 
-    def state(self) -> dict:
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            "ema": self.ema.shadow,
-            "generator": self.generator.get_state(),
-            "rng": torch.get_rng_state(),
-            "python": random.getstate(),
-            "numpy": [v.tolist() if hasattr(v, "tolist") else v for v in np.random.get_state()],
-            "step": self.step,
-        }
+    def save(self, path: str) -> None:
+        names = ("model", "optimizer", "scheduler", "scaler", "critic", "critic_optimizer")
+        state = {name: getattr(self, name).state_dict() for name in names}
+        if "buffers" in self.lacks:
+            state["model"] = dict(self.model.named_parameters())
+        state |= {"ema": self.ema.shadow, "generator": self.generator.get_state(), "rng": torch.get_rng_state()}
+        state |= {"step": self.step, "python": random.getstate(), "rows": self.rows.place}
+        state["numpy"] = [v.tolist() if hasattr(v, "tolist") else v for v in np.random.get_state()]
+        state["gradients"] = [p.grad for p in self.model.parameters()]
+        torch.save({name: part for name, part in state.items() if name not in self.lacks}, path)
 
-    def load(self, state: dict) -> None:
-        for name in ("model", "optimizer", "scheduler", "scaler"):
+    def load(self, path: str) -> None:
+        state = torch.load(path)
+        for name in ("model", "optimizer", "scheduler", "scaler", "critic", "critic_optimizer"):
             if name in state:
-                getattr(self, name).load_state_dict(state[name])
+                part = getattr(self, name)
+                part.load_state_dict(state[name], **({"strict": False} if name == "model" else {}))
         self.ema.shadow = state.get("ema", self.ema.shadow)
         self.step = state.get("step", 0)
+        self.rows.place = state.get("rows", 0)
+        for parameter, gradient in zip(self.model.parameters(), state.get("gradients", ())):
+            parameter.grad = gradient
         if "generator" in state:
             self.generator.set_state(state["generator"])
         if "rng" in state:
@@ -105,59 +144,77 @@ class Run:
             np.random.set_state(tuple(state["numpy"]))
 
 
-def proof(uses: str, lacks: tuple[str, ...], tmp_path) -> nbdebug.Report:
-    run = Run(uses)
-    run.train(SPLIT)
-    torch.save({name: part for name, part in run.state().items() if name not in lacks}, tmp_path / "run.pt")
-    start = 0 if "step" in lacks else SPLIT
-
-    def resumed(path):
-        again = Run(uses)
-        again.load(torch.load(path))
-        return again.train(start + TOTAL - SPLIT)
-
-    def uninterrupted():
-        whole = Run(uses)
-        return whole.train(TOTAL)[-(TOTAL - SPLIT) * (2 if uses == "scaler" else 1) :]
-
-    return nbdebug.resume_proof(resumed, uninterrupted, tmp_path / "run.pt")
+def proof(uses: str, lacks: tuple[str, ...] = (), **options) -> nbdebug.Report:
+    options = {"at": AT, "steps": STEPS} | options
+    return nbdebug.resume_proof(lambda: Run(uses, lacks), lambda run: run.train(), **options)
 
 
 KINDS = {
-    "optimizer": ("plain", "optimizer", "optimizer-missing"),
-    "scheduler": ("scheduler", "scheduler", "scheduler-missing"),
-    "scaler": ("scaler", "scaler", "scaler-missing"),
-    "average": ("ema", "ema", "ema-missing"),
-    "dropout": ("dropout", "rng", "rng-not-restored"),
-    "generator": ("generator", "generator", "rng-not-restored"),
-    "python": ("python", "python", "rng-not-restored"),
-    "numpy": ("numpy", "numpy", "rng-not-restored"),
-    "step": ("plain", "step", "step-missing"),
+    "shuffle": ("generator", "rng-not-restored", "generator"),
+    "dropout": ("rng", "rng-not-restored", "torch"),
+    "plain": ("optimizer", "optimizer-missing", "optimizer"),
+    "counted": ("step", "step-missing", "step"),
+    "scheduled": ("scheduler", "scheduler-missing", "scheduler"),
+    "scaler": ("scaler", "scaler-missing", "scaler"),
+    "ema": ("ema", "ema-missing", "ema"),
+    "accumulation": ("gradients", "accumulation-not-resumed", "model"),
+    "two optimizers": ("critic_optimizer", "optimizer-missing", "critic_optimizer"),
+    "stream": ("rows", "sampler-not-resumed", "rows"),
+    "buffers": ("buffers", "state-dict-mismatch", "model"),
 }
+if ALL:
+    KINDS |= {
+        "workers": ("rng", "rng-not-restored", "torch"),
+        "python": ("python", "rng-not-restored", "Python"),
+        "numpy": ("numpy", "rng-not-restored", "numpy"),
+    }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_was_not_saved_is_named(kind, tmp_path) -> None:
-    uses, lacks, code = KINDS[kind]
-    report = proof(uses, (lacks,), tmp_path)
-    assert [finding.code for finding in report] == [f"checkpoint/{code}"], report
-    assert not report.ok and "Both runs" in [table.title for table in report.tables]
-
-
-@pytest.mark.parametrize("uses", ["plain", "scheduler", "scaler", "ema", "dropout", "generator", "numpy", "buffers"])
-def test_a_complete_file_is_silent(uses, tmp_path) -> None:
+@pytest.mark.parametrize("uses", KINDS)
+def test_what_was_not_saved_is_named_and_the_whole_file_is_silent(uses) -> None:
+    lacks, code, name = KINDS[uses]
+    report = proof(uses, (lacks,))
+    assert [finding.code.partition("/")[2] for finding in report] == [code], report
+    assert name in str(report.findings[0].evidence["where"]) and "Both runs" in [table.title for table in report.tables]
     before = random.getstate(), torch.get_rng_state()
-    report = proof(uses, (), tmp_path)
-    assert report.ok and "equals the one that never stopped" in report.headline
-    del before
+    report = proof(uses)
+    assert report.ok and "equals the one that never stopped" in report.headline, report
+    assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
 
 
-def test_a_part_that_the_run_does_not_need_is_not_missed(tmp_path) -> None:
-    assert proof("plain", ("rng", "python", "numpy", "generator", "scaler", "ema"), tmp_path).ok
+def test_a_part_that_the_run_does_not_need_is_not_missed() -> None:
+    assert proof("plain", ("rng", "python", "numpy", "generator", "scaler", "ema", "rows", "critic_optimizer")).ok
 
 
-def test_two_things_at_once_are_both_named(tmp_path) -> None:
-    report = proof("dropout", ("rng", "optimizer"), tmp_path)
+def test_a_run_without_methods_is_saved_whole_by_our_own_writer() -> None:
+    def step(run):
+        loss = run["net"](X[0]).square().mean() * torch.rand((), generator=run["dice"])
+        run["opt"].zero_grad()
+        loss.backward()
+        run["opt"].step()
+
+    def build():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 4), nn.Dropout(), nn.Linear(4, 1))
+        return {"net": net, "opt": torch.optim.Adam(net.parameters()), "dice": torch.Generator()}
+
+    assert nbdebug.resume_proof(build, step, at=3, steps=6).ok
+    weights = (
+        (lambda run, path: torch.save(run["net"].state_dict(), path)),
+        (lambda run, path: run["net"].load_state_dict(torch.load(path))),
+    )
+    codes = {f.code for f in nbdebug.resume_proof(build, step, at=3, steps=6, save=weights[0], load=weights[1])}
+    assert codes == {"checkpoint/optimizer-missing", "checkpoint/rng-not-restored"}
+    with pytest.raises(ValueError, match="0 < at < steps"):
+        nbdebug.resume_proof(build, step, at=6, steps=6)
+    with pytest.raises(TypeError, match="no way to save"):
+        nbdebug.resume_proof(lambda: [1], lambda run: None, at=3, steps=6)
+    with pytest.raises(TypeError, match="needs step"):
+        nbdebug.resume_proof(lambda: [1], at=3, steps=6)
+
+
+def test_two_things_at_once_are_both_named() -> None:
+    report = proof("dropout", ("rng", "optimizer"))
     assert {f.code for f in report} == {"checkpoint/rng-not-restored", "checkpoint/optimizer-missing"}
 
 
@@ -165,8 +222,6 @@ def test_a_run_that_does_not_repeat_says_so_first(tmp_path) -> None:
     torch.save({"model": nn.Linear(2, 1).state_dict()}, tmp_path / "run.pt")
 
     def anything(path=None):
-        import os
-
         return [int.from_bytes(os.urandom(4), "little")]
 
     report = nbdebug.resume_proof(anything, anything, tmp_path / "run.pt")
@@ -233,3 +288,109 @@ def test_the_users_error_comes_through_and_the_magic_answers(tmp_path) -> None:
     with started(setup) as book:
         assert book.run("%resume_proof go_on whole path").result.ok
         assert "UsageError" in book.run("%resume_proof go_on nothing path").printed
+        assert "at=30" in book.run("%resume_proof go_on whole --at 30").printed
+
+
+def gpt(dropout: float = 0.0, **arguments):
+    transformers = pytest.importorskip("transformers")
+    transformers.set_seed(0)
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=32,
+            n_positions=16,
+            n_embd=16,
+            n_layer=1,
+            n_head=2,
+            resid_pdrop=dropout,
+            attn_pdrop=0,
+            embd_pdrop=0,
+        )
+    )
+    dice = torch.Generator().manual_seed(1)
+    data = [{"input_ids": row, "labels": row} for row in torch.randint(0, 32, (40, 8), generator=dice)]
+    options = {
+        "max_steps": 9,
+        "per_device_train_batch_size": 2,
+        "use_cpu": True,
+        "report_to": [],
+        "learning_rate": 0.01,
+    }
+    folder = tempfile.mkdtemp()
+    arguments = transformers.TrainingArguments(folder, logging_strategy="no", **options, **arguments)
+    return transformers.Trainer(model, arguments, train_dataset=data)
+
+
+def fitted(dropout: float = 0.0, shuffle: bool = False, weights: bool = False):
+    pl = pytest.importorskip("pytorch_lightning")
+
+    class Net(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(6, 8), nn.Dropout(dropout), nn.Linear(8, 1))
+
+        def training_step(self, batch, place):
+            return (self.net(batch[0]) - 1).square().mean()
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+            rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (1 + n))
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
+
+    pl.seed_everything(3)
+    saving = pl.callbacks.ModelCheckpoint(tempfile.mkdtemp(), save_weights_only=weights)
+    options = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "accelerator": "cpu"}
+    return (
+        pl.Trainer(max_epochs=9, callbacks=[saving], **options),
+        Net(),
+        DataLoader(TensorDataset(X[0]), 4, shuffle=shuffle),
+    )
+
+
+class Accelerated:
+    def __init__(self, *lacks: str) -> None:
+        accelerate = pytest.importorskip("accelerate")
+        accelerate.utils.set_seed(1)
+        self.accelerator = accelerate.Accelerator(cpu=True)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (1 + n))
+        parts = {"model": model, "optimizer": optimizer, "rate": rate}
+        prepared = [self.accelerator.prepare(p) if name not in lacks else p for name, p in parts.items()]
+        self.model, self.optimizer, self.rate = prepared
+        self.step = 0
+
+    def train(self) -> None:
+        x = X[torch.randint(0, STEPS, ())]
+        loss = (self.model(x) - x.sum(1, keepdim=True)).square().mean()
+        self.accelerator.backward(loss)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.rate.step()
+
+
+LIBRARIES = {
+    "transformers": (lambda **k: nbdebug.resume_proof(lambda: gpt(**k), at=3, steps=7), {"dropout": 0.1}),
+    "Lightning": (lambda **k: nbdebug.resume_proof(lambda: fitted(**k), at=8, steps=12), {}),
+    "accelerate": (
+        lambda lacks=(): nbdebug.resume_proof(lambda: Accelerated(*lacks), lambda run: run.train(), at=3, steps=7),
+        {},
+    ),
+}
+SICK = [
+    ("transformers", {"save_only_model": True}, ["optimizer-missing", "scheduler-missing"]),
+    ("transformers", {"ignore_data_skip": True}, ["sampler-not-resumed"]),
+    ("Lightning", {"dropout": 0.3}, ["rng-not-restored"]),
+    ("Lightning", {"shuffle": True}, ["rng-not-restored"]),
+    ("Lightning", {"weights": True}, ["optimizer-missing"]),
+    ("accelerate", {"lacks": ("rate",)}, ["scheduler-missing"]),
+    ("accelerate", {"lacks": ("optimizer", "rate")}, ["optimizer-missing", "scheduler-missing"]),
+]
+
+
+@pytest.mark.skipif(not ALL, reason="minutes: with NBDEBUG_ALL_TESTS")
+@pytest.mark.parametrize(("library", "fault", "codes"), SICK)
+def test_the_saving_of_a_library(library, fault, codes) -> None:
+    ask, options = LIBRARIES[library]
+    assert [finding.code.partition("/")[2] for finding in ask(**fault)] == codes
+    report = ask(**options)
+    assert report.ok, report

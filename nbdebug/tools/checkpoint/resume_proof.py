@@ -6,37 +6,57 @@ two agree: what had to be put back is what the file lacks, or what the loading d
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 import os
+import pathlib
+import re
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
+
+from nbdebug.observe.variables import children
 from nbdebug.process import can_copy, in_copy
-from nbdebug.report import Finding, Report, RuledOut, Symptom, Table
+from nbdebug.report import Finding, Fix, Report, RuledOut, Symptom, Table
 from nbdebug.text import count, figures, listed
 from nbdebug.tools.checkpoint.check_checkpoint import checkpoint_facts
-from nbdebug.tools.checkpoint.facts import STEP, CheckpointFacts
+from nbdebug.tools.checkpoint.checkpoints import Checkpoints
+from nbdebug.tools.checkpoint.facts import STEP, CheckpointFacts, SavedFile
 from nbdebug.tools.checkpoint.rules import missing_part, name_all
-from nbdebug.tools.checkpoint.run_state import ObservedRun, RunState, plain
+from nbdebug.tools.checkpoint.run_state import LIBRARIES, ObservedRun, RunState, kinds, plain
+from nbdebug.trainers import held
 
 CODES = {
-    "optimizer": "optimizer-missing", "scheduler": "scheduler-missing", "scaler": "scaler-missing",
-    "ema": "ema-missing", "rng": "rng-not-restored", "generator": "rng-not-restored",
-    "sampler": "sampler-not-resumed", "step": "step-missing",
+    "optimizer": "checkpoint/optimizer-missing", "scheduler": "checkpoint/scheduler-missing",
+    "scaler": "checkpoint/scaler-missing", "ema": "checkpoint/ema-missing", "rng": "checkpoint/rng-not-restored",
+    "generator": "checkpoint/rng-not-restored", "sampler": "checkpoint/sampler-not-resumed",
+    "step": "checkpoint/step-missing", "gradients": "checkpoint/accumulation-not-resumed",
+    "model": "error/state-dict-mismatch",
 }  # fmt: skip
 """What had to be put back → the cause."""
-AFTER = ("-missing", "sampler-not-resumed", "rng-not-restored")
-"""Ends of codes that say what a run lacks: the runs decide about these."""
+CONFIRMED = {"optimizer": "optimizer-mismatch", "model": "prefix|shape|dtype|tied|nonfinite|state-dict"}
+"""What had to be put back → the codes of `check_checkpoint` that say why."""
+LACKING = re.compile(r"(?<!weights)-missing$")
+"""Codes that say what a file lacks: the runs decide about these."""
 UNREADABLE = ("truncated-file", "not-weights", "rotated-away", "class-moved", "unsafe-pickle", "lexicographic-latest")
 """Ends of codes of files that nothing can go on from."""
 Put = tuple[str, str]
+Function = Callable[[ObservedRun], Any]
 
 
 def resume_proof(
-    resumed: Callable[[Any], Any],
-    uninterrupted: Callable[[], Any],
-    path: str | os.PathLike[str],
+    build: Callable[..., Any],
+    step: Callable[..., Any] | None = None,
+    path: str | os.PathLike[str] | None = None,
     *,
+    at: int = 10,
+    steps: int = 20,
+    save: Callable[[Any, str], Any] | None = None,
+    load: Callable[[Any, str], Any] | None = None,
     model: Any = None,
     optimizer: Any = None,
     scheduler: Any = None,
@@ -44,104 +64,332 @@ def resume_proof(
     ema: Any = None,
     seconds: float = 120.0,
 ) -> Report:
-    """Is a run that was resumed from this file the run that never stopped? Compared bit for bit.
+    """Is a run that was stopped, saved, loaded and trained on the run that never stopped? Compared bit for bit.
 
-    resumed: `resumed(path)` loads the file and trains on; it gives a list, such as the losses or the rows that it used.
-    uninterrupted: `uninterrupted()` trains without a stop, and gives the same list, of the same steps. Both run in
-    copies of this process (a fork), several times, each for at most so many seconds; nothing here changes. model,
-    optimizer, …: as in `check_checkpoint`, which is asked first: a file that does not load is its finding.
+    build: `build()` gives a run of yours: an object, or a dict or tuple of its parts, ready to train. step: `step(run)`
+    trains one step, and may give a value. save, load: `save(run, path)` and `load(run, path)`, your own; where they are
+    not given, the run's methods of these names, its Accelerator, or `nbdebug.Checkpoints`. A Trainer of transformers,
+    or (Trainer, LightningModule, loader) of Lightning, needs no step: it saves and resumes by itself. at: the step
+    of the stop; steps: the last. Losses, values, rows and, at the end, weights are compared.
 
-    Where the two part, the states of the other run (optimizer, scheduler, scaler, averages, samplers, generators) are
-    put back one by one, and the one with which both agree is named. Where the run does not repeat even without a stop,
-    the report says so. Raises RuntimeError where this process can't be copied (Windows, or a GPU in use), and what the
-    user's functions raise."""
+    Or, of a file that is there, `resume_proof(resumed, uninterrupted, path)`: `resumed(path)` loads it and trains on,
+    `uninterrupted()` trains without a stop; both give the same list, such as the losses or the rows. model, optimizer,
+    …: as in `check_checkpoint`.
+
+    All runs are made in copies of this process (forks), each for at most so many seconds; nothing here changes. Where
+    the two part, the states of the other run (optimizer, scheduler, scaler, averages, samplers, generators, weights,
+    gradients) are put back one by one, and the one with which both agree is named. Where the run does not repeat even
+    without a stop, the report says so. Raises RuntimeError where this process can't be copied (Windows, or a GPU in
+    use), ValueError for a stop outside the run, TypeError for a run without a way to save it, and what the user's
+    functions raise."""
     if not can_copy():
         raise RuntimeError("resume_proof copies this process, which needs fork and a GPU that is not in use yet.")
-    given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema}
-    facts = checkpoint_facts(path, **given, load=resumed)
-    static = [one for one in name_all(facts) if not one.code.endswith(AFTER)]
-    question, subject = "resume_proof(resumed, uninterrupted, path)", facts.name
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema}
+    if path is not None:
+        if step is None:
+            raise TypeError("resume_proof(resumed, uninterrupted, path) takes two functions of yours.")
+        facts, other = checkpoint_facts(path, **parts, load=build), step
+        static, question = tuple(name_all(facts)), "resume_proof(resumed, uninterrupted, path)"
+        return _proven(facts, static, question, lambda _: build(path), lambda _: other(), seconds)
+    if not 0 < at < steps:
+        raise ValueError(f"The stop lies within the run: 0 < at < steps; got at={at}, steps={steps}.")
+    with tempfile.TemporaryDirectory(prefix="nbdebug-proof-") as folder:
+        run = _Run(build, step, save, load, at, steps, pathlib.Path(folder))
+        place = _copied(run.write, seconds)
+        facts, static = _copied(lambda: run.look(place), seconds)
+        question = f"resume_proof(build{', step' if step else ''}, at={at}, steps={steps})"
+        return _proven(facts, static, question, lambda seen: run.resumed(place, seen), run.whole, seconds)
+
+
+def _copied(function: Callable[[], Any], seconds: float) -> Any:
+    """What the function gives in a copy of this process. Modules of libraries that it imports there are imported here
+    too: each further copy has them."""
+    value, modules = in_copy(
+        lambda: (function(), [m for m in sys.modules if m.startswith(("torch.", *LIBRARIES))]), seconds
+    )
+    for name in modules:
+        if name not in sys.modules:
+            with contextlib.suppress(Exception):  # it is only for speed
+                importlib.import_module(name)
+    return value
+
+
+def _proven(
+    facts: CheckpointFacts,
+    static: tuple[Finding, ...],
+    question: str,
+    resumed: Function,
+    uninterrupted: Function,
+    seconds: float,
+) -> Report:
+    subject = facts.name
     if any(one.code.endswith(UNREADABLE) for one in static):
-        return Report(question, tuple(static), subject=subject)
+        return Report(question, static, subject=subject)
     try:
-        proof = _Proof(facts, lambda: resumed(path), uninterrupted, seconds)
-    except Exception:
+        proof = _Proof(facts, resumed, uninterrupted, seconds)
+    except Exception:  # the user's own functions fail: what is wrong with the file says why, else the error is theirs
         if not static:
             raise
-        return Report(question, tuple(static), subject=subject)
+        return Report(question, static, subject=subject)
     if not proof.repeats:
         what = "The run that is not interrupted gives other values when it runs again."
         symptom = Symptom(what, "Seed it, and see torch.use_deterministic_algorithms.")
         headline = "This run does not repeat, even without a stop."
         return Report(question, subject=subject, symptoms=[symptom], headline=headline)
-    number = len(proof.wanted)
     if proof.wanted == proof.values:
-        because = f"{count(number, 'value')} of both runs are equal, bit for bit"
-        headline = f"The resumed run equals the one that never stopped, in all {number} values."
-        ruled_out = RuledOut("a run that goes on otherwise", because)
+        compared = listed([count(len(values), *KINDS[k]) for k, values in proof.wanted.items() if values], quote="")
+        headline = f"The resumed run equals the one that never stopped, in all {compared}."
+        ruled_out = RuledOut("a run that goes on otherwise", f"{compared} of both runs are equal, bit for bit")
         return Report(question, (), (ruled_out,), subject=subject, headline=headline)
-    findings = tuple(static or proof.findings())
+    findings = proof.findings(static)
     unknown = Symptom(proof.difference, "None of the states in the variables of your loop explains it alone.")
-    pairs = enumerate(zip(proof.wanted, proof.values))
-    rows = [(place, a, b) for place, (a, b) in pairs if not isinstance(a, (list, dict))]
+    a, b = (run["values"] or run.get("losses", []) for run in (proof.wanted, proof.values))
+    rows = [(place, x, y) for place, (x, y) in enumerate(zip(a, b)) if not isinstance(x, (list, dict))]
     table = Table("Both runs", ("place", "uninterrupted", "resumed"), rows, open=True)
     report = Report(question, findings, subject=subject, tables=(table,))
     return report if findings else dataclasses.replace(report, symptoms=[unknown], headline=proof.difference)
 
 
+METHODS = (("save", "load"), ("save_checkpoint", "load_checkpoint"))
+"""Methods of a run that save it and load it."""
+KINDS = {
+    "rows": ("batch", "batches"), "losses": ("loss", "losses"), "values": ("value", "values"),
+    "weights": ("model", "models"),
+}  # fmt: skip
+"""What is compared, in the singular and the plural."""
+
+
+# -- a run that is built, stopped, saved and resumed -----------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Run:
+    """The user's run in the form of `build` and `step`, or a library's trainer: three ways to train it."""
+
+    build: Callable[[], Any]
+    step: Callable[[Any], Any] | None
+    save: Callable[[Any, str], Any] | None
+    load: Callable[[Any, str], Any] | None
+    at: int
+    steps: int
+    folder: pathlib.Path
+
+    def whole(self, seen: ObservedRun) -> dict[str, Any]:
+        values = self._train(self.build(), self.steps, seen)
+        return {"values": values[self.at :]}
+
+    def resumed(self, place: str, seen: ObservedRun) -> dict[str, Any]:
+        run = self.build()
+        if self.step is not None:
+            self._pair(run)[1](run, place)
+            return {"values": self._train(run, self.steps - self.at, seen)}
+        return {"values": self._train(run, self.steps, seen, resume=place)}
+
+    def write(self) -> str:
+        """Train up to the stop, and save; the path of what was written."""
+        run, path = self.build(), str(self.folder / "stopped.pt")
+        if self.step is None:
+            self._train(run, self.at, save=path)
+        else:
+            self._train(run, self.at)
+            self._pair(run)[0](run, path)
+        there = sorted(self.folder.glob("checkpoint-*")) or sorted(self.folder.iterdir())
+        if not there:
+            raise FileNotFoundError(f"Nothing was saved at {path!r}, which your function was called with.")
+        return str(there[-1]) if not os.path.exists(path) else path
+
+    def look(self, place: str) -> tuple[CheckpointFacts, tuple[Finding, ...]]:
+        """What `check_checkpoint` sees in it, beside the run's model and optimizer."""
+        names = {"run": self.build()}
+        try:
+            model, *optimizers = (held(kind, names) for kind in ("model", "optimizer", "new_optimizer"))
+            one = {"model": model, "optimizer": optimizers[0] or optimizers[1]}
+            one = {kind: next(iter(things.values())) for kind, things in one.items() if len(things) == 1}
+            facts = checkpoint_facts(place, load=self.load, **one)
+        except FileNotFoundError:  # a form that is not known, such as a folder of the user's own: the runs decide alone
+            return CheckpointFacts(SavedFile(place), pathlib.Path(place).name), ()
+        static, facts.file.tree, facts.own = tuple(name_all(facts)), None, {}
+        return facts, static
+
+    def _pair(self, run: Any) -> tuple[Callable[[Any, str], Any], Callable[[Any, str], Any]]:
+        """How this run is saved and loaded."""
+        pairs = [(self.save, self.load), *([getattr(run, name, None) for name in names] for names in METHODS)]
+        write, read = next((pair for pair in pairs if all(pair)), (None, None))
+        if write is not None and read is not None:
+            own = write is self.save  # a function of (run, path); a method of the path alone
+            return (lambda *both: write(*both[not own :])), (lambda *both: read(*both[not own :]))
+        known = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", ())
+        accelerator = next((thing for _, thing in children("run", run) if isinstance(thing, known)), None)
+        if accelerator is not None:
+            return lambda _, path: accelerator.save_state(path), lambda _, path: accelerator.load_state(path)
+        named = [(name, thing) for (_, name), thing in kinds(dict(children("run", run))).items()]
+        parts = {
+            re.sub(r"\W+|^run", "", name): thing
+            for name, thing in named
+            if hasattr(thing, "state_dict") or isinstance(thing, torch.Generator)
+        }
+        if not parts:
+            raise TypeError("resume_proof finds no way to save this run: give save=… and load=…, of (run, path).")
+        return (
+            lambda _, path: Checkpoints(path, **parts).save(self.at),
+            lambda _, path: Checkpoints(path, **parts).resume(),
+        )
+
+    def _train(
+        self, run: Any, last: int, seen: ObservedRun | None = None, save: str = "", resume: str | None = None
+    ) -> list[Any]:
+        """Train up to this step; the values of the steps."""
+        if self.step is not None:
+            return [self.step(run) for _ in range(last)]
+        trainer, *others = run if isinstance(run, tuple) else (run,)
+        if seen is not None:
+            seen.trainer = trainer
+        if type(trainer).__module__.startswith(("pytorch_lightning", "lightning")):
+            _lightning(trainer, others, last, save, resume)
+        elif isinstance(trainer, getattr(sys.modules.get("transformers.trainer"), "Trainer", ())):
+            _transformers(trainer, last, self.folder if save else None, resume)
+        else:
+            what = type(trainer).__name__
+            raise TypeError(f"resume_proof needs step=…, a function of the run; a {what} is no trainer.")
+        return []
+
+
+def _transformers(trainer: Any, last: int, folder: pathlib.Path | None, resume: str | None) -> None:
+    """Train with transformers' Trainer up to this step, of the schedule that it has; it saves there by itself."""
+    from transformers import TrainerCallback
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            control.should_save = folder is not None and state.global_step == last
+            control.should_training_stop = control.should_training_stop or state.global_step >= last
+
+    trainer.args.push_to_hub, trainer.args.disable_tqdm = False, True
+    trainer.args.output_dir = str(folder or trainer.args.output_dir)
+    handler = trainer.callback_handler
+    handler.callbacks = [each for each in handler.callbacks if "integrations" not in type(each).__module__]
+    trainer.add_callback(Stop())
+    trainer.train(resume_from_checkpoint=resume)
+
+
+def _lightning(trainer: Any, others: list[Any], last: int, save: str, resume: str | None) -> None:
+    """Train with Lightning's Trainer up to this step; it saves as its own callback would."""
+    callback = sys.modules[type(trainer).__module__.partition(".trainer")[0]].Callback
+
+    class Stop(callback):  # type: ignore[misc, valid-type]
+        def on_train_batch_end(self, trainer: Any, *more: Any) -> None:
+            if trainer.global_step >= last and not trainer.should_stop:
+                trainer.should_stop = True
+                if save:
+                    own = trainer.checkpoint_callback
+                    trainer.save_checkpoint(save, weights_only=own is not None and own.save_weights_only)
+
+    trainer.callbacks.append(Stop())
+    trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps = None, None
+    trainer.fit(*others, ckpt_path=resume)
+
+
+# -- both runs -------------------------------------------------------------------------------------------------------
+
+
 class _Proof:
     """Both runs, and the runs with states put back."""
 
-    def __init__(
-        self, facts: CheckpointFacts, resumed: Callable[[], Any], uninterrupted: Callable[[], Any], seconds: float
-    ) -> None:
+    def __init__(self, facts: CheckpointFacts, resumed: Function, uninterrupted: Function, seconds: float) -> None:
         self.facts, self.resumed, self.seconds = facts, resumed, seconds
         first = self._run(ObservedRun(), uninterrupted)
         self.plainly = self._run(ObservedRun(), resumed)
-        self.wanted, self.values = _list(first["values"]), _list(self.plainly["values"])
-        self.at = first["backwards"] - self.plainly["backwards"]
+        self.at = len(first["losses"]) - len(self.plainly["losses"])
         if self.at <= 0:
             self.at = facts.file.step or 0
+        self.rows = first["rows"]
+        self.past = max(len(self.rows) - len(self.plainly["rows"]), 0)
+        self.wanted, self.values = self._compared(first, True), self._compared(self.plainly)
         again = self._run(ObservedRun(self.at, take=True), uninterrupted)
-        self.repeats = again["values"] == first["values"]
+        self.repeats = self._compared(again, True) == self.wanted
         self.state: RunState = again["state"]
-        self.inputs = first["inputs"]
+        self.start = RunState()
 
-    def _run(self, observed: ObservedRun, function: Callable[[], Any]) -> dict[str, Any]:
-        result: dict[str, Any] = in_copy(lambda: observed.run(function), self.seconds)
-        return result
+    def _run(self, observed: ObservedRun, function: Function) -> dict[str, Any]:
+        return dict(_copied(lambda: observed.run(function), self.seconds))
+
+    def _compared(self, result: Mapping[str, Any], whole: bool = False) -> dict[str, list[Any]]:
+        """What both runs must have in common: the values; in the form of `build` and `step` all that was observed. Of
+        the whole run what comes after the stop."""
+        values = result["values"]
+        if not isinstance(values, dict):
+            return {"values": values if isinstance(values, list) else [values]}
+        past, at = (self.past, self.at) if whole else (0, 0)
+        seen = [] if all(value is None for value in values["values"]) else values["values"]
+        return {
+            "rows": result["rows"][past:], "losses": result["losses"][at:], "values": seen, "weights": result["weights"]
+        }  # fmt: skip
 
     @property
     def difference(self) -> str:
-        """Where the two part, in a sentence."""
-        place = next(
-            (i for i, (a, b) in enumerate(zip(self.wanted, self.values)) if a != b),
-            min(len(self.wanted), len(self.values)),
-        )
-        if place >= min(len(self.wanted), len(self.values)):
-            return f"The resumed run gives {count(len(self.values), 'value')}, the other {len(self.wanted)}"
-        a, b = self.wanted[place], self.values[place]
-        numbers = (
-            f": {figures(b, 6)} in place of {figures(a, 6)}"
-            if isinstance(a, (int, float)) and isinstance(b, (int, float))
-            else ""
-        )
-        return f"The resumed run parts from the other at its value {place}{numbers}"
+        """Where the two part, in a sentence, and what it costs."""
+        kind = next(kind for kind, values in self.wanted.items() if values != self.values[kind])
+        wanted, values = self.wanted[kind], self.values[kind]
+        if kind == "weights":
+            names = [n for a, b in zip(wanted, values) for n in a if a[n] != b.get(n)]
+            return f"The weights at the end are others than those of the run that never stopped: {listed(names)}"
+        shorter = min(len(wanted), len(values))
+        place = next((i for i in range(shorter) if wanted[i] != values[i]), shorter)
+        what, more = KINDS[kind]
+        if place >= shorter:
+            return f"The resumed run gives {count(len(values), what, more)}, the other {len(wanted)}"
+        a, b = wanted[place], values[place]
+        both = isinstance(a, (int, float)) and isinstance(b, (int, float)) and kind != "rows"
+        numbers = f": {figures(b, 6)} in place of {figures(a, 6)}" if both else ""
+        return f"The resumed run parts from the other at its {what} {place}{numbers}"
 
-    def findings(self) -> Iterator[Finding]:
-        """What was not saved, or not put back."""
+    def cost(self) -> str:
+        """What the other way on does to the rest of the run, in a sentence."""
+        parts = []
+        if "rows" in self.wanted and self.wanted["rows"] != self.values["rows"]:
+            before, after = set(self.rows[: self.past]), self.values["rows"]
+            twice = sum(mark in before for mark in after)
+            never = len(set(self.wanted["rows"]) - set(after))
+            parts.append(f"{count(twice, 'batch', 'batches')} of {len(after)} come again, {never} do not come")
+        a, b = (run.get("losses") or run["values"] for run in (self.wanted, self.values))
+        if a and b and all(isinstance(value, (int, float)) for value in [*a, *b]):
+            parts.append(f"the mean loss is {figures(sum(b) / len(b), 4)} in place of {figures(sum(a) / len(a), 4)}")
+        return "; ".join(parts)
+
+    def findings(self, static: tuple[Finding, ...]) -> tuple[Finding, ...]:
+        """What was not saved, or not put back: as the runs prove it, in the words of `check_checkpoint` where it has
+        seen why. Where the runs prove nothing, what it has seen."""
+        found = []
         for kind, name, proof in self._causes():
-            role = "rng" if kind == "generator" else kind
-            yield missing_part(self.facts, role, f"checkpoint/{CODES[kind]}", f"{self.difference}. {proof}", name)
+            because, cost = f"{self.difference}. {proof}", self.cost()
+            seen = [one for one in static if kind in CONFIRMED and re.search(CONFIRMED[kind], one.code)]
+            if seen:
+                evidence = {**seen[0].evidence, "put back": name, "proof": because}
+                found.append(dataclasses.replace(seen[0], evidence=evidence))
+            elif kind == "model":
+                found.append(self._weights(name, because))
+            else:
+                role = "rng" if kind == "generator" else kind
+                found.append(missing_part(self.facts, role, CODES[kind], because, name))
+            if cost:
+                found[-1] = dataclasses.replace(found[-1], evidence={**found[-1].evidence, "cost": cost})
+        return tuple(found) or tuple(one for one in static if not LACKING.search(one.code))
+
+    def _weights(self, name: str, because: str) -> Finding:
+        """Weights or buffers that the resumed run has otherwise."""
+        there, here = self.state.parts["model", name], self._start().parts.get(("model", name), {})
+        other = [key for key in there if plain(there[key]) != plain(here.get(key))]
+        title = f"{listed(other)} of `{name}` {'differs' if len(other) == 1 else 'differ'} after the loading: {because}"
+        lines = f"state['model'] = {name}.state_dict()  # when saving\n{name}.load_state_dict(state['model'])"
+        fix = Fix("Save and load all of it, buffers too.", lines)
+        return Finding(CODES["model"], title, self.facts.where, {"where": [name], "keys": other}, (fix,))
 
     def _causes(self) -> Iterator[tuple[str, str, str]]:
         """(kind, name, how it was proven)."""
-        other_inputs = self.plainly["inputs"] != self.inputs[self.at :]
-        options = sorted(
-            self.state.parts, key=lambda put: (put[0] in self.facts.entries, put[0] not in self._first(other_inputs))
-        )
-        options = [put for put in options if put[0] in CODES]
-        if other_inputs:
+        other_rows = self.plainly["rows"] != self.rows[self.past :]
+        order = ("sampler", "generator") if other_rows else ("optimizer", "scheduler", "scaler", "ema")
+        options = [put for put in self.state.parts if put[0] in CODES]
+        options.sort(key=lambda put: (put[0] == "model", put[0] in self.facts.entries, put[0] not in order))
+        if other_rows:
             for put in [put for put in options if put[0] in ("sampler", "generator")]:
                 if self._continues({put: self.state.parts[put]}):
                     kind, name = self._counter(put)
@@ -149,21 +397,19 @@ class _Proof:
                     return
         for early in (True, False):
             if self._agrees({}, early, True):
-                yield "rng", self._generator(early), "With the states of the generators put back, all values agree"
+                yield "rng", self._generator(early), "With the states of the generators put back, both agree"
                 return
         for put in options:
             if self._agrees({put: self.state.parts[put]}):
                 kind, name = self._counter(put)
-                yield kind, name, f"With `{name}` put back alone, all {len(self.wanted)} values agree"
+                yield kind, name, f"With `{name}` put back alone, both agree"
                 return
         found = self._several(options)
         if found:
-            yield from (
-                (kind, name, f"With {count(len(found), 'state')} put back together, all values agree")
-                for kind, name in found
-            )
+            how = f"With {count(len(found), 'state')} put back together, both agree"
+            yield from ((kind, name, how) for kind, name in found)
             return
-        yield from self._by_the_data(other_inputs)
+        yield from self._by_the_data(other_rows)
 
     def _counter(self, put: Put) -> Put:
         """An object of the user's that differs in a counter of steps alone is that counter."""
@@ -173,9 +419,6 @@ class _Proof:
             if changed and all(type(there[key]) is int and STEP.search(key) for key in changed):
                 return "step", f"{put[1]}.{changed[0]}"
         return put
-
-    def _first(self, other_inputs: bool) -> tuple[str, ...]:
-        return ("sampler", "generator") if other_inputs else ("optimizer", "scheduler", "scaler", "ema")
 
     def _several(self, options: list[Put]) -> list[Put]:
         """The smallest set of states with which both agree, where one is not enough."""
@@ -189,18 +432,15 @@ class _Proof:
         chosen = list(needed)
         return chosen if self._agrees(needed) else [*chosen, ("rng", "")]
 
-    def _by_the_data(self, other_inputs: bool) -> Iterator[tuple[str, str, str]]:
+    def _by_the_data(self, other_rows: bool) -> Iterator[tuple[str, str, str]]:
         """Causes that no state in a variable explains: a loop that counts from zero, an order that begins anew."""
         start = self._start()
         counters = {n: (v, start.counters[n]) for n, v in self.state.counters.items() if start.counters.get(n, v) != v}
-        if counters and "step" not in self.facts.entries:
-            name, (there, here) = max(counters.items(), key=lambda item: item[1][0] - item[1][1])
-            yield "step", name, f"`{name}` begins at {here} where the other run has {there}"
-        elif other_inputs and self.plainly["inputs"]:
-            mark = self.plainly["inputs"][0]
-            place = self.inputs.index(mark) if mark in self.inputs else None
+        if other_rows and self.plainly["rows"] and not (counters and "step" not in self.facts.entries):
+            mark = self.plainly["rows"][0]
+            place = self.rows.index(mark) if mark in self.rows else None
             how = (
-                f"its first batch is batch {place} of the other run, which is at batch {self.at}"
+                f"its first batch is batch {place} of the other run, which is at batch {self.past}"
                 if place is not None
                 else "its batches are in another order"
             )
@@ -210,8 +450,9 @@ class _Proof:
             yield "step", name, f"`{name}` begins at {here} where the other run has {there}"
 
     def _start(self) -> RunState:
-        state: RunState = self._run(ObservedRun(0, take=True), self.resumed)["state"]
-        return state
+        if not self.start.random:
+            self.start = self._run(ObservedRun(0, take=True), self.resumed)["state"]
+        return self.start
 
     def _trial(self, put: Mapping[Put, Any], early: Mapping[str, Any], late: Mapping[str, Any]) -> dict[str, Any]:
         observed = ObservedRun(0, put=put)
@@ -219,29 +460,22 @@ class _Proof:
         try:
             return self._run(observed, self.resumed)
         except Exception:  # a state that does not fit the object there: it is not the cause
-            return {"values": None, "inputs": []}
+            return {}
 
-    def _agrees(self, put: Mapping[Put, Any], early: bool = False, random: bool = False) -> bool:
-        states = self.state.earlier if early else self.state.random
-        given = states if random else {}
-        result = self._trial(put, given if early else {}, {} if early else given)
-        return result["values"] is not None and _list(result["values"]) == self.wanted
+    def _agrees(self, put: Mapping[Put, Any], early: bool = False, random: bool = False, only: str = "") -> bool:
+        """Whether both runs are equal with these states put back. random: with those of the global generators too, or
+        the one called `only`, after each loading (early) or at the moment."""
+        states = (self.state.earlier if early else self.state.random) if random else {}
+        states = {only: states[only]} if only else states
+        result = self._trial(put, states if early else {}, {} if early else states)
+        return bool(result) and self._compared(result) == self.wanted
 
     def _continues(self, put: Mapping[Put, Any]) -> bool:
         """Whether all batches but the first, which was drawn before the state came back, are the other run's."""
-        inputs = self._trial(put, {}, {})["inputs"]
-        return len(inputs) > 1 and inputs[1:] == self.inputs[self.at + 1 :][: len(inputs) - 1]
+        rows = self._trial(put, {}, {}).get("rows", [])
+        return len(rows) > 1 and rows[1:] == self.rows[self.past + 1 :][: len(rows) - 1]
 
     def _generator(self, early: bool) -> str:
         """Which of the global generators it is, where one alone is enough."""
         states = self.state.earlier if early else self.state.random
-        for name, state in states.items():
-            one = {name: state}
-            result = self._trial({}, one if early else {}, {} if early else one)
-            if result["values"] is not None and _list(result["values"]) == self.wanted:
-                return name
-        return listed(states, quote="")
-
-
-def _list(values: Any) -> list[Any]:
-    return values if isinstance(values, list) else [values]
+        return next((name for name in states if self._agrees({}, early, True, name)), listed(states, quote=""))

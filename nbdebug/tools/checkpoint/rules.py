@@ -487,6 +487,12 @@ def missing_part(facts: CheckpointFacts, role: str, code: str, why: str, name: s
     fails = f"holds {words}, and the run does not go on from it" if held else f"does not hold {words}"
     if role == "step":
         lines = "state['step'] = step + 1  # when saving\nfor step in range(state['step'], steps):"
+    elif role == "gradients":
+        lines = (
+            "# save after optimizer.step(), not within a window; or save the gradients too:\n"
+            f"state['grads'] = [p.grad for p in {name}.parameters()]  # when saving\n"
+            f"for p, grad in zip({name}.parameters(), state['grads']):\n    p.grad = grad"
+        )
     elif role == "rng" and name in GENERATORS:
         get, put = GENERATORS[name]
         lines = f"state['rng'] = {get}  # when saving\n{put}"
@@ -508,6 +514,7 @@ WORDS = {
     "step": "the step",
     "rng": "the random state",
     "sampler": "the position in the data",
+    "gradients": "the gradients that are accumulated so far",
 }
 GENERATORS = {
     "torch": ("torch.get_rng_state()", "torch.set_rng_state(state['rng'])"),
@@ -576,6 +583,16 @@ rule(
     confirm="`nbdebug.resume_proof(resumed, uninterrupted, path)`; without dropout and shuffling both agree.",
     fix="Save and set `torch.get_rng_state()`, that of each card, `random.getstate()`, numpy's and each Generator's.",
     reference="https://docs.pytorch.org/docs/stable/notes/randomness.html",
+)(_proven)
+rule(
+    code="checkpoint/accumulation-not-resumed",
+    title="The run was saved within a window of accumulated gradients.",
+    symptom="The first update after a restart is smaller than it should be; all that was saved agrees.",
+    cause="Gradients that are accumulated over several batches are in no state dict: those of the batches before the "
+    "stop are lost, and the optimizer steps with the rest.",
+    confirm="`nbdebug.resume_proof(build, step, at=…)` with a stop within a window, and one at its end.",
+    fix="Save right after `optimizer.step()` and `zero_grad()`; or save the gradients and the place in the window.",
+    reference="https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation",
 )(_proven)
 rule(
     code="checkpoint/sampler-not-resumed",

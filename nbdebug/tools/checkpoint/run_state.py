@@ -1,5 +1,5 @@
-"""What a run is at one moment: the optimizers, schedulers, averages, samplers and generators among the variables of its
-frames, and how each is put back into another run at the same moment.
+"""What a run is at one moment: the weights, gradients, optimizers, schedulers, averages, samplers and generators among
+the variables of its frames and in its trainer, and how each is put back into another run at the same moment.
 
 The moment is the first forward of training after so many backwards. A run is observed in a copy of this process.
 """
@@ -12,19 +12,25 @@ import random
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._pytree import tree_leaves
 
-from nbdebug.observe.variables import attributes
+from nbdebug.observe.variables import attributes, children
+from nbdebug.trainers import TYPES, bare, held
 
 AVERAGE = re.compile(r"ema|average|shadow|swa|slow|teacher|target", re.IGNORECASE)
 """Names of averaged weights."""
+MOST = 100
+"""Items of a list or dict that are looked at; a longer one is data."""
 PLAIN = (int, float, str, bool, bytes, type(None))
-OURS = ("torch.", "nbdebug.", "numpy.", "importlib", "contextlib")
+LIBRARIES = ("transformers.", "accelerate.", "pytorch_lightning.", "lightning.")
+OTHERS = ("torch.", "nbdebug.", "numpy.", "importlib", "contextlib", *LIBRARIES)
+"""Beginnings of the modules whose frames hold no variables of the user's."""
 
 
 class RunState:
@@ -42,81 +48,91 @@ class ObservedRun:
     """Runs a function of the user's with the moment in sight. at: how many backwards come before it.
 
     take: note the state at the moment. put: (kind, name) → state to put back there; early, late: states of the global
-    generators to set after each loading, or at the moment. inputs: of each forward of training, a number that stands
-    for its tensors."""
+    generators to set after each loading, or at the moment. rows: of each forward of training, a number that stands for
+    its tensors; losses: what each backward began with. trainer: of a library, which has parts that no frame shows."""
 
     def __init__(self, at: int = 0, take: bool = False, put: Mapping[tuple[str, str], Any] | None = None) -> None:
         self.at, self.take, self.put = at, take, dict(put or {})
         self.early: dict[str, Any] = {}
         self.late: dict[str, Any] = {}
-        self.backwards, self.inputs, self.state, self.done = 0, list[int](), RunState(), False
+        self.rows, self.losses, self.state, self.done = list[int](), list[Any](), RunState(), False
+        self.trainer: Any = None
+        self._models: dict[int, nn.Module] = {}
         self._depth = 0
         self._stop: FrameType | None = None
 
-    def run(self, function: Callable[[], Any]) -> dict[str, Any]:
-        """{"values", "backwards", "inputs", "state"}; changes functions of torch and never puts them back: only in a
-        copy of the process."""
+    def run(self, function: Callable[[ObservedRun], Any]) -> dict[str, Any]:
+        """{"values", "losses", "rows", "weights", "state"}; changes functions of torch and never puts them back: only
+        in a copy of the process."""
         self._watch()
         self._stop = sys._getframe()
-        values = function()
-        return {"values": plain(values), "backwards": self.backwards, "inputs": self.inputs, "state": self.state}
+        values = function(self)
+        states = [model.state_dict() for model in self._models.values()]
+        weights = [{n: _mark([v]) for n, v in state.items() if isinstance(v, torch.Tensor)} for state in states]
+        return {
+            "values": plain(values), "losses": self.losses, "rows": self.rows, "weights": weights, "state": self.state
+        }  # fmt: skip
 
     def _watch(self) -> None:
-        backward = torch.autograd.backward
+        backward, call = torch.autograd.backward, nn.Module.__call__
 
-        def counted(*args: Any, **kwargs: Any) -> None:
-            backward(*args, **kwargs)
-            self.backwards += 1
+        def counted(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            backward(tensors, *args, **kwargs)
+            self.losses.append(plain(tensors.detach() if isinstance(tensors, torch.Tensor) else list(tensors)))
+
+        def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self._depth += 1
+            try:
+                if self._depth == 1 and module.training and torch.is_grad_enabled():
+                    self._before_forward(module, (*args, *kwargs.values()), sys._getframe(1))
+                return call(module, *args, **kwargs)
+            finally:
+                self._depth -= 1
 
         torch.autograd.backward = counted
-        nn.modules.module.register_module_forward_pre_hook(self._before_forward)
-        nn.modules.module.register_module_forward_hook(self._after_forward, always_call=True)
+        nn.Module.__call__ = called  # type: ignore[method-assign]
         register_optimizer_step_post_hook(self._after_step)
-        if self.early:
-            self._after(torch, "load")
-            self._after(nn.Module, "load_state_dict")
-            self._after(torch.optim.Optimizer, "load_state_dict")
+        for owner, name in (
+            [(torch, "load"), (nn.Module, "load_state_dict"), (torch.optim.Optimizer, "load_state_dict")]
+            if self.early
+            else []
+        ):
+            self._after(owner, name)
 
     def _after(self, owner: Any, name: str) -> None:
         plainly = getattr(owner, name)
 
         def loaded(*args: Any, **kwargs: Any) -> Any:
             result = plainly(*args, **kwargs)
-            set_random(self.early)
+            if not self.done:  # not what is put back
+                set_random(self.early)
             return result
 
         setattr(owner, name, loaded)
 
-    def _before_forward(self, module: nn.Module, args: Any) -> None:
-        self._depth += 1
-        if self._depth > 1 or not module.training or not torch.is_grad_enabled():
-            return
-        if not any(p.requires_grad for p in module.parameters()):
-            return
-        self.inputs.append(_mark(args))
-        if self.backwards >= self.at and not self.done:
-            self.done = True
-            self._moment(sys._getframe(1))
-
-    def _after_forward(self, module: nn.Module, args: Any, result: Any) -> None:
-        self._depth -= 1
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], frame: FrameType) -> None:
+        if any(p.requires_grad for p in module.parameters()):
+            self._models.setdefault(id(module), module)
+            self.rows.append(_mark(args))
+            if len(self.losses) >= self.at and not self.done:
+                self.done = True
+                self._moment(frame)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self.take and self.backwards <= self.at:
+        if self.take and len(self.losses) <= self.at:
             self.state.earlier = get_random()
 
     def _moment(self, frame: FrameType) -> None:
         things = dict(_things(frame, self._stop))
+        names = {} if self.trainer is None else {"trainer": self.trainer}
+        things |= {name: thing for kind in TYPES if kind != "loader" for name, thing in held(kind, names).items()}
+        parts = kinds(things)
         if self.take:
             self.state.random = get_random()
-            for name, thing in things.items():
-                if type(thing) is int:
-                    self.state.counters[name] = thing
-            for key, thing in kinds(things).items():
-                state = _taken(key[0], thing)
-                if state is not None:
-                    self.state.parts[key] = state
-        for key, thing in kinds(things).items() if self.put else ():
+            self.state.counters = {name: thing for name, thing in things.items() if type(thing) is int}
+            states = {key: _taken(key[0], thing) for key, thing in parts.items()}
+            self.state.parts = {key: state for key, state in states.items() if state is not None}
+        for key, thing in parts.items() if self.put else ():
             if key in self.put:
                 put_back(key[0], thing, self.put[key])
         if self.late:
@@ -136,7 +152,7 @@ def plain(value: Any) -> Any:
 
 def _mark(args: Any) -> int:
     """A number that is the same for the same tensors."""
-    tensors = [each for each in args if isinstance(each, torch.Tensor)]
+    tensors = [each for each in tree_leaves(args) if isinstance(each, torch.Tensor)]
     flat = [t.detach().cpu().contiguous().flatten().view(torch.uint8) for t in tensors if t.numel()]
     return hash((tuple(tuple(t.shape) for t in tensors), tuple(t.numpy().tobytes() for t in flat)))
 
@@ -145,13 +161,15 @@ def _things(frame: FrameType | None, stop: FrameType | None) -> Iterator[tuple[s
     """(name, thing) of the variables in the frames of the user's code, and of the attributes of the user's objects."""
     known: set[str] = set()
     while frame is not None and frame is not stop:
-        if not str(frame.f_globals.get("__name__", "")).startswith(OURS):
+        if not str(frame.f_globals.get("__name__", "")).startswith(OTHERS):
             for name, thing in list(frame.f_locals.items()):
                 if name not in known and not name.startswith("_"):
                     known.add(name)
-                    yield name, thing
+                    yield name, bare(thing)
                     if _is_users(thing):
-                        yield from ((f"{name}.{key}", part) for key, part in attributes(thing).items())
+                        yield from ((f"{name}.{key}", bare(part)) for key, part in attributes(thing).items())
+                    elif type(thing) in (dict, list, tuple, SimpleNamespace) and _tensors(thing) is None:
+                        yield from ((key, bare(part)) for key, part in list(children(name, thing))[:MOST])
         frame = frame.f_back
 
 
@@ -159,7 +177,7 @@ def _is_users(thing: Any) -> bool:
     kind = type(thing)
     return (
         not isinstance(thing, (nn.Module, type))
-        and not kind.__module__.startswith(("torch", "builtins", "numpy"))
+        and not f"{kind.__module__}.".startswith(("torch", "builtins", "numpy", "types.", *LIBRARIES))
         and hasattr(thing, "__dict__")
     )
 
@@ -175,6 +193,8 @@ def kinds(things: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
         if kind:
             seen.add(id(thing))
             found[kind, name] = thing
+            if kind == "model":
+                found["gradients", name] = thing
     return found
 
 
@@ -211,6 +231,10 @@ def _taken(kind: str, thing: Any) -> Any:
         if kind == "generator":
             read = getattr(thing, "get_state", None) or getattr(thing, "getstate", None)
             state = read() if read is not None else thing.bit_generator.state
+        elif kind == "gradients":
+            state = {
+                n: p.grad for n, p in thing.named_parameters() if p.grad is not None and bool(p.grad.any())
+            } or None
         elif kind == "ema" and isinstance(thing, (dict, list)):
             state = thing
         elif hasattr(thing, "state_dict"):
@@ -232,24 +256,23 @@ def _is_plain(value: Any) -> bool:
 
 def put_back(kind: str, thing: Any, state: Any) -> None:
     """Give a thing the state that it has in the other run."""
-    if kind == "generator":
-        if hasattr(thing, "set_state"):
-            thing.set_state(state)
-        elif hasattr(thing, "setstate"):
-            thing.setstate(state)
-        else:
-            thing.bit_generator.state = state
-    elif kind == "scheduler":
-        thing.load_state_dict(state)
-        rates = state.get("_last_lr") or []
-        for group, rate in zip(thing.optimizer.param_groups, rates):
-            group["lr"] = rate
+    write = getattr(thing, "set_state", None) or getattr(thing, "setstate", None)
+    if kind == "generator" and write is not None:
+        write(state)
+    elif kind == "generator":
+        thing.bit_generator.state = state
+    elif kind == "gradients":
+        for name, parameter in thing.named_parameters():
+            parameter.grad = state.get(name)
     elif isinstance(thing, (dict, list)):
         for key in thing if isinstance(thing, dict) else range(len(thing)):
             with torch.no_grad():
                 thing[key].copy_(state[key])
     elif hasattr(thing, "load_state_dict"):
         thing.load_state_dict(state)
+        rates = (state.get("_last_lr") or []) if kind == "scheduler" else []
+        for group, rate in zip(thing.optimizer.param_groups if rates else (), rates):
+            group["lr"] = rate
     else:
         vars(thing).update(copy.deepcopy(state))
 
