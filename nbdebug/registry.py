@@ -17,13 +17,24 @@ from typing import Any
 from nbdebug.report import Finding
 from nbdebug.text import styled, terminal_width
 
-CHAPTERS = ("nan", "training", "precision", "memory", "error", "notebook", "config", "checkpoint", "environment")
+CHAPTERS = (
+    "nan",
+    "training",
+    "precision",
+    "memory",
+    "error",
+    "notebook",
+    "config",
+    "checkpoint",
+    "environment",
+    "data",
+)
 """The chapters with a package of rules, in the order of the catalogue: the first part of most codes."""
 ELSEWHERE = {
     "error": ("memory", "error", "notebook"),
     "checkpoint": ("error", "checkpoint"),
     "config": ("error", "config"),
-    "data": ("error",),
+    "data": ("error", "data"),
 }
 """Chapters of which some codes are declared by another one, which measures what they need."""
 
@@ -37,6 +48,7 @@ _HOMES = {
     "config": "nbdebug.tools.config.rules",
     "checkpoint": "nbdebug.tools.checkpoint.rules",
     "environment": "nbdebug.tools.environment.rules",
+    "data": "nbdebug.tools.data.rules",
 }
 _rules: dict[str, Rule] = {}
 

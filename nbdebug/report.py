@@ -34,7 +34,7 @@ from typing import Any
 
 PHASES = ("input", "parameter", "forward", "backward", "optimizer")
 VERDICTS = FOUND, UNKNOWN, HEALTHY = "cause found", "not well, no cause known", "healthy"
-PLOTS = ("histogram", "tree", "run", "losses", "memory", "ranges", "gradients", "stepper")
+PLOTS = ("histogram", "tree", "run", "losses", "memory", "ranges", "gradients", "stepper", "gallery")
 """The kinds of pictures: the files of views/plots."""
 
 
@@ -296,12 +296,14 @@ class Report:
         return {"verdict": self.verdict, "ok": self.ok, **json.loads(json.dumps(plain, default=_plain))}
 
     def save(self, path: str | pathlib.Path) -> pathlib.Path:
-        """Write the report to `path`: `.html`, `.json` or `.txt`. Raises ValueError for any other ending."""
+        """Write the report to `path`: `.html`, `.json` or `.txt`, or its first table as `.csv`. Raises ValueError for any
+        other ending, and for a table where there is none."""
         path = pathlib.Path(path)
         writers = {
             ".html": lambda: self._view("html", "page"),
             ".txt": lambda: str(self.full()),
             ".json": lambda: json.dumps(_strict(self.to_dict()), indent=1, allow_nan=False),
+            ".csv": lambda: self.frame().to_csv(index=False),
         }
         if path.suffix not in writers:
             raise ValueError(f"save takes a path ending in {', '.join(writers)}; got {path.name!r}")

@@ -258,8 +258,8 @@ def _listed(report: Report, most: int, opened: int) -> str:
 
 def _pictures(report: Report) -> str:
     drawn = ""
-    for kind, picture in report._pictures("run", "memory", "ranges", "stepper", "gradients", "losses"):
-        drawn += picture.html() if kind == "stepper" else _image(picture)
+    for kind, picture in report._pictures("run", "memory", "ranges", "stepper", "gradients", "losses", "gallery"):
+        drawn += picture.html() if kind in ("stepper", "gallery") else _image(picture)
         if kind == "losses":
             drawn += _table(picture.table())
         elif kind == "gradients":

@@ -303,7 +303,7 @@ class ReportText:
         self.omit(len(tables) - most, "table")
 
     def pictures(self) -> None:
-        for kind, picture in self.report._pictures("run", "memory", "ranges", "stepper", "losses"):
+        for kind, picture in self.report._pictures("run", "memory", "ranges", "stepper", "losses", "gallery"):
             if not self.room.pictures:
                 self.omit(1, "picture")
             elif kind == "stepper":

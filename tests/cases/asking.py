@@ -152,6 +152,12 @@ def ask_environment(ns: types.SimpleNamespace) -> nbdebug.Report:
     return nbdebug.check_environment(facts=ns.probe())
 
 
+def ask_data(ns: types.SimpleNamespace) -> nbdebug.Report:
+    with tempfile.TemporaryDirectory() as folder:
+        subject = ns.make(pathlib.Path(folder)) if ns.dataset is None else ns.dataset
+        return nbdebug.check_data(subject, expected=ns.expected, progress=False)
+
+
 ASKERS = {
     "checkpoint": ask_checkpoint,
     "nan": ask_nan,
@@ -162,6 +168,7 @@ ASKERS = {
     "notebook": ask_notebook,
     "config": ask_config,
     "environment": ask_environment,
+    "data": ask_data,
 }
 """kind → the function that asks. A kind that is not here is skipped."""
 
@@ -230,6 +237,7 @@ def answer_of(report: nbdebug.Report, path: pathlib.Path) -> dict[str, Any]:
         "line": where.line if own else None,
         "rank": where.rank,
         "problems": [[one["key"], one["code"]] for one in report.facts.get("problems", ())],
+        "items": {str(item): code for item, code in report.facts.get("items", {}).items()},
         "holder": list(first.evidence.get("holder", ())),
         "keys": list(first.evidence.get("keys", ())),
         "path": first.evidence.get("path"),

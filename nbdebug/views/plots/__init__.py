@@ -1,6 +1,6 @@
 """The pictures of a report: one file a kind of `Plot`. Read one of them with `marks`, which all are made of.
 
-    histogram tree run losses memory ranges gradients stepper     a kind each, and the file that a `Plot` names
+    histogram tree run losses memory ranges gradients stepper gallery     a kind each, and the file that a `Plot` names
     axes            scales, rules and axes of what runs over steps
     marks           lines, bars, dots, text …, and the SVG of them
     figure          the same marks with matplotlib: `report.figure()`

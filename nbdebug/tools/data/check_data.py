@@ -1,0 +1,521 @@
+"""check_data(): what is wrong with a data set, before anything is trained on it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import os
+import pathlib
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nbdebug.live import progress_bar
+from nbdebug.report import Plot, Report, RuledOut, Table
+from nbdebug.text import count, listed, percent
+from nbdebug.tools.data import audio, media, pictures, tables
+from nbdebug.tools.data.expectation import Expectation, expectation
+from nbdebug.tools.data.facts import DataFacts, Problem, first_of_each
+from nbdebug.tools.data.inventory import Entry, Inventory, entry_of, inventory, split_of
+from nbdebug.tools.data.rows import Rows, pulled, shared_inputs
+from nbdebug.tools.data.rules import CODES, ORDER
+from nbdebug.tools.data.similarity import Thumbnails
+
+KINDS = ("images", "audio", "text", "tables", "rows")
+MOST_ROWS = 200_000
+"""Rows of a set in memory, or of a file of records, that are looked at."""
+THUMBNAILS, THUMB = 12, 96
+"""Pictures of the gallery, and their side in pixels: about 3 kB each."""
+LINE = 8 << 20
+"""Bytes of one record."""
+
+
+def check_data(
+    path_or_dataset: Any,
+    *,
+    expected: Any = None,
+    kind: str | None = None,
+    splits: Mapping[str, str] | None = None,
+    sample: int | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+    **fields: Any,
+) -> Report:
+    """Find what is wrong with a data set: files that do not open, captions, labels, tokens, columns, near copies …
+
+    path_or_dataset: a folder (pictures with captions, classes or masks, sounds, texts, tables as CSV, Parquet or JSON
+    Lines), one such file, a map-style Dataset, a list of rows, a DataFrame, a datasets.Dataset; or a dict of sets, by
+    split. expected: what it is meant to be: a mapping with the fields of `Expectation` (size, mode, min_size,
+    sample_rate, channels, extensions, caption_extension, min_words, trigger, columns, label, text, boxes, image,
+    num_classes, ignore_index, masks, vocab_size, max_length, pad_id, eos_id), which may also be given by keyword; or a
+    processor, a tokenizer or a model, which are asked. What is not said is judged against the set's own majority, or
+    not at all. kind: look only at "images", "audio", "text", "tables" or "rows". splits: the split of each folder, by
+    its path below the root, where the names do not tell. sample: look at so many items of each kind, drawn evenly.
+    workers: processes that decode pictures (default: one a processor, where there are over 300; 0: none).
+
+    Files are opened as untrusted and never changed; pickles are not opened. With Ctrl-C the report is that of what was
+    looked at so far. `report.frame()` has a row for each problem: item, code, detail; `report.save("problems.csv")`
+    writes them.
+
+    Raises FileNotFoundError where there is no such path, TypeError for what is no data set, or for a field that is
+    none, ValueError for a field that makes no sense.
+    """
+    wanted = expectation(expected, fields)
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"kind takes one of {', '.join(KINDS)}; got {kind!r}")
+    if isinstance(path_or_dataset, (str, os.PathLike)):
+        path = os.path.abspath(os.path.expanduser(os.fspath(path_or_dataset)))
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"there is no {os.fspath(path_or_dataset)}")
+        check: Check = FolderCheck(path, wanted, kind, splits, sample, workers, progress)
+    else:
+        check = MemoryCheck(path_or_dataset, wanted, sample, progress)
+    try:
+        check.run()
+    except KeyboardInterrupt:
+        check.unchecked.insert(0, "the rest of the set: it was interrupted")
+    return check.report()
+
+
+class Check:
+    """A check that goes on. What it has is a report at any moment."""
+
+    subject = ""
+    root = ""
+
+    def __init__(self, wanted: Expectation, sample: int | None, progress: bool) -> None:
+        self.wanted, self.sample, self.progress = wanted, sample, progress
+        self.problems: list[Problem] = []
+        self.total: dict[str, int] = {}
+        self.unchecked: list[str] = []
+        self.notes: list[str] = []
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+    def sampled(self, items: Sequence[Any], what: str) -> Sequence[Any]:
+        """So many of them, evenly; and a word about it."""
+        if self.sample is None or len(items) <= self.sample:
+            return items
+        self.unchecked.append(f"{len(items) - self.sample:,} of {len(items):,} {what}: a sample was asked for")
+        chosen = sorted(random.Random(0).sample(range(len(items)), self.sample))
+        return [items[i] for i in chosen]
+
+    def counted(self, noun: str, number: int = 1) -> None:
+        self.total[noun] = self.total.get(noun, 0) + number
+
+    def report(self) -> Report:
+        problems = first_of_each(iter(self.problems), CODES)
+        facts = DataFacts(problems, self.root, self.total, self.wanted.stated())
+        findings = tuple(finding for finding in (check(facts) for check in ORDER) if finding is not None)
+        looked = ", ".join(count(n, noun) for noun, n in self.total.items() if n) or "nothing"
+        rows = [(p.item, p.code, p.detail) for code in CODES for p in facts.of(code)]
+        affected = (
+            f"{count(len(problems), 'problem')} of {count(len(findings), 'kind')} in {looked}." if findings else ""
+        )
+        healthy = f"No problem was seen in {looked}." if self.total else "There is nothing here that can be checked."
+        summary = [(f.code, f.evidence["items"]) for f in findings]
+        listing = [Table("Problems", ("item", "code", "detail"), rows, open=False)] if rows else []
+        return Report(
+            "check_data()",
+            findings,
+            (RuledOut("a problem of the kinds in the catalogue", f"{looked} checked"),)
+            if self.total and not findings
+            else (),
+            tuple(dict.fromkeys(self.unchecked)),
+            tuple(self.notes),
+            self.subject,
+            {"items": {p.item: p.code for p in problems}, "looked at": dict(self.total)},
+            headline=affected or healthy,
+            tables=[*listing, *([Table("By kind", ("code", "items"), summary)] if len(summary) > 1 else [])],
+            plots=self.gallery(problems),
+            independent=True,
+        )
+
+    def gallery(self, problems: Sequence[Problem]) -> tuple[Plot, ...]:
+        """Thumbnails of the worst: of each kind in turn."""
+        by_code: dict[str, list[Problem]] = {}
+        for problem in problems:
+            if problem.file:
+                by_code.setdefault(problem.code, []).append(problem)
+        turns = [p for i in range(THUMBNAILS) for own in by_code.values() for p in own[i : i + 1]]
+        shown = [(p, drawn) for p in turns[: 3 * THUMBNAILS] if (drawn := thumbnail(p.file))][:THUMBNAILS]
+        pictures_ = [{"name": str(p.item), "label": p.code.partition("/")[2], **drawn} for p, drawn in shown]
+        return (Plot("gallery", {"title": "What these look like", "pictures": pictures_}),) if pictures_ else ()
+
+
+# -- a folder ----------------------------------------------------------------------------------------------------------
+
+
+class FolderCheck(Check):
+    """All files of a folder, or one file."""
+
+    def __init__(
+        self,
+        path: str,
+        wanted: Expectation,
+        kind: str | None,
+        splits: Mapping[str, str] | None,
+        sample: int | None,
+        workers: int | None,
+        progress: bool,
+    ) -> None:
+        super().__init__(wanted, sample, progress)
+        self.kind, self.workers, self.splits = kind, workers, dict(splits or {})
+        self.only = os.path.basename(path) if not os.path.isdir(path) else None
+        self.root = path if self.only is None else os.path.dirname(path)
+        self.subject = f"{os.path.basename(path)}: {'a folder' if self.only is None else 'a file'}"
+        self.known: dict[str, dict[str, Any]] = {}
+        self.digest = functools.lru_cache(maxsize=None)(media.file_digest)
+
+    def run(self) -> None:
+        files = self._inventory()
+        self.problems += files.problems
+        self.problems += media.unread(files.entries, self.wanted)
+        passed = {p.item for p in self.problems if p.code == "data/unread-extension"}
+        files.entries = [entry for entry in files.entries if entry.item not in passed]
+        if not files.of("picture", "sound", "table", "records"):
+            self.counted("file", len(files.entries) + len(passed))
+        if self.kind in (None, "images"):
+            self._pictures(files)
+        if self.kind in (None, "audio"):
+            self._sounds(files)
+        if self.kind in (None, "text"):
+            self._texts(files)
+        if self.kind in (None, "tables"):
+            self._tables(files)
+        if self.kind in (None, "tables", "rows"):
+            self._records(files)
+        self._leftovers(files)
+
+    def _inventory(self) -> Inventory:
+        if self.only is None:
+            return inventory(self.root, self.splits, self.wanted.extensions)
+        whole = Inventory(self.root)
+        entry = entry_of(os.path.join(self.root, self.only), self.only, whole, self.wanted.extensions or ())
+        whole.entries = [entry] if entry is not None else []
+        return whole
+
+    def _pictures(self, files: Inventory) -> None:
+        entries = list(self.sampled(files.of("picture"), "pictures"))
+        if not entries:
+            return
+        if not _has("PIL"):
+            self.unchecked.append(
+                f"{count(len(entries), 'picture')}: Pillow is not installed (pip install torch-nbdebug[data])"
+            )
+            return
+        thumbs = Thumbnails()
+        with progress_bar("check_data", "pictures", len(entries), wanted=self.progress) as bar:
+            for place, known in pictures.measure_all([e.path for e in entries], self.workers, True, bar.update):
+                if "thumb" in known:
+                    thumbs.add(place, known.pop("thumb"))
+                self.known[entries[place].item] = known
+                self.counted("picture")
+                if not media.is_mask(entries[place], self.wanted.masks):
+                    self.problems += media.picture_problems(entries[place], known, self.wanted)
+        masks = [e for e in entries if media.is_mask(e, self.wanted.masks)]
+        own = [e for e in entries if not media.is_mask(e, self.wanted.masks)]
+        self.problems += media.by_majority(own, self.known, self.wanted)
+        self.problems += media.mask_problems(masks, own, self.known, self.wanted)
+        self._captions(own, files)
+        if thumbs.places and not masks:
+            self.problems += media.copies(entries, thumbs, self.digest)
+            if not self._caption_ending(own, files) and not self.wanted.boxes:
+                self.problems += media.conflicts(entries, self.digest)
+        self.problems += media.colours(own, self.known, self.wanted.num_classes is not None)
+        other = [item for item, known in self.known.items() if known.get("fault") == "unsupported"]
+        if other:
+            self.unchecked.append(f"{listed(other)}: {self.known[other[0]]['reason']} (pip install pillow-heif)")
+
+    def _caption_ending(self, entries: Sequence[Entry], files: Inventory) -> str | None:
+        by_item = {entry.item: entry for entry in files.entries}
+        return media.caption_ending(entries, by_item, self.wanted)
+
+    def _captions(self, entries: Sequence[Entry], files: Inventory) -> None:
+        by_item = {entry.item: entry for entry in files.entries}
+        ending = media.caption_ending(entries, by_item, self.wanted)
+        if ending is None:
+            return
+        self.problems += media.captions(entries, by_item, ending, self.wanted)
+        self.counted("caption", sum(e.ending == ending for e in files.entries))
+        alone = media.orphans(entries, by_item, ending) if self.sample is None else []
+        if alone:
+            self.notes.append(
+                f"{count(len(alone), 'file')} {ending} without a picture of the same name: {listed(alone)}."
+            )
+
+    def _sounds(self, files: Inventory) -> None:
+        entries = list(self.sampled(files.of("sound"), "sounds"))
+        if not entries:
+            return
+        if not audio.has_soundfile():
+            self.unchecked.append("sounds other than WAV: soundfile is not installed (pip install torch-nbdebug[data])")
+        done: list[Entry] = []
+        with progress_bar("check_data", "sounds", len(entries), wanted=self.progress) as bar:
+            try:
+                for entry in entries:
+                    self.known[entry.item] = audio.measure(entry.path)
+                    done.append(entry)
+                    self.counted("sound")
+                    bar.update(1)
+            finally:
+                self.problems += media.sound_problems(done, self.known, self.wanted)
+        self.problems += media.equal_files(
+            done, lambda e: self.known[e.item].get("digest") if self.known[e.item].get("peak") else None
+        )
+        if self.wanted.caption_extension:
+            self._captions(done, files)
+
+    def _texts(self, files: Inventory) -> None:
+        """Texts that are no captions: of several splits."""
+        beside = {(e.folder, e.stem) for e in files.of("picture", "sound")}
+        entries = [e for e in files.of("text") if (e.folder, e.stem) not in beside and e.bytes]
+        if not entries or files.of("picture", "sound"):
+            return
+        self.counted("text", len(entries))
+        self.problems += media.equal_files(entries, self.digest)
+
+    def _tables(self, files: Inventory) -> None:
+        whole = []
+        for entry in files.of("table"):
+            try:
+                frame = tables.read(entry)
+            except ImportError:
+                self.unchecked.append(f"{entry.item}: it needs pyarrow (pip install pyarrow)")
+                continue
+            except Exception as error:  # pandas raises many
+                self.problems.append(Problem("data/unreadable-file", entry.item, f"no table: {_first_line(error)}"))
+                continue
+            if frame.attrs.get("cut"):
+                self.unchecked.append(f"{entry.item}: rows beyond the first {len(frame):,}")
+            table = tables.Table(frame, entry.item, self.wanted, self.root, entry.split)
+            whole.append(table)
+            self.counted("row", table.row_count)
+            self.problems += table.problems()
+            self.notes += tables.remarks(table)
+        self.problems += tables.shared_rows(whole)
+
+    def _records(self, files: Inventory) -> None:
+        sets = []
+        for entry in files.of("records", "json"):
+            rows = Rows(self.wanted, entry.item, entry.split)
+            plain: list[Mapping[str, Any]] = []
+            for number, value, fault in records(entry):
+                if fault:
+                    self.problems.append(
+                        Problem(
+                            "data/unreadable-file" if number < 0 else "data/item-fails",
+                            rows.item(number) if number >= 0 else entry.item,
+                            fault,
+                        )
+                    )
+                elif isinstance(value, (dict, list)):
+                    rows.add(number, value)
+                    if isinstance(value, dict) and not any(isinstance(v, (list, dict)) for v in value.values()):
+                        plain.append(value)
+            if plain and len(plain) == rows.count:  # a table that is written as records
+                self._plain(plain, entry)
+            elif rows.count:
+                self.problems += rows.end()
+                sets.append(rows)
+            self.counted("row", rows.count)
+        self.problems += shared_inputs([rows for rows in sets if rows.split])
+
+    def _plain(self, rows: list[Mapping[str, Any]], entry: Entry) -> None:
+        import pandas
+
+        self.problems += tables.Table(
+            pandas.DataFrame(rows), entry.item, self.wanted, self.root, entry.split
+        ).problems()
+
+    def _leftovers(self, files: Inventory) -> None:
+        for kind, why in (
+            ("pickle", "pickles are never opened"),
+            ("archive", "archives are not opened"),
+            ("array", "arrays of NumPy"),
+        ):
+            some = [entry.item for entry in files.of(kind)]
+            if some:
+                self.unchecked.append(f"{listed(some)}: {why}")
+        if files.hidden:
+            self.notes.append(
+                f"{count(files.hidden, 'entry', 'entries')} whose names begin with a dot, and the like, were passed over."
+            )
+        if sentence := media.balance(files):
+            self.notes.append(sentence)
+
+
+def _has(module: str) -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec(module) is not None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]
+
+
+def records(entry: Entry) -> Iterator[tuple[int, Any, str]]:
+    """(row, value, fault) of each line of JSON, or of each element of a JSON list of objects."""
+    if entry.kind == "json":
+        if entry.bytes <= 64 << 20:
+            with contextlib.suppress(ValueError, RecursionError, OSError):
+                values = json.loads(pathlib.Path(entry.path).read_bytes())
+                if isinstance(values, list) and values and all(isinstance(v, dict) for v in values):
+                    yield from ((number, value, "") for number, value in enumerate(values[:MOST_ROWS]))
+        return
+    with open(entry.path, "rb") as file:
+        number = 0
+        while (line := file.readline(LINE)) and number < MOST_ROWS:
+            if len(line) >= LINE and not line.endswith(b"\n"):
+                yield -1, None, f"line {number + 1} is over {LINE >> 20} MiB long"
+                return
+            if not line.strip():
+                continue
+            try:
+                yield number, json.loads(line), ""
+            except (ValueError, RecursionError) as error:
+                yield number, None, f"no JSON: {_first_line(error)}"
+            number += 1
+
+
+# -- in memory ---------------------------------------------------------------------------------------------------------
+
+
+class MemoryCheck(Check):
+    """A set in memory, or several by their splits."""
+
+    def __init__(self, dataset: Any, wanted: Expectation, sample: int | None, progress: bool) -> None:
+        super().__init__(wanted, sample, progress)
+        by_split = isinstance(dataset, Mapping) and dataset and all(_is_set(part) for part in dataset.values())
+        self.sets: dict[str, Any] = dict(dataset) if by_split else {"": dataset}
+        for part in self.sets.values():
+            if not _is_set(part):
+                raise TypeError(
+                    f"check_data takes a path, a list, a DataFrame or a data set with a length; got {type(part).__name__}"
+                    + (" (check_loader reads streams)" if hasattr(part, "__iter__") else "")
+                )
+        self.subject = f"{type(dataset).__name__} with {sum(map(len, self.sets.values())):,} rows"
+
+    def run(self) -> None:
+        if all(hasattr(part, "itertuples") for part in self.sets.values()):
+            whole = [tables.Table(part, name, self.wanted, "", split_of(name)) for name, part in self.sets.items()]
+            for table in whole:
+                self.problems += table.problems()
+                self.notes += tables.remarks(table)
+                self.counted("row", table.row_count)
+            self.problems += tables.shared_rows(whole)
+            return
+        done = [self._rows(name, part) for name, part in self.sets.items()]
+        self.problems += shared_inputs([rows for rows in done if rows.split])
+
+    def _rows(self, name: str, dataset: Any) -> Rows:
+        rows = Rows(self.wanted, name, split_of(name) or name)
+        indices = self.sampled(range(min(len(dataset), MOST_ROWS)), "rows")
+        if len(dataset) > MOST_ROWS:
+            self.unchecked.append(f"rows beyond the first {MOST_ROWS:,}")
+        with progress_bar("check_data", "rows", len(indices), wanted=self.progress) as bar, _same_random_numbers():
+            try:
+                for index, value, code, reason in pulled(dataset, indices):
+                    if code:
+                        self.problems.append(Problem(code, rows.item(index), reason))
+                    else:
+                        rows.add(index, value)
+                    self.counted("row")
+                    bar.update(1)
+            finally:
+                self.problems += rows.end()
+        return rows
+
+    def gallery(self, problems: Sequence[Problem]) -> tuple[Plot, ...]:
+        """The first ten items as the set gives them, augmented where it does that."""
+        dataset = next(iter(self.sets.values()))
+        if hasattr(dataset, "itertuples"):
+            return ()
+        shown = []
+        with _same_random_numbers():
+            for index in range(min(10, len(dataset))):
+                with contextlib.suppress(Exception):
+                    if drawn := drawn_item(dataset[index]):
+                        shown.append({"name": str(index), "label": "", **drawn})
+        return (
+            (Plot("gallery", {"title": "The first items, as the set gives them", "pictures": shown}),) if shown else ()
+        )
+
+
+def _is_set(value: Any) -> bool:
+    return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, (str, bytes))
+
+
+@contextlib.contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """The generators of Python, NumPy and torch are as before afterwards: augmentation draws from them."""
+    import numpy
+
+    python, own = random.getstate(), numpy.random.get_state()
+    torch = __import__("sys").modules.get("torch")
+    state = torch.random.get_rng_state() if torch is not None else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        numpy.random.set_state(own)
+        if torch is not None:
+            torch.random.set_rng_state(state)
+
+
+# -- thumbnails --------------------------------------------------------------------------------------------------------
+
+
+def thumbnail(path: str) -> dict[str, Any] | None:
+    """A picture of a file for the gallery; None where it does not decode."""
+    from PIL import Image, ImageFile
+
+    before = ImageFile.LOAD_TRUNCATED_IMAGES
+    ImageFile.LOAD_TRUNCATED_IMAGES = True  # what is there of it
+    try:
+        with Image.open(path) as picture:
+            if picture.size[0] * picture.size[1] > 50_000_000:
+                return None
+            return _drawn(picture)
+    except Exception:
+        return None
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = before
+
+
+def drawn_item(item: Any) -> dict[str, Any] | None:
+    """The picture of an item of a set, where it holds one."""
+    from PIL import Image
+
+    from nbdebug.tools.data.rows import Row, array, picture_shape
+
+    for value in list(Row(item, Expectation()).fields.values())[:4]:
+        if type(value).__module__.startswith("PIL."):
+            return _drawn(value)
+        if picture_shape(value) is not None:
+            values = array(value).astype("float64")
+            values = values.transpose(1, 2, 0) if values.shape[0] in (1, 3, 4) else values
+            low, high = float(values.min()), float(values.max())
+            scaled = ((values - low) / ((high - low) or 1) * 255).astype("uint8")
+            return _drawn(Image.fromarray(scaled[..., 0] if scaled.shape[2] == 1 else scaled[..., :3]))
+    return None
+
+
+def _drawn(picture: Any) -> dict[str, Any]:
+    """JPEG in base64 for HTML, and a few colours for figures."""
+    import base64
+
+    small = picture.convert("RGB")
+    small.thumbnail((THUMB, THUMB))
+    data = io.BytesIO()
+    small.save(data, "JPEG", quality=70)
+    tiny = small.copy()
+    tiny.thumbnail((20, 20))
+    wide = tiny.size[0]
+    colours = ["#" + bytes(c).hex() for c in zip(*[iter(tiny.tobytes())] * 3)]
+    rows = [colours[i : i + wide] for i in range(0, len(colours), wide)]
+    return {"jpeg": base64.b64encode(data.getvalue()).decode(), "size": list(small.size), "rows": rows}

@@ -1,0 +1,121 @@
+"""What a data set should be: what the user says, and what a processor, a tokenizer or a model asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+NEVER = 1_000_000
+"""A length that tokenizers without one give: transformers writes 1e30."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Expectation:
+    """Each field may be None: the set is then judged against its own majority, or not at all.
+
+    size: (width, height) of pictures; min_size: of the shorter side, in pixels; mode: Pillow's; sample_rate: in Hz;
+    channels: of sounds, or of pictures as arrays; extensions: endings that the loader takes, as they stand;
+    caption_extension: of the file beside each picture; min_words, trigger: of captions; columns: the numbers that are
+    features; label, text, image: names of columns (keys of rows); boxes: four columns, x1 y1 x2 y2; num_classes;
+    ignore_index: a label that the loss passes over; masks: the name of the folder that holds them; vocab_size,
+    max_length, pad_id, eos_id: of tokens.
+    """
+
+    size: tuple[int, int] | None = None
+    mode: str | None = None
+    min_size: int | None = None
+    sample_rate: int | None = None
+    channels: int | None = None
+    extensions: tuple[str, ...] | None = None
+    caption_extension: str | None = None
+    min_words: int | None = None
+    trigger: str | None = None
+    columns: tuple[str, ...] | None = None
+    label: str | None = None
+    text: str | None = None
+    boxes: tuple[str, ...] | None = None
+    image: str | None = None
+    num_classes: int | None = None
+    ignore_index: int | None = None
+    masks: str | None = None
+    vocab_size: int | None = None
+    max_length: int | None = None
+    pad_id: int | None = None
+    eos_id: int | None = None
+
+    def stated(self) -> dict[str, Any]:
+        """The fields that are there."""
+        return {key: value for key, value in vars(self).items() if value is not None}
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(Expectation))
+LISTS = ("extensions", "columns", "boxes")
+
+
+def expectation(expected: Any, fields: Mapping[str, Any]) -> Expectation:
+    """What the user gave: a mapping, a processor, a tokenizer, a model, several of these in a list; fields: by keyword.
+
+    Raises TypeError for a field that is none, and ValueError for one that makes no sense."""
+    values: dict[str, Any] = {}
+    for one in expected if isinstance(expected, (list, tuple)) else [expected]:
+        if isinstance(one, Expectation):
+            values |= one.stated()
+        else:
+            values |= dict(one) if isinstance(one, Mapping) else demands(one)
+    values |= {key: value for key, value in fields.items() if value is not None}
+    unknown = [key for key in values if key not in FIELDS]
+    if unknown:
+        raise TypeError(f"check_data knows no field {unknown[0]!r}; there are {', '.join(FIELDS)}")
+    for key in LISTS:
+        if isinstance(values.get(key), str):
+            values[key] = [values[key]]
+        values |= {key: tuple(values[key])} if values.get(key) is not None else {}
+    if isinstance(values.get("size"), int):
+        values["size"] = (values["size"], values["size"])
+    if values.get("size") is not None:
+        values["size"] = tuple(int(side) for side in values["size"])
+    if len(values.get("size") or (1, 1)) != 2 or len(values.get("boxes") or "1234") != 4:
+        raise ValueError("size takes (width, height), and boxes the names of four columns: x1, y1, x2, y2")
+    for key in ("extensions", "caption_extension"):
+        if values.get(key):
+            endings = values[key]
+            values[key] = _dotted(endings) if isinstance(endings, str) else tuple(map(_dotted, endings))
+    return Expectation(**values)
+
+
+def _dotted(ending: str) -> str:
+    return ending if ending.startswith(".") else f".{ending}"
+
+
+def demands(thing: Any) -> dict[str, Any]:
+    """What a processor, a tokenizer or a model asks for, by its own attributes."""
+    values: dict[str, Any] = {}
+    for part in _parts(thing):
+        if callable(getattr(part, "convert_ids_to_tokens", None)):
+            longest = getattr(part, "model_max_length", None)
+            values |= {"vocab_size": len(part), "max_length": longest if longest and longest < NEVER else None}
+            values |= {"pad_id": getattr(part, "pad_token_id", None)}
+        elif getattr(part, "sampling_rate", None):
+            values["sample_rate"] = int(part.sampling_rate)
+        elif getattr(part, "do_resize", None) is False and isinstance(getattr(part, "size", None), Mapping):
+            size = part.size
+            values["size"] = (size["width"], size["height"]) if "width" in size else None
+    config = getattr(thing, "config", None)
+    for key, names in CONFIG.items():
+        number = next((n for n in (getattr(config, name, None) for name in names) if isinstance(n, int)), None)
+        if number is not None and number > 0:
+            values[key] = number
+    if not values and callable(getattr(thing, "modules", None)):
+        tables = [m for m in thing.modules() if type(m).__name__ == "Embedding"]
+        values["vocab_size"] = max((m.num_embeddings for m in tables), default=None)
+    return {key: value for key, value in values.items() if value is not None}
+
+
+CONFIG = {"vocab_size": ("vocab_size",), "max_length": ("max_position_embeddings", "n_positions")}
+
+
+def _parts(thing: Any) -> Iterable[Any]:
+    """A processor of several kinds holds one for each."""
+    parts = [getattr(thing, name, None) for name in ("tokenizer", "image_processor", "feature_extractor")]
+    return [thing, *(part for part in parts if part is not None)]

@@ -1,0 +1,209 @@
+"""What lies in a folder: each file with its kind and its split, and what is no file that can be read. Only names, sizes
+and first bytes are looked at."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import stat
+from collections.abc import Iterator
+
+from nbdebug.text import size
+from nbdebug.tools.data.facts import Problem
+
+ENDINGS = {
+    "picture": "jpg jpeg jpe jfif png bmp dib gif webp tif tiff ppm pgm pbm pnm jp2 tga avif heic heif ico".split(),
+    "sound": "wav wave flac ogg oga opus mp3 aif aiff aifc au w64 m4a aac wma".split(),
+    "table": "csv tsv parquet pq feather".split(),
+    "records": "jsonl ndjson".split(),
+    "json": ["json"],
+    "text": "txt caption captions lab md".split(),
+    "array": ["npy"],
+    "pickle": "pkl pickle pt pth joblib npz".split(),
+    "archive": "zip tar tgz gz bz2 xz 7z rar zst".split(),
+    "unfinished": "tmp part partial crdownload download incomplete".split(),
+}
+KINDS = {f".{ending}": kind for kind, endings in ENDINGS.items() for ending in endings}
+MAGIC = (
+    (b"\xff\xd8\xff", "picture"),
+    (b"\x89PNG\r\n\x1a\n", "picture"),
+    (b"GIF8", "picture"),
+    (b"II*\x00", "picture"),
+    (b"MM\x00*", "picture"),
+    (b"fLaC", "sound"),
+    (b"OggS", "sound"),
+)
+SPLITS = {
+    **dict.fromkeys(("train", "training", "trn"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), "val"),
+    **dict.fromkeys(("test", "testing", "tst", "holdout"), "test"),
+}
+RANK = {"train": 0, "": 1, "val": 2, "test": 3}
+"""Which of two copies is the original: that in the training set, else the earlier one."""
+JSON_LIMIT = 64 << 20
+"""Bytes of a JSON file that is read to see whether it is whole."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A regular file. item: its path below the root, with slashes; ending: as it stands, with the dot."""
+
+    path: str
+    item: str
+    kind: str
+    bytes: int
+    ending: str
+    split: str = ""
+
+    @property
+    def folder(self) -> str:
+        return self.item.rpartition("/")[0]
+
+    @property
+    def stem(self) -> str:
+        name = self.item.rpartition("/")[2]
+        return name[: len(name) - len(self.ending)] if self.ending else name
+
+
+@dataclasses.dataclass
+class Inventory:
+    """All files, in the order of their names; hidden: how many files and folders begin with a dot, and were passed
+    over."""
+
+    root: str
+    entries: list[Entry] = dataclasses.field(default_factory=list)
+    problems: list[Problem] = dataclasses.field(default_factory=list)
+    hidden: int = 0
+
+    def of(self, *kinds: str) -> list[Entry]:
+        return [entry for entry in self.entries if entry.kind in kinds]
+
+
+def inventory(root: str, splits: dict[str, str] | None = None, extensions: tuple[str, ...] | None = None) -> Inventory:
+    """Walk the folder. splits: the name of a split, by the beginning of an item; where there are none, splits are read
+    off the names of folders, or else off the beginnings of the files' names."""
+    result = Inventory(root)
+    for path, item in _files(root, result):
+        entry = entry_of(path, item, result, extensions or ())
+        if entry is not None:
+            result.entries.append(entry)
+    names = _splits([entry.item for entry in result.entries], splits)
+    result.entries = [dataclasses.replace(entry, split=split) for entry, split in zip(result.entries, names)]
+    result.problems += _unfinished(result)
+    return result
+
+
+def _files(root: str, result: Inventory) -> Iterator[tuple[str, str]]:
+    """(path, item) of all that is no folder. A link to a folder is followed once; one to a folder above it never."""
+    waiting: list[tuple[str, str, frozenset[tuple[int, int]]]] = [(root, "", frozenset())]
+    visited: set[tuple[int, int]] = set()
+    while waiting:
+        folder, prefix, above = waiting.pop()
+        try:
+            info = os.stat(folder)
+            key = (info.st_dev, info.st_ino)
+            if key in above:
+                result.problems.append(_unreadable(prefix[:-1], "a link to a folder above it: a circle"))
+                continue
+            if key in visited and info.st_ino:
+                continue
+            visited.add(key)
+            names = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError as error:
+            result.problems.append(_unreadable(prefix[:-1] or ".", error.strerror or type(error).__name__))
+            continue
+        folders = []
+        for entry in names:
+            if entry.name.startswith(".") or entry.name in ("__MACOSX", "__pycache__", "Thumbs.db", "desktop.ini"):
+                result.hidden += 1
+            elif _is_folder(entry):
+                folders.append((entry.path, f"{prefix}{entry.name}/", above | {key}))
+            else:
+                yield entry.path, prefix + entry.name
+        waiting += reversed(folders)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
+
+
+def _unreadable(item: str, detail: str) -> Problem:
+    return Problem("data/unreadable-file", item, detail)
+
+
+def entry_of(path: str, item: str, result: Inventory, extensions: tuple[str, ...]) -> Entry | None:
+    try:
+        info = os.stat(path)
+    except OSError as error:
+        link = os.path.islink(path)
+        detail = f"a link to nothing ({os.readlink(path)})" if link else error.strerror or "it can't be opened"
+        result.problems.append(_unreadable(item, detail))
+        return None
+    if not stat.S_ISREG(info.st_mode):
+        what = "a FIFO" if stat.S_ISFIFO(info.st_mode) else "a socket" if stat.S_ISSOCK(info.st_mode) else "a device"
+        result.problems.append(_unreadable(item, f"{what}, no file: to read it may wait for ever"))
+        return None
+    ending = pathlib.PurePosixPath(item).suffix
+    kind = KINDS.get(ending.lower(), "")
+    if not kind:
+        first = head(path, 16)
+        kind = next((kind for magic, kind in MAGIC if first.startswith(magic)), "")
+        riff = first[8:12] if first[:4] == b"RIFF" else b""
+        kind = {b"WAVE": "sound", b"WEBP": "picture"}.get(
+            riff, kind or ("picture" if ending in extensions else "other")
+        )
+    return Entry(path, item, kind, info.st_size, ending)
+
+
+def head(path: str, count: int = 512) -> bytes:
+    """The first bytes of a regular file; b"" where it can't be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(count)
+    except OSError:
+        return b""
+
+
+def split_of(word: str) -> str:
+    """train, val or test, where a name has such a word as a part: "train2017", "my-val", "images_test"."""
+    for part in re.split(r"[^a-z]+", word.lower()):
+        if part in SPLITS:
+            return SPLITS[part]
+    return ""
+
+
+def _splits(items: list[str], splits: dict[str, str] | None) -> list[str]:
+    """The split of each item; "" for all where there are not two of them."""
+    if splits:
+        begins = sorted(splits, key=len, reverse=True)
+        return [next((splits[b] for b in begins if f"{item}/".startswith(b.rstrip("/") + "/")), "") for item in items]
+    by_folder = [next(filter(None, (split_of(part) for part in item.split("/")[:-1])), "") for item in items]
+    if len(set(by_folder) - {""}) > 1:
+        return by_folder
+    by_name = [split_of(item.rpartition("/")[2].rpartition(".")[0]) for item in items]
+    return by_name if len(set(by_name) - {""}) > 1 else [""] * len(items)
+
+
+def _unfinished(result: Inventory) -> Iterator[Problem]:
+    """Files that a program has begun and not ended: names that say so, and JSON that ends early."""
+    for entry in result.of("unfinished"):
+        yield Problem("data/unfinished-file", entry.item, f"left over under a temporary name, {size(entry.bytes)}")
+    for entry in result.of("json"):
+        if entry.bytes > JSON_LIMIT:
+            continue
+        try:
+            json.loads(pathlib.Path(entry.path).read_bytes())
+        except (ValueError, RecursionError) as error:
+            at_end = isinstance(error, json.JSONDecodeError) and not error.doc[error.pos :].strip(" \t\r\n\"\\'")
+            early = not entry.bytes or at_end or "Unterminated" in str(error)
+            detail = "it is empty" if not entry.bytes else f"JSON that ends early, after {size(entry.bytes)}"
+            if early:
+                yield Problem("data/unfinished-file", entry.item, detail)
+        except OSError as error:
+            yield _unreadable(entry.item, error.strerror or type(error).__name__)

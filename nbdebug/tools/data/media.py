@@ -1,0 +1,421 @@
+"""Pictures, sounds, captions and masks of a folder, each beside what is expected, or beside the majority of the set."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from nbdebug.text import figures, percent, size
+from nbdebug.tools.data import audio
+from nbdebug.tools.data.expectation import Expectation
+from nbdebug.tools.data.facts import Problem
+from nbdebug.tools.data.inventory import KINDS, RANK, Entry, Inventory, head
+from nbdebug.tools.data.pictures import ENDINGS
+from nbdebug.tools.data.similarity import Thumbnails, features, near_copies, shifted_folder
+
+MAJORITY, LEAST = 0.9, 10
+"""Of pictures that are alike, where nothing is expected: the others are then named."""
+SOUND_MAJORITY = 0.75
+CAPTION_LIMIT = 1 << 20
+"""Bytes of a caption that is read."""
+CAPTIONED = 0.5
+"""Of the pictures, that have a text file beside them: then a caption is meant for all."""
+SIXTEEN = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+"""Modes of one picture with 16 bits: which of them Pillow gives depends on its version."""
+SCRIPTS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
+"""Writing without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese. Each character counts as a word."""
+PAIRED = re.compile(
+    r"(^|[^a-z])(hr|lr|x\d|gt|a|b|input\w*|target\w*|orig\w*|raw|clean|noisy|aug\w*|thumb\w*|small|large|images?|masks?|labels?)$"
+)
+"""Folders that hold versions of the same pictures, and no classes."""
+
+
+def caption_words(text: str) -> int:
+    """The words of a caption; signs of punctuation that stand alone are none."""
+    spaced = SCRIPTS.sub(" x ", text)
+    return sum(any(c.isalnum() or c == "&" for c in word) for word in spaced.split())
+
+
+def has_trigger(text: str, trigger: str) -> bool:
+    """Whether the trigger stands in a caption as words of its own, in capitals or not."""
+    words = r"\s+".join(re.escape(word) for word in trigger.split())
+    return re.search(rf"(?<!\w){words}(?!\w)", text, re.IGNORECASE) is not None
+
+
+# -- which files are meant ---------------------------------------------------------------------------------------------
+
+
+def unread(entries: Sequence[Entry], wanted: Expectation) -> Iterator[Problem]:
+    """Pictures and sounds that a loader of these endings passes over."""
+    if not wanted.extensions:
+        return
+    kinds = {KINDS.get(ending.lower(), "") for ending in wanted.extensions} & {"picture", "sound"}
+    for entry in entries:
+        if entry.kind in (kinds or {"picture", "sound"}) and entry.ending not in wanted.extensions:
+            near = [e for e in wanted.extensions if e.lower() == entry.ending.lower()]
+            detail = (
+                f"the loader takes {near[0]}, and this is {entry.ending}"
+                if near
+                else (f"{entry.ending or 'no ending'} is not among {', '.join(wanted.extensions)}")
+            )
+            yield Problem("data/unread-extension", entry.item, detail, entry.path)
+
+
+def is_mask(entry: Entry, masks: str | None) -> bool:
+    """Whether a picture lies in the folder of masks."""
+    return masks is not None and f"/{masks.strip('/')}/" in f"/{entry.folder}/"
+
+
+# -- single pictures ---------------------------------------------------------------------------------------------------
+
+
+def picture_problems(entry: Entry, known: Mapping[str, Any], wanted: Expectation) -> Iterator[Problem]:
+    """What one picture has by itself. known: what `pictures.measure` gives."""
+
+    def problem(code: str, detail: str) -> Problem:
+        return Problem(f"data/{code}", entry.item, detail, entry.path)
+
+    fault = known.get("fault")
+    if fault in FAULTS:
+        yield problem(FAULTS[fault], known["reason"])
+    if "size" not in known:
+        return
+    width, height = known["size"]
+    formats = ENDINGS.get(entry.ending.lower()[1:])
+    if formats and known["format"] not in formats:
+        yield problem("format-mismatch", f"named {entry.ending}, and it holds {known['format']}")
+    turn = known.get("turn", 1)
+    if turn in range(2, 9) and (wanted.size is None or wanted.size in ((width, height), (height, width))):
+        yield problem("exif-orientation", f"EXIF orientation {turn}: {TURNS[turn]}, stored as {width} x {height}")
+    if wanted.size is not None and (width, height) != wanted.size:
+        yield problem("wrong-image-size", f"{width} x {height} in place of {wanted.size[0]} x {wanted.size[1]}")
+    if wanted.min_size is not None and min(width, height) < wanted.min_size:
+        yield problem("image-too-small", f"{width} x {height}: the shorter side is under {wanted.min_size}")
+    if wanted.mode is not None and not same_mode(known["mode"], wanted.mode):
+        yield problem("wrong-image-mode", f"{known['mode']} in place of {wanted.mode}")
+
+
+FAULTS = {
+    "corrupt": "corrupt-image",
+    "truncated": "truncated-image",
+    "large": "oversized-file",
+    "unreadable": "unreadable-file",
+}
+TURNS = dict(
+    zip(
+        range(2, 9),
+        (
+            "mirrored",
+            "upside down",
+            "mirrored and upside down",
+            "mirrored and on its side",
+            "on its side",
+            "mirrored and on its side",
+            "on its side",
+        ),
+    )
+)
+
+
+def same_mode(one: str, other: str) -> bool:
+    return one == other or (one in SIXTEEN and other in SIXTEEN)
+
+
+def by_majority(
+    entries: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], wanted: Expectation
+) -> Iterator[Problem]:
+    """What is unlike nearly all others, where nothing is expected: sizes, modes, and pictures of a few pixels."""
+    whole = [(e, known[e.item]) for e in entries if "size" in known.get(e.item, {})]
+    if len(whole) < LEAST:
+        return
+    for field, code, expected in (
+        ("size", "wrong-image-size", wanted.size or wanted.min_size),
+        ("mode", "wrong-image-mode", wanted.mode),
+    ):
+        if expected is not None:
+            continue
+        values = collections.Counter(k[field] if field == "mode" else tuple(k[field]) for _, k in whole)
+        usual, number = values.most_common(1)[0]
+        if number == len(whole) or number < MAJORITY * len(whole):
+            continue
+        for entry, facts in whole:
+            value = facts[field] if field == "mode" else tuple(facts[field])
+            if value != usual and not (field == "mode" and same_mode(value, usual)):
+                shown = value if field == "mode" else f"{value[0]} x {value[1]}"
+                most = usual if field == "mode" else f"{usual[0]} x {usual[1]}"
+                yield Problem(
+                    f"data/{code}",
+                    entry.item,
+                    f"{shown}; {percent(number / len(whole))} of the pictures are {most}",
+                    entry.path,
+                )
+    if wanted.min_size is None and wanted.size is None:
+        sides = sorted(min(k["size"]) for _, k in whole)
+        usual_side = sides[len(sides) // 2]
+        for entry, facts in whole:
+            if min(facts["size"]) <= min(8, usual_side / 16):
+                detail = f"{facts['size'][0]} x {facts['size'][1]}; the usual shorter side is {usual_side}"
+                yield Problem("data/image-too-small", entry.item, detail, entry.path)
+
+
+# -- captions ----------------------------------------------------------------------------------------------------------
+
+
+def caption_ending(entries: Sequence[Entry], files: Mapping[str, Entry], wanted: Expectation) -> str | None:
+    """The ending of captions: as expected, or that of the text files that half of the pictures have beside them."""
+    if wanted.caption_extension:
+        return wanted.caption_extension
+    for ending in (".txt", ".caption"):
+        beside = sum(_beside(entry, ending) in files for entry in entries)
+        if entries and beside >= max(3, CAPTIONED * len(entries)):
+            return ending
+    return None
+
+
+def _beside(entry: Entry, ending: str) -> str:
+    return f"{entry.folder}/{entry.stem}{ending}".lstrip("/")
+
+
+def captions(
+    entries: Sequence[Entry], files: Mapping[str, Entry], ending: str, wanted: Expectation
+) -> Iterator[Problem]:
+    """The first problem of each caption, given to its picture."""
+    for entry in entries:
+        code, detail = _caption(files.get(_beside(entry, ending)), ending, wanted)
+        if code:
+            yield Problem(f"data/{code}", entry.item, detail, entry.path)
+
+
+def _caption(file: Entry | None, ending: str, wanted: Expectation) -> tuple[str, str]:
+    if file is None:
+        return "caption-missing", f"no file {ending} of the same name beside it"
+    if file.bytes > CAPTION_LIMIT:
+        return "oversized-file", f"its caption has {size(file.bytes)}; at most {size(CAPTION_LIMIT)} are read"
+    data = head(file.path, CAPTION_LIMIT)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        return "caption-encoding", f"byte 0x{data[error.start]:02x} at {error.start} is no UTF-8: {_encoding(data)}"
+    if "\x00" in text:
+        return "caption-encoding", "it holds zero bytes, as UTF-16 without a mark does"
+    text = text.replace("\u200b", "").strip()
+    if not text:
+        return "caption-empty", "white space alone" if data else "a file of 0 bytes"
+    if wanted.trigger and not has_trigger(text, wanted.trigger):
+        return "trigger-missing", f"{text[:60]!r} does not hold the word {wanted.trigger!r}"
+    words = caption_words(text)
+    if wanted.min_words is not None and words < wanted.min_words:
+        return "caption-too-short", f"{text[:60]!r}: {words} of at least {wanted.min_words} words"
+    return "", ""
+
+
+def _encoding(data: bytes) -> str:
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "it is UTF-16"
+    return "perhaps Windows-1252 or Latin-1"
+
+
+def orphans(entries: Sequence[Entry], files: Mapping[str, Entry], ending: str) -> list[str]:
+    """Captions without a picture."""
+    wanted = {_beside(entry, ending) for entry in entries}
+    return [item for item, entry in files.items() if entry.ending == ending and item not in wanted]
+
+
+# -- masks -------------------------------------------------------------------------------------------------------------
+
+
+def mask_problems(
+    masks: Sequence[Entry], pictures: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], wanted: Expectation
+) -> Iterator[Problem]:
+    """Masks of another size than their picture, and with values that are no class."""
+    by_stem = collections.defaultdict(list)
+    for picture in pictures:
+        by_stem[picture.stem].append(picture)
+    for mask in masks:
+        own = known.get(mask.item, {})
+        if own.get("fault") in FAULTS:
+            yield Problem(f"data/{FAULTS[own['fault']]}", mask.item, own["reason"], mask.path)
+        if "size" not in own or own.get("fault"):
+            continue
+        stem = (
+            mask.stem
+            if mask.stem in by_stem
+            else re.sub(r"[-_. ]?(mask|seg|segmentation|gt|label|labels|labelIds)s?$", "", mask.stem, flags=re.I)
+        )
+        before = f"/{mask.folder}/".partition(f"/{(wanted.masks or '').strip('/')}/")[0].lstrip("/")
+        beside = [p for p in by_stem.get(stem, []) if f"{p.folder}/".startswith(before + "/" if before else "")]
+        picture = max(beside, key=lambda p: _common_end(p.folder, mask.folder), default=None)
+        other = known.get(picture.item, {}).get("size") if picture else None
+        if other and picture and tuple(other) != tuple(own["size"]):
+            detail = f"{own['size'][0]} x {own['size'][1]}; {picture.item} has {other[0]} x {other[1]}"
+            yield Problem("data/mask-size-mismatch", mask.item, detail, mask.path)
+        elif wanted.num_classes is not None:
+            bad = _mask_values(mask.path, wanted)
+            if bad:
+                yield Problem(
+                    "data/label-out-of-range",
+                    mask.item,
+                    f"values {', '.join(map(str, bad[:6]))}; {wanted.num_classes} classes",
+                    mask.path,
+                )
+
+
+def _common_end(one: str, other: str) -> int:
+    pairs = zip(reversed(one.split("/")), reversed(other.split("/")))
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), 99)
+
+
+def _mask_values(path: str, wanted: Expectation) -> list[int]:
+    """Values of a mask that are no class, and not passed over. A picture in colour has none."""
+    import numpy
+    from PIL import Image
+
+    with Image.open(path) as mask:
+        values = numpy.asarray(mask)
+    if values.ndim != 2:
+        return []
+    classes = numpy.unique(values)
+    return [int(v) for v in classes if not 0 <= int(v) < (wanted.num_classes or 0) and int(v) != wanted.ignore_index]
+
+
+# -- pictures beside pictures ------------------------------------------------------------------------------------------
+
+
+def copies(entries: Sequence[Entry], thumbs: Thumbnails, digests: Callable[[Entry], str]) -> Iterator[Problem]:
+    """Copies outside of the training set, near ones too; and one picture in two folders of classes."""
+    order = [RANK[entry.split] for entry in entries]
+    if len(set(order)) < 2:
+        return
+    images = thumbs.array()
+    for one, other, distance in near_copies(images, [order[p] for p in thumbs.places]):
+        copy, original = entries[thumbs.places[one]], entries[thumbs.places[other]]
+        same = copy.bytes == original.bytes and digests(copy) == digests(original)
+        detail = (
+            f"the same bytes as {original.item}"
+            if same
+            else f"a near copy of {original.item} (correlation {1 - distance:.3f})"
+        )
+        yield Problem("data/duplicate-across-splits", copy.item, detail, copy.path)
+
+
+def equal_files(entries: Sequence[Entry], digests: Callable[[Entry], str | None]) -> Iterator[Problem]:
+    """Copies outside of the training set among sounds and texts: of the same digest."""
+    first: dict[str, Entry] = {}
+    for entry in sorted(entries, key=lambda e: RANK[e.split]):
+        digest = digests(entry)
+        before = first.setdefault(digest, entry) if digest else entry
+        if before.split != entry.split:
+            yield Problem("data/duplicate-across-splits", entry.item, f"the same contents as {before.item}")
+
+
+def conflicts(entries: Sequence[Entry], digests: Callable[[Entry], str]) -> Iterator[Problem]:
+    """The same picture in two folders, where folders are classes."""
+    folders = collections.Counter(entry.folder.rpartition("/")[2] for entry in entries)
+    if len(folders) < 2 or any(PAIRED.search(name.lower()) for name in folders):
+        return
+    by_size = collections.defaultdict(list)
+    for entry in entries:
+        by_size[entry.bytes, entry.split].append(entry)
+    groups = collections.defaultdict(list)
+    for same in by_size.values():
+        for entry in same if len(same) > 1 else ():
+            groups[digests(entry), entry.split].append(entry)
+    bad = [group for group in groups.values() if len({e.folder for e in group}) > 1]
+    if sum(map(len, bad)) > 0.2 * len(entries):  # then folders are no classes
+        return
+    for group in bad:
+        for entry in group:
+            other = next(e for e in group if e.folder != entry.folder)
+            yield Problem("data/conflicting-labels", entry.item, f"the same picture is {other.item}", entry.path)
+
+
+def file_digest(entry: Entry) -> str:
+    """Of the bytes of a file."""
+    result = hashlib.blake2b(digest_size=16)
+    with open(entry.path, "rb") as file:
+        while block := file.read(1 << 20):
+            result.update(block)
+    return result.hexdigest()
+
+
+def colours(entries: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], classes: bool) -> Iterator[Problem]:
+    """The folder whose pictures are unlike those of its neighbours. classes: the folders are classes for sure."""
+    children: dict[str, dict[str, list[tuple[float, ...]]]] = collections.defaultdict(
+        lambda: collections.defaultdict(list)
+    )
+    split_of: dict[str, str] = {}
+    for entry in entries:
+        facts = known.get(entry.item, {})
+        parts = entry.folder.split("/") if entry.folder else []
+        for depth in range(len(parts) if "mean" in facts else 0):
+            name = "/".join(parts[: depth + 1])
+            children["/".join(parts[:depth])][name].append(features(facts["mean"], facts["spread"]))
+            split_of[name] = entry.split if split_of.get(name, entry.split) == entry.split else ""
+    for folders in children.values():
+        own = [split_of[name] for name in folders]
+        splits = all(own) and len(set(own)) == len(own)
+        repeated = any(
+            name.rpartition("/")[2] in {n.rpartition("/")[2] for o in children.values() if o is not folders for n in o}
+            for name in folders
+        )
+        shift = shifted_folder(folders, splits) if splits or not (classes or repeated) else None
+        if shift is not None:
+            yield Problem("data/color-shift", shift[0], shift[1])
+
+
+# -- sounds ------------------------------------------------------------------------------------------------------------
+
+
+def sound_problems(
+    entries: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], wanted: Expectation
+) -> Iterator[Problem]:
+    """Sounds that do not open, of another rate or number of channels, silent ones, clipped ones."""
+    whole = [known[e.item] for e in entries if "rate" in known[e.item]]
+    rate = wanted.sample_rate or _usual([k["rate"] for k in whole])
+    channels = wanted.channels or _usual([k["channels"] for k in whole])
+    for entry in entries:
+        facts = known[entry.item]
+        problems = []
+        if facts.get("fault") in ("corrupt", "large"):
+            problems.append(("corrupt-audio" if facts["fault"] == "corrupt" else "oversized-file", facts["reason"]))
+        if "rate" in facts:
+            seconds = facts["frames"] / max(1, facts["rate"])
+            formats = audio.FORMATS.get(entry.ending.lower()[1:])
+            if formats and facts["form"] not in formats:
+                problems.append(("format-mismatch", f"named {entry.ending}, and it holds {facts['form']}"))
+            if rate and facts["rate"] != rate:
+                problems.append(("wrong-sample-rate", f"{facts['rate']:,} Hz in place of {rate:,} Hz"))
+            if channels and facts["channels"] != channels:
+                problems.append(("wrong-channels", f"{facts['channels']} in place of {channels}"))
+            if facts["bad"]:
+                problems.append(("nonfinite-values", f"{facts['bad']:,} samples are NaN or infinite"))
+            if facts["frames"] and facts["peak"] == 0:
+                problems.append(("silent-audio", f"all of its {figures(seconds)} s are zero"))
+            if facts["flat"] >= 3:
+                problems.append(
+                    ("clipped-audio", f"{facts['flat']:,} flat peaks at full scale in {figures(seconds)} s")
+                )
+        yield from (Problem(f"data/{code}", entry.item, detail) for code, detail in problems)
+
+
+def _usual(values: Sequence[int]) -> int | None:
+    if len(values) < 4:
+        return None
+    value, number = collections.Counter(values).most_common(1)[0]
+    return value if number >= SOUND_MAJORITY * len(values) else None
+
+
+def balance(inventory: Inventory) -> str:
+    """Class folders and how full they are, in a sentence; "" where there are none."""
+    folders = collections.Counter(e.folder for e in inventory.of("picture", "sound"))
+    if len(folders) < 2:
+        return ""
+    (most, high), (least, low) = folders.most_common()[0], folders.most_common()[-1]
+    return (
+        f"The fullest of {len(folders):,} folders is {most} ({high:,} files), the emptiest {least} ({low:,})."
+        if high >= 3 * low
+        else ""
+    )

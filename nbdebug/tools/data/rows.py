@@ -1,0 +1,349 @@
+"""The rows of a data set in memory, or of a file of records: tokens, labels, tensors, pictures and boxes."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from nbdebug.text import clip, figures, in_a_line
+from nbdebug.tools.data.expectation import Expectation
+from nbdebug.tools.data.facts import Problem
+from nbdebug.tools.data.inventory import RANK
+from nbdebug.tools.data.tables import box_fault
+
+TOKENS = ("input_ids", "ids", "token_ids", "tokens", "words", "input", "text_ids")
+LABELS = ("labels", "label", "target", "targets", "ner_tags", "pos_tags", "tags", "y")
+TORCH_IGNORES = -100
+"""The label that torch's losses pass over where no other is set."""
+ALIGNED = 0.5
+"""Of the rows, that have as many labels as tokens: then each row is meant to. Summaries and translations are not."""
+PILLOW_FAULTS = ("UnidentifiedImageError", "image file is truncated", "Truncated File Read", "broken data stream")
+
+
+class Row:
+    """One item: its fields by name. Values are as they came; arrays are looked at through numpy."""
+
+    def __init__(self, value: Any, wanted: Expectation) -> None:
+        self.wanted = wanted
+        if isinstance(value, Mapping):
+            self.fields: dict[str, Any] = {str(key): part for key, part in value.items()}
+        elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+            self.fields = value._asdict()
+        elif isinstance(value, (tuple, list)) and not _plain_numbers(value):
+            names = ("input", "labels") if len(value) == 2 else ("input", *(f"part {i}" for i in range(1, len(value))))
+            self.fields = dict(zip(names, value))
+            if len(value) == 2 and isinstance(value[1], Mapping):
+                self.fields = {"input": value[0], **value[1]}
+        elif hasattr(value, "__dataclass_fields__"):
+            self.fields = dict(vars(value))
+        else:
+            self.fields = {"input": value}
+
+    @property
+    def label_name(self) -> str | None:
+        if self.wanted.label is not None:
+            return self.wanted.label if self.wanted.label in self.fields else None
+        return next((name for name in LABELS if name in self.fields), None)
+
+    @property
+    def token_name(self) -> str | None:
+        if self.wanted.text in self.fields and _length(self.fields[self.wanted.text]) is not None:
+            return self.wanted.text
+        return next((n for n in TOKENS if n in self.fields and _length(self.fields[n]) is not None), None)
+
+    @property
+    def tokens(self) -> list[int] | None:
+        """The ids; None where there are none, or words."""
+        values = whole_numbers(self.fields.get(self.token_name or ""))
+        return values
+
+    @property
+    def label(self) -> Any:
+        return self.fields.get(self.label_name or "")
+
+
+def _plain_numbers(value: Sequence[Any]) -> bool:
+    return (
+        len(value) != 2
+        and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value)
+        or (isinstance(value, list) and all(isinstance(v, int) for v in value))
+    )
+
+
+def array(value: Any) -> Any:
+    """A number, a list of numbers, an array or a tensor as a numpy array; None for anything else, and for pictures."""
+    import numpy
+
+    if hasattr(value, "detach") and hasattr(value, "numpy"):
+        value = value.detach().cpu()
+        value = value.float().numpy() if value.is_floating_point() else value.numpy()
+    elif type(value).__module__.startswith("PIL."):
+        return None
+    elif not isinstance(value, (int, float, list, tuple, numpy.ndarray, numpy.generic)):
+        return None
+    try:
+        result = numpy.asarray(value)
+    except (ValueError, TypeError, OverflowError):  # lists of several lengths
+        return None
+    return result if result.dtype.kind in "iufbc" else None
+
+
+def whole_numbers(value: Any) -> list[int] | None:
+    """A list of whole numbers, of one dimension."""
+    if isinstance(value, (list, tuple)) and not value:
+        return []
+    values = array(value)
+    if values is None or values.ndim != 1 or values.dtype.kind not in "iu":
+        return None
+    return [int(v) for v in values]
+
+
+def _length(value: Any) -> int | None:
+    if isinstance(value, (list, tuple)):
+        return len(value)
+    shape = getattr(value, "shape", None)
+    return int(shape[0]) if shape is not None and len(shape) == 1 else None
+
+
+def pulled(dataset: Any, indices: Iterable[int], file: str = "") -> Iterator[tuple[int, Any, str, str]]:
+    """(index, item, code, reason): an item that can't be made has a code in its place. Ctrl-C passes."""
+    for index in indices:
+        try:
+            yield index, dataset[index], "", ""
+        except Exception as error:
+            words = in_a_line(error)
+            code = "data/item-fails"
+            if any(mark in words for mark in PILLOW_FAULTS):
+                code = "data/corrupt-image" if PILLOW_FAULTS[0] in words else "data/truncated-image"
+            yield index, None, code, words
+
+
+class Rows:
+    """The rows of one set, or of one file. What a row shows by itself is judged as it comes; what needs all of them at
+    the end, of small numbers that were noted."""
+
+    def __init__(self, wanted: Expectation, name: str = "", split: str = "") -> None:
+        self.wanted, self.name, self.split = wanted, name, split
+        self.problems: list[Problem] = []
+        self.count = 0
+        self.lengths: list[tuple[int, int]] = []  # row, tokens
+        self.aligned: list[tuple[int, int, int]] = []  # row, tokens, labels
+        self.ends: list[tuple[int, int, int | None, bool]] = []  # row, length, last token, padded
+        self.shapes: list[tuple[int, tuple[Any, ...]]] = []
+        self.inputs: list[tuple[int, bytes, str]] = []  # row, digest of the input, label
+
+    def item(self, index: int) -> str | int:
+        return f"{self.name}#{index}" if self.name else index
+
+    def problem(self, index: int, code: str, detail: str) -> None:
+        self.problems.append(Problem(f"data/{code}", self.item(index), detail))
+
+    def add(self, index: int, value: Any) -> None:
+        row = Row(value, self.wanted)
+        self.count += 1
+        self._finite(index, row)
+        self._tokens(index, row)
+        self._label(index, row)
+        self._picture(index, row)
+        self._box(index, row)
+        self._input(index, row)
+
+    # -- one row -------------------------------------------------------------------------------------------------------
+
+    def _finite(self, index: int, row: Row) -> None:
+        import numpy
+
+        for name, value in row.fields.items():
+            values = array(value)
+            if (
+                self.wanted.columns is not None
+                and isinstance(value, (int, float))
+                and name not in (*self.wanted.columns, row.label_name)
+            ):
+                continue
+            if values is not None and values.dtype.kind in "fc" and not numpy.isfinite(values).all():
+                number = int((~numpy.isfinite(values)).sum())
+                kind = "NaN" if numpy.isnan(values).any() else "infinite"
+                self.problem(index, "nonfinite-values", f"{name}: {number:,} of {values.size:,} {kind}")
+            elif value is None and name in (self.wanted.columns or ()):
+                self.problem(index, "nonfinite-values", f"{name}: nothing")
+
+    def _tokens(self, index: int, row: Row) -> None:
+        name, wanted = row.token_name, self.wanted
+        length = _length(row.fields[name]) if name else None
+        if name is None or length is None:
+            return
+        labels = _length(row.label) if row.label_name and row.label_name != name else None
+        if labels is not None:
+            self.aligned.append((index, length, labels))
+        if wanted.max_length is not None and length > wanted.max_length:
+            self.problem(index, "sequence-too-long", f"{length:,} tokens for {wanted.max_length:,} positions")
+        ids = row.tokens
+        if ids is None:
+            return
+        if wanted.vocab_size is not None and (bad := [t for t in ids if not 0 <= t < wanted.vocab_size]):
+            numbers = ", ".join(f"{t:,}" for t in dict.fromkeys(bad[:4]))
+            self.problem(index, "token-out-of-vocabulary", f"id {numbers} in a vocabulary of {wanted.vocab_size:,}")
+        pad, mask = wanted.pad_id, whole_numbers(row.fields.get("attention_mask"))
+        real = [t for i, t in enumerate(ids) if t != pad and (mask is None or i >= len(mask) or mask[i])]
+        if not real and (
+            pad is not None or mask is not None or wanted.vocab_size is not None or not ids and name != "input"
+        ):
+            self.problem(index, "all-padding", f"{length:,} tokens, all of them padding" if ids else "no token")
+        elif wanted.eos_id is not None and ids:
+            self.ends.append((index, length, real[-1] if real else None, len(real) < length))
+
+    def _label(self, index: int, row: Row) -> None:
+        wanted, label = self.wanted, row.label
+        if wanted.num_classes is None or label is None:
+            return
+        values = array(label)
+        if values is None or values.dtype.kind == "c" or (values.ndim and values.dtype.kind == "f"):
+            return
+        ignored = TORCH_IGNORES if wanted.ignore_index is None and values.ndim else wanted.ignore_index
+        flat = {float(v) for v in values.reshape(-1)[:1_000_000]}
+        bad = sorted(v for v in flat if v == v and v != ignored and not (0 <= v < wanted.num_classes and v == int(v)))
+        if bad:
+            shown = ", ".join(figures(v) for v in bad[:4])
+            self.problem(
+                index, "label-out-of-range", f"{shown}; {wanted.num_classes} classes are 0 to {wanted.num_classes - 1}"
+            )
+
+    def _picture(self, index: int, row: Row) -> None:
+        wanted = self.wanted
+        for value in itertools.islice((v for n, v in row.fields.items() if n != row.label_name), 4):
+            if type(value).__module__.startswith("PIL."):
+                size, mode = tuple(value.size), value.mode
+            elif (shape := picture_shape(value)) is not None:
+                size, mode = (shape[2], shape[1]), None
+                if wanted.channels is not None and shape[0] != wanted.channels:
+                    self.problem(index, "wrong-channels", f"{shape[0]} in place of {wanted.channels}")
+            else:
+                continue
+            if wanted.size is not None and size != wanted.size:
+                self.problem(
+                    index, "wrong-image-size", f"{size[0]} x {size[1]} in place of {wanted.size[0]} x {wanted.size[1]}"
+                )
+            if wanted.min_size is not None and min(size) < wanted.min_size:
+                self.problem(
+                    index, "image-too-small", f"{size[0]} x {size[1]}: the shorter side is under {wanted.min_size}"
+                )
+            if mode is not None and wanted.mode is not None and mode != wanted.mode:
+                self.problem(index, "wrong-image-mode", f"{mode} in place of {wanted.mode}")
+
+    def _box(self, index: int, row: Row) -> None:
+        boxes = array(row.fields.get("boxes", row.fields.get("bbox")))
+        if self.wanted.boxes and all(name in row.fields for name in self.wanted.boxes):
+            boxes = array([row.fields[name] for name in self.wanted.boxes])
+        if boxes is None or boxes.size == 0 or boxes.shape[-1] != 4 or boxes.ndim > 2:
+            return
+        limit = next(
+            (tuple(v.size) for v in row.fields.values() if type(v).__module__.startswith("PIL.")), self.wanted.size
+        )
+        for box in boxes.reshape(-1, 4).tolist()[:1000]:
+            if wrong := box_fault(box, limit):
+                self.problem(index, "invalid-box", wrong)
+                return
+
+    def _input(self, index: int, row: Row) -> None:
+        """Note what the input is, so that equal ones can be compared."""
+        digest = hashlib.blake2b(digest_size=16)
+        names = [n for n in (self.wanted.columns or row.fields) if n in row.fields and n != row.label_name]
+        names = [self.wanted.text] if self.wanted.text in row.fields else names  # type: ignore[list-item]
+        size = 0
+        for name in names:
+            data = _bytes(row.fields[name])
+            digest.update(name.encode() + data)
+            size += len(data)
+        label = row.label
+        plain = array(label)
+        shown = str(plain.item()) if plain is not None and plain.ndim == 0 else label if isinstance(label, str) else ""
+        if size > 8:  # a single number is no input that is told from others
+            self.inputs.append((index, digest.digest(), shown))
+
+    # -- all of them ---------------------------------------------------------------------------------------------------
+
+    def end(self) -> list[Problem]:
+        self._ends()
+        self._alignment()
+        self._conflicts()
+        return self.problems
+
+    def _ends(self) -> None:
+        """The end token of each row that is padded; of rows of several lengths, of each that is not cut."""
+        wanted = self.wanted
+        if wanted.eos_id == wanted.pad_id:
+            return
+        longest = wanted.max_length or max((length for _, length, _, _ in self.ends), default=0)
+        lengths = {length for _, length, _, _ in self.ends}
+        for index, length, last, padded in self.ends:
+            if last != wanted.eos_id and (padded or (len(lengths) > 1 and length < longest)):
+                self.problem(index, "eos-missing", f"the last token before the padding is {last}, not {wanted.eos_id}")
+
+    def _alignment(self) -> None:
+        """As many labels as tokens, where that is the rule; or always so many fewer, which is a rule too, and wrong."""
+        if not self.aligned:
+            return
+        gaps = collections.Counter(labels - tokens for _, tokens, labels in self.aligned)
+        usual, number = gaps.most_common(1)[0]
+        several = len({tokens for _, tokens, _ in self.aligned}) > 2
+        always = usual != 0 and number >= 0.8 * len(self.aligned) and len(self.aligned) >= 5 and several
+        if gaps[0] >= ALIGNED * len(self.aligned) or always:
+            for index, tokens, labels in self.aligned:
+                if tokens != labels:
+                    self.problem(index, "labels-misaligned", f"{labels:,} labels for {tokens:,} tokens")
+
+    def _conflicts(self) -> None:
+        groups = collections.defaultdict(list)
+        for index, digest, label in self.inputs:
+            if label:
+                groups[digest].append((index, label))
+        bad = [group for group in groups.values() if len({label for _, label in group}) > 1]
+        if sum(map(len, bad)) > 0.4 * self.count or len({label for _, _, label in self.inputs}) > max(
+            20, self.count / 4
+        ):
+            return
+        for group in bad:
+            for index, label in group:
+                other, its = next((i, o) for i, o in group if o != label)
+                self.problem(
+                    index,
+                    "conflicting-labels",
+                    f"{clip(label, 30)}; row {other} with the same input is {clip(its, 30)}",
+                )
+
+
+def picture_shape(value: Any) -> tuple[int, int, int] | None:
+    """(channels, height, width) of a picture as an array or a tensor."""
+    shape = tuple(getattr(value, "shape", ()))
+    if len(shape) == 3 and shape[0] in (1, 3, 4) and shape[1] > 4 and shape[2] > 4:
+        return shape
+    if len(shape) == 3 and shape[2] in (1, 3, 4) and shape[0] > 4 and shape[1] > 4:
+        return shape[2], shape[0], shape[1]
+    return None
+
+
+def _bytes(value: Any) -> bytes:
+    values = array(value)
+    if values is not None:
+        return str(values.shape).encode() + values.tobytes()
+    if isinstance(value, str):
+        return " ".join(value.split()).encode("utf-8", "surrogatepass")
+    if isinstance(value, bytes):
+        return value
+    if type(value).__module__.startswith("PIL."):
+        return f"{value.size}{value.mode}".encode() + value.tobytes()
+    return clip(repr(value), 4000).encode("utf-8", "surrogatepass")
+
+
+def shared_inputs(sets: Sequence[Rows]) -> Iterator[Problem]:
+    """Rows of a later split whose input stands in an earlier one."""
+    first: dict[bytes, tuple[str, str | int]] = {}
+    for rows in sorted(sets, key=lambda r: RANK.get(r.split, 1)):
+        for index, digest, _ in rows.inputs:
+            before = first.setdefault(digest, (rows.split, rows.item(index)))
+            if before[0] != rows.split:
+                yield Problem("data/duplicate-across-splits", rows.item(index), f"the same input as {before[1]}")

@@ -1,0 +1,455 @@
+"""Tables column by column: numbers that are none, columns that give the label away, labels, texts, boxes, and rows that
+two splits share. CSV is read as pandas reads it."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nbdebug.text import clip, figures, percent, size
+from nbdebug.tools.data.expectation import Expectation
+from nbdebug.tools.data.facts import Problem
+from nbdebug.tools.data.inventory import RANK, Entry, split_of
+
+MOST_BYTES = 256 << 20
+"""Of a table that is read whole; of a larger one the first rows are."""
+FIRST_ROWS = 200_000
+NUMERIC = 0.8
+"""Of the values of a column that are numbers, where it is a column of numbers."""
+LABELS = ("label", "labels", "target", "targets", "class", "y")
+LEAK = 0.985
+"""Of each class, that a column alone gives right (leaving the row itself out): it is then no mere feature."""
+FLOAT32 = 3.4028235e38
+ROWS_FOR_LEAK = 30
+
+
+def read(entry: Entry) -> Any:
+    """A DataFrame with texts as they stand; its number of rows may be cut (`frame.attrs["cut"]`).
+
+    Raises ValueError for a file that can't be read as a table, ImportError where pyarrow is wanting."""
+    import pandas
+
+    ending = entry.ending.lower()
+    if ending in (".parquet", ".pq", ".feather"):
+        if entry.bytes > MOST_BYTES:
+            raise ValueError(f"{size(entry.bytes)}; tables are read up to {size(MOST_BYTES)}")
+        return pandas.read_feather(entry.path) if ending == ".feather" else pandas.read_parquet(entry.path)
+    with open(entry.path, "rb") as file:
+        first = file.read(1 << 20)
+    if entry.bytes > 1 << 20 and b"\n" not in first:
+        raise ValueError("its first line is over 1 MiB long")
+    separator = "\t" if ending == ".tsv" else _separator(first.partition(b"\n")[0])
+    rows = FIRST_ROWS if entry.bytes > MOST_BYTES else None
+    try:
+        frame = pandas.read_csv(
+            entry.path, sep=separator, dtype=str, nrows=rows, encoding_errors="replace", index_col=False
+        )
+    except pandas.errors.EmptyDataError:
+        frame = pandas.DataFrame()
+    frame.attrs["cut"] = rows is not None and len(frame) == rows
+    return frame
+
+
+def _separator(first: bytes) -> str:
+    """A comma, or a semicolon or a tab where the head has more of these."""
+    return max((",", ";", "\t"), key=lambda sign: (first.count(sign.encode()), sign == ","))
+
+
+class Table:
+    """A DataFrame with the numbers of each column. name: of its items, "" in memory (rows are then numbers)."""
+
+    def __init__(self, frame: Any, name: str, wanted: Expectation, root: str = "", split: str = "") -> None:
+        self.frame, self.name, self.wanted, self.root, self.split = frame, name, wanted, root, split
+        self.names = [str(column) for column in frame.columns]
+        self.numbers: dict[str, Any] = {}
+        self.label = wanted.label if wanted.label in self.names else None
+        if wanted.label is None and wanted.columns is None:
+            self.label = next((n for n in self.names if n.lower() in LABELS), None)
+        self.features = [n for n in wanted.columns or () if n in self.names and n != self.label]
+        self.row_count = len(frame)
+
+    def column(self, name: str) -> Any:
+        return self.frame.iloc[:, self.names.index(name)]
+
+    def row(self, number: int) -> str | int:
+        return f"{self.name}#{number}" if self.name else number
+
+    def number_column(self, name: str) -> Any:
+        """Its values as float64, NaN where a text stands or nothing."""
+        import pandas
+
+        if name not in self.numbers:
+            column = self.column(name)
+            if column.dtype == object or str(column.dtype).startswith(("str", "string")):
+                column = column.map(
+                    lambda v: {"true": 1, "false": 0}.get(v.strip().lower(), v) if isinstance(v, str) else v
+                )
+            try:
+                values = pandas.to_numeric(column, errors="coerce").astype("float64")
+            except (TypeError, ValueError):  # dates, lists
+                values = pandas.Series([float("nan")] * self.row_count)
+            self.numbers[name] = values.to_numpy()
+        return self.numbers[name]
+
+    # -- the columns ---------------------------------------------------------------------------------------------------
+
+    def problems(self) -> Iterator[Problem]:
+        if not self.row_count:
+            return
+        numeric = list(self._numeric_columns())
+        yield from self._values(numeric)
+        yield from self._labels()
+        yield from self._index_columns(numeric)
+        yield from self._leaks(numeric)
+        yield from self._conflicts(numeric)
+        yield from self._texts()
+        yield from self._boxes()
+        yield from self._files()
+
+    def _numeric_columns(self) -> Iterator[str]:
+        """Columns of numbers: those that are features, and the target of a regression; without a word of which are
+        features, all that nearly are numbers."""
+        import numpy
+
+        for name in self.names:
+            if name == self.label or name in (self.wanted.text, self.wanted.image):
+                continue
+            if self.wanted.columns is not None:
+                if name in self.features:
+                    yield name
+                continue
+            there = int(self.column(name).notna().sum())
+            if there and numpy.isfinite(self.number_column(name)).sum() >= NUMERIC * there:
+                yield name
+
+    def _values(self, numeric: Sequence[str]) -> Iterator[Problem]:
+        import numpy
+
+        number_label = [self.label] if self.label and self._label_is_number() else []
+        for name in [*numeric, *number_label, *(b for b in self.wanted.boxes or () if b in self.names)]:
+            column, values = self.column(name), self.number_column(name)
+            missing = column.isna().to_numpy()
+            texts = numpy.isnan(values) & ~missing
+            is_text = column.map(lambda v: isinstance(v, str)).to_numpy()
+            if (texts & is_text).any() and name != self.label:
+                yield from self._non_numeric(name, numpy.flatnonzero(texts & is_text), int((~missing).sum()))
+            if missing.all():
+                yield Problem(
+                    "data/nonfinite-values", f"{self.name}#{name}" if self.name else name, "the column is empty"
+                )
+                continue
+            with numpy.errstate(invalid="ignore"):
+                bad = missing | (numpy.abs(values) > FLOAT32) | (numpy.isnan(values) & ~texts)
+            for row in numpy.flatnonzero(bad):
+                value = "nothing" if missing[row] else figures(float(values[row]))
+                yield Problem("data/nonfinite-values", self.row(int(row)), f"{name}: {value}")
+
+    def _label_is_number(self) -> bool:
+        import numpy
+
+        assert self.label is not None
+        there = int(self.column(self.label).notna().sum())
+        return bool(there and numpy.isfinite(self.number_column(self.label)).sum() >= NUMERIC * there)
+
+    def _non_numeric(self, name: str, rows: Any, there: int) -> Iterator[Problem]:
+        """Rows with a text; the column, where most of its values are."""
+        column = self.column(name)
+        if len(rows) > (1 - NUMERIC) * there and len(rows) > 3 or len(rows) == there:
+            words = ", ".join(repr(clip(str(v), 20)) for v in dict.fromkeys(column.iloc[rows[:20]]))
+            detail = f"text in {percent(len(rows) / there)} of its values: {clip(words, 80)}"
+            yield Problem("data/non-numeric", f"{self.name}#{name}" if self.name else name, detail)
+            return
+        for row in rows:
+            yield Problem("data/non-numeric", self.row(int(row)), f"{name}: {clip(str(column.iloc[row]), 40)!r}")
+
+    def _labels(self) -> Iterator[Problem]:
+        """Labels that are no class."""
+        import numpy
+
+        classes = self.wanted.num_classes
+        if self.label is None or classes is None or not self._label_is_number():
+            return
+        values = self.number_column(self.label)
+        with numpy.errstate(invalid="ignore"):
+            bad = ~numpy.isnan(values) & ((values < 0) | (values >= classes) | (values != numpy.floor(values)))
+        for row in numpy.flatnonzero(bad):
+            if self.wanted.ignore_index is None or values[row] != self.wanted.ignore_index:
+                detail = f"{self.label} is {figures(float(values[row]))}; {classes} classes are 0 to {classes - 1}"
+                yield Problem("data/label-out-of-range", self.row(int(row)), detail)
+
+    def _index_columns(self, numeric: Sequence[str]) -> Iterator[Problem]:
+        """The number of the row among the features."""
+        for name in numeric:
+            unnamed = name.startswith("Unnamed: ") or name in ("", "index", "level_0")
+            if (self.wanted.columns is not None or unnamed) and self._counts_rows(name, unnamed):
+                yield Problem("data/index-column", f"{self.name}#{name}" if self.name else name, "it counts the rows")
+
+    def _counts_rows(self, name: str, unnamed: bool) -> bool:
+        import numpy
+
+        values = self.number_column(name)
+        if len(values) < 8 or not numpy.isfinite(values).all() or (values != numpy.floor(values)).any():
+            return False
+        if len(numpy.unique(values)) < len(values) or TIMES & set(name.lower().replace("_", " ").split()):
+            return False
+        steps = numpy.diff(values)
+        in_order = bool((steps == steps[0]).all()) and abs(steps[0]) == 1
+        shuffled = values.max() - values.min() == len(values) - 1
+        words = set(name.lower().replace("_", " ").replace("-", " ").replace(":", " ").split())
+        numbered = bool(words & {"id", "idx", "index", "row", "rowid", "unnamed", "nr", "no", "number", "key", "uid"})
+        return in_order or (shuffled and len(values) >= 20) or numbered or unnamed
+
+    def _leaks(self, numeric: Sequence[str]) -> Iterator[Problem]:
+        """Columns that give the label."""
+        if self.label is None or self.row_count < ROWS_FOR_LEAK:
+            return
+        names = self.features or [n for n in self.names if n not in (self.label, self.wanted.text, self.wanted.image)]
+        counting = {name for name in numeric if self._counts_rows(name, False)}
+        for name in names if len(names) > 1 else ():
+            share = self._leak(name) if name not in counting else ""
+            if share:
+                yield Problem("data/target-leakage", f"{self.name}#{name}" if self.name else name, share)
+
+    def _leak(self, name: str) -> str:
+        import numpy
+
+        assert self.label is not None
+        label = self.column(self.label)
+        there = label.notna().to_numpy()
+        if label.nunique() > max(20, 0.1 * len(label)):
+            return self._regression_leak(name, there)
+        codes = label.astype("category").cat.codes.to_numpy()[there]
+        if len(set(codes.tolist())) < 2:
+            return ""
+        column = self.column(name)[there]
+        try:
+            groups = column.astype("category").cat.codes.to_numpy()
+        except TypeError:  # lists
+            return ""
+        recall = _recall(codes, _by_group(groups, codes))
+        if recall < LEAK and name in self.names:
+            values = self.number_column(name)[there]
+            if numpy.isfinite(values).all() and len(numpy.unique(values)) > 20:
+                recall = _recall(codes, _by_neighbours(values, codes))
+        return f"it alone gives {percent(recall)} of each class of {self.label} right" if recall >= LEAK else ""
+
+    def _regression_leak(self, name: str, there: Any) -> str:
+        import numpy
+
+        assert self.label is not None
+        x, y = self.number_column(name), self.number_column(self.label)
+        both = there & numpy.isfinite(x) & numpy.isfinite(y)
+        if both.sum() < max(ROWS_FOR_LEAK, 0.9 * there.sum()) or len(numpy.unique(x[both])) < 20:
+            return ""
+        ranks = [numpy.argsort(numpy.argsort(v[both])) for v in (x, y)]
+        level = max(abs(float(numpy.corrcoef(a, b)[0, 1])) for a, b in ((x[both], y[both]), ranks))
+        return f"its correlation with {self.label} is {level:.5f}" if level > 0.9995 else ""
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    def inputs(self, numeric: Sequence[str]) -> list[str] | None:
+        """The columns that are a row's input; None where it is not known, or where rows are equal by chance."""
+        if self.wanted.text in self.names:
+            return [self.wanted.text]  # type: ignore[list-item]
+        names = self.features or (
+            [n for n in self.names if n != self.label and split_column(n) is None] if self.label else list(self.names)
+        )
+        if self.wanted.columns is None:
+            names = [n for n in names if n not in numeric or not self._counts_rows(n, False)]
+        return names if names and self._coincidences(names) < 0.1 else None
+
+    def _coincidences(self, names: Sequence[str]) -> float:
+        """How many pairs of rows would be equal by chance, if the columns were independent."""
+        chance = 1.0
+        for name in names:
+            try:
+                counts = self.column(name).value_counts(dropna=False).to_numpy()
+            except TypeError:  # lists
+                continue
+            pairs = float((counts * (counts - 1)).sum())
+            chance *= (pairs + 1) / max(1, self.row_count * (self.row_count - 1))
+        return self.row_count**2 / 2 * chance * 20  # columns that go together make it larger
+
+    def keys(self, names: Sequence[str]) -> list[str | None]:
+        """Each row's input as one text, white space aside; None for an empty one."""
+        columns = [[" ".join(str(v).split()) for v in self.column(name)] for name in names]
+        joined = ["\x1f".join(parts) for parts in zip(*columns)]
+        return [key if key.strip("\x1f ") not in ("", "nan", "None") else None for key in joined]
+
+    def _conflicts(self, numeric: Sequence[str]) -> Iterator[Problem]:
+        """Rows of one input and two labels."""
+        names = self.inputs(numeric) if self.label else None
+        if not names or self.label is None:
+            return
+        rows = collections.defaultdict(list)
+        for number, key in enumerate(self.keys(names)):
+            if key is not None:
+                rows[key].append(number)
+        labels = [str(v).strip() for v in self.column(self.label)]
+        bad = [r for r in rows.values() if len({labels[i] for i in r}) > 1]
+        if sum(map(len, bad)) > 0.4 * self.row_count:  # several labels of one input are then meant
+            return
+        for group in bad:
+            for row in group:
+                other = next(i for i in group if labels[i] != labels[row])
+                yield Problem(
+                    "data/conflicting-labels",
+                    self.row(row),
+                    f"{clip(labels[row], 30)}; row {other} with the same input is {clip(labels[other], 30)}",
+                )
+
+    def _texts(self) -> Iterator[Problem]:
+        name = self.wanted.text
+        if name not in self.names:
+            return
+        for number, value in enumerate(self.column(name)):
+            if not isinstance(value, str) or not value.strip():
+                yield Problem("data/empty-text", self.row(number), f"{name} is empty")
+
+    # -- boxes and files -----------------------------------------------------------------------------------------------
+
+    def _boxes(self) -> Iterator[Problem]:
+        import numpy
+
+        boxes = self.wanted.boxes
+        if not boxes or not all(name in self.names for name in boxes):
+            return
+        values = numpy.stack([self.number_column(name) for name in boxes], 1)
+        finite = numpy.isfinite(values).all(1)
+        unit = bool(finite.any() and values[finite].max() <= 1 and (values[finite] % 1).any())
+        sizes: dict[str, tuple[int, int] | None] = {}
+        for row in numpy.flatnonzero(finite):
+            limit = (1, 1) if unit else self._size_of(int(row), sizes)
+            wrong = box_fault(values[row].tolist(), limit)
+            if wrong:
+                yield Problem("data/invalid-box", self.row(int(row)), wrong)
+
+    def _size_of(self, row: int, sizes: dict[str, tuple[int, int] | None]) -> tuple[int, int] | None:
+        if self.wanted.image not in self.names:
+            return self.wanted.size
+        name = str(self.column(self.wanted.image).iloc[row])  # type: ignore[arg-type]
+        if name not in sizes:
+            path = self._path(name)
+            sizes[name] = picture_size(path) if path else None
+        return sizes[name] or self.wanted.size
+
+    def _path(self, name: str) -> str | None:
+        """The file that a row names: seen from the table's folder, or from the root."""
+        below = os.path.join(self.root, os.path.dirname(self.name))
+        return next((p for p in (os.path.join(f, name) for f in (below, self.root)) if os.path.isfile(p)), None)
+
+    def _files(self) -> Iterator[Problem]:
+        """Rows that name a picture which is not there."""
+        if self.wanted.image not in self.names or not self.root:
+            return
+        names = [str(v) for v in self.column(self.wanted.image)]  # type: ignore[arg-type]
+        absent = {name for name in set(names) if self._path(name) is None}
+        if len(absent) < len(set(names)):
+            yield from (
+                Problem("data/file-missing", self.row(i), f"{n} is not there")
+                for i, n in enumerate(names)
+                if n in absent
+            )
+
+
+TIMES = {"t", "time", "year", "month", "day", "date", "hour", "week", "step", "epoch", "timestamp", "rank", "quarter"}
+"""Words in names of columns that count, and are meant to."""
+
+
+def _recall(codes: Any, guesses: Any) -> float:
+    """The mean, over the classes, of the share of their rows that is guessed right."""
+    return float(min((guesses[codes == c] == c).mean() for c in set(codes.tolist())))
+
+
+def _by_group(groups: Any, codes: Any) -> Any:
+    """The most frequent class among the other rows of the same value; -1 where there are none."""
+    import numpy
+
+    width = int(codes.max()) + 1
+    if (int(groups.max()) + 2) * width > 50_000_000:
+        return numpy.full(len(codes), -1)
+    table = numpy.zeros((int(groups.max()) + 2, width), dtype=numpy.int64)
+    numpy.add.at(table, (groups, codes), 1)
+    others = table[groups]
+    others[numpy.arange(len(codes)), codes] -= 1
+    return numpy.where(others.sum(1) > 0, others.argmax(1), -1)
+
+
+def _by_neighbours(values: Any, codes: Any) -> Any:
+    """The class of the neighbours on both sides, in the order of the values; -1 where they differ."""
+    import numpy
+
+    order = numpy.argsort(values, kind="stable")
+    ordered = codes[order]
+    guesses = numpy.full(len(codes), -1)
+    left, right = numpy.roll(ordered, 1), numpy.roll(ordered, -1)
+    left[0], right[-1] = right[0], left[-1]
+    runs = 1 + int((ordered[1:] != ordered[:-1]).sum())
+    if runs <= 2 * len(set(codes.tolist())):
+        guesses[order] = numpy.where(left == ordered, left, right)
+    return guesses
+
+
+def split_column(name: str) -> str | None:
+    """The name, where it is that of a column which holds the split of each row."""
+    return name if name.lower() in ("split", "subset", "fold", "partition", "set", "phase") else None
+
+
+def box_fault(box: Sequence[float], limit: tuple[int, int] | None) -> str:
+    """What is wrong with x1, y1, x2, y2; "" for nothing. limit: width and height, or None."""
+    x1, y1, x2, y2 = box
+    words = []
+    if x2 <= x1 or y2 <= y1:
+        words.append("no area" if x2 == x1 or y2 == y1 else "its corners are in the wrong order")
+    if min(x1, y1) < 0 or (limit and (x2 > limit[0] or y2 > limit[1])):
+        words.append(f"beyond {f'{limit[0]} x {limit[1]}' if limit else 'the edge'}")
+    shown = ", ".join(figures(v) for v in box)
+    return f"({shown}): {' and '.join(words)}" if words else ""
+
+
+def picture_size(path: str) -> tuple[int, int] | None:
+    """From the head of the file alone."""
+    try:
+        from PIL import Image
+
+        with Image.open(path) as picture:
+            return picture.size
+    except Exception:  # no picture, or no Pillow
+        return None
+
+
+def shared_rows(tables: Sequence[Table]) -> Iterator[Problem]:
+    """Rows outside of the training set that stand in an earlier split, too: of another table, or of another value of
+    the column that holds the split."""
+    first: dict[bytes, tuple[str, str | int]] = {}
+    rows = []
+    for table in tables:
+        column = next((n for n in table.names if split_column(n)), None)
+        values = [split_of(str(v)) for v in table.column(column)] if column else [table.split] * table.row_count
+        names = table.inputs(list(table._numeric_columns())) if len(set(values)) > 1 or table.split else None
+        if names:
+            names = [n for n in names if n != column]
+            rows += [
+                (RANK[s], s, k, table.row(i)) for i, (s, k) in enumerate(zip(values, table.keys(names))) if s and k
+            ]
+    for _, split, key, row in sorted(rows, key=lambda r: r[0]):
+        digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        before = first.setdefault(digest, (split, row))
+        if before[0] != split:
+            yield Problem("data/duplicate-across-splits", row, f"the same input as {before[1]}")
+
+
+def remarks(table: Table) -> Iterator[str]:
+    """What is worth knowing and no fault: constants."""
+    constant = [
+        n for n in table.names if n in (table.features or table.names) and table.column(n).astype(str).nunique() == 1
+    ]
+    if constant and table.row_count > 1:
+        yield f"{table.name or 'The table'}: the same value in all rows of {', '.join(f'`{n}`' for n in constant[:5])}."
+
+
+def summary(tables: Sequence[Table]) -> Mapping[str, int]:
+    return {"row": sum(t.row_count for t in tables)}
