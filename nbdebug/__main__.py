@@ -1,4 +1,4 @@
-"""nbdebug from a shell: `python -m nbdebug demo | explain | catalogue | open | check-config | check-checkpoint`."""
+"""nbdebug from a shell: `python -m nbdebug demo | explain | catalogue | open | check-config | check-data | …`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from nbdebug.text import count, in_colour
 from nbdebug.tools.environment import machine
 
 DEMO = "01_nan.ipynb"
+EXPECTED = """what it is meant to be, such as '{"mode": "RGB", "caption_extension": ".txt"}'"""
 CAUSE = re.compile(r"^(?:Cause|Most likely): \S+/\S+$", re.MULTILINE)
 """The line that every report with a finding has. The text above the report's next heading is its verdict."""
 
@@ -46,18 +47,27 @@ def main(arguments: list[str] | None = None) -> int:
         "check-checkpoint", help="look at a checkpoint, or a folder of them, without loading"
     )
     of_checkpoint.add_argument("path", metavar="PATH", help="a file (.pt, .ckpt, .safetensors, ...), or a folder")
+    of_data = commands.add_parser("check-data", help="what is wrong with a data set (exit status 1 on problems)")
+    of_data.add_argument("path", metavar="PATH", help="a folder, a table, or a file of records")
+    of_data.add_argument("--expected", metavar="JSON", default="{}", help=EXPECTED)
+    of_data.add_argument("--save", metavar="FILE", help="write the report as well (.csv, .html, .json or .txt)")
     of_machine = commands.add_parser("check-environment", help="what will stop a run here (exit status 1 on problems)")
     of_machine.add_argument("--requirements", metavar="FILE", help="compared with what is installed")
     of_machine.add_argument("--facts", metavar="FILE", help="another machine's, as `facts` prints them there")
-    for command in (of_config, of_checkpoint, of_machine):
+    for command in (of_config, of_checkpoint, of_data, of_machine):
         command.add_argument("--full", action="store_true", help="show all of the report")
     commands.add_parser("facts", help="print this machine's facts as JSON; needs no torch")
     args = parser.parse_args(arguments)
     if args.command == "check-config":
-        checks = [functools.partial(nbdebug.check_config, path, schema=args.schema) for path in args.paths]
-        return max(print_check(check, args.full) for check in checks)
-    if args.command == "check-environment":
-        return print_check(functools.partial(environment_of, args.requirements, args.facts), args.full)
+        files = [functools.partial(nbdebug.check_config, path, schema=args.schema) for path in args.paths]
+        return max(print_check(check, args.full) for check in files)
+    checks: dict[str, Callable[[], Report]] = {
+        "check-data": lambda: data_of(args.path, args.expected, args.save),
+        "check-checkpoint": lambda: nbdebug.check_checkpoint(args.path),
+        "check-environment": lambda: environment_of(args.requirements, args.facts),
+    }
+    if args.command in checks:
+        return print_check(checks[args.command], args.full)
     if args.command == "facts":
         print(json.dumps(machine.machine_facts(), indent=1))
         return 0
@@ -67,13 +77,19 @@ def main(arguments: list[str] | None = None) -> int:
         return print_page(args.code)
     if args.command == "open":
         return print_record(args.path, args.save)
-    if args.command == "check-checkpoint":
-        return print_check(functools.partial(nbdebug.check_checkpoint, args.path), args.full)
     if args.command == "catalogue":
         print(registry.listing())
         return 0
     parser.print_help()
     return 2
+
+
+def data_of(path: str, expected: str, save: str | None) -> Report:
+    """The report of a data set, written to a file as well where one is named."""
+    report = nbdebug.check_data(path, expected=json.loads(expected))
+    if save:
+        report.save(save)
+    return report
 
 
 def environment_of(requirements: str | None, facts: str | None) -> Report:

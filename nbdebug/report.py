@@ -296,8 +296,8 @@ class Report:
         return {"verdict": self.verdict, "ok": self.ok, **json.loads(json.dumps(plain, default=_plain))}
 
     def save(self, path: str | pathlib.Path) -> pathlib.Path:
-        """Write the report to `path`: `.html`, `.json` or `.txt`, or its first table as `.csv`. Raises ValueError for any
-        other ending, and for a table where there is none."""
+        """Write the report to `path`: `.html`, `.json` or `.txt`, or its first table as `.csv`. Raises ValueError for
+        any other ending, and where there is no table."""
         path = pathlib.Path(path)
         writers = {
             ".html": lambda: self._view("html", "page"),

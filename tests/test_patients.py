@@ -6,6 +6,7 @@ rule must fire on the one and be silent on the other. MODULE, OP and LINE are No
 run shows it;
 `tests/patients/memory/<slug>.py` CODE, HOLDER and LINE: who keeps the memory, and where it is put there;
 `tests/patients/error/<slug>.py` CODE and NAMES: what the explanation of the error must name;
+`tests/patients/data/<slug>.py` CODE and NAMES: items that the report on the set must name;
 `tests/patients/checkpoint/<slug>.py` CODE and NAMES: what is said of the file that `make(folder)` gives;
 `tests/patients/notebook/<slug>.py` also CELL, from 0: the one of its cells that brings it in. How a patient is asked
 depends on its chapter; one code is the guard's own, and causes that show before training are asked of preflight.
@@ -153,10 +154,20 @@ def opened(training):
         return nbdebug.check_checkpoint(path, **parts)
 
 
+def checked(training):
+    """A set, or a loader; the error of a picture that a program reads."""
+    if hasattr(training, "trigger"):
+        return failed(training)
+    if hasattr(training, "dataset"):
+        return nbdebug.check_data(training.dataset, expected=training.expected, progress=False)
+    with tempfile.TemporaryDirectory() as folder:
+        return nbdebug.check_data(training.make(pathlib.Path(folder)), expected=training.expected, progress=False)
+
+
 ASK = {
     "checkpoint": opened,
     "config": configured,
-    "data": failed,
+    "data": checked,
     "environment": lambda training: nbdebug.check_environment(facts=training.facts),
     "error": failed,
     "error/stale-import": run_as_cells,

@@ -13,6 +13,7 @@
     %precision                 which modules must stay in float32
     %stop_at LAYER             stop training inside a layer, in ipdb or in the attached debugger
     %step_through              a training step, layer by layer, while the notebook stays usable
+    %check_data PATH           what is wrong with a data set: pictures, captions, tables, tokens
     %check_config FILE         what is wrong with the settings of a run, before anything runs
     %check_environment         whether this machine can do what a run asks of it
     %check_notebook            what cells that ran again, or out of order, have left behind

@@ -1,9 +1,10 @@
-"""%check_config and %check_environment: what can be known before anything runs. Their answers: the functions of these
-names."""
+"""%check_config, %check_data and %check_environment: what can be known before anything runs. Their answers: the
+functions of these names."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 from typing import Any
 
@@ -17,7 +18,7 @@ from nbdebug.report import Report
 
 @magics_class
 class BeforeRunMagics(Magics):
-    """%check_config and %check_environment."""
+    """%check_config, %check_data and %check_environment."""
 
     @no_var_expand
     @needs_local_scope
@@ -105,5 +106,88 @@ class BeforeRunMagics(Magics):
             raise UsageError(str(error)) from None
         return answer(dataclasses.replace(report, question="%check_environment"), args, line)
 
+    @no_var_expand
+    @needs_local_scope
+    @magic_arguments()
+    @argument(
+        "data", metavar="PATH", nargs="?", help="a folder, a file, or a variable: a path, a data set, a DataFrame"
+    )
+    @argument(
+        "--expected", metavar="NAME", help="a variable: a dict of the fields below, a processor, a tokenizer, a model"
+    )
+    @argument("--size", metavar="WxH", help="of pictures, such as 512x512")
+    @argument("--mode", help="of pictures, such as RGB")
+    @argument("--min-size", type=int, metavar="PIXELS", help="of the shorter side of pictures")
+    @argument("--caption-extension", metavar="ENDING", help="of the file beside each picture, such as .txt")
+    @argument("--trigger", metavar="WORD", help="a word that each caption holds")
+    @argument("--min-words", type=int, metavar="N", help="of each caption")
+    @argument("--masks", metavar="FOLDER", help="the name of the folder with masks")
+    @argument("--sample-rate", type=int, metavar="HZ", help="of sounds")
+    @argument("--label", metavar="NAME", help="the column, or the key, of the label")
+    @argument("--text", metavar="NAME", help="the column of the text")
+    @argument("--num-classes", type=int, metavar="N", help="labels are 0 to N - 1")
+    @argument("--vocab-size", type=int, metavar="N", help="token ids are below N")
+    @argument("--max-length", type=int, metavar="N", help="positions of the model")
+    @argument("--pad-id", type=int, metavar="ID", help="the token of padding")
+    @argument("--eos-id", type=int, metavar="ID", help="the token that ends a text")
+    @argument("--kind", choices=["images", "audio", "text", "tables", "rows"], help="look at this kind alone")
+    @argument("--sample", type=int, metavar="N", help="look at N items of each kind")
+    @argument(
+        "--workers", type=int, metavar="N", help="processes that decode pictures (default: as many as processors)"
+    )
+    @argument("--save", metavar="FILE", help="write the report to FILE: .csv (each item), .html, .json or .txt")
+    @FULL
+    @HELP
+    @line_magic
+    def check_data(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+        """Find what is wrong with a data set, before anything is trained on it.
+
+            %check_data photos --caption-extension .txt --trigger sks
+            report = %check_data train_set --expected tokenizer --num-classes 5
+            %check_data table.csv --label churn --save problems.csv
+
+        Pictures that do not open, end early, lie on their side or are copies of others; captions, masks, boxes, sounds;
+        labels and tokens out of range; columns that give the label away. What you do not say is judged against the
+        set's own majority, or not at all. Nothing is changed, and no pickle is opened. report.frame() has a row for
+        each problem. In a script: nbdebug.check_data(path, mode="RGB"); in a shell: python -m nbdebug check-data PATH.
+        """
+        __tracebackhide__ = True
+        args = parse(self.check_data, line)
+        if args is None:
+            return None
+        if args.data is None:
+            raise UsageError("%check_data needs a folder, a file, or a variable: %check_data photos")
+        from nbdebug.tools.data.check_data import check_data
+
+        names = variables(self.shell, local_ns)
+        path = pathlib.Path(unquote(args.data)).expanduser()
+        subject = names.get(args.data, path if path.exists() else None)
+        if subject is None:
+            subject = str(path) if os.sep in str(path) or path.suffix else evaluate(args.data, names)
+        expected = evaluate(args.expected, names) if args.expected else None
+        fields: dict[str, Any] = {key: getattr(args, key) for key in (*WORDS, *NUMBERS)}
+        try:
+            with usage_errors():
+                if args.size:
+                    fields["size"] = sides(args.size)
+                report = check_data(
+                    subject, expected=expected, kind=args.kind, sample=args.sample, workers=args.workers, **fields
+                )
+                if args.save:
+                    print(report.save(unquote(args.save)))
+        except OSError as error:
+            raise UsageError(str(error)) from None
+        return answer(dataclasses.replace(report, question=f"%check_data {args.data}"), args, line)
+
 
 ENDINGS = {".json", ".yaml", ".yml", ".toml"}
+WORDS = ("mode", "trigger", "label", "text", "caption_extension", "masks")
+NUMBERS = ("min_size", "min_words", "sample_rate", "num_classes", "vocab_size", "max_length", "pad_id", "eos_id")
+
+
+def sides(word: str) -> tuple[int, ...]:
+    """(512, 512) of "512x512". Raises ValueError for anything else."""
+    parts = word.lower().split("x")
+    if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
+        raise ValueError(f'a size is written as "512x512"; got {word!r}')
+    return tuple(map(int, parts))

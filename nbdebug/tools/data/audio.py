@@ -1,10 +1,9 @@
-"""Sounds: rate, channels, silence, and peaks that are flat at full scale. With soundfile where it is there, else with the
-standard library, which reads WAV alone."""
+"""Sounds: rate, channels, silence, and peaks that are flat at full scale. With soundfile where it is there, else with
+the standard library, which reads WAV alone."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import wave
 from collections.abc import Iterator
@@ -34,8 +33,13 @@ FORMATS = {
 }
 
 
-def has_soundfile() -> bool:
-    return importlib.util.find_spec("soundfile") is not None
+def soundfile() -> Any:
+    """The module; None where it is not installed, or its library is not."""
+    try:
+        import soundfile as module
+    except (ImportError, OSError):
+        return None
+    return module
 
 
 def measure(path: str) -> dict[str, Any]:
@@ -44,20 +48,18 @@ def measure(path: str) -> dict[str, Any]:
     if os.path.getsize(path) > MOST_BYTES:
         return {"fault": "large", "reason": f"over {MOST_BYTES >> 30} GiB"}
     try:
-        return _with_soundfile(path) if has_soundfile() else _with_wave(path)
+        return _with_soundfile(path) if soundfile() is not None else _with_wave(path)
     except Exception as error:  # libsndfile's errors are RuntimeErrors of its own
         with open(path, "rb") as file:
             first = file.read(16)
-        if path.lower().endswith((".m4a", ".aac", ".wma")) or (not has_soundfile() and first[:4] != b"RIFF"):
+        if path.lower().endswith((".m4a", ".aac", ".wma")) or (soundfile() is None and first[:4] != b"RIFF"):
             return {"fault": "unsupported", "reason": "a format that is not read here"}
         why = "the file is empty" if not first else f"it does not open as a sound ({type(error).__name__})"
         return {"fault": "corrupt", "reason": why}
 
 
 def _with_soundfile(path: str) -> dict[str, Any]:
-    import soundfile
-
-    with soundfile.SoundFile(path) as file:
+    with soundfile().SoundFile(path) as file:
         state = Samples(file.samplerate, file.channels)
         declared, form = file.frames, file.format
         while len(block := file.read(BLOCK, dtype="float32", always_2d=True)):
@@ -123,7 +125,12 @@ class Samples:
                 self.flat += sum(1 for _ in flat_peaks(channel))
 
     def result(self, form: str, declared: int | None, promised: tuple[int, int] | None) -> dict[str, Any]:
-        result = {"rate": self.rate, "channels": self.channels, "frames": self.frames, "peak": self.peak}
+        result: dict[str, Any] = {
+            "rate": self.rate,
+            "channels": self.channels,
+            "frames": self.frames,
+            "peak": self.peak,
+        }
         result |= {"flat": self.flat, "form": form, "bad": self.bad, "digest": self.digest.hexdigest()}
         if not self.frames:
             return result | {"fault": "corrupt", "reason": "it holds no sample"}

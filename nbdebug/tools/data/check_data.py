@@ -14,11 +14,11 @@ from typing import Any
 
 from nbdebug.live import progress_bar
 from nbdebug.report import Plot, Report, RuledOut, Table
-from nbdebug.text import count, listed, percent
+from nbdebug.text import count, listed
 from nbdebug.tools.data import audio, media, pictures, tables
-from nbdebug.tools.data.expectation import Expectation, expectation
+from nbdebug.tools.data.expectation import DataExpectation, expectation
 from nbdebug.tools.data.facts import DataFacts, Problem, first_of_each
-from nbdebug.tools.data.inventory import Entry, Inventory, entry_of, inventory, split_of
+from nbdebug.tools.data.inventory import Entry, FolderInventory, entry_of, inventory, split_of
 from nbdebug.tools.data.rows import Rows, pulled, shared_inputs
 from nbdebug.tools.data.rules import CODES, ORDER
 from nbdebug.tools.data.similarity import Thumbnails
@@ -47,7 +47,7 @@ def check_data(
 
     path_or_dataset: a folder (pictures with captions, classes or masks, sounds, texts, tables as CSV, Parquet or JSON
     Lines), one such file, a map-style Dataset, a list of rows, a DataFrame, a datasets.Dataset; or a dict of sets, by
-    split. expected: what it is meant to be: a mapping with the fields of `Expectation` (size, mode, min_size,
+    split. expected: what it is meant to be: a mapping with the fields of `DataExpectation` (size, mode, min_size,
     sample_rate, channels, extensions, caption_extension, min_words, trigger, columns, label, text, boxes, image,
     num_classes, ignore_index, masks, vocab_size, max_length, pad_id, eos_id), which may also be given by keyword; or a
     processor, a tokenizer or a model, which are asked. What is not said is judged against the set's own majority, or
@@ -85,7 +85,7 @@ class Check:
     subject = ""
     root = ""
 
-    def __init__(self, wanted: Expectation, sample: int | None, progress: bool) -> None:
+    def __init__(self, wanted: DataExpectation, sample: int | None, progress: bool) -> None:
         self.wanted, self.sample, self.progress = wanted, sample, progress
         self.problems: list[Problem] = []
         self.total: dict[str, int] = {}
@@ -155,7 +155,7 @@ class FolderCheck(Check):
     def __init__(
         self,
         path: str,
-        wanted: Expectation,
+        wanted: DataExpectation,
         kind: str | None,
         splits: Mapping[str, str] | None,
         sample: int | None,
@@ -190,22 +190,22 @@ class FolderCheck(Check):
             self._records(files)
         self._leftovers(files)
 
-    def _inventory(self) -> Inventory:
+    def _inventory(self) -> FolderInventory:
         if self.only is None:
             return inventory(self.root, self.splits, self.wanted.extensions)
-        whole = Inventory(self.root)
+        whole = FolderInventory(self.root)
         entry = entry_of(os.path.join(self.root, self.only), self.only, whole, self.wanted.extensions or ())
         whole.entries = [entry] if entry is not None else []
         return whole
 
-    def _pictures(self, files: Inventory) -> None:
+    def _pictures(self, files: FolderInventory) -> None:
         entries = list(self.sampled(files.of("picture"), "pictures"))
         if not entries:
             return
-        if not _has("PIL"):
-            self.unchecked.append(
-                f"{count(len(entries), 'picture')}: Pillow is not installed (pip install torch-nbdebug[data])"
-            )
+        try:
+            pictures.pillow()
+        except ImportError as error:
+            self.unchecked.append(f"{count(len(entries), 'picture')}: {error}")
             return
         thumbs = Thumbnails()
         with progress_bar("check_data", "pictures", len(entries), wanted=self.progress) as bar:
@@ -230,11 +230,11 @@ class FolderCheck(Check):
         if other:
             self.unchecked.append(f"{listed(other)}: {self.known[other[0]]['reason']} (pip install pillow-heif)")
 
-    def _caption_ending(self, entries: Sequence[Entry], files: Inventory) -> str | None:
+    def _caption_ending(self, entries: Sequence[Entry], files: FolderInventory) -> str | None:
         by_item = {entry.item: entry for entry in files.entries}
         return media.caption_ending(entries, by_item, self.wanted)
 
-    def _captions(self, entries: Sequence[Entry], files: Inventory) -> None:
+    def _captions(self, entries: Sequence[Entry], files: FolderInventory) -> None:
         by_item = {entry.item: entry for entry in files.entries}
         ending = media.caption_ending(entries, by_item, self.wanted)
         if ending is None:
@@ -247,12 +247,14 @@ class FolderCheck(Check):
                 f"{count(len(alone), 'file')} {ending} without a picture of the same name: {listed(alone)}."
             )
 
-    def _sounds(self, files: Inventory) -> None:
+    def _sounds(self, files: FolderInventory) -> None:
         entries = list(self.sampled(files.of("sound"), "sounds"))
         if not entries:
             return
-        if not audio.has_soundfile():
-            self.unchecked.append("sounds other than WAV: soundfile is not installed (pip install torch-nbdebug[data])")
+        if audio.soundfile() is None:
+            self.unchecked.append(
+                "sounds other than WAV: soundfile is not installed (pip install 'torch-nbdebug[data]')"
+            )
         done: list[Entry] = []
         with progress_bar("check_data", "sounds", len(entries), wanted=self.progress) as bar:
             try:
@@ -269,7 +271,7 @@ class FolderCheck(Check):
         if self.wanted.caption_extension:
             self._captions(done, files)
 
-    def _texts(self, files: Inventory) -> None:
+    def _texts(self, files: FolderInventory) -> None:
         """Texts that are no captions: of several splits."""
         beside = {(e.folder, e.stem) for e in files.of("picture", "sound")}
         entries = [e for e in files.of("text") if (e.folder, e.stem) not in beside and e.bytes]
@@ -278,7 +280,7 @@ class FolderCheck(Check):
         self.counted("text", len(entries))
         self.problems += media.equal_files(entries, self.digest)
 
-    def _tables(self, files: Inventory) -> None:
+    def _tables(self, files: FolderInventory) -> None:
         whole = []
         for entry in files.of("table"):
             try:
@@ -291,14 +293,14 @@ class FolderCheck(Check):
                 continue
             if frame.attrs.get("cut"):
                 self.unchecked.append(f"{entry.item}: rows beyond the first {len(frame):,}")
-            table = tables.Table(frame, entry.item, self.wanted, self.root, entry.split)
+            table = tables.DataTable(frame, entry.item, self.wanted, self.root, entry.split)
             whole.append(table)
             self.counted("row", table.row_count)
             self.problems += table.problems()
             self.notes += tables.remarks(table)
         self.problems += tables.shared_rows(whole)
 
-    def _records(self, files: Inventory) -> None:
+    def _records(self, files: FolderInventory) -> None:
         sets = []
         for entry in files.of("records", "json"):
             rows = Rows(self.wanted, entry.item, entry.split)
@@ -327,11 +329,11 @@ class FolderCheck(Check):
     def _plain(self, rows: list[Mapping[str, Any]], entry: Entry) -> None:
         import pandas
 
-        self.problems += tables.Table(
+        self.problems += tables.DataTable(
             pandas.DataFrame(rows), entry.item, self.wanted, self.root, entry.split
         ).problems()
 
-    def _leftovers(self, files: Inventory) -> None:
+    def _leftovers(self, files: FolderInventory) -> None:
         for kind, why in (
             ("pickle", "pickles are never opened"),
             ("archive", "archives are not opened"),
@@ -342,16 +344,10 @@ class FolderCheck(Check):
                 self.unchecked.append(f"{listed(some)}: {why}")
         if files.hidden:
             self.notes.append(
-                f"{count(files.hidden, 'entry', 'entries')} whose names begin with a dot, and the like, were passed over."
+                f"{count(files.hidden, 'entry', 'entries')} with names such as .DS_Store were passed over."
             )
         if sentence := media.balance(files):
             self.notes.append(sentence)
-
-
-def _has(module: str) -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec(module) is not None
 
 
 def _first_line(error: BaseException) -> str:
@@ -388,21 +384,21 @@ def records(entry: Entry) -> Iterator[tuple[int, Any, str]]:
 class MemoryCheck(Check):
     """A set in memory, or several by their splits."""
 
-    def __init__(self, dataset: Any, wanted: Expectation, sample: int | None, progress: bool) -> None:
+    def __init__(self, dataset: Any, wanted: DataExpectation, sample: int | None, progress: bool) -> None:
         super().__init__(wanted, sample, progress)
         by_split = isinstance(dataset, Mapping) and dataset and all(_is_set(part) for part in dataset.values())
         self.sets: dict[str, Any] = dict(dataset) if by_split else {"": dataset}
         for part in self.sets.values():
             if not _is_set(part):
                 raise TypeError(
-                    f"check_data takes a path, a list, a DataFrame or a data set with a length; got {type(part).__name__}"
+                    f"check_data takes a path, a list, a DataFrame or a set with a length; got {type(part).__name__}"
                     + (" (check_loader reads streams)" if hasattr(part, "__iter__") else "")
                 )
         self.subject = f"{type(dataset).__name__} with {sum(map(len, self.sets.values())):,} rows"
 
     def run(self) -> None:
         if all(hasattr(part, "itertuples") for part in self.sets.values()):
-            whole = [tables.Table(part, name, self.wanted, "", split_of(name)) for name, part in self.sets.items()]
+            whole = [tables.DataTable(part, name, self.wanted, "", split_of(name)) for name, part in self.sets.items()]
             for table in whole:
                 self.problems += table.problems()
                 self.notes += tables.remarks(table)
@@ -447,7 +443,8 @@ class MemoryCheck(Check):
 
 
 def _is_set(value: Any) -> bool:
-    return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, (str, bytes))
+    rows = hasattr(value, "__getitem__") and hasattr(value, "__len__")
+    return rows and not isinstance(value, (str, bytes, Mapping))
 
 
 @contextlib.contextmanager
@@ -472,7 +469,7 @@ def _same_random_numbers() -> Iterator[None]:
 
 def thumbnail(path: str) -> dict[str, Any] | None:
     """A picture of a file for the gallery; None where it does not decode."""
-    from PIL import Image, ImageFile
+    Image, ImageFile = pictures.pillow()
 
     before = ImageFile.LOAD_TRUNCATED_IMAGES
     ImageFile.LOAD_TRUNCATED_IMAGES = True  # what is there of it
@@ -489,11 +486,11 @@ def thumbnail(path: str) -> dict[str, Any] | None:
 
 def drawn_item(item: Any) -> dict[str, Any] | None:
     """The picture of an item of a set, where it holds one."""
-    from PIL import Image
+    Image = pictures.pillow()[0]
 
     from nbdebug.tools.data.rows import Row, array, picture_shape
 
-    for value in list(Row(item, Expectation()).fields.values())[:4]:
+    for value in list(Row(item, DataExpectation()).fields.values())[:4]:
         if type(value).__module__.startswith("PIL."):
             return _drawn(value)
         if picture_shape(value) is not None:

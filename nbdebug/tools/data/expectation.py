@@ -11,7 +11,7 @@ NEVER = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Expectation:
+class DataExpectation:
     """Each field may be None: the set is then judged against its own majority, or not at all.
 
     size: (width, height) of pictures; min_size: of the shorter side, in pixels; mode: Pillow's; sample_rate: in Hz;
@@ -49,17 +49,17 @@ class Expectation:
         return {key: value for key, value in vars(self).items() if value is not None}
 
 
-FIELDS = tuple(field.name for field in dataclasses.fields(Expectation))
+FIELDS = tuple(field.name for field in dataclasses.fields(DataExpectation))
 LISTS = ("extensions", "columns", "boxes")
 
 
-def expectation(expected: Any, fields: Mapping[str, Any]) -> Expectation:
+def expectation(expected: Any, fields: Mapping[str, Any]) -> DataExpectation:
     """What the user gave: a mapping, a processor, a tokenizer, a model, several of these in a list; fields: by keyword.
 
     Raises TypeError for a field that is none, and ValueError for one that makes no sense."""
     values: dict[str, Any] = {}
     for one in expected if isinstance(expected, (list, tuple)) else [expected]:
-        if isinstance(one, Expectation):
+        if isinstance(one, DataExpectation):
             values |= one.stated()
         else:
             values |= dict(one) if isinstance(one, Mapping) else demands(one)
@@ -67,21 +67,24 @@ def expectation(expected: Any, fields: Mapping[str, Any]) -> Expectation:
     unknown = [key for key in values if key not in FIELDS]
     if unknown:
         raise TypeError(f"check_data knows no field {unknown[0]!r}; there are {', '.join(FIELDS)}")
+    return DataExpectation(**_normal(values))
+
+
+def _normal(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields in the form in which they are compared."""
     for key in LISTS:
-        if isinstance(values.get(key), str):
-            values[key] = [values[key]]
-        values |= {key: tuple(values[key])} if values.get(key) is not None else {}
-    if isinstance(values.get("size"), int):
-        values["size"] = (values["size"], values["size"])
-    if values.get("size") is not None:
-        values["size"] = tuple(int(side) for side in values["size"])
+        if values.get(key) is not None:
+            values[key] = (values[key],) if isinstance(values[key], str) else tuple(values[key])
+    size = values.get("size")
+    if size is not None:
+        values["size"] = (size, size) if isinstance(size, int) else tuple(int(side) for side in size)
     if len(values.get("size") or (1, 1)) != 2 or len(values.get("boxes") or "1234") != 4:
         raise ValueError("size takes (width, height), and boxes the names of four columns: x1, y1, x2, y2")
-    for key in ("extensions", "caption_extension"):
-        if values.get(key):
-            endings = values[key]
-            values[key] = _dotted(endings) if isinstance(endings, str) else tuple(map(_dotted, endings))
-    return Expectation(**values)
+    if values.get("extensions"):
+        values["extensions"] = tuple(map(_dotted, values["extensions"]))
+    if values.get("caption_extension"):
+        values["caption_extension"] = _dotted(values["caption_extension"])
+    return values
 
 
 def _dotted(ending: str) -> str:

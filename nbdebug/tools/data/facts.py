@@ -11,12 +11,13 @@ from typing import Any
 class Problem:
     """One item with one problem. code: as in the catalogue; item: a path below the root, a folder, `table.csv#row` or
     `table.csv#column`, or the number of a row; detail: what was measured, in a few words; file: the picture that shows
-    it, a whole path, or ""."""
+    it, a whole path, or ""; guess: by the majority alone, so that any other problem of the item comes first."""
 
     code: str
     item: str | int
     detail: str
     file: str = ""
+    guess: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ def first_of_each(problems: Iterator[Problem], order: Mapping[str, int]) -> tupl
     best: dict[str | int, Problem] = {}
     for problem in problems:
         known = best.get(problem.item)
-        if known is None or order[problem.code] < order[known.code]:
+        if known is None or (problem.guess, order[problem.code]) < (known.guess, order[known.code]):
             best[problem.item] = problem
     return tuple(best.values())
 

@@ -69,7 +69,7 @@ class Entry:
 
 
 @dataclasses.dataclass
-class Inventory:
+class FolderInventory:
     """All files, in the order of their names; hidden: how many files and folders begin with a dot, and were passed
     over."""
 
@@ -82,10 +82,12 @@ class Inventory:
         return [entry for entry in self.entries if entry.kind in kinds]
 
 
-def inventory(root: str, splits: dict[str, str] | None = None, extensions: tuple[str, ...] | None = None) -> Inventory:
+def inventory(
+    root: str, splits: dict[str, str] | None = None, extensions: tuple[str, ...] | None = None
+) -> FolderInventory:
     """Walk the folder. splits: the name of a split, by the beginning of an item; where there are none, splits are read
     off the names of folders, or else off the beginnings of the files' names."""
-    result = Inventory(root)
+    result = FolderInventory(root)
     for path, item in _files(root, result):
         entry = entry_of(path, item, result, extensions or ())
         if entry is not None:
@@ -96,7 +98,7 @@ def inventory(root: str, splits: dict[str, str] | None = None, extensions: tuple
     return result
 
 
-def _files(root: str, result: Inventory) -> Iterator[tuple[str, str]]:
+def _files(root: str, result: FolderInventory) -> Iterator[tuple[str, str]]:
     """(path, item) of all that is no folder. A link to a folder is followed once; one to a folder above it never."""
     waiting: list[tuple[str, str, frozenset[tuple[int, int]]]] = [(root, "", frozenset())]
     visited: set[tuple[int, int]] = set()
@@ -137,7 +139,7 @@ def _unreadable(item: str, detail: str) -> Problem:
     return Problem("data/unreadable-file", item, detail)
 
 
-def entry_of(path: str, item: str, result: Inventory, extensions: tuple[str, ...]) -> Entry | None:
+def entry_of(path: str, item: str, result: FolderInventory, extensions: tuple[str, ...]) -> Entry | None:
     try:
         info = os.stat(path)
     except OSError as error:
@@ -190,7 +192,7 @@ def _splits(items: list[str], splits: dict[str, str] | None) -> list[str]:
     return by_name if len(set(by_name) - {""}) > 1 else [""] * len(items)
 
 
-def _unfinished(result: Inventory) -> Iterator[Problem]:
+def _unfinished(result: FolderInventory) -> Iterator[Problem]:
     """Files that a program has begun and not ended: names that say so, and JSON that ends early."""
     for entry in result.of("unfinished"):
         yield Problem("data/unfinished-file", entry.item, f"left over under a temporary name, {size(entry.bytes)}")

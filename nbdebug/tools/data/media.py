@@ -10,10 +10,10 @@ from typing import Any
 
 from nbdebug.text import figures, percent, size
 from nbdebug.tools.data import audio
-from nbdebug.tools.data.expectation import Expectation
+from nbdebug.tools.data.expectation import DataExpectation
 from nbdebug.tools.data.facts import Problem
-from nbdebug.tools.data.inventory import KINDS, RANK, Entry, Inventory, head
-from nbdebug.tools.data.pictures import ENDINGS
+from nbdebug.tools.data.inventory import KINDS, RANK, Entry, FolderInventory, head
+from nbdebug.tools.data.pictures import ENDINGS, pillow
 from nbdebug.tools.data.similarity import Thumbnails, features, near_copies, shifted_folder
 
 MAJORITY, LEAST = 0.9, 10
@@ -48,7 +48,7 @@ def has_trigger(text: str, trigger: str) -> bool:
 # -- which files are meant ---------------------------------------------------------------------------------------------
 
 
-def unread(entries: Sequence[Entry], wanted: Expectation) -> Iterator[Problem]:
+def unread(entries: Sequence[Entry], wanted: DataExpectation) -> Iterator[Problem]:
     """Pictures and sounds that a loader of these endings passes over."""
     if not wanted.extensions:
         return
@@ -72,7 +72,7 @@ def is_mask(entry: Entry, masks: str | None) -> bool:
 # -- single pictures ---------------------------------------------------------------------------------------------------
 
 
-def picture_problems(entry: Entry, known: Mapping[str, Any], wanted: Expectation) -> Iterator[Problem]:
+def picture_problems(entry: Entry, known: Mapping[str, Any], wanted: DataExpectation) -> Iterator[Problem]:
     """What one picture has by itself. known: what `pictures.measure` gives."""
 
     def problem(code: str, detail: str) -> Problem:
@@ -125,46 +125,39 @@ def same_mode(one: str, other: str) -> bool:
 
 
 def by_majority(
-    entries: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], wanted: Expectation
+    entries: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], wanted: DataExpectation
 ) -> Iterator[Problem]:
     """What is unlike nearly all others, where nothing is expected: sizes, modes, and pictures of a few pixels."""
     whole = [(e, known[e.item]) for e in entries if "size" in known.get(e.item, {})]
     if len(whole) < LEAST:
         return
-    for field, code, expected in (
-        ("size", "wrong-image-size", wanted.size or wanted.min_size),
-        ("mode", "wrong-image-mode", wanted.mode),
-    ):
-        if expected is not None:
-            continue
-        values = collections.Counter(k[field] if field == "mode" else tuple(k[field]) for _, k in whole)
-        usual, number = values.most_common(1)[0]
-        if number == len(whole) or number < MAJORITY * len(whole):
-            continue
-        for entry, facts in whole:
-            value = facts[field] if field == "mode" else tuple(facts[field])
-            if value != usual and not (field == "mode" and same_mode(value, usual)):
-                shown = value if field == "mode" else f"{value[0]} x {value[1]}"
-                most = usual if field == "mode" else f"{usual[0]} x {usual[1]}"
-                yield Problem(
-                    f"data/{code}",
-                    entry.item,
-                    f"{shown}; {percent(number / len(whole))} of the pictures are {most}",
-                    entry.path,
-                )
+    if wanted.size is None and wanted.min_size is None:
+        sizes = [f"{known['size'][0]} x {known['size'][1]}" for _, known in whole]
+        yield from _minority(whole, sizes, "wrong-image-size")
+    if wanted.mode is None:
+        modes = ["I;16" if known["mode"] in SIXTEEN else known["mode"] for _, known in whole]
+        yield from _minority(whole, modes, "wrong-image-mode")
     if wanted.min_size is None and wanted.size is None:
         sides = sorted(min(k["size"]) for _, k in whole)
         usual_side = sides[len(sides) // 2]
         for entry, facts in whole:
             if min(facts["size"]) <= min(8, usual_side / 16):
                 detail = f"{facts['size'][0]} x {facts['size'][1]}; the usual shorter side is {usual_side}"
-                yield Problem("data/image-too-small", entry.item, detail, entry.path)
+                yield Problem("data/image-too-small", entry.item, detail, entry.path, True)
+
+
+def _minority(whole: Sequence[tuple[Entry, Any]], values: Sequence[str], code: str) -> Iterator[Problem]:
+    usual, number = collections.Counter(values).most_common(1)[0]
+    for (entry, _), value in zip(whole, values if number >= MAJORITY * len(whole) else ()):
+        if value != usual:
+            detail = f"{value}; {percent(number / len(whole))} of the pictures are {usual}"
+            yield Problem(f"data/{code}", entry.item, detail, entry.path, True)
 
 
 # -- captions ----------------------------------------------------------------------------------------------------------
 
 
-def caption_ending(entries: Sequence[Entry], files: Mapping[str, Entry], wanted: Expectation) -> str | None:
+def caption_ending(entries: Sequence[Entry], files: Mapping[str, Entry], wanted: DataExpectation) -> str | None:
     """The ending of captions: as expected, or that of the text files that half of the pictures have beside them."""
     if wanted.caption_extension:
         return wanted.caption_extension
@@ -180,7 +173,7 @@ def _beside(entry: Entry, ending: str) -> str:
 
 
 def captions(
-    entries: Sequence[Entry], files: Mapping[str, Entry], ending: str, wanted: Expectation
+    entries: Sequence[Entry], files: Mapping[str, Entry], ending: str, wanted: DataExpectation
 ) -> Iterator[Problem]:
     """The first problem of each caption, given to its picture."""
     for entry in entries:
@@ -189,7 +182,7 @@ def captions(
             yield Problem(f"data/{code}", entry.item, detail, entry.path)
 
 
-def _caption(file: Entry | None, ending: str, wanted: Expectation) -> tuple[str, str]:
+def _caption(file: Entry | None, ending: str, wanted: DataExpectation) -> tuple[str, str]:
     if file is None:
         return "caption-missing", f"no file {ending} of the same name beside it"
     if file.bytes > CAPTION_LIMIT:
@@ -228,12 +221,12 @@ def orphans(entries: Sequence[Entry], files: Mapping[str, Entry], ending: str) -
 
 
 def mask_problems(
-    masks: Sequence[Entry], pictures: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], wanted: Expectation
+    masks: Sequence[Entry], pictures: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], wanted: DataExpectation
 ) -> Iterator[Problem]:
     """Masks of another size than their picture, and with values that are no class."""
     by_stem = collections.defaultdict(list)
-    for picture in pictures:
-        by_stem[picture.stem].append(picture)
+    for one in pictures:
+        by_stem[one.stem].append(one)
     for mask in masks:
         own = known.get(mask.item, {})
         if own.get("fault") in FAULTS:
@@ -247,7 +240,7 @@ def mask_problems(
         )
         before = f"/{mask.folder}/".partition(f"/{(wanted.masks or '').strip('/')}/")[0].lstrip("/")
         beside = [p for p in by_stem.get(stem, []) if f"{p.folder}/".startswith(before + "/" if before else "")]
-        picture = max(beside, key=lambda p: _common_end(p.folder, mask.folder), default=None)
+        picture: Entry | None = max(beside, key=lambda p: _common_end(p.folder, mask.folder), default=None)
         other = known.get(picture.item, {}).get("size") if picture else None
         if other and picture and tuple(other) != tuple(own["size"]):
             detail = f"{own['size'][0]} x {own['size'][1]}; {picture.item} has {other[0]} x {other[1]}"
@@ -268,10 +261,11 @@ def _common_end(one: str, other: str) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), 99)
 
 
-def _mask_values(path: str, wanted: Expectation) -> list[int]:
+def _mask_values(path: str, wanted: DataExpectation) -> list[int]:
     """Values of a mask that are no class, and not passed over. A picture in colour has none."""
     import numpy
-    from PIL import Image
+
+    Image = pillow()[0]
 
     with Image.open(path) as mask:
         values = numpy.asarray(mask)
@@ -289,15 +283,11 @@ def copies(entries: Sequence[Entry], thumbs: Thumbnails, digests: Callable[[Entr
     order = [RANK[entry.split] for entry in entries]
     if len(set(order)) < 2:
         return
+    yield from equal_files([entries[p] for p in thumbs.distinct()], digests)
     images = thumbs.array()
     for one, other, distance in near_copies(images, [order[p] for p in thumbs.places]):
         copy, original = entries[thumbs.places[one]], entries[thumbs.places[other]]
-        same = copy.bytes == original.bytes and digests(copy) == digests(original)
-        detail = (
-            f"the same bytes as {original.item}"
-            if same
-            else f"a near copy of {original.item} (correlation {1 - distance:.3f})"
-        )
+        detail = f"a near copy of {original.item} (correlation {1 - distance:.3f})"
         yield Problem("data/duplicate-across-splits", copy.item, detail, copy.path)
 
 
@@ -308,7 +298,7 @@ def equal_files(entries: Sequence[Entry], digests: Callable[[Entry], str | None]
         digest = digests(entry)
         before = first.setdefault(digest, entry) if digest else entry
         if before.split != entry.split:
-            yield Problem("data/duplicate-across-splits", entry.item, f"the same contents as {before.item}")
+            yield Problem("data/duplicate-across-splits", entry.item, f"the same contents as {before.item}", entry.path)
 
 
 def conflicts(entries: Sequence[Entry], digests: Callable[[Entry], str]) -> Iterator[Problem]:
@@ -370,7 +360,7 @@ def colours(entries: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], cl
 
 
 def sound_problems(
-    entries: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], wanted: Expectation
+    entries: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], wanted: DataExpectation
 ) -> Iterator[Problem]:
     """Sounds that do not open, of another rate or number of channels, silent ones, clipped ones."""
     whole = [known[e.item] for e in entries if "rate" in known[e.item]]
@@ -408,9 +398,9 @@ def _usual(values: Sequence[int]) -> int | None:
     return value if number >= SOUND_MAJORITY * len(values) else None
 
 
-def balance(inventory: Inventory) -> str:
+def balance(inventory: FolderInventory) -> str:
     """Class folders and how full they are, in a sentence; "" where there are none."""
-    folders = collections.Counter(e.folder for e in inventory.of("picture", "sound"))
+    folders = collections.Counter(e.folder for e in inventory.of("picture", "sound") if e.folder)
     if len(folders) < 2:
         return ""
     (most, high), (least, low) = folders.most_common()[0], folders.most_common()[-1]

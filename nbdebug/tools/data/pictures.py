@@ -64,12 +64,21 @@ TEXTS = (
 OTHERS = ((b"ftypheic", "HEIC"), (b"ftypheif", "HEIF"), (b"ftypmif1", "HEIF"), (b"ftypavif", "AVIF"))
 
 
+def pillow() -> tuple[Any, Any]:
+    """Pillow's Image and ImageFile. Raises ImportError, with what to install."""
+    try:
+        from PIL import Image, ImageFile
+    except ImportError:
+        raise ImportError("Pillow is not installed (pip install 'torch-nbdebug[data]')") from None
+    return Image, ImageFile
+
+
 def measure(path: str, wanted: bool = True) -> dict[str, Any]:
     """What is known of a picture: format, size, mode, turn (the EXIF tag), frames; fault ("", "corrupt", "truncated",
     "large", "unsupported") with a reason; mean and spread of the colours, and a grey thumbnail in base64.
 
     wanted: whether the colours and the thumbnail are. Nothing of the user's Pillow is changed afterwards."""
-    from PIL import Image, ImageFile
+    Image, ImageFile = pillow()
 
     before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
     Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = None, False
@@ -82,7 +91,7 @@ def measure(path: str, wanted: bool = True) -> dict[str, Any]:
 
 
 def _measured(path: str, wanted: bool) -> dict[str, Any]:
-    from PIL import Image
+    Image = pillow()[0]
 
     try:
         picture = Image.open(path)
@@ -173,7 +182,7 @@ def _colours(picture: Any) -> dict[str, Any]:
 
 
 def _grey(values: Any) -> Any:
-    from PIL import Image
+    Image = pillow()[0]
 
     return Image.fromarray(values.astype("uint8"))
 

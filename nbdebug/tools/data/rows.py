@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nbdebug.text import clip, figures, in_a_line
-from nbdebug.tools.data.expectation import Expectation
+from nbdebug.tools.data.expectation import DataExpectation
 from nbdebug.tools.data.facts import Problem
 from nbdebug.tools.data.inventory import RANK
 from nbdebug.tools.data.tables import box_fault
@@ -26,7 +26,7 @@ PILLOW_FAULTS = ("UnidentifiedImageError", "image file is truncated", "Truncated
 class Row:
     """One item: its fields by name. Values are as they came; arrays are looked at through numpy."""
 
-    def __init__(self, value: Any, wanted: Expectation) -> None:
+    def __init__(self, value: Any, wanted: DataExpectation) -> None:
         self.wanted = wanted
         if isinstance(value, Mapping):
             self.fields: dict[str, Any] = {str(key): part for key, part in value.items()}
@@ -57,8 +57,7 @@ class Row:
     @property
     def tokens(self) -> list[int] | None:
         """The ids; None where there are none, or words."""
-        values = whole_numbers(self.fields.get(self.token_name or ""))
-        return values
+        return whole_numbers(self.fields.get(self.token_name or ""))
 
     @property
     def label(self) -> Any:
@@ -80,8 +79,6 @@ def array(value: Any) -> Any:
     if hasattr(value, "detach") and hasattr(value, "numpy"):
         value = value.detach().cpu()
         value = value.float().numpy() if value.is_floating_point() else value.numpy()
-    elif type(value).__module__.startswith("PIL."):
-        return None
     elif not isinstance(value, (int, float, list, tuple, numpy.ndarray, numpy.generic)):
         return None
     try:
@@ -125,7 +122,7 @@ class Rows:
     """The rows of one set, or of one file. What a row shows by itself is judged as it comes; what needs all of them at
     the end, of small numbers that were noted."""
 
-    def __init__(self, wanted: Expectation, name: str = "", split: str = "") -> None:
+    def __init__(self, wanted: DataExpectation, name: str = "", split: str = "") -> None:
         self.wanted, self.name, self.split = wanted, name, split
         self.problems: list[Problem] = []
         self.count = 0
@@ -252,7 +249,7 @@ class Rows:
         """Note what the input is, so that equal ones can be compared."""
         digest = hashlib.blake2b(digest_size=16)
         names = [n for n in (self.wanted.columns or row.fields) if n in row.fields and n != row.label_name]
-        names = [self.wanted.text] if self.wanted.text in row.fields else names  # type: ignore[list-item]
+        names = [self.wanted.text] if self.wanted.text in row.fields else names
         size = 0
         for name in names:
             data = _bytes(row.fields[name])

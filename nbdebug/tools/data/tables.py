@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nbdebug.text import clip, figures, percent, size
-from nbdebug.tools.data.expectation import Expectation
+from nbdebug.tools.data.expectation import DataExpectation
 from nbdebug.tools.data.facts import Problem
 from nbdebug.tools.data.inventory import RANK, Entry, split_of
+from nbdebug.tools.data.pictures import pillow
 
 MOST_BYTES = 256 << 20
 """Of a table that is read whole; of a larger one the first rows are."""
@@ -23,6 +24,10 @@ LABELS = ("label", "labels", "target", "targets", "class", "y")
 LEAK = 0.985
 """Of each class, that a column alone gives right (leaving the row itself out): it is then no mere feature."""
 FLOAT32 = 3.4028235e38
+STRONG = 0.8
+"""Where a further column gives so much, the classes of the set lie apart, and a good feature is no leak."""
+MANY = 20
+"""Values of a column that is judged by the order of its values, and of a label that is a number to be predicted."""
 ROWS_FOR_LEAK = 30
 
 
@@ -58,10 +63,10 @@ def _separator(first: bytes) -> str:
     return max((",", ";", "\t"), key=lambda sign: (first.count(sign.encode()), sign == ","))
 
 
-class Table:
+class DataTable:
     """A DataFrame with the numbers of each column. name: of its items, "" in memory (rows are then numbers)."""
 
-    def __init__(self, frame: Any, name: str, wanted: Expectation, root: str = "", split: str = "") -> None:
+    def __init__(self, frame: Any, name: str, wanted: DataExpectation, root: str = "", split: str = "") -> None:
         self.frame, self.name, self.wanted, self.root, self.split = frame, name, wanted, root, split
         self.names = [str(column) for column in frame.columns]
         self.numbers: dict[str, Any] = {}
@@ -207,53 +212,57 @@ class Table:
         if self.label is None or self.row_count < ROWS_FOR_LEAK:
             return
         names = self.features or [n for n in self.names if n not in (self.label, self.wanted.text, self.wanted.image)]
-        counting = {name for name in numeric if self._counts_rows(name, False)}
-        for name in names if len(names) > 1 else ():
-            share = self._leak(name) if name not in counting else ""
-            if share:
-                yield Problem("data/target-leakage", f"{self.name}#{name}" if self.name else name, share)
+        names = [n for n in names if n not in {m for m in numeric if self._counts_rows(m, False)}]
+        shares = {name: self._leak(name) for name in names} if len(names) > 1 else {}
+        strong = any(STRONG <= share < LEAK for share in shares.values())
+        for name, share in shares.items():
+            ordered = self.column(name).nunique() > MANY
+            if share >= LEAK and not (ordered and strong):  # where others are nearly as good, the classes lie apart
+                detail = f"it alone gives {percent(min(share, 1))} of each class of {self.label} right"
+                detail = f"its correlation with {self.label} is {share - 1:.5f}" if share > 1 else detail
+                yield Problem("data/target-leakage", f"{self.name}#{name}" if self.name else name, detail)
 
-    def _leak(self, name: str) -> str:
+    def _leak(self, name: str) -> float:
+        """Of each class, the share that this column alone gives right; of a regression one plus the correlation, where
+        that is nearly 1. Each row is judged by the others."""
         import numpy
 
         assert self.label is not None
         label = self.column(self.label)
         there = label.notna().to_numpy()
-        if label.nunique() > max(20, 0.1 * len(label)):
-            return self._regression_leak(name, there)
+        if label.nunique() > max(MANY, 0.1 * len(label)):
+            return self._correlation(name, there)
         codes = label.astype("category").cat.codes.to_numpy()[there]
         if len(set(codes.tolist())) < 2:
-            return ""
-        column = self.column(name)[there]
+            return 0.0
         try:
-            groups = column.astype("category").cat.codes.to_numpy()
+            groups = self.column(name)[there].astype("category").cat.codes.to_numpy()
         except TypeError:  # lists
-            return ""
+            return 0.0
         recall = _recall(codes, _by_group(groups, codes))
-        if recall < LEAK and name in self.names:
-            values = self.number_column(name)[there]
-            if numpy.isfinite(values).all() and len(numpy.unique(values)) > 20:
-                recall = _recall(codes, _by_neighbours(values, codes))
-        return f"it alone gives {percent(recall)} of each class of {self.label} right" if recall >= LEAK else ""
+        values = self.number_column(name)[there]
+        if recall < LEAK and numpy.isfinite(values).all() and len(numpy.unique(values)) > MANY:
+            recall = max(recall, _recall(codes, _by_neighbours(values, codes)))
+        return recall
 
-    def _regression_leak(self, name: str, there: Any) -> str:
+    def _correlation(self, name: str, there: Any) -> float:
         import numpy
 
         assert self.label is not None
         x, y = self.number_column(name), self.number_column(self.label)
         both = there & numpy.isfinite(x) & numpy.isfinite(y)
-        if both.sum() < max(ROWS_FOR_LEAK, 0.9 * there.sum()) or len(numpy.unique(x[both])) < 20:
-            return ""
+        if both.sum() < max(ROWS_FOR_LEAK, 0.9 * there.sum()) or len(numpy.unique(x[both])) < MANY:
+            return 0.0
         ranks = [numpy.argsort(numpy.argsort(v[both])) for v in (x, y)]
         level = max(abs(float(numpy.corrcoef(a, b)[0, 1])) for a, b in ((x[both], y[both]), ranks))
-        return f"its correlation with {self.label} is {level:.5f}" if level > 0.9995 else ""
+        return 1 + level if level > 0.9995 else 0.0
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
     def inputs(self, numeric: Sequence[str]) -> list[str] | None:
         """The columns that are a row's input; None where it is not known, or where rows are equal by chance."""
         if self.wanted.text in self.names:
-            return [self.wanted.text]  # type: ignore[list-item]
+            return [self.wanted.text]
         names = self.features or (
             [n for n in self.names if n != self.label and split_column(n) is None] if self.label else list(self.names)
         )
@@ -330,7 +339,7 @@ class Table:
     def _size_of(self, row: int, sizes: dict[str, tuple[int, int] | None]) -> tuple[int, int] | None:
         if self.wanted.image not in self.names:
             return self.wanted.size
-        name = str(self.column(self.wanted.image).iloc[row])  # type: ignore[arg-type]
+        name = str(self.column(self.wanted.image).iloc[row])
         if name not in sizes:
             path = self._path(name)
             sizes[name] = picture_size(path) if path else None
@@ -345,7 +354,7 @@ class Table:
         """Rows that name a picture which is not there."""
         if self.wanted.image not in self.names or not self.root:
             return
-        names = [str(v) for v in self.column(self.wanted.image)]  # type: ignore[arg-type]
+        names = [str(v) for v in self.column(self.wanted.image)]
         absent = {name for name in set(names) if self._path(name) is None}
         if len(absent) < len(set(names)):
             yield from (
@@ -379,17 +388,19 @@ def _by_group(groups: Any, codes: Any) -> Any:
 
 
 def _by_neighbours(values: Any, codes: Any) -> Any:
-    """The class of the neighbours on both sides, in the order of the values; -1 where they differ."""
+    """The most frequent class of the two neighbours on each side, in the order of the values; -1 where that is even."""
     import numpy
 
     order = numpy.argsort(values, kind="stable")
     ordered = codes[order]
+    padded = numpy.concatenate([ordered[2:0:-1], ordered, ordered[-2:-4:-1]])
+    around = numpy.stack([padded[i : i + len(codes)] for i in (0, 1, 3, 4)], 1)
+    votes = numpy.stack([(around == c).sum(1) for c in range(int(codes.max()) + 1)], 1)
+    best = votes.argmax(1)
     guesses = numpy.full(len(codes), -1)
-    left, right = numpy.roll(ordered, 1), numpy.roll(ordered, -1)
-    left[0], right[-1] = right[0], left[-1]
-    runs = 1 + int((ordered[1:] != ordered[:-1]).sum())
-    if runs <= 2 * len(set(codes.tolist())):
-        guesses[order] = numpy.where(left == ordered, left, right)
+    guesses[order] = numpy.where(
+        votes.max(1) > 2, best, numpy.where(votes[numpy.arange(len(codes)), ordered] >= 2, ordered, -1)
+    )
     return guesses
 
 
@@ -413,7 +424,7 @@ def box_fault(box: Sequence[float], limit: tuple[int, int] | None) -> str:
 def picture_size(path: str) -> tuple[int, int] | None:
     """From the head of the file alone."""
     try:
-        from PIL import Image
+        Image = pillow()[0]
 
         with Image.open(path) as picture:
             return picture.size
@@ -421,7 +432,7 @@ def picture_size(path: str) -> tuple[int, int] | None:
         return None
 
 
-def shared_rows(tables: Sequence[Table]) -> Iterator[Problem]:
+def shared_rows(tables: Sequence[DataTable]) -> Iterator[Problem]:
     """Rows outside of the training set that stand in an earlier split, too: of another table, or of another value of
     the column that holds the split."""
     first: dict[bytes, tuple[str, str | int]] = {}
@@ -442,7 +453,7 @@ def shared_rows(tables: Sequence[Table]) -> Iterator[Problem]:
             yield Problem("data/duplicate-across-splits", row, f"the same input as {before[1]}")
 
 
-def remarks(table: Table) -> Iterator[str]:
+def remarks(table: DataTable) -> Iterator[str]:
     """What is worth knowing and no fault: constants."""
     constant = [
         n for n in table.names if n in (table.features or table.names) and table.column(n).astype(str).nunique() == 1
@@ -451,5 +462,5 @@ def remarks(table: Table) -> Iterator[str]:
         yield f"{table.name or 'The table'}: the same value in all rows of {', '.join(f'`{n}`' for n in constant[:5])}."
 
 
-def summary(tables: Sequence[Table]) -> Mapping[str, int]:
+def summary(tables: Sequence[DataTable]) -> Mapping[str, int]:
     return {"row": sum(t.row_count for t in tables)}

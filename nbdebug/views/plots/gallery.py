@@ -24,12 +24,14 @@ class Gallery:
 
     def sentence(self) -> str:
         names = ", ".join(clip_start(clean(p["name"], 60), 40) for p in self.pictures[:6])
-        return f"{clean(self.title, 100)}: {count(len(self.pictures), 'picture')} ({names}{' …' if len(self.pictures) > 6 else ''})."
+        more = " …" if len(self.pictures) > 6 else ""
+        return f"{clean(self.title, 100)}: {count(len(self.pictures), 'picture')} ({names}{more})."
 
     def html(self) -> str:
         """The pictures side by side, each with its name below."""
         drawn = "".join(_figure(picture) for picture in self.pictures)
-        return f'<p style="margin:.3em 0;font-weight:600">{html.escape(clean(self.title, 100))}</p><div style="overflow-x:auto">{drawn}</div>'
+        head = f'<p style="margin:.3em 0;font-weight:600">{html.escape(clean(self.title, 100))}</p>'
+        return f'{head}<div style="overflow-x:auto">{drawn}</div>'
 
     def drawing(self) -> Drawing:
         marks: list[Mark] = []
@@ -49,7 +51,8 @@ def _figure(picture: Mapping[str, Any]) -> str:
     text = "font-size:.75em;max-width:100px;overflow-wrap:anywhere;line-height:1.25"
     return (
         '<div style="display:inline-block;vertical-align:top;width:104px;margin:0 6px 8px 0">'
-        f'<img src="data:image/jpeg;base64,{picture["jpeg"]}" width="{wide}" height="{tall}" alt="{name}: {label or "a sample"}">'
+        f'<img src="data:image/jpeg;base64,{picture["jpeg"]}" width="{wide}" height="{tall}" '
+        f'alt="{name}: {label or "a sample"}">'
         f'<div style="{text}">{name}</div><div style="{text};opacity:.72">{label}</div></div>'
     )
 

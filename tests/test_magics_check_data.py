@@ -1,0 +1,31 @@
+"""%check_data in a real shell, and `python -m nbdebug check-data`: a folder, a variable, fields, what they refuse."""
+
+from __future__ import annotations
+
+import json
+
+from nbdebug import __main__ as shell
+from tests.media import captioned, numbers
+from tests.shell import started
+
+
+def test_a_folder_a_variable_and_a_table(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    captioned(tmp_path / "photos")[2].unlink()
+    with started("rows = [{'input_ids': [1, 9]}, {'input_ids': [3, 4]}]\nsmall = {'vocab_size': 9}") as notebook:
+        done = notebook.run("%check_data photos --caption-extension .txt --size 40x40 --save problems.csv")
+        assert [f.code for f in done.result] == ["data/caption-missing"] and "p2.png" in done.shown
+        assert "data:image/jpeg" in done.result._repr_mimebundle_()["text/html"]
+        assert (tmp_path / "problems.csv").read_text().splitlines()[1].startswith("p2.png,data/caption-missing,")
+        assert list(notebook.run("%check_data rows --expected small").result.facts["items"]) == [0]
+        for line in ("none.csv", "nothing", "small", "rows --size 12", ""):
+            assert "UsageError" in notebook.run(f"%check_data {line}").printed, line
+
+
+def test_a_shell_gets_a_status(tmp_path, capsys) -> None:
+    table = numbers()
+    table.loc[3, "a"] = None
+    table.to_csv(tmp_path / "t.csv", index=False)
+    assert shell.main(["check-data", str(tmp_path)]) == 1 and "t.csv#3" in capsys.readouterr().out
+    assert shell.main(["check-data", str(tmp_path), "--expected", json.dumps({"columns": ["b"]})]) == 0
+    assert shell.main(["check-data", str(tmp_path / "none")]) == 2
