@@ -232,7 +232,8 @@ def _explanation(error: BaseException, names: Mapping[str, Any], shell: Any) -> 
 
     causes = find_causes(error, names, out_of_memory)
     stale = _of_notebook(error, names, shell, causes.notes) if _may_be_of_notebook(error) else ()
-    findings = (*stale, *(f for f in causes.findings if not stale or f.code != "error/module-not-found"))
+    weaker = ("error/module-not-found", "error/wrong-argument")
+    findings = (*stale, *(f for f in causes.findings if not stale or f.code not in weaker))
     if not findings:
         report = unknown_error(error, names)
         return dataclasses.replace(report, notes=(*report.notes, *causes.notes))

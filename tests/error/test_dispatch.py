@@ -16,6 +16,7 @@ from nbdebug.tools import explain as first
 from nbdebug.tools.errors.autograd import backward_twice, in_place, no_grad
 from nbdebug.tools.errors.dispatch import KINDS
 from nbdebug.tools.errors.kinds import (
+    calls,
     cuda,
     devices,
     distributed,
@@ -24,7 +25,6 @@ from nbdebug.tools.errors.kinds import (
     imports,
     indices,
     objects,
-    sequences,
     state_dict,
     workers,
 )
@@ -96,7 +96,7 @@ DETECTORS: dict[str, tuple[Any, ...]] = {
     "kinds.cuda.detect_cudnn": (cuda.WORDS,),
     "kinds.devices.detect": (devices.PATTERNS,),
     "kinds.dtypes.detect": (dtypes.PATTERNS,),
-    "kinds.indices.detect": tuple(v for v in vars(indices).values() if isinstance(v, re.Pattern)) + (sequences.WORDS,),
+    "kinds.indices.detect": tuple(v for v in vars(indices).values() if isinstance(v, re.Pattern)),
     "autograd.backward_twice.detect": (backward_twice.SECOND,),
     "autograd.in_place.detect": (in_place.SAVED, in_place.AT_ONCE),
     "autograd.no_grad.detect": (no_grad.NOT_A_TENSOR, no_grad.GRAD_IS_NONE, no_grad.MESSAGES),
@@ -108,6 +108,18 @@ DETECTORS: dict[str, tuple[Any, ...]] = {
     "kinds.files.detect_missing": (files.HUB,),
     "kinds.objects.detect_attached": (objects.ATTACHED,),
     "kinds.objects.detect": (objects.MESSAGES,),
+    "kinds.objects.detect_pickle": (objects.REFUSED,),
+    "kinds.objects.detect_unpacking": (objects.UNPACK,),
+    "kinds.objects.detect_copy": (re.compile("leaves\\) support the deepcopy protocol at"),),
+    "kinds.objects.detect_no_iterator": (
+        re.compile("is not an iterator|has no attribute 'next'|is not subscriptable"),
+    ),
+    "kinds.objects.detect_wrapped": (re.compile("'Subset' object has no attribute 'targets'"),),
+    "kinds.calls.detect": (calls.MISSING, calls.UNEXPECTED, calls.TOO_MANY, calls.FLOAT),
+    "kinds.calls.detect_module": (calls.NO_FORWARD, calls.NO_INIT),
+    "kinds.calls.detect_order": (calls.STEPS, re.compile("_scale is None|No inf checks were|has already been called")),
+    "kinds.calls.detect_chances": (calls.CHANCES,),
+    "kinds.calls.detect_length": (re.compile("got num_samples=0|Sum of input lengths does|has no len\\("),),
     "kinds.cuda.detect_not_started": (cuda.NOT_STARTED,),
     "kinds.cuda.detect_attention": (cuda.ATTENTION,),
     "kinds.imports.detect": tuple(

@@ -73,6 +73,7 @@ def test_what_the_file_has_by_now(notebook) -> None:
 
 
 def test_what_it_has_not_by_now_either(notebook) -> None:
-    for cell in ("edited_losses.nope", "f(1, delta=3)", "same()", "Net().wait()", "import json; json.new(1)"):
+    assert [codes(notebook, cell) for cell in ("f(1, delta=3)", "same()")] == [["error/wrong-argument"]] * 2
+    for cell in ("edited_losses.nope", "Net().wait()", "import json; json.new(1)"):
         assert codes(notebook, cell) == [], cell
     assert codes(notebook, "from edited_losses import Nope") == ["error/module-not-found"]

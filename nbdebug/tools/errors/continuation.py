@@ -25,13 +25,13 @@ from torch import nn
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.locations import USER, kind_of
 from nbdebug.observe.sources import SCOPES, edit_of, functions, parents, parse, tree_of
-from nbdebug.observe.variables import class_attribute
+from nbdebug.observe.variables import class_attribute, named_parameters
 from nbdebug.report import Edit, Finding, Fix
 from nbdebug.text import clip
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.facts import TriedFix
 from nbdebug.tools.errors.operands import CALLS
-from nbdebug.tools.errors.sandbox import CannotRun, Sandbox, TrialResult, quiet
+from nbdebug.tools.errors.sandbox import SMALL, CannotRun, Sandbox, TrialResult, quiet
 from nbdebug.tools.errors.values import expression, statement, value_of
 
 SECONDS = 0.5
@@ -77,14 +77,37 @@ class ProgramSandbox(Sandbox):
             return super().forward(module, *args, **kwargs)
         return self._read(class_attribute(module, "forward"), (module, *args), kwargs)
 
+    def keep(self, value: Any) -> Any:
+        """A result of the sandbox itself."""
+        return value
+
     def _call(self, node: ast.Call, frame: Frame) -> Any:
         function = value_of(node.func, frame)
+        if isinstance(node.func, ast.Call):
+            made = self.evaluate(node.func, frame)
+            if not issubclass(type(made), nn.Module):
+                raise CannotRun
+            return self.forward(made, *self._items(node.args, frame), **self._keywords(node, frame))
+        if issubclass(type(function), type) and issubclass(function, nn.Module):
+            return self.made(function, self._items(node.args, frame), self._keywords(node, frame))
+        if function is nn.Parameter:
+            return self.keep(nn.Parameter(self.evaluate(node.args[0], frame).detach().clone()))
         if type(function) in (FunctionType, MethodType) and kind_of(function.__code__) == USER:
             args = self._items(node.args, frame)
-            kwargs = {k.arg: self.evaluate(k.value, frame) for k in node.keywords if k.arg}
             own = (function.__self__,) if type(function) is MethodType else ()
-            return self._read(function, (*own, *args), kwargs)
+            return self._read(function, (*own, *args), self._keywords(node, frame))
         return super()._call(node, frame)
+
+    def made(self, kind: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """A new module of torch's own, where its weights are few."""
+        if not kind.__module__.startswith("torch.nn."):
+            raise CannotRun
+        if not any(issubclass(type(arg), (nn.Module, list)) for arg in args):
+            with torch.device("meta"):
+                probe = kind(*args, **kwargs)
+            if sum(weight.numel() for _, weight in named_parameters(probe)) > SMALL:
+                raise CannotRun
+        return self.keep(kind(*args, **kwargs))
 
     def copy(self, value: Any) -> Any:
         """Modules and results of the sandbox itself stay as they are."""
@@ -101,12 +124,14 @@ class ProgramSandbox(Sandbox):
         names = [a.arg for a in (*given.posonlyargs, *given.args)]
         if len(args) > len(names) or given.vararg or given.kwarg:
             raise CannotRun
+        if unknown := [name for name in kwargs if name not in (*names, *(a.arg for a in given.kwonlyargs))]:
+            raise TypeError(f"{source.node.name}() got an unexpected keyword argument {unknown[0]!r}")
         bound: dict[str, Any] = {}
         for name, default in zip(reversed(names), reversed(given.defaults)):
             bound[name] = self.evaluate(default, source.frame)
         bound |= {**dict(zip(names, args)), **kwargs}
-        if set(names) - set(bound):
-            raise CannotRun
+        if missing := [name for name in names if name not in bound]:
+            raise TypeError(f"{source.node.name}() missing {len(missing)} required positional argument")
         return self._body_value(source, bound)
 
     def _body_value(self, source: Any, names: dict[str, Any]) -> Any:
@@ -364,15 +389,28 @@ def bind(target: Any, value: Any, names: dict[str, Any]) -> None:
     if isinstance(target, ast.Name):
         names[target.id] = value
     elif isinstance(target, (ast.Tuple, ast.List)):
-        items = list(value) if type(value) in (tuple, list, torch.Size) or is_tensor(value) else None
-        if items is None:
+        if type(value) not in (tuple, list, dict, torch.Size) and not is_tensor(value):
             raise CannotRun
-        if len(items) != len(target.elts):
-            raise ValueError(f"not {len(target.elts)} values to unpack, but {len(items)}")
-        for part, item in zip(target.elts, items):
+        for part, item in unpacked(target, list(value)):
             bind(part, item, names)
     elif target is not None:
         raise CannotRun
+
+
+def unpacked(target: ast.Tuple | ast.List, items: list[Any]) -> list[tuple[ast.expr, Any]]:
+    """(part, item) of an assignment to several names. Raises Python's own ValueError where their numbers differ."""
+    parts = list(target.elts)
+    star = next((i for i, part in enumerate(parts) if isinstance(part, ast.Starred)), None)
+    least = len(parts) - (star is not None)
+    if len(items) < least:
+        raise ValueError(f"not enough values to unpack (expected {least}, got {len(items)})")
+    if star is None:
+        if len(items) > least:
+            raise ValueError(f"too many values to unpack (expected {least})")
+        return list(zip(parts, items))
+    end = star + len(items) - least
+    rest = parts[star].value  # type: ignore[attr-defined]
+    return [*zip(parts[:star], items), (rest, items[star:end]), *zip(parts[star + 1 :], items[end:])]
 
 
 def _outwards(run: Run, context: ErrorContext, frame: Frame, value: Any) -> None:

@@ -99,6 +99,44 @@ KINDS: tuple[ErrorKind, ...] = (
         r"authenticated|review",
     ),
     ErrorKind("kinds.objects.detect_attached", "rules.objects.attached_to_graph", r"numpy\(\)"),
+    ErrorKind("kinds.objects.detect_pickle", "rules.calls.not_picklable", r"pickle|local object"),
+    ErrorKind("kinds.objects.detect_copy", "rules.calls.deepcopy_of_graph", r"deepcopy protocol"),
+    ErrorKind(
+        "kinds.objects.detect_no_iterator",
+        "rules.calls.not_an_iterator",
+        r"is not an iterator|attribute 'next'|not subscriptable",
+    ),
+    ErrorKind(
+        "kinds.objects.detect_unpacking",
+        "rules.calls.unpack_mismatch",
+        r"values to unpack|'str' object has no attribute",
+    ),
+    ErrorKind("kinds.objects.detect_wrapped", "rules.calls.wrapped_object", r"object has no attribute"),
+    ErrorKind(
+        "kinds.calls.detect_module", "rules.calls.incomplete_module", r"required .forward|before Module\.__init__"
+    ),
+    ErrorKind(
+        "kinds.calls.detect_order",
+        "rules.calls.call_order",
+        r"Tried to step|_scale is None|inf checks|has already been called|called after step",
+    ),
+    ErrorKind(
+        "kinds.calls.detect_chances",
+        "rules.calls.not_probabilities",
+        r"between 0 and 1|probability|multinomial distribution|Expected parameter",
+    ),
+    ErrorKind(
+        "kinds.calls.detect_length",
+        "rules.calls.dataset_length",
+        r"num_samples|IterableDataset|input lengths|has no len",
+    ),
+    ErrorKind(
+        "kinds.calls.detect",
+        "rules.calls.wrong_argument",
+        r"positional argument|keyword(-only)? argument|not iterable|not subscriptable|not callable|Module subclass|"
+        r"operand type|tuple of Tensors|got float|'float'|not float|slice indices|device string|cannot assign|"
+        r"Boolean value|hx|out of bounds",
+    ),
     ErrorKind("kinds.objects.detect_exhausted", "rules.objects.iterator_exhausted", r"stopiteration"),
     ErrorKind(
         "kinds.objects.detect",
@@ -249,6 +287,11 @@ def _proven(context: ErrorContext, finding: Finding, notes: list[str]) -> Findin
     if finding.code in CURES and context.users:
         try:
             finding = _function(CURES[finding.code])(context, finding)
+        except Exception as error:
+            notes.append(f"nbdebug could not try a fix on the program ({type(error).__name__}).")
+    if finding.code not in CURES and context.users and any(fix.edit is not None for fix in finding.fixes):
+        try:
+            finding = _function("autograd.trials.edits_tried")(context, finding)
         except Exception as error:
             notes.append(f"nbdebug could not try a fix on the program ({type(error).__name__}).")
     if all(fix.edit is not None or not fix.verified for fix in finding.fixes):

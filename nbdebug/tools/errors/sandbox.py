@@ -55,7 +55,7 @@ NUMPY = re.compile(
     "broadcast_to|outer|inner|tensordot|array|zeros|ones|argmax|clip|abs|sqrt|exp|maximum|minimum|add|subtract|"
     "multiply|divide"
 )
-PYTHON = (len, int, tuple, list, range)
+PYTHON = (len, int, float, tuple, list, range, min, max, torch.device, torch.cuda.is_available)
 TORCH_PYTHON = ("torch.functional", "torch.nn.functional", "torch._tensor", "torch.nn.init", "torch.nn.utils")
 """Modules of torch's whose Python functions compute and do nothing else."""
 ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
@@ -78,6 +78,12 @@ ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.GtE: operator.ge,
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
+}
+OF_TEXT: dict[type, Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.In: lambda text, others: text in others,
+    ast.NotIn: lambda text, others: text not in others,
 }
 IN_PLACE: dict[type, Callable[[Any, Any], Any]] = {
     kind: getattr(operator, "i" + function.__name__.rstrip("_"))
@@ -320,6 +326,15 @@ class Sandbox:
                 raise CannotRun
         return values
 
+    def _keywords(self, node: ast.Call, frame: Frame) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for keyword in node.keywords:
+            value = self.evaluate(keyword.value, frame)
+            if keyword.arg is None and type(value) is not dict:
+                raise CannotRun
+            values |= value if keyword.arg is None else {keyword.arg: value}
+        return values
+
     def _binop(self, node: ast.BinOp, frame: Frame) -> Any:
         return self._arithmetic(ARITHMETIC, node.op, self.evaluate(node.left, frame), self.evaluate(node.right, frame))
 
@@ -339,6 +354,8 @@ class Sandbox:
         if len(node.ops) > 1:
             raise CannotRun
         left, right = self.evaluate(node.left, frame), self.evaluate(node.comparators[0], frame)
+        if type(left) is str and type(right) in (str, tuple, list, dict) and type(node.ops[0]) in OF_TEXT:
+            return OF_TEXT[type(node.ops[0])](left, right)
         return self._arithmetic(ARITHMETIC, node.ops[0], left, right)
 
     def _arithmetic(self, table: Mapping[type, Callable[[Any, Any], Any]], op: ast.AST, left: Any, right: Any) -> Any:
@@ -355,10 +372,8 @@ class Sandbox:
 
     def _call(self, node: ast.Call, frame: Frame) -> Any:
         name, function = getattr(node.func, "attr", getattr(node.func, "id", "")), value_of(node.func, frame)
-        kwargs = {k.arg: self.evaluate(k.value, frame) for k in node.keywords if k.arg}
+        kwargs = self._keywords(node, frame)
         args = self._items(node.args, frame)
-        if len(kwargs) < len(node.keywords):
-            raise CannotRun
         if issubclass(type(function), nn.Module):
             return self.forward(function, *args, **kwargs)
         self.allow(name)
@@ -366,8 +381,9 @@ class Sandbox:
             thing = self.evaluate(getattr(node.func, "value", None), frame)
             if type(thing) in TENSORS and name in ("cpu", "cuda", "to") and not self.on_device:
                 return thing.to(*(x for x in args if type(x) is torch.dtype))
-            if type(thing) in (tuple, list, dict) and not hasattr(type(thing), name):
-                raise AttributeError(f"{type(thing).__name__!r} object has no attribute {name!r}")
+            if type(thing) in (tuple, list, dict, str, type(iter([]))) and not hasattr(type(thing), name):
+                which = "" if "iterator" in type(thing).__name__ else f"{type(thing).__name__!r} "  # torch's stand-in
+                raise AttributeError(f"{which}object has no attribute {name!r}")
             kind = torch.Tensor if type(thing) in TENSORS else type(thing)
             function = getattr(kind, name, None) if kind in ARRAYS else None
             args = [thing, *args]

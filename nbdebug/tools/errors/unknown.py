@@ -193,13 +193,18 @@ def _key(context: ErrorContext) -> Iterator[str]:
             columns = [column for column in holder.columns if type(column) is str]
             yield from (f"There is no column {missing!r}; there is {near!r}." for near in _nearest(missing, columns))
             yield f"There is no column {missing!r}; the columns are {listed(columns, 12, '')}."
+        holder = dict(registered(holder, "_modules")) if type(holder) is torch.nn.ModuleDict else holder
         if type(holder) is not dict or type(key) is not str or key != missing:
             continue
         for near in _nearest(missing, holder):
             yield f"There is no key {missing!r}; there is {near!r}."
-        keys = [repr(key) for key, value in holder.items() if type(key) is str and is_tensor(value)]
+        keys = [
+            repr(key)
+            for key, value in holder.items()
+            if type(key) is str and issubclass(type(value), (torch.Tensor, torch.nn.Module))
+        ]
         if keys:
-            yield f"There is no key {missing!r}; the tensors have the keys {listed(keys, 12, '')}."
+            yield f"There is no key {missing!r}; there are {listed(keys, 12, '')}."
 
 
 def _arguments(context: ErrorContext, message: str) -> Iterator[str]:

@@ -41,7 +41,8 @@ class NoGradFacts:
     is no tensor. no_path: nothing that it was computed from ever had a gradient. eval_models: in eval mode, which turns
     no gradient off. counts: parameters that require a gradient and all, of each model. untracked: what no optimizer or
     parent knows ("self.blocks"). mean: the loss reduced to one number, where that was tried. producer: the function
-    that returned what is no tensor. parameter: its name."""
+    that returned what is no tensor. parameter: its name. edit: the line that makes the first
+    untracked list, with one that registers its modules."""
 
     raised: Raised
     what: str
@@ -56,6 +57,7 @@ class NoGradFacts:
     mean: float | None = None
     producer: str | None = None
     parameter: str | None = None
+    edit: Edit | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from nbdebug.observe.backward import input_nodes
+from nbdebug.observe.sources import edit_of, nodes_of
 from nbdebug.observe.variables import MODULES_OWN, attributes, named_modules, named_parameters
+from nbdebug.report import Edit
 from nbdebug.text import clip
 from nbdebug.tools.errors.autograd.calls import callee, enclosing_scopes, method_source, traceback_functions
 from nbdebug.tools.errors.autograd.facts import GraphCut, NoGradFacts
@@ -121,7 +123,22 @@ def _facts(context: ErrorContext, what: str, code: FunctionSource, expression: A
         _mean(tensor) if what == "not scalar" and tensor is not None else None,
         _result_of(expression, code, kind[1] == "NoneType") if kind and expression is not None else None,
         next(names, None),
+        _registered(context) if what == "no parameters" else None,
     )
+
+
+def _registered(context: ErrorContext) -> Edit | None:
+    """The line of the user's that makes the first list of modules, with a ModuleList of them."""
+    path, what = next(untracked(context), ("", ""))
+    attribute, kind = path.rpartition(".")[2], "ModuleDict" if "dict" in what else "ModuleList"
+    for file in dict.fromkeys(frame.site.file for frame in context.users) if "modules" in what else ():
+        lines = [
+            n for n in nodes_of(file) if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == f"self.{attribute}"
+        ]
+        if len(lines) == 1:
+            home = "nn" if any(frame.globals.get("nn") is torch.nn for frame in context.users) else "torch.nn"
+            return edit_of(file, {lines[0].value: f"{home}.{kind}({{raw}})"})
+    return None
 
 
 def _mean(tensor: Any) -> float | None:

@@ -235,6 +235,9 @@ def _no_parameters_fixes(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
     if facts.untracked:
         path, what = facts.untracked[0]
         attribute = path.rpartition(".")[2]
+        title = f"Keep the modules in a Module{'Dict' if 'dict' in what else 'List'}."
+        if facts.edit is not None:
+            return (Fix.of(title, facts.edit),)
         if "dict" in what:
             return (Fix("Keep the modules in a ModuleDict.", f"self.{attribute} = nn.ModuleDict(...)"),)
         if "modules" in what:

@@ -14,365 +14,42 @@ import linecache
 import re
 import time
 from collections.abc import Iterator, Mapping
-from types import FunctionType, MethodType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from nbdebug.observe.frames import Frame
-from nbdebug.observe.locations import USER, cell_name, kind_of
+from nbdebug.observe.locations import cell_name
 from nbdebug.observe.sources import SCOPES, edit_of, function_at, parents, parse, statement_at, tree_of
-from nbdebug.observe.variables import attributes, named_children, named_modules, named_parameters
+from nbdebug.observe.variables import (
+    attributes,
+    named_children,
+    named_modules,
+)
 from nbdebug.report import Edit, Finding, Fix
 from nbdebug.text import count
-from nbdebug.tools.errors.autograd.functions import unwrap
-from nbdebug.tools.errors.context import ErrorContext, is_tensor
-from nbdebug.tools.errors.continuation import DEEPEST, End, ProgramSandbox, Returned, Run, bind, read_block
-from nbdebug.tools.errors.sandbox import ATTRIBUTES, IN_PLACE, TENSORS, CannotRun, TrialResult, quiet
-from nbdebug.tools.errors.values import UNKNOWN, statement, value_of
-
-ROUNDS = 3
-"""Of a loop around the failing line: what is carried over from one to the next shows in the second."""
-LONGEST = 200
-"""Rounds of a loop within."""
-GRAD_MODES = {"no_grad": False, "inference_mode": False, "enable_grad": True}
-TRAINING_SECONDS = 1.0
-"""For one trial with gradients."""
-_READERS = ("item", "tolist", "numpy", "backward")
-"""Methods that are allowed where gradients are on: the values are those of copies."""
-
-
-_PLAIN: tuple[Any, ...] = (sum, zip, enumerate, float, max, min, abs)
-_OF_MODULES: dict[str, Any] = {
-    "parameters": named_parameters,
-    "modules": named_modules,
-    "children": lambda module: named_children(module).items(),
-}
-_OF_WEIGHTS = ("zero_grad", "requires_grad_", "train", "eval")
-
-
-class _LoopEnd(Exception):
-    """A `break` (True) or a `continue` (False)."""
-
-
-class TrainingSandbox(ProgramSandbox):
-    """A sandbox in which a training goes on: weights are copied as leaves, `backward()` runs on what was computed from
-    the copies, `step()` changes these. So that an error of the graph appears again, and an edit shows whether it cures.
-
-    Statements that can't be read are passed over where nothing else needs their result; a value that they would give
-    stays what it is, or is unknown where it has a graph. edit: of the user's source; covered: whether it was read."""
-
-    def __init__(self, frame: Frame, edit: Edit | None, swap: Mapping[int | str, Any] | None = None):
-        super().__init__(swap)
-        self.edit, self.covered, self.frame = edit, False, frame
-        self.tree = _edited_tree(edit) if edit is not None else None
-        self.calls, self.line = 0, frame.site.line
-        self._own: dict[int, Any] = {}
-        self._fields: dict[tuple[int, str], Any] = {}
-
-    # values: what the sandbox has made is taken as it is, what is the user's is copied once
-
-    def keep(self, value: Any) -> Any:
-        self._own[id(value)] = value
-        if type(value) in (list, tuple):
-            for item in value:
-                self.keep(item)
-        return value
-
-    def copy(self, value: Any) -> Any:
-        if type(value) is torch.Generator and id(value) not in self._own:
-            raise CannotRun
-        if id(value) in self._own and self._own[id(value)] is value:
-            return value
-        if type(value) in (list, dict):
-            if id(value) not in self._copies:
-                self._copies[id(value)] = (value, self.keep(super().copy(value)))
-            return self._copies[id(value)][1]
-        return self.keep(super().copy(value))
-
-    def _copy(self, value: Any) -> Any:
-        if type(value) is np.ndarray:
-            return super()._copy(value)
-        if value.layout is not torch.strided or value.is_quantized or self.large:
-            raise CannotRun
-        plain = torch.zeros(value.shape, dtype=value.dtype) if value.device.type != "cpu" else value.detach().clone()
-        return plain.requires_grad_(value.is_leaf and value.requires_grad)
-
-    def allow(self, name: str) -> None:
-        if name not in _READERS:
-            super().allow(name)
-
-    def evaluate(self, node: ast.AST | None, frame: Frame) -> Any:
-        if isinstance(node, ast.Attribute):
-            thing = value_of(node.value, frame)
-            if (id(thing), node.attr) in self._fields:
-                return self._fields[id(thing), node.attr]
-            if is_tensor(thing) and node.attr in (*ATTRIBUTES, "grad", "requires_grad"):
-                return self.keep(getattr(self.copy(thing), node.attr))
-        return self.keep(super().evaluate(node, frame))
-
-    def _listcomp(self, node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> list[Any]:
-        clause = node.generators[0]
-        if len(node.generators) > 1 or clause.ifs:
-            raise CannotRun
-        inner, values = dataclasses.replace(frame, names=dict(frame.names)), []
-        for item in self.items(clause.iter, frame):
-            bind(clause.target, item, inner.names)  # type: ignore[arg-type]
-            values.append(self.evaluate(node.elt, inner))
-        return values
-
-    _generatorexp = _listcomp
-
-    def items(self, node: ast.expr, frame: Frame) -> list[Any]:
-        """What a loop goes through."""
-        value = value_of(node, frame)
-        if issubclass(type(value), (nn.Sequential, nn.ModuleList)):
-            return list(named_children(value).values())
-        value = self.evaluate(node, frame)
-        if type(value) not in (list, tuple, range, *TENSORS) or len(value) > LONGEST:
-            raise CannotRun
-        return [self.keep(item) for item in value]
-
-    def _dict(self, node: ast.Dict, frame: Frame) -> dict[Any, Any]:
-        if any(key is None for key in node.keys):
-            raise CannotRun
-        return {self.evaluate(k, frame): self.evaluate(v, frame) for k, v in zip(node.keys, node.values)}
-
-    def _joinedstr(self, node: ast.JoinedStr, frame: Frame) -> str:
-        texts = []
-        for part in node.values:
-            value = part.value if isinstance(part, ast.Constant) else self.evaluate(getattr(part, "value", None), frame)
-            if type(value) not in (str, int, float, bool):
-                raise CannotRun
-            texts.append(str(value))
-        return "".join(texts)
-
-    # calls
-
-    def call(self, method: FunctionType, owner: Any, argument: Any) -> Any:
-        """What a method of the user's returns."""
-        return self._read(method, (owner, argument), {})
-
-    def _call(self, node: ast.Call, frame: Frame) -> Any:
-        name, base = callee_word(node), getattr(node.func, "value", None)
-        owner = value_of(base, frame) if base is not None else None
-        if name == "backward":
-            return self._backward(node, frame)
-        if name == "manual_seed" and isinstance(base, ast.Call) and value_of(base.func, frame) is torch.Generator:
-            return torch.Generator().manual_seed(self.evaluate(node.args[0], frame))
-        if name == "set_grad_enabled":
-            torch._C._set_grad_enabled(bool(self.evaluate(node.args[0], frame)))
-            return None
-        if issubclass(type(owner), torch.optim.Optimizer) or type(owner).__name__ == "GradScaler":
-            return self._optimizer_call(name, node, frame)
-        if isinstance(owner, nn.Module) and name in (*_OF_MODULES, *_OF_WEIGHTS):
-            return self._module_call(owner, name, node, frame)
-        function = value_of(node.func, frame)
-        plain = next((f for f in _PLAIN if f is function), None)
-        if plain is not None and not node.keywords:
-            result = plain(*self._items(node.args, frame))
-            return list(result) if plain in (zip, enumerate) else result
-        if function is torch.autograd.grad:
-            return function(*self._items(node.args, frame), **self._keywords(node, frame))
-        if base is not None and type(owner) in (list, dict) and name in ("append", "extend", "clear", "values"):
-            result = getattr(self.evaluate(base, frame), name)(*self._items(node.args, frame))
-            return list(result) if name == "values" else result
-        inner = unwrap(function)
-        if type(inner) is FunctionType and inner is not function and kind_of(inner.__code__) == USER:
-            own = (function.__self__,) if type(function) is MethodType else ()
-            return self._read(inner, (*own, *self._items(node.args, frame)), self._keywords(node, frame))
-        return super()._call(node, frame)
-
-    def _module_call(self, owner: nn.Module, name: str, node: ast.Call, frame: Frame) -> Any:
-        if name in _OF_MODULES:
-            return [value for _, value in _OF_MODULES[name](owner)]
-        flag = self.evaluate(node.args[0], frame) if node.args else True
-        for _, weight in named_parameters(owner):
-            if name == "zero_grad":
-                self.copy(weight).grad = None
-            elif name == "requires_grad_":
-                self.copy(weight).requires_grad_(bool(flag))
-        return owner
-
-    def _keywords(self, node: ast.Call, frame: Frame) -> dict[str, Any]:
-        return {k.arg: self.evaluate(k.value, frame) for k in node.keywords if k.arg}
-
-    def _backward(self, node: ast.Call, frame: Frame) -> None:
-        thing = self.evaluate(getattr(node.func, "value", None), frame)
-        if type(thing) not in TENSORS:
-            raise AttributeError(f"{type(thing).__name__!r} object has no attribute 'backward'")
-        self.calls += 1
-        torch.Tensor.backward(thing, *self._items(node.args, frame), **self._keywords(node, frame))
-
-    def _optimizer_call(self, name: str, node: ast.Call, frame: Frame) -> Any:
-        """`step` moves each copy that has a gradient a little, `zero_grad` clears them; a scaler scales by one."""
-        if name == "scale":
-            return self.evaluate(node.args[0], frame)
-        for _, weight in list(self._copies.values()) if name in ("step", "zero_grad") else ():
-            if type(weight) in TENSORS and weight.is_leaf and weight.requires_grad and weight.grad is not None:
-                if name == "zero_grad":
-                    weight.grad = None
-                else:
-                    with torch.no_grad():
-                        weight.sub_(weight.grad, alpha=1e-3)
-        return None
-
-    def _augassign(self, node: ast.AugAssign, frame: Frame) -> Any:
-        target = self.evaluate(ast.parse(ast.unparse(node.target), mode="eval").body, frame)
-        return self._arithmetic(IN_PLACE, node.op, target, self.evaluate(node.value, frame))
-
-    # statements
-
-    def read_body(self, function: Any, frame: Frame) -> None:
-        edit = self.edit
-        if edit is not None and self.tree is not None and frame.site.file == edit.file:
-            first = _first_line(function)
-            if first <= edit.line <= (function.end_lineno or 0):
-                alike = [n for n in ast.walk(self.tree) if type(n) is type(function) and _first_line(n) == first]
-                function = next((n for n in alike if getattr(n, "name", "") == function.name), function)
-                self.covered |= edit.line < function.body[0].lineno
-        modes = [GRAD_MODES[name] for d in function.decorator_list if (name := callee_word(d)) in GRAD_MODES]
-        with torch.set_grad_enabled(modes[0] if modes else torch.is_grad_enabled()):
-            super().read_body(function, frame)
-
-    def reads(self, node: ast.stmt, frame: Frame) -> bool:
-        edit = self.edit
-        if edit is not None and frame.site.file == edit.file:
-            self.covered |= edit.line <= node.lineno <= edit.line + edit.new.count("\n")
-        if isinstance(node, (ast.For, ast.While)):
-            self._loop(node, frame)
-        elif isinstance(node, (ast.With, ast.Try)):
-            self._block(node, frame)
-        elif isinstance(node, (ast.Break, ast.Continue)):
-            raise _LoopEnd(isinstance(node, ast.Break))
-        elif isinstance(node, ast.If):
-            self._branch(node, frame)
-        elif isinstance(node, ast.Return):
-            raise Returned(self.evaluate(node.value or ast.Constant(None), frame))
-        elif isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
-            self._assign(node, frame)
-        elif isinstance(node, ast.Expr):
-            self._effect(node, frame)
-        return True
-
-    def _effect(self, node: ast.Expr, frame: Frame) -> None:
-        try:
-            self.evaluate(node.value, frame)
-        except CannotRun:
-            if "backward" in ast.unparse(node):
-                raise
-
-    def _block(self, node: ast.With | ast.Try, frame: Frame) -> None:
-        assert self.run is not None
-        words = [callee_word(item.context_expr) for item in getattr(node, "items", ())]
-        modes = [GRAD_MODES[word] for word in words if word in GRAD_MODES]
-        body = [*node.body, *getattr(node, "orelse", ()), *getattr(node, "finalbody", ())]
-        with torch.set_grad_enabled(modes[0] if modes else torch.is_grad_enabled()):
-            read_block(self.run, body, frame, fresh=True)
-
-    def _assign(self, node: ast.Assign | ast.AugAssign | ast.AnnAssign, frame: Frame) -> None:
-        names: Any = frame.names if frame.site.function != "<module>" else frame.globals
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        try:
-            value = self.evaluate(node if isinstance(node, ast.AugAssign) else node.value or ast.Constant(None), frame)
-            for target in targets:
-                self._store(target, value, frame, names)
-        except CannotRun:
-            if "backward" in ast.unparse(node):
-                raise
-            for part in (part for target in targets for part in ast.walk(target)):
-                if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
-                    known = names.get(part.id, UNKNOWN)
-                    if self._own.get(id(known)) is known or _has_graph(known):
-                        names[part.id] = UNKNOWN
-
-    def _store(self, target: Any, value: Any, frame: Frame, names: dict[str, Any]) -> None:
-        if isinstance(target, ast.Attribute):
-            thing = value_of(target.value, frame)
-            if is_tensor(thing):
-                setattr(self.copy(thing), target.attr, value)
-            elif thing is UNKNOWN:
-                raise CannotRun
-            elif target.attr in (attributes(thing).get("_parameters") or ()) and type(value) is not nn.Parameter:
-                raise TypeError(f"cannot assign a tensor as parameter {target.attr!r}")
-            else:
-                self._fields[id(thing), target.attr] = value
-        elif isinstance(target, ast.Subscript):
-            thing, key = (self.evaluate(part, frame) for part in (target.value, target.slice))
-            if type(thing) not in (list, dict, *TENSORS):
-                raise CannotRun
-            thing[key] = value
-        elif isinstance(target, (ast.Tuple, ast.List)) and type(value) in (tuple, list):
-            if len(value) != len(target.elts):
-                raise ValueError(f"not {len(target.elts)} values to unpack, but {len(value)}")
-            for part, item in zip(target.elts, value):
-                self._store(part, item, frame, names)
-        else:
-            bind(target, value, names)
-
-    def _branch(self, node: ast.If, frame: Frame) -> None:
-        assert self.run is not None
-        try:
-            test = bool(self.evaluate(node.test, frame))
-        except CannotRun:
-            line, own = self.line, frame.site.file == self.frame.site.file
-            inside = [own and b and b[0].lineno <= line <= (b[-1].end_lineno or 0) for b in (node.body, node.orelse)]
-            if not any(inside):
-                if "backward" in ast.unparse(node):
-                    raise
-                return
-            test = bool(inside[0])
-        read_block(self.run, node.body if test else node.orelse, frame, fresh=True)
-
-    def _loop(self, node: ast.For | ast.While, frame: Frame) -> None:
-        """All rounds of a loop; of the one around the failing line the first few."""
-        assert self.run is not None
-        names: Any = frame.names if frame.site.function != "<module>" else frame.globals
-        line = self.line
-        around = frame.site.file == self.frame.site.file and node.lineno <= line <= (node.end_lineno or 0)
-        rounds: list[Any] = [None] * ROUNDS
-        known = isinstance(node, ast.While)
-        if isinstance(node, ast.For):
-            try:
-                rounds = self.items(node.iter, frame)
-                rounds, known = rounds[:ROUNDS] if around else rounds, False
-            except CannotRun:
-                targets = [t.id for t in ast.walk(node.target) if isinstance(t, ast.Name)]
-                if not around or any(names.get(t, UNKNOWN) is UNKNOWN for t in targets):
-                    raise
-                known = True
-        elif not around:
-            raise CannotRun
-        for item in rounds:
-            if isinstance(node, ast.For) and not known:
-                bind(node.target, item, names)
-            try:
-                read_block(self.run, node.body, frame, fresh=True)
-            except _LoopEnd as end:
-                if end.args[0]:
-                    break
-
-
-def _has_graph(value: Any) -> bool:
-    items = value if type(value) in (list, tuple) else [value]
-    return any(is_tensor(item) and item.grad_fn is not None for item in items)
-
-
-def callee_word(node: ast.expr) -> str:
-    """The last word of a decorator or a context: "no_grad" of `torch.no_grad()`."""
-    node = node.func if isinstance(node, ast.Call) else node
-    return getattr(node, "attr", getattr(node, "id", ""))
-
-
-def _first_line(node: Any) -> int:
-    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-
-
-def _edited_tree(edit: Edit) -> ast.Module | None:
-    lines = [line.rstrip("\n") for line in linecache.getlines(edit.file)]
-    return parse("\n".join([*lines[: edit.line - 1], *edit.new.split("\n"), *lines[edit.end_line :], ""]))
+from nbdebug.tools.errors.context import ErrorContext
+from nbdebug.tools.errors.continuation import (
+    DEEPEST,
+    End,
+    Returned,
+    Run,
+    continued,
+    read_block,
+)
+from nbdebug.tools.errors.sandbox import CannotRun, TrialResult, quiet
+from nbdebug.tools.errors.training import (
+    GRAD_MODES,
+    ROUNDS,
+    ROUNDS_OF_DATA,
+    TRAINING_SECONDS,
+    LoopEnd,
+    TrainingSandbox,
+    callee_word,
+    first_line,
+)
+from nbdebug.tools.errors.values import statement
 
 
 def cured(context: ErrorContext, finding: Finding) -> Finding:
@@ -387,10 +64,12 @@ def cured(context: ErrorContext, finding: Finding) -> Finding:
 
 
 def _tried(context: ErrorContext, finding: Finding, fix: Fix, until: float) -> Fix:
+    alone = context.message.startswith("optimizer got an empty")  # nothing is walked back then
+    rounds = ROUNDS_OF_DATA if alone else 0
     for edit in [fix.edit] if fix.edit is not None else _placements(context, finding, fix.code):
-        trial = retried(context, edit) if edit is not None and time.monotonic() < until else None
+        trial = retried(context, edit, rounds) if edit is not None and time.monotonic() < until else None
         if edit is not None and trial is not None and trial.worked:
-            return Fix.of(fix.title, edit, True, {"the training then runs": trial.text})
+            return Fix.of(fix.title, edit, True, {f"the {'program' if rounds else 'training'} then runs": trial.text})
         if trial is not None and fix.edit is not None:
             return dataclasses.replace(fix, verified=False, after={"it raised": trial.text, "runs": "1"})
     return fix
@@ -436,8 +115,8 @@ def _with_gradients(file: str | None, cause: ast.stmt | None, line: int | None) 
         return
     lines = [text.rstrip("\n") for text in linecache.getlines(file)]
     inside = [n for n in ast.walk(tree) if isinstance(n, (ast.With, ast.FunctionDef))]
-    inside = [n for n in inside if _first_line(n) <= line <= (n.end_lineno or 0)]
-    for node in sorted(inside, key=_first_line, reverse=True):
+    inside = [n for n in inside if first_line(n) <= line <= (n.end_lineno or 0)]
+    for node in sorted(inside, key=first_line, reverse=True):
         if isinstance(node, ast.With) and GRAD_MODES.get(callee_word(node.items[0].context_expr)) is False:
             depth, body = node.body[0].col_offset - node.col_offset, lines[node.body[0].lineno - 1 : node.end_lineno]
             new = "\n".join(text[depth:] if text[:depth].isspace() else text for text in body)
@@ -537,6 +216,10 @@ def _as_loss(
             yield edit_of(frame.site.file, {line.value: text})
 
 
+PAIRS = (["append", "append"], ["backward", "backward"])
+"""Methods that another object may have in the new text of a line."""
+
+
 def _same_kind(line: ast.stmt, new: ast.stmt) -> bool:
     """Whether a statement can be a new text of another: it gives the same names, or calls the same method."""
     if isinstance(line, ast.Return):
@@ -545,7 +228,7 @@ def _same_kind(line: ast.stmt, new: ast.stmt) -> bool:
         return [ast.unparse(t) for t in line.targets] == [ast.unparse(t) for t in new.targets]
     if isinstance(line, ast.Expr) and isinstance(new, ast.Expr):
         calls = [n.value.func if isinstance(n.value, ast.Call) else n.value for n in (line, new)]
-        return ast.unparse(calls[0]) == ast.unparse(calls[1]) or [callee_word(c) for c in calls] == ["append", "append"]
+        return ast.unparse(calls[0]) == ast.unparse(calls[1]) or [callee_word(c) for c in calls] in PAIRS
     return isinstance(line, ast.AugAssign) and ast.unparse(line.target) in ast.unparse(new)
 
 
@@ -553,22 +236,48 @@ def _indented(code: str, line: ast.stmt) -> str:
     return code.replace("\n", "\n" + " " * line.col_offset)
 
 
-def retried(context: ErrorContext, edit: Edit) -> TrialResult | None:
+def edits_tried(context: ErrorContext, finding: Finding) -> Finding:
+    """A finding whose first edit that was not tried yet is: the program is read from before the error, where it must
+    appear, then with the edit; else from the failing line on, with the edit."""
+    fixes = list(finding.fixes)
+    at = next((i for i, fix in enumerate(fixes) if fix.edit is not None and fix.verified is None), None)
+    if at is None or any(fix.verified for fix in fixes):
+        return finding
+    fix, edit = fixes[at], fixes[at].edit
+    assert edit is not None
+    trial = retried(context, edit, ROUNDS_OF_DATA) or continued(context, edit)
+    if trial is not None and trial.worked:
+        fixes[at] = Fix.of(fix.title, edit, True, {**fix.after, "the program then runs": trial.text})
+    elif trial is not None:
+        fixes[at] = dataclasses.replace(fix, verified=False, after=trial.after)
+    return dataclasses.replace(finding, fixes=tuple(fixes))
+
+
+def retried(context: ErrorContext, edit: Edit, rounds: int = 0) -> TrialResult | None:
     """The training with an edit: of the innermost function of the user's in which the error appears again without it,
-    and which reads the edited lines. None where there is none."""
+    and which reads the edited lines. None where there is none. rounds: of the loop around the failing line, where what
+    failed is no backward pass, which need not occur then."""
     swap = _layers_of(context, edit)
     for frame in context.users[:DEEPEST]:
         for start in _starts(frame):
-            before = _training(frame, start, None)
-            if before is None or before[0] != _start_of(context.message):
+            before = _training(frame, start, None, rounds=rounds)
+            if before is None or not _same_error(before[0], context):
                 continue
-            after = _training(frame, start, edit, swap)
-            if after is None or not (after[2] or swap) or not (after[0] or after[1]):
+            after = _training(frame, start, edit, swap, rounds)
+            if after is None or not (after[2] or swap) or not (after[0] or after[1] or rounds):
                 continue
             if after[0]:
                 return TrialResult(False, after[0])
-            return TrialResult(True, f"{count(after[1], 'backward pass', 'backward passes')} without an error")
+            if after[1]:
+                return TrialResult(True, f"{count(after[1], 'backward pass', 'backward passes')} without an error")
+            return TrialResult(True, f"from line {start} on without an error")
     return None
+
+
+def _same_error(text: str, context: ErrorContext) -> bool:
+    """Whether what was raised here is what the user saw; Python's version may have said more before or behind it."""
+    whole = context.message or context.type
+    return text != "" and (text == _start_of(whole) or len(text) > 12 and text.partition(" (expected")[0] in whole)
 
 
 def _start_of(message: str) -> str:
@@ -591,6 +300,12 @@ def _starts(frame: Frame) -> list[int]:
 
 def _layers_of(context: ErrorContext, edit: Edit) -> dict[int | str, nn.Module]:
     """The layers that an edited line makes without `inplace=True`, by the id of the present ones."""
+    if "ModuleList(" in edit.old and "Sequential(" in edit.new:
+        name = edit.old.partition("=")[0].rpartition(".")[2].strip()
+        lists = [
+            m for model in context.owners.models.values() for p, m in named_modules(model) if p.split(".")[-1] == name
+        ]
+        return {id(m): nn.Sequential(*named_children(m).values()) for m in lists if type(m) is nn.ModuleList}
     if "inplace=False" not in edit.new or "inplace=False" in edit.old:
         return {}
     names, layers = re.findall(r"self\.(\w+)", edit.old), dict[int | str, nn.Module]()
@@ -604,11 +319,16 @@ def _layers_of(context: ErrorContext, edit: Edit) -> dict[int | str, nn.Module]:
 
 
 def _training(
-    frame: Frame, start: int, edit: Edit | None, swap: Mapping[int | str, nn.Module] | None = None
+    frame: Frame,
+    start: int,
+    edit: Edit | None,
+    swap: Mapping[int | str, nn.Module] | None = None,
+    rounds: int = 0,
 ) -> tuple[str, int, bool] | None:
     """(what it raised, how many backward passes it had, whether the edit was read) from a line of a frame's function
     on, past the failing line."""
     sandbox = TrainingSandbox(frame, edit, swap)
+    sandbox.rounds = rounds or ROUNDS
     run = Run(time.monotonic() + TRAINING_SECONDS, sandbox)
     sandbox.run = run
     original = tree_of(frame.site.file)
@@ -628,7 +348,7 @@ def _training(
         try:
             with torch.set_grad_enabled(enabled):
                 read_block(run, body, inner, fresh=True)
-        except (Returned, _LoopEnd):
+        except (Returned, LoopEnd):
             pass
         except (CannotRun, End):
             return None
@@ -643,9 +363,9 @@ def _training(
 def _holds(function: Any, line: int) -> bool:
     """Whether a line is one of the function's own."""
     inner = [n for n in ast.walk(function) if isinstance(n, ast.FunctionDef) and n is not function] if function else []
-    at = _first_line(function) if isinstance(function, ast.FunctionDef) else 0
+    at = first_line(function) if isinstance(function, ast.FunctionDef) else 0
     end = getattr(function, "end_lineno", None) or 10**9
-    return at <= line <= end and not any(_first_line(n) <= line <= (n.end_lineno or 0) for n in inner)
+    return at <= line <= end and not any(first_line(n) <= line <= (n.end_lineno or 0) for n in inner)
 
 
 def _function_around(tree: ast.Module, line: int, frame: Frame) -> Any:

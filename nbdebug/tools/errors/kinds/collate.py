@@ -536,8 +536,8 @@ def _dataset_of(context: ErrorContext) -> Any:
 def read_samples(context: ErrorContext, indices: Sequence[int], edit: Edit | None = None) -> list[Any] | None:
     """The samples of these indices, as the user's `__getitem__` makes them by torch's functions alone, with an edit of
     it; None where it needs more. Nothing of the user's is run."""
-    from nbdebug.tools.errors.autograd.trials import TRAINING_SECONDS, TrainingSandbox
     from nbdebug.tools.errors.continuation import Run
+    from nbdebug.tools.errors.training import TRAINING_SECONDS, TrainingSandbox
 
     dataset = _dataset_of(context)
     method = class_attribute(dataset, "__getitem__", None)

@@ -14,14 +14,15 @@ import torch
 from torch import nn
 
 from nbdebug.observe.frames import Frame
-from nbdebug.observe.sources import edit_of
-from nbdebug.observe.variables import attributes, class_attribute, key_text, named_children
-from nbdebug.report import Edit, Link
+from nbdebug.observe.sources import edit_of, nodes_of, source
+from nbdebug.observe.variables import attributes, class_attribute, key_text, members, named_children, named_modules
+from nbdebug.report import Edit, Fix, Link
 from nbdebug.tools.errors.autograd.functions import function_source
 from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
 from nbdebug.tools.errors.facts import TriedFix
 from nbdebug.tools.errors.operands import OperandNames, library_frames, raised_by_user, raised_facts
 from nbdebug.tools.errors.origin import ExpressionBinding, origin_of
+from nbdebug.tools.errors.rules.calls import CallFacts
 from nbdebug.tools.errors.rules.objects import AttachedFacts, IteratorFacts, ObjectFacts
 from nbdebug.tools.errors.sandbox import rerun
 from nbdebug.tools.errors.syntax import callee_name
@@ -126,7 +127,7 @@ def _entries(text: str, value: Any) -> list[tuple[str, torch.Tensor]]:
     kind = type(value)
     pairs: list[tuple[str, Any]] = []
     if issubclass(kind, tuple):
-        names = class_attribute(value, "_fields")
+        names = class_attribute(value, "_fields") or class_attribute(value, "__match_args__")
         items = tuple.__iter__(value)
         pairs = [
             (f"{text}.{names[i]}" if type(names) is tuple and i < len(names) else f"{text}[{i}]", item)
@@ -241,9 +242,17 @@ def _cures(
     node = _node_of(frame, text, value) if frame is not None and text else None
     if need.strip("`.") in MOVES and frame is not None and text:
         return _moves(frame, text, value)
+    beside = [other.dtype for _, other in operands(frame, whole=True) if is_tensor(other)] if frame is not None else []
     ranked = sorted(
-        entries, key=lambda pair: next((i for i, k in enumerate(BEST) if k in pair[0].split(text or "it")[-1]), 99)
+        entries,
+        key=lambda pair: (
+            next((i for i, k in enumerate(BEST) if k in pair[0].split(text or "it")[-1]), 99),
+            bool(beside) and pair[1].dtype not in beside,
+        ),
     )
+    stacked = _stacked(context, text, value, entries)
+    if stacked is not None and frame is not None and node is not None:
+        return (stacked,), (edit_of(frame.site.file, {node: stacked.code}),)
     plain: list[tuple[str, torch.Tensor]] = []
     for name, tensor in ranked[:4]:
         trial = rerun(context, {id(value): tensor.detach()})
@@ -260,6 +269,16 @@ def _cures(
     name = plain[0][0]
     edit = edit_of(frame.site.file, {node: "{}" + name.removeprefix(text)}) if frame is not None and node else None
     return (TriedFix(name),), (edit,)
+
+
+def _stacked(context: ErrorContext, text: str, value: Any, entries: list[tuple[str, torch.Tensor]]) -> TriedFix | None:
+    """A list of tensors of one shape as one tensor, where the line can go on with it."""
+    if type(value) is not list or not text or len(entries) < 2 or len({tensor.shape for _, tensor in entries}) > 1:
+        return None
+    if len(value) > MOST or len(entries) < len(value):
+        return None
+    trial = rerun(context, {id(value): torch.stack([tensor.detach() for _, tensor in entries])})
+    return TriedFix(f"torch.stack({text})", True, trial.after) if trial is not None and trial.worked else None
 
 
 def _moves(frame: Frame, text: str, value: Any) -> tuple[tuple[TriedFix, ...], tuple[Edit | None, ...]]:
@@ -312,6 +331,10 @@ def detect_attached(context: ErrorContext) -> AttachedFacts | None:
         if is_tensor(value) and value.requires_grad and (not own or value is own[-1])
     ]
     node = expression(frame)
+    if not named and own and (inside := _list_of(frame, own[-1])) is not None:
+        part, text = inside
+        edit = edit_of(frame.site.file, {part: f"[part.detach() for part in {text}]"})
+        return AttachedFacts(raised_facts(context), text, fact(text, own[-1]), TriedFix(""), edit)
     call = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
     direct = call is not None and callee_name(node) == "numpy"  # type: ignore[arg-type]
     value = named[0][1] if named else own[-1] if own else None
@@ -329,6 +352,15 @@ def detect_attached(context: ErrorContext) -> AttachedFacts | None:
         array = value.detach().cpu().numpy()
         worked, after = True, {"result": f"{array.dtype} array {list(array.shape)}"}
     return dataclasses.replace(facts, cure=TriedFix(f"{text}{cut}", worked, after), edit=edit)
+
+
+def _list_of(frame: Frame, tensor: torch.Tensor) -> tuple[ast.expr, str] | None:
+    """The list in the failing line that holds a tensor."""
+    for text, value in operands(frame):
+        if type(value) in (list, tuple) and any(item is tensor for item in value):
+            part = _node_of(frame, text, value)
+            return (part, text) if part is not None else None
+    return None
 
 
 # -- iterators -------------------------------------------------------------------------------------------------------
@@ -372,3 +404,276 @@ def _started_again(frame: Frame, name: str, source: str) -> Edit | None:
     pad = " " * line.col_offset
     new = f"try:\n{pad}    {text}\n{pad}except StopIteration:\n{pad}    {name} = iter({source})\n{pad}    {text}"
     return edit_of(frame.site.file, {line: new})
+
+
+# -- loaders that are taken for iterators or lists ---------------------------------------------------------------------
+
+
+def detect_no_iterator(context: ErrorContext) -> CallFacts | None:
+    """The facts of a loader that is given to `next`, indexed, or asked for a method `next`; None of any other error."""
+    frame = context.users[0] if context.users else None
+    node = expression(frame) if frame is not None else None
+    whole = statement(frame) if frame is not None else None
+    for part in ast.walk(node) if node is not None and frame is not None else ():
+        what = code = ""
+        changed: ast.AST = part
+        if isinstance(part, ast.Subscript) and context.message.endswith("is not subscriptable"):
+            base, what, key = part.value, "index", ast.unparse(part.slice)
+            code = "next(iter({}))" if key == "0" else f"{{}}.dataset[{key}]"
+        elif isinstance(part, ast.Call) and callee_name(part) == "next" and context.message.endswith("not an iterator"):
+            base, what, code = part.args[0], "next", "next(iter({}))"
+        elif isinstance(part, ast.Attribute) and part.attr == "next" and "has no attribute" in context.message:
+            base, what, code = part.value, "next method", "next({})"
+            changed = next((n for n in ast.walk(whole or part) if isinstance(n, ast.Call) and n.func is part), part)
+        value = value_of(base, frame) if what and frame is not None else UNKNOWN
+        loader = issubclass(type(value), torch.utils.data.DataLoader)
+        if what and frame is not None and (loader or what == "next method" and hasattr(type(value), "__next__")):
+            text = ast.unparse(base)
+            edit = edit_of(frame.site.file, {changed: code.replace("{}", text)})
+            fix = (Fix.of("Take it from an iterator.", edit),) if edit is not None else ()
+            return CallFacts(raised_facts(context), what, text, value=type(value).__name__, fixes=fix)
+    return None
+
+
+# -- values and the names for them -------------------------------------------------------------------------------------
+
+UNPACK = re.compile(r"(too many|not enough) values to unpack \(expected (?:at least )?(\d+)(?:, got (\d+))?")
+COUNTERS = re.compile(r"i|j|k|n|idx|index|step|it|num|number|batch_(i|idx|index|num)|iteration")
+
+
+def detect_unpacking(context: ErrorContext) -> CallFacts | None:
+    """The facts of an assignment or a loop with names for another number of values; None of any other error."""
+    frame, match = context.users[0] if context.users else None, UNPACK.search(context.message)
+    line = statement(frame) if frame is not None else None
+    if context.trail and not context.trail[-1].users or frame is None or line is None:
+        return None
+    if match is None:
+        return _keys_of_batch(context, frame)
+    node = expression(frame)
+    loop = line if isinstance(line, (ast.For, ast.comprehension)) else None
+    own = node if isinstance(node, (ast.Tuple, ast.List)) and isinstance(node.ctx, ast.Store) else None
+    target = own or (loop.target if loop is not None else line.targets[0] if isinstance(line, ast.Assign) else None)
+    source_node = loop.iter if loop is not None else getattr(line, "value", None)
+    if not isinstance(target, (ast.Tuple, ast.List)) or source_node is None:
+        return None
+    while isinstance(source_node, ast.Call) and callee_name(source_node) in ("enumerate", "tqdm"):
+        source_node = source_node.args[0]  # the names that fail are the inner
+    what, edit, title, number = _unpacked(context, frame, target, source_node, loop is not None, match)
+    if not what:
+        return None
+    fix = (Fix.of(title, edit),) if edit is not None else ()
+    return CallFacts(
+        raised_facts(context), what, ast.unparse(source_node), str(len(target.elts)), value=str(number), fixes=fix
+    )
+
+
+def _unpacked(
+    context: ErrorContext, frame: Frame, target: ast.Tuple | ast.List, node: ast.expr, loop: bool, match: re.Match[str]
+) -> tuple[str, Edit | None, str, Any]:
+    """(what is wrong, the edit, what it does, how many values there are)."""
+    file, value, first = frame.site.file, value_of(node, frame), ast.unparse(target.elts[0])
+    if is_tensor(value) or type(value) is torch.Size or re.search(r"\.(shape|size\(\))$", ast.unparse(node)):
+        return "", None, "", None  # of shapes, see there
+    if loop and type(value) is dict:
+        return "dict", edit_of(file, {node: "{}.items()"}), "Go through its entries.", ""
+    named = {"parameters", "modules", "children", "buffers"}
+    if loop and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in named:
+        edit = edit_of(file, {node.func: source(file, node.func.value) + f".named_{node.func.attr}"})
+        return "parameters", edit, "Ask for their names, too.", ""
+    number = int(match[3]) if match[3] else _number_of(context, frame, node, loop)
+    if loop and COUNTERS.fullmatch(first) and len(target.elts) in (2, (number or 0) + 1):
+        inner = (
+            source(file, target.elts[1])
+            if len(target.elts) == 2
+            else ", ".join(source(file, e) for e in target.elts[1:])
+        )
+        inner = inner if len(target.elts) == 2 else f"({inner})"
+        return "number", edit_of(file, {target: f"{first}, {inner}", node: "enumerate({raw})"}), "Count them.", ""
+    if match[1] == "too many" and number is not None and number > len(target.elts):
+        text = source(file, target)
+        more = ", _" if number == len(target.elts) + 1 else ", *_"
+        text = text[:-1].rstrip(", ") + more + text[-1] if text[:1] in "([" else text.rstrip(", ") + more
+        return "too many", edit_of(file, {target: text}), "Give those that are not needed the name `_`.", number
+    if match[1] == "not enough" and number is not None:
+        module = value_of(node.func, frame) if isinstance(node, ast.Call) else UNKNOWN
+        if type(module) is nn.LSTM and len(target.elts) == 3:
+            out, *state = [source(file, part) for part in target.elts]
+            return "nested", edit_of(file, {target: f"{out}, ({', '.join(state)})"}), "The state is a pair.", number
+        return "too few", None, "", number
+    return "", None, "", None
+
+
+def _number_of(context: ErrorContext, frame: Frame, node: ast.expr, loop: bool) -> int | None:
+    """How many values an expression, or each item of a loader, has."""
+    value: Any = value_of(node, frame)
+    if issubclass(type(value), torch.utils.data.DataLoader):
+        value = attributes(value).get("dataset")
+        value = value.dataset if type(value) is torch.utils.data.Subset else value
+        if type(value) is torch.utils.data.TensorDataset:
+            return len(value.tensors)
+        returned = _returned(class_attribute(value, "__getitem__"))
+    elif loop:
+        item: Any = value[0] if type(value) in (list, tuple) and value else None
+        return len(item) if type(item) in (list, tuple) else None
+    elif type(value) in (list, tuple):
+        return len(value)
+    else:
+        function = value_of(node.func, frame) if isinstance(node, ast.Call) else None
+        returned = _returned(
+            class_attribute(function, "forward") if issubclass(type(function), nn.Module) else function
+        )
+    numbers = {len(one.elts) if isinstance(one, ast.Tuple) else None for one in returned}
+    return numbers.pop() if len(numbers) == 1 else None
+
+
+def _returned(function: Any) -> list[ast.expr]:
+    code = function_source(function)
+    return [node for node, _ in code.returned()] if code is not None else []
+
+
+def _keys_of_batch(context: ErrorContext, frame: Frame) -> CallFacts | None:
+    """The keys of a dict, which a loop over a loader took for its entries."""
+    match, node = re.search(r"'str' object has no attribute '(\w+)'", context.message), expression(frame)
+    base = node.func if isinstance(node, ast.Call) else node
+    base = base.value if isinstance(base, ast.Attribute) else None
+    value = value_of(base, frame) if isinstance(base, ast.Name) else None
+    if match is None or type(value) is not str or not hasattr(torch.Tensor, match[1]) or not isinstance(base, ast.Name):
+        return None
+    for loop in nodes_of(frame.site.file):
+        if not isinstance(loop, ast.For) or not loop.lineno <= frame.site.line <= (loop.end_lineno or 0):
+            continue
+        names = [part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)]
+        at = loop.iter.args[0] if callee_name(loop.iter) in ("enumerate", "tqdm") else loop.iter  # type: ignore[attr-defined]
+        loader = value_of(at, frame)
+        dataset = attributes(loader).get("dataset") if issubclass(type(loader), torch.utils.data.DataLoader) else None
+        for one in _returned(class_attribute(dataset, "__getitem__")) if base.id in names else ():
+            keys = [k.value for k in one.keys if isinstance(k, ast.Constant)] if isinstance(one, ast.Dict) else []
+            if value in keys:
+                text = ast.unparse(at)
+                edit = edit_of(frame.site.file, {at: f"(batch.values() for batch in {text})"})
+                fixes = (Fix.of("Take the entries of each batch.", edit),) if edit is not None else ()
+                return CallFacts(raised_facts(context), "keys", base.id, text, value=value, fixes=fixes)
+    return None
+
+
+# -- what is within a wrapper ------------------------------------------------------------------------------------------
+
+
+def detect_wrapped(context: ErrorContext) -> CallFacts | None:
+    """The facts of an attribute of the object within the one that was asked; None of any other error."""
+    match = re.search(r"'[\w.]+' object has no attribute '(\w+)'", context.message)
+    frame = context.users[0] if context.users else None
+    node = expression(frame) if frame is not None and match is not None else None
+    node = node.func if isinstance(node, ast.Call) else node
+    if frame is None or match is None or not isinstance(node, ast.Attribute) or node.attr != match[1]:
+        return None
+    value, text, name = value_of(node.value, frame), ast.unparse(node.value), match[1]
+    if not type(value).__module__.startswith("torch.") or is_tensor(value):
+        return None
+    owners = [k for k, part in members(value).items() if not k.startswith("_") and _has(part, name)]
+    owners = [k for k in owners if k in ("module", "dataset", "_orig_mod", "optimizer", "base_optimizer")]
+    if len(owners) != 1:
+        return None
+    inner, new = members(value)[owners[0]], f"{{}}.{owners[0]}.{name}"
+    if type(value) is torch.utils.data.Subset and is_tensor(members(inner).get(name)):
+        new += "[{}.indices]"
+    elif type(value) is torch.utils.data.Subset and type(members(inner).get(name)) is list:
+        new = "[" + new + "[i] for i in {}.indices]"
+    edit = edit_of(frame.site.file, {node: new.replace("{}", text)})
+    fixes = (Fix.of("Ask the object within.", edit),) if edit is not None else ()
+    return CallFacts(raised_facts(context), "", text, name, value=type(value).__name__, fixes=fixes)
+
+
+def _has(thing: Any, name: str) -> bool:
+    return name in members(thing) or class_attribute(thing, name, UNKNOWN) is not UNKNOWN
+
+
+# -- copies of a graph -------------------------------------------------------------------------------------------------
+
+
+def detect_copy(context: ErrorContext) -> CallFacts | None:
+    """The facts of a tensor with a history in what is to be copied; None of any other error."""
+    if "support the deepcopy protocol" not in context.message or not context.users:
+        return None
+    frame, last = context.users[0], context.trail[-1]
+    tensor = last.names.get("self")
+    node = expression(frame)
+    copied = node.args[0] if isinstance(node, ast.Call) and node.args else None
+    raised = raised_facts(context)
+    value: Any = value_of(copied, frame) if copied is not None else UNKNOWN
+    if value is tensor and copied is not None:
+        edit = edit_of(frame.site.file, {node: source(frame.site.file, copied) + ".detach().clone()"})  # type: ignore[dict-item]
+        return CallFacts(raised, "", ast.unparse(copied), fixes=(Fix.of("Copy its values.", edit),) if edit else ())
+    for model in [value] if issubclass(type(value), nn.Module) else context.owners.models.values():
+        for path, part in named_modules(model):
+            for name, held in attributes(part).items():
+                if held is tensor:
+                    callee = ".".join(filter(None, (OperandNames(context).module(model), path)))
+                    what = "weight norm" if f"{name}_g" in attributes(part).get("_parameters", {}) else "attribute"
+                    edit = _without_graph(part, name) if what == "attribute" else None
+                    fixes = (Fix.of("Keep it without its graph.", edit),) if edit is not None else ()
+                    return CallFacts(raised, what, f"{callee}.{name}", callee, fixes=fixes)
+    return CallFacts(raised, "", ast.unparse(copied) if copied is not None else "A tensor")
+
+
+def _without_graph(module: nn.Module, name: str) -> Edit | None:
+    """The only assignment of a tensor to an attribute, in the methods of its class, with `detach()`."""
+    methods = [function_source(value) for kind in type(module).__mro__ for value in vars(kind).values()]
+    own = f"self.{name}"
+    lines = [
+        (code, line)
+        for code in methods
+        if code is not None
+        for line in code.statements()
+        if isinstance(line, ast.Assign) and [own] == [*map(ast.unparse, line.targets)]
+        if not isinstance(line.value, ast.Constant)
+    ]
+    if len(lines) != 1:
+        return None
+    code, line = lines[0]
+    reads = [(c, n) for c in methods if c is not None for n in ast.walk(c.node) if _reads(n, own)]
+    if not reads:
+        return edit_of(code.source.file, {line.value: "{}.detach()"})
+    local = {n.id for n in ast.walk(code.node) if isinstance(n, ast.Name)} | {*code.positional}
+    if name in local or any(c.node is not code.node or n.lineno <= line.lineno for c, n in reads):  # type: ignore[attr-defined]
+        return None  # what is computed from it must keep its graph
+    pad = " " * line.col_offset
+    kept = f"{name} = {source(code.source.file, line.value)}\n{pad}{own} = {name}.detach()"
+    return edit_of(code.source.file, {line: kept, **{n: name for _, n in reads}})
+
+
+def _reads(node: ast.AST, text: str) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and ast.unparse(node) == text
+
+
+# -- pickle ------------------------------------------------------------------------------------------------------------
+
+REFUSED = re.compile(
+    r"(?i)can't (?:pickle|get) local object '([\w.<>]+)'|cannot pickle '([\w.]+)' object|can't pickle <?(\w+)"
+)
+
+
+def detect_pickle(context: ErrorContext) -> CallFacts | None:
+    """The facts of a module that `torch.save` can't store whole; None of any other error."""
+    match, frame = REFUSED.search(context.message), context.users[0] if context.users else None
+    call = expression(frame) if frame is not None else None
+    saves = isinstance(call, ast.Call) and callee_name(call) == "save" and call.args
+    if match is None or frame is None or not isinstance(call, ast.Call) or not saves:
+        return None
+    model = value_of(call.args[0], frame)
+    if not issubclass(type(model), nn.Module):
+        return None
+    kinds = {group.rpartition(".")[2] for group in match.groups() if group}
+    held = [
+        f"{path}.{name}".lstrip(".")
+        for path, part in named_modules(model)
+        for name, value in attributes(part).items()
+        if getattr(value, "__qualname__", "") == match[1] or type(value).__name__ in kinds
+    ]
+    text = ast.unparse(call.args[0])
+    name = f"{text}.{held[0]}" if held else text
+    edit = edit_of(frame.site.file, {call.args[0]: "{}.state_dict()"})
+    fixes = (Fix.of("Save the weights alone: they are loaded into a model that the code makes.", edit),) if edit else ()
+    return CallFacts(
+        raised_facts(context), "" if held else "whole", name, text, value=match[1] or match[2] or "", fixes=fixes
+    )

@@ -14,6 +14,7 @@ DECLARED = (
     "rules.distributed",
     "rules.files",
     "rules.objects",
+    "rules.calls",
     "rules.state_dict",
     "shapes.rules",
 )

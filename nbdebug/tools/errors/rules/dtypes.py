@@ -349,6 +349,8 @@ def _assigned(facts: DtypeFacts, odd: ArgumentFact) -> str:
 def _others(facts: DtypeFacts) -> list[Fix]:
     """Other fixes: what the user may have meant."""
     odd, partner = facts.odd, facts.partner
+    if odd is None and facts.cure is not None and facts.cure.edit is not None:
+        return [Fix.of("Create it with floating-point numbers.", facts.cure.edit)]
     if odd is None:
         code = 'values = frame.select_dtypes("number").to_numpy("float32")'
         tensor = "torch.tensor(values, dtype=torch.float32, requires_grad=True)"

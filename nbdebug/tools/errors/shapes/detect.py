@@ -15,7 +15,7 @@ from torch import nn
 from nbdebug.observe.frames import phase
 from nbdebug.tools.errors.context import ErrorContext
 from nbdebug.tools.errors.facts import Raised
-from nbdebug.tools.errors.operands import OperandNames
+from nbdebug.tools.errors.operands import OperandNames, library_frames
 from nbdebug.tools.errors.shapes.call import (
     CallOperand,
     FailedCall,
@@ -160,9 +160,28 @@ def detect(context: ErrorContext) -> ShapeFacts | None:
         folded,
         shift[0] if shift else None,
         after,
-        remainder(call) if message.kind == "count" else None,
+        remainder(call) if message.kind == "count" else _uneven(context) if message.kind == "divide" else None,
         fixes,
     )
+
+
+DIVIDED = (
+    ("embed_dim", "num_heads"),
+    ("num_channels", "num_groups"),
+    ("in_channels", "groups"),
+    ("out_channels", "groups"),
+)
+"""Settings of torch's layers of which the second must divide the first."""
+
+
+def _uneven(context: ErrorContext) -> tuple[str, int, int] | None:
+    """(name of the divisor, what is divided, by what) of a layer that is being made."""
+    for frame in library_frames(context):
+        for whole, by in DIVIDED:
+            sizes = frame.names.get(whole), frame.names.get(by)
+            if all(type(size) is int and size > 0 for size in sizes) and sizes[0] % sizes[1]:  # type: ignore[operator]
+                return by, *sizes  # type: ignore[return-value]
+    return None
 
 
 def _is_of_others(context: ErrorContext) -> bool:

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -196,6 +197,9 @@ def _other_join_axis(call: FailedCall) -> ShapeFix | None:
     """Another axis along which all of them fit."""
     shapes = [operand.shape or () for operand in call.operands]
     unknown = any(operand.shape is None for operand in call.operands)
+    if call.op == "stack" and not unknown and shapes[0] and len({shape[1:] for shape in shapes}) == 1:
+        code = ast.unparse(call.node).replace("stack", "cat", 1) if call.node is not None else ""
+        return ShapeFix("rows", "", code, True, (sum(shape[0] for shape in shapes), *shapes[0][1:])) if code else None
     if call.op not in ("cat", "concatenate") or unknown or any(len(shape) != len(shapes[0]) for shape in shapes):
         return None
     keyword = "dim" if call.op == "cat" else "axis"
@@ -234,7 +238,7 @@ def _order(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixe
     """As many axes as the tensor has."""
     for i, operand in known_operands(call)[:1]:
         if message.actual is not None and message.expected == message.actual + 1:
-            yield from _tried(trials, add_axis(i, operand))
+            yield from _tried(trials, reversed(list(itertools.islice(add_axis(i, operand), 2))))  # the batch, first
         dims = [n for _, n in call.arguments if type(n) is int]
         if operand.shape and len(dims) == len(operand.shape) - 1 and sorted(dims) == list(range(len(dims))):
             new = ", ".join(map(str, [0, *(d + 1 for d in dims)]))
@@ -243,10 +247,43 @@ def _order(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixe
             yield _expression_fix(call, trials, "order", f"{with_method(operand)}.mT")
 
 
+def _expand(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes:
+    """An axis more, beside those that have their size already."""
+    for i, op in known_operands(call)[:1]:
+        yield from _tried(trials, [*add_axis(i, op), *remove_axis(i, op), *transpose_axes(i, op)])
+
+
+def _scalar(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes:
+    """The mean as the one number; tensors in a list stacked."""
+    node = call.node
+    texts = [operand.text for operand in call.operands]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "item":
+        name = ast.unparse(node.func.value)
+        yield ShapeFix("mean", texts[0] if texts else name, f"{name}.mean().item()")
+    elif isinstance(node, ast.Call) and call.op in ("tensor", "as_tensor", "FloatTensor") and len(node.args) == 1:
+        yield _expression_fix(call, trials, "stack", f"torch.stack({ast.unparse(node.args[0])})")
+
+
 def _index(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes:
+    node = call.node
+    for _, operand in known_operands(call)[1:2] if isinstance(node, ast.Subscript) else ():
+        shape, mask = call.operands[0].shape or (), operand.shape or ()
+        axes = [k for k in range(1, len(shape)) if shape[k : k + len(mask)] == mask]
+        if isinstance(node, ast.Subscript) and len(axes) == 1 and "bool" in str(getattr(operand.value, "dtype", "")):
+            code = f"{ast.unparse(node.value)}[{':, ' * axes[0]}{operand.text}]"
+            yield _expression_fix(call, trials, "axis", code)
+    if call.op == "topk" and isinstance(node, ast.Call) and call.operands and call.operands[0].shape:
+        yield _expression_fix(call, trials, "topk", _topk(call, node))
     for i, operand in known_operands(call)[1:2]:
         ideas = remove_axis(i, operand), add_axis(i, operand), transpose_axes(i, operand)
         yield next(trials.first_fixes(*ideas), None)
+
+
+def _topk(call: FailedCall, node: ast.Call) -> str:
+    """No more than there are."""
+    axis = next((value for text, value in call.arguments[1:] if type(value) is int), -1)
+    name, k = with_method(call.operands[0]), call.arguments[0][0] if call.arguments else "k"
+    return ast.unparse(node).replace(f"({k}", f"(min({k}, {name}.shape[{axis}])", 1)
 
 
 def _of_role(role: str) -> Callable[[FailedCall, ParsedMessage, CallTrials], Fixes]:
@@ -255,8 +292,8 @@ def _of_role(role: str) -> Callable[[FailedCall, ParsedMessage, CallTrials], Fix
     def fixes(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes:
         for i, op in known_operands(call):
             if role in op.role and (message.b is None or op.shape is None or op.shape in (message.a, message.b)):
-                heads = _repeat_for_heads(call, i, op)
-                yield from trials.first_fixes(transpose_axes(i, op), heads, add_axis(i, op), remove_axis(i, op))
+                heads, rows = _repeat_for_heads(call, i, op), _rows_of_state(call, i, op)
+                yield from trials.first_fixes(transpose_axes(i, op), heads, rows, add_axis(i, op), remove_axis(i, op))
 
     return fixes
 
@@ -269,6 +306,18 @@ def _repeat_for_heads(call: FailedCall, which: int, operand: CallOperand) -> Ite
         yield FixIdea("heads", which, code, lambda x: x.repeat_interleave(heads, 0))
 
 
+def _rows_of_state(call: FailedCall, which: int, operand: CallOperand) -> Iterator[FixIdea]:
+    """The rows of a state that a smaller batch needs, such as the last."""
+    first = call.operands[0]
+    if isinstance(call.layer, nn.RNNBase) and len(first.shape or ()) == len(operand.shape or ()) == 3 and first.text:
+        axis = 0 if call.layer.batch_first else 1
+        rows = (first.shape or ())[axis]
+        if rows < (operand.shape or ())[1]:
+            name = ast.unparse(operand.node) if isinstance(operand.node, ast.Call) else with_method(operand)
+            code = f"{name}[:, :{with_method(first)}.shape[{axis}]].contiguous()"
+            yield FixIdea("cut", which, code, lambda x: x[:, :rows].contiguous())
+
+
 def _any_view(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes:
     for i, op in known_operands(call)[:3]:
         ideas = [*remove_axis(i, op), *add_axis(i, op), *transpose_axes(i, op), *permute_axes(i, op)]
@@ -277,13 +326,25 @@ def _any_view(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> F
 
 def _lengths(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes:
     node = call.node
-    if isinstance(node, ast.Call) and "sorted" not in ast.unparse(node) and message.actual is None:
-        args = [*map(ast.unparse, node.args), *(f"{k.arg}={ast.unparse(k.value)}" for k in node.keywords)]
+    if isinstance(node, ast.Call) and "sorted=False" not in ast.unparse(node) and message.actual is None:
+        keywords = [f"{k.arg}={ast.unparse(k.value)}" for k in node.keywords if k.arg != "enforce_sorted"]
+        args = [*map(ast.unparse, node.args), *keywords]
         code = f"{ast.unparse(node.func)}({', '.join(args)}, enforce_sorted=False)"
         yield _expression_fix(call, trials, "unsorted", code)
     for i, operand in known_operands(call)[:1]:
         code = f"{with_method(operand)}.transpose(0, 1)"
         yield trials.fix(FixIdea("transpose", i, code, lambda x: x.transpose(0, 1)))
+
+
+def _picture(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes:
+    """The channels last, as matplotlib has them; a batch of one, or one channel, without that axis."""
+    for _, operand in known_operands(call)[:1]:
+        shape, name = operand.shape or (), with_method(operand)
+        method = "transpose" if type(operand.value) is np.ndarray else "permute"
+        if 1 in shape[:-2]:
+            yield ShapeFix("squeeze", operand.text, f"{name}[0]")
+        elif len(shape) == 3 and shape[0] in (3, 4):
+            yield ShapeFix("permute", operand.text, f"{name}.{method}(1, 2, 0)")
 
 
 def _grid(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes:
@@ -395,7 +456,7 @@ BY_KIND: dict[str, Callable[[FailedCall, ParsedMessage, CallTrials], Fixes]] = {
     "axis": _axis,
     "order": _order,
     "index": _index,
-    "expand": _any_view,
+    "expand": _expand,
     "assign": _any_view,
     "hidden": _of_role("h"),
     "mask": _of_role("mask"),
@@ -403,5 +464,7 @@ BY_KIND: dict[str, Callable[[FailedCall, ParsedMessage, CallTrials], Fixes]] = {
     "lengths": _lengths,
     "grid": _grid,
     "samples": _any_view,
+    "scalar": _scalar,
+    "picture": _picture,
     "square": _product,
 }

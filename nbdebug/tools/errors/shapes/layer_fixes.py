@@ -305,7 +305,7 @@ def attention_fixes(call: FailedCall, path: str) -> Iterator[ShapeFix]:
 
 # -- fixes as edits ----------------------------------------------------------------------------------------------------
 
-WHOLE = ("reshape", "axis", "order", "count", "unsorted", "state", "pooled")
+WHOLE = ("reshape", "axis", "order", "count", "unsorted", "state", "pooled", "mean", "stack", "rows", "topk")
 """Fixes whose code stands for the whole failing expression."""
 LAYERS = ("layer", "downstream")
 """Fixes that make a layer anew."""

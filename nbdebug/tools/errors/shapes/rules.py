@@ -40,6 +40,10 @@ TITLES = {
     "heads": "Repeat the mask for each head.",
     "state": "Make the hidden state for this batch.",
     "unsorted": "Let torch sort them.",
+    "mean": "Take the mean first.",
+    "stack": "Stack the tensors.",
+    "rows": "Join the rows instead of stacking.",
+    "topk": "Ask for no more than there are.",
 }
 ADVICE = {
     "broadcast": (
@@ -112,6 +116,7 @@ def _advice(facts: ShapeFacts) -> tuple[Fix, ...]:
     if facts.remainder is not None:
         text, whole, by = facts.remainder
         divisors = [n for n in range(1, min(whole, 1000) + 1) if whole % n == 0][:12]
+        text = str(by) if facts.kind == "divide" else text
         code = f"assert {whole} % {text} == 0   # {', '.join(map(str, divisors))}"
         return (Fix(f"Change one of the two: {whole} must be a multiple of {by}.", code),)
     if facts.batch_change is not None:

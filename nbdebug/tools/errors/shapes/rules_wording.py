@@ -411,6 +411,9 @@ def _single(facts: ShapeFacts) -> str:
 
 
 def _divide(facts: ShapeFacts) -> str:
+    if facts.remainder is not None:
+        text, whole, divisor = facts.remainder
+        return f"{layer_name(facts)} can't divide {whole} evenly: it is not a multiple of `{text}`, which is {divisor}"
     sizes = facts.layer.sizes if facts.layer is not None else {}
     by = facts.expected or sizes.get("num_groups")
     what = facts.actual if facts.actual is not None else "its size"
@@ -564,4 +567,8 @@ SENTENCES: dict[str, Callable[[ShapeFacts], str]] = {
     "scalar": _scalar,
     "truth": _truth,
     "ragged": _ragged,
+    "picture": lambda facts: (
+        f"{with_shape(inputs(facts)[0]) if inputs(facts) else 'The array'} is no picture for matplotlib, which takes "
+        "[height, width], or the channels last: [height, width, 3 or 4]"
+    ),
 }
