@@ -73,11 +73,12 @@ def tree_of(file: str) -> ast.Module | None:
     """The syntax of a file or a cell; None where its source is not available, is no Python (a cell with magics), or was
     edited after its import: its lines are then not those that run."""
     lines = () if edited_since_import(file) else tuple(linecache.getlines(file))
-    return _parsed(lines) if lines else None
+    return parsed(lines) if lines else None
 
 
 @functools.lru_cache(maxsize=64)
-def _parsed(lines: tuple[str, ...]) -> ast.Module | None:
+def parsed(lines: tuple[str, ...]) -> ast.Module | None:
+    """The same as `parse`, once for each text: the tree is shared, and nobody changes it."""
     return parse("".join(lines))
 
 

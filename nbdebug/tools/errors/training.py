@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.locations import USER, kind_of
-from nbdebug.observe.sources import parse
+from nbdebug.observe.sources import nodes, parsed
 from nbdebug.observe.variables import (
     attributes,
     class_attribute,
@@ -540,7 +540,7 @@ class TrainingSandbox(ProgramSandbox):
         if edit is not None and self.tree is not None and frame.site.file == edit.file:
             first = first_line(function)
             if first <= edit.line <= (function.end_lineno or 0):
-                alike = [n for n in ast.walk(self.tree) if type(n) is type(function) and first_line(n) == first]
+                alike = [n for n in nodes(self.tree) if type(n) is type(function) and first_line(n) == first]
                 function = next((n for n in alike if getattr(n, "name", "") == function.name), function)
                 self.covered |= edit.line < function.body[0].lineno
         modes = [GRAD_MODES[name] for d in function.decorator_list if (name := callee_word(d)) in GRAD_MODES]
@@ -697,5 +697,5 @@ def first_line(node: Any) -> int:
 
 
 def edited_tree(edit: Edit) -> ast.Module | None:
-    lines = [line.rstrip("\n") for line in linecache.getlines(edit.file)]
-    return parse("\n".join([*lines[: edit.line - 1], *edit.new.split("\n"), *lines[edit.end_line :], ""]))
+    lines = linecache.getlines(edit.file)
+    return parsed((*lines[: edit.line - 1], edit.new + "\n", *lines[edit.end_line :]))

@@ -19,7 +19,7 @@ import torch
 
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.locations import USER, Site, at_site, kind_of
-from nbdebug.observe.sources import parents, tree_of
+from nbdebug.observe.sources import functions, nodes, parents, tree_of
 from nbdebug.observe.variables import closure_variables
 from nbdebug.report import Where
 from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
@@ -169,7 +169,7 @@ def frame_source(frame: Frame) -> FunctionSource | None:
         return FunctionSource(file, file.tree, frame, live=True)
     around = [
         n
-        for n in ast.walk(file.tree)
+        for n in functions(file.tree)
         if isinstance(n, FUNCTIONS) and _first_line(n) <= frame.site.line <= (n.end_lineno or 0)
     ]
     named = [n for n in around if getattr(n, "name", "<lambda>") == frame.site.function]
@@ -186,7 +186,7 @@ def function_source(function: Any) -> FunctionSource | None:
         return None
     code = function.__code__
     file = source(code.co_filename)
-    for node in ast.walk(file.tree) if file is not None else ():
+    for node in functions(file.tree) if file is not None else ():
         if (
             file is not None
             and isinstance(node, FUNCTIONS)
@@ -212,7 +212,7 @@ def failing_node(code: FunctionSource) -> Any:
     node = expression(code.frame)
     if node is None:
         return None
-    alike = [n for n in ast.walk(code.source.tree) if type(n) is type(node)]
+    alike = [n for n in nodes(code.source.tree) if type(n) is type(node)]
     return next((n for n in alike if _span(n) == _span(node)), None)
 
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.locations import cell_name
-from nbdebug.observe.sources import SCOPES, edit_of, function_at, parents, parse, statement_at, tree_of
+from nbdebug.observe.sources import SCOPES, edit_of, function_at, functions, nodes, parents, parse, statement_at, tree_of
 from nbdebug.observe.variables import (
     attributes,
     named_children,
@@ -114,7 +114,7 @@ def _with_gradients(file: str | None, cause: ast.stmt | None, line: int | None) 
     if tree is None or file is None or line is None:
         return
     lines = [text.rstrip("\n") for text in linecache.getlines(file)]
-    inside = [n for n in ast.walk(tree) if isinstance(n, (ast.With, ast.FunctionDef))]
+    inside = [n for n in nodes(tree) if isinstance(n, (ast.With, ast.FunctionDef))]
     inside = [n for n in inside if first_line(n) <= line <= (n.end_lineno or 0)]
     for node in sorted(inside, key=first_line, reverse=True):
         if isinstance(node, ast.With) and GRAD_MODES.get(callee_word(node.items[0].context_expr)) is False:
@@ -372,12 +372,12 @@ def _function_around(tree: ast.Module, line: int, frame: Frame) -> Any:
     if frame.site.function == "<module>":
         return tree
     if frame.site.function == "<lambda>":
-        near = [n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno <= line <= (n.end_lineno or 0)]
+        near = [n for n in functions(tree) if isinstance(n, ast.Lambda) and n.lineno <= line <= (n.end_lineno or 0)]
         body: list[ast.stmt] = [ast.copy_location(ast.Expr(n.body), n.body) for n in near]
         return ast.Module(body, []) if len(near) == 1 else None
     around = [
         n
-        for n in ast.walk(tree)
+        for n in functions(tree)
         if isinstance(n, ast.FunctionDef) and n.lineno <= line and n.name == frame.site.function
     ]
     return max(around, key=lambda n: n.lineno, default=None)
