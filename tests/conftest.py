@@ -11,32 +11,36 @@ os.environ.pop("COLUMNS", None)  # pytest-xdist gives it to its workers; text is
 
 
 ONE_OF = {
+    "checkpoint/": 3,
+    "error/": 3,
     "memory/test_fit_card.py": 3,
     "nan/guard/test_faults.py": 6,
-    "nan/guard/test_optimizers.py": 3,
-    "nan/guard/test_programs.py": 3,
-    "nan/guard/test_record_replay.py": 3,
+    "nan/guard/": 3,
     "nan/test_healthy_models.py": 3,
-    "nan/test_programs.py": 10,
-    "nan/test_search_programs.py": 3,
+    "nan/test_programs.py": 25,
+    "nan/test_replay.py": 3,
+    "nan/test_search": 3,
+    "nan/": 2,
     "notebook/test_notebooks.py": 3,
-    "precision/test_precision.py": 3,
-    "training/test_healthy.py": 6,
-    "training/test_preflight_healthy.py": 3,
-    "training/watch/test_bits.py": 3,
-    "training/watch/test_norms.py": 3,
-    "training/watch/test_report.py": 3,
+    "observe/test_step_hooks.py": 3,
+    "precision/test_precision.py": 6,
+    "training/test_healthy.py": 12,
+    "training/watch/test_report.py": 6,
+    "training/": 3,
+    "test_same_bits.py": 3,
 }
-"""Long lists of alike situations: one of so many is run; all of them where NBDEBUG_ALL_TESTS is set
-(`make test-all`)."""
+"""Of a list of at least eight alike situations in such files one of so many is run; all of them where
+NBDEBUG_ALL_TESTS is set (`make test-all`). The first line that fits a file holds."""
 
 
 ONLY_WITH_ALL = (
     "test_compiled.py::test_inductor",
     "guard/test_ranks_faults.py",
+    "guard/test_ranks_fsdp.py",
     "guard/test_soak.py",
     "test_it_runs_afresh[02_training",
     "test_it_runs_afresh[03_memory",
+    "test_it_runs_afresh[04_precision",
     "test_it_runs_afresh[06_guard",
     "test_it_runs_afresh[07_trainers",
     "test_it_runs_afresh[10_checkpoints",
@@ -52,10 +56,10 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: not any(long in places[item] for long in LONG))
     if os.environ.get("NBDEBUG_ALL_TESTS"):
         return
-    count, kept, left = collections.Counter(), [], []
-    for item in items:
-        function, _, situation = item.nodeid.partition("[")
-        among = next((n for end, n in ONE_OF.items() if situation and places[item].endswith(end)), 1)
+    of_function = [item.nodeid.partition("[")[0] for item in items]
+    lengths, count, kept, left = collections.Counter(of_function), collections.Counter(), [], []
+    for item, function in zip(items, of_function, strict=True):
+        among = next((n for part, n in ONE_OF.items() if lengths[function] >= 8 and f"tests/{part}" in places[item]), 1)
         runs = count[function] % among == 0 and not any(long in item.nodeid for long in ONLY_WITH_ALL)
         count[function] += 1
         (kept if runs else left).append(item)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import importlib
 import io
 import pathlib
@@ -23,7 +24,6 @@ import nbdebug
 
 PACKAGE = pathlib.Path(nbdebug.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 NAMES = {
     path: ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__") for path in FILES
 }
@@ -31,9 +31,14 @@ PURE = [path for path in FILES if re.search(r"nbdebug\.tools\..*\.(facts|rules)\
 ROLES = {"arguments", "probe", "facts", "rules", "wording", "report"}
 
 
+@functools.cache
+def tree(path: pathlib.Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: pathlib.Path) -> Iterator[str]:
     """The dotted names that a module imports, anywhere in it; `from a import b` gives a and a.b."""
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -49,14 +54,12 @@ def lines(path: pathlib.Path) -> int:
 MODULES = {name: path for path, name in NAMES.items()}
 
 
+@functools.cache
 def edges(path: pathlib.Path) -> set[pathlib.Path]:
     """What a module imports of ours; `from package import module` means the module. The loader itself is left out."""
     names = {name for name in imports(path) if name in MODULES and name != "nbdebug"}
     parents = {name.rpartition(".")[0] for name in names}
     return {MODULES[n] for n in names - parents} - {path}
-
-
-EDGES = {path: edges(path) for path in FILES}
 
 
 def test_the_import_contracts_are_kept() -> None:
@@ -72,7 +75,7 @@ def test_no_module_leads_back_to_itself() -> None:
     def walk(path: pathlib.Path, above: tuple[pathlib.Path, ...]) -> None:
         assert path not in above, " -> ".join(NAMES[p] for p in (*above, path))
         if path not in done:
-            for other in EDGES[path]:
+            for other in edges(path):
                 walk(other, (*above, path))
             done.add(path)
 
@@ -85,13 +88,13 @@ def test_no_module_leads_back_to_itself() -> None:
 def test_facts_and_rules_do_no_io(path: pathlib.Path) -> None:
     top = {name.split(".")[0] for name in imports(path)}
     assert not top & {"os", "io", "pathlib", "shutil", "subprocess", "socket", "requests", "urllib", "tempfile"}
-    called = {n.func.id for n in ast.walk(TREES[path]) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    called = {n.func.id for n in ast.walk(tree(path)) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
     assert not called & {"open", "print", "input", "exec", "eval"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: NAMES[p])
 def test_a_file_opens_with_its_idea_and_is_not_endless(path: pathlib.Path) -> None:
-    assert ast.get_docstring(TREES[path]), f"{NAMES[path]} does not say what it is for"
+    assert ast.get_docstring(tree(path)), f"{NAMES[path]} does not say what it is for"
     assert lines(path) <= 900, f"{NAMES[path]} has {lines(path)} lines: which two ideas are in it?"
     assert "ipywidgets" not in imports(path) or NAMES[path] == "nbdebug.views.widgets"
     assert "matplotlib.pyplot" not in imports(path), "pyplot keeps state of its own; draw with Figure"
@@ -137,7 +140,7 @@ SMALL = {
 
 def test_nothing_is_shredded() -> None:
     importers = defaultdict(set)
-    for path, others in EDGES.items():
+    for path, others in [(path, edges(path)) for path in FILES]:
         for other in others if path.stem != "__init__" else ():  # that only collects its folder
             importers[other].add(path)
     alone = {
@@ -152,7 +155,7 @@ def test_a_class_name_means_one_thing() -> None:
     for path in FILES:
         if path.parent.name == "integrations":
             continue
-        for node in TREES[path].body:
+        for node in tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(NAMES[path])
     assert not {name: where for name, where in places.items() if len(where) > 1}

@@ -15,7 +15,7 @@ def training(bias):
     )
     for layer in (model[0], model[3]):
         nn.init.constant_(layer.bias, bias)
-    return made(model, torch.optim.Adam(model.parameters(), lr=2e-3), cross_entropy, loaders(*shapes(600)), 6)
+    return made(model, torch.optim.Adam(model.parameters(), lr=2e-3), cross_entropy, loaders(*shapes(600)), 3)
 
 
 def sick():

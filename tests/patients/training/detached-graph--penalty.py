@@ -29,7 +29,7 @@ def loss_fn(model, batch):
 def training(cut):
     torch.manual_seed(82)
     model = Probe(cut)
-    return made(model, torch.optim.Adam(model.parameters(), lr=5e-3), loss_fn, loaders(*clusters(600, spread=2.0)), 5)
+    return made(model, torch.optim.Adam(model.parameters(), lr=5e-3), loss_fn, loaders(*clusters(600, spread=2.0)), 2)
 
 
 def sick():

@@ -20,7 +20,7 @@ def training(swapped):
         DataLoader(TensorDataset(x[1200:], y[1200:]), batch_size=60),
     )
     model = nn.Sequential(nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 2))
-    return made(model, torch.optim.Adam(model.parameters(), lr=3e-3), cross_entropy, pair, 8)
+    return made(model, torch.optim.Adam(model.parameters(), lr=3e-3), cross_entropy, pair, 4)
 
 
 def sick():

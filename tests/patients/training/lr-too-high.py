@@ -11,7 +11,7 @@ CODE, WHERE = "training/lr-too-high", ["lr"]
 def training(lr):
     torch.manual_seed(40)
     model = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5))
-    return made(model, torch.optim.Adam(model.parameters(), lr=lr), cross_entropy, loaders(*clusters(1000)), 8)
+    return made(model, torch.optim.Adam(model.parameters(), lr=lr), cross_entropy, loaders(*clusters(1000)), 4)
 
 
 def sick():

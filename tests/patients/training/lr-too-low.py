@@ -13,7 +13,7 @@ def training(lr):
     x = torch.randn(800, 6)
     y = torch.sin(2 * x[:, :1]) + x[:, 1:2]
     model = nn.Sequential(nn.Linear(6, 48), nn.Tanh(), nn.Linear(48, 1))
-    return made(model, torch.optim.AdamW(model.parameters(), lr=lr), mse, loaders(x, y), 10)
+    return made(model, torch.optim.AdamW(model.parameters(), lr=lr), mse, loaders(x, y), 5)
 
 
 def sick():

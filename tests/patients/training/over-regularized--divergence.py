@@ -21,7 +21,7 @@ def training(weight):
         divergence = (mean.square() + spread.exp() - spread - 1).sum(1).mean() / 2
         return (again - batch[0]).square().mean() + weight * divergence
 
-    return made(model, torch.optim.Adam(model.parameters(), lr=4e-3), loss_fn, loaders(readings, phase), 14)
+    return made(model, torch.optim.Adam(model.parameters(), lr=4e-3), loss_fn, loaders(readings, phase), 7)
 
 
 def sick():

@@ -18,7 +18,7 @@ def training(weight):
         penalty = sum(p.square().sum() for p in model.parameters())
         return nn.functional.mse_loss(model(batch[0]), batch[1]) + weight * penalty
 
-    return made(model, torch.optim.Adam(model.parameters(), lr=5e-3), loss_fn, loaders(x, y), 12)
+    return made(model, torch.optim.Adam(model.parameters(), lr=5e-3), loss_fn, loaders(x, y), 6)
 
 
 def sick():

@@ -13,7 +13,7 @@ def training(milestones):
     model = nn.Sequential(nn.Linear(12, 48), nn.ReLU(), nn.Linear(48, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.05)
-    return made(model, optimizer, cross_entropy, loaders(*clusters(1000)), 10, scheduler=scheduler, each="pass")
+    return made(model, optimizer, cross_entropy, loaders(*clusters(1000)), 5, scheduler=scheduler, each="pass")
 
 
 def sick():

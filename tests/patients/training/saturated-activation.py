@@ -24,7 +24,7 @@ def training(unit):
     x = (torch.rand(1200, 2) * 2 - 1) * 3.14
     y = torch.sin(x[:, :1]) * torch.cos(x[:, 1:])
     model = Angles(unit)
-    return made(model, torch.optim.Adam(model.parameters(), lr=2e-3), mse, loaders(x, y), 10)
+    return made(model, torch.optim.Adam(model.parameters(), lr=2e-3), mse, loaders(x, y), 5)
 
 
 def sick():

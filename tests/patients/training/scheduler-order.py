@@ -13,7 +13,7 @@ def training(each):
     model = nn.Sequential(nn.Linear(12, 48), nn.ReLU(), nn.Linear(48, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
-    return made(model, optimizer, cross_entropy, loaders(*clusters(1000)), 8, scheduler=scheduler, each=each)
+    return made(model, optimizer, cross_entropy, loaders(*clusters(1000)), 4, scheduler=scheduler, each=each)
 
 
 def sick():

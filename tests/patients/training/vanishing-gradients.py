@@ -16,7 +16,7 @@ def training(activation):
         width = 40
     model = nn.Sequential(*layers, nn.Linear(width, 5))
     return made(
-        model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), cross_entropy, loaders(*clusters(1000)), 12
+        model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), cross_entropy, loaders(*clusters(1000)), 6
     )
 
 

@@ -12,7 +12,7 @@ def training(clear):
     torch.manual_seed(42)
     model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    ns = made(model, optimizer, cross_entropy, loaders(*clusters(800, spread=2.0)), 1)
+    ns = made(model, optimizer, cross_entropy, loaders(*clusters(800, spread=2.0)), 2)
 
     def update(loss):
         if clear:
