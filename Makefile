@@ -14,7 +14,7 @@ setup: .venv/.installed ## make .venv and install the package and its tools (qui
 demo: setup ## run the NaN notebook in a fresh kernel (half a minute) and print what nbdebug said
 	@$(BIN)/python -m nbdebug demo
 
-test: setup ## run the tests (a part of the long lists of situations)
+test: setup ## run the tests (one of three of long lists of situations)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 test-all: setup ## run the tests with every situation: some minutes more
