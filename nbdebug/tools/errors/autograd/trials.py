@@ -21,7 +21,17 @@ from torch import nn
 
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.locations import cell_name
-from nbdebug.observe.sources import SCOPES, edit_of, function_at, functions, nodes, parents, parse, statement_at, tree_of
+from nbdebug.observe.sources import (
+    SCOPES,
+    edit_of,
+    function_at,
+    functions,
+    nodes,
+    parents,
+    parse,
+    statement_at,
+    tree_of,
+)
 from nbdebug.observe.variables import (
     attributes,
     named_children,
