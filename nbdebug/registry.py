@@ -28,6 +28,7 @@ CHAPTERS = (
     "checkpoint",
     "environment",
     "data",
+    "speed",
 )
 """The chapters with a package of rules, in the order of the catalogue: the first part of most codes."""
 ELSEWHERE = {
@@ -49,6 +50,7 @@ _HOMES = {
     "checkpoint": "nbdebug.tools.checkpoint.rules",
     "environment": "nbdebug.tools.environment.rules",
     "data": "nbdebug.tools.data.rules",
+    "speed": "nbdebug.tools.speed.rules",
 }
 _rules: dict[str, Rule] = {}
 

@@ -34,7 +34,7 @@ from typing import Any
 
 PHASES = ("input", "parameter", "forward", "backward", "optimizer")
 VERDICTS = FOUND, UNKNOWN, HEALTHY = "cause found", "not well, no cause known", "healthy"
-PLOTS = ("histogram", "tree", "run", "losses", "memory", "ranges", "gradients", "stepper", "gallery")
+PLOTS = ("histogram", "tree", "run", "losses", "memory", "ranges", "gradients", "stepper", "gallery", "times")
 """The kinds of pictures: the files of views/plots."""
 
 

@@ -12,6 +12,7 @@
     %free [WHAT]               what the notebook itself keeps alive; frees what you choose
     %precision                 which modules must stay in float32
     %stop_at LAYER             stop training inside a layer, in ipdb or in the attached debugger
+    %bottleneck step()         what makes a step slow, and the step's time with the cure in place
     %step_through              a training step, layer by layer, while the notebook stays usable
     %check_data PATH           what is wrong with a data set: pictures, captions, tables, tokens
     %check_config FILE         what is wrong with the settings of a run, before anything runs
@@ -32,6 +33,7 @@ from typing import Any
 
 from nbdebug.magics._arguments import help_text
 from nbdebug.magics._completion import Completion
+from nbdebug.magics.bottleneck import BottleneckMagics
 from nbdebug.magics.check_checkpoint import CheckCheckpointMagics
 from nbdebug.magics.check_config import BeforeRunMagics
 from nbdebug.magics.check_notebook import CheckNotebookMagics
@@ -62,6 +64,7 @@ QUESTIONS = (
     BeforeRunMagics,
     CheckNotebookMagics,
     CheckCheckpointMagics,
+    BottleneckMagics,
 )
 OURS = (*WATCHES, *QUESTIONS, NbdebugMagics, Completion)
 

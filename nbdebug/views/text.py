@@ -303,11 +303,15 @@ class ReportText:
         self.omit(len(tables) - most, "table")
 
     def pictures(self) -> None:
+<<<<<<< HEAD
         for kind, picture in self.report._pictures("run", "memory", "ranges", "stepper", "losses", "gallery"):
+=======
+        for kind, picture in self.report._pictures("times", "run", "memory", "ranges", "stepper", "losses"):
+>>>>>>> 41f980f (bottleneck() names what makes a training slow: a clock on torch's own entries, the ops of three steps in a copy, cures tried in turn)
             if not self.room.pictures:
                 self.omit(1, "picture")
-            elif kind == "stepper":
-                self.head("Layers")
+            elif kind in ("stepper", "times"):
+                self.head("Layers" if kind == "stepper" else "Where the time goes")
                 self.put(clip(line, self.columns) for line in picture.lines())
             elif kind == "losses":
                 names = " · ".join(panel.name for panel in picture.panels)

@@ -1,0 +1,109 @@
+"""%bottleneck, %%bottleneck and %generation: what makes a training, or the writing of tokens, slow."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from nbdebug.magics._arguments import (
+    FULL,
+    HELP,
+    MODELS,
+    OPTIMIZERS,
+    answer,
+    option_or_usual,
+    parse,
+    step_text,
+    subject_of,
+    variables,
+)
+from nbdebug.magics._user_code import cell_code, line_code, run
+from nbdebug.report import Report
+
+
+@magics_class
+class BottleneckMagics(Magics):
+    """%bottleneck and %%bottleneck."""
+
+    @no_var_expand
+    @needs_local_scope
+    @magic_arguments()
+    @FULL
+    @HELP
+    @MODELS
+    @OPTIMIZERS
+    @argument("--loader", metavar="NAME", help="whose batches STEP takes (default: train_loader)")
+    @argument("--steps", type=int, default=20, metavar="N", help="steps that are timed (default 20)")
+    @argument("--goal", type=float, metavar="N", help="steps a second that you want")
+    @argument("--no-cures", action="store_true", help="try no cures: only time the steps")
+    @argument(
+        "step",
+        nargs=argparse.REMAINDER,
+        metavar="STEP",
+        help="one training step, such as step() or train_step(batch); or a name: a step that takes a batch, a trainer",
+    )
+    @line_cell_magic
+    def bottleneck(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Report | None:
+        """Time training steps, name what makes them slow, and try the cure.
+
+            %bottleneck step()
+            report = %bottleneck --loader train_loader train_step
+
+        The steps train as they always do. %%bottleneck runs the cell below, and ends its loop after N steps. The report
+        shows a step by its parts, your dearest lines, the cause with its line, and how fast the step is with the cure,
+        which is tried in a copy of the process. In a script: nbdebug.bottleneck(step).
+        """
+        __tracebackhide__ = True
+        args = parse(self.bottleneck, line)
+        if args is None:
+            return None
+        if args.steps < 1:
+            raise UsageError(f"--steps takes a whole number of at least 1; got {args.steps}.")
+        names = variables(self.shell, local_ns)
+        if cell is not None:
+            if args.step:
+                raise UsageError("%%bottleneck runs the cell below it: it takes no STEP.")
+            code, space = cell_code(self.shell, cell), self.shell.user_ns
+            report = _time(code, lambda: exec(code, space), "%%bottleneck", args, names, whole=True)
+        elif args.step:
+            report = self._line(step_text(line, args.step), args, names)
+        else:
+            raise UsageError("%bottleneck needs a step: %bottleneck step(), or %%bottleneck above a loop.")
+        return answer(report, args, line if cell is None else cell)
+
+    def _line(self, text: str, args: Any, names: dict[str, Any]) -> Report:
+        __tracebackhide__ = True
+        from nbdebug.tools.speed.bottleneck import loop_of
+        from nbdebug.tools.speed.driver import needs_batch
+
+        thing: Any = None
+        if text.replace(".", "").isidentifier():
+            thing, whole = loop_of(eval(text, names))
+            if whole:
+                code = line_code(self.shell, f"{text}.{thing.__name__}()")
+                return _time(code, lambda: eval(code, names), f"%bottleneck {text}", args, names, whole=True)
+            if callable(thing) and not needs_batch(thing):
+                text += "()"
+        code = line_code(self.shell, text)
+        if not callable(thing) or not needs_batch(thing):
+            return _time(code, lambda: eval(code, names), f"%bottleneck {text}", args, names)
+        name, loader = option_or_usual("train_loader", args.loader, names)
+        if loader is None:
+            raise UsageError("%bottleneck needs the loader whose batches the step takes: --loader NAME")
+        return _time(code, thing, f"%bottleneck --loader {name} {text}", args, names, loader=loader)
+
+
+def _time(
+    code: Any, call: Any, question: str, args: Any, names: dict[str, Any], whole: bool = False, loader: Any = None
+) -> Report:
+    __tracebackhide__ = True
+    from nbdebug.tools.speed.bottleneck import time_training  # imports torch: %load_ext must stay quick
+    from nbdebug.tools.speed.driver import Training
+
+    subject = subject_of(args.model, args.optimizer, names)
+    training = Training(call, subject.models, subject.optimizers, loader, whole, names)
+    return run(code, lambda: time_training(training, question, str(subject), args.steps, args.goal, not args.no_cures))

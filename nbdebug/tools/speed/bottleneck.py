@@ -1,0 +1,204 @@
+"""bottleneck(): what makes a training slow, the user's line, and the step's time with the cure in place."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from nbdebug.arguments import Subject, discover, part
+from nbdebug.interrupts import interruptible
+from nbdebug.observe.locations import at_site
+from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, optimizers_of
+from nbdebug.report import Report, Where
+from nbdebug.robust_stats import rank_correlation
+from nbdebug.tools.speed import cures
+from nbdebug.tools.speed.clock import Clock, branch_line
+from nbdebug.tools.speed.driver import Training, apart, drive, needs_batch, until
+from nbdebug.tools.speed.facts import Cure, Line, Recompiles, Slower, SpeedFacts
+from nbdebug.tools.speed.report import report_of
+
+CALL = "bottleneck(step, model=, optimizer=)"
+SECONDS = 10.0
+"""For the steps themselves, of which at least six run."""
+MANY = 9
+"""Steps from which on a trend is looked for."""
+
+
+def bottleneck(
+    step_or_train: Any,
+    *,
+    loader: Any = None,
+    model: Any = None,
+    optimizer: Any = None,
+    steps: int = 20,
+    goal: float | None = None,
+    try_cures: bool = True,
+    names: Mapping[str, Any] | None = None,
+) -> Report:
+    """Where a training's time goes, which cause makes it slow, and how fast it is with the cure in place.
+
+    step_or_train: a step of no arguments, a step of a batch (then with its loader), a loop of many steps, or a trainer
+    of transformers; it runs `steps` steps, and trains as it always does: a loop is ended after them. loader: whose
+    batches the step takes, or a DataLoader that it reads; model, optimizer: one, or several in a list or a dict. Left
+    out, they are searched among `names`, the user's variables (default: those of the caller), and what the step uses.
+    goal: steps a second that are wanted. try_cures: try the cures, each for a few seconds, in a copy of the process.
+
+    All times are seconds. Verdicts rest on counts, and on shares and ratios within this run. On a CPU, reads of single
+    values by the host are named with their count, as what a GPU would wait for. What the step raises passes unchanged;
+    raises TypeError or ValueError for arguments that make no sense.
+    """
+    caller = sys._getframe(1)
+    near = {**caller.f_globals, **caller.f_locals} if names is None else dict(names)
+    check_count(steps, "steps")
+    if goal is not None and not (isinstance(goal, (int, float)) and goal > 0):
+        raise ValueError(f"goal is a number of steps a second above zero; got {goal!r}.")
+    call, whole = loop_of(step_or_train)
+    around = {**near, **names_used_by(call)}
+    takes_batch = not whole and needs_batch(call)
+    if takes_batch and loader is None:
+        loader = part("train_loader", around)[1]
+        if loader is None:
+            raise TypeError("bottleneck needs the loader whose batches the step takes: bottleneck(step, loader=loader).")
+    if not takes_batch:
+        check_step(call, "bottleneck")
+    models = discover("model", around) if model is None else models_of(model, CALL, around)
+    optimizers = discover("optimizer", around) if optimizer is None else optimizers_of(optimizer, CALL, around)
+    training = Training(call, models, optimizers, loader if takes_batch else None, whole, around)
+    subject = str(Subject(models, optimizers, model is not None))
+    return time_training(training, "bottleneck(step)", subject, steps, goal, try_cures)
+
+
+def loop_of(thing: Any) -> tuple[Callable[..., Any], bool]:
+    """(what is called, whether it is a whole loop)."""
+    trainer = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
+    if trainer is not None and isinstance(thing, trainer):
+        return thing.train, True
+    return thing, False
+
+
+@interruptible
+def time_training(
+    training: Training, question: str, subject: str, steps: int = 20, goal: float | None = None, try_cures: bool = True
+) -> Report:
+    """What `bottleneck()` and the magics do, once it is known what is meant."""
+    return report_of(measure(training, steps, try_cures), question, subject, goal)
+
+
+def measure(training: Training, steps: int, try_cures: bool = True) -> SpeedFacts:
+    """The facts: the steps by the clock, the ops of some in a copy, and the experiments that decide."""
+    facts = SpeedFacts()
+    clock = training.clock(until(steps, SECONDS), looking=True)
+    before = apart(lambda: cures.observe(training))
+    with clock:
+        drive(training, clock, steps)
+    if before is None:
+        before = _in_process(training, facts)
+    _clocked(facts, clock)
+    _devices(facts, training)
+    if before is not None:
+        facts.reads, facts.repeated, facts.growth = before.reads, before.repeated, before.growth
+        facts.loop, facts.double, facts.attention = before.loop, before.double, before.attention
+        _trend(facts, training, before, clock)
+    if facts.share("waiting for data") > 0.3:
+        facts.loading = apart(lambda: cures.loading_line(training, clock.source)) or Where()
+    if try_cures:
+        _try(facts, training)
+    return facts
+
+
+def _in_process(training: Training, facts: SpeedFacts) -> Any:
+    """The same on the user's own objects, where a GPU is in use: three steps more."""
+    if not torch.cuda.is_initialized() or training.whole:
+        facts.unchecked.append("The ops of a step: they are followed in a copy of the process, which failed")
+        return None
+    return cures.observe(training)
+
+
+def _clocked(facts: SpeedFacts, clock: Clock) -> None:
+    steps = clock.steps[1:] if len(clock.steps) > 1 else clock.steps
+    facts.steps = tuple(steps)
+    whole = sum(clock.lines.values()) or 1.0
+    facts.lines = tuple(Line(at_site(Where(), site), t / whole) for site, t in clock.lines.most_common(20))
+    facts.workers, facts.backwards = clock.workers, clock.backwards
+    facts.saves, facts.validations, facts.eval_batches = len(clock.writes), len(clock.validations), clock.eval_batches
+    facts.ran = len(clock.steps)
+    facts.saving = at_site(Where(), clock.writes[-1] if clock.writes else None)
+    if clock.validations:
+        trunk = clock.updates[0] if clock.updates else ()
+        facts.validating = at_site(Where(), branch_line(clock.validations[-1], trunk))
+    repeated = clock.compiles.all
+    if repeated:
+        last = repeated[-1]
+        guard = re.sub(r"^\d+/\d+: ", "", last.reason.split("\n")[0]).split("  #")[0].strip()
+        value = re.match(r"(?:L\[')?([\w.]+)(?:'\])? ==", guard)
+        own = guard.startswith(("self.", "L['self']"))
+        where = at_site(Where(phase="forward"), last.inside if own else last.caller or last.inside)
+        facts.recompiles = Recompiles(
+            where, tuple(each.reason.split("\n")[0][:160] for each in repeated), len(clock.steps), value[1] if value else ""
+        )
+
+
+def _devices(facts: SpeedFacts, training: Training) -> None:
+    kinds = {name: {p.device.type for p in model.parameters()} for name, model in training.models.items()}
+    facts.device = next((k for found in kinds.values() for k in found if k != "cpu"), "cpu")
+    facts.cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    facts.on_cpu = tuple(name for name, found in kinds.items() if found == {"cpu"})
+
+
+def _trend(facts: SpeedFacts, training: Training, before: cures.Observation, clock: Clock) -> None:
+    """Steps that grow: by their time, and then by what they do."""
+    times = [step.total - step.phases.get("waiting for data", 0.0) for step in facts.steps]
+    third = len(times) // 3
+    if len(times) < MANY or facts.recompiles is not None:
+        return
+    ratio = statistics.median(times[-third:]) / max(statistics.median(times[:third]), 1e-9)
+    if ratio < 1.3 or rank_correlation(times) < 0.6:
+        return
+    after = apart(lambda: cures.observe(training, first=len(clock.steps) if training.whole else 0))
+    if after is None:
+        return
+    (ops, elements), (more_ops, more) = before.size, after.size
+    which = (more_ops, ops, "ops") if more_ops / max(ops, 1) > more / max(elements, 1) else (more, elements, "elements")
+    facts.slower = Slower(after.largest[0], ratio, which[2], which[1], which[0])
+
+
+def _try(facts: SpeedFacts, training: Training) -> None:
+    """The cures that the facts call for, the one that decides first."""
+    share, add = facts.share, facts.cures.append
+    if facts.recompiles is not None and len(facts.recompiles.reasons) > 1:
+        slow = [step.total for step in facts.steps if step.compiled]
+        fast = cures.eager_steps(training)
+        add(Cure("no torch.compile", None, statistics.median(slow) / fast if slow and fast else None))
+        return
+    if share("waiting for data") > 0.3:
+        predicted = 1 / max(1 - share("waiting for data"), 0.01)
+        add(cures.try_cure(training, "the same batch again", predicted, cures.same_batch))
+        if share("waiting for data") > 0.5:
+            if facts.workers == 0:
+                add(cures.with_workers(training, 2, facts.seconds()))
+            return
+    left = facts.validations / max(facts.eval_batches, facts.validations, 1) if facts.eval_batches else 0.0
+    for phase, name, change, kept in (
+        ("saving", "no saving", cures.no_saving, 0.0),
+        ("validating", "one batch of validation" if left else "no validation", cures.no_validation, left),
+    ):
+        if share(phase) > 0.4:
+            add(cures.try_cure(training, name, 1 / max(1 - share(phase) * (1 - kept), 0.01), change))
+            return
+    if facts.growth is not None:
+        return
+    for seen, name, change in (
+        (facts.repeated, "equal results remembered", cures.memoised),
+        (facts.double, "float32", cures.single_precision),
+    ):
+        if seen is not None and seen.share > 0.4:
+            predicted = 1 / max(1 - seen.share, 0.01) if seen is facts.repeated else 2.0
+            add(cures.try_cure(training, name, predicted, change))
+            return
+    if facts.device != "cpu" and facts.reads:
+        add(cures.try_cure(training, "reads dropped", None, cures.no_reads))

@@ -1,0 +1,420 @@
+"""The clock of a training: whose time each moment of a step is, from where torch itself is entered and left.
+
+    with Clock(models, optimizers) as clock:
+        loop()                      # the user's own
+    clock.steps                     # StepTimes, one for each step
+
+Nothing of the models is hooked, so that compiled code stays as it is: the loader's `__next__`, autograd's engine, the
+optimizers' hooks, `Module.train` (validation is what a trained model does in eval mode), and the functions that write
+files or move and read tensors. On a GPU the host's time lies: there every second step is synchronised at each border,
+and tells the phases; the others tell how long a step takes. A thread looks where the user's code is, each few
+milliseconds, and weighs a look by the time since the last one.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import dataloader
+
+from nbdebug.interrupts import uninterrupted
+from nbdebug.observe.backward import EngineWatch
+from nbdebug.observe.locations import USER, Site, kind_of, locate
+from nbdebug.observe.step_hooks import StepHook
+from nbdebug.tools.speed.facts import StepTimes
+
+LOOK = 0.005
+"""Seconds between two looks at the user's code: 1.02 to 1.08 of a step; each millisecond would cost up to 1.3."""
+WRITERS = (
+    ("torch", "save"),
+    ("torch.serialization", "save"),
+    ("pickle", "dump"),
+    ("os", "fsync"),
+    ("safetensors.torch", "save_file"),
+    ("safetensors.torch", "save_model"),
+    ("numpy", "save"),
+    ("numpy", "savez"),
+    ("numpy", "savez_compressed"),
+    ("torch.distributed.checkpoint", "save"),
+)
+COLLECTIVES = tuple(
+    ("torch.distributed", name)
+    for name in "all_reduce all_gather all_gather_into_tensor reduce_scatter reduce_scatter_tensor broadcast barrier "
+    "all_to_all all_to_all_single gather scatter reduce".split()
+)
+MOVES, READS = ("to", "cuda", "pin_memory"), ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
+DATA, FORWARD, REST = "waiting for data", "forward", "rest"
+LOOP_UPDATES = 3
+"""Updates of one optimizer in one call: it is a loop then, and no step."""
+ASIDE = (DATA, "saving")
+"""What runs then is no part of the model's work."""
+
+
+class Patches:
+    """Attributes of other people's that are exchanged, and put back in `undo`."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def put(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        own = vars(owner).get(name, self)
+        new = make(getattr(owner, name))
+        self._before.append((owner, name, own))
+        setattr(owner, name, new)
+
+    @uninterrupted
+    def undo(self) -> None:
+        while self._before:
+            owner, name, own = self._before.pop()
+            if own is self:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
+
+
+def module_of(name: str) -> Any:
+    """A module that is loaded; what nobody has imported is not called."""
+    return sys.modules.get(name)
+
+
+def rows_of_batch(batch: Any) -> int:
+    """The length of the first tensor of a batch."""
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    return len(tensors[0]) if tensors else 0
+
+
+class Clock:
+    """ended: called after each whole step with its number; it may raise to end the loop. driven: the caller says when a
+    step ends (`tick`); else each update of the first optimizer that steps ends one. looking: whether a thread looks at
+    the user's lines. aside, batch: called where work that is not the model's begins and ends, and with each batch.
+    source: data set, collate function and index sampler of the loader that is read."""
+
+    def __init__(
+        self,
+        models: Mapping[str, torch.nn.Module],
+        optimizers: Mapping[str, Any],
+        ended: Callable[[int], None] = lambda number: None,
+        driven: bool = True,
+        looking: bool = True,
+    ) -> None:
+        held = {id(p) for o in optimizers.values() for group in o.param_groups for p in group["params"]}
+        self.trained = {id(part) for m in models.values() if trains(m, held) for part in m.modules()}
+        self.ended, self.driven, self.cuda = ended, driven, torch.cuda.is_available() and torch.cuda.is_initialized()
+        self.steps: list[StepTimes] = []
+        self.lines: collections.Counter[Site] = collections.Counter()
+        self.writes: list[Site] = []
+        self.validations: list[tuple[Site, ...]] = []
+        self.updates: list[tuple[Site, ...]] = []
+        self.backwards, self.eval_batches, self.compiles = 0, 0, Compiles()
+        self.batch: Callable[[Any], None] | None = None
+        self.aside: Callable[[bool], None] | None = None
+        self.source: tuple[Any, Any, Any] | None = None
+        self.looking, self.workers, self.updates_since = looking, 0, 0
+        self._patches = Patches()
+        self._stack: list[str] = []
+        self._deep = 0
+        self._phases: dict[str, float] = collections.defaultdict(float)
+        self._thread, self._looks = threading.get_ident(), Looks(self)
+        self._begin(time.perf_counter())
+        self._first_optimizer: int | None = None
+
+    def _begin(self, now: float) -> None:
+        self._last, self._before_backward, self._eval, self._samples = now, True, False, 0
+
+    # -- the time between two borders belongs to the one that was entered last ---------------------------------------
+
+    @property
+    def label(self) -> str:
+        if self._stack:
+            return "validating" if self._eval and self._stack[-1] in (DATA, "copy", "synchronisation") else self._stack[-1]
+        return "validating" if self._eval else FORWARD if self._before_backward else REST
+
+    def mark(self) -> None:
+        if self.cuda and len(self.steps) % 2:
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self._phases[self.label] += now - self._last
+        self._last = now
+
+    def enter(self, label: str) -> None:
+        self.mark()
+        self._stack.append(label)
+        if label in ASIDE:
+            self._step_aside(1)
+
+    def leave(self) -> None:
+        self.mark()
+        if self._stack and self._stack.pop() in ASIDE:
+            self._step_aside(-1)
+
+    def _step_aside(self, change: int) -> None:
+        self._deep += change
+        if self.aside is not None:
+            self.aside(self._deep > 0)
+
+    def tick(self) -> None:
+        """A step has ended."""
+        self.mark()
+        if not self.backwards:
+            self._phases[FORWARD] += self._phases.pop(REST, 0.0)
+        compiled = self.compiles.take()
+        self.steps.append(StepTimes(dict(self._phases), self._samples, bool(compiled)))
+        self._phases.clear()
+        try:
+            self.ended(len(self.steps))
+        finally:
+            self._begin(time.perf_counter())
+
+    def _here(self) -> bool:
+        return threading.get_ident() == self._thread
+
+    # -- attach ------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Clock:
+        try:
+            self._attach()
+        except BaseException:
+            self.__exit__()
+            raise
+        self._begin(time.perf_counter())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._looks.end()
+        self._patches.undo()
+        for hook in getattr(self, "_hooks", ()):
+            hook.remove()
+        if hasattr(self, "_engine"):
+            self._engine.detach()
+
+    @uninterrupted
+    def _attach(self) -> None:
+        put = self._patches.put
+        put(dataloader._BaseDataLoaderIter, "__next__", self._next)
+        put(torch.nn.Module, "train", self._train)
+        for module, name in WRITERS:
+            if hasattr(module_of(module), name):
+                put(module_of(module), name, functools.partial(self._timed, "saving"))
+        if module_of("torch.distributed") is not None and torch.distributed.is_available():
+            if torch.distributed.is_initialized():
+                for module, name in COLLECTIVES:
+                    if hasattr(module_of(module), name):
+                        put(module_of(module), name, functools.partial(self._timed, "communication"))
+        if self.cuda:
+            for name in MOVES:
+                put(torch.Tensor, name, functools.partial(self._timed, "copy"))
+            for name in READS:
+                put(torch.Tensor, name, functools.partial(self._timed, "synchronisation"))
+        self._engine = EngineWatch(lambda call: self._backward(), lambda call, result: self.leave())
+        self._engine.thread = self._thread
+        self._engine.attach()
+        self._hooks = [StepHook(self._before_update), StepHook(self._after_update, after=True)]
+        self.compiles.attach(self._patches)
+        if self.looking:
+            self._looks.start()
+
+    def _timed(self, label: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if not self._here() or self._stack[-1:] == [label] or torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            if label == "saving":
+                self.writes.append(locate().site or Site("?", 0, ""))
+            self.enter(label)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.leave()
+
+        return timed
+
+    def _next(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def timed(iterator: Any) -> Any:
+            if not self._here():
+                return original(iterator)
+            self.enter(DATA)
+            try:
+                batch = original(iterator)
+            finally:
+                self.leave()
+            if self._eval:
+                self.eval_batches += 1
+            else:
+                if self.source is None:
+                    self.source = iterator._dataset, iterator._collate_fn, iterator._index_sampler
+                    self.workers = iterator._num_workers
+                self._samples += rows_of_batch(batch)
+                if self.batch is not None:
+                    self.batch(batch)
+            return batch
+
+        return timed
+
+    def samples(self, batch: Any) -> None:
+        """The rows of a step's batch, where nothing told them yet."""
+        if not self._samples:
+            self._samples = rows_of_batch(batch)
+            if self.batch is not None:
+                self.batch(batch)
+
+    def _train(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def train(module: Any, mode: bool = True) -> Any:
+            if id(module) in self.trained and self._here() and self._eval is bool(mode) and module.training is not mode:
+                self.mark()
+                self._eval = not mode
+                if self._eval:
+                    self.validations.append(users_lines())
+            return original(module, mode)
+
+        return train
+
+    def _backward(self) -> None:
+        if self._eval:  # trained in eval mode: no validation
+            self.mark()
+            self._eval = False
+            self._phases[FORWARD] += self._phases.pop("validating", 0.0)
+            self.trained.clear()
+        self.backwards += 1
+        self.enter("backward")
+        self._before_backward = False
+
+    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._here():
+            if not self.updates:
+                self.updates.append(users_lines())
+            self.enter("optimizer")
+
+    def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._here():
+            self.leave()
+            if self._first_optimizer is None:
+                self._first_optimizer = id(optimizer)
+            if id(optimizer) == self._first_optimizer:
+                self.updates_since += 1
+                if self.updates_since >= LOOP_UPDATES:
+                    self.driven = False  # what was called is a loop of its own
+                if not self.driven:
+                    self.tick()
+
+
+def trains(model: torch.nn.Module, held: set[int]) -> bool:
+    return any(id(p) in held for p in model.parameters())
+
+
+def users_frames(frame: FrameType | None, until: frozenset[CodeType]) -> Iterator[FrameType]:
+    """The frames of the user's own code, the innermost first, up to the one that drives the loop."""
+    while frame is not None and frame.f_code not in until:
+        if code_kind(frame.f_code) == USER:
+            yield frame
+        frame = frame.f_back
+
+
+DRIVERS: set[CodeType] = set()
+"""The functions of ours that call the user's loop: what stands above them is no part of a step."""
+
+
+@functools.lru_cache(maxsize=4096)
+def code_kind(code: CodeType) -> int:
+    return kind_of(code)
+
+
+def users_lines() -> tuple[Site, ...]:
+    """The user's lines on the stack, the outermost first."""
+    frames = users_frames(sys._getframe(1), frozenset(DRIVERS))
+    return tuple(Site(f.f_code.co_filename, f.f_lineno or 0, f.f_code.co_name) for f in frames)[::-1]
+
+
+def branch_line(lines: tuple[Site, ...], trunk: tuple[Site, ...]) -> Site | None:
+    """Of the lines on a stack the one in the innermost function that both stacks have: where a loop turns aside."""
+    branch = None
+    for one, other in zip(lines, trunk):
+        if (one.file, one.function) != (other.file, other.function):
+            break
+        branch = one
+        if one.line != other.line:
+            break
+    return branch or (lines[0] if lines else None)
+
+
+class Looks:
+    """A thread that looks which of the user's lines runs. It reads frames and changes nothing."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self._stop = clock, threading.Event()
+        self._runner: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._runner = threading.Thread(target=self._run, name="nbdebug-speed", daemon=True)
+        self._runner.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        if self._runner is not None and self._runner.is_alive():
+            self._runner.join(1.0)
+
+    def _run(self) -> None:
+        last, until = time.perf_counter(), frozenset(DRIVERS)
+        while not self._stop.wait(LOOK):
+            frame = sys._current_frames().get(self.clock._thread)
+            now = time.perf_counter()
+            line = next(users_frames(frame, until), None)
+            if line is not None:
+                site = Site(line.f_code.co_filename, line.f_lineno or 0, line.f_code.co_name)
+                self.clock.lines[site] += now - last
+            del frame, line
+            last = now
+
+
+class Recompilation(NamedTuple):
+    """reason: torch's own words; inside: the innermost line of the user's that the guard speaks of; caller: the user's
+    line that called the compiled code."""
+
+    reason: str
+    inside: Site | None
+    caller: Site | None
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+
+
+class Compiles:
+    """Every compilation that torch.compile repeats since a guard failed, where it is loaded."""
+
+    def __init__(self) -> None:
+        self.all: list[Recompilation] = []
+        self._new = 0
+
+    def attach(self, patches: Patches) -> None:
+        frames, name = module_of("torch._dynamo.convert_frame"), "get_and_maybe_log_recompilation_reasons"
+        if hasattr(frames, name):
+            patches.put(frames, name, self._followed)
+
+    def take(self) -> int:
+        """How many there were since it was asked last."""
+        new, self._new = self._new, 0
+        return new
+
+    def _followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def reasons(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self._new += 1
+            lines = users_lines()
+            text = str(result[-1]) if result else ""
+            places = [Site(file, int(line), where) for file, line, where in _FRAME.findall(text)]
+            self.all.append(Recompilation(text, places[-1] if places else None, lines[-1] if lines else None))
+            return result
+
+        return reasons

@@ -1,0 +1,501 @@
+"""Experiments in a copy of the process: the same steps with one thing changed and without, in turn, in one run.
+
+Steps with and without follow each other as off, on, on, off, …, so that what else the machine does falls on both; the
+ratio of the medians is the speed-up. The first step warms up. None of it touches the user's own objects: see `driver`.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, IterableDataset, dataloader
+
+from nbdebug.observe.locations import USER, Site, at_site
+from nbdebug.observe.modules import eager
+from nbdebug.observe.snapshot import accelerators_in_use
+from nbdebug.observe.step_hooks import stop_training
+from nbdebug.observe.tensors import fingerprint, tensors_in
+from nbdebug.report import Where
+from nbdebug.tools.speed.clock import READS, WRITERS, Patches, code_kind, module_of, users_lines
+from nbdebug.tools.speed.driver import Training, apart, drive, workers_without_modes
+from nbdebug.tools.speed.facts import Cure, Growth, Loop, Part, Reads
+from nbdebug.tools.speed.ops import OpWatch
+
+PAIRS, SECONDS = 5, 3.0
+"""Of an experiment: steps with and without, at most; and the time after which two of each are enough."""
+LOADING_SECONDS = 1.0
+Change = Callable[[Training, Patches], Callable[[bool], None]]
+
+
+class Observation:
+    """What the ops of a few steps showed, fit for pickle."""
+
+    reads: tuple[Reads, ...] = ()
+    double: Part | None = None
+    repeated: Part | None = None
+    growth: Growth | None = None
+    loop: Loop | None = None
+    attention: Part | None = None
+    loading: Where = Where()
+    size: tuple[int, int] = (0, 0)
+    """Ops of the last step, and the elements that they gave."""
+    largest: tuple[Where, int] = (Where(), 0)
+    """The line that gave most elements."""
+
+
+def observe(training: Training, first: int = 0, steps: int = 3, seconds: float = 8.0) -> Observation:
+    """The ops of some steps. first: how many are left out before."""
+    watch = OpWatch(training.parameters, salted=training.loader is None and not training.whole and not _loaders(training))
+    begun, last = time.monotonic(), [first + steps]
+
+    def ended(number: int) -> None:
+        late = number > first and time.monotonic() - begun > seconds
+        if number >= last[0] or late:
+            stop_training()
+        if number == first:
+            stack.enter_context(watch)
+        watch.begin_step(number)
+
+    patches = Patches()
+    with eager(), contextlib.ExitStack() as stack:
+        stack.callback(patches.undo)
+        workers_without_modes(patches)
+        clock = stack.enter_context(training.clock(ended))
+        hooks = watch.watch_calls(patches)
+        stack.callback(lambda: [hook.remove() for hook in hooks])
+        clock.batch = watch.batch
+
+        def aside(aside: bool) -> None:
+            watch.paused = aside
+            if aside:
+                watch.loading()
+
+        clock.aside = aside
+        if first == 0:
+            stack.enter_context(watch)
+        drive(training, clock, first + steps)
+    if clock.steps and watch.step >= len(clock.steps):
+        watch.step = len(clock.steps) - 1
+    return _observation(watch, training, clock.source)
+
+
+def _loaders(training: Training) -> bool:
+    return any(isinstance(value, DataLoader) for value in training.names.values())
+
+
+def _observation(watch: OpWatch, training: Training, source: Any) -> Observation:
+    seen = Observation()
+    seen.reads, seen.repeated, seen.growth, seen.loop = watch.reads(), watch.repeated(), watch.growth(), watch.loop()
+    seen.double = Part(double_origin(watch, training), watch.double(), "float64")
+    by_line: collections.Counter[Site] = collections.Counter()
+    for op in watch.last:
+        if op.line is not None:
+            by_line[op.line] += op.elements
+    seen.size = len(watch.last), sum(by_line.values())
+    if by_line:
+        site, elements = by_line.most_common(1)[0]
+        seen.largest = at_site(Where(), site), elements
+    seen.attention = slow_attention(watch)
+    return seen
+
+
+# -- where data take their time ----------------------------------------------------------------------------------------
+
+
+def loading_line(training: Training, source: Any) -> Where:
+    """The user's line at which the loader's time ends, by following its lines for a second."""
+    times: collections.Counter[Site] = collections.Counter()
+    last: list[Any] = [None, 0.0]
+
+    def spend(now: float) -> None:
+        if last[0] is not None:
+            times[last[0]] += now - last[1]
+
+    def local(frame: FrameType, event: str, arg: Any) -> Any:
+        spend(time.perf_counter())
+        place = _users(frame.f_back) if event == "return" else frame
+        last[0] = Site(place.f_code.co_filename, place.f_lineno or 0, place.f_code.co_name) if place is not None else None
+        last[1] = time.perf_counter()
+        return local
+
+    def called(frame: FrameType, event: str, arg: Any) -> Any:
+        return local if code_kind(frame.f_code) == USER else None
+
+    items, begun = _items(training, source), time.monotonic()
+    sys.settrace(called)
+    try:
+        for _ in items:
+            if time.monotonic() - begun > LOADING_SECONDS:
+                break
+    finally:
+        sys.settrace(None)
+    site = max(times, key=lambda s: times[s], default=None)
+    return at_site(Where(phase="input"), site)
+
+
+def _users(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and code_kind(frame.f_code) != USER:
+        if frame.f_code in (loading_line.__code__, _items.__code__):
+            return None
+        frame = frame.f_back
+    return None if frame is not None and frame.f_code.co_filename == __file__ else frame
+
+
+def _items(training: Training, source: Any) -> Iterator[Any]:
+    """What the loader does for its batches, in this process and without its workers."""
+    if source is None:
+        yield from training.loader or ()
+        return
+    dataset, collate, indices = source
+    if isinstance(dataset, IterableDataset):
+        for item in dataset:
+            yield collate([item])
+        return
+    for chosen in indices:
+        rows = chosen if isinstance(chosen, (list, tuple)) else [chosen]
+        batch = dataset.__getitems__(rows) if hasattr(dataset, "__getitems__") else [dataset[i] for i in rows]
+        yield collate(batch if isinstance(chosen, (list, tuple)) else batch[0])
+
+
+# -- double precision, attention ---------------------------------------------------------------------------------------
+
+
+def double_origin(watch: OpWatch, training: Training) -> Where:
+    """The user's line that makes values double: an op of the step's own that does, else an assignment that speaks of it."""
+    import ast
+
+    from nbdebug.observe.sources import nodes_of, source as text_of
+
+    for op in watch.last:
+        if op.double and op.phase == "forward" and op.name in ("to_copy", "scalar_tensor", "arange", "full", "linspace"):
+            if op.line is not None:
+                return at_site(Where(phase="forward"), op.line)
+    files = dict.fromkeys(op.line.file for op in watch.last if op.line is not None)
+    held = {name for name, value in training.names.items() if _is_double(value)}
+    ranked: list[tuple[int, Site]] = []
+    for file in files:
+        for node in nodes_of(file):
+            if isinstance(node, (ast.Assign, ast.Expr, ast.AnnAssign, ast.Return)) and node.value is not None:
+                text = text_of(file, node)
+                names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+                names |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+                rank = _double_rank(text) + 2 * bool(names & held)
+                if _double_rank(text):
+                    ranked.append((rank, Site(file, node.lineno, "")))
+    best = max(ranked, key=lambda each: each[0], default=None)
+    line = next((op.line for op in watch.last if op.double and op.phase == "forward" and op.line is not None), None)
+    return at_site(Where(phase="forward"), best[1] if best else line)
+
+
+def _double_rank(text: str) -> int:
+    if any(word in text for word in (".double()", "float64", "torch.double", "set_default_dtype", "DoubleTensor")):
+        return 4
+    return 1 if "from_numpy" in text or "np." in text or "numpy." in text else 0
+
+
+def _is_double(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.dtype == torch.float64
+    return isinstance(value, torch.nn.Module) and any(p.dtype == torch.float64 for p in value.parameters())
+
+
+def slow_attention(watch: OpWatch) -> Part | None:
+    """Attention that runs as plain products, where a fused kernel would take the same call."""
+    math = 0
+    where, what = None, ""
+    for args, kwargs, _, _, site in watch.attentions:
+        with contextlib.suppress(Exception):
+            query, key, value, *rest = (*args, *(kwargs[n] for n in ("query", "key", "value") if n in kwargs))
+            options = {"attn_mask": kwargs.get("attn_mask"), "dropout_p": kwargs.get("dropout_p", 0.0)}
+            choice = torch._fused_sdp_choice(
+                query, key, value, *rest[:1] or [options["attn_mask"]], options["dropout_p"],
+                kwargs.get("is_causal", False), enable_gqa=kwargs.get("enable_gqa", False),
+            )  # fmt: skip
+            if choice == 0 and query.shape[-2] > 1 and query.is_cuda:
+                math += 1
+                where, what = site, f"{query.dtype}, heads of {query.shape[-1]}, mask {options['attn_mask'] is not None}"
+    if not math:
+        return None
+    return Part(at_site(Where(phase="forward"), where), math / len(watch.attentions), what.replace("torch.", ""))
+
+
+# -- with and without --------------------------------------------------------------------------------------------------
+
+
+def paired(training: Training, change: Change, seconds: float = SECONDS) -> tuple[float, float, Any]:
+    """Seconds of a step without and with the change, and the last loss of each. Runs in the copy."""
+    patches = Patches()
+    switch = change(training, patches)
+    flags, begun = [False], time.monotonic()
+
+    def ended(number: int) -> None:
+        enough = number > 4 and time.monotonic() - begun > seconds
+        if number > 4 * PAIRS // 2 or enough:
+            stop_training()
+        flags.append(number % 4 in (2, 3))
+        switch(flags[-1])
+
+    clock = training.clock(ended)
+    try:
+        with clock:
+            drive(training, clock, 2 * PAIRS + 1)
+    finally:
+        switch(False)
+        patches.undo()
+    rows = list(zip(clock.steps, flags))[1:]
+    off = [step.total for step, on in rows if not on]
+    on = [step.total for step, on in rows if on]
+    losses = list(zip(training.losses, flags))
+    last = [next((loss for loss, flag in reversed(losses) if flag is wanted), None) for wanted in (False, True)]
+    return statistics.median(off), statistics.median(on), None if None in last else tuple(last)
+
+
+def try_cure(training: Training, name: str, predicted: float | None, change: Change, rows: float = 1.0) -> Cure:
+    """rows: how many times more rows a step with the change has."""
+    result = apart(lambda: paired(training, change), 10 * SECONDS)
+    if result is None:
+        return Cure(name, predicted, why_not="it could not be tried on a copy of this process")
+    off, on, losses = result
+    return Cure(name, predicted, rows * off / on if on else None, losses)
+
+
+def same_batch(training: Training, patches: Patches) -> Callable[[bool], None]:
+    """The loader gives a batch that it gave before."""
+    state: dict[str, Any] = {"on": False}
+
+    def following(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __next__(iterator: Any) -> Any:
+            if not state["on"] or "batch" not in state:
+                state["batch"] = original(iterator)
+            return state["batch"]
+
+        return __next__
+
+    patches.put(dataloader._BaseDataLoaderIter, "__next__", following)
+    if training.loader is not None:
+        own = training.loader
+
+        def again() -> Iterator[Any]:
+            batches: Any = iter(own)
+            while True:
+                if not state["on"] or "whole" not in state:
+                    try:
+                        state["whole"] = next(batches)
+                    except StopIteration:
+                        batches = iter(own)
+                        state["whole"] = next(batches)
+                yield state["whole"]
+
+        training.loader = again()
+    return lambda on: state.update(on=on)
+
+
+def no_saving(training: Training, patches: Patches) -> Callable[[bool], None]:
+    state = {"on": False}
+
+    def dropped(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: None if state["on"] else original(*args, **kwargs)
+
+    for module, name in WRITERS:
+        if hasattr(module_of(module), name):
+            patches.put(module_of(module), name, dropped)
+    return lambda on: state.update(on=on)
+
+
+def no_reads(training: Training, patches: Patches) -> Callable[[bool], None]:
+    """A read gives what it gave the last time at its line."""
+    state: dict[str, Any] = {"on": False}
+    before: dict[Any, Any] = {}
+
+    def remembered(name: str) -> Callable[..., Any]:
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            def read(tensor: Any, *args: Any) -> Any:
+                lines = users_lines()
+                key = name, lines[-1] if lines else None
+                if not state["on"] or key not in before:
+                    before[key] = original(tensor, *args)
+                return before[key]
+
+            return read
+
+        return wrap
+
+    for name in READS:
+        patches.put(torch.Tensor, name, remembered(name))
+    return lambda on: state.update(on=on)
+
+
+def no_validation(training: Training, patches: Patches) -> Callable[[bool], None]:
+    """A loader gives one batch to a model in eval mode; without a loader the model answers what it answered before."""
+    state = {"on": False, "read": False}
+    remember = _memory(training, patches, lambda m: not (m.training or state["read"] or torch.is_grad_enabled()), False)
+
+    def following(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __next__(iterator: Any) -> Any:
+            if not all(m.training for m in training.models.values()):
+                state["read"] = True
+                if state["on"] and iterator._num_yielded:
+                    raise StopIteration
+            return original(iterator)
+
+        return __next__
+
+    def switch(on: bool) -> None:
+        state["on"] = on
+        remember(on)
+
+    patches.put(dataloader._BaseDataLoaderIter, "__next__", following)
+    return switch
+
+
+def memoised(training: Training, patches: Patches) -> Callable[[bool], None]:
+    """A module with equal inputs and weights answers what it answered before."""
+    return _memory(training, patches, lambda module: True, content=True)
+
+
+def _memory(
+    training: Training, patches: Patches, applies: Callable[[Any], bool], content: bool
+) -> Callable[[bool], None]:
+    state: dict[str, Any] = {"on": False}
+    answers: dict[Any, Any] = {}
+
+    def remembering(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            if not state["on"] or not applies(module):
+                return forward(*args, **kwargs)
+            tensors = tensors_in([*args, *kwargs.values()])
+            told = tuple(fingerprint(t) if content else tuple(t.shape) for t in tensors)
+            weights = tuple(p._version for p in module.parameters())
+            key = id(module), told, weights if content else (), torch.is_grad_enabled()
+            if key not in answers:
+                answers[key] = forward(*args, **kwargs)
+            return answers[key]
+
+        return answer
+
+    for model in training.models.values():
+        for module in model.modules() if content else [model]:
+            if not content or any(True for _ in module.parameters()):
+                object.__setattr__(module, "forward", remembering(module, module.forward))
+
+    def switch(on: bool) -> None:
+        answers.clear() if content else None
+        state["on"] = on
+
+    return switch
+
+
+def single_precision(training: Training, patches: Patches) -> Callable[[bool], None]:
+    """Weights, the optimizer's state, the step's own tensors and the batches in float32."""
+    tensors = [t for model in training.models.values() for t in (*model.parameters(), *model.buffers())]
+    tensors += [value for value in training.names.values() if isinstance(value, torch.Tensor)]
+    tensors = [t for t in tensors if t.dtype == torch.float64]
+    state = {"on": False}
+
+    def cast(value: Any) -> Any:
+        wide = isinstance(value, torch.Tensor) and value.dtype == torch.float64
+        return value.float() if wide and state["on"] else value
+
+    def following(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda iterator: tree_map(cast, original(iterator))
+
+    patches.put(dataloader._BaseDataLoaderIter, "__next__", following)
+
+    def switch(on: bool) -> None:
+        state["on"] = on
+        kind = torch.float32 if on else torch.float64
+        torch.set_default_dtype(torch.float32)
+        for tensor in tensors:
+            tensor.data = tensor.data.to(kind)
+            tensor.grad = None
+        for optimizer in training.optimizers.values():
+            for values in optimizer.state.values():
+                for name, value in values.items():
+                    if isinstance(value, torch.Tensor) and value.dim() and value.is_floating_point():
+                        values[name] = value.to(kind)
+
+    return switch
+
+
+def autocast(training: Training, patches: Patches) -> Callable[[bool], None]:
+    device = next((d.type for d in accelerators_in_use()), "cpu")
+    torch.set_autocast_dtype(device, torch.bfloat16)
+    return lambda on: torch.set_autocast_enabled(device, on)
+
+
+def tf32(training: Training, patches: Patches) -> Callable[[bool], None]:
+    return lambda on: torch.set_float32_matmul_precision("high" if on else "highest")
+
+
+def doubled(training: Training, patches: Patches) -> Callable[[bool], None]:
+    """Each batch with its rows twice."""
+    state = {"on": False}
+
+    def twice(value: Any) -> Any:
+        return torch.cat([value, value]) if isinstance(value, torch.Tensor) and value.dim() else value
+
+    def following(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __next__(iterator: Any) -> Any:
+            batch = original(iterator)
+            return tree_map(twice, batch) if state["on"] else batch
+
+        return __next__
+
+    patches.put(dataloader._BaseDataLoaderIter, "__next__", following)
+    return lambda on: state.update(on=on)
+
+
+def with_workers(training: Training, number: int, base: float) -> Cure:
+    """A loader like the user's with this many workers, which stay: seconds of a step, once they run."""
+    loader = training.loader
+    name = f"num_workers={number}, persistent_workers=True"
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return Cure(name, None, why_not="the loader is not known")
+
+    def run() -> float:
+        training.loader = DataLoader(
+            loader.dataset,
+            batch_size=loader.batch_size,
+            sampler=loader.sampler,
+            collate_fn=loader.collate_fn,
+            drop_last=loader.drop_last,
+            num_workers=number,
+            persistent_workers=True,
+        )
+        begun = time.monotonic()
+
+        def ended(count: int) -> None:
+            if count > 14 or (count > 5 and time.monotonic() - begun > 2 * SECONDS):
+                stop_training()
+
+        clock = training.clock(ended)
+        with clock:
+            drive(training, clock, 15)
+        return statistics.median(step.total for step in clock.steps[3:])
+
+    measured = apart(run, 10 * SECONDS)
+    if measured is None:
+        return Cure(name, None, why_not="it could not be tried on a copy of this process")
+    return Cure(name, None, base / measured)
+
+
+def eager_steps(training: Training) -> float:
+    """Seconds of a step without torch.compile."""
+
+    def run() -> float:
+        with torch.compiler.set_stance("force_eager"):
+            clock = training.clock(lambda number: stop_training() if number > 6 else None)
+            with clock:
+                drive(training, clock, 7)
+        return statistics.median(step.total for step in clock.steps[1:])
+
+    return apart(run, 10 * SECONDS) or 0.0

@@ -1,0 +1,185 @@
+"""The user's training, called step by step or as the loop that it is; in a copy of the process where it is an experiment.
+
+    run = drive(training, clock, steps)      the user's own, as it always trains
+    apart(training, experiment)              in a copy: what it does to models, files and generators is gone with it
+
+In a copy nothing reaches the disk: files are written to a folder that is deleted, and nothing is removed or renamed.
+Where a GPU is in use there is no copy, and experiments are left out.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dataclasses
+import inspect
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import dataloader
+from torch.utils._python_dispatch import _disable_current_modes
+
+from nbdebug.observe.step_hooks import TrainingStopped, stop_training
+from nbdebug.process import CopyFailed, can_copy, in_copy
+from nbdebug.tools.speed.clock import DATA, DRIVERS, Clock, Patches
+
+FEW = 6
+"""Steps that are run whatever they take."""
+
+
+@dataclasses.dataclass
+class Training:
+    """call: a step of no arguments, a step of a batch (then with its loader), or a whole loop (`whole`). losses: what
+    the steps gave, as far as they gave numbers."""
+
+    call: Callable[..., Any]
+    models: dict[str, Any]
+    optimizers: dict[str, Any]
+    loader: Any = None
+    whole: bool = False
+    names: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    losses: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def parameters(self) -> list[Any]:
+        return [p for o in self.optimizers.values() for group in o.param_groups for p in group["params"]]
+
+    def clock(self, ended: Callable[[int], None], looking: bool = False) -> Clock:
+        return Clock(self.models, self.optimizers, ended, driven=not self.whole, looking=looking)
+
+
+def needs_batch(step: Callable[..., Any]) -> bool:
+    """Whether a step must be given exactly one thing."""
+    try:
+        parameters = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) == 1
+
+
+def drive(training: Training, clock: Clock, steps: int, exchange: Callable[[Any], Any] | None = None) -> None:
+    """Call the training until `steps` steps have ended, its data have, or what the clock calls has stopped it.
+    exchange: gives the batch that the step gets."""
+    batches = _endless(training.loader) if training.loader is not None else None
+    try:
+        while len(clock.steps) < steps:
+            before = len(clock.steps)
+            if batches is not None:
+                clock.enter(DATA)
+                try:
+                    batch = next(batches)
+                finally:
+                    clock.leave()
+                batch = batch if exchange is None else exchange(batch)
+                clock.samples(batch)
+                result = training.call(batch)
+            else:
+                result = training.call()
+            _note(training, result)
+            clock.updates_since = 0
+            if clock.driven:
+                clock.tick()
+            elif training.whole or len(clock.steps) - before >= FEW or len(clock.steps) == before:
+                break
+    except TrainingStopped:
+        pass
+    except SystemExit:  # Lightning's way to end on an interrupt
+        if len(clock.steps) < steps:
+            raise
+    except StopIteration:
+        if not clock.steps:
+            raise
+
+
+DRIVERS.add(drive.__code__)
+
+
+def _endless(loader: Any) -> Iterator[Any]:
+    """The batches of a loader, again from the start where they end; of an iterator until it ends."""
+    while True:
+        number = -1
+        for number, batch in enumerate(loader):
+            yield batch
+        if number < 0 or isinstance(loader, Iterator):
+            return
+
+
+def _note(training: Training, result: Any) -> None:
+    loss = result[0] if isinstance(result, (tuple, list)) and result else result
+    loss = loss.get("loss") if isinstance(loss, dict) else loss
+    with contextlib.suppress(Exception), _disable_current_modes():
+        if isinstance(loss, (int, float)) or (isinstance(loss, torch.Tensor) and loss.numel() == 1):
+            training.losses.append(float(loss))
+
+
+def until(steps: int, seconds: float) -> Callable[[int], None]:
+    """Ends a training after so many steps, or after so many seconds where FEW steps have ended."""
+    begun = time.monotonic()
+
+    def ended(number: int) -> None:
+        if number >= steps or (number >= FEW and time.monotonic() - begun > seconds):
+            stop_training()
+
+    return ended
+
+
+def apart(experiment: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """What an experiment gives, made in a copy of this process that writes nothing. None where there can be no copy, or
+    where it failed: an experiment is no part of the user's training."""
+    if not can_copy():
+        return None
+
+    def harmless() -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            _write_into(folder)
+            return experiment()
+
+    try:
+        return in_copy(harmless, seconds)
+    except (CopyFailed, Exception):
+        return None
+
+
+def _write_into(folder: str) -> None:
+    """What the copy opens to write goes into this folder; it removes and renames nothing of the user's."""
+    real, names = builtins.open, dict[str, str]()
+
+    def other(path: Any) -> Any:
+        if isinstance(path, (str, os.PathLike)):
+            return names.setdefault(os.path.abspath(os.fspath(path)), os.path.join(folder, str(len(names))))
+        return path
+
+    def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        writes = set(mode) & set("wax+")
+        if isinstance(file, (str, os.PathLike)) and (writes or os.path.abspath(os.fspath(file)) in names):
+            file = other(file)
+        return real(file, mode, *args, **kwargs)
+
+    builtins.open = opened  # type: ignore[assignment]
+    for module, name in ((os, "remove"), (os, "unlink"), (os, "rename"), (os, "replace"), (os, "rmdir"), (shutil, "move")):
+        setattr(module, name, lambda *args, **kwargs: None)
+    shutil.rmtree = lambda *args, **kwargs: None  # type: ignore[assignment]
+    save = torch.save
+
+    def saved(thing: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        return save(thing, other(f), *args, **kwargs)
+
+    torch.save = saved  # type: ignore[assignment]
+
+
+def workers_without_modes(patches: Patches) -> None:
+    """A mode that is on while a loader's workers start would be copied into them, and break them."""
+
+    def made(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            with _disable_current_modes():
+                original(self, *args, **kwargs)
+
+        return __init__
+
+    patches.put(dataloader._MultiProcessingDataLoaderIter, "__init__", made)

@@ -1,0 +1,171 @@
+"""What was seen of a training's time: plain numbers and places, no tensors. All times are seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping
+
+from nbdebug.report import Where
+
+PHASES = (
+    "waiting for data",
+    "copy",
+    "forward",
+    "backward",
+    "optimizer",
+    "synchronisation",
+    "communication",
+    "saving",
+    "validating",
+    "rest",
+)
+"""The parts of a step. forward: from the batch to backward, the loss included; rest: after backward, outside the others;
+of a step without backward all is forward."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTimes:
+    """One step, with the wait for its batch. phases: seconds by the names of PHASES; samples: rows of its batch;
+    compiled: whether torch.compile worked in it."""
+
+    phases: Mapping[str, float]
+    samples: int = 0
+    compiled: bool = False
+
+    @property
+    def total(self) -> float:
+        return sum(self.phases.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A line of the user's, and the share of the steps' time that ends there."""
+
+    where: Where
+    share: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Reads:
+    """Values that the host reads at one line. per_step: how many; graph_free: how many of them without gradients;
+    calls: of models without gradients in a step."""
+
+    where: Where
+    per_step: float
+    graph_free: float = 0.0
+    calls: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Recompiles:
+    """Compilations after the first of the same function. reasons: torch's own words; steps: in which they were."""
+
+    where: Where
+    reasons: tuple[str, ...]
+    steps: int
+    value: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Growth:
+    """A model that is called again and again with an input that keeps all of the last one. first, last: seconds of the
+    first and the last call; lengths: of the input there."""
+
+    where: Where
+    calls: int
+    first: float
+    last: float
+    lengths: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A Python loop whose iterations do not need one another. ops: a step; share: of the forward's ops; gain: how many
+    times faster its ops are in one batch, measured; elements: the median size of a result."""
+
+    where: Where
+    iterations: int
+    ops: int
+    share: float
+    gain: float
+    elements: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of the time at a place. share: of the step's op time; what: in words."""
+
+    where: Where
+    share: float
+    what: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Slower:
+    """Steps that grow. ratio: of the last third of the steps to the first; what grew, from which number to which."""
+
+    where: Where
+    ratio: float
+    what: str
+    before: float
+    after: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Cure:
+    """A change that was tried, or foretold. predicted, measured: how many times faster, None where not known; losses:
+    of the same step without and with it; why_not: why it was not tried."""
+
+    name: str
+    predicted: float | None = None
+    measured: float | None = None
+    losses: tuple[float, float] | None = None
+    why_not: str = ""
+
+
+@dataclasses.dataclass
+class SpeedFacts:
+    """steps: those that count (the first warms up), of `ran`. cards: GPUs that could be used; on_cpu: models without a
+    weight on one; busy: the share of the time in which the GPU works, None where not known. lines: where the time ends,
+    the dearest first; loading, saving, validating: the user's line of each. slower: steps that grow; double: work in
+    float64; repeated: work that was done before."""
+
+    steps: tuple[StepTimes, ...] = ()
+    ran: int = 0
+    device: str = "cpu"
+    cards: int = 0
+    on_cpu: tuple[str, ...] = ()
+    busy: float | None = None
+    lines: tuple[Line, ...] = ()
+    loading: Where = Where()
+    workers: int = 0
+    saving: Where = Where()
+    saves: int = 0
+    validating: Where = Where()
+    validations: int = 0
+    eval_batches: int = 0
+    backwards: int = 0
+    reads: tuple[Reads, ...] = ()
+    recompiles: Recompiles | None = None
+    growth: Growth | None = None
+    loop: Loop | None = None
+    double: Part | None = None
+    repeated: Part | None = None
+    slower: Slower | None = None
+    attention: Part | None = None
+    cures: list[Cure] = dataclasses.field(default_factory=list)
+    unchecked: list[str] = dataclasses.field(default_factory=list)
+
+    def seconds(self, phase: str | None = None) -> float:
+        """The median of a step, or of a phase of it."""
+        values = [step.total if phase is None else step.phases.get(phase, 0.0) for step in self.steps]
+        return statistics.median(values) if values else 0.0
+
+    def share(self, phase: str) -> float:
+        """Of the time of all steps together: what happens every few steps counts as often as it happens."""
+        whole = sum(step.total for step in self.steps)
+        return sum(step.phases.get(phase, 0.0) for step in self.steps) / whole if whole else 0.0
+
+    def cure(self, name: str) -> Cure | None:
+        return next((cure for cure in self.cures if cure.name == name), None)

@@ -1,0 +1,565 @@
+"""The ops of two or three steps: which of them repeat one that was computed before, which a Python loop makes small, which
+are double, which wait for a value, and which run again over an input that only grew.
+
+Each op is timed alone, which makes a step many times slower: its times are used as shares only. A value has a number: the
+op, the numbers of its inputs, its other arguments; leaves by their content, weights by their version, batches by their
+step. Equal numbers are equal values, so an op whose number was there before is work that was done before.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import dataclasses
+import functools
+import statistics
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.nn.modules import module as nn_module
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from nbdebug.observe.locations import ENGINE, OPTIMIZER, USER, Site, at_site
+from nbdebug.observe.sources import nodes_of
+from nbdebug.observe.tensors import base_name, fingerprint
+from nbdebug.report import Where
+from nbdebug.tools.speed.clock import DRIVERS, Patches, code_kind, users_lines
+from nbdebug.tools.speed.facts import Growth, Loop, Part, Reads
+
+READ = "local_scalar_dense"
+COPIES = frozenset({"clone", "copy", "to_copy", "contiguous", "lift_fresh_copy"})
+VIEWS = frozenset(
+    "view reshape expand permute transpose t select slice unsqueeze squeeze alias detach unbind split chunk as_strided "
+    "unsafe_view narrow diagonal lift_fresh empty empty_like empty_strided new_empty".split()
+)
+SMALL = 65_536
+"""Elements: a kernel of fewer takes a GPU less time than its launch."""
+LARGEST_LEAF = 4_000_000
+"""Elements: larger leaves are not compared by their content."""
+MOST_OPS = 20_000
+ITERATIONS, LOOP_OPS, HALF, QUARTER = 8, 48, 0.5, 0.25
+CALLS = 8
+
+
+@dataclasses.dataclass
+class Op:
+    """One op. lines: of the user's stack, the outermost first; loops: (head, iteration) around it, the outermost first;
+    after: the heads of loops of which it needs an earlier iteration."""
+
+    name: str
+    func: Any
+    seconds: float
+    step: int
+    phase: str
+    lines: tuple[Site, ...]
+    loops: tuple[tuple[Any, int], ...]
+    after: frozenset[Any]
+    repeated: bool
+    double: bool
+    elements: int
+    grad: bool
+    own: bool
+    inputs: tuple[Any, ...] = ()
+
+    @property
+    def line(self) -> Site | None:
+        return self.lines[-1] if self.lines else None
+
+
+class OpWatch(TorchDispatchMode):
+    """parameters: those that an optimizer holds. salted: whether a step's leaves are other ones in each step though
+    their content is the same (a batch that is the same in all steps). seconds: after which no more ops are noted."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch.compile is off meanwhile; else each op imports and enters its guard
+
+    def __init__(self, parameters: Iterable[Any], salted: bool, seconds: float = 5.0) -> None:
+        super().__init__()
+        self.cut: int | None = None
+        self.until = time.perf_counter() + seconds
+        self._parameters, self.salted = list(parameters), salted
+        self.trained, self._gradients, self._in_backward = {id(p) for p in self._parameters}, set[int](), True
+        self.ops: list[Op] = []
+        self.step, self.paused, self.noting = 0, False, False
+        self.sequences: list[Sequence] = []
+        self.free_calls: collections.Counter[int] = collections.Counter()
+        self.data_loops: set[Any] = set()
+        self.attentions: list[tuple[Any, Any, Any, str, Site | None]] = []
+        self._numbers: dict[int, tuple[Any, int, int]] = {}
+        self._after: dict[int, tuple[Any, dict[Any, int], frozenset[Any]]] = {}
+        self._done: set[int] = set()
+        self._salts: dict[int, Any] = {}
+        self._loops: dict[Any, tuple[Any, int, FrameType]] = {}
+        self._sync = torch.cuda.synchronize if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+        self._depth = 0
+
+    # -- the run ------------------------------------------------------------------------------------------------------
+
+    def begin_step(self, number: int) -> None:
+        self.step = number
+        self._loops.clear()
+
+    def batch(self, batch: Any) -> None:
+        """The tensors of a batch are the step's own, whatever is in them."""
+        for leaf in tree_leaves(batch):
+            if isinstance(leaf, torch.Tensor):
+                self._salts[id(leaf)] = weakref.ref(leaf)
+
+    def loading(self) -> None:
+        """A loader is read: the loop around that is one over batches."""
+        for frame, line in _stack(sys._getframe(1))[0]:
+            self.data_loops.update(head for head, _ in _loops_at(frame.f_code, line))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        begin = time.perf_counter()
+        if self.paused or self.cut is not None or len(self.ops) > MOST_OPS or begin > self.until:
+            if not self.paused and self.cut is None:
+                self.cut = self.step
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if self._sync is not None:
+            self._sync()
+        took = time.perf_counter() - begin
+        self.noting = True  # what reads a tensor for its number is none of the user's
+        try:
+            with _disable_current_modes():
+                self._note(func, args, kwargs, result, took)
+        finally:
+            self.noting = False
+        return result
+
+    def _note(self, func: Any, args: Any, kwargs: Any, result: Any, took: float) -> None:
+        name = base_name(func)
+        frames, engine, optimizer = _stack(sys._getframe(2))
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        backward = engine or torch._C._current_autograd_node() is not None
+        if self._in_backward and not backward:
+            self._gradients = {id(p.grad) for p in self._parameters if p.grad is not None}
+        self._in_backward = backward
+        loops = () if backward or optimizer else self._loops_around(frames)
+        known, number = self._number(func, name, args, kwargs, inputs, outputs)
+        after = self._dependence(inputs, outputs, loops) if loops else frozenset()
+        self.ops.append(
+            Op(
+                name=name,
+                func=func,
+                seconds=took,
+                step=self.step,
+                phase="backward" if backward else "optimizer" if optimizer else "forward",
+                lines=tuple(Site(f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames)[::-1],
+                loops=loops,
+                after=after,
+                repeated=known and not backward,
+                double=any(t.dtype in (torch.float64, torch.complex128) for t in outputs),
+                elements=max((t.numel() for t in outputs), default=0),
+                grad=torch.is_grad_enabled(),
+                own=bool(inputs) and all(self._is_own(t) for t in inputs),
+                inputs=_kept(func, name, args, kwargs, inputs) if loops else (),
+            )
+        )
+
+    # -- loops --------------------------------------------------------------------------------------------------------
+
+    def _loops_around(self, frames: list[tuple[FrameType, int]]) -> tuple[tuple[Any, int], ...]:
+        around = []
+        for frame, line in reversed(frames):
+            for head, targets in _loops_at(frame.f_code, line):
+                key = (id(frame), *head)
+                now = tuple(frame.f_locals.get(name) for name in targets) if targets else (frame.f_lasti,)
+                before, count, _ = self._loops.get(key, (None, -1, frame))
+                if before is None:
+                    count = 0
+                elif targets:
+                    count += not all(a is b for a, b in zip(before, now))
+                else:
+                    count += now[0] < before[0]
+                self._loops[key] = now, count, frame  # the frame is held: its id is not given to another one
+                around.append((key, count))
+        return tuple(around)
+
+    def _dependence(self, inputs: list[Any], outputs: list[Any], loops: tuple[tuple[Any, int], ...]) -> frozenset[Any]:
+        """The loops of which an input was made in an earlier iteration, or needs such a one."""
+        now, after = dict(loops), set()
+        for tensor in inputs:
+            ref, made, before = self._after.get(id(tensor), (None, {}, frozenset()))
+            if ref is not None and ref() is tensor:
+                after |= {key for key, count in made.items() if now.get(key, count) > count}
+                after |= before & now.keys()
+        for tensor in outputs:
+            self._after[id(tensor)] = weakref.ref(tensor), now, frozenset(after)
+        return frozenset(after)
+
+    def _is_own(self, tensor: Any) -> bool:
+        """A weight or its gradient."""
+        return isinstance(tensor, torch.nn.Parameter) or id(tensor) in self.trained or id(tensor) in self._gradients
+
+    # -- values -------------------------------------------------------------------------------------------------------
+
+    def _number(
+        self, func: Any, name: str, args: Any, kwargs: Any, inputs: list[Any], outputs: list[Any]
+    ) -> tuple[bool, int]:
+        """Whether this very value was computed before, and its number."""
+        random = torch.Tag.nondeterministic_seeded in func.tags or name.startswith(("empty", "new_empty", READ))
+        if random:
+            number = hash(("new", self.step, len(self.ops)))
+        else:
+            others = tuple(repr(leaf) for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor))
+            number = hash((str(func), tuple(self._number_of(t) for t in inputs), others))
+        known = number in self._done and bool(outputs) and name not in VIEWS
+        self._done.add(number)
+        for place, tensor in enumerate(outputs):
+            self._numbers[id(tensor)] = weakref.ref(tensor), _version(tensor), hash((number, place))
+        return known, number
+
+    def _number_of(self, tensor: Any) -> int:
+        ref, version, number = self._numbers.get(id(tensor), (None, 0, 0))
+        if ref is not None and ref() is tensor and version == _version(tensor):
+            return number
+        salt = self._salts.get(id(tensor))
+        if isinstance(tensor, torch.nn.Parameter) or tensor.numel() > LARGEST_LEAF or id(tensor) in self.trained:
+            number = hash(("leaf", id(tensor), _version(tensor)))
+        elif self.salted or (salt is not None and salt() is tensor):
+            number = hash(("batch", self.step, id(tensor), _version(tensor)))
+        else:
+            try:
+                number = hash(fingerprint(tensor))
+            except Exception:  # of a tensor without plain values
+                number = hash(("leaf", id(tensor)))
+        self._numbers[id(tensor)] = weakref.ref(tensor), _version(tensor), number
+        return number
+
+    # -- calls of models -----------------------------------------------------------------------------------------------
+
+    def watch_calls(self, patches: Patches) -> list[Any]:
+        """Hooks for the outermost calls of modules, and for attention; to be removed."""
+
+        def attention(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
+                if len(self.attentions) < 200 and not self.paused:
+                    lines = users_lines()
+                    self.attentions.append((args, kwargs, self.step, "", lines[-1] if lines else None))
+                return original(*args, **kwargs)
+
+            return scaled_dot_product_attention
+
+        patches.put(torch.nn.functional, "scaled_dot_product_attention", attention)
+        for name in ("tolist", "numpy"):
+            patches.put(torch.Tensor, name, self._read)
+        return [
+            nn_module.register_module_forward_pre_hook(self._call_begins),
+            nn_module.register_module_forward_hook(self._call_ends, always_call=True),
+        ]
+
+    def _read(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if not (self.paused or self.noting):
+                with _disable_current_modes():
+                    self._note_read(tensor)
+            return original(tensor, *args, **kwargs)
+
+        return read
+
+    def _note_read(self, tensor: Any) -> None:
+        frames, _, optimizer = _stack(sys._getframe(2))
+        lines = tuple(Site(f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames)[::-1]
+        grad = torch.is_grad_enabled()
+        phase = "optimizer" if optimizer else "forward"
+        self.ops.append(Op(READ, None, 0.0, self.step, phase, lines, (), frozenset(), False, False, 1, grad, False))
+
+    def _call_begins(self, module: Any, args: Any) -> None:
+        self._depth += 1
+        if self._depth == 1 and not self.paused:
+            self.free_calls[self.step] += not torch.is_grad_enabled()
+            self._began = time.perf_counter()
+
+    def _call_ends(self, module: Any, args: Any, output: Any) -> None:
+        self._depth = max(0, self._depth - 1)
+        if self._depth or self.paused or torch._C._current_autograd_node() is not None:
+            return
+        tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+        frame: FrameType | None = sys._getframe(1)
+        while not tensors and frame is not None and frame.f_code.co_name in ("_call_impl", "inner"):
+            tensors = [t for t in tree_leaves(frame.f_locals.get("kwargs")) if isinstance(t, torch.Tensor)]
+            frame = frame.f_back
+        results = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+        if tensors and results:
+            took = time.perf_counter() - self._began
+            with _disable_current_modes():
+                self._extend(module, tensors[0].detach(), results[0].shape, took)
+
+    def _extend(self, module: Any, tensor: Any, shape: Any, took: float) -> None:
+        sequence = next((s for s in reversed(self.sequences) if s.module is module), None)
+        if sequence is None or not sequence.goes_on(tensor, shape):
+            sequence = Sequence(module, self.step, users_lines())
+            self.sequences.append(sequence)
+        sequence.add(tensor, shape, took)
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    @property
+    def last(self) -> list[Op]:
+        """The ops of the last whole step; of a step that is too long, of its beginning."""
+        step = self.step if self.cut is None else max(self.cut - 1, 0)
+        return [op for op in self.ops if op.step == step]
+
+    def seconds(self) -> float:
+        return sum(op.seconds for op in self.last) or 1e-9
+
+    def reads(self) -> tuple[Reads, ...]:
+        """The lines at which values are read, those with most first; torch's own reads are none."""
+        steps = len({op.step for op in self.ops}) or 1
+        counts: collections.Counter[Site] = collections.Counter()
+        free: collections.Counter[Site] = collections.Counter()
+        for op in self.ops:
+            if op.name == READ and op.phase != "optimizer" and op.line is not None:
+                counts[op.line] += 1
+                free[op.line] += not op.grad
+        calls = sum(self.free_calls.values()) / steps
+        return tuple(
+            Reads(at_site(Where(), site), n / steps, free[site] / steps, calls) for site, n in counts.most_common(20)
+        )
+
+    def double(self) -> float:
+        return sum(op.seconds for op in self.last if op.double) / self.seconds()
+
+    def repeated(self) -> Part | None:
+        """What was computed before, or is only copied: the outermost line that does hardly anything else."""
+        again = [op for op in self.last if op.repeated]
+        copies = [op for op in self.last if op.name in COPIES and op.phase == "forward" and not op.repeated]
+        parts = [self._part(again, "computed again")] if again else []
+        parts += [self._part(copies, "copied")] if copies else []
+        return max(parts, key=lambda part: part.share, default=None)
+
+    def _part(self, ops: list[Op], what: str) -> Part:
+        inside, whole = collections.Counter[Site](), collections.Counter[Site]()
+        chosen = {id(op) for op in ops}
+        for op in self.last:
+            for site in set(op.lines):
+                whole[site] += op.seconds
+                inside[site] += op.seconds * (id(op) in chosen)
+        total = sum(op.seconds for op in ops)
+        stacks = [op.lines for op in ops]
+        deep = {site: depth for lines in stacks for depth, site in enumerate(lines)}
+        able = [s for s in inside if inside[s] >= 0.8 * whole[s] and inside[s] >= 0.5 * total]
+        site = min(able, key=lambda s: deep[s], default=None) or next(iter(inside.most_common(1)), (None,))[0]
+        return Part(at_site(Where(phase="forward"), site), total / self.seconds(), what)
+
+    def growth(self) -> Growth | None:
+        long = [s for s in self.sequences if len(s.times) >= CALLS and s.outputs[0] != s.outputs[1]]
+        if not long:
+            return None
+        best = max(long, key=lambda s: sum(s.times))
+        third = max(1, len(best.times) // 4)
+        line = best.lines[-1] if best.lines else None
+        return Growth(
+            at_site(Where(phase="forward"), line),
+            len(best.times),
+            statistics.median(best.times[:third]),
+            statistics.median(best.times[-third:]),
+            best.lengths,
+        )
+
+    def loop(self, try_batched: bool = True) -> Loop | None:
+        """The Python loop that makes most of the forward's ops, where its iterations are free of one another."""
+        forward = [op for op in self.last if op.phase == "forward" and op.name not in VIEWS and op.name != READ]
+        if not forward:
+            return None
+        by_head: dict[Any, list[tuple[Op, Any, int]]] = collections.defaultdict(list)
+        for op in forward:
+            for key, count in op.loops:
+                by_head[key[1:]].append((op, key, count))
+        depth = {key[1:]: place for op in forward for place, (key, _) in enumerate(op.loops)}
+        for head in sorted(by_head, key=lambda h: depth[h]):
+            found = self._free(head, by_head[head], forward)
+            if found is not None:
+                gain = batched_gain([op for op, _, _ in by_head[head]]) if try_batched else 0.0
+                return dataclasses.replace(found, gain=gain)
+        return None
+
+    def _free(self, head: Any, members: list[tuple[Op, Any, int]], forward: list[Op]) -> Loop | None:
+        turns: dict[Any, int] = {}
+        own: dict[Any, bool] = {}
+        for op, key, count in members:
+            turns[key] = max(turns.get(key, 0), count + 1)
+            own[key, count] = own.get((key, count), False) or op.own
+        small = statistics.median(op.elements for op, _, _ in members) <= SMALL
+        free = sum(key not in op.after for op, key, _ in members) / len(members)
+        enough = max(turns.values()) >= ITERATIONS and len(members) >= LOOP_OPS and len(members) >= HALF * len(forward)
+        spent = sum(op.seconds for op, _, _ in members) / (sum(op.seconds for op in forward) or 1.0)
+        if head in self.data_loops or not enough or not small or free < 0.6 or spent < QUARTER:
+            return None
+        if sum(own.values()) > 0.8 * len(own):  # the weights one by one
+            return None
+        elements = int(statistics.median(op.elements for op, _, _ in members))
+        file, line = head[0], head[1]
+        where = at_site(Where(phase="forward"), Site(file, line, ""))
+        return Loop(where, max(turns.values()), len(members), len(members) / len(forward), 0.0, elements)
+
+
+class Sequence:
+    """Calls of one module in a row, each with the input of the last one and more."""
+
+    def __init__(self, module: Any, step: int, lines: tuple[Site, ...]) -> None:
+        self.module, self.step, self.lines = module, step, lines
+        self.times: list[float] = []
+        self.outputs: list[Any] = []
+        self.sizes: list[Any] = []
+        self._last: Any = None
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        axis = next((i for i, (a, b) in enumerate(zip(self.sizes[0], self.sizes[-1])) if a != b), 0)
+        return self.sizes[0][axis], self.sizes[-1][axis]
+
+    def goes_on(self, tensor: Any, shape: Any) -> bool:
+        last = self._last
+        if last.dim() != tensor.dim() or len(shape) != len(self.outputs[-1]):
+            return False
+        grown = [i for i, (a, b) in enumerate(zip(last.shape, tensor.shape)) if a != b]
+        if len(grown) != 1 or tensor.shape[grown[0]] <= last.shape[grown[0]]:
+            return False
+        return torch.equal(tensor.narrow(grown[0], 0, last.shape[grown[0]]), last)
+
+    def add(self, tensor: Any, shape: Any, took: float) -> None:
+        self.times.append(took)
+        self.outputs.append(tuple(shape))
+        self.sizes.append(tuple(tensor.shape))
+        self._last = tensor
+
+
+# -- stacks and loops --------------------------------------------------------------------------------------------------
+
+
+def _stack(frame: FrameType | None) -> tuple[list[tuple[FrameType, int]], bool, bool]:
+    """The user's frames with their lines, the innermost first; whether they end at autograd's engine; and whether an
+    optimizer of torch's runs inside of them."""
+    frames: list[tuple[FrameType, int]] = []
+    optimizer = False
+    while frame is not None and frame.f_code not in DRIVERS:
+        kind = code_kind(frame.f_code)
+        if kind == USER:
+            frames.append((frame, frame.f_lineno or 0))
+        elif kind == ENGINE:
+            return frames, True, optimizer
+        elif kind == OPTIMIZER and not frames:
+            optimizer = True
+        frame = frame.f_back
+    return frames, False, optimizer
+
+
+@functools.lru_cache(maxsize=4096)
+def _loops_at(code: CodeType, line: int) -> tuple[tuple[tuple[str, int], tuple[str, ...]], ...]:
+    """The loops around a line of a function, the outermost first: ((file, line of the head), names of its targets)."""
+    file = code.co_filename
+    if code.co_name in ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"):
+        targets = tuple(name for name in code.co_varnames if not name.startswith("."))
+        return (((file, code.co_firstlineno), targets),)
+    function = _function(file, code.co_firstlineno, code.co_name)
+    loops = []
+    for node in _loops_of(file):
+        inside = node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
+        if inside and (function is None or function.lineno <= node.lineno <= (function.end_lineno or 0)):
+            names = [n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)] if hasattr(node, "target") else []
+            loops.append((node.lineno, tuple(names)))
+    return tuple(((file, head), names) for head, names in sorted(loops))
+
+
+@functools.lru_cache(maxsize=256)
+def _loops_of(file: str) -> tuple[Any, ...]:
+    return tuple(n for n in nodes_of(file) if isinstance(n, (ast.For, ast.While, ast.AsyncFor)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _function(file: str, line: int, name: str) -> Any:
+    """The function that begins at a line, decorators included; None for a file's top level."""
+    for node in nodes_of(file):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            if first <= line <= node.lineno:
+                return node
+    return None
+
+
+def _version(tensor: Any) -> int:
+    try:
+        return int(tensor._version)
+    except RuntimeError:  # an inference tensor has none
+        return 0
+
+
+def _kept(func: Any, name: str, args: Any, kwargs: Any, inputs: list[Any]) -> tuple[Any, ...]:
+    """The arguments of an op that may be run once more in a batch: small ones, without what it writes to."""
+    if kwargs or name in VIEWS or not inputs or func._schema.is_mutable or any(t.numel() > SMALL for t in inputs):
+        return ()
+    return tuple(t.detach() if isinstance(t, torch.Tensor) else t for t in args)
+
+
+# -- the batched op ----------------------------------------------------------------------------------------------------
+
+
+def batched_gain(ops: list[Op], most: int = 64) -> float:
+    """How many times longer the ops of a loop take one by one than in one op over all of them, measured on their own
+    inputs, several times in turn; 0.0 where none of them could be batched."""
+    groups: dict[Any, list[tuple[Any, ...]]] = collections.defaultdict(list)
+    for op in ops:
+        if op.inputs:
+            shape = tuple((tuple(a.shape), a.dtype) if isinstance(a, torch.Tensor) else repr(a) for a in op.inputs)
+            groups[op.func, op.line, shape].append(op.inputs)
+    one, all_ = 0.0, 0.0
+    with torch.no_grad():
+        for (func, _, _), members in groups.items():
+            if len(members) >= ITERATIONS:
+                with _quiet():
+                    times = _compare(func, members[:most])
+                    if times is not None:
+                        one, all_ = one + times[0] * len(members), all_ + times[1]
+    return one / all_ if all_ else 0.0
+
+
+class _quiet:
+    """What can't be batched is left out."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        return isinstance(error, Exception)
+
+
+def _compare(func: Any, members: list[tuple[Any, ...]]) -> tuple[float, float] | None:
+    """Seconds of one call, and of a call for all members."""
+    stacked, dims = [], []
+    for place, value in enumerate(members[0]):
+        column = [m[place] for m in members]
+        same = not isinstance(value, torch.Tensor) or all(c is value or c.data_ptr() == value.data_ptr() for c in column)
+        stacked.append(value if same else torch.stack(column))
+        dims.append(None if same else 0)
+    if not any(d == 0 for d in dims):
+        return None
+    batched = torch.vmap(func, in_dims=tuple(dims))
+    alone = [value[:1] if dim == 0 else value for value, dim in zip(stacked, dims)]
+    batched(*stacked)
+    ones, alls = [], []
+    for _ in range(5):
+        times = [time.perf_counter()]
+        for member in members:
+            func(*member)
+        times.append(time.perf_counter())
+        batched(*stacked)
+        times.append(time.perf_counter())
+        batched(*alone)  # what vmap itself takes, which a batched op does not
+        times.append(time.perf_counter())
+        one = (times[1] - times[0]) / len(members)
+        ones.append(one)
+        alls.append(max(times[2] - times[1] - (times[3] - times[2] - one), one))
+    return statistics.median(ones), statistics.median(alls)

@@ -1,0 +1,409 @@
+"""Rules: from what was seen of a training's time to the one cause that makes it slow. The first that holds answers.
+
+Counts and ratios within one run alone: another program on the machine makes all parts of a step slower. The thresholds
+are those of a trial on 27 trainings with their healthy twins; where an experiment can tell, it decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from nbdebug.registry import rule
+from nbdebug.report import Finding, Fix, Where
+from nbdebug.text import count, figures, percent
+from nbdebug.tools.speed.facts import SpeedFacts
+
+TUNING = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
+HALF = 0.5
+WAITING = 0.55
+"""Of a step's time: broken trainings wait 85 to 94% of it for data, healthy ones at most 33%."""
+RECOMPILES = 3
+READS = 5
+BATCHED = 3.0
+"""Times faster in one op: loops that should be one op gained 6 to 7, a loop that is none 1.5."""
+GROWN = 1.3
+"""Of the work (ops and elements) of a late step over an early one."""
+IDLE, UNCHANGED, DOUBLE_ROWS = 0.7, 1.2, 1.6
+"""Of a GPU; of a step with twice the rows."""
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{figures(1000 * seconds)} ms" if seconds < 1 else f"{figures(seconds)} s"
+
+
+def finding(
+    facts: SpeedFacts, code: str, bottleneck: str, title: str, where: Where, fixes: Iterable[Fix], **evidence: Any
+) -> Finding:
+    """bottleneck: the part of the step that is slow. `_` in names of evidence is a space."""
+    rows = {key.replace("_", " "): value for key, value in evidence.items() if value not in (None, "", ())}
+    step = {"a step": milliseconds(facts.seconds())} if facts.steps else {}
+    return Finding(code, title, where, {"bottleneck": bottleneck, **rows, **step}, tuple(fixes))
+
+
+def gain(facts: SpeedFacts, name: str) -> str:
+    """What a cure that was tried did: "2.1 times as fast (2.3 predicted)"."""
+    cure = facts.cure(name)
+    if cure is None or cure.measured is None:
+        return ""
+    return f"{figures(cure.measured)} times as fast" + (f" ({figures(cure.predicted)} predicted)" if cure.predicted else "")
+
+
+@rule(
+    code="speed/compile-recompiles",
+    title="torch.compile compiles the same function again in most steps.",
+    symptom="Steps of a compiled model take many times as long as those of the plain one, for dozens of steps; then a "
+    "warning about `recompile_limit` may come.",
+    cause="The compiled code is valid for the values that its guards note. A number that changes each step (a "
+    "counter, a weight of the loss, a Python float), or a length, fails its guard each time.",
+    confirm='`TORCH_LOGS="recompiles" python train.py` prints each guard that failed.',
+    fix="Give the value as a tensor (`torch.tensor(weight)`), keep counters out of the compiled part, pad lengths to a "
+    "few sizes, or use `torch.compile(..., dynamic=True)` for shapes.",
+    reference="https://docs.pytorch.org/docs/stable/compile/programming_model.recompilation.html",
+)
+def compile_recompiles(facts: SpeedFacts) -> Finding | None:
+    seen = facts.recompiles
+    if seen is None or len(seen.reasons) < 2:
+        return None
+    if len(seen.reasons) < RECOMPILES and 2 * len(seen.reasons) < len(facts.steps):
+        return None
+    value = f"`{seen.value}` has another value each time" if seen.value else "a guard fails each time"
+    title = f"torch.compile compiled again {count(len(seen.reasons), 'time')} in {count(seen.steps, 'step')}: {value}"
+    name = seen.value or "value"
+    fixes = [
+        Fix("Give what changes as a tensor: its value is then no part of the compiled code.", f"{name} = torch.tensor({name})")
+    ]
+    return finding(
+        facts, "speed/compile-recompiles", "forward", title, seen.where, fixes,
+        guard=seen.reasons[-1], recompiled=count(len(seen.reasons), "time"), without_compile=gain(facts, "no torch.compile"),
+    )  # fmt: skip
+
+
+@rule(
+    code="speed/loader-bound",
+    title="Training waits for its data most of the time.",
+    symptom="The accelerator idles between short peaks; a faster one changes nothing, more workers do.",
+    cause="Items are read, decoded or put together one after the other in the process that trains, and the step itself "
+    "is short against that.",
+    confirm="The same step on one batch again and again: `bottleneck` runs it and prints how much faster it is.",
+    fix="Do once what need not be done for each item (parse a file, tokenize, build a table), use tensors in place of "
+    "Python loops, and load with workers: `num_workers=4, persistent_workers=True, pin_memory=True`.",
+    reference="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
+)
+def loader_bound(facts: SpeedFacts) -> Finding | None:
+    share, cure = facts.share("waiting for data"), facts.cure("the same batch again")
+    proven = cure is not None and cure.measured is not None and facts.device != "cpu" and cure.measured > 1.8
+    if share < WAITING and not (proven and share > 0.4):
+        return None
+    if cure is not None and cure.measured is not None and cure.measured < 1.2:
+        return None
+    each = f"waits {milliseconds(facts.seconds('waiting for data'))} of {milliseconds(facts.seconds())} for its batch"
+    title = f"A step {each}: {percent(share)} of the time goes into loading"
+    workers = [cure for cure in facts.cures if cure.name.startswith("num_workers") and cure.measured]
+    best = max(workers, key=lambda cure: cure.measured or 0.0, default=None)
+    code = best.name if best is not None and (best.measured or 0.0) > 1.2 else "num_workers=4, persistent_workers=True"
+    fixes = [Fix("Do this work once, before training, or in one tensor op.", facts.loading.text or "# in the data set")]
+    if facts.workers == 0:
+        fixes.append(Fix("Load in other processes while the step runs.", f"DataLoader(..., {code})"))
+    return finding(
+        facts, "speed/loader-bound", "loader", title, facts.loading, fixes,
+        waiting=percent(share), on_one_batch=gain(facts, "the same batch again"), workers=facts.workers,
+    )  # fmt: skip
+
+
+@rule(
+    code="speed/checkpoint-too-often",
+    title="Saving takes more time than training.",
+    symptom="Steps per second depend on the disk; every few steps take many times as long as the others.",
+    cause="The whole state is written every step, or every few.",
+    confirm="The same steps with saving left out: `bottleneck` runs them.",
+    fix="Save by time or every few hundred steps, and what is needed to resume alone.",
+    reference="https://docs.pytorch.org/tutorials/recipes/distributed_async_checkpoint_recipe.html",
+)
+def checkpoint_too_often(facts: SpeedFacts) -> Finding | None:
+    share = facts.share("saving")
+    if share < HALF or facts.saves < 2:
+        return None
+    title = f"Saving takes {percent(share)} of the time: {count(facts.saves, 'file')} in {count(facts.ran, 'step')}"
+    code = f"if step % 500 == 0:\n    {facts.saving.text or 'torch.save(...)'}"
+    return finding(
+        facts, "speed/checkpoint-too-often", "rest", title, facts.saving,
+        [Fix("Save every few hundred steps.", code)], saving=percent(share), without_saving=gain(facts, "no saving"),
+    )  # fmt: skip
+
+
+@rule(
+    code="speed/transfer-bound",
+    title="Batches travel to the GPU longer than it works on them.",
+    symptom="The GPU idles at the start of each step; a smaller batch or pinned memory changes the rate.",
+    cause="The copy comes from pageable memory, or of data that the GPU could keep or make itself, and nothing else runs "
+    "meanwhile.",
+    confirm="The step on a batch that is on the GPU already: `bottleneck` runs it.",
+    fix="`DataLoader(..., pin_memory=True)` with `.to(device, non_blocking=True)`; send uint8 and convert there; keep what "
+    "does not change on the GPU.",
+    reference="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
+)
+def transfer_bound(facts: SpeedFacts) -> Finding | None:
+    share = facts.share("copy")
+    if facts.device == "cpu" or share < 0.4:
+        return None
+    title = f"Copies to the GPU take {percent(share)} of a step"
+    fixes = [Fix("Copy from pinned memory, while the GPU works.", "batch = batch.to(device, non_blocking=True)")]
+    return finding(facts, "speed/transfer-bound", "transfer", title, facts.loading, fixes, copies=percent(share))
+
+
+@rule(
+    code="speed/eval-too-often",
+    title="Validation takes more time than training.",
+    symptom="Training became several times slower with the validation set; its curve has a point for every step or two.",
+    cause="The whole validation set is run every step, or every few.",
+    confirm="The same steps with validation left out: `bottleneck` runs them.",
+    fix="Validate once an epoch or every few hundred steps, or on a part of the set.",
+    reference=TUNING,
+)
+def eval_too_often(facts: SpeedFacts) -> Finding | None:
+    share = facts.share("validating")
+    if share < HALF or not facts.backwards or facts.validations < 2:
+        return None
+    often = f"{count(facts.validations, 'time')} in {count(facts.ran, 'step')}"
+    title = f"Validation takes {percent(share)} of the time: it ran {often}"
+    code = f"if step % 200 == 0:\n    {facts.validating.text or 'validate()'}"
+    return finding(
+        facts, "speed/eval-too-often", "rest", title, facts.validating, [Fix("Validate every few hundred steps.", code)],
+        validating=percent(share), without_validation=gain(facts, "no validation"), one_batch_of_it=gain(facts, "one batch of validation"),
+    )  # fmt: skip
+
+
+@rule(
+    code="speed/no-kv-cache",
+    title="Each new token runs the model over the whole text again.",
+    symptom="The first tokens come quickly, each later one takes longer; training at that length is fast.",
+    cause="The keys and values (or the state) of earlier tokens are thrown away, and computed again for every token.",
+    confirm="Time of the first and of the last token. `nbdebug.generation(model, ids)` compares both ways.",
+    fix="Give the model the newest token and its cache: `past_key_values`, `use_cache=True`, the state of an RNN.",
+    reference="https://huggingface.co/docs/transformers/cache_explanation",
+)
+def no_kv_cache(facts: SpeedFacts) -> Finding | None:
+    seen = facts.growth
+    if seen is None:
+        return None
+    first, last = seen.lengths
+    title = (
+        f"The model runs over all earlier tokens again for each new one: {count(seen.calls, 'call')}, with {first} to "
+        f"{last} positions"
+    )
+    fixes = [Fix("Keep what the model returns for earlier tokens, and give it the newest token.", "out, past = model(newest, past)")]
+    return finding(
+        facts, "speed/no-kv-cache", "forward", title, seen.where, fixes,
+        first_call=milliseconds(seen.first), last_call=milliseconds(seen.last),
+        positions_computed_again=percent(1 - 2 / (seen.calls + 1)),
+    )  # fmt: skip
+
+
+@rule(
+    code="speed/redundant-work",
+    title="Most of the time goes into what was computed before.",
+    symptom="A step takes several times as long as its newest part needs.",
+    cause="A computation with equal inputs and unchanged weights stands inside a loop or in every step, or data are "
+    "copied without need.",
+    confirm="The report names the line all of whose ops have equal inputs to earlier ones.",
+    fix="Compute it once before the loop and use the result; compute what never changes before training.",
+    reference=TUNING,
+)
+def redundant_work(facts: SpeedFacts) -> Finding | None:
+    seen = facts.repeated
+    if seen is None or seen.share < HALF:
+        return None
+    cure = facts.cure("equal results remembered")
+    if cure is not None and cure.measured is not None and cure.measured < 1.1:
+        return None
+    what = "repeats what was computed before, with equal inputs" if seen.what == "computed again" else "only copies"
+    title = f"{percent(seen.share)} of a step's work {what}"
+    fixes = [Fix("Do it once before the loop, and use the result.", f"{seen.where.text or '...'}  # before the loop")]
+    return finding(
+        facts, "speed/redundant-work", "forward", title, seen.where, fixes,
+        repeated=percent(seen.share), remembered=gain(facts, "equal results remembered"),
+    )  # fmt: skip
+
+
+@rule(
+    code="speed/wrong-dtype",
+    title="The model computes in double precision.",
+    symptom="Steps take twice as long as before (on a GPU up to 64 times), and memory doubles; results agree.",
+    cause="One float64 array (numpy's default) made a tensor float64, and the model was cast to agree with it.",
+    confirm="Dtypes of the weights and of what the loader gives; the step in float32: `bottleneck` runs it.",
+    fix="Cast the data once where they come in: `torch.from_numpy(table).float()`, and leave the model in float32.",
+    reference="https://docs.pytorch.org/docs/stable/tensor_attributes.html#torch-dtype",
+)
+def wrong_dtype(facts: SpeedFacts) -> Finding | None:
+    seen = facts.double
+    if seen is None or seen.share < HALF:
+        return None
+    cure = facts.cure("float32")
+    if cure is not None and cure.measured is not None and cure.measured < 1.1:
+        return None
+    title = f"{percent(seen.share)} of a step's work is done in float64"
+    fixes = [Fix("Compute in float32: cast the data where they come in.", "x = torch.from_numpy(table).float()")]
+    return finding(
+        facts, "speed/wrong-dtype", "forward", title, seen.where, fixes,
+        in_float64=percent(seen.share), in_float32=gain(facts, "float32"),
+    )  # fmt: skip
+
+
+@rule(
+    code="speed/small-kernels",
+    title="A Python loop computes in many small ops what one op could.",
+    symptom="A larger batch takes as much longer as it is larger; the GPU is in use all the time and draws no power.",
+    cause="Samples, heads, moments or terms of a loss are handled one by one, and each op has a cost of its own that "
+    "outweighs its work.",
+    confirm="The loop's own ops in one batch: `bottleneck` times both.",
+    fix="Let one op run over all of them: broadcasting, `einsum`, `reduction='none'`, `torch.vmap`.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.vmap.html",
+)
+def small_kernels(facts: SpeedFacts) -> Finding | None:
+    loop = facts.loop
+    if loop is None or loop.gain < BATCHED:
+        return None
+    title = (
+        f"A loop of {count(loop.iterations, 'iteration')} runs {count(loop.ops, 'small op')} a step, which do not need one "
+        "another"
+    )
+    fixes = [Fix("Run them as one op over all.", "torch.vmap(body)(stacked)  # or broadcasting, einsum, reduction='none'")]
+    return finding(
+        facts, "speed/small-kernels", "forward", title, loop.where, fixes,
+        ops=loop.ops, of_the_forward=percent(loop.share), elements_of_an_op=loop.elements,
+        in_one_batch=f"{figures(loop.gain)} times as fast (these ops, measured)",
+    )  # fmt: skip
+
+
+@rule(
+    code="speed/host-sync",
+    title="The step reads single values, and the GPU waits each time.",
+    symptom="The GPU is half idle though no data are waited for; a profile shows the host in cudaStreamSynchronize.",
+    cause="`.item()`, `float(t)`, `if t:`, `print(t)` or `.cpu()` in a loop: the host waits for all that was asked of the "
+    "GPU before, and the GPU then waits for the host.",
+    confirm='`torch.cuda.set_sync_debug_mode("warn")` names each line.',
+    fix="Keep the values as tensors, stack them, and read once every few steps.",
+    reference="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html#avoid-unnecessary-cpu-gpu-synchronization",
+)
+def host_sync(facts: SpeedFacts) -> Finding | None:
+    for reads in facts.reads:
+        of_calls = reads.graph_free >= reads.per_step - 0.5 and reads.per_step <= 1.5 * reads.calls
+        if reads.per_step >= READS and not of_calls:
+            break
+    else:
+        return None
+    effect = " (a GPU would wait for each; here it costs little)" if facts.device == "cpu" else ""
+    title = f"The host reads {figures(round(reads.per_step))} values a step at one line{effect}"
+    fixes = [Fix("Collect tensors, and read them together, now and then.", "values = torch.stack(values).tolist()")]
+    return finding(
+        facts, "speed/host-sync", "sync", title, reads.where, fixes,
+        reads_a_step=figures(round(reads.per_step)), reads_dropped=gain(facts, "reads dropped"),
+    )  # fmt: skip
+
+
+@rule(
+    code="speed/cpu-device",
+    title="The model computes on the CPU, and a GPU is there.",
+    symptom="The GPU's monitor shows nothing; all cores are busy.",
+    cause="The model, or a part of it, was never moved: `.to(device)` of a tensor gives a copy that has to be used.",
+    confirm="`next(model.parameters()).device`.",
+    fix="`model.to('cuda')` before the optimizer is made, and `batch.to('cuda')` in the loop.",
+    reference="https://docs.pytorch.org/docs/stable/notes/cuda.html",
+)
+def cpu_device(facts: SpeedFacts) -> Finding | None:
+    if not facts.cards or not facts.on_cpu:
+        return None
+    name = facts.on_cpu[0]
+    fixes = [Fix("Move the model before the optimizer is made.", f"{name}.to('cuda')")]
+    title = f"`{name}` computes on the CPU, and {count(facts.cards, 'GPU')} can be used"
+    return finding(facts, "speed/cpu-device", "forward", title, Where(module=name), fixes, GPUs=facts.cards)
+
+
+@rule(
+    code="speed/slow-attention",
+    title="Attention runs as plain matrix products.",
+    symptom="Time and memory grow with the square of the length, far above other models of that size.",
+    cause="The fused kernels take not every call: float32, a mask of their own, a head size or a GPU that they do not "
+    "know make torch fall back to the products.",
+    confirm="`torch.backends.cuda.can_use_flash_attention(params, debug=True)` says why a kernel refuses.",
+    fix="bf16 or fp16 (autocast), `is_causal=True` in place of a causal mask, head sizes that are a multiple of 8.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
+)
+def slow_attention(facts: SpeedFacts) -> Finding | None:
+    seen = facts.attention
+    if seen is None or seen.share < HALF:
+        return None
+    fixes = [Fix("Let a fused kernel run.", "with torch.autocast('cuda', torch.bfloat16): ...")]
+    title = f"Attention runs without a fused kernel ({seen.what})"
+    return finding(facts, "speed/slow-attention", "forward", title, seen.where, fixes, calls=percent(seen.share))
+
+
+@rule(
+    code="speed/launch-bound",
+    title="The batch is too small for the GPU.",
+    symptom="The GPU idles, nothing is waited for, and a batch of twice the size takes the same time.",
+    cause="Starting a kernel takes longer than running it on so few rows.",
+    confirm="Twice the batch in the same time: `bottleneck` runs it.",
+    fix="A larger batch (`%fit` tells which fits), `torch.compile(model, mode='reduce-overhead')`.",
+    reference=TUNING,
+)
+def launch_bound(facts: SpeedFacts) -> Finding | None:
+    cure = facts.cure("twice the batch")
+    if facts.device == "cpu" or cure is None or not cure.measured or (facts.busy is not None and facts.busy > 1 - IDLE):
+        return None
+    if cure.measured < 2 / UNCHANGED:
+        return None
+    title = f"A step of twice the batch takes the same time: {figures(cure.measured)} times the samples a second"
+    fixes = [Fix("Train with a larger batch.", "DataLoader(..., batch_size=2 * batch_size)")]
+    return finding(facts, "speed/launch-bound", "forward", title, Where(), fixes, twice_the_batch=gain(facts, "twice the batch"))
+
+
+@rule(
+    code="speed/communication-bound",
+    title="The processes wait for one another's gradients.",
+    symptom="Two GPUs are hardly faster than one; the GPUs' use drops at the end of each backward.",
+    cause="Collectives take longer than the work that they could hide behind.",
+    confirm="The step inside `model.no_sync()`.",
+    fix="Accumulate gradients over some batches (`no_sync`), larger batches, bf16 gradients, a faster interconnect.",
+    reference="https://docs.pytorch.org/docs/stable/notes/ddp.html",
+)
+def communication_bound(facts: SpeedFacts) -> Finding | None:
+    share = facts.share("communication")
+    if share < HALF:
+        return None
+    fixes = [Fix("Exchange gradients every few batches.", "with model.no_sync(): loss.backward()")]
+    title = f"Collectives take {percent(share)} of a step"
+    return finding(facts, "speed/communication-bound", "sync", title, Where(), fixes, communication=percent(share))
+
+
+@rule(
+    code="speed/slowing-down",
+    title="Every step does more work than the one before.",
+    symptom="Steps per second fall during the run; a restart makes it fast again.",
+    cause="A list, a graph or a tensor grows with each step, and each step goes over all of it.",
+    confirm="Ops and elements of an early and of a late step, which the report counts.",
+    fix="Detach what is kept, keep a running value or the last few in place of all.",
+    reference=TUNING,
+)
+def slowing_down(facts: SpeedFacts) -> Finding | None:
+    seen = facts.slower
+    if seen is None or seen.after < GROWN * seen.before:
+        return None
+    title = (
+        f"Steps become slower: the last ones take {figures(seen.ratio)} times the first ones, with {figures(seen.after)} "
+        f"{seen.what} in place of {figures(seen.before)}"
+    )
+    fixes = [Fix("Keep a running value, or the last few.", "total = 0.9 * total + 0.1 * value.detach()")]
+    return finding(facts, "speed/slowing-down", "forward", title, seen.where, fixes, slower=f"{figures(seen.ratio)} times")
+
+
+ORDER = (
+    compile_recompiles, loader_bound, checkpoint_too_often, transfer_bound, eval_too_often, slowing_down, no_kv_cache,
+    redundant_work, wrong_dtype, cpu_device, small_kernels, communication_bound, host_sync, slow_attention, launch_bound,
+)  # fmt: skip
+"""What hides the rest comes first: of a training that waits for its data the step hardly matters."""
+
+
+def name_cause(facts: SpeedFacts) -> Finding | None:
+    return next((found for check in ORDER if (found := check(facts)) is not None), None)
