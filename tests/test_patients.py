@@ -8,6 +8,7 @@ run shows it;
 `tests/patients/error/<slug>.py` CODE and NAMES: what the explanation of the error must name;
 `tests/patients/data/<slug>.py` CODE and NAMES: items that the report on the set must name;
 `tests/patients/checkpoint/<slug>.py` CODE and NAMES: what is said of the file that `make(folder)` gives;
+`tests/patients/speed/<slug>.py` CODE, BOTTLENECK (the part of the step that is slow) and LINE;
 `tests/patients/notebook/<slug>.py` also CELL, from 0: the one of its cells that brings it in. How a patient is asked
 depends on its chapter; one code is the guard's own, and causes that show before training are asked of preflight.
 """
@@ -27,6 +28,8 @@ from nbdebug import registry as catalogue
 from nbdebug.tools.memory.facts import MemoryFacts
 from nbdebug.tools.memory.mem import mem
 from nbdebug.tools.memory.step.report import report_of as memory_report
+from nbdebug.tools.speed.facts import SpeedFacts
+from nbdebug.tools.speed.report import report_of as speed_report
 from tests.shell import of_cells
 
 HERE = pathlib.Path(__file__).parent / "patients"
@@ -116,6 +119,14 @@ def remembered(training):
     )
 
 
+def timed(training):
+    if isinstance(training, SpeedFacts):  # of GPUs, which this machine lacks
+        return speed_report(training, "bottleneck(step)", "")
+    names = {name: value for name, value in vars(training).items() if name != "step"}
+    parts = {name: names.get(name) for name in ("model", "optimizer", "loader")}
+    return nbdebug.bottleneck(training.step, **parts, steps=8, try_cures=False, names=names)
+
+
 def failed(training):
     """What is said of the error that the user saw."""
     try:
@@ -176,6 +187,7 @@ ASK = {
     "nan/not-located": guarded,
     "notebook": run_as_cells,
     "precision": halved,
+    "speed": timed,
     "training": diagnosed,
 }
 
@@ -217,6 +229,10 @@ def test_sick_patient_gets_its_cause_and_only_that(patient):
         return
     if hasattr(patient, "HOLDER"):
         assert report.findings[0].evidence["holder"][0] in patient.HOLDER
+        same_line(patient, where)
+        return
+    if hasattr(patient, "BOTTLENECK"):
+        assert report.findings[0].evidence["bottleneck"] == patient.BOTTLENECK
         same_line(patient, where)
         return
     if hasattr(patient, "CELL"):

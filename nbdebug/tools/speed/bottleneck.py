@@ -63,7 +63,9 @@ def bottleneck(
     if takes_batch and loader is None:
         loader = part("train_loader", around)[1]
         if loader is None:
-            raise TypeError("bottleneck needs the loader whose batches the step takes: bottleneck(step, loader=loader).")
+            raise TypeError(
+                "bottleneck needs the loader whose batches the step takes: bottleneck(step, loader=loader)."
+            )
     if not takes_batch:
         check_step(call, "bottleneck")
     models = discover("model", around) if model is None else models_of(model, CALL, around)
@@ -139,7 +141,10 @@ def _clocked(facts: SpeedFacts, clock: Clock) -> None:
         own = guard.startswith(("self.", "L['self']"))
         where = at_site(Where(phase="forward"), last.inside if own else last.caller or last.inside)
         facts.recompiles = Recompiles(
-            where, tuple(each.reason.split("\n")[0][:160] for each in repeated), len(clock.steps), value[1] if value else ""
+            where,
+            tuple(each.reason.split("\n")[0][:160] for each in repeated),
+            len(clock.steps),
+            value[1] if value else "",
         )
 
 
@@ -153,11 +158,12 @@ def _devices(facts: SpeedFacts, training: Training) -> None:
 def _trend(facts: SpeedFacts, training: Training, before: cures.Observation, clock: Clock) -> None:
     """Steps that grow: by their time, and then by what they do."""
     times = [step.total - step.phases.get("waiting for data", 0.0) for step in facts.steps]
-    third = len(times) // 3
     if len(times) < MANY or facts.recompiles is not None:
         return
-    ratio = statistics.median(times[-third:]) / max(statistics.median(times[:third]), 1e-9)
-    if ratio < 1.3 or rank_correlation(times) < 0.6:
+    block = max(len(times) // 6, 2)
+    lows = [min(times[i : i + block]) for i in range(0, len(times) - block + 1, block)]  # what else runs only adds
+    ratio = min(lows[-2:]) / max(min(lows[:2]), 1e-9)
+    if ratio < 1.25 or rank_correlation(lows) < 0.6:
         return
     after = apart(lambda: cures.observe(training, first=len(clock.steps) if training.whole else 0))
     if after is None:

@@ -136,7 +136,9 @@ class Clock:
     @property
     def label(self) -> str:
         if self._stack:
-            return "validating" if self._eval and self._stack[-1] in (DATA, "copy", "synchronisation") else self._stack[-1]
+            return (
+                "validating" if self._eval and self._stack[-1] in (DATA, "copy", "synchronisation") else self._stack[-1]
+            )
         return "validating" if self._eval else FORWARD if self._before_backward else REST
 
     def mark(self) -> None:

@@ -54,7 +54,9 @@ class Observation:
 
 def observe(training: Training, first: int = 0, steps: int = 3, seconds: float = 8.0) -> Observation:
     """The ops of some steps. first: how many are left out before."""
-    watch = OpWatch(training.parameters, salted=training.loader is None and not training.whole and not _loaders(training))
+    watch = OpWatch(
+        training.parameters, salted=training.loader is None and not training.whole and not _loaders(training)
+    )
     begun, last = time.monotonic(), [first + steps]
 
     def ended(number: int) -> None:
@@ -123,7 +125,9 @@ def loading_line(training: Training, source: Any) -> Where:
     def local(frame: FrameType, event: str, arg: Any) -> Any:
         spend(time.perf_counter())
         place = _users(frame.f_back) if event == "return" else frame
-        last[0] = Site(place.f_code.co_filename, place.f_lineno or 0, place.f_code.co_name) if place is not None else None
+        last[0] = (
+            Site(place.f_code.co_filename, place.f_lineno or 0, place.f_code.co_name) if place is not None else None
+        )
         last[1] = time.perf_counter()
         return local
 
@@ -176,7 +180,11 @@ def double_origin(watch: OpWatch, training: Training) -> Where:
     from nbdebug.observe.sources import nodes_of, source as text_of
 
     for op in watch.last:
-        if op.double and op.phase == "forward" and op.name in ("to_copy", "scalar_tensor", "arange", "full", "linspace"):
+        if (
+            op.double
+            and op.phase == "forward"
+            and op.name in ("to_copy", "scalar_tensor", "arange", "full", "linspace")
+        ):
             if op.line is not None:
                 return at_site(Where(phase="forward"), op.line)
     files = dict.fromkeys(op.line.file for op in watch.last if op.line is not None)
@@ -222,7 +230,10 @@ def slow_attention(watch: OpWatch) -> Part | None:
             )  # fmt: skip
             if choice == 0 and query.shape[-2] > 1 and query.is_cuda:
                 math += 1
-                where, what = site, f"{query.dtype}, heads of {query.shape[-1]}, mask {options['attn_mask'] is not None}"
+                where, what = (
+                    site,
+                    f"{query.dtype}, heads of {query.shape[-1]}, mask {options['attn_mask'] is not None}",
+                )
     if not math:
         return None
     return Part(at_site(Where(phase="forward"), where), math / len(watch.attentions), what.replace("torch.", ""))
@@ -251,6 +262,8 @@ def paired(training: Training, change: Change, seconds: float = SECONDS) -> tupl
     finally:
         switch(False)
         patches.undo()
+    if getattr(switch, "uses", None) == []:
+        raise LookupError("no module does the repeated work alone")
     rows = list(zip(clock.steps, flags))[1:]
     off = [step.total for step, on in rows if not on]
     on = [step.total for step, on in rows if on]
@@ -365,8 +378,9 @@ def memoised(training: Training, patches: Patches) -> Callable[[bool], None]:
 def _memory(
     training: Training, patches: Patches, applies: Callable[[Any], bool], content: bool
 ) -> Callable[[bool], None]:
-    state: dict[str, Any] = {"on": False}
+    state: dict[str, Any] = {"on": False, "step": 1}
     answers: dict[Any, Any] = {}
+    uses: list[int] = []
 
     def remembering(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
         def answer(*args: Any, **kwargs: Any) -> Any:
@@ -375,22 +389,25 @@ def _memory(
             tensors = tensors_in([*args, *kwargs.values()])
             told = tuple(fingerprint(t) if content else tuple(t.shape) for t in tensors)
             weights = tuple(p._version for p in module.parameters())
-            key = id(module), told, weights if content else (), torch.is_grad_enabled()
+            graph = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+            key = id(module), told, weights if content else (), graph and state["step"]
             if key not in answers:
                 answers[key] = forward(*args, **kwargs)
+            else:
+                uses.append(1)
             return answers[key]
 
         return answer
 
     for model in training.models.values():
         for module in model.modules() if content else [model]:
-            if not content or any(True for _ in module.parameters()):
+            if any(True for _ in module.parameters()):
                 object.__setattr__(module, "forward", remembering(module, module.forward))
 
     def switch(on: bool) -> None:
-        answers.clear() if content else None
-        state["on"] = on
+        state.update(on=on, step=state["step"] + 1)  # a graph serves its own step
 
+    switch.uses = uses  # type: ignore[attr-defined]
     return switch
 
 

@@ -161,7 +161,14 @@ def _write_into(folder: str) -> None:
         return real(file, mode, *args, **kwargs)
 
     builtins.open = opened  # type: ignore[assignment]
-    for module, name in ((os, "remove"), (os, "unlink"), (os, "rename"), (os, "replace"), (os, "rmdir"), (shutil, "move")):
+    for module, name in (
+        (os, "remove"),
+        (os, "unlink"),
+        (os, "rename"),
+        (os, "replace"),
+        (os, "rmdir"),
+        (shutil, "move"),
+    ):
         setattr(module, name, lambda *args, **kwargs: None)
     shutil.rmtree = lambda *args, **kwargs: None  # type: ignore[assignment]
     save = torch.save

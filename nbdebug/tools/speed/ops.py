@@ -212,7 +212,7 @@ class OpWatch(TorchDispatchMode):
         if random:
             number = hash(("new", self.step, len(self.ops)))
         else:
-            others = tuple(repr(leaf) for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor))
+            others = tuple(_plain(leaf) for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor))
             number = hash((str(func), tuple(self._number_of(t) for t in inputs), others))
         known = number in self._done and bool(outputs) and name not in VIEWS
         self._done.add(number)
@@ -301,7 +301,7 @@ class OpWatch(TorchDispatchMode):
     def _extend(self, module: Any, tensor: Any, shape: Any, took: float) -> None:
         sequence = next((s for s in reversed(self.sequences) if s.module is module), None)
         if sequence is None or not sequence.goes_on(tensor, shape):
-            sequence = Sequence(module, self.step, users_lines())
+            sequence = Sequence(module, self.step, _looping_line(sys._getframe(2)))
             self.sequences.append(sequence)
         sequence.add(tensor, shape, took)
 
@@ -318,16 +318,17 @@ class OpWatch(TorchDispatchMode):
 
     def reads(self) -> tuple[Reads, ...]:
         """The lines at which values are read, those with most first; torch's own reads are none."""
-        steps = len({op.step for op in self.ops}) or 1
+        steps = {op.step for op in self.ops if op.step} or {0}  # of a loop the first is what stands before an update
         counts: collections.Counter[Site] = collections.Counter()
         free: collections.Counter[Site] = collections.Counter()
         for op in self.ops:
-            if op.name == READ and op.phase != "optimizer" and op.line is not None:
+            if op.name == READ and op.step in steps and op.phase != "optimizer" and op.line is not None:
                 counts[op.line] += 1
                 free[op.line] += not op.grad
-        calls = sum(self.free_calls.values()) / steps
+        calls = sum(self.free_calls[step] for step in steps) / len(steps)
         return tuple(
-            Reads(at_site(Where(), site), n / steps, free[site] / steps, calls) for site, n in counts.most_common(20)
+            Reads(at_site(Where(), site), n / len(steps), free[site] / len(steps), calls)
+            for site, n in counts.most_common(20)
         )
 
     def double(self) -> float:
@@ -351,8 +352,9 @@ class OpWatch(TorchDispatchMode):
         total = sum(op.seconds for op in ops)
         stacks = [op.lines for op in ops]
         deep = {site: depth for lines in stacks for depth, site in enumerate(lines)}
-        able = [s for s in inside if inside[s] >= 0.8 * whole[s] and inside[s] >= 0.5 * total]
-        site = min(able, key=lambda s: deep[s], default=None) or next(iter(inside.most_common(1)), (None,))[0]
+        large = [s for s in inside if inside[s] >= 0.5 * total]
+        able = [[s for s in large if inside[s] >= pure * whole[s]] for pure in (0.95, 0.8, 0.0)]
+        site = min(next(filter(None, able), []), key=lambda s: deep[s], default=None)
         return Part(at_site(Where(phase="forward"), site), total / self.seconds(), what)
 
     def growth(self) -> Growth | None:
@@ -361,16 +363,15 @@ class OpWatch(TorchDispatchMode):
             return None
         best = max(long, key=lambda s: sum(s.times))
         third = max(1, len(best.times) // 4)
-        line = best.lines[-1] if best.lines else None
         return Growth(
-            at_site(Where(phase="forward"), line),
+            at_site(Where(phase="forward"), best.line),
             len(best.times),
             statistics.median(best.times[:third]),
             statistics.median(best.times[-third:]),
             best.lengths,
         )
 
-    def loop(self, try_batched: bool = True) -> Loop | None:
+    def loop(self) -> Loop | None:
         """The Python loop that makes most of the forward's ops, where its iterations are free of one another."""
         forward = [op for op in self.last if op.phase == "forward" and op.name not in VIEWS and op.name != READ]
         if not forward:
@@ -383,8 +384,8 @@ class OpWatch(TorchDispatchMode):
         for head in sorted(by_head, key=lambda h: depth[h]):
             found = self._free(head, by_head[head], forward)
             if found is not None:
-                gain = batched_gain([op for op, _, _ in by_head[head]]) if try_batched else 0.0
-                return dataclasses.replace(found, gain=gain)
+                views = sum(op.name in VIEWS and any(key[1:] == head for key, _ in op.loops) for op in self.last)
+                return dataclasses.replace(found, gain=batched_gain([op for op, _, _ in by_head[head]], views))
         return None
 
     def _free(self, head: Any, members: list[tuple[Op, Any, int]], forward: list[Op]) -> Loop | None:
@@ -410,8 +411,8 @@ class OpWatch(TorchDispatchMode):
 class Sequence:
     """Calls of one module in a row, each with the input of the last one and more."""
 
-    def __init__(self, module: Any, step: int, lines: tuple[Site, ...]) -> None:
-        self.module, self.step, self.lines = module, step, lines
+    def __init__(self, module: Any, step: int, line: Site | None) -> None:
+        self.module, self.step, self.line = module, step, line
         self.times: list[float] = []
         self.outputs: list[Any] = []
         self.sizes: list[Any] = []
@@ -458,6 +459,13 @@ def _stack(frame: FrameType | None) -> tuple[list[tuple[FrameType, int]], bool, 
     return frames, False, optimizer
 
 
+def _looping_line(frame: FrameType | None) -> Site | None:
+    """The user's innermost line that stands in a loop; without a loop the innermost."""
+    frames = _stack(frame)[0]
+    chosen = next(((f, line) for f, line in frames if _loops_at(f.f_code, line)), frames[0] if frames else None)
+    return None if chosen is None else Site(chosen[0].f_code.co_filename, chosen[1], chosen[0].f_code.co_name)
+
+
 @functools.lru_cache(maxsize=4096)
 def _loops_at(code: CodeType, line: int) -> tuple[tuple[tuple[str, int], tuple[str, ...]], ...]:
     """The loops around a line of a function, the outermost first: ((file, line of the head), names of its targets)."""
@@ -491,6 +499,12 @@ def _function(file: str, line: int, name: str) -> Any:
     return None
 
 
+def _plain(value: Any) -> Any:
+    """A plain argument as something to hash; other objects (storages, generators) by their identity."""
+    simple = isinstance(value, (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout))
+    return repr(value) if simple else (type(value).__name__, id(value))
+
+
 def _version(tensor: Any) -> int:
     try:
         return int(tensor._version)
@@ -508,9 +522,9 @@ def _kept(func: Any, name: str, args: Any, kwargs: Any, inputs: list[Any]) -> tu
 # -- the batched op ----------------------------------------------------------------------------------------------------
 
 
-def batched_gain(ops: list[Op], most: int = 64) -> float:
+def batched_gain(ops: list[Op], views: int, most: int = 64) -> float:
     """How many times longer the ops of a loop take one by one than in one op over all of them, measured on their own
-    inputs, several times in turn; 0.0 where none of them could be batched."""
+    inputs, several times in turn; 0.0 where none of them could be batched. views: how many there are beside."""
     groups: dict[Any, list[tuple[Any, ...]]] = collections.defaultdict(list)
     for op in ops:
         if op.inputs:
@@ -524,7 +538,11 @@ def batched_gain(ops: list[Op], most: int = 64) -> float:
                     times = _compare(func, members[:most])
                     if times is not None:
                         one, all_ = one + times[0] * len(members), all_ + times[1]
-    return one / all_ if all_ else 0.0
+    tensor = torch.zeros(4, 4)
+    begin = time.perf_counter()
+    for _ in range(200):
+        tensor.select(0, 1)
+    return (one + views * (time.perf_counter() - begin) / 200) / all_ if all_ else 0.0
 
 
 class _quiet:
@@ -541,7 +559,9 @@ def _compare(func: Any, members: list[tuple[Any, ...]]) -> tuple[float, float] |
     stacked, dims = [], []
     for place, value in enumerate(members[0]):
         column = [m[place] for m in members]
-        same = not isinstance(value, torch.Tensor) or all(c is value or c.data_ptr() == value.data_ptr() for c in column)
+        same = not isinstance(value, torch.Tensor) or all(
+            c is value or c.data_ptr() == value.data_ptr() for c in column
+        )
         stacked.append(value if same else torch.stack(column))
         dims.append(None if same else 0)
     if not any(d == 0 for d in dims):

@@ -83,7 +83,9 @@ def picture(facts: SpeedFacts, bottleneck: str) -> Plot:
 def cures(facts: SpeedFacts) -> Table:
     rows = [[c.name, times(c.predicted), times(c.measured) or c.why_not, *losses(c)] for c in facts.cures]
     note = "times as fast as without it, steps with and without in turn, on a copy; the last loss without and with it"
-    return Table("What was tried", ("cure", "predicted", "measured", "loss without", "loss with"), rows, note, open=True)
+    return Table(
+        "What was tried", ("cure", "predicted", "measured", "loss without", "loss with"), rows, note, open=True
+    )
 
 
 def times(ratio: float | None) -> str:
@@ -100,13 +102,18 @@ def lines(facts: SpeedFacts) -> Table:
         for line in facts.lines
         if line.share >= 0.01
     ]
-    return Table("Your dearest lines", ("place", "line", "of all time"), rows, "looked at every 5 ms, while the steps ran")
+    return Table(
+        "Your dearest lines", ("place", "line", "of all time"), rows, "looked at every 5 ms, while the steps ran"
+    )
 
 
 def ruled_out(facts: SpeedFacts) -> Iterator[RuledOut]:
     if not facts.steps:
         return
-    yield RuledOut("loader-bound", f"{percent(facts.share('waiting for data'))} of the time is waiting (from {percent(WAITING)} on)")
+    yield RuledOut(
+        "loader-bound",
+        f"{percent(facts.share('waiting for data'))} of the time is waiting (from {percent(WAITING)} on)",
+    )
     if facts.repeated is not None:
         yield RuledOut("redundant-work", f"{percent(facts.repeated.share)} of the work repeats an earlier one")
     if facts.double is not None:
@@ -114,7 +121,9 @@ def ruled_out(facts: SpeedFacts) -> Iterator[RuledOut]:
     reads = max((each.per_step for each in facts.reads), default=0.0)
     yield RuledOut("host-sync", f"{count(round(reads), 'read')} a step at one line")
     if facts.loop is not None:
-        yield RuledOut("small-kernels", f"one batch would be {figures(facts.loop.gain, 2)} times as fast (from {BATCHED:g} on)")
+        yield RuledOut(
+            "small-kernels", f"one batch would be {figures(facts.loop.gain, 2)} times as fast (from {BATCHED:g} on)"
+        )
     for phase, code in (("saving", "checkpoint-too-often"), ("validating", "eval-too-often")):
         if facts.share(phase):
             yield RuledOut(code, f"{percent(facts.share(phase))} of the time")

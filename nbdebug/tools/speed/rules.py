@@ -18,6 +18,8 @@ TUNING = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 HALF = 0.5
 WAITING = 0.55
 """Of a step's time: broken trainings wait 85 to 94% of it for data, healthy ones at most 33%."""
+SAVING = 0.4
+"""Of the time: a training that saves every few hundred steps spends hardly any."""
 RECOMPILES = 3
 READS = 5
 BATCHED = 3.0
@@ -46,7 +48,9 @@ def gain(facts: SpeedFacts, name: str) -> str:
     cure = facts.cure(name)
     if cure is None or cure.measured is None:
         return ""
-    return f"{figures(cure.measured)} times as fast" + (f" ({figures(cure.predicted)} predicted)" if cure.predicted else "")
+    return f"{figures(cure.measured)} times as fast" + (
+        f" ({figures(cure.predicted)} predicted)" if cure.predicted else ""
+    )
 
 
 @rule(
@@ -71,7 +75,10 @@ def compile_recompiles(facts: SpeedFacts) -> Finding | None:
     title = f"torch.compile compiled again {count(len(seen.reasons), 'time')} in {count(seen.steps, 'step')}: {value}"
     name = seen.value or "value"
     fixes = [
-        Fix("Give what changes as a tensor: its value is then no part of the compiled code.", f"{name} = torch.tensor({name})")
+        Fix(
+            "Give what changes as a tensor: its value is then no part of the compiled code.",
+            f"{name} = torch.tensor({name})",
+        )
     ]
     return finding(
         facts, "speed/compile-recompiles", "forward", title, seen.where, fixes,
@@ -122,7 +129,7 @@ def loader_bound(facts: SpeedFacts) -> Finding | None:
 )
 def checkpoint_too_often(facts: SpeedFacts) -> Finding | None:
     share = facts.share("saving")
-    if share < HALF or facts.saves < 2:
+    if share < SAVING or facts.saves < 2:
         return None
     title = f"Saving takes {percent(share)} of the time: {count(facts.saves, 'file')} in {count(facts.ran, 'step')}"
     code = f"if step % 500 == 0:\n    {facts.saving.text or 'torch.save(...)'}"
@@ -192,7 +199,12 @@ def no_kv_cache(facts: SpeedFacts) -> Finding | None:
         f"The model runs over all earlier tokens again for each new one: {count(seen.calls, 'call')}, with {first} to "
         f"{last} positions"
     )
-    fixes = [Fix("Keep what the model returns for earlier tokens, and give it the newest token.", "out, past = model(newest, past)")]
+    fixes = [
+        Fix(
+            "Keep what the model returns for earlier tokens, and give it the newest token.",
+            "out, past = model(newest, past)",
+        )
+    ]
     return finding(
         facts, "speed/no-kv-cache", "forward", title, seen.where, fixes,
         first_call=milliseconds(seen.first), last_call=milliseconds(seen.last),
@@ -268,7 +280,9 @@ def small_kernels(facts: SpeedFacts) -> Finding | None:
         f"A loop of {count(loop.iterations, 'iteration')} runs {count(loop.ops, 'small op')} a step, which do not need one "
         "another"
     )
-    fixes = [Fix("Run them as one op over all.", "torch.vmap(body)(stacked)  # or broadcasting, einsum, reduction='none'")]
+    fixes = [
+        Fix("Run them as one op over all.", "torch.vmap(body)(stacked)  # or broadcasting, einsum, reduction='none'")
+    ]
     return finding(
         facts, "speed/small-kernels", "forward", title, loop.where, fixes,
         ops=loop.ops, of_the_forward=percent(loop.share), elements_of_an_op=loop.elements,
@@ -356,7 +370,9 @@ def launch_bound(facts: SpeedFacts) -> Finding | None:
         return None
     title = f"A step of twice the batch takes the same time: {figures(cure.measured)} times the samples a second"
     fixes = [Fix("Train with a larger batch.", "DataLoader(..., batch_size=2 * batch_size)")]
-    return finding(facts, "speed/launch-bound", "forward", title, Where(), fixes, twice_the_batch=gain(facts, "twice the batch"))
+    return finding(
+        facts, "speed/launch-bound", "forward", title, Where(), fixes, twice_the_batch=gain(facts, "twice the batch")
+    )
 
 
 @rule(
@@ -395,7 +411,9 @@ def slowing_down(facts: SpeedFacts) -> Finding | None:
         f"{seen.what} in place of {figures(seen.before)}"
     )
     fixes = [Fix("Keep a running value, or the last few.", "total = 0.9 * total + 0.1 * value.detach()")]
-    return finding(facts, "speed/slowing-down", "forward", title, seen.where, fixes, slower=f"{figures(seen.ratio)} times")
+    return finding(
+        facts, "speed/slowing-down", "forward", title, seen.where, fixes, slower=f"{figures(seen.ratio)} times"
+    )
 
 
 ORDER = (

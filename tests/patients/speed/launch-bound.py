@@ -1,0 +1,18 @@
+"""A batch of one row: as the clock of a machine with GPUs tells it."""
+
+from nbdebug.tools.speed.facts import Cure, SpeedFacts, StepTimes
+
+CODE, BOTTLENECK, LINE = "speed/launch-bound", "forward", None
+
+
+def facts(device="cuda", cards=1, phases=None, **seen):
+    times = {"waiting for data": 0.001, "forward": 0.02, "backward": 0.04, "optimizer": 0.004} | (phases or {})
+    return SpeedFacts(steps=(StepTimes(times, 32),) * 12, ran=13, device=device, cards=cards, backwards=13, **seen)
+
+
+def sick():
+    return facts(busy=0.2, cures=[Cure("twice the batch", None, 1.9)])
+
+
+def healthy():
+    return facts(busy=0.95, cures=[Cure("twice the batch", None, 1.1)])

@@ -1,0 +1,39 @@
+"""A frozen encoder reads the same prompts in every step."""
+
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+CODE, BOTTLENECK, LINE = "speed/redundant-work", "forward", "classes = encoder(prompts)"
+
+
+def training(once):
+    torch.manual_seed(4)
+    encoder = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 16))
+    encoder.requires_grad_(False)
+    model, prompts = nn.Linear(8, 16), torch.randn(200, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    known = encoder(prompts)
+
+    def step(x):
+        if once:
+            classes = known
+        else:
+            classes = encoder(prompts)
+        optimizer.zero_grad()
+        (model(x) @ classes.T).logsumexp(-1).mean().backward()
+        optimizer.step()
+
+    return SimpleNamespace(
+        model=model, optimizer=optimizer, step=step, loader=DataLoader(torch.randn(80, 8), batch_size=8)
+    )
+
+
+def sick():
+    return training(once=False)
+
+
+def healthy():
+    return training(once=True)
