@@ -21,6 +21,7 @@ from nbdebug.tools.speed.clock import Clock, branch_line
 from nbdebug.tools.speed.driver import Training, apart, drive, needs_batch, until
 from nbdebug.tools.speed.facts import Cure, Line, Recompiles, Slower, SpeedFacts
 from nbdebug.tools.speed.report import report_of
+from nbdebug.tools.speed.rules import name_cause
 
 CALL = "bottleneck(step, model=, optimizer=)"
 SECONDS = 10.0
@@ -125,7 +126,8 @@ def _clocked(facts: SpeedFacts, clock: Clock) -> None:
     steps = clock.steps[1:] if len(clock.steps) > 1 else clock.steps
     facts.steps = tuple(steps)
     whole = sum(clock.lines.values()) or 1.0
-    facts.lines = tuple(Line(at_site(Where(), site), t / whole) for site, t in clock.lines.most_common(20))
+    dearest = sorted(clock.lines.items(), key=lambda each: -each[1])
+    facts.lines = tuple(Line(at_site(Where(), site), t / whole) for site, t in dearest[:20])
     facts.workers, facts.backwards = clock.workers, clock.backwards
     facts.saves, facts.validations, facts.eval_batches = len(clock.writes), len(clock.validations), clock.eval_batches
     facts.ran = len(clock.steps)
@@ -174,37 +176,52 @@ def _trend(facts: SpeedFacts, training: Training, before: cures.Observation, clo
 
 
 def _try(facts: SpeedFacts, training: Training) -> None:
-    """The cures that the facts call for, the one that decides first."""
-    share, add = facts.share, facts.cures.append
+    """The cures that the facts call for, the one that decides first; of a training without a cause what is left."""
     if facts.recompiles is not None and len(facts.recompiles.reasons) > 1:
         slow = [step.total for step in facts.steps if step.compiled]
         fast = cures.eager_steps(training)
-        add(Cure("no torch.compile", None, statistics.median(slow) / fast if slow and fast else None))
+        facts.cures.append(Cure("no torch.compile", None, statistics.median(slow) / fast if slow and fast else None))
         return
-    if share("waiting for data") > 0.3:
-        predicted = 1 / max(1 - share("waiting for data"), 0.01)
-        add(cures.try_cure(training, "the same batch again", predicted, cures.same_batch))
-        if share("waiting for data") > 0.5:
-            if facts.workers == 0:
-                add(cures.with_workers(training, 2, facts.seconds()))
-            return
-    left = facts.validations / max(facts.eval_batches, facts.validations, 1) if facts.eval_batches else 0.0
-    for phase, name, change, kept in (
-        ("saving", "no saving", cures.no_saving, 0.0),
-        ("validating", "one batch of validation" if left else "no validation", cures.no_validation, left),
-    ):
-        if share(phase) > 0.4:
-            add(cures.try_cure(training, name, 1 / max(1 - share(phase) * (1 - kept), 0.01), change))
-            return
+    wait = facts.share("waiting for data")
+    if wait > 0.3:
+        facts.cures.append(cures.try_cure(training, "the same batch again", gone(wait), cures.same_batch))
+        if wait > 0.5 and facts.workers == 0:
+            facts.cures.append(cures.with_workers(training, 2, facts.seconds()))
+        return
+    chosen = _change(facts)
+    if chosen is not None:
+        facts.cures.append(cures.try_cure(training, *chosen))
+    elif name_cause(facts) is None and facts.backwards:
+        _what_is_left(facts, training)
+
+
+def gone(share: float) -> float:
+    """How many times faster a step is without a part of it."""
+    return 1 / max(1 - share, 0.01)
+
+
+def _change(facts: SpeedFacts) -> tuple[str, float | None, cures.Change] | None:
+    """(name, predicted speed-up, change) of the experiment that decides."""
+    kept = facts.validations / facts.eval_batches if facts.eval_batches else 0.0
+    saving, validating = facts.share("saving"), facts.share("validating")
+    if max(saving, validating) > 0.4:
+        if saving > validating:
+            return "no saving", gone(saving), cures.no_saving
+        name = "one batch of validation" if kept else "no validation"
+        return name, gone(validating * (1 - kept)), cures.no_validation
     if facts.growth is not None:
-        return
-    for seen, name, change in (
-        (facts.repeated, "equal results remembered", cures.memoised),
-        (facts.double, "float32", cures.single_precision),
-    ):
-        if seen is not None and seen.share > 0.4:
-            predicted = 1 / max(1 - seen.share, 0.01) if seen is facts.repeated else 2.0
-            add(cures.try_cure(training, name, predicted, change))
-            return
+        return None
+    if facts.repeated is not None and facts.repeated.share > 0.4:
+        return "equal results remembered", gone(facts.repeated.share), cures.memoised
+    if facts.double is not None and facts.double.share > 0.4:
+        return "float32", gone(facts.double.share / 2), cures.single_precision
     if facts.device != "cpu" and facts.reads:
-        add(cures.try_cure(training, "reads dropped", None, cures.no_reads))
+        return "reads dropped", None, cures.no_reads
+    return None
+
+
+def _what_is_left(facts: SpeedFacts, training: Training) -> None:
+    """Of a step that is the model's own work: lower precision, and more rows at once."""
+    half = cures.try_cure(training, "autocast to bfloat16", None, cures.autocast, seconds=1.0)
+    more = cures.try_cure(training, "twice the batch", None, cures.doubled, rows=2.0, seconds=1.0)
+    facts.cures += [cure for cure in (half, more) if cure.measured is not None]

@@ -111,7 +111,7 @@ class Clock:
         self.trained = {id(part) for m in models.values() if trains(m, held) for part in m.modules()}
         self.ended, self.driven, self.cuda = ended, driven, torch.cuda.is_available() and torch.cuda.is_initialized()
         self.steps: list[StepTimes] = []
-        self.lines: collections.Counter[Site] = collections.Counter()
+        self.lines: dict[Site, float] = collections.defaultdict(float)
         self.writes: list[Site] = []
         self.validations: list[tuple[Site, ...]] = []
         self.updates: list[tuple[Site, ...]] = []
@@ -204,14 +204,11 @@ class Clock:
         put = self._patches.put
         put(dataloader._BaseDataLoaderIter, "__next__", self._next)
         put(torch.nn.Module, "train", self._train)
-        for module, name in WRITERS:
-            if hasattr(module_of(module), name):
-                put(module_of(module), name, functools.partial(self._timed, "saving"))
-        if module_of("torch.distributed") is not None and torch.distributed.is_available():
-            if torch.distributed.is_initialized():
-                for module, name in COLLECTIVES:
-                    if hasattr(module_of(module), name):
-                        put(module_of(module), name, functools.partial(self._timed, "communication"))
+        ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
+        for label, functions in (("saving", WRITERS), ("communication", COLLECTIVES if ranks else ())):
+            for module, name in functions:
+                if hasattr(module_of(module), name):
+                    put(module_of(module), name, functools.partial(self._timed, label))
         if self.cuda:
             for name in MOVES:
                 put(torch.Tensor, name, functools.partial(self._timed, "copy"))

@@ -6,6 +6,7 @@ ratio of the medians is the speed-up. The first step warms up. None of it touche
 
 from __future__ import annotations
 
+import ast
 import collections
 import contextlib
 import statistics
@@ -22,6 +23,8 @@ from torch.utils.data import DataLoader, IterableDataset, dataloader
 from nbdebug.observe.locations import USER, Site, at_site
 from nbdebug.observe.modules import eager
 from nbdebug.observe.snapshot import accelerators_in_use
+from nbdebug.observe.sources import nodes_of
+from nbdebug.observe.sources import source as text_of
 from nbdebug.observe.step_hooks import stop_training
 from nbdebug.observe.tensors import fingerprint, tensors_in
 from nbdebug.report import Where
@@ -174,19 +177,11 @@ def _items(training: Training, source: Any) -> Iterator[Any]:
 
 
 def double_origin(watch: OpWatch, training: Training) -> Where:
-    """The user's line that makes values double: an op of the step's own that does, else an assignment that speaks of it."""
-    import ast
-
-    from nbdebug.observe.sources import nodes_of, source as text_of
-
+    """The user's line that makes values double: an op of the step's own, else an assignment that speaks of it."""
+    makers = ("to_copy", "scalar_tensor", "arange", "full", "linspace")
     for op in watch.last:
-        if (
-            op.double
-            and op.phase == "forward"
-            and op.name in ("to_copy", "scalar_tensor", "arange", "full", "linspace")
-        ):
-            if op.line is not None:
-                return at_site(Where(phase="forward"), op.line)
+        if op.double and op.phase == "forward" and op.name in makers and op.line is not None:
+            return at_site(Where(phase="forward"), op.line)
     files = dict.fromkeys(op.line.file for op in watch.last if op.line is not None)
     held = {name for name, value in training.names.items() if _is_double(value)}
     ranked: list[tuple[int, Site]] = []
@@ -218,25 +213,20 @@ def _is_double(value: Any) -> bool:
 
 def slow_attention(watch: OpWatch) -> Part | None:
     """Attention that runs as plain products, where a fused kernel would take the same call."""
-    math = 0
-    where, what = None, ""
+    math, where, what = 0, None, ""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    choose: Any = torch._fused_sdp_choice
     for args, kwargs, _, _, site in watch.attentions:
         with contextlib.suppress(Exception):
-            query, key, value, *rest = (*args, *(kwargs[n] for n in ("query", "key", "value") if n in kwargs))
-            options = {"attn_mask": kwargs.get("attn_mask"), "dropout_p": kwargs.get("dropout_p", 0.0)}
-            choice = torch._fused_sdp_choice(
-                query, key, value, *rest[:1] or [options["attn_mask"]], options["dropout_p"],
-                kwargs.get("is_causal", False), enable_gqa=kwargs.get("enable_gqa", False),
-            )  # fmt: skip
-            if choice == 0 and query.shape[-2] > 1 and query.is_cuda:
-                math += 1
-                where, what = (
-                    site,
-                    f"{query.dtype}, heads of {query.shape[-1]}, mask {options['attn_mask'] is not None}",
-                )
+            given = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, **dict(zip(names, args)), **kwargs}
+            query = given["query"]
+            if query.is_cuda and query.shape[-2] > 1 and choose(**given) == 0:
+                masked = "a mask" if given["attn_mask"] is not None else "no mask"
+                math, where = math + 1, site
+                what = f"{str(query.dtype).removeprefix('torch.')}, heads of {query.shape[-1]}, {masked}"
     if not math:
         return None
-    return Part(at_site(Where(phase="forward"), where), math / len(watch.attentions), what.replace("torch.", ""))
+    return Part(at_site(Where(phase="forward"), where), math / len(watch.attentions), what)
 
 
 # -- with and without --------------------------------------------------------------------------------------------------
@@ -272,9 +262,16 @@ def paired(training: Training, change: Change, seconds: float = SECONDS) -> tupl
     return statistics.median(off), statistics.median(on), None if None in last else tuple(last)
 
 
-def try_cure(training: Training, name: str, predicted: float | None, change: Change, rows: float = 1.0) -> Cure:
+def try_cure(
+    training: Training,
+    name: str,
+    predicted: float | None,
+    change: Change,
+    rows: float = 1.0,
+    seconds: float = SECONDS,
+) -> Cure:
     """rows: how many times more rows a step with the change has."""
-    result = apart(lambda: paired(training, change), 10 * SECONDS)
+    result = apart(lambda: paired(training, change, seconds), 10 * SECONDS)
     if result is None:
         return Cure(name, predicted, why_not="it could not be tried on a copy of this process")
     off, on, losses = result

@@ -1,4 +1,4 @@
-"""The user's training, called step by step or as the loop that it is; in a copy of the process where it is an experiment.
+"""The user's training, called step by step or as the loop that it is; experiments in a copy of the process.
 
     run = drive(training, clock, steps)      the user's own, as it always trains
     apart(training, experiment)              in a copy: what it does to models, files and generators is gone with it
@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import dataloader
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data import dataloader
 
 from nbdebug.observe.step_hooks import TrainingStopped, stop_training
 from nbdebug.process import CopyFailed, can_copy, in_copy
@@ -102,10 +102,11 @@ DRIVERS.add(drive.__code__)
 def _endless(loader: Any) -> Iterator[Any]:
     """The batches of a loader, again from the start where they end; of an iterator until it ends."""
     while True:
-        number = -1
-        for number, batch in enumerate(loader):
+        empty = True
+        for batch in loader:
+            empty = False
             yield batch
-        if number < 0 or isinstance(loader, Iterator):
+        if empty or isinstance(loader, Iterator):
             return
 
 
@@ -170,7 +171,7 @@ def _write_into(folder: str) -> None:
         (shutil, "move"),
     ):
         setattr(module, name, lambda *args, **kwargs: None)
-    shutil.rmtree = lambda *args, **kwargs: None  # type: ignore[assignment]
+    shutil.rmtree = lambda *args, **kwargs: None
     save = torch.save
 
     def saved(thing: Any, f: Any, *args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from nbdebug.report import Where
 
+NOWHERE = Where()
 PHASES = (
     "waiting for data",
     "copy",
@@ -20,8 +21,8 @@ PHASES = (
     "validating",
     "rest",
 )
-"""The parts of a step. forward: from the batch to backward, the loss included; rest: after backward, outside the others;
-of a step without backward all is forward."""
+"""The parts of a step. forward: from the batch to backward, with the loss (without a backward, all); rest: what comes
+after backward and is none of the others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,11 +139,11 @@ class SpeedFacts:
     on_cpu: tuple[str, ...] = ()
     busy: float | None = None
     lines: tuple[Line, ...] = ()
-    loading: Where = Where()
+    loading: Where = NOWHERE
     workers: int = 0
-    saving: Where = Where()
+    saving: Where = NOWHERE
     saves: int = 0
-    validating: Where = Where()
+    validating: Where = NOWHERE
     validations: int = 0
     eval_batches: int = 0
     backwards: int = 0

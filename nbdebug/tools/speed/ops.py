@@ -1,9 +1,9 @@
-"""The ops of two or three steps: which of them repeat one that was computed before, which a Python loop makes small, which
-are double, which wait for a value, and which run again over an input that only grew.
+"""The ops of some steps: which of them repeat one that was computed before, which a Python loop makes small, which are
+double, which wait for a value, and which run again over an input that only grew.
 
-Each op is timed alone, which makes a step many times slower: its times are used as shares only. A value has a number: the
-op, the numbers of its inputs, its other arguments; leaves by their content, weights by their version, batches by their
-step. Equal numbers are equal values, so an op whose number was there before is work that was done before.
+Each op is timed alone, which makes a step many times slower: its times are used as shares only. A value has a number:
+the op, the numbers of its inputs, its other arguments; leaves by their content, weights by their version, batches by
+their step. Equal numbers are equal values, so an op whose number was there before is work that was done before.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class OpWatch(TorchDispatchMode):
             self._gradients = {id(p.grad) for p in self._parameters if p.grad is not None}
         self._in_backward = backward
         loops = () if backward or optimizer else self._loops_around(frames)
-        known, number = self._number(func, name, args, kwargs, inputs, outputs)
+        known = self._number(func, name, args, kwargs, inputs, outputs)
         after = self._dependence(inputs, outputs, loops) if loops else frozenset()
         self.ops.append(
             Op(
@@ -204,10 +204,8 @@ class OpWatch(TorchDispatchMode):
 
     # -- values -------------------------------------------------------------------------------------------------------
 
-    def _number(
-        self, func: Any, name: str, args: Any, kwargs: Any, inputs: list[Any], outputs: list[Any]
-    ) -> tuple[bool, int]:
-        """Whether this very value was computed before, and its number."""
+    def _number(self, func: Any, name: str, args: Any, kwargs: Any, inputs: list[Any], outputs: list[Any]) -> bool:
+        """Whether this very value was computed before."""
         random = torch.Tag.nondeterministic_seeded in func.tags or name.startswith(("empty", "new_empty", READ))
         if random:
             number = hash(("new", self.step, len(self.ops)))
@@ -218,7 +216,7 @@ class OpWatch(TorchDispatchMode):
         self._done.add(number)
         for place, tensor in enumerate(outputs):
             self._numbers[id(tensor)] = weakref.ref(tensor), _version(tensor), hash((number, place))
-        return known, number
+        return known
 
     def _number_of(self, tensor: Any) -> int:
         ref, version, number = self._numbers.get(id(tensor), (None, 0, 0))
@@ -343,7 +341,8 @@ class OpWatch(TorchDispatchMode):
         return max(parts, key=lambda part: part.share, default=None)
 
     def _part(self, ops: list[Op], what: str) -> Part:
-        inside, whole = collections.Counter[Site](), collections.Counter[Site]()
+        inside: dict[Site, float] = collections.defaultdict(float)
+        whole: dict[Site, float] = collections.defaultdict(float)
         chosen = {id(op) for op in ops}
         for op in self.last:
             for site in set(op.lines):
@@ -354,7 +353,8 @@ class OpWatch(TorchDispatchMode):
         deep = {site: depth for lines in stacks for depth, site in enumerate(lines)}
         large = [s for s in inside if inside[s] >= 0.5 * total]
         able = [[s for s in large if inside[s] >= pure * whole[s]] for pure in (0.95, 0.8, 0.0)]
-        site = min(next(filter(None, able), []), key=lambda s: deep[s], default=None)
+        choice: list[Site] = next(filter(None, able), [])
+        site = min(choice, key=lambda s: deep[s], default=None)
         return Part(at_site(Where(phase="forward"), site), total / self.seconds(), what)
 
     def growth(self) -> Growth | None:

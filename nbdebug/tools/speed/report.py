@@ -133,7 +133,8 @@ def notes(facts: SpeedFacts, goal: float | None) -> Iterator[str]:
     seconds = facts.seconds()
     if goal and seconds:
         reached = 1 / seconds >= goal
-        yield f"Goal: {figures(goal)} steps a second; {'reached' if reached else 'not reached'} with {figures(1 / seconds)}."
+        said = "reached" if reached else "not reached"
+        yield f"Goal: {figures(goal)} steps a second; {said} with {figures(1 / seconds)}."
     if facts.device == "cpu":
         yield "Measured on a CPU. A GPU makes the model's part shorter, and what it waits for as long as here."
 

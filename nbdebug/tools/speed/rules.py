@@ -82,7 +82,8 @@ def compile_recompiles(facts: SpeedFacts) -> Finding | None:
     ]
     return finding(
         facts, "speed/compile-recompiles", "forward", title, seen.where, fixes,
-        guard=seen.reasons[-1], recompiled=count(len(seen.reasons), "time"), without_compile=gain(facts, "no torch.compile"),
+        guard=seen.reasons[-1], recompiled=count(len(seen.reasons), "time"),
+        without_compile=gain(facts, "no torch.compile"),
     )  # fmt: skip
 
 
@@ -143,11 +144,11 @@ def checkpoint_too_often(facts: SpeedFacts) -> Finding | None:
     code="speed/transfer-bound",
     title="Batches travel to the GPU longer than it works on them.",
     symptom="The GPU idles at the start of each step; a smaller batch or pinned memory changes the rate.",
-    cause="The copy comes from pageable memory, or of data that the GPU could keep or make itself, and nothing else runs "
-    "meanwhile.",
+    cause="The copy comes from pageable memory, or of data that the GPU could keep or make itself, and nothing else "
+    "runs meanwhile.",
     confirm="The step on a batch that is on the GPU already: `bottleneck` runs it.",
-    fix="`DataLoader(..., pin_memory=True)` with `.to(device, non_blocking=True)`; send uint8 and convert there; keep what "
-    "does not change on the GPU.",
+    fix="`DataLoader(..., pin_memory=True)` with `.to(device, non_blocking=True)`; send uint8 and convert there; keep "
+    "on the GPU what does not change.",
     reference="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
 )
 def transfer_bound(facts: SpeedFacts) -> Finding | None:
@@ -162,7 +163,7 @@ def transfer_bound(facts: SpeedFacts) -> Finding | None:
 @rule(
     code="speed/eval-too-often",
     title="Validation takes more time than training.",
-    symptom="Training became several times slower with the validation set; its curve has a point for every step or two.",
+    symptom="Training became several times slower with the validation set; its curve has a point every step or two.",
     cause="The whole validation set is run every step, or every few.",
     confirm="The same steps with validation left out: `bottleneck` runs them.",
     fix="Validate once an epoch or every few hundred steps, or on a part of the set.",
@@ -176,8 +177,10 @@ def eval_too_often(facts: SpeedFacts) -> Finding | None:
     title = f"Validation takes {percent(share)} of the time: it ran {often}"
     code = f"if step % 200 == 0:\n    {facts.validating.text or 'validate()'}"
     return finding(
-        facts, "speed/eval-too-often", "rest", title, facts.validating, [Fix("Validate every few hundred steps.", code)],
-        validating=percent(share), without_validation=gain(facts, "no validation"), one_batch_of_it=gain(facts, "one batch of validation"),
+        facts, "speed/eval-too-often", "rest", title, facts.validating,
+        [Fix("Validate every few hundred steps.", code)],
+        validating=percent(share), without_validation=gain(facts, "no validation"),
+        one_batch_of_it=gain(facts, "one batch of validation"),
     )  # fmt: skip
 
 
@@ -277,8 +280,8 @@ def small_kernels(facts: SpeedFacts) -> Finding | None:
     if loop is None or loop.gain < BATCHED:
         return None
     title = (
-        f"A loop of {count(loop.iterations, 'iteration')} runs {count(loop.ops, 'small op')} a step, which do not need one "
-        "another"
+        f"A loop of {count(loop.iterations, 'iteration')} runs {count(loop.ops, 'small op')} a step, which do not need "
+        "one another"
     )
     fixes = [
         Fix("Run them as one op over all.", "torch.vmap(body)(stacked)  # or broadcasting, einsum, reduction='none'")
@@ -294,8 +297,8 @@ def small_kernels(facts: SpeedFacts) -> Finding | None:
     code="speed/host-sync",
     title="The step reads single values, and the GPU waits each time.",
     symptom="The GPU is half idle though no data are waited for; a profile shows the host in cudaStreamSynchronize.",
-    cause="`.item()`, `float(t)`, `if t:`, `print(t)` or `.cpu()` in a loop: the host waits for all that was asked of the "
-    "GPU before, and the GPU then waits for the host.",
+    cause="`.item()`, `float(t)`, `if t:`, `print(t)` or `.cpu()` in a loop: the host waits for all that was asked of "
+    "the GPU before, and the GPU then waits for the host.",
     confirm='`torch.cuda.set_sync_debug_mode("warn")` names each line.',
     fix="Keep the values as tensors, stack them, and read once every few steps.",
     reference="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html#avoid-unnecessary-cpu-gpu-synchronization",
@@ -406,10 +409,8 @@ def slowing_down(facts: SpeedFacts) -> Finding | None:
     seen = facts.slower
     if seen is None or seen.after < GROWN * seen.before:
         return None
-    title = (
-        f"Steps become slower: the last ones take {figures(seen.ratio)} times the first ones, with {figures(seen.after)} "
-        f"{seen.what} in place of {figures(seen.before)}"
-    )
+    work = f"{figures(seen.after)} {seen.what} in place of {figures(seen.before)}"
+    title = f"Steps become slower: the last ones take {figures(seen.ratio)} times the first ones, with {work}"
     fixes = [Fix("Keep a running value, or the last few.", "total = 0.9 * total + 0.1 * value.detach()")]
     return finding(
         facts, "speed/slowing-down", "forward", title, seen.where, fixes, slower=f"{figures(seen.ratio)} times"
@@ -418,7 +419,8 @@ def slowing_down(facts: SpeedFacts) -> Finding | None:
 
 ORDER = (
     compile_recompiles, loader_bound, checkpoint_too_often, transfer_bound, eval_too_often, slowing_down, no_kv_cache,
-    redundant_work, wrong_dtype, cpu_device, small_kernels, communication_bound, host_sync, slow_attention, launch_bound,
+    redundant_work, wrong_dtype, cpu_device, small_kernels, communication_bound, host_sync, slow_attention,
+    launch_bound,
 )  # fmt: skip
 """What hides the rest comes first: of a training that waits for its data the step hardly matters."""
 

@@ -1,4 +1,4 @@
-"""Where a step's time goes: a bar for each part, its median written beside, and the spread of the steps as a thin line."""
+"""Where a step's time goes: a bar for each part, its median beside it, and the spread of the steps as a thin line."""
 
 from __future__ import annotations
 
