@@ -107,7 +107,17 @@ def test_every_folder_says_how_to_read_it_and_is_read_in_one_go() -> None:
     assert len(FILES) <= 360
 
 
-WORDS = {"training", "wording", "rules_wording", "casting", "batch_mixing", "overfitting", "distributed", "lightning"}
+WORDS = {
+    "training",
+    "wording",
+    "rules_wording",
+    "casting",
+    "batch_mixing",
+    "overfitting",
+    "distributed",
+    "lightning",
+    "speed",
+}
 """Ends of participles that are nouns of the field, or the name of a package."""
 VAGUE = {"utils", "helpers", "manager", "base", "common", "misc", "found", "said", "told", "given", "asked", "seen"}
 

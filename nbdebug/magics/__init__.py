@@ -40,7 +40,6 @@ from nbdebug.magics.check_notebook import CheckNotebookMagics
 from nbdebug.magics.diagnose import DiagnoseMagics
 from nbdebug.magics.explain import ExplainMagics
 from nbdebug.magics.fit import FitMagics
-from nbdebug.magics.free import FreeMagics
 from nbdebug.magics.grad_watch import GradWatchMagics
 from nbdebug.magics.guard import GuardMagics
 from nbdebug.magics.mem import MemoryMagics
@@ -59,7 +58,6 @@ QUESTIONS = (
     DiagnoseMagics,
     MemoryMagics,
     FitMagics,
-    FreeMagics,
     PrecisionMagics,
     BeforeRunMagics,
     CheckNotebookMagics,

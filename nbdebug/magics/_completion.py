@@ -43,7 +43,7 @@ class Completion:
             return option.choices or (self._names(option.dest) if option.metavar == "NAME" else ())
         if fragment.startswith("-"):
             return [option for action in actions for option in action.option_strings]
-        words = getattr(self.magics[magic].__self__, "words", None)  # a magic that takes several words
+        words = getattr(self.magics[magic].__self__, f"{magic}_words", None)  # a magic that takes several words
         if words is not None:
             return list(words())
         if not before.endswith(f"%{magic}"):

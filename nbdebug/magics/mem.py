@@ -1,16 +1,16 @@
-"""%mem and %%mem: who holds memory now, and what a step or a cell needs. Their answer: `nbdebug.mem`."""
+"""%mem, %%mem and %free: who holds memory now, what a step needs, and what the notebook itself keeps alive."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from nbdebug.magics._arguments import (
@@ -28,10 +28,13 @@ from nbdebug.magics._arguments import (
 from nbdebug.magics._user_code import cell_code, line_code, run
 from nbdebug.report import Report
 
+KINDS = ("traceback", "outputs", "exceptions", "graphs", "hooks", "figures", "cache")
+"""What %free frees."""
+
 
 @magics_class
 class MemoryMagics(Magics):
-    """%mem and %%mem."""
+    """%mem, %%mem and %free."""
 
     @no_var_expand
     @needs_local_scope
@@ -111,6 +114,46 @@ class MemoryMagics(Magics):
         return dataclasses.replace(
             report, findings=(*failure.findings, *report.findings), notes=(*failure.notes, *report.notes)
         )
+
+    @no_var_expand
+    @needs_local_scope
+    @magic_arguments()
+    @FULL
+    @HELP
+    @argument("--all", action="store_true", help="free all that the list shows, and the cache of the allocators")
+    @argument(
+        "what",
+        nargs="*",
+        metavar="WHAT",
+        help=f"{', '.join(KINDS)}, or a name from the list, such as Out[7] (default: nothing is freed)",
+    )
+    @line_magic
+    def free(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+        """List the memory that the notebook itself keeps, and free what you choose.
+
+            %free
+            %free traceback outputs
+
+        The list has outputs (Out, _), the traceback of the last failed cell, exceptions in variables, losses with their
+        graph, hooks that a cell has registered twice, and figures, each with its size. %free alone frees nothing. %free
+        traceback outputs frees these two and says how much memory is free again; after that, %debug no longer works. In
+        a script: nbdebug.free("traceback").
+        """
+        __tracebackhide__ = True
+        args = parse(self.free, line)
+        if args is None:
+            return None
+        from nbdebug.tools.memory.free import free  # imports torch: %load_ext must stay quick
+
+        words = [*args.what, *["all"] * args.all]
+        with usage_errors():
+            report = free(*words, names=variables(self.shell, local_ns), shell=self.shell)
+        report = dataclasses.replace(report, question=" ".join(["%free", *args.what, *["--all"] * args.all]))
+        return answer(report, args, line)
+
+    def free_words(self) -> Iterable[str]:
+        """The words that Tab offers: the kinds, and the outputs that the notebook keeps."""
+        return [*KINDS, *(f"Out[{number}]" for number in self.shell.user_ns.get("_oh", ()))]
 
 
 def _follow(

@@ -80,7 +80,7 @@ class StopMagics(Magics):
         self.stops.append((stop, name))
         return None if ends_in_semicolon(line) else stop
 
-    def words(self) -> Iterable[str]:
+    def stop_at_words(self) -> Iterable[str]:
         """The words that Tab offers: the layers of the models among the user's variables, and their types."""
         models = discover("model", self.shell.user_ns).values()
         names = [name for model in models for name, _ in model.named_modules() if name]

@@ -258,13 +258,10 @@ def _listed(report: Report, most: int, opened: int) -> str:
 
 def _pictures(report: Report) -> str:
     drawn = ""
-<<<<<<< HEAD
-    for kind, picture in report._pictures("run", "memory", "ranges", "stepper", "gradients", "losses", "gallery"):
+    for kind, picture in report._pictures(
+        "times", "run", "memory", "ranges", "stepper", "gradients", "losses", "gallery"
+    ):
         drawn += picture.html() if kind in ("stepper", "gallery") else _image(picture)
-=======
-    for kind, picture in report._pictures("times", "run", "memory", "ranges", "stepper", "gradients", "losses"):
-        drawn += picture.html() if kind == "stepper" else _image(picture)
->>>>>>> 41f980f (bottleneck() names what makes a training slow: a clock on torch's own entries, the ops of three steps in a copy, cures tried in turn)
         if kind == "losses":
             drawn += _table(picture.table())
         elif kind == "gradients":

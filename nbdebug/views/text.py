@@ -303,11 +303,7 @@ class ReportText:
         self.omit(len(tables) - most, "table")
 
     def pictures(self) -> None:
-<<<<<<< HEAD
-        for kind, picture in self.report._pictures("run", "memory", "ranges", "stepper", "losses", "gallery"):
-=======
-        for kind, picture in self.report._pictures("times", "run", "memory", "ranges", "stepper", "losses"):
->>>>>>> 41f980f (bottleneck() names what makes a training slow: a clock on torch's own entries, the ops of three steps in a copy, cures tried in turn)
+        for kind, picture in self.report._pictures("times", "run", "memory", "ranges", "stepper", "losses", "gallery"):
             if not self.room.pictures:
                 self.omit(1, "picture")
             elif kind in ("stepper", "times"):

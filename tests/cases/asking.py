@@ -152,16 +152,15 @@ def ask_environment(ns: types.SimpleNamespace) -> nbdebug.Report:
     return nbdebug.check_environment(facts=ns.probe())
 
 
-<<<<<<< HEAD
 def ask_data(ns: types.SimpleNamespace) -> nbdebug.Report:
     with tempfile.TemporaryDirectory() as folder:
         subject = ns.make(pathlib.Path(folder)) if ns.dataset is None else ns.dataset
         return nbdebug.check_data(subject, expected=ns.expected, progress=False)
-=======
+
+
 def ask_speed(ns: types.SimpleNamespace) -> nbdebug.Report:
     names = {name: value for name, value in vars(ns).items() if name != "step"}
     return nbdebug.bottleneck(ns.step, loader=ns.loader, model=ns.model, optimizer=ns.optimizer, names=names)
->>>>>>> 41f980f (bottleneck() names what makes a training slow: a clock on torch's own entries, the ops of three steps in a copy, cures tried in turn)
 
 
 ASKERS = {
@@ -174,11 +173,8 @@ ASKERS = {
     "notebook": ask_notebook,
     "config": ask_config,
     "environment": ask_environment,
-<<<<<<< HEAD
     "data": ask_data,
-=======
     "speed": ask_speed,
->>>>>>> 41f980f (bottleneck() names what makes a training slow: a clock on torch's own entries, the ops of three steps in a copy, cures tried in turn)
 }
 """kind → the function that asks. A kind that is not here is skipped."""
 

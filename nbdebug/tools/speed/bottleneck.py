@@ -19,7 +19,7 @@ from nbdebug.robust_stats import rank_correlation
 from nbdebug.tools.speed import cures
 from nbdebug.tools.speed.clock import Clock, branch_line
 from nbdebug.tools.speed.driver import Training, apart, drive, needs_batch, until
-from nbdebug.tools.speed.facts import Cure, Line, Recompiles, Slower, SpeedFacts
+from nbdebug.tools.speed.facts import Line, Recompiles, Slower, SpeedCure, SpeedFacts
 from nbdebug.tools.speed.report import report_of
 from nbdebug.tools.speed.rules import name_cause
 
@@ -180,7 +180,9 @@ def _try(facts: SpeedFacts, training: Training) -> None:
     if facts.recompiles is not None and len(facts.recompiles.reasons) > 1:
         slow = [step.total for step in facts.steps if step.compiled]
         fast = cures.eager_steps(training)
-        facts.cures.append(Cure("no torch.compile", None, statistics.median(slow) / fast if slow and fast else None))
+        facts.cures.append(
+            SpeedCure("no torch.compile", None, statistics.median(slow) / fast if slow and fast else None)
+        )
         return
     wait = facts.share("waiting for data")
     if wait > 0.3:

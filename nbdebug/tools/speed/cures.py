@@ -30,7 +30,7 @@ from nbdebug.observe.tensors import fingerprint, tensors_in
 from nbdebug.report import Where
 from nbdebug.tools.speed.clock import READS, WRITERS, Patches, code_kind, module_of, users_lines
 from nbdebug.tools.speed.driver import Training, apart, drive, workers_without_modes
-from nbdebug.tools.speed.facts import Cure, Growth, Loop, Part, Reads
+from nbdebug.tools.speed.facts import LongerInput, Loop, Reads, SpeedCure, WorkShare
 from nbdebug.tools.speed.ops import OpWatch
 
 PAIRS, SECONDS = 5, 3.0
@@ -43,11 +43,11 @@ class Observation:
     """What the ops of a few steps showed, fit for pickle."""
 
     reads: tuple[Reads, ...] = ()
-    double: Part | None = None
-    repeated: Part | None = None
-    growth: Growth | None = None
+    double: WorkShare | None = None
+    repeated: WorkShare | None = None
+    growth: LongerInput | None = None
     loop: Loop | None = None
-    attention: Part | None = None
+    attention: WorkShare | None = None
     loading: Where = Where()
     size: tuple[int, int] = (0, 0)
     """Ops of the last step, and the elements that they gave."""
@@ -100,7 +100,7 @@ def _loaders(training: Training) -> bool:
 def _observation(watch: OpWatch, training: Training, source: Any) -> Observation:
     seen = Observation()
     seen.reads, seen.repeated, seen.growth, seen.loop = watch.reads(), watch.repeated(), watch.growth(), watch.loop()
-    seen.double = Part(double_origin(watch, training), watch.double(), "float64")
+    seen.double = WorkShare(double_origin(watch, training), watch.double(), "float64")
     by_line: collections.Counter[Site] = collections.Counter()
     for op in watch.last:
         if op.line is not None:
@@ -211,7 +211,7 @@ def _is_double(value: Any) -> bool:
     return isinstance(value, torch.nn.Module) and any(p.dtype == torch.float64 for p in value.parameters())
 
 
-def slow_attention(watch: OpWatch) -> Part | None:
+def slow_attention(watch: OpWatch) -> WorkShare | None:
     """Attention that runs as plain products, where a fused kernel would take the same call."""
     math, where, what = 0, None, ""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
@@ -226,7 +226,7 @@ def slow_attention(watch: OpWatch) -> Part | None:
                 what = f"{str(query.dtype).removeprefix('torch.')}, heads of {query.shape[-1]}, {masked}"
     if not math:
         return None
-    return Part(at_site(Where(phase="forward"), where), math / len(watch.attentions), what)
+    return WorkShare(at_site(Where(phase="forward"), where), math / len(watch.attentions), what)
 
 
 # -- with and without --------------------------------------------------------------------------------------------------
@@ -269,13 +269,13 @@ def try_cure(
     change: Change,
     rows: float = 1.0,
     seconds: float = SECONDS,
-) -> Cure:
+) -> SpeedCure:
     """rows: how many times more rows a step with the change has."""
     result = apart(lambda: paired(training, change, seconds), 10 * SECONDS)
     if result is None:
-        return Cure(name, predicted, why_not="it could not be tried on a copy of this process")
+        return SpeedCure(name, predicted, why_not="it could not be tried on a copy of this process")
     off, on, losses = result
-    return Cure(name, predicted, rows * off / on if on else None, losses)
+    return SpeedCure(name, predicted, rows * off / on if on else None, losses)
 
 
 def same_batch(training: Training, patches: Patches) -> Callable[[bool], None]:
@@ -468,12 +468,12 @@ def doubled(training: Training, patches: Patches) -> Callable[[bool], None]:
     return lambda on: state.update(on=on)
 
 
-def with_workers(training: Training, number: int, base: float) -> Cure:
+def with_workers(training: Training, number: int, base: float) -> SpeedCure:
     """A loader like the user's with this many workers, which stay: seconds of a step, once they run."""
     loader = training.loader
     name = f"num_workers={number}, persistent_workers=True"
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return Cure(name, None, why_not="the loader is not known")
+        return SpeedCure(name, None, why_not="the loader is not known")
 
     def run() -> float:
         training.loader = DataLoader(
@@ -498,8 +498,8 @@ def with_workers(training: Training, number: int, base: float) -> Cure:
 
     measured = apart(run, 10 * SECONDS)
     if measured is None:
-        return Cure(name, None, why_not="it could not be tried on a copy of this process")
-    return Cure(name, None, base / measured)
+        return SpeedCure(name, None, why_not="it could not be tried on a copy of this process")
+    return SpeedCure(name, None, base / measured)
 
 
 def eager_steps(training: Training) -> float:

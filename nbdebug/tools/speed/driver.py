@@ -136,8 +136,8 @@ def apart(experiment: Callable[[], Any], seconds: float = 60.0) -> Any:
         return None
 
     def harmless() -> Any:
-        with tempfile.TemporaryDirectory() as folder:
-            _write_into(folder)
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+            stack.callback(_write_into(folder).undo)  # the folder itself is to be removed
             return experiment()
 
     try:
@@ -146,7 +146,7 @@ def apart(experiment: Callable[[], Any], seconds: float = 60.0) -> Any:
         return None
 
 
-def _write_into(folder: str) -> None:
+def _write_into(folder: str) -> Patches:
     """What the copy opens to write goes into this folder; it removes and renames nothing of the user's."""
     real, names = builtins.open, dict[str, str]()
 
@@ -161,23 +161,21 @@ def _write_into(folder: str) -> None:
             file = other(file)
         return real(file, mode, *args, **kwargs)
 
-    builtins.open = opened  # type: ignore[assignment]
-    for module, name in (
-        (os, "remove"),
-        (os, "unlink"),
-        (os, "rename"),
-        (os, "replace"),
-        (os, "rmdir"),
-        (shutil, "move"),
-    ):
-        setattr(module, name, lambda *args, **kwargs: None)
-    shutil.rmtree = lambda *args, **kwargs: None
     save = torch.save
 
     def saved(thing: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         return save(thing, other(f), *args, **kwargs)
 
-    torch.save = saved  # type: ignore[assignment]
+    changes: list[tuple[Any, str, Any]] = [(builtins, "open", opened), (torch, "save", saved)]
+    changes += [(os, name, _nothing) for name in ("remove", "unlink", "rename", "replace", "rmdir")]
+    changes += [(shutil, name, _nothing) for name in ("move", "rmtree")]
+    patches = Patches()
+    for module, name, function in changes:
+        patches.put(module, name, lambda original, function=function: function)
+    return patches
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
 def workers_without_modes(patches: Patches) -> None:

@@ -69,7 +69,7 @@ class Recompiles:
 
 
 @dataclasses.dataclass(frozen=True)
-class Growth:
+class LongerInput:
     """A model that is called again and again with an input that keeps all of the last one. first, last: seconds of the
     first and the last call; lengths: of the input there."""
 
@@ -94,7 +94,7 @@ class Loop:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class WorkShare:
     """A part of the time at a place. share: of the step's op time; what: in words."""
 
     where: Where
@@ -114,7 +114,7 @@ class Slower:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cure:
+class SpeedCure:
     """A change that was tried, or foretold. predicted, measured: how many times faster, None where not known; losses:
     of the same step without and with it; why_not: why it was not tried."""
 
@@ -149,13 +149,13 @@ class SpeedFacts:
     backwards: int = 0
     reads: tuple[Reads, ...] = ()
     recompiles: Recompiles | None = None
-    growth: Growth | None = None
+    growth: LongerInput | None = None
     loop: Loop | None = None
-    double: Part | None = None
-    repeated: Part | None = None
+    double: WorkShare | None = None
+    repeated: WorkShare | None = None
     slower: Slower | None = None
-    attention: Part | None = None
-    cures: list[Cure] = dataclasses.field(default_factory=list)
+    attention: WorkShare | None = None
+    cures: list[SpeedCure] = dataclasses.field(default_factory=list)
     unchecked: list[str] = dataclasses.field(default_factory=list)
 
     def seconds(self, phase: str | None = None) -> float:
@@ -168,5 +168,5 @@ class SpeedFacts:
         whole = sum(step.total for step in self.steps)
         return sum(step.phases.get(phase, 0.0) for step in self.steps) / whole if whole else 0.0
 
-    def cure(self, name: str) -> Cure | None:
+    def cure(self, name: str) -> SpeedCure | None:
         return next((cure for cure in self.cures if cure.name == name), None)

@@ -30,7 +30,7 @@ from nbdebug.observe.sources import nodes_of
 from nbdebug.observe.tensors import base_name, fingerprint
 from nbdebug.report import Where
 from nbdebug.tools.speed.clock import DRIVERS, Patches, code_kind, users_lines
-from nbdebug.tools.speed.facts import Growth, Loop, Part, Reads
+from nbdebug.tools.speed.facts import LongerInput, Loop, Reads, WorkShare
 
 READ = "local_scalar_dense"
 COPIES = frozenset({"clone", "copy", "to_copy", "contiguous", "lift_fresh_copy"})
@@ -48,7 +48,7 @@ CALLS = 8
 
 
 @dataclasses.dataclass
-class Op:
+class TimedOp:
     """One op. lines: of the user's stack, the outermost first; loops: (head, iteration) around it, the outermost first;
     after: the heads of loops of which it needs an earlier iteration."""
 
@@ -86,7 +86,7 @@ class OpWatch(TorchDispatchMode):
         self.until = time.perf_counter() + seconds
         self._parameters, self.salted = list(parameters), salted
         self.trained, self._gradients, self._in_backward = {id(p) for p in self._parameters}, set[int](), True
-        self.ops: list[Op] = []
+        self.ops: list[TimedOp] = []
         self.step, self.paused, self.noting = 0, False, False
         self.sequences: list[Sequence] = []
         self.free_calls: collections.Counter[int] = collections.Counter()
@@ -149,7 +149,7 @@ class OpWatch(TorchDispatchMode):
         known = self._number(func, name, args, kwargs, inputs, outputs)
         after = self._dependence(inputs, outputs, loops) if loops else frozenset()
         self.ops.append(
-            Op(
+            TimedOp(
                 name=name,
                 func=func,
                 seconds=took,
@@ -273,7 +273,9 @@ class OpWatch(TorchDispatchMode):
         lines = tuple(Site(f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames)[::-1]
         grad = torch.is_grad_enabled()
         phase = "optimizer" if optimizer else "forward"
-        self.ops.append(Op(READ, None, 0.0, self.step, phase, lines, (), frozenset(), False, False, 1, grad, False))
+        self.ops.append(
+            TimedOp(READ, None, 0.0, self.step, phase, lines, (), frozenset(), False, False, 1, grad, False)
+        )
 
     def _call_begins(self, module: Any, args: Any) -> None:
         self._depth += 1
@@ -306,7 +308,7 @@ class OpWatch(TorchDispatchMode):
     # -- answers -------------------------------------------------------------------------------------------------------
 
     @property
-    def last(self) -> list[Op]:
+    def last(self) -> list[TimedOp]:
         """The ops of the last whole step; of a step that is too long, of its beginning."""
         step = self.step if self.cut is None else max(self.cut - 1, 0)
         return [op for op in self.ops if op.step == step]
@@ -332,7 +334,7 @@ class OpWatch(TorchDispatchMode):
     def double(self) -> float:
         return sum(op.seconds for op in self.last if op.double) / self.seconds()
 
-    def repeated(self) -> Part | None:
+    def repeated(self) -> WorkShare | None:
         """What was computed before, or is only copied: the outermost line that does hardly anything else."""
         again = [op for op in self.last if op.repeated]
         copies = [op for op in self.last if op.name in COPIES and op.phase == "forward" and not op.repeated]
@@ -340,14 +342,14 @@ class OpWatch(TorchDispatchMode):
         parts += [self._part(copies, "copied")] if copies else []
         return max(parts, key=lambda part: part.share, default=None)
 
-    def _part(self, ops: list[Op], what: str) -> Part:
+    def _part(self, ops: list[TimedOp], what: str) -> WorkShare:
         inside: dict[Site, float] = collections.defaultdict(float)
         whole: dict[Site, float] = collections.defaultdict(float)
         chosen = {id(op) for op in ops}
         for op in self.last:
-            for site in set(op.lines):
-                whole[site] += op.seconds
-                inside[site] += op.seconds * (id(op) in chosen)
+            for line in set(op.lines):
+                whole[line] += op.seconds
+                inside[line] += op.seconds * (id(op) in chosen)
         total = sum(op.seconds for op in ops)
         stacks = [op.lines for op in ops]
         deep = {site: depth for lines in stacks for depth, site in enumerate(lines)}
@@ -355,15 +357,15 @@ class OpWatch(TorchDispatchMode):
         able = [[s for s in large if inside[s] >= pure * whole[s]] for pure in (0.95, 0.8, 0.0)]
         choice: list[Site] = next(filter(None, able), [])
         site = min(choice, key=lambda s: deep[s], default=None)
-        return Part(at_site(Where(phase="forward"), site), total / self.seconds(), what)
+        return WorkShare(at_site(Where(phase="forward"), site), total / self.seconds(), what)
 
-    def growth(self) -> Growth | None:
+    def growth(self) -> LongerInput | None:
         long = [s for s in self.sequences if len(s.times) >= CALLS and s.outputs[0] != s.outputs[1]]
         if not long:
             return None
         best = max(long, key=lambda s: sum(s.times))
         third = max(1, len(best.times) // 4)
-        return Growth(
+        return LongerInput(
             at_site(Where(phase="forward"), best.line),
             len(best.times),
             statistics.median(best.times[:third]),
@@ -376,7 +378,7 @@ class OpWatch(TorchDispatchMode):
         forward = [op for op in self.last if op.phase == "forward" and op.name not in VIEWS and op.name != READ]
         if not forward:
             return None
-        by_head: dict[Any, list[tuple[Op, Any, int]]] = collections.defaultdict(list)
+        by_head: dict[Any, list[tuple[TimedOp, Any, int]]] = collections.defaultdict(list)
         for op in forward:
             for key, count in op.loops:
                 by_head[key[1:]].append((op, key, count))
@@ -388,7 +390,7 @@ class OpWatch(TorchDispatchMode):
                 return dataclasses.replace(found, gain=batched_gain([op for op, _, _ in by_head[head]], views))
         return None
 
-    def _free(self, head: Any, members: list[tuple[Op, Any, int]], forward: list[Op]) -> Loop | None:
+    def _free(self, head: Any, members: list[tuple[TimedOp, Any, int]], forward: list[TimedOp]) -> Loop | None:
         turns: dict[Any, int] = {}
         own: dict[Any, bool] = {}
         for op, key, count in members:
@@ -522,7 +524,7 @@ def _kept(func: Any, name: str, args: Any, kwargs: Any, inputs: list[Any]) -> tu
 # -- the batched op ----------------------------------------------------------------------------------------------------
 
 
-def batched_gain(ops: list[Op], views: int, most: int = 64) -> float:
+def batched_gain(ops: list[TimedOp], views: int, most: int = 64) -> float:
     """How many times longer the ops of a loop take one by one than in one op over all of them, measured on their own
     inputs, several times in turn; 0.0 where none of them could be batched. views: how many there are beside."""
     groups: dict[Any, list[tuple[Any, ...]]] = collections.defaultdict(list)

@@ -9,7 +9,7 @@ from typing import Any
 
 from nbdebug.report import Plot, Report, RuledOut, Table
 from nbdebug.text import clip, count, figures, percent
-from nbdebug.tools.speed.facts import PHASES, Cure, SpeedFacts
+from nbdebug.tools.speed.facts import PHASES, SpeedCure, SpeedFacts
 from nbdebug.tools.speed.rules import BATCHED, WAITING, milliseconds, name_cause
 
 
@@ -92,7 +92,7 @@ def times(ratio: float | None) -> str:
     return "" if ratio is None else f"{figures(ratio, 2)}x"
 
 
-def losses(cure: Cure) -> tuple[str, str]:
+def losses(cure: SpeedCure) -> tuple[str, str]:
     return ("", "") if cure.losses is None else (figures(cure.losses[0], 4), figures(cure.losses[1], 4))
 
 

@@ -1,10 +1,6 @@
 """The pictures of a report: one file a kind of `Plot`. Read one of them with `marks`, which all are made of.
 
-<<<<<<< HEAD
-    histogram tree run losses memory ranges gradients stepper gallery     a kind each, and the file that a `Plot` names
-=======
-    histogram tree run losses memory ranges gradients stepper times     a kind each, and the file that a `Plot` names
->>>>>>> 41f980f (bottleneck() names what makes a training slow: a clock on torch's own entries, the ops of three steps in a copy, cures tried in turn)
+    histogram tree run losses memory ranges gradients stepper gallery times   a kind, and the file that a `Plot` names
     axes            scales, rules and axes of what runs over steps
     marks           lines, bars, dots, text …, and the SVG of them
     figure          the same marks with matplotlib: `report.figure()`

@@ -14,7 +14,7 @@ LEFT, RIGHT, TOP, ROW, CELLS = 130, 130, 26, 20, 24
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class StepPart:
     """Seconds: the median of the steps, and the ends of their middle half. share: of the time of all steps."""
 
     name: str
@@ -29,7 +29,7 @@ class TimesPlot:
     """title: a sentence with the whole step; slow: the name of the part that is at fault, or ""."""
 
     title: str
-    parts: tuple[Part, ...]
+    parts: tuple[StepPart, ...]
     slow: str
 
     def sentence(self) -> str:
@@ -75,7 +75,7 @@ def read(data: Mapping[str, Any]) -> TimesPlot | None:
     parts = []
     for row in rows if isinstance(rows, (list, tuple)) else ():
         if isinstance(row, (list, tuple)) and len(row) == 5 and all(_number(value) for value in row[1:]):
-            parts.append(Part(clean(row[0], 24), *(float(value) for value in row[1:])))
+            parts.append(StepPart(clean(row[0], 24), *(float(value) for value in row[1:])))
     if not parts:
         return None
     return TimesPlot(clip(clean(data.get("title") or "A step", 90), 90), tuple(parts), str(data.get("slow") or ""))

@@ -1,6 +1,6 @@
 """A batch of one row: as the clock of a machine with GPUs tells it."""
 
-from nbdebug.tools.speed.facts import Cure, SpeedFacts, StepTimes
+from nbdebug.tools.speed.facts import SpeedCure, SpeedFacts, StepTimes
 
 CODE, BOTTLENECK, LINE = "speed/launch-bound", "forward", None
 
@@ -11,8 +11,8 @@ def facts(device="cuda", cards=1, phases=None, **seen):
 
 
 def sick():
-    return facts(busy=0.2, cures=[Cure("twice the batch", None, 1.9)])
+    return facts(busy=0.2, cures=[SpeedCure("twice the batch", None, 1.9)])
 
 
 def healthy():
-    return facts(busy=0.95, cures=[Cure("twice the batch", None, 1.1)])
+    return facts(busy=0.95, cures=[SpeedCure("twice the batch", None, 1.1)])

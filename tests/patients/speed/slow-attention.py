@@ -1,7 +1,7 @@
 """A mask of its own keeps attention from the fused kernels: as the clock of a machine with GPUs tells it."""
 
 from nbdebug.report import Where
-from nbdebug.tools.speed.facts import Part, SpeedFacts, StepTimes
+from nbdebug.tools.speed.facts import SpeedFacts, StepTimes, WorkShare
 
 CODE, BOTTLENECK, LINE = "speed/slow-attention", "forward", None
 
@@ -12,7 +12,7 @@ def facts(device="cuda", cards=1, phases=None, **seen):
 
 
 def sick():
-    return facts(attention=Part(Where(phase="forward"), 1.0, "float32, heads of 64, mask True"))
+    return facts(attention=WorkShare(Where(phase="forward"), 1.0, "float32, heads of 64, mask True"))
 
 
 def healthy():
