@@ -1,4 +1,4 @@
-"""%check_data in a real shell, and `python -m nbdebug check-data`: a folder, a variable, fields, what they refuse."""
+"""%check_data and %check_loader in a real shell, and `python -m nbdebug check-data`; what they refuse."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ def test_a_folder_a_variable_and_a_table(tmp_path, monkeypatch) -> None:
         assert list(notebook.run("%check_data rows --expected small").result.facts["items"]) == [0]
         for line in ("none.csv", "nothing", "small", "rows --size 12", ""):
             assert "UsageError" in notebook.run(f"%check_data {line}").printed, line
+
+
+def test_a_loader_and_what_it_is_not(tmp_path, monkeypatch) -> None:
+    with started("rows = iter([1.0, 2.0])\ntrain_loader = [[1.0], [2.0]]") as notebook:
+        assert notebook.run("%check_loader").result.ok
+        assert [f.code for f in notebook.run("%check_loader rows").result] == ["data/one-shot"]
+        assert notebook.run("list(rows)").result == [1.0, 2.0], "nothing was taken from it"
+        for line in ("nothing", "rows --max-steps 0", "3"):
+            assert "UsageError" in notebook.run(f"%check_loader {line}").printed, line
 
 
 def test_a_shell_gets_a_status(tmp_path, capsys) -> None:

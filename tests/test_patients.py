@@ -169,6 +169,8 @@ def checked(training):
     """A set, or a loader; the error of a picture that a program reads."""
     if hasattr(training, "trigger"):
         return failed(training)
+    if hasattr(training, "loader"):
+        return nbdebug.check_loader(**vars(training))
     if hasattr(training, "dataset"):
         return nbdebug.check_data(training.dataset, expected=training.expected, progress=False)
     with tempfile.TemporaryDirectory() as folder:

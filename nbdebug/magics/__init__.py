@@ -15,6 +15,7 @@
     %bottleneck step()         what makes a step slow, and the step's time with the cure in place
     %step_through              a training step, layer by layer, while the notebook stays usable
     %check_data PATH           what is wrong with a data set: pictures, captions, tables, tokens
+    %check_loader              what is wrong with the stream that a loader makes of it
     %check_config FILE         what is wrong with the settings of a run, before anything runs
     %check_environment         whether this machine can do what a run asks of it
     %check_notebook            what cells that ran again, or out of order, have left behind

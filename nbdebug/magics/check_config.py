@@ -1,5 +1,5 @@
-"""%check_config, %check_data and %check_environment: what can be known before anything runs. Their answers: the
-functions of these names."""
+"""%check_config, %check_data, %check_loader, %check_environment: what can be known before anything runs. Their answers:
+the functions of these names."""
 
 from __future__ import annotations
 
@@ -12,13 +12,23 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from nbdebug.magics._arguments import FULL, HELP, answer, evaluate, parse, unquote, usage_errors, variables
+from nbdebug.magics._arguments import (
+    FULL,
+    HELP,
+    answer,
+    evaluate,
+    parse,
+    required,
+    unquote,
+    usage_errors,
+    variables,
+)
 from nbdebug.report import Report
 
 
 @magics_class
 class BeforeRunMagics(Magics):
-    """%check_config, %check_data and %check_environment."""
+    """%check_config, %check_data, %check_loader and %check_environment."""
 
     @no_var_expand
     @needs_local_scope
@@ -69,6 +79,45 @@ class BeforeRunMagics(Magics):
         except (OSError, ImportError) as error:
             raise UsageError(str(error)) from None
         return answer(dataclasses.replace(report, question="%check_config"), args, line)
+
+    @no_var_expand
+    @needs_local_scope
+    @magic_arguments()
+    @argument("loader", metavar="NAME", nargs="?", help="a loader (default: train_loader, or the one that you have)")
+    @argument("--epochs", type=int, metavar="N", help="of the planned training")
+    @argument("--max-steps", type=int, metavar="N", help="of the planned training")
+    @argument(
+        "--resume-at", type=int, metavar="STEP", help="try to go on there, with the set's skip_samples or the like"
+    )
+    @argument("--ranks", type=int, default=1, metavar="N", help="read it as each of N processes would")
+    @argument("--seconds", type=float, default=60.0, metavar="S", help="for all of it (default: 60)")
+    @FULL
+    @HELP
+    @line_magic
+    def check_loader(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+        """Find what is wrong with the batches of a loader, in two passes that are read in a copy of the process.
+
+            %check_loader
+            %check_loader stream --max-steps 10000 --ranks 2
+            %check_loader train_loader --resume-at 500
+
+        Streams that can be read once or end too early, a drop_last that leaves nothing, rows that come from each worker
+        or rank, the same random numbers in all workers, a frozen shuffle, skip_samples that reaches no worker or stays,
+        batches without labels, NaN rows with their item. Your iterators, workers and random numbers stay as they are.
+        In a script: nbdebug.check_loader(loader).
+        """
+        __tracebackhide__ = True
+        args = parse(self.check_loader, line)
+        if args is None:
+            return None
+        from nbdebug.tools.data.check_loader import check_loader
+
+        how = "%check_loader NAME"
+        name, loader = required("train_loader", args.loader, variables(self.shell, local_ns), "%check_loader", how)
+        plan = {key: getattr(args, key) for key in ("epochs", "max_steps", "resume_at", "ranks", "seconds")}
+        with usage_errors():
+            report = check_loader(loader, **plan)
+        return answer(dataclasses.replace(report, question=f"%check_loader {name}"), args, line)
 
     @no_var_expand
     @needs_local_scope

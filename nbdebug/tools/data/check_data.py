@@ -413,7 +413,7 @@ class MemoryCheck(Check):
         indices = self.sampled(range(min(len(dataset), MOST_ROWS)), "rows")
         if len(dataset) > MOST_ROWS:
             self.unchecked.append(f"rows beyond the first {MOST_ROWS:,}")
-        with progress_bar("check_data", "rows", len(indices), wanted=self.progress) as bar, _same_random_numbers():
+        with progress_bar("check_data", "rows", len(indices), wanted=self.progress) as bar, same_random_numbers():
             try:
                 for index, value, code, reason in pulled(dataset, indices):
                     if code:
@@ -432,7 +432,7 @@ class MemoryCheck(Check):
         if hasattr(dataset, "itertuples"):
             return ()
         shown = []
-        with _same_random_numbers():
+        with same_random_numbers():
             for index in range(min(10, len(dataset))):
                 with contextlib.suppress(Exception):
                     if drawn := drawn_item(dataset[index]):
@@ -448,7 +448,7 @@ def _is_set(value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _same_random_numbers() -> Iterator[None]:
+def same_random_numbers() -> Iterator[None]:
     """The generators of Python, NumPy and torch are as before afterwards: augmentation draws from them."""
     import numpy
 

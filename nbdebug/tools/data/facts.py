@@ -42,31 +42,3 @@ def first_of_each(problems: Iterator[Problem], order: Mapping[str, int]) -> tupl
         if known is None or (problem.guess, order[problem.code]) < (known.guess, order[known.code]):
             best[problem.item] = problem
     return tuple(best.values())
-
-
-@dataclasses.dataclass(frozen=True)
-class StreamFacts:
-    """What two passes of a loader showed. Numbers of batches, and of rows, are of each pass that was watched; None in
-    place of a value: it was not measured."""
-
-    name: str
-    kind: str
-    passes: tuple[int, ...] = ()
-    rows: tuple[int, ...] = ()
-    whole: bool = True
-    one_shot: bool = False
-    dropped: tuple[int, int] | None = None
-    copies: tuple[int, int] | None = None
-    ranks: tuple[int, int, float] | None = None
-    uneven: tuple[int, ...] | None = None
-    repeats: Mapping[str, Any] | None = None
-    same_random: str | None = None
-    same_order: str | None = None
-    planned: tuple[int, int] | None = None
-    resume: Mapping[str, Any] | None = None
-    unlabelled: tuple[tuple[int, str], ...] = ()
-    nonfinite: tuple[tuple[int, int, str, str], ...] = ()
-    shapes: tuple[tuple[int, str], ...] = ()
-    failure: tuple[int, str, str] | None = None
-    padding: float | None = None
-    shared: tuple[int, int] | None = None

@@ -612,3 +612,144 @@ names(
     fix="Convert the folder again, from its source.",
     reference="https://docs.opencv.org/4.x/d8/d01/group__imgproc__color__conversions.html",
 )
+
+
+# -- of a stream -------------------------------------------------------------------------------------------------------
+
+STREAM: dict[str, Callable[[DataFacts], Finding | None]] = {}
+"""The rules of loaders, by code, most fundamental first."""
+
+
+def stream(code: str, cure: Cure, **page: str) -> None:
+    """Declare the rule of what a loader does. Its title is what the first problem says."""
+
+    def check(facts: DataFacts) -> Finding | None:
+        problems = facts.of(code)
+        if not problems:
+            return None
+        title = problems[0].detail + (f"; and {len(problems) - 1:,} more" if len(problems) > 1 else "")
+        rows = [{"item": problem.item, "detail": problem.detail} for problem in problems]
+        return Finding(code, title, evidence={"where": [rows[0]["item"]], "each": rows}, fixes=(Fix(*cure),))
+
+    check.__qualname__ = f"stream.{code}"
+    STREAM[code] = rule(code=code, **page)(check) if page else check
+
+
+stream(
+    "data/batch-fails",
+    ("Look at the item by itself; pad or resize in `collate_fn` where items differ in shape.", "loader.dataset[0]"),
+    title="A batch can't be made.",
+    symptom="RuntimeError: stack expects each tensor to be equal size; or an error of the data set, in a worker.",
+    cause="An item fails by itself, or the items of a batch differ in shape.",
+    confirm="`loader.dataset[index]` for the items of the batch.",
+    fix="Mend the item, or write a `collate_fn` that pads.",
+    reference="https://docs.pytorch.org/docs/stable/data.html#working-with-collate-fn",
+)
+stream(
+    "data/no-batches",
+    ("Keep the last batch.", "loader = DataLoader(dataset, batch_size=min(batch_size, len(dataset)), drop_last=False)"),
+    title="The loader gives no batch.",
+    symptom="The loop ends at once; the loss is undefined or 0/0; StopIteration.",
+    cause="`drop_last=True`, and the set is smaller than a batch; or the set is empty.",
+    confirm="`len(loader)` is 0.",
+    fix="A smaller batch, or `drop_last=False`.",
+    reference="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader",
+)
+stream(
+    "data/one-shot",
+    (
+        "Begin anew in each epoch: a class whose `__iter__` opens the source.",
+        "class Rows(torch.utils.data.IterableDataset):\n    def __iter__(self):\n        yield from make_rows()",
+    ),
+    title="The stream can be read once.",
+    symptom="From the second epoch on there is no step, and no error.",
+    cause="The data set is a generator or an iterator: when it is at its end, it stays there.",
+    confirm="`iter(dataset) is dataset`.",
+    fix="Give the loader an object whose `__iter__` begins anew.",
+    reference="https://docs.pytorch.org/docs/stable/data.html#iterable-style-datasets",
+)
+stream(
+    "data/exhausted",
+    (
+        "Begin anew when the data are at their end.",
+        "step = 0\nwhile step < max_steps:\n    for batch in itertools.islice(loader, max_steps - step):\n"
+        "        step += 1",
+    ),
+    title="The data end before the planned steps.",
+    symptom="Training stops early, the schedule of the learning rate is not run to its end; StopIteration.",
+    cause="The number of steps was planned for more data, more epochs or a smaller batch.",
+    confirm="Batches of an epoch times epochs, beside `max_steps`.",
+    fix="More epochs, or fewer steps.",
+    reference="https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments.max_steps",
+)
+stream(
+    "data/not-sharded",
+    (
+        "Each worker (and each rank) takes every n-th row.",
+        "info = torch.utils.data.get_worker_info()\nrows = itertools.islice(rows, info.id, None, info.num_workers)",
+    ),
+    title="Workers or ranks read the same rows.",
+    symptom="An epoch is as many times longer as there are workers; more cards give no better model.",
+    cause="Each worker has a copy of an iterable data set, and each rank its own loader: nothing divides the rows.",
+    confirm="Count the rows with `num_workers=0`, or compare the rows of two ranks.",
+    fix="Divide by `get_worker_info()` and rank; for map-style sets `DistributedSampler`.",
+    reference="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset",
+)
+stream(
+    "data/uneven-ranks",
+    ("As many batches for each.", "steps = min(steps_of_each_rank)\nfor batch in itertools.islice(loader, steps): ..."),
+    title="Ranks have different numbers of batches.",
+    symptom="Training hangs at the end of an epoch, until a timeout of the collective.",
+    cause="The rows do not divide by the ranks, and nothing fills up or leaves out the rest.",
+    confirm="`len(list(loader))` on each rank.",
+    fix="`drop_last`, a sampler that fills up, or DistributedDataParallel's `join`.",
+    reference="https://docs.pytorch.org/tutorials/advanced/generic_join.html",
+)
+stream(
+    "training/same-seed-workers",
+    ("Seed by torch in each worker.", "rng = numpy.random.default_rng(torch.initial_seed())"),
+)
+stream(
+    "data/same-order",
+    ("Mix the epoch into the seed.", "generator = torch.Generator().manual_seed(self.seed + self.epoch)"),
+    title="The order is shuffled once, and the same in each epoch.",
+    symptom="The loss has the same small waves in each epoch; results are a little worse.",
+    cause="The sampler seeds its generator anew in `__iter__`, or `set_epoch` does not reach it.",
+    confirm="`list(sampler) == list(sampler)`.",
+    fix="Use seed + epoch, and call `set_epoch` before each epoch.",
+    reference="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler",
+)
+stream(
+    "data/stale-worker-copy",
+    ("Make the loader anew after the data set was changed.", "loader = DataLoader(dataset, num_workers=n)"),
+    title="A change of the data set does not reach the workers.",
+    symptom="A resumed run begins at row 0, although `skip_samples` was set.",
+    cause="Workers hold a copy of the data set from when they were started; persistent ones are started once.",
+    confirm="Compare the first batch with that of a new loader.",
+    fix="Set it before the loader is first read, or make a new one; or keep the number in shared memory.",
+    reference="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
+)
+stream(
+    "data/skip-kept",
+    ("Take it back when the resumed pass is over.", "dataset.skip_samples = 0"),
+    title="Rows that were skipped to resume are skipped in later passes, too.",
+    symptom="After resuming each epoch is shorter, and so is validation on the same set.",
+    cause="The number of rows to skip is never set back.",
+    confirm="Count the batches of the two passes after resuming.",
+    fix="Set it to 0 after the first pass: in the loop, or where `__iter__` ends.",
+    reference="https://docs.pytorch.org/data/main/stateful_dataloader_tutorial.html",
+)
+stream(
+    "data/batch-without-labels",
+    ("Leave such batches out.", "if (batch['labels'] != -100).any():\n    loss = step(batch)"),
+    title="A batch has no label that counts.",
+    symptom="The loss is nan in single batches: a mean over no label.",
+    cause="Prompts fill the whole length and are masked with -100, or texts were cut before the answer.",
+    confirm="`(batch['labels'] != -100).sum()`.",
+    fix="Leave such rows out when the set is made; a longer `max_length`.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
+)
+stream(
+    "data/nonfinite-values",
+    ("Fill or leave out these rows.", "batch = {k: v[torch.isfinite(v).flatten(1).all(1)] for k, v in batch.items()}"),
+)

@@ -1,0 +1,619 @@
+"""check_loader(): what is wrong with the stream that a loader makes of a data set. Two passes are watched, in a copy of
+the process: no row is taken from the user's own stream, and no random number is drawn."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nbdebug.process import CopyFailed, can_copy, in_copy
+from nbdebug.report import Report, RuledOut, Table
+from nbdebug.text import count, figures, in_a_line, listed, percent, size
+from nbdebug.tools.data.expectation import DataExpectation
+from nbdebug.tools.data.facts import DataFacts, Problem
+from nbdebug.tools.data.rows import TORCH_IGNORES, Row, array
+from nbdebug.tools.data.rules import STREAM
+
+STEPS, SECONDS = 200, 60.0
+"""Batches of a pass that are watched, and the time for all of it."""
+SKIPS = (
+    "skip_samples",
+    "skip",
+    "num_skip",
+    "skip_first",
+    "skip_batches",
+    "skip_steps",
+    "start_index",
+    "start_at",
+    "resume_from",
+)
+"""Names of what a data set leaves out when a run goes on."""
+PADDING = 0.5
+"""Of the tokens: more is worth a note."""
+
+
+def check_loader(
+    loader: Any,
+    *,
+    epochs: int | None = None,
+    max_steps: int | None = None,
+    resume_at: int | None = None,
+    ranks: int = 1,
+    steps: int = STEPS,
+    seconds: float = SECONDS,
+) -> Report:
+    """Find what is wrong with the batches of a loader: streams that end, rows that come twice, workers, ranks, resumes.
+
+    loader: a DataLoader, or anything that is iterated. epochs, max_steps: of the planned training. resume_at: the step
+    at which a run would go on; the data set's `skip_samples` (or the like) is then tried. ranks: so many processes
+    would each make this loader: it is read as each of them. steps: batches of a pass that are watched (default: 200, or
+    max_steps); seconds: for all of it.
+
+    Two passes are read in a copy of the process (a fork with files of its own), so that your iterators, generators,
+    workers and random numbers stay as they are, also where a stream can't be rewound. Where there can be no copy
+    (Windows, a GPU in use), a stream is not read, and other loaders are read here.
+
+    Raises TypeError for what can't be iterated, ValueError for numbers below 1."""
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise TypeError(f"check_loader takes a DataLoader, or what can be iterated; got {type(loader).__name__}")
+    for name, number in (("epochs", epochs), ("max_steps", max_steps), ("ranks", ranks), ("steps", steps)):
+        if number is not None and (not isinstance(number, int) or number < 1):
+            raise ValueError(f"{name} takes a whole number from 1 on; got {number!r}")
+    watch = Watch(loader, epochs, max_steps, resume_at, ranks, max(steps, max_steps or 0), seconds)
+    if can_copy():
+        try:
+            result = in_copy(watch.run, seconds + 30)
+        except CopyFailed as error:
+            return _report(watch, Outcome(unchecked=[f"the batches: {error}"]))
+    elif is_one_shot(loader) or is_one_shot(getattr(loader, "dataset", None)):
+        return _report(
+            watch, Outcome(unchecked=["the batches: a stream can only be read once, and there can be no copy"])
+        )
+    else:
+        with _own_random_numbers(loader):
+            result = watch.run(copied=False)
+    return _report(watch, result)
+
+
+def is_one_shot(thing: Any) -> bool:
+    """Whether it is an iterator, which gives each row once."""
+    return hasattr(type(thing), "__next__") and hasattr(type(thing), "__iter__")
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What the copy found, in plain values. passes: (batches, rows, whether the end was reached) of each."""
+
+    problems: list[Problem] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    unchecked: list[str] = dataclasses.field(default_factory=list)
+    passes: list[tuple[int, int, bool]] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Pass:
+    """One reading of the loader. digests: of each row; indices: of the data set, as its sampler gives them; ended: the
+    end was reached."""
+
+    batches: int = 0
+    digests: list[bytes] = dataclasses.field(default_factory=list)
+    indices: list[Any] = dataclasses.field(default_factory=list)
+    ended: bool = False
+    error: Exception | None = None
+    bytes: int = 0
+    padding: tuple[int, int] = (0, 0)
+
+
+class Watch:
+    """The loader and the plan; `run` reads it, in the copy."""
+
+    def __init__(
+        self,
+        loader: Any,
+        epochs: int | None,
+        max_steps: int | None,
+        resume_at: int | None,
+        ranks: int,
+        steps: int,
+        seconds: float,
+    ) -> None:
+        self.loader, self.epochs, self.max_steps, self.resume_at = loader, epochs, max_steps, resume_at
+        self.ranks, self.steps, self.seconds = ranks, steps, seconds
+        self.dataset = getattr(loader, "dataset", None)
+        self.workers = int(getattr(loader, "num_workers", 0) or 0)
+        self.out = Outcome()
+
+    @property
+    def streams(self) -> bool:
+        """Whether the rows come one after the other, with no number of their own."""
+        return (
+            self.dataset is None
+            and not hasattr(self.loader, "__getitem__")
+            or (
+                self.dataset is not None
+                and not hasattr(type(self.dataset), "__getitem__")
+                or _is_iterable_set(self.dataset)
+            )
+        )
+
+    def problem(self, code: str, sentence: str, item: str = "loader") -> None:
+        self.out.problems.append(Problem(f"data/{code}", item, sentence))
+
+    def run(self, copied: bool = True) -> Outcome:
+        import torch.distributed
+
+        self.deadline = time.monotonic() + self.seconds
+        if self.ranks > 1 and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            with as_rank(0, self.ranks):
+                return self._run(copied)
+        return self._run(copied)
+
+    def _run(self, copied: bool) -> Outcome:
+        if copied:
+            _own_files()
+            with contextlib.suppress(AttributeError):
+                self.loader._iterator = None  # its workers are the original's
+        first = self.read(note=True)
+        self._set_epoch(1)
+        second = self.read()
+        if first.error is not None:
+            self._failure(first)
+            return self.out
+        self._ends(first, second)
+        self._order(first, second)
+        self._shares(first)
+        for check in (self._workers, self._random, self._resume, self._ranks):
+            if time.monotonic() > self.deadline:
+                self.out.unchecked.append(f"{check.__name__.strip('_')}: the time was over ({self.seconds:g} s)")
+                continue
+            check(first)
+        return self.out
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def read(self, loader: Any = None, note: bool = False) -> Pass:
+        """One pass, bounded in batches and in time. note: look into the batches, too."""
+        loader = self.loader if loader is None else loader
+        result = Pass()
+        with _recorded(loader, result.indices):
+            try:
+                for batch in loader:
+                    rows = rows_of(batch)
+                    result.digests += [row_digest(batch, row) for row in range(rows)]
+                    if note:
+                        self._batch(batch, result)
+                    result.batches += 1
+                    if result.batches >= self.steps or time.monotonic() > self.deadline:
+                        break
+                else:
+                    result.ended = True
+            except Exception as error:  # the user's own: a finding
+                result.error = error
+        self.out.passes.append((result.batches, len(result.digests), result.ended))
+        return result
+
+    def _batch(self, batch: Any, result: Pass) -> None:
+        """NaN rows, no labels, padding, bytes."""
+        import numpy
+
+        step, row = result.batches, Row(batch, DataExpectation())
+        for name, value in row.fields.items():
+            values = array(value)
+            if values is None or values.ndim == 0:
+                continue
+            result.bytes = max(result.bytes, values.nbytes) if step else result.bytes + values.nbytes
+            if values.dtype.kind == "f" and not numpy.isfinite(values).all() and len(self.out.problems) < 100:
+                bad = numpy.flatnonzero(~numpy.isfinite(values).reshape(len(values), -1).all(1)).tolist()
+                for r in bad[:8]:
+                    item = (
+                        result.indices[step][r]
+                        if step < len(result.indices) and _listed(result.indices[step])
+                        else None
+                    )
+                    where = f"item {item}" if item is not None else f"batch {step}, row {r}"
+                    self.out.problems.append(Problem("data/nonfinite-values", where, f"batch {step}, row {r}: {name}"))
+        labels = array(row.label)
+        if labels is not None and labels.ndim and labels.dtype.kind in "iu" and (labels == TORCH_IGNORES).all():
+            what = "no label at all" if not labels.size else "every label is -100, which the loss passes over"
+            self.problem(
+                "batch-without-labels", f"batch {step}: {what}, and the mean over no label is nan", f"batch {step}"
+            )
+        mask = array(row.fields.get("attention_mask"))
+        if mask is not None and mask.ndim == 2:
+            result.padding = (result.padding[0] + int((mask == 0).sum()), result.padding[1] + mask.size)
+
+    def _failure(self, first: Pass) -> None:
+        """The batch that can't be made, and the item of it that fails by itself."""
+        last = first.indices[min(first.batches, len(first.indices) - 1)] if first.indices else []
+        items = list(last) if _listed(last) else [last]
+        culprit = ""
+        dataset: Any = self.dataset
+        for index in items if dataset is not None and not self.streams else ():
+            try:
+                dataset[index]
+            except Exception as error:
+                culprit = f"; item {index} can't be made: {in_a_line(error)}"
+                break
+        message = str(first.error).splitlines()[-1:] if self.workers else []
+        reason = message[0] if message and ":" in message[0] else in_a_line(first.error or Exception())
+        self.problem("batch-fails", f"batch {first.batches} can't be made: {reason}{culprit}", f"batch {first.batches}")
+
+    # -- ends and plans ------------------------------------------------------------------------------------------------
+
+    def _ends(self, first: Pass, second: Pass) -> None:
+        n, batch_size = _length(self.dataset), getattr(self.loader, "batch_size", None)
+        if not first.batches:
+            if getattr(self.loader, "drop_last", False) and n and batch_size:
+                why = f"drop_last leaves out the only batch: {count(n, 'row')}, and a batch has {batch_size:,}"
+            else:
+                why = "there is no row" if n == 0 else "it gives no batch"
+            self.problem("no-batches", f"The loader gives nothing in an epoch: {why}")
+            return
+        batches = count(first.batches, "batch", "batches")
+        once = first.ended and (not second.batches or second.batches < first.batches and second.ended and self.streams)
+        if once:
+            left = f"{count(second.batches, 'batch', 'batches')}" if second.batches else "nothing"
+            planned = self.epochs is None or self.epochs > 1
+            if planned and (self.max_steps is None or first.batches < self.max_steps):
+                self.problem("one-shot", f"The stream can be read once: {batches} in epoch 1, {left} in epoch 2")
+        elif self.max_steps is not None and first.ended:
+            passes = self.epochs or (1 if self.streams else None)
+            there = first.batches * (passes or 1)
+            if passes is not None and there < self.max_steps:
+                data = f"{count(passes, 'epoch')} of {batches}"
+                self.problem("exhausted", f"{self.max_steps:,} steps are planned, and there are {there:,}: {data}")
+            elif there < self.max_steps:
+                epochs = figures(self.max_steps / first.batches)
+                self.out.notes.append(f"{self.max_steps:,} steps take {epochs} epochs of {batches}.")
+        last = len(first.digests) % batch_size if isinstance(batch_size, int) and first.ended else 0
+        if getattr(self.loader, "drop_last", False) and n and batch_size and n % batch_size > 0.2 * n:
+            self.out.notes.append(f"drop_last leaves out {n % batch_size:,} of {n:,} rows in each epoch.")
+        elif last == 1 and not self.streams:
+            self.out.notes.append("The last batch has one row: BatchNorm refuses it in training.")
+
+    def _order(self, first: Pass, second: Pass) -> None:
+        """Shuffled, and the same in each epoch."""
+        order, again = _flat(first.indices), _flat(second.indices)
+        sampler = _sampler(self.loader)
+        shuffles = any(hasattr(sampler, name) for name in ("set_epoch", "seed", "generator", "rng", "shuffle"))
+        if len(order) < 16 or order != again or not shuffles or not all(isinstance(i, int) for i in order):
+            return
+        rising = sum(b > a for a, b in itertools.pairwise(order)) / (len(order) - 1)
+        if 0.3 < rising < 0.7 and len(set(order)) > len(order) / 2:
+            how = (
+                "although set_epoch(1) was called before the second"
+                if hasattr(sampler, "set_epoch")
+                else "its seed is set anew in each"
+            )
+            self.problem("same-order", f"The order is shuffled, and the same in both epochs: {how}")
+
+    def _set_epoch(self, epoch: int) -> None:
+        for sampler in {id(s): s for s in _samplers(self.loader)}.values():
+            if callable(getattr(sampler, "set_epoch", None)):
+                with contextlib.suppress(Exception):
+                    sampler.set_epoch(epoch)
+                    self.out.notes.append(
+                        f"{type(sampler).__name__}: set_epoch was called between the passes, as your loop must do."
+                    )
+
+    def _shares(self, first: Pass) -> None:
+        """Padding; room in shared memory."""
+        padded, all_of = first.padding
+        if all_of and padded > PADDING * all_of:
+            self.out.notes.append(
+                f"{percent(padded / all_of)} of the tokens are padding: sort rows of like length into a batch."
+            )
+        waiting = first.bytes * self.workers * (getattr(self.loader, "prefetch_factor", None) or 2)
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage("/dev/shm").free
+            if waiting > free:
+                self.out.notes.append(
+                    f"Workers may hold {size(waiting)} of batches, and /dev/shm has {size(free)} free."
+                )
+
+    # -- workers, ranks, resuming --------------------------------------------------------------------------------------
+
+    def _workers(self, first: Pass) -> None:
+        """Rows that each worker of a stream gives."""
+        if self.workers < 2 or not self.streams or self.dataset is None:
+            return
+        alone = self.read(_loader_like(self.loader, num_workers=0))
+        whole = first.ended and alone.ended
+        copies = collections.Counter(first.digests)
+        times = len(first.digests) / max(1, len(alone.digests))
+        twice = (
+            copies and min(copies.values()) >= self.workers and max(collections.Counter(alone.digests).values()) == 1
+        )
+        ahead = not whole and len(set(first.digests[: len(first.digests) // self.workers])) <= len(
+            first.digests
+        ) / self.workers / (self.workers - 0.5)
+        if (
+            (whole and times == self.workers and len(alone.digests))
+            or (whole and twice)
+            or (ahead and len(first.digests) >= 8 * self.workers)
+        ):
+            rows = (
+                f"{len(first.digests):,} rows in an epoch, {len(alone.digests):,} without workers"
+                if whole
+                else "the same rows, one after the other"
+            )
+            self.problem("not-sharded", f"Each of the {self.workers} workers serves every row: {rows}")
+
+    def _random(self, first: Pass) -> None:
+        """The same item from each worker, twice: random within a worker, and the same across workers or epochs."""
+        if self.workers < 2 or self.streams or not _length(self.dataset):
+            return
+        probe = _loader_like(self.loader, batch_sampler=[[0]] * (2 * self.workers), num_workers=self.workers)
+        passes = [[row_digest(batch, 0) for batch in probe] for _ in range(2)]
+        draws = passes[0]
+        if draws[0] == draws[self.workers]:  # nothing random in it
+            return
+        if len(set(draws[: self.workers])) == 1:
+            detail = f"Each of the {self.workers} workers draws the same random numbers: item 0 comes alike from all"
+        elif passes[0] == passes[1]:
+            detail = "The workers draw the same random numbers in each epoch: an item is augmented alike in all of them"
+        else:
+            return
+        self.out.problems.append(Problem("training/same-seed-workers", "loader", detail))
+
+    def _resume(self, first: Pass) -> None:
+        """The data set's own way to leave out what was read: does it reach the workers, and does it end?"""
+        if self.resume_at is None:
+            return
+        name = next((n for n in SKIPS if isinstance(getattr(self.dataset, n, None), int)), None)
+        if name is None:
+            self.out.notes.append(
+                "The data set has no number of rows to skip (skip_samples): a run goes on by reading and throwing away."
+            )
+            return
+        per = getattr(self.loader, "batch_size", None) or 1
+        rows = self.resume_at if "batch" in name or "step" in name else self.resume_at * per
+        setattr(self.dataset, name, rows)
+        self._set_epoch(0)
+        resumed, after = self.read(), self.read()
+        start = first.digests[self.resume_at * per :]
+        if resumed.digests and resumed.digests[:per] == first.digests[:per] != start[:per]:
+            why = " (persistent workers hold an old copy)" if self.loader.persistent_workers else ""
+            self.problem("stale-worker-copy", f"{name} = {rows} does not reach the rows: the pass begins at 0{why}")
+        elif len(after.digests) < len(first.digests) and after.digests[:per] == resumed.digests[:per]:
+            left = f"{len(first.digests) - len(after.digests):,} rows"
+            self.problem("skip-kept", f"{name} = {rows} stays: the next pass (or validation) leaves out {left}, too")
+
+    def _ranks(self, first: Pass) -> None:
+        """The loader as each rank would read it."""
+        if self.ranks < 2:
+            return
+        own = [self._as_rank(rank) for rank in range(self.ranks)]
+        shares = [set(map(str, _flat(p.indices))) if p.indices else set(p.digests) for p in own]
+        common = len(shares[0] & shares[1]) / max(1, min(len(shares[0]), len(shares[1])))
+        steps = [p.batches for p in own]
+        if common > 0.5:
+            self.problem(
+                "not-sharded",
+                f"Each of the {self.ranks} ranks reads the same rows: {percent(common)} of rank 1's are rank 0's",
+            )
+        elif len(set(steps)) > 1 and all(p.ended for p in own):
+            self.problem(
+                "uneven-ranks",
+                f"The ranks have {listed(steps, 8, quote='')} batches: the others wait for ever at the end",
+            )
+
+    def _as_rank(self, rank: int) -> Pass:
+        with as_rank(rank, self.ranks):
+            for sampler in _samplers(self.loader):
+                if getattr(sampler, "num_replicas", None) == self.ranks:
+                    sampler.rank = rank
+            with contextlib.suppress(AttributeError):
+                self.loader._iterator = None
+            return self.read()
+
+
+@contextlib.contextmanager
+def as_rank(rank: int, ranks: int) -> Iterator[None]:
+    """Within this block torch.distributed and the environment say that this is one process of several."""
+    import torch.distributed
+
+    values = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    answers = {"get_rank": rank, "get_world_size": ranks, "is_initialized": True}
+    before = {name: getattr(torch.distributed, name) for name in answers}
+    environment = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    for name, value in answers.items():
+        setattr(torch.distributed, name, lambda *arguments, value=value: value)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(torch.distributed, name, function)
+        for name, old in environment.items():
+            os.environ.pop(name) if old is None else os.environ.update({name: old})
+
+
+# -- parts of a loader -------------------------------------------------------------------------------------------------
+
+
+def _is_iterable_set(dataset: Any) -> bool:
+    from torch.utils.data import IterableDataset
+
+    return isinstance(dataset, IterableDataset)
+
+
+def _samplers(loader: Any) -> list[Any]:
+    """The sampler, the batch sampler and what that holds."""
+    batches = getattr(loader, "batch_sampler", None)
+    return [s for s in (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)) if s is not None]
+
+
+def _sampler(loader: Any) -> Any:
+    batches = getattr(loader, "batch_sampler", None)
+    return getattr(batches, "sampler", batches) if batches is not None else getattr(loader, "sampler", None)
+
+
+def _length(thing: Any) -> int | None:
+    try:
+        return len(thing)
+    except Exception:
+        return None
+
+
+def _listed(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _flat(indices: Sequence[Any]) -> list[Any]:
+    return [i for part in indices for i in (part if _listed(part) else [part])]
+
+
+class Recorder:
+    """A sampler that notes what it gives."""
+
+    def __init__(self, sampler: Any, indices: list[Any]) -> None:
+        self._sampler, self._indices = sampler, indices
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in self._sampler:
+            self._indices.append(list(index) if _listed(index) else index)
+            yield index
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
+
+
+@contextlib.contextmanager
+def _recorded(loader: Any, indices: list[Any]) -> Iterator[None]:
+    """Note the indices of a DataLoader over a map-style set. Persistent workers keep the sampler's iterator of old."""
+    own = getattr(loader, "__dict__", {})
+    name = "batch_sampler" if own.get("batch_sampler") is not None else "sampler"
+    if name not in own or _is_iterable_set(own.get("dataset")) or own.get("_iterator") is not None:
+        yield
+        return
+    before = own[name]
+    own[name] = Recorder(before, indices)
+    try:
+        yield
+    finally:
+        own[name] = before
+
+
+def _loader_like(loader: Any, **options: Any) -> Any:
+    """A further DataLoader over the same set."""
+    from torch.utils.data import DataLoader
+
+    batched = {} if "batch_sampler" in options else {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    worker = (
+        {"worker_init_fn": loader.worker_init_fn, "multiprocessing_context": loader.multiprocessing_context}
+        if options.get("num_workers")
+        else {}
+    )
+    return DataLoader(loader.dataset, collate_fn=loader.collate_fn, **batched, **worker, **options)
+
+
+def rows_of(batch: Any) -> int:
+    """The number of rows: the first dimension that its tensors have; 1 of what has none."""
+    values = list(batch.values()) if isinstance(batch, Mapping) else list(batch) if _listed(batch) else [batch]
+    for value in values:
+        shape = getattr(value, "shape", None)
+        if shape is not None and len(shape):
+            return int(shape[0])
+        if isinstance(value, (list, tuple, Mapping)) and (rows := rows_of(value)) > 1:
+            return rows
+    return len(batch) if _listed(batch) and batch and not hasattr(batch[0], "shape") else 1
+
+
+def row_digest(batch: Any, row: int) -> bytes:
+    """Of all that a batch holds of a row."""
+    digest = hashlib.blake2b(digest_size=12)
+    _feed(batch, row, digest)
+    return digest.digest()
+
+
+def _feed(value: Any, row: int, digest: Any) -> None:
+    if isinstance(value, Mapping):
+        for key in value:
+            _feed(value[key], row, digest)
+    elif hasattr(value, "shape") and len(value.shape):
+        values = array(value)
+        if values is not None and row < len(values):
+            digest.update(values[row].tobytes())
+    elif _listed(value):
+        if value and all(isinstance(v, (str, int, float, bytes)) for v in value) and row < len(value):
+            digest.update(repr(value[row]).encode("utf-8", "surrogatepass"))
+        else:
+            for part in value:
+                _feed(part, row, digest)
+    elif isinstance(value, (str, int, float, bytes)):
+        digest.update(repr(value).encode("utf-8", "surrogatepass"))
+
+
+# -- the copy ----------------------------------------------------------------------------------------------------------
+
+
+def _own_files() -> None:
+    """In a fork: files that are open for reading get a position of their own, so that the original's stays."""
+    import fcntl  # not on Windows, where there is no fork
+
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        with contextlib.suppress(OSError, ValueError):
+            number = int(name)
+            path = os.readlink(f"/proc/self/fd/{name}")
+            if (
+                not stat.S_ISREG(os.fstat(number).st_mode)
+                or fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+            ):
+                continue
+            new = os.open(path, os.O_RDONLY)
+            os.lseek(new, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+            os.dup2(new, number)
+            os.close(new)
+
+
+@contextlib.contextmanager
+def _own_random_numbers(loader: Any) -> Iterator[None]:
+    """All generators are as before afterwards, those of the loader and its samplers too."""
+    import torch
+
+    from nbdebug.tools.data.check_data import same_random_numbers
+
+    own = {id(g): g for s in [loader, *_samplers(loader)] if (g := getattr(s, "generator", None)) is not None}.values()
+    states = [generator.get_state() for generator in own if isinstance(generator, torch.Generator)]
+    with same_random_numbers():
+        try:
+            yield
+        finally:
+            for generator, state in zip(own, states):
+                generator.set_state(state)
+
+
+def _report(watch: Watch, result: Outcome) -> Report:
+    facts = DataFacts(tuple(result.problems), expected={"loader": "loader"})
+    order = {code: place for place, code in enumerate(STREAM)}
+    findings = [check(facts) for code, check in STREAM.items()]
+    named = tuple(sorted((f for f in findings if f is not None), key=lambda f: order[f.code]))
+    rows = [(place + 1, *numbers[:2], "yes" if numbers[2] else "no") for place, numbers in enumerate(result.passes[:2])]
+    watched = " and ".join(f"{batches:,} batches" for batches, _, _ in result.passes[:2]) or "nothing"
+    headline = "" if named else f"No problem was seen in two passes: {watched}." if rows else "Nothing could be read."
+    kind = type(watch.loader).__name__ + (f" over {type(watch.dataset).__name__}" if watch.dataset is not None else "")
+    return Report(
+        "check_loader()",
+        named,
+        (RuledOut("a stream that ends or repeats", f"{watched} in two passes"),) if rows and not named else (),
+        tuple(result.unchecked),
+        tuple(dict.fromkeys(result.notes)),
+        f"{kind}, {count(watch.workers, 'worker')}",
+        {"passes": [list(p) for p in result.passes], "items": {p.item: p.code for p in result.problems}},
+        headline=headline,
+        tables=[Table("Passes", ("pass", "batches", "rows", "to the end"), rows)] if rows else [],
+        independent=True,
+    )
