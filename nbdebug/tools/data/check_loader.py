@@ -68,15 +68,15 @@ def check_loader(
     for name, number in (("epochs", epochs), ("max_steps", max_steps), ("ranks", ranks), ("steps", steps)):
         if number is not None and (not isinstance(number, int) or number < 1):
             raise ValueError(f"{name} takes a whole number from 1 on; got {number!r}")
-    watch = Watch(loader, epochs, max_steps, resume_at, ranks, max(steps, max_steps or 0), seconds)
+    watch = LoaderPasses(loader, epochs, max_steps, resume_at, ranks, max(steps, max_steps or 0), seconds)
     if can_copy():
         try:
             result = in_copy(watch.run, seconds + 30)
         except CopyFailed as error:
-            return _report(watch, Outcome(unchecked=[f"the batches: {error}"]))
+            return _report(watch, StreamFacts(unchecked=[f"the batches: {error}"]))
     elif is_one_shot(loader) or is_one_shot(getattr(loader, "dataset", None)):
         return _report(
-            watch, Outcome(unchecked=["the batches: a stream can only be read once, and there can be no copy"])
+            watch, StreamFacts(unchecked=["the batches: a stream can only be read once, and there can be no copy"])
         )
     else:
         with _own_random_numbers(loader):
@@ -90,7 +90,7 @@ def is_one_shot(thing: Any) -> bool:
 
 
 @dataclasses.dataclass
-class Outcome:
+class StreamFacts:
     """What the copy found, in plain values. passes: (batches, rows, whether the end was reached) of each."""
 
     problems: list[Problem] = dataclasses.field(default_factory=list)
@@ -113,7 +113,7 @@ class Pass:
     padding: tuple[int, int] = (0, 0)
 
 
-class Watch:
+class LoaderPasses:
     """The loader and the plan; `run` reads it, in the copy."""
 
     def __init__(
@@ -130,7 +130,7 @@ class Watch:
         self.ranks, self.steps, self.seconds = ranks, steps, seconds
         self.dataset = getattr(loader, "dataset", None)
         self.workers = int(getattr(loader, "num_workers", 0) or 0)
-        self.out = Outcome()
+        self.out = StreamFacts()
 
     @property
     def streams(self) -> bool:
@@ -148,7 +148,7 @@ class Watch:
     def problem(self, code: str, sentence: str, item: str = "loader") -> None:
         self.out.problems.append(Problem(f"data/{code}", item, sentence))
 
-    def run(self, copied: bool = True) -> Outcome:
+    def run(self, copied: bool = True) -> StreamFacts:
         import torch.distributed
 
         self.deadline = time.monotonic() + self.seconds
@@ -157,7 +157,7 @@ class Watch:
                 return self._run(copied)
         return self._run(copied)
 
-    def _run(self, copied: bool) -> Outcome:
+    def _run(self, copied: bool) -> StreamFacts:
         if copied:
             _own_files()
             with contextlib.suppress(AttributeError):
@@ -473,7 +473,7 @@ def _flat(indices: Sequence[Any]) -> list[Any]:
     return [i for part in indices for i in (part if _listed(part) else [part])]
 
 
-class Recorder:
+class RecordedSampler:
     """A sampler that notes what it gives."""
 
     def __init__(self, sampler: Any, indices: list[Any]) -> None:
@@ -500,7 +500,7 @@ def _recorded(loader: Any, indices: list[Any]) -> Iterator[None]:
         yield
         return
     before = own[name]
-    own[name] = Recorder(before, indices)
+    own[name] = RecordedSampler(before, indices)
     try:
         yield
     finally:
@@ -596,7 +596,7 @@ def _own_random_numbers(loader: Any) -> Iterator[None]:
                 generator.set_state(state)
 
 
-def _report(watch: Watch, result: Outcome) -> Report:
+def _report(watch: LoaderPasses, result: StreamFacts) -> Report:
     facts = DataFacts(tuple(result.problems), expected={"loader": "loader"})
     order = {code: place for place, code in enumerate(STREAM)}
     findings = [check(facts) for code, check in STREAM.items()]
