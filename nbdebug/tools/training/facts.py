@@ -518,14 +518,42 @@ class ClassWeighting:
 
 
 @dataclasses.dataclass(frozen=True)
+class SmallFactor:
+    """A constant by which the model multiplies what trained parameters make. parameters: their names."""
+
+    factor: float
+    parameters: tuple[str, ...]
+    where: Where
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """What models that are trained on half of the training samples show of the other half. what: "noise" (a share of
+    the targets is suspect), "unrelated" (the targets might be those of other samples) or "unlike" (the model
+    holds for unseen training samples, and not for those of validation). samples: of one pass; steps: of each training;
+    own, unseen, val: mean losses; dealt: of unseen samples with the targets of others; confusions: (label, prediction,
+    count), the commonest of those that differ."""
+
+    what: str
+    samples: int
+    steps: int
+    own: float
+    unseen: float
+    val: float
+    dealt: float
+    share: float = 0.0
+    confusions: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainingRunFacts:
     """What one run of the loop showed. Fields that could not be measured keep their defaults; `unchecked` says why.
 
     step_numbers: what the callback was given, loss by loss; adversaries: several optimizers, given or not, step after
     backward passes of their own; places: the user's lines, by what they do; mode_losses: the
     validation loss in train mode and in eval mode; regularization: the largest weight decay and dropout; spike,
-    suspect_labels: see run/experiments.py; recalls: class → (samples or pixels of it in the fixed batches, how many of
-    them the model finds at the end); repeats: a plain loop comes to the same losses; severed: where a term of the
+    held_out, factor: see run/experiments.py; recalls: class → (samples or pixels of it in the fixed batches, how many
+    of them the model finds at the end); repeats: a plain loop comes to the same losses; severed: where a term of the
     loss is cut off from all parameters that are trained by it; outweighs: the share of the term that the experiment
     "weaker term" has weakened; edits: by the cause, an edit of the user's own lines that was run. stopped_at: batches
     of the last pass, where the loop left it early; bad_end: a loss at the end that is not finite, and where, in a
@@ -566,7 +594,8 @@ class TrainingRunFacts:
     penalty: float = 0.0
     penalty_end: float = 0.0
     spike: Mapping[str, Any] | None = None
-    suspect_labels: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    held_out: HeldOut | None = None
+    factor: SmallFactor | None = None
     regularization: Mapping[str, float] = dataclasses.field(default_factory=dict)
     experiments: Mapping[str, Experiment] = dataclasses.field(default_factory=dict)
     repeats: bool = False

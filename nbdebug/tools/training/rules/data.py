@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import figures, listed, percent
-from nbdebug.tools.training.facts import ClassWeighting, Overlap, TrainingFacts
+from nbdebug.tools.training.facts import ClassWeighting, HeldOut, Overlap, TrainingFacts
 from nbdebug.tools.training.rules.signs import helps, helps_validation
-from nbdebug.tools.training.rules.wording import finding, suggestion, tested_fix
+from nbdebug.tools.training.rules.wording import confused, finding, suggestion, tested_fix
 
 LARGE = 10.0
 """Root mean square of a feature, beyond which inputs count as not normalized (DLCheck: a mean over 10)."""
@@ -105,6 +105,9 @@ def input_not_normalized(facts: TrainingFacts) -> Finding | None:
 )
 def preprocessing_mismatch(facts: TrainingFacts) -> Finding | None:
     shift = None if facts.static is None else facts.static.input_shift
+    held_out = None if facts.run is None else facts.run.held_out
+    if held_out is not None and held_out.what == "unlike":
+        return _unlike(held_out)
     if shift is None:
         return None
     wider = max(shift.ratio, 1 / shift.ratio if shift.ratio else math.inf)
@@ -136,6 +139,23 @@ def preprocessing_mismatch(facts: TrainingFacts) -> Finding | None:
             "validation deviation over training deviation": shift.ratio,
             "samples": f"{shift.samples[0]:,} and {shift.samples[1]:,}",
         },
+    )
+
+
+def _unlike(held_out: HeldOut) -> Finding:
+    return finding(
+        "preprocessing-mismatch",
+        f"Validation samples are not like training samples: a model trained on half of the training set has a loss of "
+        f"{figures(held_out.unseen)} on the other half, which it has not seen, and of {figures(held_out.val)} on "
+        "validation data. Inputs or labels are prepared in another way there, or come from elsewhere",
+        ["val_loader", "train_loader"],
+        [
+            Fix(
+                "Prepare inputs and labels of both in the same way; print some of each, and their outputs.",
+                "for x, y in map(next, map(iter, (train_loader, val_loader))):\n    print(x[:3], y[:3], model(x[:3]))",
+            )
+        ],
+        evidence={"samples": held_out.samples, "steps": held_out.steps, **confused(held_out)},
     )
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
-from nbdebug.text import count, figures, percent
-from nbdebug.tools.training.facts import FrozenParameter, TrainingFacts, TrainingRunFacts, UnitsFact
+from nbdebug.text import count, figures, listed, percent
+from nbdebug.tools.training.facts import FrozenParameter, SmallFactor, TrainingFacts, TrainingRunFacts, UnitsFact
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.wording import GLOROT_INIT, HE_INIT, finding, tested_fix
+from nbdebug.tools.training.rules.wording import GLOROT_INIT, HE_INIT, at_line, finding, tested_fix
 
 WHOLE = 0.98
 """A layer in which no unit is alive passes no gradient; no experiment is needed to tell."""
@@ -120,7 +120,7 @@ def saturated_activation(facts: TrainingFacts) -> Finding | None:
     symptom="The loss soon settles where predicting the mean of the targets leaves it; only the last layer's weights "
     "move.",
     cause="A sigmoid passes at most a quarter of the gradient, a tanh less than all of it: after several layers "
-    "nothing is left. Weights that are too small do the same.",
+    "nothing is left. Weights that are too small, or a constant near zero behind an adapter, do the same.",
     confirm="Print the root mean square of each weight's gradient, from the last layer to the first: it shrinks by a "
     "factor in each.",
     fix="Use ReLU or GELU with He initialization, residual connections, or normalization between the layers.",
@@ -128,6 +128,8 @@ def saturated_activation(facts: TrainingFacts) -> Finding | None:
 )
 def vanishing_gradients(facts: TrainingFacts) -> Finding | None:
     run = facts.run
+    if run is not None and run.factor is not None and signs.helps(run.experiments.get("factor 1"), signs.MUCH_BETTER):
+        return _scaled_down(run, run.factor)
     if run is None or not signs.learns_nothing(run) or signs.lower_rate_helps(run):
         return None
     experiment = run.experiments.get("relu")
@@ -158,6 +160,26 @@ def vanishing_gradients(facts: TrainingFacts) -> Finding | None:
             "gradient, by layer": {layer.name: layer.first_gradient for layer in run.layers[:16]},
             "update over weight, by layer": {layer.name: layer.update for layer in run.layers[:16]},
         },
+    )
+
+
+def _scaled_down(run: TrainingRunFacts, small: SmallFactor) -> Finding:
+    """A constant in the forward, such as alpha / rank of an adapter."""
+    experiment, names = run.experiments["factor 1"], listed(small.parameters, 3)
+    return finding(
+        "vanishing-gradients",
+        f"What {names} make is multiplied by {small.factor:g}{at_line(small.where)}, which leaves next to nothing of "
+        f"it and of its gradient: the loss stays at {figures(experiment.end_as_is)}; without the factor the same steps "
+        f"end at {figures(experiment.end_changed)}",
+        [*small.parameters, small.where.module or "", "forward"],
+        [
+            tested_fix(
+                "Let the factor be about 1 (an adapter's alpha of the size of its rank).", "scale = 1.0", experiment
+            )
+        ],
+        run=run,
+        place=small.where,
+        evidence={"factor": small.factor},
     )
 
 

@@ -6,9 +6,9 @@ import math
 import statistics
 
 from nbdebug.registry import rule
-from nbdebug.report import Finding
+from nbdebug.report import Finding, Fix
 from nbdebug.text import count, figures, percent
-from nbdebug.tools.training.facts import Experiment, TrainingFacts, TrainingRunFacts
+from nbdebug.tools.training.facts import Experiment, LossCall, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.rules.wording import finding, tested_fix
 
@@ -16,8 +16,6 @@ LEFT = 0.1
 """A run that has come down to this share of its first loss has learned, whatever its schedule."""
 FAR = 20.0
 """A jump this far, and above the first loss, is a finding even if the loss comes back at once."""
-SURELY = 0.4
-"""A higher rate has to end at this share of the loss where the updates are no smaller than usual."""
 LASTS = 0.05
 """A jump from which the loss is back after less than this share of the run is left alone."""
 
@@ -103,22 +101,41 @@ def lr_too_low(facts: TrainingFacts) -> Finding | None:
     if run is None or best is None:
         return None
     name, experiment = best
-    limit = signs.MUCH_BETTER if signs.updates_are_small(run) else SURELY
-    if not signs.helps(experiment, limit) or not signs.helps_validation(experiment, 1.0 if limit > SURELY else 0.5):
+    small = signs.updates_are_small(run)
+    limit = signs.MUCH_BETTER if small else signs.SURELY
+    if not signs.helps(experiment, limit) or not signs.helps_validation(experiment, 1.0 if small else 0.5):
         return None
     rate, factor = max(run.rates, default=0.0), float(name.partition("*")[2])
+    fixes = [tested_fix("Raise the learning rate.", _with_rate(run, rate * factor, factor), experiment)]
+    call = next((c for c in facts.static.loss_calls if _is_far(c)), None) if facts.static is not None else None
+    if call is not None:
+        low, high, *start = (
+            figures(value or 0.0) for value in (call.target_low, call.target_high, call.low, call.high)
+        )
+        why = f"Scale the targets: they are {low} to {high}, and the outputs start at {start[0]} to {start[1]}."
+        fixes.append(
+            Fix(why, "target = (target - train_mean) / train_std  # and output * train_std + train_mean later")
+        )
     return finding(
         "lr-too-low",
         f"lr={rate:g} is too low: a step changes no layer's weights by more than {percent(max(signs.updates(run)))} "
         f"of their size, and the loss stays at {figures(signs.last_loss(run))}; with lr={rate * factor:g} the same "
         f"steps end at {figures(experiment.end_changed)}",
         ["lr", "optimizer"],
-        [tested_fix("Raise the learning rate.", _with_rate(run, rate * factor, factor), experiment)],
+        fixes,
         run=run,
         phase="optimizer",
         place=run.places.get("optimizer"),
         evidence=_updates(run),
     )
+
+
+def _is_far(call: LossCall) -> bool:
+    """The nearest of the targets is at ten times the outputs with which the run starts."""
+    if call.target_low is None or call.target_high is None or call.classes is not None:
+        return False
+    nearest = min(abs(call.target_low), abs(call.target_high))
+    return call.target_low * call.target_high > 0 and nearest > 10 * max(abs(call.low), abs(call.high))
 
 
 def _warms_up_for_long(run: TrainingRunFacts) -> bool:

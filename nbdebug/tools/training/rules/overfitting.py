@@ -6,19 +6,21 @@ from __future__ import annotations
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import figures, percent
-from nbdebug.tools.training.facts import Experiment, TrainingFacts, TrainingRunFacts
+from nbdebug.tools.training.facts import Experiment, HeldOut, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.wording import PRINT_LOSS_INPUTS, SHUFFLE, at_line, finding, suggestion, tested_fix
+from nbdebug.tools.training.rules.wording import (
+    PRINT_LOSS_INPUTS,
+    SHUFFLE,
+    at_line,
+    confused,
+    finding,
+    suggestion,
+    tested_fix,
+)
 
 BELOW = 0.5
 """A small network of our own ends at this share of the model's loss, or below, on validation data (on training data
 where there is none)."""
-SUSPECT = 0.08
-"""Share of training samples whose label the model contradicts. Curated sets hold 3 to 6% of wrong labels (Northcutt et
-al. 2021), which harms little."""
-CLEANER = 0.6
-"""Without the suspect samples, the validation loss ends at this share of what it was, or below. Where labels are
-uncertain by nature, validation labels are too, and leaving the unlikely ones out makes it worse."""
 TOO_LARGE = 100.0
 """Trained parameters for each sample: beyond this the size of the model is named as the cause. (The story of 2.8
 million parameters and 2,048 samples is at 1,400; a ratio of ten is common and harmless with early stopping.)"""
@@ -213,35 +215,47 @@ def unshuffled_data(facts: TrainingFacts) -> Finding | None:
 )
 def label_noise(facts: TrainingFacts) -> Finding | None:
     run = facts.run
-    share = run.suspect_labels.get("share", 0.0) if run is not None else 0.0
-    experiment = run.experiments.get("without suspect labels") if run is not None else None
-    if run is None or experiment is None or share < SUSPECT:
+    held_out = run.held_out if run is not None else None
+    if run is None or held_out is None or held_out.what not in ("noise", "unrelated"):
         return None
-    as_is, without = experiment.val_as_is, experiment.val_changed
-    if as_is is None or without is None or not without < CLEANER * as_is:
-        return None
-    end = run.evaluations[-1]
+    if held_out.what == "unrelated":
+        return _unrelated(run, held_out)
+    experiment = run.experiments["without suspect labels"]
+    as_is, without = experiment.val_as_is or 0.0, experiment.val_changed or 0.0
     fix = suggestion(
-        "Review the samples whose label the model contradicts, or leave them out.",
-        "suspect = model(inputs).argmax(1) != labels",
+        "Review the samples that a model without them contradicts, or leave them out.",
+        "suspect = loss_of_each_sample > validation_losses.quantile(0.97)  # by a model that has not seen them",
         "without them",
         {"validation as it is": as_is, "validation without them": without, "steps": len(experiment.changed)},
     )
     return finding(
         "label-noise",
-        f"About {percent(share)} of the training labels look wrong: the loss stays at {figures(end.train)} on training "
-        f"data and at {figures(end.val or 0.0)} on validation data; without the suspect samples validation falls to "
-        f"{figures(without)}",
+        f"About {percent(held_out.share)} of the training labels look wrong: a model trained on the other half of the "
+        f"samples has a loss of {figures(held_out.unseen)} on those that it has not seen, and of "
+        f"{figures(held_out.val)} on validation data; without the suspect ones validation falls from {figures(as_is)} "
+        f"to {figures(without)}",
         ["train_loader", "dataset", "labels"],
         [fix],
         run=run,
-        evidence={
-            "share of suspect labels": share,
-            "commonest (label → prediction)": [
-                f"{label} → {prediction}: {times}"
-                for (label, prediction), times in run.suspect_labels.get("confusions", ())
-            ],
-        },
+        evidence={"share of suspect labels": held_out.share, **confused(held_out)},
+    )
+
+
+def _unrelated(run: TrainingRunFacts, held_out: HeldOut) -> Finding:
+    return finding(
+        "label-noise",
+        "The training labels have nothing to do with the inputs: a model trained on half of the samples has a loss of "
+        f"{figures(held_out.own)} on these, and on the others of {figures(held_out.unseen)} (with the labels of other "
+        f"samples {figures(held_out.dealt)}). What it learns is memorized",
+        ["train_loader", "dataset", "labels"],
+        [
+            Fix(
+                "Join inputs and labels by a key, not by their order, and look at some pairs.",
+                "table = inputs.merge(labels, on='id', validate='one_to_one')",
+            )
+        ],
+        run=run,
+        evidence={"samples": held_out.samples, "steps": held_out.steps},
     )
 
 

@@ -10,7 +10,14 @@ import math
 import statistics
 from collections.abc import Iterable
 
-from nbdebug.tools.training.facts import Experiment, LayerFact, TimeGradient, TrainingRunFacts, UnitsFact
+from nbdebug.tools.training.facts import (
+    BatchEvaluation,
+    Experiment,
+    LayerFact,
+    TimeGradient,
+    TrainingRunFacts,
+    UnitsFact,
+)
 
 LEARNS_NOTHING = 0.9
 """A run that keeps this share of its first loss has learned next to nothing (TheDeepChecker: less than 5% in 5 checks;
@@ -52,6 +59,8 @@ SURE = 2.0
 spread between them overstates the doubt."""
 AHEAD = 0.85
 """Validation over training loss below which wrong training labels are considered."""
+NO_GAIN = 0.7
+"""Share of its first loss that validation keeps where it has learned next to nothing."""
 UNFAIR = 3.0
 """Variance between batch means over a fair shuffle's. Over four batches and more, a fair one stays below 2.6 in 99 of
 100 (chi-square with three degrees of freedom, divided by three: 3.8 at its 99th percentile for one column, less for
@@ -61,6 +70,8 @@ STALE = 0.5
 BETTER = 0.7
 """An experiment helps when it ends at this share of the loss as it was, or below: far more than two seeds differ."""
 MUCH_BETTER = 0.5
+SURELY = 0.4
+"""A higher rate has to end at this share of the loss where the updates are no smaller than usual."""
 
 
 # The loss
@@ -108,9 +119,10 @@ def has_room(run: TrainingRunFacts, more_than: float = LEARNS_LITTLE) -> bool:
 
 
 def settled(run: TrainingRunFacts) -> bool:
-    """The loss has not come down by a twentieth in the second half of the run."""
+    """The loss has not come down by a twentieth in the second half of the run, and falls slower than in the first."""
     half = [e for e in run.evaluations if e.step >= 0.5 * run.evaluations[-1].step]
-    return len(half) >= 3 and last_loss(run) > 0.95 * half[0].train
+    slower = bool(half) and half[0].train - last_loss(run) < first_loss(run) - half[0].train
+    return len(half) >= 3 and slower and last_loss(run) > 0.95 * half[0].train
 
 
 def diverges(run: TrainingRunFacts) -> bool:
@@ -322,12 +334,25 @@ def overfits(run: TrainingRunFacts) -> tuple[int, float, float] | None:
     return (lowest.step, values[best], values[-1]) if rose and fell and early else None
 
 
+def best_validation(run: TrainingRunFacts) -> BatchEvaluation | None:
+    """The first evaluation whose validation loss is as low as the lowest, to its standard error."""
+    rows = [e for e in run.evaluations if e.val is not None]
+    lowest = min(rows, key=lambda e: e.val or 0.0, default=None)
+    return next((e for e in rows if lowest and (e.val or 0.0) <= (lowest.val or 0.0) + lowest.val_error), None)
+
+
 def validation_is_ahead(run: TrainingRunFacts) -> bool:
-    """The validation set is predicted far better than the training set, both in eval mode."""
-    if not run.evaluations or run.evaluations[-1].val is None:
+    """At its best, the validation set is predicted far better than the training set, both in eval mode."""
+    best = best_validation(run)
+    if best is None or best.val is None:
         return False
-    end = run.evaluations[-1]
-    return end.val is not None and end.val < AHEAD * end.train and 0.25 * first_loss(run) < end.train < first_loss(run)
+    return best.val < AHEAD * best.train and 0.25 * first_loss(run) < best.train < first_loss(run)
+
+
+def validation_learns_nothing(run: TrainingRunFacts) -> bool:
+    """The training loss has fallen by half, that of validation ends near its start, or above."""
+    ends = [e.val for e in (*run.evaluations[:1], *run.evaluations[-1:]) if e.val is not None]
+    return len(ends) == 2 and ends[1] > NO_GAIN * ends[0] > 0 and not has_room(run)
 
 
 # Experiments

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nbdebug.report import Finding, Fix, Link, Where
-from nbdebug.tools.training.facts import Experiment, TrainingRunFacts
+from nbdebug.tools.training.facts import Experiment, HeldOut, TrainingRunFacts
 from nbdebug.tools.training.rules.signs import BETTER, helps
 
 EXPERIMENT = "experiment"
@@ -43,6 +43,7 @@ CURES = {
     "normalized": ("the size of the activations", "with each layer's output normalized"),
     "relu": ("saturating activations", "with ReLU in their place"),
     "clip": ("single large gradients", "with their norm clipped at 1"),
+    "factor 1": ("a small constant factor", "without the constant factor"),
     "lr/": ("a learning rate that is too high", "with the rate divided by {factor}"),
     "lr*": ("a learning rate that is too low", "with the rate multiplied by {factor}"),
     "no penalty": ("a penalty on the weights", "without it"),
@@ -130,6 +131,12 @@ def in_words(experiment: str, batch: str = "its batch") -> str:
     """How an experiment of this name was made: "with the learning rate divided by 10"."""
     how = next((how for start, (_, how) in CURES.items() if experiment.startswith(start)), "with one thing changed")
     return how.format(factor=experiment[3:], batch=batch)
+
+
+def confused(held_out: HeldOut) -> dict[str, list[str] | None]:
+    """What is commonly predicted in a label's place, as evidence."""
+    pairs = [f"{label} → {prediction}: {times}" for label, prediction, times in held_out.confusions]
+    return {"commonest (label → prediction)": pairs or None}
 
 
 def at_line(where: Where) -> str:

@@ -137,12 +137,20 @@ def is_iterator(loader: Any) -> bool:
 
 def targets_of(batch: Any) -> torch.Tensor | None:
     """The targets of a batch, where its form tells: the last member of a pair, or one of a dict's usual keys."""
+    key = _target_key(batch)
+    return batch[key] if key is not None and isinstance(batch[key], torch.Tensor) else None
+
+
+def with_targets(batch: Any, targets: torch.Tensor) -> Any:
+    """The same batch with these targets, where `targets_of` finds its own."""
+    key = _target_key(batch)
+    return {**batch, key: targets} if isinstance(key, str) else [*batch[:-1], targets]
+
+
+def _target_key(batch: Any) -> str | int | None:
     if isinstance(batch, dict) or hasattr(type(batch), "keys"):
-        targets = next((batch[key] for key in ("labels", "label", "targets", "target", "y") if key in batch), None)
-        return targets if isinstance(targets, torch.Tensor) else None
-    if isinstance(batch, (list, tuple)) and len(batch) > 1 and isinstance(batch[-1], torch.Tensor):
-        return batch[-1]
-    return None
+        return next((key for key in ("labels", "label", "targets", "target", "y") if key in batch), None)
+    return -1 if isinstance(batch, (list, tuple)) and len(batch) > 1 else None
 
 
 def shuffled(batches: Sequence[Any]) -> list[Any] | None:

@@ -98,7 +98,7 @@ def mean_and_error(losses: Sequence[float]) -> tuple[float, float]:
     return mean, spread
 
 
-class _LossInputs(TorchFunctionMode):
+class LossInputs(TorchFunctionMode):
     """Records the scores and targets of the losses of labels."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ def recalls(model: nn.Module, loss_fn: LossFn, batches: Sequence[Any]) -> Mappin
         with preserve_rng(loss_fn), torch.no_grad(), mode(model, training=False):
             for batch in batches:
                 outputs.clear()
-                with _LossInputs() as inputs:
+                with LossInputs() as inputs:
                     loss_fn(model, batch)
                 for scores, target, name, ignored in inputs.calls[:1]:
                     own = [o for o in outputs if isinstance(o, torch.Tensor) and o.shape == scores.shape]

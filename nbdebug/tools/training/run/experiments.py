@@ -4,7 +4,8 @@ The most telling come first: when the time is up, what is left is reported as no
 
     experiments        the changes that a run calls for, each trained from its start
     penalty            the part of the loss that is a penalty on the weights
-    suspect_labels     samples whose label the trained model contradicts
+    small_factor       a constant that makes what trained parameters do next to nothing
+    held_out           what models that are trained on half of the samples show of the other half
     loss_spike         the largest jump of the loss, and the batch at which it happens
     reference          a small network of our own on the same data
 """
@@ -16,20 +17,31 @@ import dataclasses
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from nbdebug.observe.tensors import tensors_in
-from nbdebug.tools.training.facts import Experiment, TrainingRunFacts
+from nbdebug.tools.training.facts import Experiment, HeldOut, SmallFactor, TrainingRunFacts
 from nbdebug.tools.training.probe_errors import ProbeErrors
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.run.data import preserve_rng, rows_of, shuffled, targets_of
-from nbdebug.tools.training.run.evaluate import FixedBatches, LossFn, loss_root, loss_value, mean_and_error, mode
+from nbdebug.tools.training.run.data import preserve_rng, rows_of, shuffled, targets_of, with_targets
+from nbdebug.tools.training.run.evaluate import (
+    FixedBatches,
+    LossFn,
+    LossInputs,
+    loss_root,
+    loss_value,
+    mean_and_error,
+    mode,
+)
 from nbdebug.tools.training.run.retrain import RetrainChange, Retrainer, RetrainResult
+from nbdebug.tools.training.static.one_step import calls_for, record
 
 RATES = (("lr/10", 0.1), ("lr/100", 0.01), ("lr/1000", 0.001))
 HEALTHY = (1e-3, 0.2)
@@ -51,6 +63,21 @@ FLOOR = 0.02
 """Below this share of the first losses no jump is one: from nothing to next to nothing is a large multiple."""
 AROUND = 12
 """Batches on either side that a suspected one is compared with."""
+SMALL_FACTOR = 0.01
+"""Constants in a forward that scale down what parameters make: attention's is above 0.05."""
+MOST_SAMPLES, SURE = 3000, 5.0
+"""Of which half are held out; standard errors by which validation and unseen training samples differ."""
+MEMORIZED = 0.1
+"""Where validation learns nothing, each half is trained until that share of the fall of the training loss is left."""
+UNRELATED, ENOUGH_SAMPLES = 0.15, 200
+"""What other targets add to the loss of unseen samples, over what they add to that of the samples trained on; so many
+samples, and as many as an input has numbers: from fewer nothing general may be learned."""
+RARE, SUSPECT = 0.97, 0.08
+"""Share of the validation losses: a training sample with a larger one than these, unseen, is suspect. From this share
+on they matter: curated sets hold 3 to 6% of wrong labels (Northcutt et al. 2021), which harms little."""
+CLEANER = 0.75
+"""Without the suspect samples, the validation loss ends at this share of what it was, or below. Augmentation makes
+training samples hard as well, but leaving out the hardest does not help (0.86 and more)."""
 WIDTH = 128
 RATE = 3e-3
 MOST_INPUTS = 20_000
@@ -68,14 +95,13 @@ def experiments(
     retrainer: Retrainer,
     steps: int,
     errors: ProbeErrors,
-    suspects: SuspectLabels | None,
     as_is: RetrainResult | None = None,
 ) -> TrainingRunFacts:
     """The facts with the experiments that they call for, each of so many steps. as_is: the result of the run itself,
     for runs that the retrainer does not repeat; else the retrainer's own repetition is compared with."""
     done = _Experiments(run, retrainer, steps, as_is)
     skipped: list[str] = []
-    for name, change in _changes(run, retrainer, errors, suspects):
+    for name, change in _changes(run, retrainer, errors):
         if retrainer.time_is_up:
             skipped.append(name)
         elif not done.makes_needless(name):
@@ -121,9 +147,7 @@ class _Experiments:
         self.results[name] = result.against(self.as_is, name)
 
 
-def _changes(
-    run: TrainingRunFacts, retrainer: Retrainer, errors: ProbeErrors, suspects: SuspectLabels | None
-) -> Iterator[tuple[str, RetrainChange]]:
+def _changes(run: TrainingRunFacts, retrainer: Retrainer, errors: ProbeErrors) -> Iterator[tuple[str, RetrainChange]]:
     """Names and changes, most telling first."""
     if run.stale.share > signs.STALE or run.stale.empty_steps > EMPTY_STEPS:
         yield "zero_grad", RetrainChange(zero=True)
@@ -144,8 +168,6 @@ def _changes(
         yield "level rate", RetrainChange(level=True, to=run.schedule.peak if low and run.schedule else None)
     if any(f.held or (f.zero and f.matrix) for f in run.frozen) and signs.has_room(run):
         yield "unfrozen", RetrainChange(unfreeze=tuple(f.name for f in run.frozen))
-    if suspects is not None and suspects.batches:
-        yield "without suspect labels", RetrainChange(batches=suspects.batches)
     layers, rates = _changes_of_layers(run, retrainer), _changes_of_rates(run)
     # what died may have died of the rate
     yield from itertools.chain(rates, layers) if signs.units_died(run) else itertools.chain(layers, rates)
@@ -153,6 +175,8 @@ def _changes(
 
 
 def _changes_of_layers(run: TrainingRunFacts, retrainer: Retrainer) -> Iterator[tuple[str, RetrainChange]]:
+    if run.factor is not None and signs.has_room(run):
+        yield "factor 1", RetrainChange(loss_fn=_without_factor(retrainer.loss_fn, run.factor.factor), measured=True)
     if signs.flat_units_matter(run):
         names = [layer.name for layer in run.layers]
         yield "rescaled", RetrainChange(prepare=_rescale(retrainer.loss_fn, retrainer.batches[0], names))
@@ -268,6 +292,52 @@ def _lower_dropout(model: nn.Module) -> None:
             module.p = min(module.p, 0.1)
 
 
+class _Factors(TorchFunctionMode):
+    """Inside, multiplication by this constant changes nothing."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operand, factor = _factor(getattr(func, "__name__", ""), args)
+        return operand if factor == self.factor else func(*args, **(kwargs or {}))
+
+
+def _factor(op: str, args: Sequence[Any]) -> tuple[Any, float | None]:
+    """A product's tensor, and the constant that it is multiplied by; None where there is no such constant."""
+    if op.strip("_") not in ("mul", "rmul", "imul", "div", "truediv", "itruediv") or len(args) != 2:
+        return None, None
+    tensors = [a for a in args if isinstance(a, torch.Tensor) and a.dim() > 1]
+    numbers = [a for a in args if isinstance(a, (int, float)) or isinstance(a, torch.Tensor) and a.numel() == 1]
+    if len(tensors) != 1 or len(numbers) != 1 or getattr(numbers[0], "requires_grad", False):
+        return None, None
+    number = float(numbers[0])
+    return tensors[0], number if "div" not in op else 1 / number if number else None
+
+
+def _without_factor(loss_fn: LossFn, factor: float) -> LossFn:
+    def loss(model: nn.Module, batch: Any) -> Any:
+        with _Factors(factor):
+            return loss_fn(model, batch)
+
+    return loss
+
+
+def small_factor(model: nn.Module, loss_fn: LossFn, batch: Any) -> SmallFactor | None:
+    """The smallest constant of at most SMALL_FACTOR by which a forward multiplies what trained parameters made."""
+    calls = calls_for(model, batch)
+    with preserve_rng(loss_fn), torch.no_grad():
+        record(calls, loss_fn, batch)
+    small = []
+    for call in calls.calls:
+        factor = _factor(call.op, call.args)[1]
+        names = tuple(n for n, p in map(calls.parameters.__getitem__, calls.positions(call.params)) if p.requires_grad)
+        if factor is not None and 0 < abs(factor) <= SMALL_FACTOR and names and call.leaves and call.inside:
+            small.append(SmallFactor(factor, names, call.where))
+    return min(small, key=lambda known: abs(known.factor), default=None)
+
+
 # The penalty on the weights
 
 
@@ -317,54 +387,131 @@ def _output_hook(model: nn.Module, change: Callable[[Any], Any]) -> Iterator[Non
         handle.remove()
 
 
-# Suspect labels
+# Samples that the model has not seen
+
+
+def held_out(run: TrainingRunFacts, retrainer: Retrainer, steps: int) -> tuple[HeldOut, Experiment | None] | None:
+    """What models that are trained on half of the samples show of the other half, where that tells a cause; and the run
+    without the samples that are suspect. None where it tells nothing; raises what the loss raises."""
+    start, best = run.evaluations[0], signs.best_validation(run)
+    batches = shuffled(_until(retrainer.batches[: run.batches_per_pass], MOST_SAMPLES))
+    if batches is None or len(batches) < 4 or best is None or best.val is None or start.val is None:
+        return None
+    end = run.evaluations[-1].train
+    low = max(end, MEMORIZED * start.train + (1 - MEMORIZED) * end)
+    memorized = next(e.step for e in run.evaluations if e.train <= low)
+    most = min(steps, max(1, best.step if signs.validation_is_ahead(run) else memorized))
+    halves = batches[::2], batches[1::2]
+    one, other = (_judged(retrainer, most, *pair) for pair in (halves, halves[::-1]))
+    unseen, val = [*other[1], *one[1]], [one[2], other[2]]
+    own = _means([*one[0], *other[0]], 0)
+    held, dealt = _means(unseen, 0), _means(unseen, 1)
+    valid = (_means(val[0], 0) + _means(val[1], 0)) / 2
+    means = [float(part.mean()) for part in (own, held, valid, dealt)]
+    facts = HeldOut("", len(held), most, means[0], means[1], means[2], means[3])
+    error = float((held.var() / len(held) + valid.var() / len(valid)).sqrt())
+    if signs.validation_learns_nothing(run):
+        gain, own_gain = dealt - held, float((_means([*one[0], *other[0]], 1) - own).mean())
+        enough = len(held) > max(ENOUGH_SAMPLES, tensors_in(batches[0])[0][0].numel())
+        if enough and float(gain.mean() + 2 * gain.std() / len(gain) ** 0.5) < UNRELATED * own_gain:
+            return dataclasses.replace(facts, what="unrelated"), None
+        far = facts.val > max(2 * facts.unseen + SURE * error, 0.3 * signs.first_loss(run))
+        if far and float(valid.median()) > 3 * float(held.median()):
+            return dataclasses.replace(facts, what="unlike", confusions=_confusions(val[0])), None
+    if not signs.validation_is_ahead(run) or facts.unseen < facts.val + SURE * error:
+        return None
+    limit = torch.cat([row.losses.flatten() for row in val[0]]).quantile(RARE)
+    suspect = [row.losses > limit for row in unseen]
+    share = float(torch.cat([s.flatten() for s in suspect]).float().mean())
+    if share < SUSPECT:
+        return None
+    clean = [_without(b, s) for b, s in zip([*halves[0], *halves[1]], suspect) if not bool(s.all())]
+    without = retrainer.train(RetrainChange(batches=clean), most)
+    experiment = without.against(retrainer.train(RetrainChange(), most), "without suspect labels")
+    if without.val is None or experiment.val_as_is is None or without.val > CLEANER * experiment.val_as_is:
+        return None
+    pairs = _confusions(row.only(s) for row, s in zip(unseen, suspect))
+    return dataclasses.replace(facts, what="noise", share=share, confusions=pairs), experiment
 
 
 @dataclasses.dataclass
-class SuspectLabels:
-    """share: of the samples; batches: those of the pass without the suspect samples (empty ones are left out);
-    confusions: the commonest (label, prediction) pairs with their counts."""
+class _Judged:
+    """Losses of a batch's single labels, shaped as these are, or of its samples; the same with the targets of other
+    samples; the labels and what is predicted in their place, where there are any."""
 
-    share: float
-    batches: list[Any]
-    confusions: list[tuple[tuple[int, int], int]]
+    losses: torch.Tensor
+    dealt: torch.Tensor
+    labels: torch.Tensor | None = None
+    predictions: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module, loss_fn: LossFn, batch: Any) -> _Judged:
+        targets = targets_of(batch)
+        if targets is None or not targets.dim():
+            raise ValueError("the form of the batches does not tell which of their members are the targets")
+        with LossInputs() as inputs:
+            loss_fn(model, batch)
+        if len(inputs.calls) == 1 and inputs.calls[0][2] == "cross_entropy":
+            scores, labels, _, ignored = inputs.calls[0]
+            if not labels.is_floating_point() and labels.numel() == targets.numel():
+                own = labels.reshape(targets.shape)
+                both = [
+                    nn.functional.cross_entropy(scores, t.reshape(labels.shape), ignore_index=ignored, reduction="none")
+                    for t in (own, own.roll(1, 0))
+                ]
+                own_loss, dealt, best = (each.reshape(own.shape) for each in (*both, scores.argmax(1)))
+                return cls(own_loss, dealt, own, best)
+        other = with_targets(batch, targets.roll(1, 0))
+        rows = torch.arange(len(targets)).split(1)
+        both = [torch.tensor([loss_value(loss_fn(model, rows_of(b, r))) for r in rows]) for b in (batch, other)]
+        return cls(both[0], both[1])
+
+    def only(self, mask: torch.Tensor) -> _Judged:
+        parts = (None if t is None else t[mask] for t in (self.losses, self.dealt, self.labels, self.predictions))
+        return _Judged(*parts)  # type: ignore[arg-type]
 
 
-def suspect_labels(model: nn.Module, loss_fn: LossFn, batches: Sequence[Any]) -> SuspectLabels | None:
-    """None where the output or the targets have another form. Raises what the loss raises."""
-    outputs: list[Any] = []
-    handle = model.register_forward_hook(lambda module, args, out: outputs.append(out))
-    clean: list[Any] = []
-    scores: Any
-    labels: Any
-    suspects = total = 0
-    pairs: dict[tuple[int, int], int] = {}
-    try:
+def _judged(retrainer: Retrainer, steps: int, own: list[Any], others: list[Any]) -> list[list[_Judged]]:
+    """By a model that is trained on some batches: these, others, and validation."""
+    model, loss_fn = retrainer.model, retrainer.loss_fn
+    parts: list[list[_Judged]] = []
+
+    def judge() -> list[float]:
         with preserve_rng(loss_fn), torch.no_grad(), mode(model, training=False):
-            for batch in batches:
-                outputs.clear()
-                loss_fn(model, batch)
-                scores, labels = outputs[-1] if outputs else None, targets_of(batch)
-                if not _are_scores_and_labels(scores, labels):
-                    return None
-                predictions = scores.argmax(1)
-                wrong = (predictions != labels.to(scores.device)) & (labels >= 0).to(scores.device)
-                suspects, total = suspects + int(wrong.sum()), total + len(wrong)
-                for pair in zip(labels[wrong].tolist(), predictions[wrong].tolist()):
-                    pairs[pair] = pairs.get(pair, 0) + 1
-                rows = (~wrong).nonzero().flatten()
-                if len(rows) > 1:
-                    clean.append(rows_of(batch, rows))
-    finally:
-        handle.remove()
-    return SuspectLabels(suspects / max(total, 1), clean, sorted(pairs.items(), key=lambda item: -item[1])[:5])
+            for batches in (own, others, retrainer.on_val.batches):
+                parts.append([_Judged.of(model, loss_fn, batch) for batch in batches])
+        return []
+
+    retrainer.train(RetrainChange(batches=own), steps, at_end=judge)
+    return parts
 
 
-def _are_scores_and_labels(scores: Any, labels: Any) -> bool:
-    """(N, classes) and N whole numbers."""
-    if not isinstance(scores, torch.Tensor) or not isinstance(labels, torch.Tensor) or scores.dim() != 2:
-        return False
-    return labels.dim() == 1 and not labels.is_floating_point() and len(labels) == len(scores) and scores.shape[1] >= 2
+def _until(batches: Sequence[Any], samples: int) -> Sequence[Any]:
+    sizes = itertools.accumulate(len(tensors_in(batch)[0]) for batch in batches)
+    return batches[: max(1, sum(size <= samples for size in sizes))]
+
+
+def _means(rows: Iterable[_Judged], column: int) -> torch.Tensor:
+    """The mean loss of each sample; with the column 1 that of the targets of others."""
+    parts = (row.dealt if column else row.losses for row in rows)
+    return torch.cat([part.float().reshape(len(part), -1).mean(1) for part in parts])
+
+
+def _without(batch: Any, suspect: torch.Tensor) -> Any:
+    """The batch without its suspect samples; of labels for each position these do not count."""
+    targets = targets_of(batch)
+    if suspect.dim() > 1 and targets is not None:
+        return with_targets(batch, targets.masked_fill(suspect.to(targets.device), -100))
+    return rows_of(batch, (~suspect).nonzero().flatten())
+
+
+def _confusions(rows: Iterable[_Judged]) -> tuple[tuple[int, int, int], ...]:
+    """The commonest pairs of label and another prediction, each with its count."""
+    pairs: Counter[tuple[int, int]] = Counter()
+    for row in rows:
+        if row.labels is not None and row.predictions is not None:
+            pairs.update(zip(row.labels.flatten().tolist(), row.predictions.flatten().tolist()))
+    return tuple((*pair, times) for pair, times in pairs.most_common() if pair[0] != pair[1])[:5]
 
 
 # The largest jump of the loss

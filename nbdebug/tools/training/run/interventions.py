@@ -34,6 +34,7 @@ from nbdebug.tools.training.probe_errors import ProbeErrors
 from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.run.data import preserve_rng
 from nbdebug.tools.training.run.evaluate import LABEL_LOSSES, LossFn, loss_root, mode
+from nbdebug.tools.training.run.experiments import held_out
 from nbdebug.tools.training.run.retrain import RetrainChange, Retrainer, RetrainResult
 from nbdebug.tools.training.static.one_step import VIEWS, Calls, OpCall, calls_for, record
 from nbdebug.tools.training.static.parameters import DETACHES, detached_at
@@ -75,7 +76,8 @@ def interventions(
         if "experiments" in new:
             new = {**new, "experiments": {**run.experiments, **new["experiments"]}}
         run = dataclasses.replace(run, **new)
-        if "experiments" not in new or signs.helps(new["experiments"].get(name), signs.MUCH_BETTER):
+        one, limit = new.get("experiments", {}).get(name), signs.SURELY if "lr" in name else signs.MUCH_BETTER
+        if one is None or signs.helps(one, limit):
             return run
     return run
 
@@ -124,18 +126,34 @@ def _attempts(
         yield "scores*10", compare("scores*10", change)
     if (kept > 0.05 or signs.last_loss(run) < 0) and len(ends.shares) > 2:
         yield "weaker term", lambda: outweighing_term(run, retrainer, steps, as_is, ends.shares)
+    if static.reduction in ("mean", "sum"):  # else samples do not stand for themselves
+        yield "held out", lambda: _unseen(run, retrainer, steps)
     if ends.table is not None and not any(call.weighted for call in static.loss_calls):
         table = ends.table
         yield "classes alike", lambda: missed_classes(retrainer, steps, table)
     moments = _input_moments(retrainer) if kept > 0.3 else None
     if moments is not None:
         yield "standardized", compare("standardized", RetrainChange(prepare=_standardize(*moments)))
+    for name, change in _rates(run):
+        yield name, compare(name, change)
+
+
+def _rates(run: TrainingRunFacts) -> Iterator[tuple[str, RetrainChange]]:
     top = max([*run.rates, run.schedule.peak if run.schedule else 0.0], default=0.0)
-    if kept > 0.15 and top and statistics.median(run.rates) < 0.3 * top and "level rate" not in run.experiments:
-        yield "level rate", compare("level rate", RetrainChange(level=True, to=top if run.optimizers == 1 else None))
-    if signs.rate_may_be_low(run):
-        for factor in (10.0, 100.0):
-            yield f"lr*{factor:g}", compare(f"lr*{factor:g}", RetrainChange(rate=factor))
+    falls = top and statistics.median(run.rates) < 0.3 * top and "level rate" not in run.experiments
+    if signs.loss_left(run) > 0.15 and falls:
+        yield "level rate", RetrainChange(level=True, to=top if run.optimizers == 1 else None)
+    for factor in (10.0, 100.0) if signs.rate_may_be_low(run) else ():
+        yield f"lr*{factor:g}", RetrainChange(rate=factor)
+
+
+def _unseen(run: TrainingRunFacts, retrainer: Retrainer, steps: int) -> Found:
+    strange = signs.validation_learns_nothing(run) or signs.validation_is_ahead(run)
+    known = held_out(run, retrainer, steps) if strange else None
+    if known is None:
+        return None
+    facts, experiment = known
+    return {"held_out": facts, **({} if experiment is None else {"experiments": {experiment.what: experiment}})}
 
 
 # Scores, inputs

@@ -38,12 +38,11 @@ from nbdebug.tools.training.run.evaluate import MOST, FixedBatches, LossFn, loss
 from nbdebug.tools.training.run.experiments import (
     EMPTY_STEPS,
     RATE,
-    SuspectLabels,
     experiments,
     loss_spike,
     penalty,
     reference,
-    suspect_labels,
+    small_factor,
 )
 from nbdebug.tools.training.run.interventions import graph_signature, interventions, optimizers_behind, severed_term
 from nbdebug.tools.training.run.layers import Order, activation_units, gradient_flow
@@ -148,14 +147,13 @@ def run_facts(
             TrainingRunFacts(losses=tuple(run.losses), step_numbers=tuple(run.step_numbers), seconds=run.seconds),
         )
         facts = dataclasses.replace(facts, start_units=units, **_end_facts(arguments, run, errors))
-        suspects = _suspect_labels(arguments, facts, errors)
         restore_rng()
         start.restore()
         severed = errors.run("Whether a term of the loss is cut off", lambda: _severed(arguments, run), None)
         facts = dataclasses.replace(facts, severed=severed)
         start.restore()
         try:
-            facts = _experiment_facts(arguments, run, facts, start, suspects, errors, static or StaticFacts())
+            facts = _experiment_facts(arguments, run, facts, start, errors, static or StaticFacts())
         except Exception as error:  # the border: your loop has run; that ours can't repeat it is no fault of yours
             facts = _without_experiments(facts, f"{type(error).__name__}: {error}")
         if not keep:
@@ -438,18 +436,6 @@ def _bad_end(arguments: LoopArguments, run: LoopRun) -> str:
     return ""
 
 
-def _suspect_labels(arguments: LoopArguments, facts: TrainingRunFacts, errors: ProbeErrors) -> SuspectLabels | None:
-    """Samples whose label the trained model contradicts, where validation is better than training."""
-    loss_fn = arguments.loss_fn
-    if loss_fn is None or not signs.validation_is_ahead(facts):
-        return None
-    return errors.run(
-        "Whether labels are wrong",
-        lambda: suspect_labels(arguments.model, loss_fn, batches_of(arguments.train_loader, 2000)),
-        None,
-    )
-
-
 # The start again
 
 
@@ -471,7 +457,6 @@ def _experiment_facts(
     run: LoopRun,
     facts: TrainingRunFacts,
     start: Snapshot,
-    suspects: SuspectLabels | None,
     errors: ProbeErrors,
     static: StaticFacts,
 ) -> TrainingRunFacts:
@@ -509,10 +494,8 @@ def _experiment_facts(
     retrainer.until = time.perf_counter() + max(TIMES * run.seconds, LEAST_SECONDS)
     facts = errors.run("How the run begins", lambda: _start_facts(facts, run, retrainer, errors), facts)
     start.restore()
-    if suspects is not None:
-        facts = dataclasses.replace(facts, suspect_labels={"share": suspects.share, "confusions": suspects.confusions})
     if facts.repeats or _is_known_to_differ(facts):
-        facts = experiments(facts, retrainer, steps, errors, suspects, _result_as_is(facts, steps))
+        facts = experiments(facts, retrainer, steps, errors, _result_as_is(facts, steps))
         if facts.repeats and not _names_a_cause(static, facts):
             facts = interventions(facts, retrainer, steps, static, errors)
         return _with_reference(facts, retrainer, steps, errors)
@@ -568,6 +551,7 @@ def _start_facts(facts: TrainingRunFacts, run: LoopRun, retrainer: Retrainer, er
         facts,
         layer_calls=calls,
         time_gradients=in_time,
+        factor=errors.run("Constants in the forward", lambda: small_factor(model, loss_fn, batch), None),
         penalty=errors.run(PENALTY, lambda: penalty(model, loss_fn, batch), 0.0),
     )
 
