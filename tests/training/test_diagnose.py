@@ -366,6 +366,79 @@ def test_a_fix_in_the_loop_is_tried_by_the_loop_itself():
     assert "+ns.optimizer.zero_grad()" in report.patch().replace(" ", "")
 
 
+def test_a_schedulers_step_moves_to_where_it_belongs():
+    """Out of the loop over the batches, into it, or behind the optimizer's."""
+
+    def often(callback):
+        for epoch in range(6):
+            for i, batch in enumerate(ns.train_loader):
+                ns.optimizer.zero_grad()
+                loss = cross_entropy(ns.model, batch)
+                loss.backward()
+                ns.optimizer.step()
+                ns.scheduler.step()  # of a decay for each pass
+                callback(epoch * 10 + i, loss.item())
+
+    def seldom(callback):
+        for epoch in range(6):
+            for i, batch in enumerate(ns.train_loader):
+                ns.optimizer.zero_grad()
+                loss = cross_entropy(ns.model, batch)
+                loss.backward()
+                ns.optimizer.step()
+                callback(epoch * 10 + i, loss.item())
+            ns.scheduler.step()
+
+    def early(callback):
+        for i, batch in enumerate(ns.train_loader):
+            ns.optimizer.zero_grad()
+            loss = cross_entropy(ns.model, batch)
+            loss.backward()
+            ns.scheduler.step()
+            ns.optimizer.step()
+            callback(i, loss.item())
+
+    schedulers = torch.optim.lr_scheduler
+    for train, scheduler, gap in (
+        (often, lambda o: schedulers.ExponentialLR(o, 0.2), 12),
+        (seldom, lambda o: schedulers.OneCycleLR(o, 0.5, total_steps=900, div_factor=1e5), 16),
+        (early, lambda o: schedulers.ExponentialLR(o, 0.9), None),
+    ):
+        ns = training(lr=0.02)
+        ns.scheduler = scheduler(ns.optimizer)
+        report = ask(ns, train=train)
+        fix = report.findings[0].fixes[0]
+        assert report.findings[0].code == "training/scheduler-order" and fix.verified is True
+        added = [line[1:] for line in report.patch().splitlines()[2:] if line.startswith("+")]
+        assert added == ([" " * 12 + "ns.optimizer.step()"] if gap is None else [" " * gap + "ns.scheduler.step()"]), (
+            added
+        )
+
+
+@pytest.mark.parametrize("made_apart", [True, False])
+def test_class_weights_are_an_edit_of_the_loss(made_apart):
+    torch.manual_seed(3)
+    x, y = clusters(1800, classes=3)
+    rare = torch.cat([(y == 0).nonzero()[:, 0], (y == 1).nonzero()[:40, 0], (y == 2).nonzero()[:40, 0]])
+    rare = rare[torch.randperm(len(rare))]
+    model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
+    criterion = nn.CrossEntropyLoss()
+
+    def by_criterion(model, batch):
+        return criterion(model(batch[0]), batch[1])
+
+    def by_function(model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    loss_fn = by_criterion if made_apart else by_function
+    ns = made(model, torch.optim.SGD(model.parameters(), 0.01), loss_fn, loaders(x[rare], y[rare]), 3)
+    report = ask(ns)
+    fix = report.findings[0].fixes[0]
+    assert report.findings[0].code == "training/class-imbalance" and fix.verified is True
+    line = "criterion = nn.CrossEntropyLoss(weight=" if made_apart else "model(batch[0]), batch[1], weight="
+    assert line + "torch.tensor([" in fix.code and fix.after["with the fix"] > fix.after["score of the other classes"]
+
+
 def test_what_was_not_run_as_a_text_is_a_suggestion_with_its_experiment():
     report = ask(training(lr=200.0))
     fix = report.findings[0].fixes[0]

@@ -10,7 +10,9 @@ Each gives the edits that can be written, the gentlest first, and none where the
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -224,14 +226,19 @@ def _edited(file: str | None, changes: Mapping[ast.AST, str]) -> Iterator[Edit]:
 
 
 def in_loop(
-    slug: str, train: Callable[..., Any], model: nn.Module, optimizers: Iterable[Any], places: Mapping[str, Where]
+    slug: str,
+    train: Callable[..., Any],
+    model: nn.Module,
+    optimizers: Iterable[Any],
+    scheduler: Any,
+    places: Mapping[str, Where],
 ) -> Iterator[Edit]:
     """places: the user's lines, by what they do, as a watched run gives them."""
     try:
         names = names_used_by(train)
     except Exception:  # of the user's objects, which are only read
         return
-    loop = _Loop(names, model, list(optimizers), places)
+    loop = _Loop(names, model, list(optimizers), scheduler, places)
     yield from {
         "zero-grad-missing": loop.cleared,
         "gradients-cleared-before-step": loop.cleared_first,
@@ -239,6 +246,7 @@ def in_loop(
         "eval-mode-in-training": loop.in_train_mode,
         "exploding-gradients": loop.clipped,
         "train-mode-in-eval": loop.in_eval_mode,
+        "scheduler-order": loop.scheduled,
     }.get(slug, lambda: iter(()))()
 
 
@@ -246,9 +254,15 @@ class _Loop:
     """The function in which the user's loop calls backward. names: the variables that the loop uses."""
 
     def __init__(
-        self, names: Mapping[str, Any], model: nn.Module, optimizers: list[Any], places: Mapping[str, Where]
+        self,
+        names: Mapping[str, Any],
+        model: nn.Module,
+        optimizers: list[Any],
+        scheduler: Any,
+        places: Mapping[str, Where],
     ) -> None:
-        self.names, self.model, self.optimizers, self.places = names, model, optimizers, places
+        self.names, self.model, self.optimizers, self.scheduler = names, model, optimizers, scheduler
+        self.places = places
         where = places.get("backward", Where())
         self.file, self.backward = where.file or "", _statement(where)
         self.function = sources.function_at(self.file, where.line) if self.backward is not None and where.line else None
@@ -289,9 +303,37 @@ class _Loop:
         """The two statements change places."""
         for statement, _, _ in self._methods("zero_grad"):
             if self.backward is not None and statement.lineno > self.backward.lineno:
-                one, other = (sources.source(self.file, s) for s in (self.backward, statement))
-                if "{" not in one + other:
-                    yield from _edited(self.file, {self.backward: other, statement: one})
+                yield from self._exchanged(self.backward, statement)
+
+    def _exchanged(self, first: ast.stmt, second: ast.stmt) -> Iterator[Edit]:
+        one, other = (sources.source(self.file, statement) for statement in (first, second))
+        if "{" not in one + other:
+            yield from _edited(self.file, {first: other, second: one})
+
+    def scheduled(self) -> Iterator[Edit]:
+        """The scheduler's step behind the optimizer's, behind the loop over the batches, or into it."""
+        steps = self._methods("step")
+        schedules = [s for s, _, owner in steps if self.scheduler is not None and self._named(owner, [self.scheduler])]
+        trains = [s for s, _, owner in steps if self._named(owner, self.optimizers)]
+        inner = self._inner_loop(trains[0].lineno) if trains else None
+        if len(schedules) != 1 or len(trains) != 1 or inner is None:
+            return
+        schedule, text = schedules[0], sources.source(self.file, schedules[0])
+        if "{" in text:
+            return
+        if schedule in inner.body and schedule.lineno < trains[0].lineno:
+            yield from self._exchanged(schedule, trains[0])
+        else:
+            behind = inner if schedule in inner.body else inner.body[-1]
+            gap, gone = " " * behind.col_offset, "pass  # moved"
+            for edit in _edited(self.file, {behind: f"{{raw}}\n{gap}{text}", schedule: gone}):
+                yield dataclasses.replace(edit, new=re.sub(rf"\n[ \t]*{gone}[^\n]*", "", edit.new))
+
+    def _inner_loop(self, line: int) -> ast.For | ast.While | None:
+        """The innermost loop of the function around a line."""
+        parts = ast.walk(self.function) if self.function is not None else ()
+        loops = [node for node in parts if isinstance(node, (ast.For, ast.While)) and _covers(node, line)]
+        return max(loops, key=lambda node: node.lineno, default=None)
 
     def unscaled(self) -> Iterator[Edit]:
         optimizer = self._optimizer()
@@ -320,13 +362,7 @@ class _Loop:
         """At the top of the innermost loop around the training step."""
         where = self.places.get("training", Where())
         line = where.line if where.file == self.file else None
-        loops = [
-            node
-            for node in ast.walk(self.function or ast.Module([], []))
-            if isinstance(node, (ast.For, ast.While))
-            and _covers(node, line or (self.backward.lineno if self.backward is not None else 0))
-        ]
-        inner = max(loops, key=lambda node: node.lineno, default=None)
+        inner = self._inner_loop(line or (self.backward.lineno if self.backward is not None else 0))
         model = self._model(self.function)
         if inner is not None and model:
             yield from self._before(inner.body[0], f"{model}.train()")
@@ -371,6 +407,17 @@ def users_files(model: nn.Module, *functions: Any) -> list[str]:
     for file in list(files):
         files |= dict.fromkeys(other_cells(file))
     return list(files)
+
+
+def in_label_loss(files: Iterable[str], call: LossCall, argument: str, value: str) -> Iterator[Edit]:
+    """Another argument of the call of a loss of class labels, or of the only one that makes such a criterion."""
+    nodes = [(call.where.file or "", node) for node in _calls(call.where, call.op) if isinstance(node, ast.Call)]
+    if not nodes:
+        kind = {"cross_entropy": "CrossEntropyLoss", "nll_loss": "NLLLoss"}.get(call.op)
+        made = [(file, n) for file in files for n in sources.nodes_of(file) if isinstance(n, ast.Call)]
+        nodes = [(file, node) for file, node in made if sources.name_of(node) == kind]
+    if len(nodes) == 1 and _argument(nodes[0][1], argument) is None:
+        yield from _edited(nodes[0][0], sources.with_keyword(*nodes[0], argument, value))
 
 
 def in_call(files: Iterable[str], kind: str, argument: str, old: float, new: str) -> Iterator[Edit]:

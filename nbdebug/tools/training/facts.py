@@ -506,13 +506,14 @@ class Experiment:
 @dataclasses.dataclass(frozen=True)
 class ClassWeighting:
     """Classes that are found once all weigh alike (or, where labels belong to positions, once the commonest is
-    left_out). counts: in the fixed batches; dense: labels belong to positions; before, after: mean F1 of the classes
-    other than `common`, or how often they are told apart."""
+    left_out). counts: in the fixed batches; weights: of all classes, as a person would write them; steps: of the
+    training; before, after: mean F1 of the classes other than `common`, or how often they are told apart."""
 
     counts: Mapping[str, int]
     common: str
     left_out: bool
-    dense: bool
+    weights: tuple[str, ...]
+    steps: int
     before: float
     after: float
 

@@ -10,7 +10,7 @@ from nbdebug.report import Finding, Fix
 from nbdebug.text import figures, listed, percent
 from nbdebug.tools.training.facts import ClassWeighting, HeldOut, Overlap, TrainingFacts
 from nbdebug.tools.training.rules.signs import helps, helps_validation
-from nbdebug.tools.training.rules.wording import confused, finding, suggestion, tested_fix
+from nbdebug.tools.training.rules.wording import confused, finding, suggestion, tensor_of, tested_fix
 
 LARGE = 10.0
 """Root mean square of a feature, beyond which inputs count as not normalized (DLCheck: a mean over 10)."""
@@ -244,8 +244,7 @@ def _drowned(weighting: ClassWeighting, facts: TrainingFacts) -> Finding:
             f"{share} of all labels are {common}, which drowns the others: their mean F1 is "
             f"{figures(weighting.before)}, and {figures(weighting.after)} once all classes weigh alike"
         )
-        weights = ", ".join(f"{total / (len(weighting.counts) * n):.3g}" for n in list(weighting.counts.values())[:8])
-        title, code = "Weight the classes by how rare they are.", f"weight = torch.tensor([{weights}])"
+        title, code = "Weight the classes by how rare they are.", f"weight = {tensor_of(weighting.weights)}"
         if losses and losses[0].op == "cross_entropy":
             code += "\nF.cross_entropy(output, target, weight=weight)"
     how = f"without the loss of label {common}" if weighting.left_out else "with all classes weighed alike"

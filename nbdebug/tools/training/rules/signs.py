@@ -6,6 +6,7 @@ looser than what a fault shows and tighter than what healthy runs of different k
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable
@@ -119,10 +120,17 @@ def has_room(run: TrainingRunFacts, more_than: float = LEARNS_LITTLE) -> bool:
 
 
 def settled(run: TrainingRunFacts) -> bool:
-    """The loss has not come down by a twentieth in the second half of the run, and falls slower than in the first."""
+    """The loss has not come down by a twentieth in the second half of the run."""
     half = [e for e in run.evaluations if e.step >= 0.5 * run.evaluations[-1].step]
-    slower = bool(half) and half[0].train - last_loss(run) < first_loss(run) - half[0].train
-    return len(half) >= 3 and slower and last_loss(run) > 0.95 * half[0].train
+    return len(half) >= 3 and not crawls(run) and last_loss(run) > 0.95 * half[0].train
+
+
+def crawls(run: TrainingRunFacts) -> bool:
+    """The loss falls from each evaluation to the next, in the second half of the run as much as in the first."""
+    losses = [e.train for e in run.evaluations]
+    middle = next((e.train for e in run.evaluations if e.step >= 0.5 * run.evaluations[-1].step), math.nan)
+    falls = len(losses) >= 6 and all(b < a for a, b in itertools.pairwise(losses))
+    return falls and middle - losses[-1] >= losses[0] - middle
 
 
 def diverges(run: TrainingRunFacts) -> bool:

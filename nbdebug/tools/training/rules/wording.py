@@ -133,6 +133,11 @@ def in_words(experiment: str, batch: str = "its batch") -> str:
     return how.format(factor=experiment[3:], batch=batch)
 
 
+def tensor_of(numbers: Iterable[str]) -> str:
+    """The code of a tensor of these numbers."""
+    return f"torch.tensor([{', '.join(numbers)}])"
+
+
 def confused(held_out: HeldOut) -> dict[str, list[str] | None]:
     """What is commonly predicted in a label's place, as evidence."""
     pairs = [f"{label} → {prediction}: {times}" for label, prediction, times in held_out.confusions]

@@ -331,7 +331,8 @@ def missed_classes(retrainer: Retrainer, steps: int, before: _ClassTable) -> Fou
 
     for leave_out in (True, False) if dense else (False,):
         tables.clear()
-        change = RetrainChange(loss_fn=_weighted(retrainer.loss_fn, before.weights(leave_out)))
+        weights = before.weights(leave_out)
+        change = RetrainChange(loss_fn=_weighted(retrainer.loss_fn, weights))
         retrainer.train(change, steps, at_end=measure)
         if not tables:
             continue
@@ -344,7 +345,8 @@ def missed_classes(retrainer: Retrainer, steps: int, before: _ClassTable) -> Fou
             cured = values[1] > max(CURED, values[0] + GAIN) or before.are_raised(after, values[1] - values[0])
         if cured:
             counts = {str(k): int(n) for k, n in enumerate(before.there.tolist()) if n}
-            return {"weighting": ClassWeighting(counts, str(before.common), leave_out, dense, *values)}
+            row = tuple(f"{weight:g}" for weight in weights.tolist())
+            return {"weighting": ClassWeighting(counts, str(before.common), leave_out, row, steps, *values)}
     return None
 
 
@@ -412,12 +414,13 @@ class _ClassTable:
         return float((scores.argmax(1) == self.labels[own]).float().mean())
 
     def weights(self, leave_out: bool) -> torch.Tensor:
+        """As many digits as a person would write."""
         there = self.there.clamp_min(1).float()
         weights = len(self.labels) / (len(there) * there) * (self.there > 0)
         if leave_out:
             weights = torch.ones_like(weights)
             weights[self.common] = 0.0
-        return weights
+        return torch.tensor([float(f"{weight:.3g}") for weight in weights.tolist()])
 
 
 def _class_table(model: nn.Module, loss_fn: LossFn, batches: Sequence[Any]) -> _ClassTable | None:

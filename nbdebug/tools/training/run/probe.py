@@ -20,7 +20,7 @@ from nbdebug.observe.sources import edited_functions
 from nbdebug.observe.validation import names_used_by
 from nbdebug.report import Edit, Where
 from nbdebug.text import count, figures, listed
-from nbdebug.tools.training.edits import in_call, in_loop, joined, users_files
+from nbdebug.tools.training.edits import in_call, in_label_loss, in_loop, joined, users_files
 from nbdebug.tools.training.facts import (
     DetachedAt,
     FrozenParameter,
@@ -33,6 +33,7 @@ from nbdebug.tools.training.facts import (
 )
 from nbdebug.tools.training.probe_errors import ProbeErrors
 from nbdebug.tools.training.rules import name_all, signs, slug
+from nbdebug.tools.training.rules.wording import tensor_of
 from nbdebug.tools.training.run.data import batches_of, is_iterator, no_warnings, preserve_rng, save_rng
 from nbdebug.tools.training.run.evaluate import MOST, FixedBatches, LossFn, loss_root, mean_and_error, mode, recalls
 from nbdebug.tools.training.run.experiments import (
@@ -210,14 +211,16 @@ class _EditTrials:
         tried = {}
         for finding in name_all(TrainingFacts(static, self.facts)):
             name = slug(finding)
-            edit = self._of_call(name) or self._of_loop(name) or self._of_cut(name)
+            edit = self._of_call(name) or self._of_loop(name) or self._of_cut(name) or self._of_labels(name, static)
             if edit is not None:
                 tried[name] = edit
         return tried
 
     def _of_loop(self, name: str) -> TriedEdit | None:
         arguments = self.arguments
-        for edit in in_loop(name, self.train, arguments.model, arguments.optimizers, self.facts.places):
+        for edit in in_loop(
+            name, self.train, arguments.model, arguments.optimizers, arguments.scheduler, self.facts.places
+        ):
             end = self._rerun(edit)
             if end is not None:
                 return self._judged(name, edit, *end)
@@ -227,6 +230,7 @@ class _EditTrials:
         before, last = signs.last_loss(self.facts), self.facts.evaluations[-1] if self.facts.evaluations else None
         first = abs(signs.first_loss(self.facts))
         learns = name in ("eval-mode-in-training", "train-mode-in-eval")  # with dropout the loss need not be lower
+        learns |= name == "scheduler-order" and self.facts.schedule is not None and self.facts.schedule.before_first
         most = first if learns else min(signs.BETTER * before, first)
         well = math.isfinite(train) and all(map(math.isfinite, losses))
         numbers: dict[str, Any] = {
@@ -274,6 +278,21 @@ class _EditTrials:
             if left is None and cut is not None:
                 arrives = {"gradient": f"arrives at {listed(cut.parameters)}"}
                 return TriedEdit(edit, True, "the loss of one batch", arrives)
+        return None
+
+    def _of_labels(self, name: str, static: StaticFacts | None) -> TriedEdit | None:
+        """The weights of the experiment, or a label that does not count, as arguments of the loss."""
+        weighting, calls = self.facts.weighting, static.loss_calls if static is not None else ()
+        on_cpu = all(p.device.type == "cpu" for p in self.arguments.model.parameters())
+        if name != "class-imbalance" or weighting is None or len(calls) != 1 or not on_cpu:
+            return None
+        argument = (
+            ("ignore_index", weighting.common) if weighting.left_out else ("weight", tensor_of(weighting.weights))
+        )
+        files = users_files(self.arguments.model, self.train, self.arguments.loss_fn)
+        for edit in in_label_loss(files, calls[0], *argument) if calls[0].op in ("cross_entropy", "nll_loss") else ():
+            numbers = {"score of the other classes": weighting.before, "with the fix": weighting.after}
+            return TriedEdit(edit, True, f"{count(weighting.steps, 'step')} from the start of your run", numbers)
         return None
 
     def _of_call(self, name: str) -> TriedEdit | None:

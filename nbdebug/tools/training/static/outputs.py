@@ -157,7 +157,7 @@ def _binary_loss(loss: LossCall, o: torch.Tensor, t: torch.Tensor) -> LossCall:
         best = torch.logit(t.clamp(0, 1)).clamp(*(min(max(end, -CERTAIN), CERTAIN) for end in reach))
         floor = float((torch.nn.functional.softplus(best) - t * best).mean())
     share = float(t.mean()) if t.numel() else 0.0
-    guess = math.log(2) if 0 <= share <= 1 else None
+    guess = math.log(2) if 0 <= share <= 1 and not loss.weighted else None
     sums = _target_sum(o, t)
     if sums is not None and loss.op == "binary_cross_entropy":
         floor = _shared_floor(t)
