@@ -230,7 +230,10 @@ def _explanation(error: BaseException, names: Mapping[str, Any], shell: Any) -> 
             memory.append(oom.out_of_memory(candidate, names, shell=shell))
         return memory[-1].findings[0] if memory and memory[-1].findings else None
 
-    causes = find_causes(error, names, out_of_memory)
+    def another_tools(candidate: BaseException) -> Finding | None:
+        return out_of_memory(candidate) or _of_checkpoint(candidate, names)
+
+    causes = find_causes(error, names, another_tools)
     stale = _of_notebook(error, names, shell, causes.notes) if _may_be_of_notebook(error) else ()
     weaker = ("error/module-not-found", "error/wrong-argument")
     findings = (*stale, *(f for f in causes.findings if not stale or f.code not in weaker))
@@ -239,6 +242,38 @@ def _explanation(error: BaseException, names: Mapping[str, Any], shell: Any) -> 
         return dataclasses.replace(report, notes=(*report.notes, *causes.notes))
     report = memory[0] if memory else Report("")
     return dataclasses.replace(report, question="explain()", findings=findings, notes=(*causes.notes, *report.notes))
+
+
+def _of_checkpoint(error: BaseException, names: Mapping[str, Any]) -> Finding | None:
+    """What `check_checkpoint` sees in the file that the failing line reads as weights."""
+    from nbdebug.tools.errors.values import message_of
+
+    if not WEIGHTS.search(f"{type(error).__name__}: {message_of(error)}"):
+        return None
+    from nbdebug.tools.errors.kinds.files import weights_path
+
+    try:
+        path, where = weights_path(error, names)
+        if not path:
+            return None
+        from nbdebug.tools.checkpoint.check_checkpoint import check_checkpoint
+
+        report = check_checkpoint(path)
+    except Exception:  # no such file, a hostile object in the frames: the kinds of the error chapter say what they can
+        return None
+    codes = ("truncated-file", "not-weights", "rotated-away", "unsafe-pickle")
+    found = next((one for one in report if one.code.endswith(codes)), None)
+    return found and dataclasses.replace(found, where=where, evidence={**found.evidence, "path": path})
+
+
+WEIGHTS = re.compile(
+    r"failed (?:reading zip archive|finding central directory)|Ran out of input|unexpected EOF|pickle data was "
+    r"truncated|invalid load key|[Ii]nvalid header|header too (?:small|large)|[Mm]etadata ?[Ii]ncomplete|"
+    r"incomplete metadata|not covering|^EOFError|Invalid argument|corrupted|BadZipFile|not a zip file|"
+    r"FileNotFoundError|SafetensorError|unpickling stack underflow|could not (?:find MARK|convert string)|"
+    r"Weights only load failed|storage has wrong byte"
+)
+"""In the type or the message of errors that reading a file of weights ends with."""
 
 
 def _may_be_of_notebook(error: BaseException) -> bool:

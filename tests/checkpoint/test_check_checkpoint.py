@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pathlib
@@ -201,3 +202,20 @@ def test_a_loading_that_copes_with_the_file_is_left_in_peace(model, tmp_path) ->
     assert nbdebug.check_checkpoint(tmp_path / "wide.pt", model=model, load=choosing).ok
     optimizer = torch.optim.Adam(model.parameters())
     assert nbdebug.check_checkpoint(tmp_path / "net.pt", model=model, optimizer=optimizer, load=stripping).ok
+
+
+def test_explain_asks_about_the_file_that_the_failing_line_reads(model, tmp_path) -> None:
+    torch.save({"net": model.state_dict(), "args": argparse.Namespace(lr=1)}, tmp_path / "step_1.pt")
+    (tmp_path / "latest").write_text("step_2.pt")
+    safetensors.torch.save_file(model.state_dict(), tmp_path / "cut.safetensors")
+    os.truncate(tmp_path / "cut.safetensors", 150)
+    for name, read, code in (
+        ("step_1.pt", torch.load, "unsafe-pickle"),
+        ("step_2.pt", torch.load, "rotated-away"),
+        ("step_2.pt", open, "rotated-away"),
+        ("cut.safetensors", safetensors.torch.load_file, "truncated-file"),
+    ):
+        with pytest.raises(Exception) as raised:
+            read(tmp_path / name)
+        (finding,) = nbdebug.explain(raised.value)
+        assert finding.code == f"checkpoint/{code}" and "read(tmp_path / name)" in str(finding.where.text)

@@ -35,8 +35,31 @@ def finding(
     )
 
 
+@rule(
+    code="checkpoint/truncated-file",
+    title="A checkpoint ends early, or is empty.",
+    symptom="PytorchStreamReader failed reading zip archive: failed finding central directory; EOFError: Ran out of "
+    "input; unexpected EOF; pickle data was truncated; SafetensorError: header too small; OSError: Invalid argument.",
+    cause="The process was killed, or the disk was full, while the file was written; a download or a copy stopped; two "
+    "processes wrote to the same path.",
+    confirm="`os.path.getsize(path)` beside that of another checkpoint; `zipfile.is_zipfile(path)` is False.",
+    fix="Load the checkpoint before it. Write to another name first and rename it: `torch.save(state, tmp); "
+    "os.replace(tmp, path)`.",
+    reference="https://docs.python.org/3/library/os.html#os.replace",
+)
+@rule(
+    code="checkpoint/not-weights",
+    title="A file with the name of a checkpoint holds something else.",
+    symptom="UnpicklingError: invalid load key, 'v', '<' or '{'; Weights only load failed; SafetensorError: header too "
+    "large.",
+    cause="The repository was cloned without Git LFS, so the file is a pointer of three lines; a download saved a page "
+    "of HTML (a login, an error); the path is that of the settings.",
+    confirm="`open(path, 'rb').read(64)`: `version https://git-lfs` is a pointer, `<!DOCTYPE` a page.",
+    fix="`git lfs pull` in the repository, or download the file itself.",
+    reference="https://git-lfs.com",
+)
 def broken(facts: CheckpointFacts) -> Finding | None:
-    """The file is not whole, or holds something else. Both have their pages in the chapter of errors."""
+    """The file is not whole, or holds something else."""
     file, name = facts.file, facts.name
     if file.lost:
         return rotated_away(facts)

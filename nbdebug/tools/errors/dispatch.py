@@ -82,16 +82,6 @@ KINDS: tuple[ErrorKind, ...] = (
         r"decodeerror|(scanner|parser|composer|constructor|reader|yaml)error",
     ),
     ErrorKind(
-        "kinds.files.detect_weights",
-        "rules.files.truncated_checkpoint",
-        files=r"serialization\.py$|[\\/]safetensors[\\/]|[\\/]pickle\.py$",
-    ),
-    ErrorKind(
-        "kinds.files.detect_no_weights",
-        "rules.files.not_weights",
-        files=r"serialization\.py$|[\\/]safetensors[\\/]|[\\/]pickle\.py$",
-    ),
-    ErrorKind(
         "kinds.files.detect_missing",
         "rules.files.file_not_found",
         r"^FileNotFound|hub|repo|local folder|model identifier|404|gated|restricted|offline|local cache|connect to|"

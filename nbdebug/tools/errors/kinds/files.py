@@ -1,5 +1,5 @@
-"""Errors with files: which path is meant, and what the file's size, first and last bytes say of it. No more of a file
-is read, and nothing of it is shown."""
+"""Errors with files: which path is meant, and what the file's size and first bytes say of it. No more of a file is
+read, and nothing of it is shown."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import os
 import pathlib
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.variables import attributes
+from nbdebug.report import Where
 from nbdebug.tools.errors.context import ErrorContext
 from nbdebug.tools.errors.exceptions import COPIED
 from nbdebug.tools.errors.facts import Raised
@@ -26,8 +27,8 @@ SURE = 0.6
 """How alike two names of files must be (difflib's ratio) to be shown side by side; nothing is changed by it."""
 MOST = 2000
 """Entries of a folder that are compared."""
-HEAD, TAIL = 512, 66_000
-"""Bytes read at the start and at the end of a file: a zip's directory ends within 65,557 bytes of its end."""
+HEAD = 512
+"""Bytes read at the start of a file."""
 ROLES = "path filename file_path filepath path_or_buf filepath_or_buffer io fp f file stream fname name self".split()
 """Names under which libraries have the path or the open file, the surest first."""
 
@@ -38,12 +39,6 @@ CUT_IMAGE = re.compile(
 )
 SYNTAX = re.compile(
     r"^(?:JSONDecodeError|TOMLDecodeError|(?:Scanner|Parser|Composer|Constructor|Reader|MarkedYAML)Error)"
-)
-TORN = re.compile(
-    r"failed (?:reading zip archive|finding central directory)|Ran out of input|unexpected EOF|pickle data was "
-    r"truncated|invalid load key|[Ii]nvalid header|header too (?:small|large)|[Mm]etadata ?[Ii]ncomplete|"
-    r"incomplete metadata|not covering|^EOFError|Invalid argument|corrupted|BadZipFile|not a zip file|"
-    r"unpickling stack underflow|could not (?:find MARK|convert string)|Weights only load failed|storage has wrong byte"
 )
 WEIGHTS = re.compile(r"[\\/]torch[\\/]serialization\.py$|[\\/]safetensors[\\/]|[\\/]pickle\.py$")
 HUB: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -128,25 +123,13 @@ def detect_syntax(context: ErrorContext) -> FileFacts | None:
     )
 
 
-def detect_weights(context: ErrorContext) -> FileFacts | None:
-    """The facts of a checkpoint that ends early; None where the file is whole, or holds something else."""
-    facts = _weights(context)
-    return facts if facts is not None and facts.begins not in ("lfs", "html", "text") and facts.ends is False else None
-
-
-def detect_no_weights(context: ErrorContext) -> FileFacts | None:
-    """The facts of a file that holds no weights at all; None of others."""
-    facts = _weights(context)
-    return facts if facts is not None and facts.begins in ("lfs", "html", "text") else None
-
-
-def _weights(context: ErrorContext) -> FileFacts | None:
-    torn = TORN.search(f"{context.type}: {context.message}")
-    read = torn and any(WEIGHTS.search(frame.site.file) for frame in context.trail)
-    if not read and context.type != "SafetensorError":
-        return None
-    path = _path_of(context)
-    return _read(FileFacts(_raised(context), "weights", path)) if path else None
+def weights_path(error: BaseException, names: Mapping[str, Any]) -> tuple[str, Where]:
+    """The file that torch, pickle or safetensors could not read as weights, or that is not there, and the user's line;
+    "" for any other error."""
+    context = ErrorContext.of(error, names)
+    read = any(WEIGHTS.search(frame.site.file) for frame in context.trail) or context.type == "SafetensorError"
+    path = _path_of(context) if read or context.type == "FileNotFoundError" and context.carried is None else ""
+    return path, _raised(context).where
 
 
 def detect_image(context: ErrorContext) -> FileFacts | None:
@@ -234,7 +217,6 @@ def _item_of(context: ErrorContext) -> int | None:
 # -- what is there ---------------------------------------------------------------------------------------------------
 
 MAGIC: tuple[tuple[bytes, str], ...] = (
-    (b"PK\x03\x04", "zip"),
     (b"version https://git-lfs", "lfs"),
     (b"\xff\xd8\xff", "JPEG"),
     (b"\x89PNG", "PNG"),
@@ -242,27 +224,20 @@ MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"BM", "BMP"),
     (b"II*\x00", "TIFF"),
     (b"MM\x00*", "TIFF"),
-    (b"\x80", "pickle"),
 )
 
 
 def _read(facts: FileFacts) -> FileFacts:
-    """The size of a file, what its first bytes are, and whether its end is there."""
+    """The size of a file, and what its first bytes are."""
     try:
         about = os.stat(facts.path)
         if not facts.path or not stat.S_ISREG(about.st_mode):
             return facts
         with open(facts.path, "rb") as file:
             head = file.read(HEAD)
-            file.seek(max(0, about.st_size - TAIL))
-            tail = file.read(TAIL)
     except (OSError, ValueError):
         return facts
-    begins = _kind_of(head)
-    ends: bool | None = None
-    if facts.what == "weights":
-        ends = _ends(begins, head, tail, about.st_size, facts.raised.message)
-    return dataclasses.replace(facts, bytes=about.st_size, begins=begins, ends=ends)
+    return dataclasses.replace(facts, bytes=about.st_size, begins=_kind_of(head))
 
 
 def _kind_of(head: bytes) -> str:
@@ -275,26 +250,11 @@ def _kind_of(head: bytes) -> str:
         return "zeros"
     if re.match(rb"\s*<(!doctype|html|\?xml|head)", head, re.IGNORECASE):
         return "html"
-    if len(head) > 8 and head[8:9] == b"{":
-        return "safetensors"
     try:
         text = head.decode("utf-8")
     except UnicodeDecodeError:
         return ""
     return "text" if text.strip() and all(c.isprintable() or c in "\r\n\t" for c in text) else ""
-
-
-def _ends(begins: str, head: bytes, tail: bytes, size: int, message: str) -> bool | None:
-    """Whether the end of a file of weights is there; None where that can't be told."""
-    if size == 0 or begins == "zeros":
-        return False
-    if begins == "zip":
-        return b"PK\x05\x06" in tail
-    if begins == "safetensors" or size < 8 and "header" in message:
-        return size >= 8 + int.from_bytes(head[:8], "little") and "ncomplete" not in message
-    if begins == "pickle":
-        return not re.search(r"truncated|Ran out of input|EOF", message) and message != ""
-    return None
 
 
 def _placed(facts: FileFacts) -> FileFacts:

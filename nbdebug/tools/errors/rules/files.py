@@ -7,7 +7,7 @@ import dataclasses
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Link
-from nbdebug.text import count, listed, size
+from nbdebug.text import listed, size
 from nbdebug.tools.errors.facts import Raised
 
 
@@ -15,12 +15,11 @@ from nbdebug.tools.errors.facts import Raised
 class FileFacts:
     """A file, or a repository of a hub, that an exception is about.
 
-    what: "missing", "repository", "restricted" (a repository that asks for a login), "offline", "syntax",
-    "weights" (a checkpoint or a model), "image". path: as the user wrote it, "" where it is not known; format: "JSON",
-    "YAML", "TOML". bytes: its size, None where there is no file. begins: what its first bytes are: "zip", "pickle",
-    "safetensors", "lfs" (a pointer of Git LFS), "html", "text", "zeros", or the format of an image, "" for others.
-    ends: whether its end is there, None where that can't be told. line, column: of the fault, from 1; reason: in the
-    words of the parser; around: what the parser was reading.
+    what: "missing", "repository", "restricted" (a repository that asks for a login), "offline", "syntax", "image".
+    path: as the user wrote it, "" where it is not known; format: "JSON", "YAML", "TOML". bytes: its size, None where
+    there is no file. begins: what its first bytes are: "lfs" (a pointer of Git LFS), "html", "text", "zeros", or the
+    format of an image, "" for others. line, column: of the fault, from 1; reason: in the words of the parser; around:
+    what the parser was reading.
 
     folder: the nearest folder on the way that exists, absolute; lacks: the part below it that does not; near: the names
     there that are nearly the missing one; elsewhere: files of this name near the working folder; relative: the path
@@ -33,7 +32,6 @@ class FileFacts:
     format: str = ""
     bytes: int | None = None
     begins: str = ""
-    ends: bool | None = None
     line: int | None = None
     column: int | None = None
     reason: str = ""
@@ -168,67 +166,6 @@ def _syntax_fixes(facts: FileFacts) -> tuple[Fix, ...]:
     hint = next((text for key, text in hints.items() if key in facts.reason), "Mend that line, or the one before it.")
     code = f"# {facts.path or 'the file'}, line {facts.line}" if facts.line else f"# {facts.path or 'the file'}"
     return (Fix(hint, code),)
-
-
-@rule(
-    code="checkpoint/truncated-file",
-    title="A checkpoint ends early, or is empty.",
-    symptom="PytorchStreamReader failed reading zip archive: failed finding central directory; EOFError: Ran out of "
-    "input; unexpected EOF; pickle data was truncated; SafetensorError: header too small; OSError: Invalid argument.",
-    cause="The process was killed, or the disk was full, while the file was written; a download or a copy stopped; two "
-    "processes wrote to the same path.",
-    confirm="`os.path.getsize(path)` beside that of another checkpoint; `zipfile.is_zipfile(path)` is False.",
-    fix="Load the checkpoint before it. Write to another name first and rename it: `torch.save(state, tmp); "
-    "os.replace(tmp, path)`.",
-    reference="https://docs.python.org/3/library/os.html#os.replace",
-)
-def truncated_checkpoint(facts: FileFacts) -> Finding:
-    if facts.bytes == 0:
-        title = f"{facts.name} is empty (0 bytes): nothing was written to it"
-    elif facts.begins == "zeros":
-        title = f"{facts.name} begins with zeros ({size(facts.bytes or 0)}): its space was reserved and never written"
-    else:
-        held = f" after {size(facts.bytes)}" if facts.bytes is not None else ""
-        title = f"{facts.name} ends early{held}: it was not written, copied or downloaded to its end"
-    code = "temporary = f'{path}.tmp'\ntorch.save(state, temporary)\nos.replace(temporary, path)"
-    fixes = (
-        Fix("Load the checkpoint before it, or download it again.", f"# in place of {facts.path or 'the file'}"),
-        Fix("From now on write to another name, and rename the file when it is whole.", code),
-    )
-    return Finding("checkpoint/truncated-file", title, facts.raised.where, facts.evidence(), fixes)
-
-
-@rule(
-    code="checkpoint/not-weights",
-    title="A file with the name of a checkpoint holds something else.",
-    symptom="UnpicklingError: invalid load key, 'v', '<' or '{'; Weights only load failed; SafetensorError: header too "
-    "large.",
-    cause="The repository was cloned without Git LFS, so the file is a pointer of three lines; a download saved a page "
-    "of HTML (a login, an error); the path is that of the settings.",
-    confirm="`open(path, 'rb').read(64)`: `version https://git-lfs` is a pointer, `<!DOCTYPE` a page.",
-    fix="`git lfs pull` in the repository, or download the file itself.",
-    reference="https://git-lfs.com",
-)
-def not_weights(facts: FileFacts) -> Finding:
-    held = f" ({count(facts.bytes, 'byte')})" if facts.bytes is not None else ""
-    what, fix = {
-        "lfs": (
-            "a pointer of Git LFS, not the weights: the repository was cloned without them",
-            Fix("Fetch the files themselves.", "!git lfs install && git lfs pull"),
-        ),
-        "html": (
-            "a page of HTML, not weights: the download gave a page in their place",
-            Fix(
-                "Download the file itself (the raw link), and look at its size.", f"# {facts.path or 'the file'} again"
-            ),
-        ),
-    }.get(
-        facts.begins,
-        ("text, not weights", Fix("Give the path of the weights.", f"# in place of {facts.path or 'the file'}")),
-    )
-    return Finding(
-        "checkpoint/not-weights", f"{facts.name}{held} is {what}", facts.raised.where, facts.evidence(), (fix,)
-    )
 
 
 @rule(
