@@ -13,7 +13,7 @@ import nbdebug
 from nbdebug.magics._arguments import FULL, HELP, answer, evaluate, parse, unquote, usage_errors, variables
 from nbdebug.report import Report
 
-PARTS = ("model", "optimizer", "scheduler", "scaler", "ema", "load")
+PARTS = ("model", "optimizer", "scheduler", "scaler", "ema", "sampler", "load")
 
 
 @magics_class
@@ -35,6 +35,7 @@ class CheckCheckpointMagics(Magics):
     @argument("--scheduler", metavar="NAME", help="the learning rate scheduler that goes on from it")
     @argument("--scaler", metavar="NAME", help="the GradScaler that goes on from it")
     @argument("--ema", metavar="NAME", help="the averaged weights that go on from it")
+    @argument("--sampler", metavar="NAME", help="the sampler or loader whose position is to be saved")
     @argument(
         "--load", metavar="NAME", help="your own function load(path); its lines are mended, and the edit is tried"
     )

@@ -219,3 +219,36 @@ def test_explain_asks_about_the_file_that_the_failing_line_reads(model, tmp_path
             read(tmp_path / name)
         (finding,) = nbdebug.explain(raised.value)
         assert finding.code == f"checkpoint/{code}" and "read(tmp_path / name)" in str(finding.where.text)
+
+
+def test_a_folder_of_torch_distributed_checkpoint(model, tmp_path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(3, 6)).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optim": optimizer.state_dict(), "step": 7}
+    for name in ("step_7", "nan"):
+        dcp.save(state, checkpoint_id=tmp_path / name, no_dist=True)
+        state["model"] = {**state["model"], "0.bias": torch.full((5,), float("nan"))}
+    report = nbdebug.check_checkpoint(tmp_path / "step_7", model=model, optimizer=optimizer)
+    assert report.ok and report.facts["step"] == 7 and "distributed" in report.subject, report
+    assert codes(nbdebug.check_checkpoint(tmp_path / "nan")) == ["checkpoint/nonfinite-weights"]
+    wide = torch.nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    assert codes(nbdebug.check_checkpoint(tmp_path / "step_7", model=wide)) == ["checkpoint/shape-changed"]
+    (part,) = (tmp_path / "step_7").glob("*.distcp")
+    os.truncate(part, part.stat().st_size - 100)
+    assert codes(nbdebug.check_checkpoint(tmp_path / "step_7", model=model)) == ["checkpoint/truncated-file"]
+    part.unlink()
+    assert codes(nbdebug.check_checkpoint(tmp_path / "step_7", model=model)) == ["checkpoint/rotated-away"]
+
+
+def test_settings_saved_beside_the_sampler_and_the_next_to_go(model, tmp_path) -> None:
+    model.config = {"width": 5, "dropout": 0.1}
+    for step in (8, 9, 10):
+        state = {"net": model.state_dict(), "step": step, "config": {"width": 5, "dropout": 0.2}}
+        torch.save(state, tmp_path / f"step_{step}.pt")
+    report = nbdebug.check_checkpoint(tmp_path, model=model)
+    assert report.ok and "dropout = 0.2 (the model: 0.1)" in str(report) and "deletes step_8.pt next" in str(report)
+    loader = torch.utils.data.RandomSampler([1, 2])
+    assert codes(nbdebug.check_checkpoint(tmp_path, sampler=loader)) == ["checkpoint/sampler-not-resumed"]

@@ -27,9 +27,9 @@ from nbdebug.tools.checkpoint.rules import name_all
 
 WHOLE = tuple(
     "model.safetensors.index.json pytorch_model.bin.index.json model.safetensors pytorch_model.bin "
-    "adapter_model.safetensors adapter_model.bin".split()
+    "adapter_model.safetensors adapter_model.bin .metadata".split()
 )
-"""Names of weights in a folder that is one checkpoint (transformers, accelerate, peft)."""
+"""Names of weights in a folder that is one checkpoint (transformers, accelerate, peft, torch.distributed)."""
 BESIDE = {
     "optimizer": ("optimizer.pt", "optimizer.bin"),
     "scheduler": ("scheduler.pt", "scheduler.bin"),
@@ -63,14 +63,15 @@ def check_checkpoint(
     scheduler: Any = None,
     scaler: Any = None,
     ema: Any = None,
+    sampler: Any = None,
     load: Callable[[Any], Any] | None = None,
 ) -> Report:
     """Will this file load, and into what? Nothing of it is executed, and no tensor of it is allocated.
 
     path: a file (of torch.save, zip or legacy, safetensors, an index of shards), or a folder: the newest checkpoint in
-    it by its *step* is taken. model, optimizer, scheduler, scaler, ema: what the run needs; what the file has of each
-    is compared, and what it lacks is a finding. load: your own loading, `load(path)`: its lines are mended, and the
-    edit is tried in a copy of the process.
+    it by its *step* is taken. model, optimizer, scheduler, scaler, ema, sampler: what the run needs; what the file has
+    of each is compared, and what it lacks is a finding. load: your own loading, `load(path)`: its lines are mended, and
+    the edit is tried in a copy of the process.
 
     The report names files that end early or changed since (checksums of the zip), classes and functions that loading
     would import or call, weights with other names, shapes, types or values that are not finite, an optimizer of other
@@ -79,7 +80,7 @@ def check_checkpoint(
     """
     if model is not None and not isinstance(model, torch.nn.Module):
         raise TypeError(f"model takes a torch.nn.Module; got {type(model).__name__}.")
-    parts = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema}
+    parts = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema, "sampler": sampler}
     facts = checkpoint_facts(path, model=model, load=load, **parts)
     _believe(facts, model, load, path)
     return _report(facts, pathlib.Path(path))
@@ -104,6 +105,7 @@ def checkpoint_facts(
     facts.wanted = tuple(role for role, thing in own.items() if thing is not None)
     _compare(facts, model)
     _compare_optimizer(facts, optimizer, model)
+    facts.configs = tuple(_other_settings(file, chosen, getattr(model, "config", None)))
     calls = _loading(facts, load)
     facts.fixes = _tried(facts, model, load, calls, str(chosen))
     return facts
@@ -373,6 +375,22 @@ def _compare_optimizer(facts: CheckpointFacts, optimizer: Any, model: Any) -> No
         facts.settings = tuple(sorted(a - b)), tuple(sorted(b - a))
 
 
+def _other_settings(file: SavedFile, chosen: pathlib.Path | None, config: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(name, the file's, the model's) of the model's settings that were saved with other values."""
+    own = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
+    beside = chosen.parent / "config.json" if chosen is not None and chosen.name in WHOLE else None
+    saved = next(
+        (v for k, v in file.walk() if re.search(r"(?:^|\.)(?:config|hparams|hyper_parameters|args)$", k)), None
+    )
+    if beside is not None and beside.is_file() and beside.stat().st_size < 1_000_000:
+        saved = json.loads(beside.read_text(encoding="utf-8"))
+    saved = saved.state if isinstance(saved, SavedObject) else saved
+    for name, value in saved.items() if isinstance(saved, Mapping) else ():
+        plain = all(type(each) in (int, float, str, bool) for each in (value, own.get(name)))
+        if plain and value != own[name] and not re.search(r"^_|dtype|version|cache", str(name)):
+            yield str(name), value, own[name]
+
+
 # -- the user's loading, mended and tried -----------------------------------------------------------------------------
 
 
@@ -567,7 +585,13 @@ def _notes(facts: CheckpointFacts) -> Iterator[str]:
             yield (
                 f"It does not hold {listed(absent, quote='')}. nbdebug.resume_proof tells whether your run needs them."
             )
+    if facts.configs:
+        named = [f"{name} = {saved!r} (the model: {own!r})" for name, saved, own in facts.configs]
+        yield f"Settings saved with it that differ from the model's: {listed(named, quote='')}."
     numbered = [one for one in facts.siblings if one.step is not None]
+    if not facts.chosen and len(numbered) > 1:
+        first = min(numbered, key=lambda one: one.step or 0).name
+        yield f"A rotation that keeps {len(numbered)} deletes {first} next."
     if (
         not facts.chosen
         and numbered

@@ -141,7 +141,7 @@ class CheckpointFacts:
     unexpected: tuple[str, ...] = ()
     reshaped: tuple[str, ...] = ()
     wanted: tuple[str, ...] = ()
-    """Which of optimizer, scheduler, scaler and ema the user gave."""
+    """Which of optimizer, scheduler, scaler and ema the user gave, or sampler."""
     entries: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Role → path of the entry that has it: optimizer, scheduler, scaler, ema, rng, sampler, step."""
     groups: tuple[tuple[int, ...], tuple[int, ...]] | None = None
@@ -150,6 +150,8 @@ class CheckpointFacts:
     """(name of the parameter, shape of its saved state, its own shape) where they differ."""
     settings: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     """Settings of a group that only the file's optimizer has, and only the user's."""
+    configs: tuple[tuple[str, Any, Any], ...] = ()
+    """(name, the file's value, the model's) of settings that differ."""
     cuda: bool = False
     loads: str = ""
     """The text of the user's loading, "" where it is not known."""

@@ -1,4 +1,5 @@
-"""Reads checkpoints without loading them: torch's zip and legacy files, plain pickles, safetensors, indices of shards.
+"""Reads checkpoints without loading them: torch's zip and legacy files, plain pickles, safetensors, indices of shards,
+folders of torch.distributed.checkpoint.
 
 A pickle is a program. It runs here on a machine that has no functions: each class or function that it names becomes a
 stand-in that records its name, so nothing of the file, of torch or of the user is called, and no tensor is allocated.
@@ -8,6 +9,7 @@ The bytes of tensors are read once, in pieces of 4 MiB: for the checksum that a 
 from __future__ import annotations
 
 import importlib.machinery
+import io
 import json
 import os
 import pathlib
@@ -171,6 +173,8 @@ def read_file(path: pathlib.Path, values: bool = True) -> SavedFile:
 
 
 def _format(head: bytes, name: str) -> tuple[str, str]:
+    if name == ".metadata":
+        return "distributed", ""
     if head.startswith(b"PK\x03\x04"):
         return "zip", ""
     if head.startswith(b"version https://git-lfs"):
@@ -282,7 +286,53 @@ def _index(file: IO[bytes], saved: SavedFile, values: bool) -> None:
     saved.lost = tuple(lost)
 
 
-_READERS = {"zip": _zip, "pickle": _pickle, "safetensors": _safetensors, "index": _index}
+def _distributed(file: IO[bytes], saved: SavedFile, values: bool) -> None:
+    """The `.metadata` of a folder of torch.distributed.checkpoint: what it holds, and in which file each piece lies."""
+    held, folder = _Reader(file).load().state, pathlib.Path(saved.path).parent
+    saved.tree, lost = {}, set[str]()
+    paths = held.get("planner_data") or {}
+    for name, about in held["state_dict_metadata"].items():
+        kind = about.state["properties"].state[0].__dict__["title"].rpartition(".")[2] if about.state else None
+        value = SavedTensor(kind, tuple(about.state["size"])) if kind else None
+        _put(saved.tree, paths.get(name, (name,)), value)
+    for index, place in held["storage_data"].items():
+        name, about = index.state["fqn"], place.state
+        part, start, length = folder / about["relative_path"], about["offset"], about["length"]
+        if not part.is_file():
+            lost.add(part.name)
+        elif part.stat().st_size < start + length:
+            saved.fault = f"{part.name} ends early: `{name}` needs {size(start + length - part.stat().st_size)} more"
+        elif length <= 16 * PIECE and not about.get("transform_descriptors"):
+            piece = SavedFile(name)
+            with open(part, "rb") as whole:
+                whole.seek(start)
+                _zip(io.BytesIO(whole.read(length)), piece, values)
+            saved.bytes, saved.globals = saved.bytes + length, saved.globals + piece.globals
+            saved.fault = saved.fault or (f"{part.name}, `{name}`: {piece.fault}" if piece.fault else "")
+            _put(saved.tree, paths.get(name, (name,)), piece.tree)
+    saved.tree, saved.lost = _lists(saved.tree), tuple(sorted(lost))
+
+
+def _put(tree: dict[Any, Any], path: tuple[Any, ...], value: Any) -> None:
+    """Set a value in nested dicts, or note what a further piece of a tensor holds."""
+    for key in path[:-1]:
+        tree = tree.setdefault(key, {})
+    before = tree.get(path[-1])
+    if isinstance(before, SavedTensor) and isinstance(value, SavedTensor):
+        before.nan, before.inf = (before.nan or 0) + (value.nan or 0), (before.inf or 0) + (value.inf or 0)
+    else:
+        tree[path[-1]] = value
+
+
+def _lists(tree: Any) -> Any:
+    """With an optimizer's groups as the lists that they were."""
+    if not isinstance(tree, dict):
+        return tree
+    lists = {key: _lists(value) for key, value in tree.items()}
+    return list(lists.values()) if lists and "params" in (lists.get(0) or ()) else lists
+
+
+_READERS = {"distributed": _distributed, "zip": _zip, "pickle": _pickle, "safetensors": _safetensors, "index": _index}
 
 
 # -- values ----------------------------------------------------------------------------------------------------------
@@ -293,7 +343,7 @@ def _views(saved: SavedFile, key: str) -> list[tuple[str, SavedTensor]]:
     table = saved.__dict__.get("_views")
     if table is None:
         table = saved.__dict__.setdefault("_views", {})
-        for path, value in saved.walk():
+        for path, value in [("", saved.tree), *saved.walk()]:
             if isinstance(value, SavedTensor):
                 table.setdefault(value.storage, []).append((path, value))
     return table.get(key, [])

@@ -617,7 +617,7 @@ rule(
     fix="Save right after `optimizer.step()` and `zero_grad()`; or save the gradients and the place in the window.",
     reference="https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation",
 )(_proven)
-rule(
+sampler_not_resumed = rule(
     code="checkpoint/sampler-not-resumed",
     title="The position in the data was not saved.",
     symptom="After a restart within an epoch some rows come twice and others never; the counter of steps is right.",
@@ -625,13 +625,13 @@ rule(
     confirm="`nbdebug.resume_proof(resumed, uninterrupted, path)` with the rows as values.",
     fix="Save the order and the position: a sampler with `state_dict`, or torchdata's StatefulDataLoader.",
     reference="https://meta-pytorch.org/data/main/stateful_dataloader_tutorial.html",
-)(_proven)
+)(_lacking("sampler", "checkpoint/sampler-not-resumed", "the data would begin anew"))
 
 
 ORDER = (
     broken, class_moved, unsafe_pickle, lexicographic_latest, device_mapping, prefix_module, prefix_compiled,
     prefix_wrapper, _modules, tied_weights_missing, shape_changed, mismatch, dtype_changed, nonfinite_weights,
-    optimizer_mismatch, optimizer_missing, scheduler_missing, scaler_missing, ema_missing,
+    optimizer_mismatch, optimizer_missing, scheduler_missing, scaler_missing, ema_missing, sampler_not_resumed,
 )  # fmt: skip
 """What keeps a file from being opened comes before what is wrong in it."""
 
