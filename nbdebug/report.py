@@ -343,6 +343,13 @@ class Report:
         Raises ValueError where there is no such edit, or where the lines have changed since."""
         importlib.import_module("nbdebug.patch").apply(self.edit, write)
 
+    def mended(self, path: str | pathlib.Path) -> pathlib.Path:
+        """Write the checkpoint that was examined anew, with the names that the model has. Returns the new path.
+
+        Raises ValueError where that can't mend it, FileExistsError where there is a file: none is ever replaced."""
+        tool = importlib.import_module("nbdebug.tools.checkpoint.checkpoints")
+        return pathlib.Path(tool.write_mended(self.facts, pathlib.Path(path)))
+
     def show(self) -> None:
         """Display the report in a running notebook; elsewhere print it as text to stderr."""
         self._view("show", "show")

@@ -252,3 +252,27 @@ def test_settings_saved_beside_the_sampler_and_the_next_to_go(model, tmp_path) -
     assert report.ok and "dropout = 0.2 (the model: 0.1)" in str(report) and "deletes step_8.pt next" in str(report)
     loader = torch.utils.data.RandomSampler([1, 2])
     assert codes(nbdebug.check_checkpoint(tmp_path, sampler=loader)) == ["checkpoint/sampler-not-resumed"]
+
+
+@pytest.mark.parametrize("form", ["zip", "safetensors"])
+def test_a_mended_file_is_written_beside_the_users(form, model, tmp_path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+            self.head.weight = self.table.weight
+
+    net, end = Tied(), {"zip": "pt", "safetensors": "safetensors"}[form]
+    wrapped = {f"module.{name}": value for name, value in model.state_dict().items()}
+    for target, state in ((model, wrapped), (net, {"table.weight": net.table.weight.detach()})):
+        WRITERS[form](state if form == "safetensors" else {"net": state, "step": 3}, tmp_path / f"net.{end}")
+        before = (tmp_path / f"net.{end}").read_bytes()
+        report = nbdebug.check_checkpoint(tmp_path / f"net.{end}", model=target)
+        new = report.mended(tmp_path / f"new.{end}")
+        assert not report.ok and nbdebug.check_checkpoint(new, model=target).ok
+        assert (tmp_path / f"net.{end}").read_bytes() == before
+        with pytest.raises(FileExistsError):
+            report.mended(tmp_path / f"net.{end}")
+        new.unlink()
+    with pytest.raises(ValueError, match="do not mend"):
+        nbdebug.check_checkpoint(tmp_path / f"net.{end}").mended(new)

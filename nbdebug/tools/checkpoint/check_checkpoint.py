@@ -75,7 +75,8 @@ def check_checkpoint(
 
     The report names files that end early or changed since (checksums of the zip), classes and functions that loading
     would import or call, weights with other names, shapes, types or values that are not finite, an optimizer of other
-    groups, and pointers to files that are gone. `report.frame()` lists the files or the weights. Raises
+    groups, and pointers to files that are gone. `report.frame()` lists the files or the weights;
+    `report.mended("new.pt")` writes the file with the names that the model has, beside the user's. Raises
     FileNotFoundError where there is nothing at the path, TypeError where model is no module.
     """
     if model is not None and not isinstance(model, torch.nn.Module):
@@ -441,6 +442,15 @@ def _mended(facts: CheckpointFacts) -> dict[str, Callable[[str], str]]:
     return changes
 
 
+def _new_names(facts: CheckpointFacts) -> dict[str, Any]:
+    """What `Report.mended` needs: the file's names → the model's; names that the model has besides → the file's."""
+    if facts.file.fault or facts.file.lost or any(not one.allowed for one in facts.file.globals):
+        return {}
+    twice = {n: next((o for o in g if o in facts.own), "") for g in facts.tied for n in g if n in facts.missing}
+    names = dict(facts.rename.pairs) if facts.rename else {}
+    return {"entry": facts.entry, "names": names, "copies": {new: old for new, old in twice.items() if old}}
+
+
 def _tried(facts: CheckpointFacts, model: Any, load: Any, calls: Mapping[str, ast.Call], path: str) -> dict[str, Any]:
     """Fixes that were run: the user's lines as edited, in a copy of the process; or ours, on a copy of the model."""
     if model is None or facts.file.fault or facts.file.format not in ("zip", "legacy", "safetensors"):
@@ -539,7 +549,13 @@ def _report(facts: CheckpointFacts, place: pathlib.Path) -> Report:
         tuple(_unchecked(facts)),
         tuple(_notes(facts)),
         subject,
-        {"path": str(file.path), "bytes": file.bytes, "step": file.step, "entries": dict(facts.entries)},
+        {
+            "path": str(file.path),
+            "bytes": file.bytes,
+            "step": file.step,
+            "entries": dict(facts.entries),
+            **_new_names(facts),
+        },
         headline="" if findings else f"{facts.name} is whole, and fits what it was compared with.",
         tables=_tables(facts),
         independent=True,

@@ -13,9 +13,11 @@ import random
 import re
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from nbdebug.text import in_a_line
 from nbdebug.tools.checkpoint.check_checkpoint import check_checkpoint
@@ -165,6 +167,31 @@ def _write(state: dict[str, Any], temporary: pathlib.Path) -> None:
     if refused:
         at, name = refused[0].path or "its state", refused[0].name
         raise TypeError(f"{at} holds an object of {name}, which torch.load refuses: keep plain values in state_dict().")
+
+
+def write_mended(facts: Mapping[str, Any], path: pathlib.Path) -> pathlib.Path:
+    """The file that a report of check_checkpoint is about, with the model's names, at a new path."""
+    source, names, copies = (facts.get(key, {}) for key in ("path", "names", "copies"))
+    if not (names or copies) or source.endswith((".json", ".metadata")):
+        raise ValueError("New names do not mend this file: see what the report says.")
+    if path.exists():
+        raise FileExistsError(f"{path} is there already; mended() replaces no file.")
+    tensors = source.endswith(".safetensors")
+    whole = load_file(source) if tensors else torch.load(source, map_location="cpu", weights_only=True)
+    state = whole
+    for part in facts["entry"].split(".") if facts["entry"] else ():
+        state = state[part]
+    new = {names.get(name, name): value for name, value in state.items()}
+    new |= {name: state[old].clone() if tensors else state[old] for name, old in copies.items()}
+    state.clear()
+    state.update(new)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        save_file(whole, temporary) if tensors else torch.save(whole, temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
 
 
 def _flush_folder(folder: pathlib.Path) -> None:
