@@ -60,7 +60,11 @@ def test_it_keeps_the_newest_and_the_best_and_writes_at_multiples(tmp_path) -> N
     ckpt = nbdebug.Checkpoints(tmp_path, keep=2, best="loss", every=5, **parts())
     for step, loss in zip(range(0, 60, 5), [9, 3, 1, 2, float("nan"), 4, 5, 6, 7, 8, 9, 2]):
         assert ckpt.save(step, loss=loss) is not None and ckpt.save(step + 1) is None
-    assert [path.name for path in ckpt.paths()] == ["step_00000010.pt", "step_00000050.pt", "step_00000055.pt"]
+    assert [path.name for path in ckpt.paths()] == [
+        "step_00000010.safetensors",
+        "step_00000050.safetensors",
+        "step_00000055.safetensors",
+    ]
     assert nbdebug.Checkpoints(tmp_path / "none").resume() == 0
 
 
@@ -76,20 +80,37 @@ def test_a_torn_file_is_passed_over_and_another_model_is_refused(tmp_path) -> No
         nbdebug.Checkpoints(tmp_path, model=wide).resume()
 
 
+def test_no_changed_byte_gets_through(tmp_path) -> None:
+    run = parts() | {"tied": nn.ParameterList([p := nn.Parameter(torch.randn(3).bfloat16()), p])}
+    train(run, 0, 2)
+    path = nbdebug.Checkpoints(tmp_path, **run).save(2, loss=float("nan"))
+    whole, dice, seen = path.read_bytes(), random.Random(0), 0
+    state = repr(read_file(path).tree)
+    assert b"pickle" not in whole and nbdebug.check_checkpoint(path).ok
+    for _ in range(60):
+        changed = bytearray(whole)
+        changed[dice.randrange(len(whole))] ^= 1 << dice.randrange(8)
+        path.write_bytes(bytes(changed))
+        held = read_file(path)
+        assert held.fault or repr(held.tree) == state
+        seen += bool(held.fault)
+    assert seen > 50
+
+
 def test_the_model_is_saved_without_its_wrapper_and_odd_states_are_refused(tmp_path) -> None:
     model = nn.Linear(3, 2)
     nbdebug.Checkpoints(tmp_path, model=nn.DataParallel(torch.compile(model, backend="eager"))).save(1)
-    assert nbdebug.check_checkpoint(tmp_path / "step_00000001.pt").frame("The weights")["name"][0] == "weight"
+    assert nbdebug.check_checkpoint(tmp_path / "step_00000001.safetensors").frame("The weights")["name"][0] == "weight"
 
     class Odd:
         def state_dict(self):
             return {"path": pathlib.PurePosixPath("runs")}
 
-    with pytest.raises(TypeError, match="plain values"):
+    with pytest.raises(TypeError, match=r"odd\.path holds an object of pathlib"):
         nbdebug.Checkpoints(tmp_path, odd=Odd()).save(2)
     with pytest.raises(TypeError, match="no state_dict"):
         nbdebug.Checkpoints(tmp_path, odd=3)
-    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001.pt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001.safetensors"]
 
 
 def saves_until_killed(folder: pathlib.Path, told: int) -> None:
@@ -141,11 +162,11 @@ def test_a_full_disk_leaves_the_last_good_file(tmp_path) -> None:
             try:
                 ckpt.save(2)
             except OSError as error:
-                ok = int("last good checkpoint is step_00000001.pt" not in str(error) or ckpt.resume() != 1)
+                ok = int("last good checkpoint is step_00000001.safetensors" not in str(error) or ckpt.resume() != 1)
         finally:
             os._exit(ok)
     assert os.waitpid(child, 0)[1] == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001.pt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001.safetensors"]
 
 
 if __name__ == "__main__":

@@ -455,7 +455,7 @@ def _tried(facts: CheckpointFacts, model: Any, load: Any, calls: Mapping[str, as
     """Fixes that were run: the user's lines as edited, in a copy of the process; or ours, on a copy of the model."""
     if model is None or facts.file.fault or facts.file.format not in ("zip", "legacy", "safetensors"):
         return {}
-    if any(not one.allowed for one in facts.file.globals):
+    if any(not one.allowed for one in facts.file.globals) or (facts.entry and facts.file.format == "safetensors"):
         return {}
     file, edits = str(facts.where.file), dict[str, Edit | None]()
     changes = _mended(facts)

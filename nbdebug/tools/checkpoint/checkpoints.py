@@ -1,30 +1,34 @@
 """`Checkpoints`: a folder of checkpoints whose last good file survives a kill at any moment and a full disk.
 
 A save writes a temporary file, flushes it to the disk, reads it back against its checksums, and only then renames it;
-older files go after that. Each file holds all that a run needs to go on as if it had not stopped.
+older files go after that. Each file holds all that a run needs to go on as if it had not stopped: tensors as
+safetensors, all else as JSON in the header of the same file, and no pickle.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
-import pickle
 import random
 import re
 import sys
 import warnings
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from nbdebug.text import in_a_line
 from nbdebug.tools.checkpoint.check_checkpoint import check_checkpoint
 from nbdebug.tools.checkpoint.facts import SavedFile
-from nbdebug.tools.checkpoint.formats import read_file
+from nbdebug.tools.checkpoint.formats import SAFETENSORS, decoded, read_file
 
-NAME = re.compile(r"step_(\d+)\.pt$")
+NAME = re.compile(r"step_(\d+)\.safetensors$")
+SHORT = {dtype: name for name, dtype in SAFETENSORS.items()}
 WRAPPERS = ("DataParallel", "DistributedDataParallel")
 
 
@@ -68,7 +72,7 @@ class Checkpoints:
 
     def paths(self) -> list[pathlib.Path]:
         """The files, by step, the newest last. Temporary ones are none of them."""
-        found = self.folder.glob("step_*.pt") if self.folder.is_dir() else ()
+        found = self.folder.glob("step_*.safetensors") if self.folder.is_dir() else ()
         return sorted((path for path in found if NAME.search(path.name)), key=_step)
 
     def save(self, step: int, **values: float) -> pathlib.Path | None:
@@ -76,22 +80,20 @@ class Checkpoints:
 
         values: numbers to keep beside it, such as the loss. Raises OSError where the file can't be written whole (a
         full disk): all earlier files are there, and nothing of the new one; TypeError where a part's state holds
-        objects that `torch.load` would refuse."""
+        objects other than tensors and plain values."""
         if self.every is not None and step % self.every:
             return None
         self.folder.mkdir(parents=True, exist_ok=True)
         numbers = {name: float(value) for name, value in values.items()}
         state = {"step": step, "values": numbers, "random": _random_states()}
         state |= {name: _state(part) for name, part in self.parts.items()}
-        path = self.folder / f"step_{step:08d}.pt"
+        path = self.folder / f"step_{step:08d}.safetensors"
         temporary = self.folder / f".{path.name}.{os.getpid()}.tmp"
         try:
             _write(state, temporary)
             os.replace(temporary, path)
         except BaseException as error:  # also Ctrl-C: no half of a file stays
             temporary.unlink(missing_ok=True)
-            if isinstance(error, (AttributeError, pickle.PicklingError)):
-                raise TypeError(f"A state can't be pickled: {in_a_line(error)}. Keep plain values in it.") from error
             if not isinstance(error, (OSError, RuntimeError)):
                 raise
             last = self.paths()[-1].name if self.paths() else "none"
@@ -113,7 +115,8 @@ class Checkpoints:
                 warnings.warn(f"{path.name} is passed over: {held.fault}.", stacklevel=2)
                 continue
             self._refuse_others(path, held)
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            with safe_open(path, "pt") as file:
+                state = decoded(json.loads(file.metadata()["nbdebug"])["tree"], load_file(path))
             for name, part in self.parts.items():
                 if isinstance(part, torch.Generator):
                     part.set_state(state[name])
@@ -156,23 +159,61 @@ class Checkpoints:
 
 def _write(state: dict[str, Any], temporary: pathlib.Path) -> None:
     """Write, flush to the disk, and read it back. Raises OSError where what is there is not what was written."""
-    with open(temporary, "wb") as file:
-        torch.save(state, file)
+    tensors: dict[str, torch.Tensor] = {}
+    tree = encoded(state, "", tensors, {})
+    order = sorted(tensors, key=lambda name: -tensors[name].element_size())  # each begins at a multiple of its size
+    pieces = {name: tensors[name].reshape(-1).view(torch.uint8).numpy().data for name in order}
+    text = json.dumps({"tree": tree, "checksums": {name: zlib.crc32(piece) for name, piece in pieces.items()}})
+    about = {"format": "pt", "nbdebug": text, "checksum": str(zlib.crc32(text.encode()))}
+    header: dict[str, Any] = {"__metadata__": about}
+    at = 0
+    for name, piece in pieces.items():
+        shape, end = list(tensors[name].shape), at + len(piece)
+        header[name] = {"dtype": SHORT[tensors[name].dtype], "shape": shape, "data_offsets": [at, end]}
+        at = end
+    start = json.dumps(header).encode()
+    start += b" " * (-len(start) % 8)
+    with open(temporary, "wb") as file:  # safetensors' own save_file writes to a temporary file that a kill leaves
+        file.write(len(start).to_bytes(8, "little") + start)
+        for piece in pieces.values():
+            file.write(piece)
         file.flush()
         os.fsync(file.fileno())
     held = read_file(temporary)
     if held.fault:
         raise OSError(f"it was read back, and {held.fault}")
-    refused = [one for one in held.globals if not one.allowed]
-    if refused:
-        at, name = refused[0].path or "its state", refused[0].name
-        raise TypeError(f"{at} holds an object of {name}, which torch.load refuses: keep plain values in state_dict().")
+
+
+def encoded(value: Any, path: str, tensors: dict[str, torch.Tensor], names: dict[Any, str]) -> Any:
+    """A state as JSON: plain values, and {kind: contents} of all others; its tensors go to `tensors`, by their path. A
+    tensor that stands twice is written once. Raises TypeError for what is neither."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided or value.dtype not in SHORT:
+            kind = f"{value.dtype} tensor of {value.layout}"
+            raise TypeError(f"{path} is a {kind}, which safetensors can't hold: save it in another form.")
+        key = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else path
+        if key not in names:
+            names[key], bare = path, value.detach().cpu().contiguous()
+            whole = bare.untyped_storage().nbytes() == bare.nbytes
+            tensors[path] = bare if whole else bare.clone()
+        return {"tensor": names[key]}
+    if isinstance(value, Mapping):
+        pairs = [[key, encoded(each, f"{path}.{key}".strip("."), tensors, names)] for key, each in value.items()]
+        if all(key is None or isinstance(key, (int, float, str)) for key, _ in pairs):
+            return {"dict": pairs}
+    if isinstance(value, (list, tuple)):
+        items = [encoded(each, f"{path}.{place}", tensors, names) for place, each in enumerate(value)]
+        return {"tuple" if isinstance(value, tuple) else "list": items}
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise TypeError(f"{path} holds an object of {kind}: keep tensors and plain values in state_dict().")
 
 
 def write_mended(facts: Mapping[str, Any], path: pathlib.Path) -> pathlib.Path:
     """The file that a report of check_checkpoint is about, with the model's names, at a new path."""
     source, names, copies = (facts.get(key, {}) for key in ("path", "names", "copies"))
-    if not (names or copies) or source.endswith((".json", ".metadata")):
+    if not (names or copies) or source.endswith((".json", ".metadata")) or NAME.search(source):
         raise ValueError("New names do not mend this file: see what the report says.")
     if path.exists():
         raise FileExistsError(f"{path} is there already; mended() replaces no file.")

@@ -252,10 +252,11 @@ def _safetensors(file: IO[bytes], saved: SavedFile, values: bool) -> None:
     if length > min(HEADER, saved.bytes):
         raise EOFError(f"its header of {size(length)} is not whole")
     header = json.loads(_exactly(file, length))
-    saved.tree = {}
+    saved.tree, about = {}, header.pop("__metadata__", {})
+    own = json.loads(about["nbdebug"]) if "nbdebug" in about else {}
+    if own and int(about["checksum"]) != zlib.crc32(about["nbdebug"].encode()):
+        raise ValueError("its header changed after it was written (checksum)")
     for name, about in header.items():
-        if name == "__metadata__":
-            continue
         dtype, (start, end) = SAFETENSORS.get(about["dtype"], torch.uint8), about["data_offsets"]
         if 8 + length + end > saved.bytes:
             raise EOFError(f"`{name}` needs {size(8 + length + end - saved.bytes)} more")
@@ -263,7 +264,24 @@ def _safetensors(file: IO[bytes], saved: SavedFile, values: bool) -> None:
         saved.tree[name] = tensor
         if values:
             file.seek(8 + length + start)
-            _examine(file, (end - start) // dtype.itemsize, dtype, [(name, tensor)])
+            checksum = _examine(file, (end - start) // dtype.itemsize, dtype, [(name, tensor)])
+            if own and own["checksums"][name] != checksum:
+                saved.fault = f"the bytes of {name} changed after they were written (checksum)"
+    if own:
+        saved.tree = decoded(own["tree"], saved.tree)
+
+
+def decoded(tree: Any, tensors: Mapping[str, Any]) -> Any:
+    """What `Checkpoints` has written as JSON, with its tensors in their places: see `checkpoints.encoded`."""
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, held),) = tree.items()
+    if kind == "tensor":
+        return tensors[held]
+    if kind == "dict":
+        return {key: decoded(value, tensors) for key, value in held}
+    values = [decoded(value, tensors) for value in held]
+    return tuple(values) if kind == "tuple" else values
 
 
 def _index(file: IO[bytes], saved: SavedFile, values: bool) -> None:
