@@ -56,6 +56,20 @@ def main(arguments: list[str] | None = None) -> int:
     of_machine.add_argument("--facts", metavar="FILE", help="another machine's, as `facts` prints them there")
     for command in (of_config, of_checkpoint, of_data, of_machine):
         command.add_argument("--full", action="store_true", help="show all of the report")
+    of_script = commands.add_parser("bottleneck", help="what makes a training script slow (exit status 1 on a cause)")
+    of_script.add_argument("script", metavar="SCRIPT", help="run as it is, and ended after N steps")
+    of_script.add_argument(
+        "arguments", nargs="*", metavar="ARG", help="of the script; behind -- where they are options"
+    )
+    of_script.add_argument("--steps", type=int, default=20, metavar="N", help="steps that are timed (default 20)")
+    of_script.add_argument("--goal", type=float, metavar="N", help="steps a second that you want")
+    of_script.add_argument("--no-cures", action="store_true", help="try no cures: only time the steps")
+    of_script.add_argument("--json", action="store_true", help="print the report as JSON, for --against")
+    of_script.add_argument("--against", metavar="FILE", help="an earlier --json: exit status 1 where a step is slower")
+    of_script.add_argument(
+        "--slower-than", default="5%", metavar="SHARE", help="how much slower it may be (default 5%%)"
+    )
+    of_script.add_argument("--full", action="store_true", help="show all of the report")
     commands.add_parser("facts", help="print this machine's facts as JSON; needs no torch")
     args = parser.parse_args(arguments)
     if args.command == "check-config":
@@ -71,6 +85,8 @@ def main(arguments: list[str] | None = None) -> int:
     if args.command == "facts":
         print(json.dumps(machine.machine_facts(), indent=1))
         return 0
+    if args.command == "bottleneck":
+        return bottleneck(args)
     if args.command == "demo":
         return demo()
     if args.command == "explain":
@@ -90,6 +106,25 @@ def data_of(path: str, expected: str, save: str | None) -> Report:
     if save:
         report.save(save)
     return report
+
+
+def bottleneck(args: argparse.Namespace) -> int:
+    """Time a script; 1 where it has a cause, or is slower than an earlier run, 2 and the reason where it can't be."""
+    from nbdebug.tools.speed import script
+
+    try:
+        earlier = script.load_times(args.against) if args.against else None
+        limit = script.share_of(args.slower_than)
+        report = script.bottleneck_of_script(args.script, args.arguments, args.steps, args.goal, not args.no_cures)
+        compared = None if earlier is None else script.slower(report.facts["speed"], earlier, limit)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(json.dumps(report.to_dict(), indent=1) if args.json else report.full() if args.full else report)
+    if compared is None:
+        return int(not report.ok)
+    print(compared[1], file=sys.stderr if args.json else sys.stdout)
+    return int(compared[0])
 
 
 def environment_of(requirements: str | None, facts: str | None) -> Report:

@@ -13,6 +13,7 @@
     %precision                 which modules must stay in float32
     %stop_at LAYER             stop training inside a layer, in ipdb or in the attached debugger
     %bottleneck step()         what makes a step slow, and the step's time with the cure in place
+    %generation model ids      how fast a model writes tokens, with and without a cache
     %step_through              a training step, layer by layer, while the notebook stays usable
     %check_data PATH           what is wrong with a data set: pictures, captions, tables, tokens
     %check_loader              what is wrong with the stream that a loader makes of it

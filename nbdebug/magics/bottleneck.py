@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
+import nbdebug
 from nbdebug.magics._arguments import (
     FULL,
     HELP,
     MODELS,
     OPTIMIZERS,
     answer,
+    evaluate,
     option_or_usual,
     parse,
     step_text,
     subject_of,
+    usage_errors,
     variables,
 )
 from nbdebug.magics._user_code import cell_code, line_code, run
@@ -27,7 +31,7 @@ from nbdebug.report import Report
 
 @magics_class
 class BottleneckMagics(Magics):
-    """%bottleneck and %%bottleneck."""
+    """%bottleneck, %%bottleneck and %generation."""
 
     @no_var_expand
     @needs_local_scope
@@ -74,6 +78,35 @@ class BottleneckMagics(Magics):
         else:
             raise UsageError("%bottleneck needs a step: %bottleneck step(), or %%bottleneck above a loop.")
         return answer(report, args, line if cell is None else cell)
+
+    @no_var_expand
+    @needs_local_scope
+    @magic_arguments()
+    @FULL
+    @HELP
+    @argument("--max-new-tokens", type=int, default=64, metavar="N", help="tokens to write in each way (default 64)")
+    @argument("model", metavar="MODEL", help="a model of transformers, or what maps tokens to logits")
+    @argument("inputs", metavar="IDS", help="the tokens (batch, length), or what a tokenizer gives")
+    @line_magic
+    def generation(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+        """Time how a model writes tokens: the prompt, each further token, with and without a cache.
+
+            %generation model ids
+            report = %generation model tokenizer("Once",return_tensors="pt")
+
+        Each way writes the same tokens greedily; the report says whether they are equal. In a script:
+        nbdebug.generation(model, ids).
+        """
+        __tracebackhide__ = True
+        args = parse(self.generation, line)
+        if args is None:
+            return None
+        names = variables(self.shell, local_ns)
+        with usage_errors():
+            report = nbdebug.generation(
+                evaluate(args.model, names), evaluate(args.inputs, names), max_new_tokens=args.max_new_tokens
+            )
+        return answer(dataclasses.replace(report, question=f"%generation {args.model} {args.inputs}"), args, line)
 
     def _line(self, text: str, args: Any, names: dict[str, Any]) -> Report:
         __tracebackhide__ = True

@@ -1,6 +1,6 @@
 """The clock of a training: whose time each moment of a step is, from where torch itself is entered and left.
 
-    with Clock(models, optimizers) as clock:
+    with Clock(optimizers) as clock:
         loop()                      # the user's own
     clock.steps                     # StepTimes, one for each step
 
@@ -19,7 +19,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -101,14 +101,16 @@ class Clock:
 
     def __init__(
         self,
-        models: Mapping[str, torch.nn.Module],
-        optimizers: Mapping[str, Any],
+        optimizers: Iterable[Any],
         ended: Callable[[int], None] = lambda number: None,
         driven: bool = True,
         looking: bool = True,
     ) -> None:
-        held = {id(p) for o in optimizers.values() for group in o.param_groups for p in group["params"]}
-        self.trained = {id(part) for m in models.values() if trains(m, held) for part in m.modules()}
+        self.parameters: dict[int, Any] = {}
+        self._trained: dict[int, tuple[Any, bool]] = {}
+        self._judges_eval = True
+        for optimizer in optimizers:
+            self._learn(optimizer)
         self.ended, self.driven, self.cuda = ended, driven, torch.cuda.is_available() and torch.cuda.is_initialized()
         self.steps: list[StepTimes] = []
         self.lines: dict[Site, float] = collections.defaultdict(float)
@@ -170,6 +172,8 @@ class Clock:
         if not self.backwards:
             self._phases[FORWARD] += self._phases.pop(REST, 0.0)
         compiled = self.compiles.take()
+        if not self.steps:
+            self.lines.clear()  # the first step warms up; of a script it is all that comes before
         self.steps.append(StepTimes(dict(self._phases), self._samples, bool(compiled)))
         self._phases.clear()
         try:
@@ -270,7 +274,8 @@ class Clock:
     def _train(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def train(module: Any, mode: bool = True) -> Any:
-            if id(module) in self.trained and self._here() and self._eval is bool(mode) and module.training is not mode:
+            turned = self._eval is bool(mode) and module.training is not mode
+            if turned and self._judges_eval and self._here() and self._trains(module):
                 self.mark()
                 self._eval = not mode
                 if self._eval:
@@ -284,10 +289,23 @@ class Clock:
             self.mark()
             self._eval = False
             self._phases[FORWARD] += self._phases.pop("validating", 0.0)
-            self.trained.clear()
+            self._judges_eval = False
         self.backwards += 1
         self.enter("backward")
         self._before_backward = False
+
+    def _learn(self, optimizer: Any) -> None:
+        """What an optimizer trains."""
+        self.parameters |= {id(p): p for group in optimizer.param_groups for p in group["params"]}
+
+    def _trains(self, module: Any) -> bool:
+        """Whether a module has a trained weight. Asked anew while no optimizer is known."""
+        known, result = self._trained.get(id(module), (None, False))
+        if known is not module:
+            result = any(id(p) in self.parameters for p in module.parameters())
+            if self.parameters:
+                self._trained[id(module)] = module, result
+        return result
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._here():
@@ -300,16 +318,13 @@ class Clock:
             self.leave()
             if self._first_optimizer is None:
                 self._first_optimizer = id(optimizer)
+                self._learn(optimizer)
             if id(optimizer) == self._first_optimizer:
                 self.updates_since += 1
                 if self.updates_since >= LOOP_UPDATES:
                     self.driven = False  # what was called is a loop of its own
                 if not self.driven:
                     self.tick()
-
-
-def trains(model: torch.nn.Module, held: set[int]) -> bool:
-    return any(id(p) in held for p in model.parameters())
 
 
 def users_frames(frame: FrameType | None, until: frozenset[CodeType]) -> Iterator[FrameType]:

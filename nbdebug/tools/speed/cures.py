@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import collections
 import contextlib
+import gc
 import statistics
 import sys
 import time
@@ -57,9 +58,7 @@ class Observation:
 
 def observe(training: Training, first: int = 0, steps: int = 3, seconds: float = 8.0) -> Observation:
     """The ops of some steps. first: how many are left out before."""
-    watch = OpWatch(
-        training.parameters, salted=training.loader is None and not training.whole and not _loaders(training)
-    )
+    watch = OpWatch(salted=training.loader is None and not training.whole and not _loaders(training))
     begun, last = time.monotonic(), [first + steps]
 
     def ended(number: int) -> None:
@@ -68,7 +67,7 @@ def observe(training: Training, first: int = 0, steps: int = 3, seconds: float =
             stop_training()
         if number == first:
             stack.enter_context(watch)
-        watch.begin_step(number)
+        watch.begin_step(number, clock.parameters)
 
     patches = Patches()
     with eager(), contextlib.ExitStack() as stack:
@@ -85,6 +84,7 @@ def observe(training: Training, first: int = 0, steps: int = 3, seconds: float =
                 watch.loading()
 
         clock.aside = aside
+        watch.begin_step(0, clock.parameters)
         if first == 0:
             stack.enter_context(watch)
         drive(training, clock, first + steps)
@@ -346,12 +346,12 @@ def no_reads(training: Training, patches: Patches) -> Callable[[bool], None]:
 
 def no_validation(training: Training, patches: Patches) -> Callable[[bool], None]:
     """A loader gives one batch to a model in eval mode; without a loader the model answers what it answered before."""
-    state = {"on": False, "read": False}
-    remember = _memory(training, patches, lambda m: not (m.training or state["read"] or torch.is_grad_enabled()), False)
+    state: dict[str, Any] = {"on": False, "read": False, "models": []}
+    remember = _memory(training, lambda m: not (m.training or state["read"] or torch.is_grad_enabled()), False)
 
     def following(original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:
-            if not all(m.training for m in training.models.values()):
+            if not all(m.training for m in state["models"]):
                 state["read"] = True
                 if state["on"] and iterator._num_yielded:
                     raise StopIteration
@@ -360,52 +360,69 @@ def no_validation(training: Training, patches: Patches) -> Callable[[bool], None
         return __next__
 
     def switch(on: bool) -> None:
-        state["on"] = on
+        state.update(on=on, models=state["models"] or list(learners(training)))
         remember(on)
 
     patches.put(dataloader._BaseDataLoaderIter, "__next__", following)
     return switch
 
 
+def learners(training: Training) -> Iterator[Any]:
+    """The models that are trained. Of a script, whose names nobody knows, modules that are no part of another one."""
+    models = list(training.models.values())
+    if not models:
+        modules = [m for m in gc.get_objects() if issubclass(type(m), torch.nn.Module)]
+        parts = {id(part) for m in modules for part in m.children()}
+        models = [m for m in modules if id(m) not in parts]
+    held = {id(p) for o in training.optimizers.values() for group in o.param_groups for p in group["params"]}
+    return (m for m in models if any(id(p) in held or p.grad is not None for p in m.parameters()))
+
+
 def memoised(training: Training, patches: Patches) -> Callable[[bool], None]:
     """A module with equal inputs and weights answers what it answered before."""
-    return _memory(training, patches, lambda module: True, content=True)
+    return _memory(training, lambda module: True, content=True)
 
 
-def _memory(
-    training: Training, patches: Patches, applies: Callable[[Any], bool], content: bool
-) -> Callable[[bool], None]:
-    state: dict[str, Any] = {"on": False, "step": 1}
+def _memory(training: Training, applies: Callable[[Any], bool], content: bool) -> Callable[[bool], None]:
+    """Modules that answer what they answered before: all of them to equal inputs (content), or the models to inputs of
+    equal shapes. A graph serves its own step. uses: one entry for each answer that was not computed."""
+    state: dict[str, Any] = {"on": False, "step": 0}
     answers: dict[Any, Any] = {}
     uses: list[int] = []
+
+    def key_of(module: Any, values: list[Any]) -> Any:
+        graph = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+        if not content:
+            return id(module), tuple(tuple(t.shape) for t in tensors_in(values)), graph
+        inputs = tuple(fingerprint(t) for t in tensors_in(values))
+        return id(module), inputs, tuple(p._version for p in module.parameters()), graph and state["step"]
 
     def remembering(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
         def answer(*args: Any, **kwargs: Any) -> Any:
             if not state["on"] or not applies(module):
                 return forward(*args, **kwargs)
-            tensors = tensors_in([*args, *kwargs.values()])
-            told = tuple(fingerprint(t) if content else tuple(t.shape) for t in tensors)
-            weights = tuple(p._version for p in module.parameters())
-            graph = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
-            key = id(module), told, weights if content else (), graph and state["step"]
+            key = key_of(module, [*args, *kwargs.values()])
+            uses.extend([1] * (key in answers))
             if key not in answers:
                 answers[key] = forward(*args, **kwargs)
-            else:
-                uses.append(1)
             return answers[key]
 
         return answer
 
-    for model in training.models.values():
-        for module in model.modules() if content else [model]:
-            if any(True for _ in module.parameters()):
-                object.__setattr__(module, "forward", remembering(module, module.forward))
-
     def switch(on: bool) -> None:
-        state.update(on=on, step=state["step"] + 1)  # a graph serves its own step
+        if not state["step"]:
+            known = [*training.models.values(), *training.names.values()] if content else []
+            others = [thing for thing in known if isinstance(thing, torch.nn.Module)]
+            for module in dict.fromkeys(part for m in (*learners(training), *others) for part in _parts(m, content)):
+                object.__setattr__(module, "forward", remembering(module, module.forward))
+        state.update(on=on, step=state["step"] + 1)
 
     switch.uses = uses  # type: ignore[attr-defined]
     return switch
+
+
+def _parts(model: Any, content: bool) -> list[Any]:
+    return [m for m in (model.modules() if content else [model]) if any(True for _ in m.parameters())]
 
 
 def single_precision(training: Training, patches: Patches) -> Callable[[bool], None]:

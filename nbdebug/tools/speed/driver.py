@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dataclasses
+import functools
 import inspect
 import os
 import shutil
@@ -45,12 +46,8 @@ class Training:
     names: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     losses: list[float] = dataclasses.field(default_factory=list)
 
-    @property
-    def parameters(self) -> list[Any]:
-        return [p for o in self.optimizers.values() for group in o.param_groups for p in group["params"]]
-
     def clock(self, ended: Callable[[int], None], looking: bool = False) -> Clock:
-        return Clock(self.models, self.optimizers, ended, driven=not self.whole, looking=looking)
+        return Clock(self.optimizers.values(), ended, driven=not self.whole, looking=looking)
 
 
 def needs_batch(step: Callable[..., Any]) -> bool:
@@ -120,10 +117,11 @@ def _note(training: Training, result: Any) -> None:
 
 def until(steps: int, seconds: float) -> Callable[[int], None]:
     """Ends a training after so many steps, or after so many seconds where FEW steps have ended."""
-    begun = time.monotonic()
+    begun: list[float] = []
 
     def ended(number: int) -> None:
-        if number >= steps or (number >= FEW and time.monotonic() - begun > seconds):
+        begun.append(time.monotonic())
+        if number >= steps or (number >= FEW and begun[-1] - begun[0] > seconds):
             stop_training()
 
     return ended
@@ -171,8 +169,12 @@ def _write_into(folder: str) -> Patches:
     changes += [(shutil, name, _nothing) for name in ("move", "rmtree")]
     patches = Patches()
     for module, name, function in changes:
-        patches.put(module, name, lambda original, function=function: function)
+        patches.put(module, name, functools.partial(_instead, function))
     return patches
+
+
+def _instead(function: Any, original: Any) -> Any:
+    return function
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None: ...

@@ -12,11 +12,12 @@ import ast
 import collections
 import dataclasses
 import functools
+import itertools
 import statistics
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
@@ -73,19 +74,19 @@ class TimedOp:
 
 
 class OpWatch(TorchDispatchMode):
-    """parameters: those that an optimizer holds. salted: whether a step's leaves are other ones in each step though
+    """salted: whether a step's leaves are other ones in each step though
     their content is the same (a batch that is the same in all steps). seconds: after which no more ops are noted."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # torch.compile is off meanwhile; else each op imports and enters its guard
 
-    def __init__(self, parameters: Iterable[Any], salted: bool, seconds: float = 5.0) -> None:
+    def __init__(self, salted: bool, seconds: float = 5.0) -> None:
         super().__init__()
         self.cut: int | None = None
         self.until = time.perf_counter() + seconds
-        self._parameters, self.salted = list(parameters), salted
-        self.trained, self._gradients, self._in_backward = {id(p) for p in self._parameters}, set[int](), True
+        self.trained: dict[int, Any] = {}
+        self.salted, self._gradients, self._in_backward = salted, set[int](), True
         self.ops: list[TimedOp] = []
         self.step, self.paused, self.noting = 0, False, False
         self.sequences: list[Sequence] = []
@@ -102,8 +103,9 @@ class OpWatch(TorchDispatchMode):
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
-    def begin_step(self, number: int) -> None:
-        self.step = number
+    def begin_step(self, number: int, trained: dict[int, Any]) -> None:
+        """trained: the parameters in optimizers, by their id."""
+        self.step, self.trained = number, trained
         self._loops.clear()
 
     def batch(self, batch: Any) -> None:
@@ -143,7 +145,7 @@ class OpWatch(TorchDispatchMode):
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         backward = engine or torch._C._current_autograd_node() is not None
         if self._in_backward and not backward:
-            self._gradients = {id(p.grad) for p in self._parameters if p.grad is not None}
+            self._gradients = {id(p.grad) for p in self.trained.values() if p.grad is not None}
         self._in_backward = backward
         loops = () if backward or optimizer else self._loops_around(frames)
         known = self._number(func, name, args, kwargs, inputs, outputs)
@@ -571,8 +573,8 @@ def _compare(func: Any, members: list[tuple[Any, ...]]) -> tuple[float, float] |
     batched = torch.vmap(func, in_dims=tuple(dims))
     alone = [value[:1] if dim == 0 else value for value, dim in zip(stacked, dims)]
     batched(*stacked)
-    ones, alls = [], []
-    for _ in range(5):
+    rounds = []
+    for _ in range(7):
         times = [time.perf_counter()]
         for member in members:
             func(*member)
@@ -581,7 +583,7 @@ def _compare(func: Any, members: list[tuple[Any, ...]]) -> tuple[float, float] |
         times.append(time.perf_counter())
         batched(*alone)  # what vmap itself takes, which a batched op does not
         times.append(time.perf_counter())
-        one = (times[1] - times[0]) / len(members)
-        ones.append(one)
-        alls.append(max(times[2] - times[1] - (times[3] - times[2] - one), one))
-    return statistics.median(ones), statistics.median(alls)
+        rounds.append([b - a for a, b in itertools.pairwise(times)])
+    loop, whole, single = (min(column) for column in zip(*rounds))  # what else runs only adds
+    one = loop / len(members)
+    return one, max(whole - (single - one), one)
