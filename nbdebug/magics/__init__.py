@@ -52,7 +52,7 @@ from nbdebug.magics.preflight import PreflightMagics
 from nbdebug.magics.step_through import StepMagics
 from nbdebug.magics.stop_at import StopMagics
 
-WATCHES = (GuardMagics, GradWatchMagics, StopMagics, StepMagics, ExplainMagics)
+WATCHES = (GuardMagics, GradWatchMagics, BottleneckMagics, StopMagics, StepMagics, ExplainMagics)
 """Magics that stay on; %nbdebug shows and ends them."""
 QUESTIONS = (
     NanTraceMagics,
@@ -64,7 +64,6 @@ QUESTIONS = (
     BeforeRunMagics,
     CheckNotebookMagics,
     CheckCheckpointMagics,
-    BottleneckMagics,
 )
 OURS = (*WATCHES, *QUESTIONS, NbdebugMagics, Completion)
 

@@ -43,6 +43,13 @@ class BottleneckMagics(Magics):
     @argument("--loader", metavar="NAME", help="whose batches STEP takes (default: train_loader)")
     @argument("--steps", type=int, default=20, metavar="N", help="steps that are timed (default 20)")
     @argument("--goal", type=float, metavar="N", help="steps a second that you want")
+    @argument(
+        "--watch",
+        nargs="?",
+        const="on",
+        choices=("on", "off"),
+        help="time every step from now on, and say when steps become slower than the first ones; off: end it",
+    )
     @argument("--no-cures", action="store_true", help="try no cures: only time the steps")
     @argument(
         "step",
@@ -65,6 +72,8 @@ class BottleneckMagics(Magics):
         args = parse(self.bottleneck, line)
         if args is None:
             return None
+        if args.watch:
+            return answer(self._watch(args.watch == "on"), args, line)
         if args.steps < 1:
             raise UsageError(f"--steps takes a whole number of at least 1; got {args.steps}.")
         names = variables(self.shell, local_ns)
@@ -75,6 +84,8 @@ class BottleneckMagics(Magics):
             report = _time(code, lambda: exec(code, space), "%%bottleneck", args, names, whole=True)
         elif args.step:
             report = self._line(step_text(line, args.step), args, names)
+        elif self.running is not None:
+            report = self.running.report()
         else:
             raise UsageError("%bottleneck needs a step: %bottleneck step(), or %%bottleneck above a loop.")
         return answer(report, args, line if cell is None else cell)
@@ -107,6 +118,38 @@ class BottleneckMagics(Magics):
                 evaluate(args.model, names), evaluate(args.inputs, names), max_new_tokens=args.max_new_tokens
             )
         return answer(dataclasses.replace(report, question=f"%generation {args.model} {args.inputs}"), args, line)
+
+    running: Any = None
+    """The watch that is on."""
+
+    def _watch(self, on: bool) -> Report | None:
+        """Turn the watch on; off: its report."""
+        report = self.running.report() if self.running is not None else None
+        self.close()
+        if not on:
+            if report is None:
+                print("No step is watched.")
+            return report
+        from nbdebug.tools.speed.watch import SpeedWatch  # imports torch: %load_ext must stay quick
+
+        self.running = SpeedWatch(print).attach()
+        print("Every step is timed from now on. %bottleneck shows the times, %bottleneck --watch off ends it.")
+        return None
+
+    def active(self) -> list[str]:
+        """A line for %nbdebug while steps are watched."""
+        if self.running is None:
+            return []
+        slow = f" {self.running.sentence()}" if self.running.slow_since is not None else ""
+        return [f"Active: %bottleneck --watch, {self.running.steps:,} steps.{slow} %bottleneck --watch off ends it."]
+
+    def close(self) -> None:
+        """End the watch."""
+        if self.running is not None:
+            self.running.detach()
+            self.running = None
+
+    close_all = close
 
     def _line(self, text: str, args: Any, names: dict[str, Any]) -> Report:
         __tracebackhide__ = True

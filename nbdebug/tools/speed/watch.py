@@ -1,0 +1,108 @@
+"""%bottleneck --watch: the time of every step from now on, and a word when steps become slower than the run's own.
+
+Between two updates of one optimizer lies a step: one reading of the clock each, and nothing else of torch is touched.
+"""
+
+from __future__ import annotations
+
+import collections
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nbdebug.interrupts import uninterrupted
+from nbdebug.observe.step_hooks import StepHook
+from nbdebug.report import Plot, Report, Symptom
+from nbdebug.text import count, figures
+from nbdebug.tools.speed.rules import milliseconds
+
+WARM, OWN, RECENT = 5, 40, 40
+"""Steps that warm up, those that are the run's own measure, and the last ones that are compared with them."""
+SLOWER = 1.5
+"""Of both the median and the fastest quarter of the last steps: what else a machine does spares some steps."""
+LONGEST = 10_000
+"""Steps whose times are kept."""
+
+
+class SpeedWatch:
+    """told: called once with a sentence when steps have become slower. times: seconds of the last steps."""
+
+    def __init__(self, told: Callable[[str], Any] = str) -> None:
+        self.told, self.steps = told, 0
+        self.times: collections.deque[float] = collections.deque(maxlen=LONGEST)
+        self.own: list[float] = []
+        self.slow_since: int | None = None
+        self._last: float | None = None
+        self._optimizer: int | None = None
+        self._hook: StepHook | None = None
+
+    @uninterrupted
+    def attach(self) -> SpeedWatch:
+        self._hook = StepHook(self._after_update, after=True)
+        return self
+
+    @uninterrupted
+    def detach(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        now = time.perf_counter()
+        if self._optimizer is None:
+            self._optimizer = id(optimizer)
+        if id(optimizer) != self._optimizer:
+            return
+        if self._last is not None:
+            self.times.append(now - self._last)
+            self.steps += 1
+            if WARM < self.steps <= WARM + OWN:
+                self.own.append(now - self._last)
+            elif self.steps % RECENT == 0:
+                self._compare()
+        self._last = now
+
+    def _compare(self) -> None:
+        if len(self.own) == OWN and self.steps >= WARM + OWN + RECENT and self.ratio() >= SLOWER:
+            if self.slow_since is None:
+                self.slow_since = self.steps - RECENT
+                self.told(self.sentence())
+        else:
+            self.slow_since = None
+
+    def ratio(self) -> float:
+        """How many times longer the last steps take than the run's own first ones: the smaller of two measures."""
+        recent = sorted(list(self.times)[-RECENT:])
+        own = sorted(self.own)
+        if not own or not recent:
+            return 1.0
+        quarter = max(len(own) // 4, 1)
+        fast = statistics.median(recent[:quarter]) / statistics.median(own[:quarter])
+        return min(fast, statistics.median(recent) / statistics.median(own))
+
+    def sentence(self) -> str:
+        recent = statistics.median(list(self.times)[-RECENT:])
+        return (
+            f"Steps have become slower since step {self.slow_since:,}: {milliseconds(recent)} each, "
+            f"{figures(self.ratio())} times the first ones."
+        )
+
+    def report(self) -> Report:
+        """The times so far, and whether the last steps are slower than the run's own."""
+        times = list(self.times)
+        if not times:
+            return Report("%bottleneck --watch", headline="No step was seen yet.")
+        middle = statistics.median(times)
+        quarters = statistics.quantiles(times, n=4) if len(times) > 3 else [min(times), middle, max(times)]
+        slow = self.slow_since is not None
+        headline = f"{count(self.steps, 'step')}, {milliseconds(middle)} each: {figures(1 / middle)} steps a second."
+        last = [["a step", middle, quarters[0], quarters[2], 1.0]]
+        return Report(
+            "%bottleneck --watch",
+            headline=headline,
+            symptoms=(Symptom(self.sentence(), "%bottleneck step() now, beside a fresh run."),) if slow else (),
+            steps=self.steps,
+            plots=(Plot("times", {"title": f"A step takes {milliseconds(middle)}", "parts": last}),),
+            facts={"times": times[-1000:]},
+        )
