@@ -45,7 +45,7 @@ class Thumbnails:
 
     def distinct(self) -> list[int]:
         """The places of the pictures that show enough to be told from others."""
-        spread = self.array().reshape(len(self.places), -1).astype("float32").std(1)
+        spread = _spreads(self.array())
         return [place for place, own in zip(self.places, spread) if own > FLAT]
 
     def array(self) -> Any:
@@ -54,13 +54,21 @@ class Thumbnails:
         return numpy.frombuffer(bytes(self.data), dtype="uint8").reshape(-1, SIDE, SIDE)
 
 
+def _spreads(images: Any) -> Any:
+    import numpy
+
+    return numpy.array([image.std(dtype="float32") for image in images])
+
+
 def _unit(images: Any) -> Any:
     """Thumbnails of half the side, without their mean, of length 1: their products are correlations."""
     import numpy
 
-    half = (
-        images.reshape(len(images), SIDE // 2, 2, SIDE // 2, 2).astype("float32").mean((2, 4)).reshape(len(images), -1)
-    )
+    half = numpy.empty((len(images), SIDE * SIDE // 4), dtype="float32")
+    for start in range(0, len(images), 1024):  # in pieces, for the memory
+        some = images[start : start + 1024]
+        boxes = some.reshape(len(some), SIDE // 2, 2, SIDE // 2, 2).mean((2, 4), dtype="float32")
+        half[start : start + 1024] = boxes.reshape(len(some), -1)
     half -= half.mean(1, keepdims=True)
     length = numpy.linalg.norm(half, axis=1, keepdims=True)
     return half / numpy.maximum(length, 1e-6)
@@ -72,7 +80,7 @@ def near_copies(images: Any, ranks: Sequence[int]) -> Iterator[tuple[int, int, f
     import numpy
 
     rank = numpy.asarray(ranks)
-    distinct = images.reshape(len(images), -1).astype("float32").std(1) > FLAT
+    distinct = _spreads(images) > FLAT
     if len(images) > MOST:
         yield from _equal(images, rank, distinct)
         return
@@ -111,6 +119,8 @@ def _copies_of(images: Any, units: Any, queries: Any, originals: Any) -> Iterato
             turned = next(itertools.islice(_flips(images[some[i] : some[i] + 1]), int(flip[i]), None))
             products = (_unit(turned) @ keys.T)[0]
             nearest = [int(k) for k in numpy.argsort(-products, kind="stable")[:RIVALS]]
+            if min(aligned_distance(turned[0], images[originals[k]]) for k in nearest[:2]) > NEAR:
+                continue
             aligned = sorted((aligned_distance(turned[0], images[originals[k]]), int(originals[k])) for k in nearest)
             distance, original = aligned[0]
             # the third of the others is the measure: one or two may be further copies
