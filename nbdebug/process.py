@@ -1,7 +1,8 @@
 """A function in a copy of this process: what it does to models, generators and variables is gone when it ends.
 
-The copy is a fork, so it begins with exactly the state that is here; nothing needs to be pickled on the way in. It
-runs torch on one thread, because the threads of the original are not copied.
+The copy is a fork, so it begins with exactly the state that is here; nothing needs to be pickled on the way in, and
+files that are open for reading stay where they are. It runs torch on one thread, because the threads of the original
+are not copied.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import pickle
 import select
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -53,6 +55,25 @@ def in_copy(function: Callable[[], Any], seconds: float = 120.0) -> Any:
     return value
 
 
+def _own_files() -> None:
+    """In a fork: files that are open for reading get a position of their own, so that the original's stays."""
+    import fcntl  # not on Windows, where there is no fork
+
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        with contextlib.suppress(OSError, ValueError):
+            number = int(name)
+            path = os.readlink(f"/proc/self/fd/{name}")
+            if (
+                not stat.S_ISREG(os.fstat(number).st_mode)
+                or fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+            ):
+                continue
+            new = os.open(path, os.O_RDONLY)
+            os.lseek(new, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+            os.dup2(new, number)
+            os.close(new)
+
+
 def _answer(function: Callable[[], Any], reading: int, writing: int) -> None:
     """The life of the copy: it never returns, and runs none of what Python does at its end. It leads a group of
     processes, so that the workers of a loader go with it."""
@@ -64,6 +85,7 @@ def _answer(function: Callable[[], Any], reading: int, writing: int) -> None:
         os.dup2(silent, 2)
         sys.stdout = sys.stderr = os.fdopen(silent, "w")  # a kernel's own would write to the notebook
         torch.set_num_threads(1)
+        _own_files()
         try:
             answer = (True, function())
         except BaseException as error:

@@ -111,7 +111,7 @@ class Check:
         facts = DataFacts(problems, self.root, self.total, self.wanted.stated())
         findings = tuple(finding for finding in (check(facts) for check in ORDER) if finding is not None)
         looked = ", ".join(count(n, noun) for noun, n in self.total.items() if n) or "nothing"
-        rows = [(p.item, p.code, p.detail) for code in CODES for p in facts.of(code)]
+        rows = [(_encodable(p.item), p.code, p.detail) for code in CODES for p in facts.of(code)]
         affected = (
             f"{count(len(problems), 'problem')} of {count(len(findings), 'kind')} in {looked}." if findings else ""
         )
@@ -350,6 +350,11 @@ class FolderCheck(Check):
             self.notes.append(sentence)
 
 
+def _encodable(item: str | int) -> str | int:
+    """A name that was no UTF-8 on the disk can't be written as it is."""
+    return item.encode("utf-8", "backslashreplace").decode() if isinstance(item, str) else item
+
+
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:120]
 
@@ -474,9 +479,10 @@ def thumbnail(path: str) -> dict[str, Any] | None:
     before = ImageFile.LOAD_TRUNCATED_IMAGES
     ImageFile.LOAD_TRUNCATED_IMAGES = True  # what is there of it
     try:
+        size = tables.picture_size(path)
+        if size is None or size[0] * size[1] > 50_000_000:
+            return None
         with Image.open(path) as picture:
-            if picture.size[0] * picture.size[1] > 50_000_000:
-                return None
             return _drawn(picture)
     except Exception:
         return None

@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import os
 import shutil
-import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -58,7 +57,7 @@ def check_loader(
     would each make this loader: it is read as each of them. steps: batches of a pass that are watched (default: 200, or
     max_steps); seconds: for all of it.
 
-    Two passes are read in a copy of the process (a fork with files of its own), so that your iterators, generators,
+    Two passes are read in a copy of the process (a fork, with files of its own), so that your iterators, generators,
     workers and random numbers stay as they are, also where a stream can't be rewound. Where there can be no copy
     (Windows, a GPU in use), a stream is not read, and other loaders are read here.
 
@@ -159,7 +158,6 @@ class LoaderPasses:
 
     def _run(self, copied: bool) -> StreamFacts:
         if copied:
-            _own_files()
             with contextlib.suppress(AttributeError):
                 self.loader._iterator = None  # its workers are the original's
         first = self.read(note=True)
@@ -558,25 +556,6 @@ def _feed(value: Any, row: int, digest: Any) -> None:
 
 
 # -- the copy ----------------------------------------------------------------------------------------------------------
-
-
-def _own_files() -> None:
-    """In a fork: files that are open for reading get a position of their own, so that the original's stays."""
-    import fcntl  # not on Windows, where there is no fork
-
-    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
-        with contextlib.suppress(OSError, ValueError):
-            number = int(name)
-            path = os.readlink(f"/proc/self/fd/{name}")
-            if (
-                not stat.S_ISREG(os.fstat(number).st_mode)
-                or fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
-            ):
-                continue
-            new = os.open(path, os.O_RDONLY)
-            os.lseek(new, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
-            os.dup2(new, number)
-            os.close(new)
 
 
 @contextlib.contextmanager

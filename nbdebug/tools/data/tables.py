@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -426,8 +427,10 @@ def picture_size(path: str) -> tuple[int, int] | None:
     try:
         Image = pillow()[0]
 
-        with Image.open(path) as picture:
-            return picture.size
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's word on decompression bombs
+            with Image.open(path) as picture:
+                return picture.size
     except Exception:  # no picture, or no Pillow
         return None
 

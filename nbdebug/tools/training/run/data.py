@@ -20,6 +20,7 @@ import torch
 from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.observe.variables import attributes, closure_variables
+from nbdebug.process import can_copy, in_copy
 
 DEPTH = 4
 """loader → sampler → dataset → transform: no loader that we know keeps a generator deeper than that."""
@@ -131,8 +132,35 @@ def batches_of(loader: Any, most: int, seconds: float = MOST_SECONDS, passes: bo
 
 
 def is_iterator(loader: Any) -> bool:
-    """Something that can be read only once."""
-    return hasattr(type(loader), "__next__")
+    """Something that can be read only once: an iterator, or a stream that goes on where it was left, as a copy of the
+    process shows. Nothing is taken from it."""
+    if hasattr(type(loader), "__next__"):
+        return True
+    stream = getattr(loader, "dataset", loader)
+    if hasattr(type(stream), "__getitem__") and not isinstance(stream, torch.utils.data.IterableDataset):
+        return False
+    if hasattr(type(stream), "__next__"):
+        return True
+    try:
+        return can_copy() and bool(in_copy(lambda: _goes_on(loader), MOST_SECONDS))
+    except Exception:  # the loader's own, which the loop will meet
+        return False
+
+
+def _goes_on(loader: Any) -> bool:
+    """Whether a second pass begins otherwise than the first one. Only in a copy."""
+    if getattr(loader, "_iterator", None) is not None:
+        loader._iterator = None  # its workers are the original's
+    stream = getattr(loader, "dataset", loader)
+    if iter(stream) is iter(stream):
+        return True
+    restore, first = save_rng(loader), next(iter(loader), None)
+    restore()
+    again = next(iter(loader), None)
+    if first is None or again is None:
+        return first is not None
+    pairs = zip(tensors_in(first), tensors_in(again))
+    return any(a.shape != b.shape or not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
 
 
 def targets_of(batch: Any) -> torch.Tensor | None:

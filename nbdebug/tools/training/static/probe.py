@@ -104,7 +104,7 @@ def _checked(model: Any, loader: Any, loss_fn: Any, optimizer: Any) -> list[torc
     if not readable or is_iterator(loader):
         raise TypeError(
             "loader must be something that can be read more than once, such as a DataLoader or a list of "
-            f"batches; got {type(loader).__name__}"
+            f"batches; got {type(loader).__name__}, which goes on where it was left (check_loader says more)"
         )
     return list(optimizers_of(optimizer, CALL).values())
 
