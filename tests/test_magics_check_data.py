@@ -38,3 +38,24 @@ def test_a_shell_gets_a_status(tmp_path, capsys) -> None:
     assert shell.main(["check-data", str(tmp_path)]) == 1 and "t.csv#3" in capsys.readouterr().out
     assert shell.main(["check-data", str(tmp_path), "--expected", json.dumps({"columns": ["b"]})]) == 0
     assert shell.main(["check-data", str(tmp_path / "none")]) == 2
+
+
+BATCHES = """import collections, torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+x, y, counts = torch.randn(24, 4), torch.randint(0, 3, (24,)), collections.Counter()
+val_loader = DataLoader(TensorDataset(x[20:21].clone(), y[20:21]), batch_size=4)
+x[15, 2] = float("nan")
+train_loader = DataLoader(TensorDataset(x, y), batch_size=4)
+model, loss_fn = torch.nn.Linear(4, 3), torch.nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)"""
+
+
+def test_preflight_reads_the_whole_of_the_data_and_mem_names_a_growing_counter() -> None:
+    with started(BATCHES) as notebook:
+        codes = [f.code for f in notebook.run("%preflight --whole").result]
+        assert {"data/nonfinite-values", "data/duplicate-across-splits"} <= set(codes)
+        report = notebook.run("%%mem\nfor i in range(30_000):\n    counts[f'word {i}'] += 1").result
+        assert "`counts` (Counter) grew from 0 to 30,000 entries" in report.headline
+        assert 1 << 20 < report.frame()["deep size (bytes)"][0] < 8 << 20
+        assert notebook.run("%%mem\nfor i in range(100):\n    counts[f'word {i}'] += 1").result.headline == ""

@@ -27,6 +27,7 @@ from nbdebug.magics._arguments import (
 )
 from nbdebug.magics._user_code import cell_code, line_code, run
 from nbdebug.report import Report
+from nbdebug.text import size
 
 KINDS = ("traceback", "outputs", "exceptions", "graphs", "hooks", "figures", "cache")
 """What %free frees."""
@@ -88,8 +89,23 @@ class MemoryMagics(Magics):
         __tracebackhide__ = True
         if args.step or args.steps is not None:
             raise UsageError("%%mem runs the cell below it, once: it takes no STEP and no --steps.")
+        from nbdebug.tools.memory.mem import container_sizes, growing_containers
+
         code, names = cell_code(self.shell, cell), self.shell.user_ns
-        return _follow(code, lambda: exec(code, names), "%%mem", args, names, 1)
+        before = container_sizes(names)
+        report = _follow(code, lambda: exec(code, names), "%%mem", args, names, 1)
+        table = growing_containers(before, names)
+        if table is None:
+            return report
+        name, kind, had, entries, whole, each = table.rows[0]
+        grown = f"`{name}` ({kind}) grew from {had:,} to {entries:,} entries"
+        note = f"{grown} and holds {size(whole)}: {size(each)} for 1,000 entries."
+        return dataclasses.replace(
+            report,
+            headline=report.headline or ("" if report.findings else note),
+            notes=(note, *report.notes) if report.findings or report.headline else report.notes,
+            tables=[table, *report.tables],
+        )
 
     def _held(self, args: Any, names: dict[str, Any]) -> Report:
         """The report on what is held now; after a cell that ran out of memory also why it did."""

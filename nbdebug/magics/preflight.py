@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
-from IPython.core.magic_arguments import magic_arguments
+from IPython.core.magic_arguments import argument, magic_arguments
 
 import nbdebug
 from nbdebug.arguments import around, planned_optimizers
@@ -37,6 +37,7 @@ class PreflightMagics(Magics):
     @no_var_expand
     @needs_local_scope
     @magic_arguments()
+    @argument("--whole", action="store_true", help="read all of the data, too: check_loader and check_data on the sets")
     @FULL
     @HELP
     @MODEL
@@ -51,6 +52,7 @@ class PreflightMagics(Magics):
 
             %preflight
             report = %preflight --model net --train-loader loader --loss-fn criterion
+            %preflight --whole
 
         It takes the model, the loaders, the loss and the optimizer among your variables, and says which. It changes
         nothing: model, optimizer, loaders and random numbers are as before. In a script: nbdebug.preflight(model,
@@ -82,4 +84,24 @@ class PreflightMagics(Magics):
         parts = [str(subject), *(f"{kind} `{name}`" for kind, (name, _) in taken.items() if name)]
         form_of_the_loss = report.subject.rpartition("; ")[2]
         report.question, report.subject = "%preflight", f"{', '.join(parts)}; {form_of_the_loss}"
-        return answer(report, args, line)
+        return answer(with_data(report, loader[1], val_loader[1], subject.model) if args.whole else report, args, line)
+
+
+def with_data(report: Report, train: Any, val: Any, model: Any) -> Report:
+    """The report with what is wrong with the data: both loaders as streams, and the rows of their sets, by split."""
+    from nbdebug.tools.data.check_data import check_data
+    from nbdebug.tools.data.check_loader import check_loader
+
+    more = [check_loader(loader) for loader in (train, val) if loader is not None]
+    own = {"train": getattr(train, "dataset", None), "val": getattr(val, "dataset", None)}
+    sets = {split: rows for split, rows in own.items() if hasattr(rows, "__getitem__") and hasattr(rows, "__len__")}
+    if sets:
+        more.append(check_data(sets, expected=model))
+    findings = {f.code: f for part in more for f in part.findings}  # of rows rather than of batches
+    return dataclasses.replace(
+        report,
+        findings=(*report.findings, *(f for f in findings.values() if f.code not in {g.code for g in report.findings})),
+        unchecked=(*report.unchecked, *(text for part in more for text in part.unchecked)),
+        notes=(*report.notes, *(text for part in more for text in (part.headline, *part.notes) if text)),
+        independent=report.independent or bool(findings),
+    )

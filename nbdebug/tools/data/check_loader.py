@@ -212,13 +212,10 @@ class LoaderPasses:
             if values.dtype.kind == "f" and not numpy.isfinite(values).all() and len(self.out.problems) < 100:
                 bad = numpy.flatnonzero(~numpy.isfinite(values).reshape(len(values), -1).all(1)).tolist()
                 for r in bad[:8]:
-                    item = (
-                        result.indices[step][r]
-                        if step < len(result.indices) and _listed(result.indices[step])
-                        else None
-                    )
-                    where = f"item {item}" if item is not None else f"batch {step}, row {r}"
-                    self.out.problems.append(Problem("data/nonfinite-values", where, f"batch {step}, row {r}: {name}"))
+                    indices = result.indices[step] if step < len(result.indices) else None
+                    item = f"item {indices[r]}" if _listed(indices) else f"batch {step}, row {r}"
+                    sentence = f"Row {r} of batch {step} is not finite in `{name}`" + f" ({item})" * _listed(indices)
+                    self.problem("nonfinite-values", sentence, item)
         labels = array(row.label)
         if labels is not None and labels.ndim and labels.dtype.kind in "iu" and (labels == TORCH_IGNORES).all():
             what = "no label at all" if not labels.size else "every label is -100, which the loss passes over"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import itertools
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +14,7 @@ import torch
 from nbdebug.arguments import Subject, discover
 from nbdebug.interrupts import interruptible
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, optimizers_of
-from nbdebug.report import Report
+from nbdebug.report import Report, Table
 
 CALL = "mem(step, model=, optimizer=)"
 
@@ -112,3 +114,40 @@ def _device(value: Any) -> str:
     if device.type == "cuda" and device.index is None:
         return f"cuda:{torch.cuda.current_device()}"
     return str(device)
+
+
+SAMPLE = 2000
+"""Entries of a container that are measured; the rest is taken to be like them."""
+WORTH = 1 << 20
+"""Bytes by which a container of Python objects must have grown to be named."""
+
+
+def container_sizes(names: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """(identity, entries) of each dict, Counter, list, set and deque among the variables."""
+    kinds = (dict, list, set, collections.deque)
+    own = {name: value for name, value in names.items() if not name.startswith("_") and isinstance(value, kinds)}
+    return {name: (id(value), len(value)) for name, value in own.items() if value is not names}
+
+
+def growing_containers(before: Mapping[str, tuple[int, int]], names: Mapping[str, Any]) -> Table | None:
+    """The variables that have grown by over 1 MiB of Python objects since then, largest first, by their deep size; None
+    for none. Of more than SAMPLE entries, so many are measured."""
+    from nbdebug.tools.memory.step.holders import plain_bytes
+
+    rows, known = [], set[int]()
+    for name, (identity, entries) in container_sizes(names).items():
+        had = before[name][1] if before.get(name, (0, 0))[0] == identity else 0
+        if entries <= had or identity in known:
+            continue
+        known.add(identity)
+        thing = names[name]
+        some = itertools.islice(thing.items() if isinstance(thing, dict) else thing, 0, None, max(1, entries // SAMPLE))
+        items = list(some)
+        each = plain_bytes(items) / len(items) - (sys.getsizeof(items[0]) if isinstance(thing, dict) else 0)
+        whole = round(sys.getsizeof(thing) + each * entries)
+        if whole * (entries - had) / entries >= WORTH:
+            rows.append((name, type(thing).__name__, had, entries, whole, round(1000 * whole / entries)))
+    rows.sort(key=lambda row: -row[4])
+    columns = ("variable", "type", "entries before", "entries", "deep size (bytes)", "per 1,000 entries (bytes)")
+    note = "Keep what is needed of each entry, write the rest to disk, or read the source in parts."
+    return Table("Python containers that grew", columns, rows, note, open=True) if rows else None
