@@ -212,9 +212,9 @@ class LoaderPasses:
             if values.dtype.kind == "f" and not numpy.isfinite(values).all() and len(self.out.problems) < 100:
                 bad = numpy.flatnonzero(~numpy.isfinite(values).reshape(len(values), -1).all(1)).tolist()
                 for r in bad[:8]:
-                    indices = result.indices[step] if step < len(result.indices) else None
-                    item = f"item {indices[r]}" if _listed(indices) else f"batch {step}, row {r}"
-                    sentence = f"Row {r} of batch {step} is not finite in `{name}`" + f" ({item})" * _listed(indices)
+                    indices: Any = result.indices[step] if step < len(result.indices) else None
+                    item = f"item {indices[r]}" if indices is not None else f"batch {step}, row {r}"
+                    sentence = f"Row {r} of batch {step} is not finite in `{name}`" + f" ({item})" * (indices is not None)
                     self.problem("nonfinite-values", sentence, item)
         labels = array(row.label)
         if labels is not None and labels.ndim and labels.dtype.kind in "iu" and (labels == TORCH_IGNORES).all():
