@@ -214,7 +214,9 @@ class LoaderPasses:
                 for r in bad[:8]:
                     indices: Any = result.indices[step] if step < len(result.indices) else None
                     item = f"item {indices[r]}" if indices is not None else f"batch {step}, row {r}"
-                    sentence = f"Row {r} of batch {step} is not finite in `{name}`" + f" ({item})" * (indices is not None)
+                    sentence = f"Row {r} of batch {step} is not finite in `{name}`" + f" ({item})" * (
+                        indices is not None
+                    )
                     self.problem("nonfinite-values", sentence, item)
         labels = array(row.label)
         if labels is not None and labels.ndim and labels.dtype.kind in "iu" and (labels == TORCH_IGNORES).all():
