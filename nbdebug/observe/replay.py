@@ -47,7 +47,8 @@ class Replay:
     before a backward (False) and after it (True); scale: a factor on the gradient that backward starts from; keep: a
     tensor whose replayed value is wanted, as `value`; models: by the names in recorded calls, which are repeated with
     the models' own parameters (these get the gradients); on_line: called with the line of each call and backward;
-    around: runs each op that is not patched; during_engine: a context in which each backward runs.
+    around: runs each op that is not patched; during_engine: a context in which each backward runs; graph: False where
+    no backward is to come, so that each value is freed after its last use.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class Replay:
         on_line: Callable[[Site | None], None] | None = None,
         around: Around | None = None,
         during_engine: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+        graph: bool = True,
     ):
+        self.graph = graph
         self.tape, self.patches, self.inputs, self.on_op = tape, patches or {}, inputs or {}, on_op
         self.scale, self.keep, self.on_outside, self.on_backward = scale, keep, on_outside, on_backward
         self.models, self.on_line, self.around, self.during_engine = models, on_line, around, during_engine
@@ -83,7 +86,7 @@ class Replay:
     def run(self, stop_after: int | None = None, forward_only: bool = False) -> Replay:
         """Replay up to and including the entry `stop_after` (all if None). forward_only: where that is a backward, stop
         at its losses. Raises Unfit where an op can't be run again."""
-        with _same_random(self.tape), _unwritten_as_nan(self.tape), torch.enable_grad():
+        with _same_random(self.tape), _unwritten_as_nan(self.tape), torch.set_grad_enabled(self.graph):
             for position, entry in enumerate(self.tape.entries):
                 self._position = position
                 if isinstance(entry, BackwardEntry):

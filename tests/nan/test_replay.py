@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import nbdebug
+from nbdebug.observe.replay import Replay
 from nbdebug.tools.nan.locate import NotLocated
 from nbdebug.tools.nan.nan_trace import trace_cell
 from tests.test_patients import PATIENTS, ask
@@ -126,3 +127,61 @@ def test_a_loop_without_a_module_counts_its_steps():
 
     report = trace_cell(cell, models={"elsewhere": torch.nn.Linear(2, 2)}, optimizers={})
     assert (report.findings[0].code, report.findings[0].where.step) == ("nan/log-of-nonpositive", 2)
+
+
+def sick(code):
+    return next(patient for patient in EAGER if code == patient.CODE).sick()
+
+
+class Full:
+    """A device whose memory is full: some op can't be run in the first replays of it."""
+
+    def __init__(self, monkeypatch, times):
+        self.times, run = times, Replay.run
+
+        def full(replay, *args, **kwargs):
+            if self.times:
+                self.times -= 1
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return run(replay, *args, **kwargs)
+
+        monkeypatch.setattr(Replay, "run", full)
+
+
+@pytest.mark.parametrize("code", ["nan/sqrt-grad-at-zero", "nan/log-of-nonpositive"])
+def test_with_too_little_memory_activations_go_to_the_host(monkeypatch, code):
+    training = sick(code)
+    plain = nbdebug.nan_trace(training.step, model=training.model, strategy="replay", max_steps=training.steps)
+    Full(monkeypatch, times=1)
+    training = sick(code)
+    report = nbdebug.nan_trace(training.step, model=training.model, strategy="replay", max_steps=training.steps)
+    assert report.findings[0].where == plain.findings[0].where
+    assert "activations in the host's" in str(report.full()) and "activations" not in str(plain.full())
+
+
+def test_without_any_memory_the_report_says_so(monkeypatch):
+    Full(monkeypatch, times=10)
+    training = sick("nan/sqrt-grad-at-zero")
+    report = nbdebug.nan_trace(training.step, model=training.model, strategy="replay", max_steps=training.steps)
+    assert report.findings[0].code == "nan/not-located"
+    assert "not enough memory" in report.findings[0].title
+
+
+@pytest.mark.parametrize("times", [1, 10])
+def test_a_guard_stops_the_step_however_full_the_memory_is(monkeypatch, times):
+    training = sick("nan/sqrt-grad-at-zero")
+    Full(monkeypatch, times)
+    with pytest.raises(nbdebug.NonFiniteStep) as stopped, nbdebug.guard(training.model, training.optimizer):
+        for _ in range(training.steps):
+            training.step()
+    report = stopped.value.trip.report
+    assert report.findings[0].code == ("nan/sqrt-grad-at-zero" if times == 1 else "nan/not-located")
+
+
+def test_a_loss_is_located_without_keeping_activations(monkeypatch):
+    graphs = []
+    run = Replay.run
+    monkeypatch.setattr(Replay, "run", lambda replay, *a, **k: (graphs.append(replay.graph), run(replay, *a, **k))[1])
+    training = sick("nan/log-of-nonpositive")
+    nbdebug.nan_trace(training.step, model=training.model, strategy="replay", max_steps=training.steps)
+    assert graphs[:2] == [False, False]

@@ -27,7 +27,14 @@ from nbdebug.tools.guard.rollback import BufferBackup, before_overwritten
 from nbdebug.tools.guard.trip import Trip
 from nbdebug.tools.nan.facts import Target, UnlocatedStep
 from nbdebug.tools.nan.fixes import Cure
-from nbdebug.tools.nan.locate import NotLocated, locate_origins, uncollected
+from nbdebug.tools.nan.locate import (
+    TOO_LITTLE,
+    NotEnoughMemory,
+    NotLocated,
+    activations_on_host,
+    locate_origins,
+    uncollected,
+)
 from nbdebug.tools.nan.probe import Detection, Probe, RunHistory, StopCell
 from nbdebug.tools.nan.report import report_of
 from nbdebug.tools.nan.rules import name_it
@@ -60,10 +67,10 @@ def locate(
     loaders gave. Nothing raises: a step that can't be replayed, or is finite then, gets a finding that says so.
     """
 
-    def trace(live: bool) -> Report | str:
+    def trace(live: bool, spilled: bool) -> Report | str:
         probe = Probe(models, optimizers, live=live, named=True)
         probe.history = probe.history if history is None else copy.deepcopy(history)
-        probe.batches.log, probe.latest_batch = batches, not trip.late
+        probe.batches.log, probe.latest_batch, probe.spilled = batches, not trip.late, spilled
         with uncollected(), restored(models, optimizers, trip.tape), eager() as notes:
             scan = RecordingScan(probe) if not live and redo is None else None
             detection = _run_step(probe, trip, models, redo, closure)
@@ -76,18 +83,36 @@ def locate(
         unseen = getattr(trip.tape.recorder, "custom_backward", "")
         return f"nbdebug failed ({fault})" if fault else f"outside the model it has {unseen}" if unseen else FINITE
 
-    on_cpu = all(p.device.type == "cpu" for model in models.values() for p in model.parameters())
-    try:
+    def search(spilled: bool) -> Report | str:
         try:
-            report = trace(on_cpu)
+            report = trace(on_cpu, spilled)
             if report == FINITE:  # perhaps it read memory that nobody had written, where something else lies now
                 trip.tape.unwritten_as_nan = True
-                report = trace(on_cpu)
+                report = trace(on_cpu, spilled)
+        except NotEnoughMemory:
+            raise
         except NotLocated:  # its ops can't be replayed, as where a backward is the user's own: the models' code can
-            report = trace(True)
-    except Exception as reason:  # whatever it is: the step has been stopped, and that must be reported
-        report = f"it can't be replayed ({type(reason).__name__}: {reason})"
+            report = trace(True, spilled)
+        return report
+
+    on_cpu = all(p.device.type == "cpu" for model in models.values() for p in model.parameters())
+    report = _with_what_memory_there_is(search)
     return report if isinstance(report, Report) else not_located(trip, question, subject, report)
+
+
+def _with_what_memory_there_is(search: Callable[[bool], Report | str]) -> Report | str:
+    """The report, or why there is none; searched with the activations in the host's memory where the device's is too
+    little. Nothing raises: the step has been stopped, and that must be reported."""
+    for spilled in (False, True):
+        try:
+            with activations_on_host() if spilled else contextlib.nullcontext():
+                return search(spilled)
+        except (torch.OutOfMemoryError, NotEnoughMemory):
+            pass  # what it held is freed with this exception
+        except Exception as reason:
+            return f"it can't be replayed ({type(reason).__name__}: {reason})"
+        torch.cuda.empty_cache()
+    return TOO_LITTLE
 
 
 def not_located(trip: Trip, question: str, subject: str, reason: str, locate_call: str = "") -> Report:

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.observe.ops import Schema, schema_of
 from nbdebug.observe.recorder import Op, Recorder
@@ -45,13 +46,21 @@ from nbdebug.tools.nan.facts import Target
 from nbdebug.tools.nan.probe import Detection, Probe
 from nbdebug.tools.nan.replay_taint import ReplayTaintTracker
 from nbdebug.tools.nan.reproducer import Reproduction
-from nbdebug.tools.nan.suspects import RecordingScan, Suspects, scan_replay
+from nbdebug.tools.nan.suspects import RecordingScan, Suspects, needs_graph, scan_replay
 
 _next_number = torch._C._autograd._get_sequence_nr
 
 
 class NotLocated(RuntimeError):
     """A step went bad, and replaying it does not show where. The message says why, and what to do instead."""
+
+
+class NotEnoughMemory(NotLocated):
+    """A replay needs more memory than the device has left."""
+
+
+TOO_LITTLE = "there is not enough memory to run it again"
+"""Why a step has no place."""
 
 
 def locate_origins(probe: Probe, detection: Detection, scan: RecordingScan | None = None) -> None:
@@ -140,7 +149,23 @@ def _bad_external(probe: Probe) -> set[int]:
 
 
 def _replay(probe: Probe, detection: Detection, suspects: Suspects | None) -> tuple[ReplayLocator, Replay]:
-    """A replay with taint; before it, if need be, one that tells which ops made something bad. Raises NotLocated."""
+    """A replay with taint; before it, if need be, one that tells which ops made something bad. Where the device has too
+    little memory, it is tried once more with the activations in the host's. Raises NotLocated."""
+    try:
+        return _traced_replay(probe, detection, suspects)
+    except torch.OutOfMemoryError:
+        pass  # what it held is freed with this exception
+    torch.cuda.empty_cache()
+    probe.spilled = True
+    try:
+        with activations_on_host():
+            return _traced_replay(probe, detection, suspects)
+    except torch.OutOfMemoryError as reason:
+        torch.cuda.empty_cache()
+        raise NotEnoughMemory(_message(probe, detection, TOO_LITTLE)) from reason.with_traceback(None)
+
+
+def _traced_replay(probe: Probe, detection: Detection, suspects: Suspects | None) -> tuple[ReplayLocator, Replay]:
     locator = None
     try:
         bad_external = _bad_external(probe)
@@ -150,13 +175,33 @@ def _replay(probe: Probe, detection: Detection, suspects: Suspects | None) -> tu
         if not locator.taint.holds():
             locator = ReplayLocator(probe, detection, suspects, bad_external, exact=True)
             replay = locator.run()
+    except torch.OutOfMemoryError:
+        raise
     except Exception as reason:
-        if locator is not None and locator.recorder.fault is reason and not isinstance(reason, torch.OutOfMemoryError):
+        if locator is not None and locator.recorder.fault is reason:
             raise
         text = clip(str(reason).partition("\n")[0], 200)
         why = f"the step can't be replayed ({type(reason).__name__}: {text})"
         raise NotLocated(_message(probe, detection, why)) from reason
     return locator, replay
+
+
+def activations_on_host() -> contextlib.AbstractContextManager:
+    """What autograd saves for backward waits in the host's memory, out of sight of the modes that watch."""
+
+    def pack(saved: torch.Tensor) -> Any:
+        if saved.requires_grad and saved.is_leaf:  # a parameter: it stays where it is all the same
+            return saved
+        with _disable_current_modes(), torch.no_grad():
+            return saved.device, saved.detach().to("cpu")
+
+    def unpack(packed: Any) -> torch.Tensor:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        with _disable_current_modes(), torch.no_grad():
+            return packed[1].to(packed[0])
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 def _fill_in(detection: Detection, locator: ReplayLocator, replay: Replay | None) -> None:
@@ -188,6 +233,8 @@ def _name_first(detection: Detection, held: dict[int, ExternalTensor], numbers: 
 def _message(probe: Probe, detection: Detection, reason: str) -> str:
     if probe.recorder.custom_backward and detection.target.kind != "loss":
         reason = f"its backward can't be replayed: it uses {probe.recorder.custom_backward}"
+    if reason == TOO_LITTLE:
+        return f"{reason}: free some (`%free`), or make the batch smaller"
     return (
         f"Step {probe.step} went bad (its {detection.target.kind} is not finite), but {reason}. "
         "Run it again with strategy='trace', which looks at every op while the step runs."
@@ -229,6 +276,7 @@ class ReplayLocator:
             around=self._forward,
             during_engine=self._engine,
             keep=self.detection.ref,
+            graph=needs_graph(self.probe, self.detection),
         )
         with contextlib.suppress(StopReplay):
             replay.run(self.detection.position, forward_only=self.detection.target.kind == "loss")

@@ -24,9 +24,10 @@ from nbdebug.observe.tensors import tensors_in
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, optimizers_of
 from nbdebug.report import Report
 from nbdebug.text import count
-from nbdebug.tools.nan.facts import CompiledFacts
+from nbdebug.tools.nan.facts import CompiledFacts, UnlocatedStep
 from nbdebug.tools.nan.probe import Probe, StopCell
 from nbdebug.tools.nan.report import compare_compiled, report_of
+from nbdebug.tools.nan.rules import name_it
 from nbdebug.tools.nan.trials import StepTrial
 
 CALL = "nan_trace(step, model=, optimizer=)"
@@ -57,7 +58,8 @@ def nan_trace(
 
     Returns a Report with one finding, or with none. An exception of the step passes through; when something was already
     not finite by then, the report on that is attached as `error.report`. Raises TypeError or ValueError for arguments
-    that make no sense, StepDoesNotRepeat with strategy="bisect", NotLocated where a replay can't tell.
+    that make no sense, StepDoesNotRepeat with strategy="bisect", NotLocated where a replay can't tell (if for
+    want of memory, the report says so).
     """
     check(step, max_steps, strategy)
     arguments = StepArguments.of(step, model, optimizer)
@@ -108,7 +110,8 @@ def trace_cell(
             detection = probe.detections.first
             if detection is not None and not probe.live:
                 probe.__exit__()
-                _locate(probe, detection)
+                if unlocated := _locate(probe, detection, question, arguments.subject, probe.step + 1):
+                    return unlocated
         return report_of(probe, detection, question, arguments.subject, probe.step + 1, notes=tuple(notes))
 
 
@@ -144,8 +147,9 @@ def _trace(arguments: StepArguments, max_steps: int, live: bool) -> Report:
                         compiled = _compare_compiled(probe, steps - 1)
                     if detection is not None or compiled is not None or probe.recorder.disabled_by:
                         break
-            if detection is not None and not probe.live:
-                _locate(probe, detection)
+            searched = detection is not None and not probe.live
+            if searched and (unlocated := _locate(probe, detection, question, subject, steps)):
+                return unlocated
         again = states.trial(steps - 1) if detection is not None else None
         return report_of(probe, detection, question, subject, steps, compiled, tuple(notes), again)
 
@@ -188,10 +192,17 @@ def _restored(arguments: StepArguments) -> Iterator[None]:
         before.restore()
 
 
-def _locate(probe: Probe, detection: Any) -> None:
-    from nbdebug.tools.nan.locate import locate_origins  # only a recorded step needs a replay
+def _locate(probe: Probe, detection: Any, question: str, subject: str, steps: int) -> Report | None:
+    """Locate a recorded step; the report on it, where that takes more memory than there is."""
+    from nbdebug.tools.nan.locate import NotEnoughMemory, locate_origins  # only a recorded step needs a replay
 
-    locate_origins(probe, detection)
+    try:
+        locate_origins(probe, detection)
+    except NotEnoughMemory as reason:
+        sentence = f"In step {probe.step} the {detection.target.kind} is not finite"
+        finding = name_it(UnlocatedStep(probe.step, sentence, str(reason)))
+        return Report(question, (finding,), subject=subject, steps=steps)
+    return None
 
 
 def _is_live(strategy: str, arguments: StepArguments) -> bool:

@@ -256,6 +256,7 @@ class Probe:
         self.trained = ""  # what shows that steps were made before the run
         self.adopted = ""  # the type of a model that nobody named and that the run called
         self.reproduced = False  # a replay has failed as the step did
+        self.spilled = False  # for want of memory, a replay kept its activations in the host's
         self.reproductions: dict[int, Any] = {}  # what a replay saw ops be given, by their numbers
         self._steps_of: collections.Counter[int] = collections.Counter()
         self._skips = 0

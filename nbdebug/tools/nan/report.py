@@ -404,6 +404,8 @@ def _notes(probe: Probe, detection: Detection | None) -> list[str]:
         )
     if detection is None and not history.losses and not probe.backward_runs:
         notes.append("There was no backward: only what the step returned was checked.")
+    if probe.spilled:
+        notes.append("The device had too little memory left: the step ran again with its activations in the host's.")
     if probe.compiled:
         notes.append(
             "Compiled modules ran in eager mode, so that every op could be seen"

@@ -23,6 +23,7 @@ from nbdebug.observe.backward import Backward, graph_nodes
 from nbdebug.observe.ops import Schema, argument_tensors, schema_of
 from nbdebug.observe.recorder import Op, Recorder
 from nbdebug.observe.replay import Replay
+from nbdebug.observe.tape import BackwardEntry
 from nbdebug.observe.tensors import (
     all_finite,
     can_be_nonfinite,
@@ -183,13 +184,20 @@ class SuspectScan:
         )
 
 
+def needs_graph(probe: Probe, detection: Detection) -> bool:
+    """Whether a backward is to be replayed before what went bad is reached. Else a replay keeps no activations."""
+    before = probe.tape.entries[: detection.position]
+    return detection.target.kind != "loss" or any(isinstance(entry, BackwardEntry) for entry in before)
+
+
 def scan_replay(probe: Probe, detection: Detection) -> Suspects:
     """The suspects of the recorded step, up to what went bad."""
     recorder = Recorder(probe.stack, [], lambda *_: None)
     recorder.light = True
     scan = SuspectScan(recorder)
-    loss_only = detection.target.kind == "loss"
-    replay = Replay(probe.tape, around=scan.forward, during_engine=lambda: recorder).run(detection.position, loss_only)
+    graph = needs_graph(probe, detection)
+    replay = Replay(probe.tape, around=scan.forward, during_engine=lambda: recorder, graph=graph)
+    replay.run(detection.position, forward_only=detection.target.kind == "loss")
     with _disable_current_modes(), torch.no_grad():
         return scan.suspects(replay.gradients)
 
