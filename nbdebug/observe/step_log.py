@@ -314,7 +314,8 @@ class StepLog:
                 self.pause()  # validation, for example: not a part of the step
                 self.on_call()
             return
-        self._depth, self._outermost = 1, name
+        transformed = torch._C._functorch.peek_interpreter_stack() is not None
+        self._depth, self._outermost = int(not transformed), name
         self.pause()
         if self.recorder.overrun:
             self.tape.reset()
@@ -323,6 +324,10 @@ class StepLog:
         self._begin_part("" if torch.is_grad_enabled() else self.recorder.careful)
         self.on_call()
         self._drop_dead_calls()
+        if transformed:  # inside torch.func its tensors can't be kept: its ops are recorded one by one, as a loss's are
+            self.tape.transformed = True
+            self._record()
+            return
         leaves, spec = tree_flatten((args, kwargs))
         module = callable_module(self.models, name)
         self._call = self.tape.references(leaves), spec, locate().site, CallEnvironment(module)

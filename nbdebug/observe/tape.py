@@ -125,6 +125,7 @@ class Tape:
         self.last_uses: tuple[int, dict[int, list[int]]] | None = (
             None  # for replays: (number of entries, what each frees)
         )
+        self.transformed = False  # whether a model was called inside torch.func: its ops are entries of their own then
         self.unwritten_as_nan = False  # whether a replay fills the memory of `torch.empty` with NaN
         self.random = torch.get_rng_state()
         self.cuda_random = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []

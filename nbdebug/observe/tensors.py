@@ -100,6 +100,13 @@ def dense(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.values() if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr) else None
 
 
+def physical(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a tensor inside torch.func the one that holds its values, with the mapped axis."""
+    while _is_wrapped(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def _has_memory(tensor: torch.Tensor) -> bool:
     """Not for a subclass that handles ops itself, which wraps other tensors; nor for a lazy parameter, not yet."""
     if is_lazy(tensor) or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:

@@ -279,3 +279,40 @@ y = x + 0.1 * torch.sqrt(gate)""",
         plain=True,
     ),
 ]
+
+HEADS = "self.attend = nn.MultiheadAttention(WIDTH, 2, batch_first=True)"
+MASKED = [
+    Block(
+        "multihead, causal float mask",
+        """
+later = torch.full((x.size(1), x.size(1)), float("-inf"), dtype=x.dtype).triu(1)
+mixed, _ = self.attend(x, x, x, attn_mask=later)
+y = x + mixed""",
+        HEADS,
+    ),
+    Block(
+        "multihead, causal bool mask and padding",
+        """
+later = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(1)
+mixed, _ = self.attend(x, x, x, key_padding_mask=~pad, attn_mask=later, average_attn_weights=False)
+y = x + mixed""",
+        HEADS,
+    ),
+    Block(
+        "multihead without weights, rows masked",  # the fused kernel gives zeros there
+        """
+empty = ~(pad & (s > 0)[:, None])
+mixed, _ = self.attend(x, x, x, key_padding_mask=empty, need_weights=False)
+y = x + mixed""",
+        HEADS,
+        bad=0.0,
+    ),
+    Block(
+        "encoder layer",
+        "y = self.layer(x, src_key_padding_mask=~pad)",
+        "self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 12, batch_first=True)",
+    ),
+]
+"""Attention masks as torch's own layers take them; drawn apart, as the rare faults are."""
+NOT_CAST = frozenset({"fourier"})
+"""The blocks that need more than half precision."""

@@ -36,7 +36,9 @@ class Fault:
     child: str = ""
     learnt: str = ""
     wide: bool = False
-    """wide: works only with two rows or more in the batch that are not bad, or none is left to stay finite."""
+    rare: bool = False
+    """rare: comes with a small share of the programs, chosen apart, so that the seeds of all others keep their program.
+    wide: works only with two rows or more in the batch that are not bad, or none is left to stay finite."""
 
     @property
     def mark(self) -> str:
@@ -75,3 +77,9 @@ def all_faults() -> list[Fault]:
     for name in ("forward", "masked", "backward"):
         importlib.import_module(f"tests.nan.faults_{name}")
     return FAULTS
+
+
+NOT_CAST = frozenset(
+    {"log of a spectrum", "cumprod", "einsum", "acos", "asin", "atanh", "eigh", "svd", "slope too large"}
+)
+"""The faults that need more than half precision."""

@@ -63,6 +63,50 @@ y = h + mixed""",
     init="self.attend = nn.MultiheadAttention(WIDTH, 2, batch_first=True)",
     child="attend",
 )
+HEADS = "self.attend = nn.MultiheadAttention(WIDTH, 2, batch_first=True)"
+CLOSED = "closed = (s <= 0).repeat_interleave(2)[:, None, None].expand(-1, h.size(1), h.size(1))\n"
+forward(
+    "multihead, bool mask",
+    "fully-masked-softmax",
+    "softmax",
+    (0.0, -1.0),
+    CLOSED + "! mixed, _ = self.attend(h, h, h, attn_mask=closed)\ny = h + mixed",
+    "",
+    "mixed",
+    init=HEADS,
+    child="attend",
+    rare=True,
+)
+forward(
+    "multihead, float mask",
+    "fully-masked-softmax",
+    "softmax",
+    0.0,
+    CLOSED
+    + "added = torch.zeros(closed.shape, dtype=h.dtype).masked_fill(closed, -math.inf)\n"
+    + "! mixed, _ = self.attend(h, h, h, attn_mask=added, average_attn_weights=False)\ny = h + mixed",
+    "",
+    "mixed",
+    init=HEADS,
+    child="attend",
+    rare=True,
+)
+forward(
+    "multihead, causal mask and left padding",
+    "fully-masked-softmax",
+    "softmax",
+    0.0,
+    """
+left = (s <= 0)[:, None] & (torch.arange(h.size(1)) < 1)
+later = torch.ones(h.size(1), h.size(1), dtype=torch.bool).triu(1)
+! mixed, _ = self.attend(h, h, h, key_padding_mask=left, attn_mask=later)
+y = h + mixed""",
+    "",
+    "mixed",
+    init=HEADS,
+    child="attend",
+    rare=True,
+)
 forward(
     "hand-made stable softmax",
     "inf-minus-inf",

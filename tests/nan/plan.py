@@ -6,8 +6,9 @@ import dataclasses
 import random
 import re
 
+from tests.nan import faults
 from tests.nan.assemble import HEAD, Group, Unit, Writer, dotted, indent, nest, plain, random_units
-from tests.nan.blocks import Block
+from tests.nan.blocks import LAYERS, MASKED, NOT_CAST, Block
 from tests.nan.faults import Fault, all_faults
 from tests.nan.judge import Truth
 from tests.nan.spoils import (
@@ -21,7 +22,7 @@ from tests.nan.spoils import (
     spoil_learnt,
     spoil_parameter,
 )
-from tests.nan.training import Setup, build_text, draw_setup
+from tests.nan.training import OPTIMIZERS, Setup, build_text, draw_setup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +43,11 @@ def draw(rng: random.Random, healthy: bool, probe: bool) -> Program:
     kinds = ["none", "forward", "backward"] if healthy else ["forward", "backward", "input", "parameter"]
     draft = Draft(setup, rng.choices(kinds, [40, 32, 28] if healthy else [40, 32, 16, 12])[0], probe=probe)
     if draft.kind in ("forward", "backward"):
-        draft.fault = rng.choice([f for f in all_faults() if f.phase == draft.kind])
+        draft.fault = rng.choice([f for f in all_faults() if f.phase == draft.kind and not f.rare])
         draft.place = rng.choices(["module", "root", "loss", "none"], [62, 8, 16, 14])[0]
     elif rng.random() < 0.15:
         draft.place = "none"
+    _draw_rare(draft)
     if draft.place in ("root", "loss", "none") and draft.fault and draft.fault.init:
         draft.place = "module"
     if draft.place == "loss" and setup.style == "packed":
@@ -53,6 +55,22 @@ def draw(rng: random.Random, healthy: bool, probe: bool) -> Program:
     choose_rows(rng, draft)
     written = write_without_model(rng, draft) if draft.place == "none" else write_with_model(rng, draft)
     return finish(draft, healthy, *written)
+
+
+SHARE = 0.12
+"""Of the programs that have a rare fault, of those with a block of MASKED, and of those whose model is cast to half."""
+
+
+def _draw_rare(draft: Draft) -> None:
+    """What was added later, drawn apart: the other programs stay what their seeds have always been."""
+    setup, rng = draft.setup, random.Random(f"{draft.setup.seed}/rare")
+    rare = [f for f in all_faults() if f.phase == draft.kind and f.rare]
+    if draft.fault and rare and rng.random() < SHARE:
+        draft.fault = rng.choice(rare)
+    setup.masked = rng.random() < SHARE
+    free = not (setup.autocast or setup.double or draft.place == "none")
+    if free and rng.random() < SHARE and (draft.fault is None or draft.fault.name not in faults.NOT_CAST):
+        setup.cast, setup.closure, setup.optimizer = True, "", OPTIMIZERS[0]  # Adam's eps is zero in half precision
 
 
 def give_columns(rng: random.Random, draft: Draft, units: list[Unit]) -> list[str]:
@@ -96,7 +114,7 @@ def probed(draft: Draft, unit: Unit) -> Unit:
 def write_with_model(rng: random.Random, draft: Draft) -> tuple[str, dict]:
     """Source and truth of a program whose model is nested."""
     setup = draft.setup
-    blocks: list = random_units(rng, rng.randint(1, 6))
+    blocks: list = _with_rare(setup, random_units(rng, rng.randint(1, 6)))
     special, owner = None, None
     if draft.place == "module":
         if draft.fault:
@@ -132,6 +150,14 @@ def write_with_model(rng: random.Random, draft: Draft) -> tuple[str, dict]:
         + build_text(setup, writer, outside=_outside(writer, draft, outside), decoys=lines, spoil=draft.spoil)
     )
     return source, truth
+
+
+def _with_rare(setup: Setup, blocks: list[Block]) -> list[Block]:
+    """With attention masks in one place, without what the precision has no kernels for."""
+    if setup.masked:
+        more = random.Random(f"{setup.seed}/masked")
+        blocks[more.randrange(len(blocks))] = more.choice(MASKED)
+    return [block if not (setup.cast and block.name in NOT_CAST) else LAYERS[0] for block in blocks]
 
 
 def _extra(setup: Setup) -> str:

@@ -26,7 +26,8 @@ CLOSURES = [
 @dataclasses.dataclass
 class Setup:
     """How a program trains. bad_step and bad_batch: when the fault comes; columns: how many `side` has; closure: the
-    optimizer that is given the step as a closure, if one is; half: autocast to float16, not to bfloat16."""
+    optimizer that is given the step as a closure, if one is; half: autocast to float16, not to bfloat16; cast: the
+    model is cast by `.half()`; masked: a block of it has attention masks."""
 
     seed: int
     batch: int
@@ -51,6 +52,8 @@ class Setup:
     columns: int = 1
     closure: str = ""
     half: bool = False
+    cast: bool = False
+    masked: bool = False
     real_target: bool = False
     scored: bool = False
     model: bool = True
@@ -66,11 +69,8 @@ class Setup:
 
     @property
     def about(self) -> str:
-        flags = [
-            name
-            for name in ("tokens", "autocast", "half", "double", "stacked", "clip", "closure")
-            if getattr(self, name)
-        ]
+        names = ("tokens", "autocast", "half", "cast", "masked", "double", "stacked", "clip", "closure")
+        flags = [name for name in names if getattr(self, name)]
         sizes = f"batch {self.batch}, time {self.time}, width {self.width}"
         return f"{sizes}, {self.loss}, accumulate {self.accumulate} {' '.join(flags)}"
 
@@ -147,7 +147,7 @@ def build_text(setup: Setup, writer: Writer, decoys: list[str], spoil: list[str]
     """`build()`: model, data, optimizer and the step."""
     lines = [f"torch.manual_seed({setup.seed})"]
     if setup.model:
-        lines.append("model = Root()" + (".double()" if setup.double else ""))
+        lines.append("model = Root()" + (".double()" if setup.double else ".half()" if setup.cast else ""))
         parameters = "model.parameters()"
     else:
         dtype = ", dtype=torch.float64" if setup.double else ""
@@ -176,7 +176,7 @@ def build_text(setup: Setup, writer: Writer, decoys: list[str], spoil: list[str]
 
 def _data(setup: Setup) -> list[str]:
     count, b, t = setup.accumulate * setup.steps + 1, setup.batch, setup.time
-    dtype = ", dtype=torch.float64" if setup.double else ""
+    dtype = ", dtype=torch.float64" if setup.double else ", dtype=torch.float16" if setup.cast else ""
     x = (
         f"torch.randint(0, 11, ({count}, {b}, {t}))"
         if setup.tokens and setup.model

@@ -125,7 +125,8 @@ def _run_step(
     probe: Probe, trip: Trip, models: Mapping[str, nn.Module], redo: Callable[[], Any] | None, closure: bool
 ) -> Detection | None:
     """Run the step again under the probe."""
-    if models and redo is None and not any(isinstance(e, CallEntry) for e in trip.tape.entries):
+    called = trip.tape.transformed or any(isinstance(e, CallEntry) for e in trip.tape.entries)
+    if models and redo is None and not called:
         raise CannotReplay("no call of the model was seen in it, perhaps because the code around it is compiled")
     recorder = probe.recorder
 

@@ -42,6 +42,7 @@ from nbdebug.observe.tensors import (
     folds_of,
     largest,
     loss_in,
+    physical,
     read_scalars,
     storage_key,
     tensors_in,
@@ -419,6 +420,9 @@ class Probe:
         if is_compiled(module):
             self.compiled, self.compiled_calls = True, [CompiledCall(module, args, kwargs, site)]
         for tensor in tensors_in((args, kwargs)):
+            if (inner := physical(tensor)) is not tensor:  # inside torch.func, where no op of ours may run
+                mark_input_storage(self.recorder, inner, site)
+                continue
             values = dense(tensor)
             if values is None or values.device.type == "meta":
                 continue
@@ -555,19 +559,24 @@ def register(names: ModuleNames, recorder: Recorder) -> None:
         recorder.on_external(tensor, storage)
 
 
-def mark_input(recorder: Recorder, taint: TaintTracker, tensor: torch.Tensor, site: Site | None) -> None:
-    """A tensor that can be read is given to the model at `site`."""
-    values = dense(tensor)
-    assert values is not None, "it can be read"
+def mark_input_storage(recorder: Recorder, values: torch.Tensor, site: Site | None) -> None:
+    """The memory of a tensor is given to the model at `site`."""
     known = recorder.storages.get(storage_key(values))
     if known is None:
         known = recorder.storages[storage_key(values)] = StorageInfo(values.untyped_storage(), None, INPUT, "input")
         known.entered = site
-        recorder.storage_info(tensor)
+        recorder.storage_info(values)
     if known.maker is None and known.role in ("target", "input"):
         known.role, known.entered = "input", known.entered or site
     if not known.reach & PARAMETER:
         known.reach |= INPUT
+
+
+def mark_input(recorder: Recorder, taint: TaintTracker, tensor: torch.Tensor, site: Site | None) -> None:
+    """A tensor that can be read is given to the model at `site`."""
+    values = dense(tensor)
+    assert values is not None, "it can be read"
+    mark_input_storage(recorder, values, site)
     for origin, mask in taint.masks(values).items():  # rows of the batch, not of the data set
         taint.origins.note_model_input(origin, mask, values, site)
 

@@ -239,3 +239,32 @@ def test_a_result_that_is_filled_in_place_part_by_part() -> None:
 
     answer = named(model, loss_of)
     assert (answer["code"], answer["op"], answer["rows"]) == ("nan/log-of-nonpositive", "log", (3,))
+
+
+@pytest.mark.parametrize("least", [0.5, 0.0])
+def test_a_model_that_is_mapped_over_the_batch(least: float) -> None:
+    """torch.func's tensors can't be kept: the ops within are recorded instead of the call."""
+    model, rows, scales = nn.Linear(4, 3), torch.rand(6, 4), torch.rand(6) + 0.5
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scales[2] = least
+
+    def one(row: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return (model(row) / scale).square().sum()
+
+    with nbdebug.guard(model, optimizer, on_trip="trace") as guard:
+        report = None
+        for _ in range(2):
+            try:
+                optimizer.zero_grad()
+                torch.func.vmap(one)(rows, scales).mean().backward()
+                optimizer.step()
+            except nbdebug.NonFiniteStep as stopped:
+                report = stopped.report
+                break
+    assert not guard.fault
+    if least:
+        assert report is None and guard.report().ok
+    else:
+        finding = report.findings[0]
+        assert (finding.code, finding.where.samples) == ("nan/div-by-zero", (2,))
+        assert finding.where.text == "return (model(row) / scale).square().sum()"

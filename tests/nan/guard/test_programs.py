@@ -51,7 +51,6 @@ def test_healthy_programs_are_passed_over_in_silence(first: int) -> None:
 
 BEYOND = {
     "the_users_tensor_hook": "a hook on a tensor is no op",
-    "mapped_over_the_batch": "vmap around a model works on tensors without memory of their own",
     "memory_never_written": "what lay in memory can't be had again",
     "into_a_given_tensor": "it writes before the model is called to what is not the step's own",
     "a_step_too_far": "the update itself overflows in float32, where no copy is kept: seen when the next step begins",
