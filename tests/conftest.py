@@ -43,6 +43,7 @@ ONLY_WITH_ALL = (
     "test_it_runs_afresh[04_precision",
     "test_it_runs_afresh[06_guard",
     "test_it_runs_afresh[07_trainers",
+    "test_it_runs_afresh[08_data",
     "test_it_runs_afresh[10_checkpoints",
 )
 """What takes a minute each: a C++ compiler (the other backends are tested each time), two processes (faults of the

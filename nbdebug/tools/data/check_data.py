@@ -66,7 +66,7 @@ def check_data(
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind takes one of {', '.join(KINDS)}; got {kind!r}")
     if isinstance(path_or_dataset, (str, os.PathLike)):
-        path = os.path.abspath(os.path.expanduser(os.fspath(path_or_dataset)))
+        path = os.path.normpath(os.path.expanduser(os.fspath(path_or_dataset)))
         if not os.path.exists(path):
             raise FileNotFoundError(f"there is no {os.fspath(path_or_dataset)}")
         check: Check = FolderCheck(path, wanted, kind, splits, sample, workers, progress)
@@ -165,8 +165,8 @@ class FolderCheck(Check):
         super().__init__(wanted, sample, progress)
         self.kind, self.workers, self.splits = kind, workers, dict(splits or {})
         self.only = os.path.basename(path) if not os.path.isdir(path) else None
-        self.root = path if self.only is None else os.path.dirname(path)
-        self.subject = f"{os.path.basename(path)}: {'a folder' if self.only is None else 'a file'}"
+        self.root = path if self.only is None else os.path.dirname(path) or "."
+        self.subject = f"{os.path.basename(os.path.abspath(path))}: {'a folder' if self.only is None else 'a file'}"
         self.known: dict[str, dict[str, Any]] = {}
         self.digest = functools.lru_cache(maxsize=None)(media.file_digest)
 

@@ -401,7 +401,7 @@ def _usual(values: Sequence[int]) -> int | None:
 def balance(inventory: FolderInventory) -> str:
     """Class folders and how full they are, in a sentence; "" where there are none."""
     folders = collections.Counter(e.folder for e in inventory.of("picture", "sound") if e.folder)
-    if len(folders) < 2:
+    if len(folders) < 2 or any(entry.split for entry in inventory.entries):
         return ""
     (most, high), (least, low) = folders.most_common()[0], folders.most_common()[-1]
     return (

@@ -140,7 +140,11 @@ def _unopened(path: str, error: Exception) -> dict[str, Any]:
 def _undecoded(path: str, form: str, error: Exception) -> dict[str, Any]:
     words = f"{type(error).__name__} {error}".lower()
     early = any(word in words for word in EARLY) or not _ends(path, form)
-    reason = "the pixels end early" if early else f"it opens, but its pixels do not decode ({type(error).__name__})"
+    reason = (
+        f"after {os.path.getsize(path):,} bytes"
+        if early
+        else f"it opens, but its pixels do not decode ({type(error).__name__})"
+    )
     return {"fault": "truncated" if early else "corrupt", "reason": reason}
 
 

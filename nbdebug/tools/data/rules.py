@@ -74,6 +74,7 @@ def _finding(facts: DataFacts, code: str, noun: str, verb: str, cure: Cure, plur
     title = f"{count(len(items), noun, plural)} {words}: {listed([clip(str(i), 60) for i in items], 3)}"
     if len(items) == 1:
         title += f" ({problems[0].detail})"
+    cure = INDICES if cure is ROWS and not facts.root else cure
     text = cure[1].replace("ROOT", repr(facts.root)).replace("ITEM", repr(items[0]))
     text = text.replace("BAD", repr(items) if len(items) <= SHOWN else _from_frame(code))
     for field in ("size", "mode", "caption_extension", "trigger", "sample_rate", "max_length"):

@@ -370,8 +370,9 @@ TIMES = {"t", "time", "year", "month", "day", "date", "hour", "week", "step", "e
 
 
 def _recall(codes: Any, guesses: Any) -> float:
-    """The mean, over the classes, of the share of their rows that is guessed right."""
-    return float(min((guesses[codes == c] == c).mean() for c in set(codes.tolist())))
+    """The least share, over the classes of three and more rows, of their rows that is guessed right."""
+    shares = [(guesses[codes == c] == c).mean() for c in set(codes.tolist()) if (codes == c).sum() > 2]
+    return float(min(shares)) if len(shares) > 1 else 0.0
 
 
 def _by_group(groups: Any, codes: Any) -> Any:
