@@ -45,6 +45,7 @@ ONLY_WITH_ALL = (
     "test_it_runs_afresh[07_trainers",
     "test_it_runs_afresh[08_data",
     "test_it_runs_afresh[10_checkpoints",
+    "test_it_runs_afresh[11_speed",
 )
 """What takes a minute each: a C++ compiler (the other backends are tested each time), two processes (faults of the
 guard's own are tested in one, in test_faults), steps that grow nothing, the long notebooks."""

@@ -186,7 +186,9 @@ def _try(facts: SpeedFacts, training: Training) -> None:
         return
     wait = facts.share("waiting for data")
     if wait > 0.3:
-        facts.cures.append(cures.try_cure(training, "the same batch again", gone(wait), cures.same_batch))
+        facts.cures.append(
+            cures.try_cure(training, "the same batch again", facts.without("waiting for data"), cures.same_batch)
+        )
         if wait > 0.5 and facts.workers == 0:
             facts.cures.append(cures.with_workers(training, 2, facts.seconds()))
         return
@@ -208,9 +210,9 @@ def _change(facts: SpeedFacts) -> tuple[str, float | None, cures.Change] | None:
     saving, validating = facts.share("saving"), facts.share("validating")
     if max(saving, validating) > 0.4:
         if saving > validating:
-            return "no saving", gone(saving), cures.no_saving
+            return "no saving", facts.without("saving"), cures.no_saving
         name = "one batch of validation" if kept else "no validation"
-        return name, gone(validating * (1 - kept)), cures.no_validation
+        return name, facts.without("validating", 1 - kept), cures.no_validation
     if facts.growth is not None:
         return None
     if facts.repeated is not None and facts.repeated.share > 0.4:

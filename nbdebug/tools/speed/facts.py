@@ -168,5 +168,13 @@ class SpeedFacts:
         whole = sum(step.total for step in self.steps)
         return sum(step.phases.get(phase, 0.0) for step in self.steps) / whole if whole else 0.0
 
+    def without(self, phase: str, part: float = 1.0) -> float:
+        """How many times faster a step is without a phase, or without this part of it: by the medians where the phase
+        is in most steps, else by its share of all time."""
+        medians = {name: self.seconds(name) for name in PHASES}
+        whole = sum(medians.values())
+        share = medians[phase] / whole if whole and medians[phase] else self.share(phase)
+        return 1 / max(1 - part * share, 0.01)
+
     def cure(self, name: str) -> SpeedCure | None:
         return next((cure for cure in self.cures if cure.name == name), None)

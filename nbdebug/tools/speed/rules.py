@@ -101,7 +101,8 @@ def compile_recompiles(facts: SpeedFacts) -> Finding | None:
 def loader_bound(facts: SpeedFacts) -> Finding | None:
     share, cure = facts.share("waiting for data"), facts.cure("the same batch again")
     proven = cure is not None and cure.measured is not None and facts.device != "cpu" and cure.measured > 1.8
-    if share < WAITING and not (proven and share > 0.4):
+    usual = facts.seconds("waiting for data") / (facts.seconds() or 1.0)  # else only the epochs' first steps wait
+    if min(share, usual + 0.05) < WAITING and not (proven and share > 0.4):
         return None
     if cure is not None and cure.measured is not None and cure.measured < 1.2:
         return None
@@ -175,7 +176,8 @@ def eval_too_often(facts: SpeedFacts) -> Finding | None:
         return None
     often = f"{count(facts.validations, 'time')} in {count(facts.ran, 'step')}"
     title = f"Validation takes {percent(share)} of the time: it ran {often}"
-    code = f"if step % 200 == 0:\n    {facts.validating.text or 'validate()'}"
+    text = facts.validating.text or "validate()"
+    code = f"if step % 200 == 0:\n    {text}" + "\n    ...  # and the rest of the validation" * text.endswith(".eval()")
     return finding(
         facts, "speed/eval-too-often", "rest", title, facts.validating,
         [Fix("Validate every few hundred steps.", code)],
