@@ -36,9 +36,9 @@ from typing import Any
 from nbdebug.magics._arguments import help_text
 from nbdebug.magics._completion import Completion
 from nbdebug.magics.bottleneck import BottleneckMagics
+from nbdebug.magics.check import CheckMagics
 from nbdebug.magics.check_checkpoint import CheckCheckpointMagics
 from nbdebug.magics.check_config import BeforeRunMagics
-from nbdebug.magics.check_notebook import CheckNotebookMagics
 from nbdebug.magics.diagnose import DiagnoseMagics
 from nbdebug.magics.explain import ExplainMagics
 from nbdebug.magics.fit import FitMagics
@@ -62,7 +62,7 @@ QUESTIONS = (
     FitMagics,
     PrecisionMagics,
     BeforeRunMagics,
-    CheckNotebookMagics,
+    CheckMagics,
     CheckCheckpointMagics,
 )
 OURS = (*WATCHES, *QUESTIONS, NbdebugMagics, Completion)

@@ -1,4 +1,4 @@
-"""%check_notebook in a real shell: it finds what happened before nbdebug was loaded, and is a report like any other."""
+"""%check and %check_notebook in a real shell: what happened before nbdebug was loaded is found; a report like any other."""
 
 from __future__ import annotations
 
@@ -59,3 +59,22 @@ def test_within_a_function_its_variables_are_looked_at_as_well(notebook: Noteboo
     notebook.run(HOOK)
     report = notebook.run("look()").result
     assert [f.code for f in report] == ["notebook/hooks-registered-twice"] and isinstance(report, nbdebug.Report)
+
+
+def test_check_asks_the_function_that_knows_the_thing(notebook: Notebook, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    notebook.run(
+        "import argparse, pathlib, torch\npath = pathlib.Path('run.yaml'); path.write_text('lr: 1e-4\\nepochs: 3\\n')\n"
+        "args = argparse.Namespace(dropout=1.5)\nnet = torch.nn.Linear(2, 1); torch.save(net.state_dict(), 'net.pt')\n"
+        "rows = [(torch.ones(2), 0)] * 8\nloader = torch.utils.data.DataLoader(rows, 4)\nbad = ValueError('no')"
+    )
+    for line, code in (("run.yaml", "wrong-type"), ("path", "wrong-type"), ("args", "out-of-range")):
+        assert [f.code for f in notebook.run(f"%check {line}").result] == [f"config/{code}"], line
+    assert notebook.run("%check net.pt").result.ok and notebook.run("%check .").result.ok
+    assert "by check_loader" in notebook.run("%check loader").result.question
+    assert "by explain" in notebook.run("%check bad").result.question
+    for line in ("net", "nothing.pt", "nothing"):
+        assert "UsageError" in notebook.run(f"%check {line}").printed, line
+    report = notebook.run("%check").result
+    assert {f.code for f in report if f.chapter == "config"} == {"config/wrong-type", "config/out-of-range"}
+    assert "the notebook" in [one.what for one in report.ruled_out] and "`loader`" in str(report.unchecked)

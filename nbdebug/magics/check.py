@@ -1,0 +1,168 @@
+"""%check: looks at what a thing is and asks the function that knows it; %check_notebook: what cells that ran again or
+out of order have left. Its answer: `nbdebug.check_notebook`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
+from IPython.core.magic_arguments import argument, magic_arguments
+
+import nbdebug
+from nbdebug.magics._arguments import FULL, HELP, answer, evaluate, parse, unquote, usage_errors, variables
+from nbdebug.report import Report, RuledOut
+
+SETTINGS = (".json", ".yaml", ".yml", ".toml")
+WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".index.json")
+
+
+@magics_class
+class CheckMagics(Magics):
+    """%check and %check_notebook."""
+
+    @no_var_expand
+    @needs_local_scope
+    @magic_arguments()
+    @argument("thing", metavar="THING", nargs="?", help="a file, a folder or a variable (default: all that is here)")
+    @FULL
+    @HELP
+    @line_magic
+    def check(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+        """Look at a thing, whatever it is, before anything runs.
+
+            %check
+            %check run.yaml
+            %check runs/step_1000.pt
+            report = %check train_loader
+
+        Settings go to check_config, checkpoints and folders of them to check_checkpoint, data sets and folders of
+        files to check_data, a DataLoader to check_loader, a trainer to preflight, an exception to explain. Alone it
+        looks at the environment, the notebook, and settings and paths among your variables, and says what was well.
+        """
+        __tracebackhide__ = True
+        args = parse(self.check, line)
+        if args is None:
+            return None
+        names = variables(self.shell, local_ns)
+        if args.thing is None:
+            return answer(everything(names, self.shell), args, line)
+        word = unquote(args.thing)
+        thing = pathlib.Path(word).expanduser()
+        if word not in names and thing.exists():
+            question, ask = check_of(thing)
+        else:
+            question, ask = check_of(evaluate(word, names))
+        try:
+            with usage_errors():
+                report = ask()
+        except (OSError, ImportError) as error:
+            raise UsageError(str(error)) from None
+        return answer(dataclasses.replace(report, question=f"%check {args.thing}, by {question}"), args, line)
+
+    @no_var_expand
+    @needs_local_scope
+    @magic_arguments()
+    @FULL
+    @HELP
+    @line_magic
+    def check_notebook(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+        """Find what is wrong because of the order in which cells ran, and the cell that caused it.
+
+            %check_notebook
+            report = %check_notebook
+
+        It finds files that were edited after their import; a model created again while the optimizer holds the old
+        parameters; hooks that a cell registered again; objects whose class was defined again; loaders, schedulers and
+        trainers made from objects that were replaced; memory that only Out or a traceback holds. It changes nothing
+        and runs none of your code. In a script: nbdebug.check_notebook(globals()).
+        """
+        __tracebackhide__ = True
+        args = parse(self.check_notebook, line)
+        if args is None:
+            return None
+        from nbdebug.tools.notebook.check_notebook import check_notebook  # imports torch: %load_ext must stay quick
+
+        report = check_notebook(variables(self.shell, local_ns), shell=self.shell)
+        return answer(dataclasses.replace(report, question="%check_notebook"), args, line)
+
+
+def check_of(thing: Any) -> tuple[str, Callable[[], Report]]:
+    """(name of the function that knows this thing, what asks it). Raises UsageError where none does."""
+    if isinstance(thing, (str, pathlib.PurePath)):
+        return _of_path(pathlib.Path(thing))
+    name = kind_of(thing)
+    if not name:
+        what = "a file, a folder, settings, a data set, a loader, a trainer or an exception"
+        raise UsageError(f"%check takes {what}; a {type(thing).__name__} is none. For a model: %preflight, %diagnose.")
+    return name, lambda: getattr(nbdebug, name)(thing)
+
+
+def _of_path(path: pathlib.Path) -> tuple[str, Callable[[], Report]]:
+    if path.name.endswith(SETTINGS) and not path.name.endswith(WEIGHTS):
+        return "check_config", lambda: nbdebug.check_config(path)
+
+    def of_folder() -> Report:
+        try:
+            return nbdebug.check_checkpoint(path)
+        except FileNotFoundError:
+            if not path.exists():
+                raise
+            return nbdebug.check_data(str(path))
+
+    if path.is_dir():
+        return "check_checkpoint or check_data", of_folder
+    if path.name.endswith(WEIGHTS) or not path.exists():
+        return "check_checkpoint", lambda: nbdebug.check_checkpoint(path)
+    return "check_data", lambda: nbdebug.check_data(str(path))
+
+
+def kind_of(thing: Any) -> str:
+    """The function that knows an object: by its class alone, no attribute is asked. "" where none does."""
+    module, own = type(thing).__module__.partition(".")[0], [kind.__name__ for kind in type(thing).__mro__]
+    if isinstance(thing, BaseException):
+        return "explain"
+    if "DataLoader" in own:
+        return "check_loader"
+    if "Trainer" in own:
+        return "preflight"
+    if isinstance(thing, argparse.Namespace) or module == "omegaconf" or "BaseModel" in own:
+        return "check_config"
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        return "check_config"
+    if isinstance(thing, Mapping):
+        plain = thing and all(isinstance(v, (int, float, str, bool, type(None), list, dict)) for v in thing.values())
+        return "check_config" if plain else ""
+    return "check_data" if {"Dataset", "IterableDataset", "DataFrame", "DatasetDict"} & set(own) else ""
+
+
+def everything(names: Mapping[str, Any], shell: Any) -> Report:
+    """The environment, the notebook, and settings and paths among the variables, in one report."""
+    asked = dict(_questions(names, shell))
+    reports: dict[str, Report] = {}
+    unchecked = []
+    for name, ask in asked.items():
+        try:
+            reports[name] = ask()
+        except Exception as error:  # one that fails hides no other: it is told
+            unchecked.append(f"{name}: {type(error).__name__}: {error}")
+    loaders = [name for name, thing in names.items() if kind_of(thing) == "check_loader" and not name.startswith("_")]
+    unchecked += [f"`{name}`: %check {name} reads a pass of it" for name in loaders[:3]]
+    findings = tuple(finding for report in reports.values() for finding in report)
+    well = tuple(RuledOut(name, report.headline) for name, report in reports.items() if not report.findings)
+    headline = "" if findings else f"No problem was found in {len(reports)} checks."
+    return Report("%check", findings, well, tuple(unchecked), headline=headline, independent=True)
+
+
+def _questions(names: Mapping[str, Any], shell: Any) -> Iterator[tuple[str, Callable[[], Report]]]:
+    yield "the environment", nbdebug.check_environment
+    yield "the notebook", lambda: nbdebug.check_notebook(names, shell=shell)
+    paths = [(name, thing) for name, thing in names.items() if isinstance(thing, pathlib.Path)]
+    settings = [(name, thing) for name, thing in names.items() if kind_of(thing) == "check_config"]
+    for name, thing in [*settings, *((n, path) for n, path in paths if path.name.endswith(SETTINGS + WEIGHTS))][:12]:
+        if not name.startswith("_") and (not isinstance(thing, pathlib.Path) or thing.is_file()):
+            yield f"`{name}`", check_of(thing)[1]
