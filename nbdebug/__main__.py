@@ -54,6 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     of_machine = commands.add_parser("check-environment", help="what will stop a run here (exit status 1 on problems)")
     of_machine.add_argument("--requirements", metavar="FILE", help="compared with what is installed")
     of_machine.add_argument("--facts", metavar="FILE", help="another machine's, as `facts` prints them there")
+    of_machine.add_argument("--save", metavar="FILE", help="write the report as well (.html, .json or .txt)")
     for command in (of_config, of_checkpoint, of_data, of_machine):
         command.add_argument("--full", action="store_true", help="show all of the report")
     of_script = commands.add_parser("bottleneck", help="what makes a training script slow (exit status 1 on a cause)")
@@ -78,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     checks: dict[str, Callable[[], Report]] = {
         "check-data": lambda: data_of(args.path, args.expected, args.save),
         "check-checkpoint": lambda: nbdebug.check_checkpoint(args.path),
-        "check-environment": lambda: environment_of(args.requirements, args.facts),
+        "check-environment": lambda: environment_of(args.requirements, args.facts, args.save),
     }
     if args.command in checks:
         return print_check(checks[args.command], args.full)
@@ -127,10 +128,13 @@ def bottleneck(args: argparse.Namespace) -> int:
     return int(compared[0])
 
 
-def environment_of(requirements: str | None, facts: str | None) -> Report:
+def environment_of(requirements: str | None, facts: str | None, save: str | None) -> Report:
     """The report of this machine, or of the facts in a file."""
     known = json.loads(pathlib.Path(facts).read_text(encoding="utf-8")) if facts else None
-    return nbdebug.check_environment(requirements=requirements, facts=known)
+    report = nbdebug.check_environment(requirements=requirements, facts=known)
+    if save:
+        print(report.save(save), file=sys.stderr)
+    return report
 
 
 def print_check(check: Callable[[], Report], full: bool = False) -> int:

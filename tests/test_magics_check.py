@@ -1,4 +1,4 @@
-"""%check and %check_notebook in a real shell: what happened before nbdebug was loaded is found; a report like any other."""
+"""%check and %check_notebook in a real shell: what happened before nbdebug was loaded is found, too."""
 
 from __future__ import annotations
 

@@ -269,3 +269,34 @@ def test_from_a_shell_the_exit_status_tells(tmp_path, capsys) -> None:
     assert shell.main(["check-config", str(good)]) == 0
     assert shell.main(["check-config", str(good), str(bad)]) == 1 and "1.0e-4" in capsys.readouterr().out
     assert shell.main(["check-config", str(tmp_path / "none.yaml")]) == 2 and "none.yaml" in capsys.readouterr().err
+
+
+def test_the_planned_learning_rate_is_drawn(tmp_path) -> None:
+    path = tmp_path / "run.yaml"
+    text = (
+        "max_steps: 50\noptimizer:\n  lr: 0.1\nlr_scheduler:\n  class_path: torch.optim.lr_scheduler.{}\n  init_args:\n"
+    )
+    path.write_text(text.format("CosineAnnealingLR") + "    T_max: 50\n")
+    (curve,) = [plot.data["curves"]["as planned"] for plot in nbdebug.check_config(path).plots]
+    assert curve[0] == [0, 0.1] and curve[-1][0] == 49 and curve[-1][1] < 0.001
+    assert "learning rate" in nbdebug.check_config(path)._repr_mimebundle_()["text/html"]
+    path.write_text(text.format("CosineAnnealingLR") + "    eta_min: 0.0\n")
+    report = nbdebug.check_config(path)
+    assert report.ok and not report.plots and "CosineAnnealingLR refuses these settings" in str(report)
+    import transformers.optimization  # noqa: F401
+
+    settings = {"learning_rate": 1.0, "max_steps": 100, "warmup_steps": 10, "lr_scheduler_type": "linear"}
+    (plot,) = nbdebug.check_config(settings).plots
+    rates = dict(plot.data["curves"]["as planned"])
+    assert rates[0] == 0 and rates[10] == 1 and rates[55] == 0.5
+
+
+def test_betas_and_half_precision_on_the_processor() -> None:
+    for config, code in (
+        ({"optimizer": {"betas": [0.9, 1.2]}}, "out-of-range"),
+        ({"accelerator": "cpu", "precision": "16-mixed"}, "inconsistent"),
+        ({"save_strategy": "never", "num_train_epochs": 3}, "invalid-choice"),
+    ):
+        assert [f.code for f in nbdebug.check_config(config)] == [f"config/{code}"]
+    for config in ({"betas": [0.9, 0.999]}, {"accelerator": "gpu", "precision": "16-mixed"}, {"save_strategy": "x"}):
+        assert nbdebug.check_config(config).ok

@@ -218,3 +218,15 @@ def test_the_magic_saves_a_text_for_a_bug_report(tmp_path, monkeypatch) -> None:
         assert "525.105.17" in (tmp_path / "env.txt").read_text()
         assert "UsageError" in notebook.run("%check_environment --requirements none.txt").printed
         assert "UsageError" in notebook.run("%check_environment --facts 3").printed
+
+
+def test_switches_warnings_and_the_saved_text(tmp_path, capsys, monkeypatch) -> None:
+    text = "`torch.cuda.amp.GradScaler(args...)` is deprecated"
+    monkeypatch.setitem(globals(), "__warningregistry__", {"version": 1, (text, FutureWarning, 7): True})
+    report = nbdebug.check_environment()
+    rows = dict(report.frame("The machine").itertuples(index=False))
+    assert "cuDNN benchmark" in rows["switches"] and "math" in rows["attention kernels allowed"]
+    shown = report.frame("Warnings of this kernel")
+    assert (f"{__name__}, line 7", "torch.amp.GradScaler('cuda')") in zip(shown["where"], shown["write instead"])
+    shell.main(["check-environment", "--save", str(tmp_path / "env.txt")])
+    assert "The machine" in (tmp_path / "env.txt").read_text() and "env.txt" in capsys.readouterr().err

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import pathlib
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nbdebug.report import Edit, Finding, Fix, Report, RuledOut, Table, Where
+from nbdebug.report import Edit, Finding, Fix, Plot, Report, RuledOut, Table, Where
 from nbdebug.text import clip, count
-from nbdebug.tools.config.conventions import conventions, misspelt
+from nbdebug.tools.config.conventions import CHOICES, TOTALS, WARMUPS, conventions, misspelt
 from nbdebug.tools.config.document import Document, parsed, read
-from nbdebug.tools.config.facts import ConfigFacts, Expectation, OneSetting
+from nbdebug.tools.config.facts import ConfigFacts, Expectation, OneSetting, Setting
 from nbdebug.tools.config.rules import ORDER
 from nbdebug.tools.config.schema_from import expectations
 from nbdebug.tools.config.syntax import INVISIBLE, Flaw
@@ -47,8 +51,10 @@ def check_config(
     values are compared with the file's; checkpoint: the settings that were saved with one (a dict or a path).
 
     YAML is read as PyYAML's safe_load reads it (YAML 1.1); where YAML 1.2 sees another value, the report says so.
-    Nothing in the file is run. Raises OSError for a file that can't be opened, ValueError for one of another format, or
-    too large, TypeError for an object without settings, ImportError where YAML is to be read without ruamel.yaml.
+    Where the settings name a scheduler of torch, or of transformers where that is loaded, the planned learning rate is
+    drawn. Nothing in the file is run. Raises OSError for a file that can't be opened, ValueError for one of another
+    format, or too large, TypeError for an object without settings, ImportError where YAML is to be read without
+    ruamel.yaml.
     """
     document = read(path_or_mapping)
     expected, closed = expectations(schema) if schema is not None else ({}, False)
@@ -195,12 +201,88 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b) or not isinstance(a, (int, float, str, bool))
 
 
+# -- the planned learning rate ----------------------------------------------------------------------------------------
+
+RATES = ("lr", "learning_rate", "base_lr")
+CLASSES = ("_target_", "_component_", "class_path", "type", "name", "lr_scheduler_type", "lr_scheduler", "scheduler")
+LONGEST = 20_000
+"""Steps of a schedule that are taken one by one."""
+
+
+def planned_rates(settings: Mapping[str, Any]) -> tuple[list[list[float]], str]:
+    """([step, rate] of the scheduler that the settings name, why there are none): torch's by its class, transformers'
+    by its type where transformers is loaded."""
+    rates = [s.value for s in settings.values() if s.name in RATES and type(s.value) in (int, float) and s.value > 0]
+    totals = [s.value for s in settings.values() if s.name in TOTALS and type(s.value) is int and s.value > 0]
+    named = [s for s in settings.values() if s.name in CLASSES and isinstance(s.value, str)]
+    for one in named if rates else ():
+        try:
+            scheduler, steps = _scheduler(one, settings, float(rates[0]), totals)
+        except Exception as error:  # torch or transformers refuse the arguments: that is worth a sentence
+            return [], f"{one.value} refuses these settings: {clip(str(error), 120)}"
+        if scheduler is not None:
+            return _rates(scheduler, steps), ""
+    return [], ""
+
+
+def _scheduler(one: Setting, settings: Mapping[str, Setting], rate: float, totals: list[int]) -> tuple[Any, int]:
+    """The scheduler that a setting names, over an optimizer of no model, and for how many steps."""
+    import torch  # only where there is a schedule
+
+    name = one.value.rpartition(".")[2]
+    kind = getattr(torch.optim.lr_scheduler, name, None)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+    beside = {
+        s.name: s.value for s in settings.values() if re.fullmatch(PARENT.format(re.escape(one.parent)), s.parent)
+    }
+    if (
+        isinstance(kind, type)
+        and issubclass(kind, torch.optim.lr_scheduler.LRScheduler)
+        and "metrics" not in str(inspect.signature(kind.step))
+    ):
+        taken = inspect.signature(kind).parameters
+        given = {key: value for key, value in beside.items() if key in taken and key not in ("optimizer", "verbose")}
+        ends = [given[key] for key in ("T_max", "total_steps", "total_iters", "step_size") if key in given]
+        ends += [max(given["milestones"])] if given.get("milestones") else []
+        return kind(optimizer, **given), int(
+            max([*totals[:1], *(end * 1.2 for end in ends[:1] if not totals)] or [100])
+        )
+    transformers = sys.modules.get("transformers.optimization")
+    if transformers is None or not totals or name not in CHOICES["lr_scheduler_type"][0] or "plateau" in name:
+        return None, 0
+    warmup = next((s.value for s in settings.values() if s.name in WARMUPS and type(s.value) in (int, float)), 0)
+    share = next((s.value for s in settings.values() if s.name == "warmup_ratio"), warmup if 0 < warmup < 1 else 0)
+    steps = math.ceil(totals[0] * share) if share else int(warmup)
+    return transformers.get_scheduler(name, optimizer, num_warmup_steps=steps, num_training_steps=totals[0]), totals[0]
+
+
+PARENT = r"{0}(?:\.(?:init_args|params|kwargs))?"
+"""The section of a class's name, and those of its arguments."""
+
+
+def _rates(scheduler: Any, steps: int) -> list[list[float]]:
+    """[step, rate] at 200 of the steps."""
+    shown = {round(place * (steps - 1) / 199) for place in range(200)}
+    factors = getattr(scheduler, "lr_lambdas", [None])[0]
+    if factors is not None:
+        return [[step, scheduler.base_lrs[0] * factors(step)] for step in sorted(shown)]
+    rows = []
+    for step in range(min(steps, LONGEST)):
+        if step in shown:
+            rows.append([step, scheduler.optimizer.param_groups[0]["lr"]])
+        scheduler.optimizer.step()
+        scheduler.step()
+    return rows
+
+
 def _report(document: Document, findings: tuple[Finding, ...], with_schema: bool, known: bool) -> Report:
     name = pathlib.PurePath(document.file).name if document.file else document.format
     values = sum(not setting.section for setting in document.settings.values())
     unchecked = [] if with_schema else ["keys that only your program knows: give a schema (schema_from drafts one)"]
     if document.root is None:
         unchecked.insert(0, "the values: the file can't be read further")
+    rates, refused = planned_rates(document.settings)
+    curve = {"curves of": "learning rate of each step", "curves": {"as planned": rates}}
     headline = "" if findings else f"No problem was found in {name}."
     ruled_out = (
         ()
@@ -217,10 +299,11 @@ def _report(document: Document, findings: tuple[Finding, ...], with_schema: bool
         findings,
         ruled_out,
         tuple(unchecked),
-        (),
+        (f"No learning rate was drawn: {refused}.",) if refused else (),
         subject,
         {"problems": problems},
         headline=headline,
         tables=tuple(_around(document))[:5],
+        plots=(Plot("losses", curve),) if rates else (),
         independent=True,
     )

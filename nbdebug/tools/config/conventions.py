@@ -43,6 +43,7 @@ PAGES: tuple[tuple[str, dict[str, Any], str], ...] = (
         {"type": "float", "min": 0, "below": 1},
         f"{OPTIM}.Adam: 0 <= beta < 1",
     ),
+    ("betas adam_betas opt_betas", {"min": 0, "below": 1}, f"{OPTIM}.Adam: 0 <= beta < 1"),
     (
         "eps adam_epsilon adam_eps epsilon layer_norm_eps rms_norm_eps",
         {"type": "float", "min": 0},
@@ -110,6 +111,8 @@ CHOICES: Mapping[str, tuple[tuple[str, ...], str]] = {
 }
 ACCELERATE = {"distributed_type", "compute_environment", "dynamo_backend", "network_dim", "network_module"}
 """Keys of files whose `mixed_precision` is accelerate's."""
+ARGUMENTS = {"per_device_train_batch_size", "num_train_epochs", "save_total_limit", "per_device_eval_batch_size"}
+"""Keys of files whose strategies are transformers'."""
 DROPOUT = re.compile(
     r"(?:.*_)?(?:dropout|dropout_rate|dropout_prob|drop_rate|drop_path|drop_path_rate|pdrop|dropout_p)"
 )
@@ -150,6 +153,11 @@ TOTALS = (
     "train_steps",
     "max_iters",
 )
+DEVICES = (
+    ("precision", ("16-mixed",), "accelerator", "cpu", "Lightning takes bf16-mixed in its place on the processor"),
+    ("mixed_precision", ("fp16",), "use_cpu", True, "accelerate does not use fp16 on the processor"),
+)
+"""(precision, its values, device, its value, who says so): they do not go together."""
 EXCLUDING = (("fp16", "bf16"), ("load_in_4bit", "load_in_8bit"), ("fp16.enabled", "bf16.enabled"))
 """transformers.TrainingArguments and BitsAndBytesConfig, and DeepSpeed, refuse both of a pair."""
 
@@ -199,6 +207,7 @@ def _relations(settings: Mapping[str, Setting]) -> Iterator[tuple[str, dict[str,
         yield from _checkpoints(here)
         yield from _batches(here)
         yield from _rates(here)
+        yield from _devices(here)
     yield from _warmup(settings)
 
 
@@ -236,11 +245,20 @@ def _checkpoints(here: Mapping[str, Setting]) -> Iterator[tuple[str, dict[str, A
 
 
 def _batches(here: Mapping[str, Setting]) -> Iterator[tuple[str, dict[str, Any]]]:
-    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    if all(_whole(here.get(name)) for name in names):
-        total, micro, steps = (here[name] for name in names)
+    total, micro = (here.get(name) for name in ("train_batch_size", "train_micro_batch_size_per_gpu"))
+    steps = here.get("gradient_accumulation_steps")
+    if total is not None and micro is not None and _whole(total) and _whole(micro):
         source = "DeepSpeed: micro batch x accumulation steps x number of GPUs"
-        yield total.key, {"multiple_of": micro.value * steps.value, "source": source}
+        factor = steps.value if steps is not None and _whole(steps) else 1
+        yield total.key, {"multiple_of": micro.value * factor, "source": source}
+
+
+def _devices(here: Mapping[str, Setting]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Half precision where the same section asks for the processor."""
+    for name, halves, place, asked, source in DEVICES:
+        precision, device = here.get(name), here.get(place)
+        if precision is not None and device is not None and precision.value in halves and device.value == asked:
+            yield precision.key, {"not_with": device.key, "source": source}
 
 
 def _rates(here: Mapping[str, Setting]) -> Iterator[tuple[str, dict[str, Any]]]:

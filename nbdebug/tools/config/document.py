@@ -160,10 +160,12 @@ def _settings(root: Node, document: Document) -> Iterator[Setting]:
 
 
 def reads_exponents(text: str) -> bool:
-    """Whether the file is one of OmegaConf's (Hydra) or jsonargparse's (Lightning's CLI), whose loaders see a number in
-    1e-4: it has a reference, or classes with their arguments."""
+    """Whether the file is one of OmegaConf's (Hydra, torchtune) or jsonargparse's (Lightning's CLI), which take 1e-4
+    for a number: it has a reference, or classes with their arguments."""
     return bool(
         re.search(
-            r"\$\{[\w.:,]+\}|^\s*(?:- )?(?:_target_|class_path|init_args|_partial_):|^defaults:", text, re.MULTILINE
+            r"\$\{[\w.:,]+\}|^\s*(?:- )?(?:_target_|_component_|class_path|init_args|_partial_):|^defaults:",
+            text,
+            re.MULTILINE,
         )
     )

@@ -287,7 +287,8 @@ def _surely_wrong(one: OneSetting) -> bool:
     value = setting.value
     if kind in ("int", "float"):
         if isinstance(value, str):
-            return setting.number is not None or bool(NUMBER.fullmatch(value)) and not _texts_by_habit(one)
+            habit = "seed" in setting.name or _texts_by_habit(one)  # forms write a seed, which may be empty, as text
+            return setting.number is not None or bool(NUMBER.fullmatch(value)) and not habit
         return (
             value is True
             and (kind == "int" or "lr" in setting.name or "rate" in setting.name)
@@ -417,14 +418,17 @@ def _nearest_choice(value: Any, expected: Expectation) -> Any:
 
 
 def _foreign(one: OneSetting, value: Any, nearest: Any) -> bool:
-    """Without a schema: a slip in a known word, or full precision where the file is accelerate's."""
-    from nbdebug.tools.config.conventions import ACCELERATE, CHOICES
+    """Without a schema: a slip in a known word, or another word where the file is accelerate's or transformers'."""
+    from nbdebug.tools.config.conventions import ACCELERATE, ARGUMENTS, CHOICES
 
-    if not isinstance(value, str):
-        return False
-    if one.setting.name == "mixed_precision":
-        return value.lower() in FULL and any(s.name in ACCELERATE for s in one.facts.settings.values())
     known = CHOICES.get(one.setting.name, ((), ""))[0]
+    if not isinstance(value, str) or value.lower() in known:
+        return False
+    names = {s.name for s in one.facts.settings.values() if s is not one.setting}
+    if one.setting.name == "mixed_precision":
+        return bool(names & ACCELERATE)
+    if one.setting.name.endswith("_strategy") and names & ARGUMENTS:
+        return True
     return nearest is not None and bool(difflib.get_close_matches(value, known, n=1, cutoff=0.85))
 
 
@@ -440,13 +444,15 @@ def _foreign(one: OneSetting, value: Any, nearest: Any) -> bool:
 )
 def out_of_range(one: OneSetting) -> Finding | None:
     setting, expected = one.setting, one.expected
-    value = setting.value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or within(value, expected):
+    values = setting.value if isinstance(setting.value, list) else [setting.value]
+    value = next((each for each in values if _numbers(each) and not within(each, expected)), None)
+    if value is None:
         return None
-    title = f"`{setting.key}` is {shown(value)}; allowed is {range_of(expected)}"
+    verb = "holds" if isinstance(setting.value, list) else "is"
+    title = f"`{setting.key}` {verb} {shown(value)}; allowed is {range_of(expected)}"
     guesses = [-value, value / 100, value / 10, expected.min, expected.max]
     guess = next((g for g in guesses if g is not None and g != 0 and within(g, expected) and _whole(g, expected)), None)
-    if guess is None:
+    if guess is None or verb == "holds":
         fixes = template("Write a number within the range.", one, f"<{range_of(expected)}>")
     else:
         number = int(guess) if expected.type == "int" else guess
@@ -569,12 +575,19 @@ def inconsistent(one: OneSetting) -> Finding | None:
                 return finding(
                     "inconsistent", one, title, fixes, other=f"{other} = {shown(value)}", source=expected.source
                 )
-        if setting.value is True and one.value(expected.not_with) is True:
-            title = f"`{setting.key}` and `{expected.not_with}` are both true; one excludes the other"
+        other, value = expected.not_with, one.value(expected.not_with)
+        if setting.value is True and value is True:
+            title = f"`{setting.key}` and `{other}` are both true; one excludes the other"
             fix = mended(
                 "One of the two, off.", one, "False" if one.facts.format not in ("JSON", "YAML", "TOML") else "false"
             )
-            return finding("inconsistent", one, title, (fix,), other=expected.not_with, source=expected.source)
+            return finding("inconsistent", one, title, (fix,), other=other, source=expected.source)
+        if (
+            expected.lenient and other is not None and setting.value in ("fp16", "16-mixed")
+        ):  # a precision and its device
+            title = f"`{setting.key}` is {shown(setting.value)}, which `{other}: {shown(value)}` excludes"
+            fixes = template("bfloat16 runs there.", one, literal("bf16-mixed" if "-" in setting.value else "bf16", ""))
+            return finding("inconsistent", one, title, fixes, other=f"{other} = {shown(value)}", source=expected.source)
     for key, owner, value in one.facts.others:
         if key == setting.key:
             title = f"`{setting.key}` is {shown(setting.value)} in the settings and {shown(value)} in the {owner}"

@@ -97,7 +97,7 @@ def parse_yaml(text: str) -> Node:
         root = composed(text)
     except ImportError:
         raise
-    except Exception as error:
+    except Exception as error:  # ruamel's scanner, parser, composer and reader have no common class
         raise _diagnosis(text, error) from None
     if root is None:
         return Node(None, 0, 0, entries=[])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import pathlib
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nbdebug.report import Report, RuledOut, Table
-from nbdebug.text import count, listed, size
+from nbdebug.text import clip, count, listed, size
 from nbdebug.tools.environment.facts import EnvironmentFacts
 from nbdebug.tools.environment.machine import machine_facts, shell_python
 from nbdebug.tools.environment.rules import ORDER, torch_of
@@ -52,6 +53,8 @@ def check_environment(*, requirements: Any = None, facts: Mapping[str, Any] | No
             ),
         )
     )
+    machine = Table("The machine", ("what", "value"), list(_rows(raw, known)))
+    raised = Table("Warnings of this kernel", ("where", "warning", "write instead"), list(_warnings()) if own else [])
     if not known.run:
         unchecked.append("what your run asks for (workers, number type, backend): give facts with a key run")
     return Report(
@@ -63,7 +66,7 @@ def check_environment(*, requirements: Any = None, facts: Mapping[str, Any] | No
         "this machine" if own else "the machine of the facts",
         {"machine": dict(raw)},
         headline="" if findings else "No problem was found in this environment.",
-        tables=(Table("The machine", ("what", "value"), list(_rows(raw, known))),),
+        tables=tuple(table for table in (machine, raised) if table.rows),
         independent=True,
     )
 
@@ -107,9 +110,51 @@ def _notes(raw: Mapping[str, Any]) -> Iterator[str]:
     for place, free in (raw.get("disk") or {}).items():
         if free < LITTLE_DISK:
             yield f"{size(free)} of disk are left {'in this folder' if place == 'here' else 'for temporary files'}"
+    yield from _idle()
     shm = (raw.get("shm") or {}).get("size")
     if shm is not None and shm <= DOCKER_SHM:
         yield f"/dev/shm has {size(shm)}: a loader with workers needs more (docker run --shm-size=8g)"
+
+
+REWRITES = (
+    (r"torch\.cuda\.amp\.autocast", "torch.amp.autocast('cuda')"),
+    (r"torch\.cuda\.amp\.GradScaler", "torch.amp.GradScaler('cuda')"),
+    (r"torch\.cpu\.amp\.autocast", "torch.amp.autocast('cpu')"),
+    (r"pin_memory. argument is set as true", "DataLoader(…, pin_memory=torch.cuda.is_available())"),
+    (r"lr_scheduler\.step\(\). before", "optimizer.step() first, then scheduler.step()"),
+    (r"CUDA initialization|driver on your system is too old", "a newer driver, or torch built for an older CUDA"),
+    (r"is not compatible with the current PyTorch installation", "a torch that has kernels for the card"),
+    (r"use_reentrant parameter should be passed", "checkpoint(…, use_reentrant=False)"),
+    (r"weights_only=False", "torch.load(path, weights_only=True)"),
+    (r"`tokenizer` is deprecated", "Trainer(…, processing_class=tokenizer)"),
+)
+"""(words of a warning, what to write instead), as torch 2.13 and transformers 5 have them."""
+
+
+def _warnings() -> Iterator[tuple[str, str, str]]:
+    """(where, warning, what to write instead) of those that were raised in this kernel and have a rewrite. Python keeps
+    each that it shows once."""
+    for name, module in list(sys.modules.items()):
+        for key in list(getattr(module, "__dict__", {}).get("__warningregistry__") or ()):
+            if isinstance(key, tuple) and len(key) == 3:
+                text = " ".join(str(key[0]).split())
+                rewrite = next((new for pattern, new in REWRITES if re.search(pattern, text)), None)
+                if rewrite is not None:
+                    yield f"{'a cell' if name == '__main__' else name}, line {key[2]}", clip(text, 160), rewrite
+
+
+def _idle() -> Iterator[str]:
+    """A card that nothing uses, beside models on the processor."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or torch.cuda.is_initialized():
+        return
+    main = vars(sys.modules["__main__"])
+    models = [name for name, thing in list(main.items()) if isinstance(thing, torch.nn.Module)]
+    where = {name: next((p.device.type for p in main[name].parameters()), "") for name in models}
+    resting = [name for name, device in where.items() if device == "cpu" and not name.startswith("_")]
+    if resting:
+        verb = "is" if len(resting) == 1 else "are"
+        yield f"A card is idle: {listed(resting)} {verb} on the processor ({resting[0]}.to('cuda') moves it)"
 
 
 def _rows(raw: Mapping[str, Any], known: EnvironmentFacts) -> Iterator[tuple[str, str]]:
@@ -119,7 +164,14 @@ def _rows(raw: Mapping[str, Any], known: EnvironmentFacts) -> Iterator[tuple[str
     parts = [torch_of(known) or "not installed"]
     parts += [f"CUDA {build['cuda'] or 'none'}"] if "cuda" in build else []
     parts += [f"ROCm {build['hip']}"] if build.get("hip") else []
+    parts += [f"{name} {build[key]}" for key, name in (("cudnn", "cuDNN"), ("nccl", "NCCL")) if build.get(key)]
     yield "torch", ", ".join(parts)
+    if build.get("deterministic"):
+        yield "switches", ", ".join(f"{name} {'on' if on else 'off'}" for name, on in build["deterministic"].items())
+    if build.get("attention"):
+        yield "attention kernels allowed", ", ".join(build["attention"])
+    if build.get("bf16") is not None:
+        yield "bfloat16 on the card", "yes" if build["bf16"] else "no"
     yield "cards", listed([card.name for card in known.cards or ()], 8, "") or "none"
     if driver:
         yield "driver", f"{driver.get('version')}, serves CUDA {driver.get('cuda')}"

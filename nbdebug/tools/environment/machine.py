@@ -90,6 +90,21 @@ def _torch() -> dict[str, Any]:
         arches = torch.cuda.get_arch_list()
         build |= {"arch_list": arches} if arches else {}
         build["mps"] = bool(torch.backends.mps.is_built())
+        build["cudnn"] = torch.backends.cudnn.version()
+        build["deterministic"] = {
+            "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+            "cuDNN deterministic": torch.backends.cudnn.deterministic,
+            "cuDNN benchmark": torch.backends.cudnn.benchmark,
+            "TF32 in products": torch.backends.cuda.matmul.allow_tf32,
+        }
+        kernels = ("flash", "mem_efficient", "cudnn", "math")
+        on = {kernel: getattr(torch.backends.cuda, f"{kernel}_sdp_enabled", None) for kernel in kernels}
+        build["attention"] = [kernel for kernel, enabled in on.items() if enabled is not None and enabled()]
+        if torch.cuda.is_initialized():  # no context is made to find out
+            build["nccl"] = (
+                ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None
+            )
+            build["bf16"] = torch.cuda.is_bf16_supported()
     return build
 
 

@@ -1,6 +1,7 @@
 """Which versions go together: tables, each with the source to check it by. What is not in a table is not known.
 
-Only torchvision's table has been compared with its source yet; the others were written down without looking it up.
+The tables of torchvision, torchaudio, the drivers and the newest of xformers were compared with their pages in 2026-11;
+the others were written down without looking it up.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ Version = tuple[int, ...]
 DATE = "2025-11"
 """The month up to which the tables know releases."""
 TORCHVISION_OFFSET = 15
-LAST_2 = {"torchvision": 13, "torchaudio": 9}
-"""torch 2.k goes with torchvision 0.(15 + k) and torchaudio 2.k, up to these k (torchvision's page on PyPI, looked up
-in 2026-11; https://pytorch.org/get-started/previous-versions)."""
+LAST_2 = {"torchvision": 13, "torchaudio": 10}
+"""torch 2.k goes with torchvision 0.(15 + k) and torchaudio 2.k, up to these k (torchvision's page on PyPI and
+https://docs.pytorch.org/audio/2.11.0/installation.html, looked up in 2026-11: torchaudio 2.11 goes with all later)."""
 BEFORE_2: Mapping[str, Mapping[int, int]] = {
     "torchvision": {4: 5, 5: 6, 6: 7, 7: 8, 8: 9, 9: 10, 10: 11, 11: 12, 12: 13, 13: 14},
     "torchaudio": {8: 8, 9: 9, 10: 10, 11: 11, 12: 12, 13: 13},
@@ -44,6 +45,8 @@ BUILT_FOR: Mapping[str, Mapping[str, str]] = {
         "0.0.29.post3": "2.6",
         "0.0.30": "2.7",
         "0.0.31": "2.7",
+        "0.0.33.post1": "2.9",
+        "0.0.33.post2": "2.9",
     },
 }
 """The torch that a release's wheels are built for (its own metadata: https://github.com/pytorch/text#installation,

@@ -105,7 +105,8 @@ class Curves:
             for loss in panel.curves:
                 step, value = loss.lowest
                 rows.append((loss.name, loss.start, loss.end, f"{number(value)} (step {number(int(step))})"))
-        return TextTable("", ("Loss", "Start", "End", "Lowest"), tuple(rows))
+        what = "Loss" if any("loss" in panel.name for panel in self.panels) else "Curve"
+        return TextTable("", (what, "Start", "End", "Lowest"), tuple(rows))
 
 
 def read(data: Mapping[str, Any]) -> Curves | None:

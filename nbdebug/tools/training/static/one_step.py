@@ -236,7 +236,7 @@ class Calls(TorchFunctionMode):
             if op in ("cross_entropy", "nll_loss"):
                 _refuse_as_on_cpu(args, kwargs)
             out = func(*args, **kwargs)
-        except Exception:
+        except Exception:  # whatever an op of the user's raises: it is noted, and passes
             if self.failed is None:
                 inputs, site = _tensors((args, kwargs)), locate().site
                 self.failed = OpCall(len(self.calls), op, "", False, args, kwargs, inputs, [], 0, 0, True, site)
