@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from nbdebug.observe.locations import Site, at_site
+from nbdebug.observe.sources import tree_of
 from nbdebug.observe.variables import attributes, named_children, named_modules
 from nbdebug.report import Where
 from nbdebug.text import clip
@@ -185,27 +187,42 @@ def in_place_modules(context: ErrorContext) -> Iterator[tuple[InPlaceChange, Any
             for name, part in named_children(parent).items():
                 if attributes(part).get("inplace") is True and package(part).startswith("torch.nn"):
                     path, kind = context.path(part) or name, type(part).__name__
+                    title = (context.owners.paths.get(id(part)) or path) if path.isdigit() else path
                     op = NODE_NAMES.get(kind, kind.capitalize())
-                    where = _constructor(parent, kind, context)
+                    where = _constructor(parent, name, kind, context)
                     text = f"{kind}(inplace=True)"
-                    yield InPlaceChange(text, path, "module", op, None, f"nn.{kind}()", path, where=where), part
+                    yield InPlaceChange(text, title, "module", op, None, f"nn.{kind}()", path, where=where), part
 
 
-def _constructor(parent: Any, kind: str, context: ErrorContext) -> Where:
-    """The call in the user's `__init__` (of the parent, or of one around it) that made an activation."""
-    around = [
-        parent,
-        *(
-            module
-            for model in context.owners.models.values()
-            for _, module in named_modules(model)
-            if any(child is parent for child in named_children(module).values())
-        ),
+def inplace_flag(call: ast.Call) -> ast.expr | None:
+    """The `True` in `nn.ReLU(inplace=True)`, or in `nn.ReLU(True)`."""
+    flags = [*(k.value for k in call.keywords if k.arg == "inplace"), *call.args[-1:]]
+    return next((flag for flag in flags if isinstance(flag, ast.Constant) and flag.value is True), None)
+
+
+def _constructor(parent: Any, name: str, kind: str, context: ErrorContext) -> Where:
+    """The call in the user's sources that made an activation: the only one of its kind in the `__init__` of the parent
+    or of a module around it, else in the user's files; of several the one that gets its name, or that stands at its
+    place in a Sequential of as many layers."""
+    models = context.owners.models.values()
+    outer = [
+        m for model in models for _, m in named_modules(model) if any(c is parent for c in named_children(m).values())
     ]
-    for one in around:
-        code = function_source(vars(type(one)).get("__init__"))
-        for statement in code.statements() if code is not None else ():
-            for node in own_expressions(statement):
-                if isinstance(node, ast.Call) and last_name(node.func) == kind and (node.keywords or node.args):
-                    return code.where(node) if code is not None else NOWHERE
+    sources = [function_source(vars(type(one)).get("__init__")) for one in (parent, *outer)]
+    roots = [(code.source.file, code.node) for code in sources if code is not None]
+    roots += [(f, tree) for f in dict.fromkeys(frame.site.file for frame in context.users) if (tree := tree_of(f))]
+    for file, root in roots:
+        calls = [n for n in ast.walk(root) if isinstance(n, ast.Call)]
+        made = [n for n in calls if last_name(n.func) == kind and inplace_flag(n) is not None]
+        if len(made) > 1:
+            lines = [
+                n for n in ast.walk(root) if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == f"self.{name}"
+            ]
+            alike = [
+                n for n in calls if last_name(n.func) == "Sequential" and len(n.args) == len(named_children(parent))
+            ]
+            places = [line.value for line in lines] + [n.args[int(name)] for n in alike if name.isdigit()]
+            made = [n for n in made if any(n is place for place in places)]
+        if made:
+            return at_site(Where(), Site(file, made[0].lineno, "")) if len(made) == 1 else NOWHERE
     return NOWHERE

@@ -30,7 +30,13 @@ from nbdebug.tools.errors.autograd.calls import (
     reachable_functions,
     traceback_functions,
 )
-from nbdebug.tools.errors.autograd.changes import ChangeSite, changes_in_statement, in_place_changes, in_place_modules
+from nbdebug.tools.errors.autograd.changes import (
+    ChangeSite,
+    changes_in_statement,
+    in_place_changes,
+    in_place_modules,
+    inplace_flag,
+)
 from nbdebug.tools.errors.autograd.facts import InPlaceChange, InPlaceFacts
 from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
@@ -148,8 +154,12 @@ def _without_change(change: InPlaceChange | None) -> Edit | None:
     """The statement rewritten so that it makes a new tensor."""
     if change is not None and change.how == "module" and change.where.file:
         calls = [n for n in nodes_of(change.where.file) if isinstance(n, ast.Call) and n.lineno == change.where.line]
-        values = [k.value for n in calls for k in n.keywords if k.arg == "inplace"]
-        return edit_of(change.where.file, {values[0]: "False"}) if len(values) == 1 else None
+        calls = [n for n in calls if last_name(n.func) == change.text.partition("(")[0]]
+        new: dict[ast.AST, str] = {}
+        for made in calls:
+            if (flag := inplace_flag(made)) is not None:
+                new[flag] = "inplace=False" if flag in made.args else "False"
+        return edit_of(change.where.file, new)
     place = _statement_of(change) if change is not None and change.replacement else None
     if place is None or change is None or change.how == "block":
         return None
@@ -391,6 +401,7 @@ def rank_changes(candidates: Iterator[Candidate], signs: Signs) -> list[InPlaceC
             continue
         late = site.statement.lineno / 1e6 if site is not None and site.code.live else 0
         near = score + _nearness(change.module, signs.module) + late
+        near += _order(change.module, signs.module) if site is None else 0
         key = (change.where.file, change.where.line, change.target if site else change.module)
         if key not in scores or near > scores[key][0]:
             scores[key] = (near, change)
@@ -434,6 +445,16 @@ def _may_be(tensor: Any, signs: Signs) -> bool:
     """Whether a live tensor may be the one that torch's message is about."""
     same_size = signs.shape is None or tensor.numel() == math.prod(signs.shape)
     return tensor._version > 0 and (same_size or tensor._is_view())
+
+
+def _order(module: str | None, other: str | None) -> float:
+    """In a Sequential: what comes next behind a layer before what comes later, and before what came earlier."""
+    parent, _, place = (module or "").rpartition(".")
+    theirs, _, at = (other or "").rpartition(".")
+    if parent != theirs or not (place.isdigit() and at.isdigit()):
+        return 0
+    behind = int(place) - int(at)
+    return -0.01 * behind if behind > 0 else -1
 
 
 def _nearness(module: str | None, other: str | None) -> float:

@@ -33,12 +33,12 @@ from nbdebug.observe.sources import (
     tree_of,
 )
 from nbdebug.observe.variables import (
-    attributes,
     named_children,
     named_modules,
 )
 from nbdebug.report import Edit, Finding, Fix
 from nbdebug.text import count
+from nbdebug.tools.errors.autograd.changes import in_place_modules
 from nbdebug.tools.errors.context import ErrorContext
 from nbdebug.tools.errors.continuation import (
     DEEPEST,
@@ -318,13 +318,11 @@ def _layers_of(context: ErrorContext, edit: Edit) -> dict[int | str, nn.Module]:
         return {id(m): nn.Sequential(*named_children(m).values()) for m in lists if type(m) is nn.ModuleList}
     if "inplace=False" not in edit.new or "inplace=False" in edit.old:
         return {}
-    names, layers = re.findall(r"self\.(\w+)", edit.old), dict[int | str, nn.Module]()
-    for model in context.owners.models.values():
-        for path, part in named_modules(model):
-            made = type(part).__name__ in edit.old and (not names or set(names) & set(path.split(".")))
-            if made and attributes(part).get("inplace") is True:
-                layers[id(part)] = copy.copy(part)
-                layers[id(part)].__dict__["inplace"] = False
+    layers: dict[int | str, nn.Module] = {}
+    for change, part in in_place_modules(context):
+        if change.where.file == edit.file and edit.line <= (change.where.line or 0) <= edit.end_line:
+            layers[id(part)] = copy.copy(part)
+            layers[id(part)].__dict__["inplace"] = False
     return layers
 
 
