@@ -128,7 +128,7 @@ def _group_of_one(context: ErrorContext) -> tuple[Edit | None, bool | None]:
     line, call = (statement(frame), expression(frame)) if frame is not None else (None, None)
     if frame is None or line is None or hasattr(line, "body"):
         return None, None
-    call = call or getattr(line, "value", None)  # before Python 3.11 no columns tell
+    call = getattr(line, "value", None) if call in (None, line) else call  # before Python 3.11 no columns tell
     space = {**frame.globals, **frame.names}
     home = (
         "torch.distributed" if "torch" in space else next((n for n, v in space.items() if v is torch.distributed), "")
