@@ -14,7 +14,7 @@ BLOCK = 1 << 18
 MOST_BYTES = 2 << 30
 FULL = 0.98
 """Of full scale: where flat peaks are clipping. 8 bits have their highest value at 0.992."""
-RUN = 4
+RUN = 3
 """Equal samples in a row that make a flat peak."""
 EDGE = 0.002
 """By how much of full scale the sound rises to a flat peak. The top of a slow wave is flat, too, and round."""

@@ -28,6 +28,7 @@ MOST_ROWS = 200_000
 """Rows of a set in memory, or of a file of records, that are looked at."""
 THUMBNAILS, THUMB = 12, 96
 """Pictures of the gallery, and their side in pixels: about 3 kB each."""
+PLAIN = (str, int, float, bool, type(None))
 LINE = 8 << 20
 """Bytes of one record."""
 
@@ -168,6 +169,7 @@ class FolderCheck(Check):
         self.root = path if self.only is None else os.path.dirname(path) or "."
         self.subject = f"{os.path.basename(os.path.abspath(path))}: {'a folder' if self.only is None else 'a file'}"
         self.known: dict[str, dict[str, Any]] = {}
+        self.tables: list[tables.DataTable] = []
         self.digest = functools.lru_cache(maxsize=None)(media.file_digest)
 
     def run(self) -> None:
@@ -188,6 +190,7 @@ class FolderCheck(Check):
             self._tables(files)
         if self.kind in (None, "tables", "rows"):
             self._records(files)
+        self.problems += tables.shared_rows(self.tables)
         self._leftovers(files)
 
     def _inventory(self) -> FolderInventory:
@@ -281,7 +284,6 @@ class FolderCheck(Check):
         self.problems += media.equal_files(entries, self.digest)
 
     def _tables(self, files: FolderInventory) -> None:
-        whole = []
         for entry in files.of("table"):
             try:
                 frame = tables.read(entry)
@@ -293,51 +295,43 @@ class FolderCheck(Check):
                 continue
             if frame.attrs.get("cut"):
                 self.unchecked.append(f"{entry.item}: rows beyond the first {len(frame):,}")
-            table = tables.DataTable(frame, entry.item, self.wanted, self.root, entry.split)
-            whole.append(table)
-            self.counted("row", table.row_count)
-            self.problems += table.problems()
-            self.notes += tables.remarks(table)
-        self.problems += tables.shared_rows(whole)
+            self._table(frame, entry)
+
+    def _table(self, frame: Any, entry: Entry) -> None:
+        table = tables.DataTable(frame, entry.item, self.wanted, self.root, entry.split)
+        self.tables.append(table)
+        self.counted("row", table.row_count)
+        self.problems += table.problems()
+        self.notes += tables.remarks(table)
 
     def _records(self, files: FolderInventory) -> None:
         sets = []
-        for entry in files.of("records", "json"):
+        for entry in files.of("records", "json", "array"):
             rows = Rows(self.wanted, entry.item, entry.split)
             plain: list[Mapping[str, Any]] = []
             for number, value, fault in records(entry):
-                if fault:
-                    self.problems.append(
-                        Problem(
-                            "data/unreadable-file" if number < 0 else "data/item-fails",
-                            rows.item(number) if number >= 0 else entry.item,
-                            fault,
-                        )
-                    )
+                if fault and number < 0:
+                    self.problems.append(Problem("data/unreadable-file", entry.item, fault))
+                elif fault:
+                    self.problems.append(Problem("data/item-fails", rows.item(number), fault))
                 elif isinstance(value, (dict, list)):
                     rows.add(number, value)
-                    if isinstance(value, dict) and not any(isinstance(v, (list, dict)) for v in value.values()):
+                    if isinstance(value, dict) and all(isinstance(v, PLAIN) for v in value.values()):
                         plain.append(value)
             if plain and len(plain) == rows.count:  # a table that is written as records
-                self._plain(plain, entry)
+                import pandas
+
+                self._table(pandas.DataFrame(plain), entry)
             elif rows.count:
                 self.problems += rows.end()
+                self.counted("row", rows.count)
                 sets.append(rows)
-            self.counted("row", rows.count)
         self.problems += shared_inputs([rows for rows in sets if rows.split])
-
-    def _plain(self, rows: list[Mapping[str, Any]], entry: Entry) -> None:
-        import pandas
-
-        self.problems += tables.DataTable(
-            pandas.DataFrame(rows), entry.item, self.wanted, self.root, entry.split
-        ).problems()
 
     def _leftovers(self, files: FolderInventory) -> None:
         for kind, why in (
             ("pickle", "pickles are never opened"),
             ("archive", "archives are not opened"),
-            ("array", "arrays of NumPy"),
         ):
             some = [entry.item for entry in files.of(kind)]
             if some:
@@ -361,6 +355,9 @@ def _first_line(error: BaseException) -> str:
 
 def records(entry: Entry) -> Iterator[tuple[int, Any, str]]:
     """(row, value, fault) of each line of JSON, or of each element of a JSON list of objects."""
+    if entry.kind == "array":
+        yield from _array_rows(entry)
+        return
     if entry.kind == "json":
         if entry.bytes <= 64 << 20:
             with contextlib.suppress(ValueError, RecursionError, OSError):
@@ -381,6 +378,20 @@ def records(entry: Entry) -> Iterator[tuple[int, Any, str]]:
             except (ValueError, RecursionError) as error:
                 yield number, None, f"no JSON: {_first_line(error)}"
             number += 1
+
+
+def _array_rows(entry: Entry) -> Iterator[tuple[int, Any, str]]:
+    """The rows of an array of NumPy: of whole numbers, token ids. It is mapped, not read; one of objects is not."""
+    import numpy
+
+    try:
+        values = numpy.load(entry.path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # it may be of objects, torn, or no array
+        yield -1, None, f"no array of numbers: {_first_line(error)}"
+        return
+    name = "input_ids" if values.dtype.kind in "iu" and values.ndim == 2 else "input"
+    for number in range(min(len(values), MOST_ROWS) if values.ndim else 0):
+        yield number, {name: numpy.asarray(values[number])}, ""
 
 
 # -- in memory ---------------------------------------------------------------------------------------------------------

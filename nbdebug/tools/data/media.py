@@ -81,6 +81,8 @@ def picture_problems(entry: Entry, known: Mapping[str, Any], wanted: DataExpecta
     fault = known.get("fault")
     if fault in FAULTS:
         yield problem(FAULTS[fault], known["reason"])
+    if fault == "unsupported" and entry.ending.lower() in (".jpg", ".jpeg", ".png", ".webp"):
+        yield problem("format-mismatch", f"named {entry.ending}, and it holds {known['reason']}")
     if "size" not in known:
         return
     width, height = known["size"]

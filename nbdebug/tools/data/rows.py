@@ -18,6 +18,8 @@ TOKENS = ("input_ids", "ids", "token_ids", "tokens", "words", "input", "text_ids
 LABELS = ("labels", "label", "target", "targets", "ner_tags", "pos_tags", "tags", "y")
 TORCH_IGNORES = -100
 """The label that torch's losses pass over where no other is set."""
+NUMBERING = ("id", "idx", "index", "guid", "uid", "row")
+"""Names of what numbers the rows, and is no input."""
 ALIGNED = 0.5
 """Of the rows, that have as many labels as tokens: then each row is meant to. Summaries and translations are not."""
 PILLOW_FAULTS = ("UnidentifiedImageError", "image file is truncated", "Truncated File Read", "broken data stream")
@@ -130,6 +132,7 @@ class Rows:
         self.aligned: list[tuple[int, int, int]] = []  # row, tokens, labels
         self.ends: list[tuple[int, int, int | None, bool]] = []  # row, length, last token, padded
         self.shapes: list[tuple[int, tuple[Any, ...]]] = []
+        self.boxes: list[tuple[int, str]] = []  # row, what is wrong with the first bad box
         self.inputs: list[tuple[int, bytes, str]] = []  # row, digest of the input, label
 
     def item(self, index: int) -> str | int:
@@ -154,6 +157,8 @@ class Rows:
         import numpy
 
         for name, value in row.fields.items():
+            if isinstance(value, str) and not value.strip() and name in (self.wanted.text, "text", "input", "sentence"):
+                self.problem(index, "empty-text", f"{name} is empty")
             values = array(value)
             if (
                 self.wanted.columns is not None
@@ -232,23 +237,24 @@ class Rows:
                 self.problem(index, "wrong-image-mode", f"{mode} in place of {wanted.mode}")
 
     def _box(self, index: int, row: Row) -> None:
-        boxes = array(row.fields.get("boxes", row.fields.get("bbox")))
+        """The first bad box of a row. That all four are corners is known where the user says so, or most rows agree."""
+        boxes = array(row.fields.get("boxes"))
         if self.wanted.boxes and all(name in row.fields for name in self.wanted.boxes):
             boxes = array([row.fields[name] for name in self.wanted.boxes])
         if boxes is None or boxes.size == 0 or boxes.shape[-1] != 4 or boxes.ndim > 2:
             return
-        limit = next(
-            (tuple(v.size) for v in row.fields.values() if type(v).__module__.startswith("PIL.")), self.wanted.size
-        )
-        for box in boxes.reshape(-1, 4).tolist()[:1000]:
-            if wrong := box_fault(box, limit):
-                self.problem(index, "invalid-box", wrong)
-                return
+        shape = next((s for v in row.fields.values() if (s := picture_shape(v))), None)
+        size = next((tuple(v.size) for v in row.fields.values() if type(v).__module__.startswith("PIL.")), None)
+        limit = size or ((shape[2], shape[1]) if shape else self.wanted.size)
+        limit = (1, 1) if boxes.dtype.kind == "f" and boxes.max() <= 1 else limit
+        faults = (wrong for box in boxes.reshape(-1, 4).tolist()[:1000] if (wrong := box_fault(box, limit)))
+        self.boxes.append((index, next(faults, "")))
 
     def _input(self, index: int, row: Row) -> None:
         """Note what the input is, so that equal ones can be compared."""
         digest = hashlib.blake2b(digest_size=16)
         names = [n for n in (self.wanted.columns or row.fields) if n in row.fields and n != row.label_name]
+        names = [n for n in names if n.lower() not in NUMBERING]
         names = [self.wanted.text] if self.wanted.text in row.fields else names
         size = 0
         for name in names:
@@ -267,6 +273,10 @@ class Rows:
         self._ends()
         self._alignment()
         self._conflicts()
+        bad = [(index, wrong) for index, wrong in self.boxes if wrong]
+        if self.wanted.boxes or len(bad) < ALIGNED * len(self.boxes):
+            for index, wrong in bad:
+                self.problem(index, "invalid-box", wrong)
         return self.problems
 
     def _ends(self) -> None:

@@ -164,7 +164,7 @@ def aligned_distance(one: Any, other: Any, reach: int = 2) -> float:
 
 LEAST = 5
 """Pictures of a folder that is judged."""
-EFFECT = {True: 1.5, False: 4.0}
+EFFECT = {True: 1.5, False: 3.0}
 """By how many spreads of the pictures a folder must differ: a split, or any other folder (which may be a class)."""
 SIGNIFICANT, ALIKE = 6.0, 0.8
 FLOORS = (0.004, 0.004, 3.0, 3.0)

@@ -89,10 +89,9 @@ class DataTable:
 
         if name not in self.numbers:
             column = self.column(name)
-            if column.dtype == object or str(column.dtype).startswith(("str", "string")):
-                column = column.map(
-                    lambda v: {"true": 1, "false": 0}.get(v.strip().lower(), v) if isinstance(v, str) else v
-                )
+            words = {str(v).strip().lower() for v in column.dropna().unique()[:3]}
+            if words and words <= {"true", "false"}:
+                column = column.map(lambda v: str(v).strip().lower() == "true", na_action="ignore")
             try:
                 values = pandas.to_numeric(column, errors="coerce").astype("float64")
             except (TypeError, ValueError):  # dates, lists
@@ -203,6 +202,7 @@ class DataTable:
             return False
         steps = numpy.diff(values)
         in_order = bool((steps == steps[0]).all()) and abs(steps[0]) == 1
+        in_order |= len(values) >= 20 and bool((steps > 0).all()) and values[-1] - values[0] < 1.5 * len(values)
         shuffled = values.max() - values.min() == len(values) - 1
         words = set(name.lower().replace("_", " ").replace("-", " ").replace(":", " ").split())
         numbered = bool(words & {"id", "idx", "index", "row", "rowid", "unnamed", "nr", "no", "number", "key", "uid"})
@@ -242,7 +242,9 @@ class DataTable:
             return 0.0
         recall = _recall(codes, _by_group(groups, codes))
         values = self.number_column(name)[there]
-        if recall < LEAK and numpy.isfinite(values).all() and len(numpy.unique(values)) > MANY:
+        finite = numpy.isfinite(values)
+        if recall < LEAK and len(numpy.unique(values[finite])) > MANY:
+            values = numpy.where(finite, values, values[finite].min() - 1)  # that nothing stands there may tell it, too
             recall = max(recall, _recall(codes, _by_neighbours(values, codes)))
         return recall
 
@@ -318,6 +320,18 @@ class DataTable:
         for number, value in enumerate(self.column(name)):
             if not isinstance(value, str) or not value.strip():
                 yield Problem("data/empty-text", self.row(number), f"{name} is empty")
+        yield from self._tags(name)
+
+    def _tags(self, text: str) -> Iterator[Problem]:
+        """A label for each word: as many of them, where nearly all rows have."""
+        if self.label is None or self._label_is_number():
+            return
+        words = [(len(str(t).split()), len(str(v).split())) for t, v in zip(self.column(text), self.column(self.label))]
+        same = sum(a == b for a, b in words)
+        if same < len(words) and same >= NUMERIC * len(words) and max(b for _, b in words) > 1:
+            for number, (a, b) in enumerate(words):
+                if a != b:
+                    yield Problem("data/labels-misaligned", self.row(number), f"{b} labels for {a} words")
 
     # -- boxes and files -----------------------------------------------------------------------------------------------
 
