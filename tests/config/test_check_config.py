@@ -300,3 +300,32 @@ def test_betas_and_half_precision_on_the_processor() -> None:
         assert [f.code for f in nbdebug.check_config(config)] == [f"config/{code}"]
     for config in ({"betas": [0.9, 0.999]}, {"accelerator": "gpu", "precision": "16-mixed"}, {"save_strategy": "x"}):
         assert nbdebug.check_config(config).ok
+
+
+def test_what_only_the_jsonschema_library_knows(tmp_path) -> None:
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "properties": {
+            "lr": {"type": "number", "maximum": 1},
+            "name": {"type": "string", "pattern": "^[a-z]+$"},
+            "layers": {"type": "array", "minItems": 2},
+            "resume": {"type": "boolean"},
+        },
+        "dependentRequired": {"resume": ["path"]},
+        "required": ["lr"],
+    }
+    good = {"lr": 0.1, "name": "abc", "layers": [1, 2]}
+    assert nbdebug.check_config(good, schema=schema).ok
+    for change, code in (
+        ({"name": "a1"}, "invalid-choice"),
+        ({"layers": [1]}, "out-of-range"),
+        ({"resume": True}, "inconsistent"),
+        ({"lr": 3}, "out-of-range"),
+        ({"lr": "x"}, "wrong-type"),
+    ):
+        assert [f.code for f in nbdebug.check_config(good | change, schema=schema)] == [f"config/{code}"], change
+    path = tmp_path / "run.json"
+    path.write_text('{\n "lr": 0.1,\n "name": "A1"\n}')
+    assert nbdebug.check_config(path, schema=schema).findings[0].where.line == 3
+    with pytest.raises(ValueError, match="schema can't be used"):
+        nbdebug.check_config(good, schema={"properties": {"lr": {"$ref": "https://example.org/none.json"}}})

@@ -16,7 +16,7 @@ from nbdebug.tools.config.conventions import CHOICES, TOTALS, WARMUPS, conventio
 from nbdebug.tools.config.document import Document, parsed, read
 from nbdebug.tools.config.facts import ConfigFacts, Expectation, OneSetting, Setting
 from nbdebug.tools.config.rules import ORDER
-from nbdebug.tools.config.schema_from import expectations
+from nbdebug.tools.config.schema_from import expectations, violations
 from nbdebug.tools.config.syntax import INVISIBLE, Flaw
 
 SURE = (
@@ -60,6 +60,7 @@ def check_config(
     expected, closed = expectations(schema) if schema is not None else ({}, False)
     others = list(_others(document, model, optimizer, loader, checkpoint))
     findings = _findings(document, expected, closed, others)
+    findings += tuple(_by_library(document, schema, {f.evidence["where"][0] for f in findings}))
     return _report(document, _tried(findings, document, expected, closed), schema is not None, bool(expected))
 
 
@@ -74,6 +75,19 @@ def _findings(
         if found is not None and not (flawed and found.code in BY_NESTING or setting.line in flawed):
             findings.append(found)
     return tuple(findings)
+
+
+def _by_library(document: Document, schema: Any, named: set[str]) -> Iterator[Finding]:
+    """What jsonschema finds besides: patterns, lengths, conditions, keys that must stand together."""
+    for key, code, message in violations(schema, document.data()) if not document.flaws else ():
+        setting = document.settings.get(key)
+        inside = any(other == key or other.startswith(f"{key}." if key else "") for other in named)
+        if not inside and not any(key.startswith(f"{other}.") for other in named):
+            line = setting.line if setting is not None else None
+            where = Where(file=document.file, line=line, text=document.lines[line - 1].strip() if line else None)
+            fix = Fix("See what the schema asks for.", f"# {key or 'the top'}: {clip(message, 100)}")
+            at = f"`{key}`" if key else "The settings"
+            yield Finding(code, f"{at}: {clip(message, 160)}", where, {"where": [key], "source": "the schema"}, (fix,))
 
 
 def _facts(

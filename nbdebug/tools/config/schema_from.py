@@ -75,6 +75,38 @@ def expectations(schema: Any) -> tuple[dict[str, Expectation], bool]:
     return {str(key): _entry(str(key), rules) for key, rules in schema.items()}, True
 
 
+VALIDATORS = {
+    "type": "wrong-type", "enum": "invalid-choice", "const": "invalid-choice", "pattern": "invalid-choice",
+    "minimum": "out-of-range", "maximum": "out-of-range", "exclusiveMinimum": "out-of-range",
+    "exclusiveMaximum": "out-of-range", "minItems": "out-of-range", "maxItems": "out-of-range",
+    "minLength": "out-of-range", "maxLength": "out-of-range", "multipleOf": "not-divisible",
+    "additionalProperties": "unknown-key", "not": "inconsistent", "dependentRequired": "inconsistent",
+    "required": "inconsistent", "if": "inconsistent", "oneOf": "inconsistent", "anyOf": "wrong-type",
+}  # fmt: skip
+"""What a JSON Schema says → the cause."""
+
+
+def violations(schema: Any, data: Any) -> list[tuple[str, str, str]]:
+    """(key, code, sentence) of all that breaks a JSON Schema, by the jsonschema library; [] for another schema, and
+    where the library is not installed. No reference is fetched."""
+    if isinstance(schema, (str, pathlib.Path)):
+        schema = read(schema).data()
+    if not isinstance(schema, Mapping) or not ("$schema" in schema or isinstance(schema.get("properties"), Mapping)):
+        return []
+    try:
+        import jsonschema
+        import referencing
+    except ImportError:
+        return []
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        broken = list(kind(schema, registry=referencing.Registry()).iter_errors(data))
+    except (jsonschema.exceptions.SchemaError, referencing.exceptions.Unresolvable, TypeError, ValueError) as error:
+        raise ValueError(f"schema can't be used: {type(error).__name__}: {str(error).splitlines()[0]}") from None
+    keys = [(".".join(map(str, one.absolute_path)), one) for one in broken if one.validator in VALIDATORS]
+    return [(key, f"config/{VALIDATORS[str(one.validator)]}", str(one.message)) for key, one in keys]
+
+
 def _entry(key: str, rules: Any) -> Expectation:
     if not isinstance(rules, Mapping) or not set(rules) <= RULES or rules.get("type") not in (None, *TYPES):
         raise ValueError(
