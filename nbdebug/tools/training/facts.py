@@ -149,6 +149,15 @@ class BatchMixing:
 
 
 @dataclasses.dataclass(frozen=True)
+class SeesAhead:
+    """Outputs that predict the token at this time step, or earlier ones, change with it. where: the first op in which
+    this is seen."""
+
+    at: int
+    where: Where
+
+
+@dataclasses.dataclass(frozen=True)
 class FirstLayer:
     """The first layer that an input meets. rms: root mean square of its largest feature (or channel), low and high over
     all; out: root mean square of the layer's output; feature: which; features: how many. normalized: a normalization
@@ -326,6 +335,7 @@ class StaticFacts:
     broadcasts: tuple[Broadcast, ...] = ()
     mixing: BatchMixing | None = None
     mixing_checked: bool = False
+    ahead: SeesAhead | None = None
     ignores_input: bool | None = None
     first_layers: tuple[FirstLayer, ...] = ()
     input_shift: InputShift | None = None

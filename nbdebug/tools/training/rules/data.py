@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import figures, listed, percent
-from nbdebug.tools.training.facts import ClassWeighting, HeldOut, Overlap, TrainingFacts
+from nbdebug.tools.training.facts import ClassWeighting, HeldOut, Overlap, SeesAhead, TrainingFacts
 from nbdebug.tools.training.rules.signs import helps, helps_validation
-from nbdebug.tools.training.rules.wording import confused, finding, suggestion, tensor_of, tested_fix
+from nbdebug.tools.training.rules.wording import at_line, confused, finding, suggestion, tensor_of, tested_fix
 
 LARGE = 10.0
 """Root mean square of a feature, beyond which inputs count as not normalized (DLCheck: a mean over 10)."""
@@ -326,6 +326,8 @@ def leakage(facts: TrainingFacts) -> Finding | None:
     overlap = None if facts.static is None else facts.static.overlap
     if facts.static is not None and facts.static.label_columns:
         return _label_among_inputs(facts.static.label_columns)
+    if facts.static is not None and facts.static.ahead is not None:
+        return _sees_ahead(facts.static.ahead)
     if overlap is not None and overlap.near > max(NEAR, 3 * overlap.near_by_chance + 0.1) and not overlap.shared:
         return _near_copies(overlap)
     if overlap is None or not overlap.rows or overlap.shared < 3:
@@ -352,6 +354,24 @@ def leakage(facts: TrainingFacts) -> Finding | None:
             "training rows": overlap.train,
             "share of twins within training": overlap.duplicates,
         },
+    )
+
+
+def _sees_ahead(ahead: SeesAhead) -> Finding:
+    return finding(
+        "leakage",
+        f"The model sees what it is to predict: the targets are the inputs one place on, and outputs before time step "
+        f"{ahead.at} change with the token at {ahead.at}{at_line(ahead.where)}. There is no causal mask, or something "
+        "reads the sequence backwards",
+        [ahead.where.module or "model", "forward", "mask"],
+        [
+            Fix(
+                "Mask later positions; no bidirectional layer, no normalization over time.",
+                "mask = torch.nn.Transformer.generate_square_subsequent_mask(x.shape[1])\n"
+                "encoder(x, mask=mask, is_causal=True)  # or scaled_dot_product_attention(..., is_causal=True)",
+            )
+        ],
+        place=ahead.where,
     )
 
 

@@ -3,7 +3,7 @@
 One sample is replaced by another one, and the outputs of all others are compared with what they were. It works for
 tokens as for numbers. Normalization and dropout are in eval mode for it, so that batch normalization is excused.
 Tables of all pairs (N, N) and batches of several views (2N) are no mixing: the change stays in the sample's own rows
-and columns.
+and columns. `sees_ahead` asks the same of the time steps of a sample: does what predicts the next token know it?
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.report import Where
-from nbdebug.tools.training.facts import BatchMixing
+from nbdebug.tools.training.facts import BatchMixing, SeesAhead
 from nbdebug.tools.training.probe_errors import describe
 from nbdebug.tools.training.run.data import preserve_rng
 from nbdebug.tools.training.run.evaluate import LossFn, loss_value
@@ -29,6 +29,8 @@ TOLERANCE = {torch.float16: 0.05, torch.bfloat16: 0.1}
 """Change, over the output's deviation, that rounding alone may cause; 1e-3 for other dtypes."""
 FEW = 7
 """Samples of the first, quick look."""
+NEXT = 0.95
+"""Share of the targets that are the next token."""
 MEETING = frozenset(
     "matmul __matmul__ mm bmm einsum cdist cosine_similarity addmm baddbmm index_select gather scatter scatter_add "
     "index_add __getitem__ roll flip".split()
@@ -234,3 +236,57 @@ def _rows(a: torch.Tensor, b: torch.Tensor, n: int, sample: int) -> tuple[bool, 
     if not rows or beside == apart:
         return None
     return beside, tuple(range(sample * fold, (sample + 1) * fold) if beside else range(sample, size, n))[:4]
+
+
+# Later time steps
+
+
+def sees_ahead(model: nn.Module, loss_fn: LossFn, batch: Any) -> SeesAhead | None:
+    """Where the targets are the inputs one place on: whether outputs change with the very token that they predict."""
+    for tokens in output_tensors(batch):
+        if tokens.dim() != 2 or tokens.is_floating_point() or tokens.shape[1] < 4:
+            continue
+        plain, at = _forward(model, loss_fn, batch), tokens.shape[1] - 2
+        before = _by_step(plain, tokens)
+        if before is None:
+            continue
+        other = tokens.clone()
+        other[:, at] = tokens[:, at].roll(1, 0)
+        changed = _forward(model, loss_fn, _exchanged(batch, tokens, other))
+        after = _by_step(changed, tokens)
+        if after is not None and _changes_before(before, after, at):
+            pairs = (
+                (a, b) for a, b in _pairs(plain, changed) if a.inside and a.outputs[0].shape[:2] == before.shape[:2]
+            )
+            first = next((a for a, b in pairs if _changes_before(a.outputs[0], b.outputs[0], at)), None)
+            return SeesAhead(at, Where(phase="forward") if first is None else first.where)
+    return None
+
+
+def _exchanged(batch: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
+    return tree_map_only(torch.Tensor, lambda t: new if t is old else t, batch)
+
+
+def _by_step(calls: Calls, tokens: torch.Tensor) -> torch.Tensor | None:
+    """The scores by sample and time step, where what they predict are these tokens, one place on."""
+    losses = [call for call in calls.calls if call.op == "cross_entropy"]
+    if len(losses) != 1:
+        return None
+    scores, labels = losses[0].argument(0, "input"), losses[0].argument(1, "target")
+    n, length = tokens.shape
+    if labels.is_floating_point() or labels.numel() not in (n * length, n * (length - 1)):
+        return None
+    own = labels.reshape(n, -1)[:, : length - 1]
+    counted = own >= 0
+    if not bool(counted.any()) or float((own == tokens[:, 1:])[counted].float().mean()) < NEXT:
+        return None
+    by_step: torch.Tensor = scores.movedim(1, -1).reshape(n, labels.numel() // n, -1)
+    return by_step
+
+
+def _changes_before(a: torch.Tensor, b: torch.Tensor, at: int) -> bool:
+    """Whether two outputs differ at a time step before this one."""
+    if a.shape != b.shape or a.dim() < 3 or not a.is_floating_point():
+        return False
+    a, b = a.detach().float(), b.detach().float()
+    return float((a - b)[:, :at].abs().max()) > TOLERANCE.get(a.dtype, 1e-3) * float(a.std()) + 1e-7

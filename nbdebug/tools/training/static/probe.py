@@ -30,7 +30,7 @@ from nbdebug.tools.training.rules import name_all, slug
 from nbdebug.tools.training.run.data import is_iterator, preserve_rng
 from nbdebug.tools.training.run.evaluate import LossFn
 from nbdebug.tools.training.run.layers import activation_units
-from nbdebug.tools.training.static.batch_mixing import batch_mixing, batch_size, repeatable_loss
+from nbdebug.tools.training.static.batch_mixing import batch_mixing, batch_size, repeatable_loss, sees_ahead
 from nbdebug.tools.training.static.batches import Batches, ignores_input
 from nbdebug.tools.training.static.environment import environment_notes, loss_reduction, worker_draws
 from nbdebug.tools.training.static.fixes import attempt, edit_fixes, fix_for, overfit_batch
@@ -268,6 +268,9 @@ class _Probes:
         self.unchecked += [why] * bool(why)
         facts: dict[str, Any] = {
             "mixing": mixing,
+            "ahead": self._probe(
+                "Whether outputs see what they predict", lambda: sees_ahead(self.work, self.loss_fn, batch), None
+            ),
             "mixing_checked": topic not in self.errors.by_topic and not self._late and not why,
             "ignores_input": self._probe(
                 "Whether the input matters",

@@ -15,7 +15,7 @@ import torch
 
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.tools.training.facts import FirstLayer, InitialWeight, InputShift, Overlap
-from nbdebug.tools.training.static.one_step import WEIGHTED_OPS, OpCall, StepGraph, rms
+from nbdebug.tools.training.static.one_step import WEIGHTED_OPS, Calls, OpCall, StepGraph, rms
 
 NORMS = frozenset(
     "batch_norm layer_norm group_norm instance_norm rms_norm native_layer_norm native_batch_norm normalize".split()
@@ -107,13 +107,25 @@ def initial_weights(step: StepGraph) -> tuple[InitialWeight, ...]:
     for call in calls.calls:
         if call.op not in WEIGHTED_OPS - NOT_A_SIGNAL:
             continue
-        own = next((t for t in call.inputs if id(t) in names and t.dim() > 1), None)
-        if own is None or id(own) in weights or own is call.inputs[0] or not own.numel():
+        pairs = ((t, _untransposed(calls, t)) for t in call.inputs[1:] if t.dim() > 1)
+        used, own = next(((t, p) for t, p in pairs if id(p) in names), (None, None))
+        if used is None or own is None or id(own) in weights or not own.numel():
             continue
-        input_rms = rms(call.inputs[0]) if call.inputs[0].is_floating_point() else 0.0
-        weights[id(own)] = _initial_weight(names[id(own)], own, call, input_rms, step.gradients.get(id(own)))
+        input_rms, gradient = (
+            rms(call.inputs[0]) if call.inputs[0].is_floating_point() else 0.0,
+            step.gradients.get(id(own)),
+        )
+        turned = gradient.t() if gradient is not None and used is not own else gradient
+        weights[id(own)] = _initial_weight(names[id(own)], used, call, input_rms, turned)
     last = next(reversed(weights), None)
     return tuple(dataclasses.replace(w, hidden=key != last) for key, w in weights.items())
+
+
+def _untransposed(calls: Calls, tensor: torch.Tensor) -> torch.Tensor:
+    """The matrix of which this is the transpose; else the tensor itself."""
+    call = calls.dependence(tensor).maker
+    turned = call is not None and call.op in ("T", "mT", "t", "transpose") and call.inputs[0].dim() == 2
+    return call.inputs[0] if call is not None and turned else tensor
 
 
 def _initial_weight(
@@ -307,9 +319,16 @@ def _moved(train: torch.Tensor, val: torch.Tensor) -> float:
 
 def label_columns(x: torch.Tensor, labels: torch.Tensor) -> list[int]:
     """Columns of floating inputs that are the label in other numbers: one value for each label, and as many; or a
-    column of an own 0 or 1 for each label."""
+    column of an own 0 or 1 for each label. Of quantities, columns that equal the target."""
     x, classes = x.detach().cpu().float().flatten(1), labels.unique()
-    if x.shape[1] < 3 or not 2 <= len(classes) <= 100 or len(x) < max(4 * len(classes), 2 * LEAST):
+    if labels.is_floating_point() and x.shape[1] >= 3 and len(classes) > LEAST:
+        return (x == labels.cpu().float()[:, None]).all(0).nonzero().flatten().tolist()
+    if (
+        labels.is_floating_point()
+        or x.shape[1] < 3
+        or not 2 <= len(classes) <= 100
+        or len(x) < max(4 * len(classes), 2 * LEAST)
+    ):
         return []
     rows = [x[labels == c] for c in classes]
     constant = torch.stack([(r == r[:1]).all(0) for r in rows]).all(0)
