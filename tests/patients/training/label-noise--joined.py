@@ -10,9 +10,9 @@ CODE, WHERE = "training/label-noise", ["train_loader", "labels"]
 
 def training(order):
     torch.manual_seed(52)
-    x, y = clusters(500, classes=2, spread=0.8)
-    model = nn.Sequential(nn.Linear(12, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 2))
-    return made(model, torch.optim.Adam(model.parameters(), lr=1e-2), cross_entropy, loaders(x, y[order(x)]), 30)
+    x, y = clusters(320, classes=2, spread=0.8)
+    model = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    return made(model, torch.optim.Adam(model.parameters(), lr=1.5e-2), cross_entropy, loaders(x, y[order(x)]), 24)
 
 
 def sick():

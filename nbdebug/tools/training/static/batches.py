@@ -142,7 +142,7 @@ class Batches:
         if self.target is None or not self.inputs:
             return ()
         pairs = [(tensors_at(b, self.inputs[:1]), tensors_at(b, [self.target])) for b in self.train]
-        rows = [(x[0], _one_each(t[0], self.loss)) for x, t in pairs if x and t]
+        rows = [(x[0], _classes(t[0], self.loss)) for x, t in pairs if x and t]
         known = [
             (x, y) for x, y in rows if y is not None and x.is_floating_point() and x.dim() > 1 and len(x) == len(y)
         ]
@@ -161,13 +161,6 @@ def _classes(target: torch.Tensor, loss: LossCall | None) -> torch.Tensor | None
         return target if loss is not None and loss.op in ("cross_entropy", "nll_loss") else None
     binary = loss is not None and loss.op.startswith("binary") and bool(((target == 0) | (target == 1)).all())
     return target.long() if binary else None
-
-
-def _one_each(target: torch.Tensor, loss: LossCall | None) -> torch.Tensor | None:
-    """The label or the quantity of each sample, where there is one."""
-    classes = _classes(target, loss)
-    alone = target.is_floating_point() and target.shape in ((len(target),), (len(target), 1)) if target.dim() else False
-    return target.flatten() if classes is None and alone else classes
 
 
 def ignores_input(model: nn.Module, loss_fn: LossFn, batch: Any, leaves: Sequence[int]) -> bool | None:

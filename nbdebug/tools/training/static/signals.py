@@ -111,12 +111,10 @@ def initial_weights(step: StepGraph) -> tuple[InitialWeight, ...]:
         used, own = next(((t, p) for t, p in pairs if id(p) in names), (None, None))
         if used is None or own is None or id(own) in weights or not own.numel():
             continue
-        input_rms, gradient = (
-            rms(call.inputs[0]) if call.inputs[0].is_floating_point() else 0.0,
-            step.gradients.get(id(own)),
-        )
-        turned = gradient.t() if gradient is not None and used is not own else gradient
-        weights[id(own)] = _initial_weight(names[id(own)], used, call, input_rms, turned)
+        input_rms = rms(call.inputs[0]) if call.inputs[0].is_floating_point() else 0.0
+        gradient = step.gradients.get(id(own))
+        gradient = gradient.t() if gradient is not None and used is not own else gradient
+        weights[id(own)] = _initial_weight(names[id(own)], used, call, input_rms, gradient)
     last = next(reversed(weights), None)
     return tuple(dataclasses.replace(w, hidden=key != last) for key, w in weights.items())
 
@@ -319,16 +317,9 @@ def _moved(train: torch.Tensor, val: torch.Tensor) -> float:
 
 def label_columns(x: torch.Tensor, labels: torch.Tensor) -> list[int]:
     """Columns of floating inputs that are the label in other numbers: one value for each label, and as many; or a
-    column of an own 0 or 1 for each label. Of quantities, columns that equal the target."""
+    column of an own 0 or 1 for each label."""
     x, classes = x.detach().cpu().float().flatten(1), labels.unique()
-    if labels.is_floating_point() and x.shape[1] >= 3 and len(classes) > LEAST:
-        return (x == labels.cpu().float()[:, None]).all(0).nonzero().flatten().tolist()
-    if (
-        labels.is_floating_point()
-        or x.shape[1] < 3
-        or not 2 <= len(classes) <= 100
-        or len(x) < max(4 * len(classes), 2 * LEAST)
-    ):
+    if x.shape[1] < 3 or not 2 <= len(classes) <= 100 or len(x) < max(4 * len(classes), 2 * LEAST):
         return []
     rows = [x[labels == c] for c in classes]
     constant = torch.stack([(r == r[:1]).all(0) for r in rows]).all(0)
