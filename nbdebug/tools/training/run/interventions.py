@@ -8,7 +8,8 @@ another order, 95 of 100 ended between 0.72 and 1.52 of the loss, and those with
     missed_classes      classes that are found once all classes weigh alike
     TermRecorder        takes a loss apart: back through sums, means and constant factors. It is linear in its terms, so
                         that the share of one is its value times the loss's gradient there
-    interventions       these, scores with a scale, standardized inputs, a rate that does not fall, a higher one
+    interventions       these, samples that are held out (experiments.py), scores with a scale, standardized inputs, a
+                        rate that does not fall, a higher one
 """
 
 from __future__ import annotations
