@@ -125,7 +125,7 @@ KINDS: tuple[ErrorKind, ...] = (
         "rules.calls.wrong_argument",
         r"positional argument|keyword(-only)? argument|not iterable|not subscriptable|not callable|Module subclass|"
         r"operand type|tuple of Tensors|got float|'float'|not float|slice indices|device string|cannot assign|"
-        r"Boolean value|hx|out of bounds",
+        r"Boolean value|hx|out of bounds|only optimize Tensors",
     ),
     ErrorKind("kinds.objects.detect_exhausted", "rules.objects.iterator_exhausted", r"stopiteration"),
     ErrorKind(

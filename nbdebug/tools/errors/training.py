@@ -68,6 +68,7 @@ _OF_MODULES: dict[str, Any] = {
     "modules": named_modules,
     "children": lambda module: named_children(module).items(),
 }
+_NAMED = tuple(f"named_{name}" for name in _OF_MODULES)
 _OF_WEIGHTS = ("zero_grad", "requires_grad_", "train", "eval")
 
 
@@ -221,7 +222,7 @@ class TrainingSandbox(ProgramSandbox):
         if issubclass(type(value), (nn.Sequential, nn.ModuleList)):
             return list(named_children(value).values())
         value = self.batches(value) if type(value) is DataLoader else self.evaluate(node, frame)
-        if type(value) not in (list, tuple, range, *TENSORS) or len(value) > LONGEST:
+        if type(value) not in (list, tuple, range, dict, *TENSORS) or len(value) > LONGEST:
             raise CannotRun
         return [self.keep(item) for item in value]
 
@@ -341,7 +342,7 @@ class TrainingSandbox(ProgramSandbox):
         function = value_of(node.func, frame)
         if issubclass(type(owner), torch.optim.Optimizer) or type(owner).__name__ == "GradScaler":
             return self._optimizer_call(owner, name, node, frame)
-        if issubclass(type(owner), nn.Module) and name in (*_OF_MODULES, *_OF_WEIGHTS, "state_dict"):
+        if issubclass(type(owner), nn.Module) and name in (*_OF_MODULES, *_NAMED, *_OF_WEIGHTS, "state_dict"):
             return self._module_call(owner, name, node, frame)
         if name == "__init__" and isinstance(base, ast.Call):
             return self._super_init(node, frame)
@@ -489,6 +490,8 @@ class TrainingSandbox(ProgramSandbox):
     def _module_call(self, owner: nn.Module, name: str, node: ast.Call, frame: Frame) -> Any:
         if name in _OF_MODULES:
             return [self.copy(value) for _, value in _OF_MODULES[name](owner)]
+        if name in _NAMED:
+            return [(key, self.copy(value)) for key, value in _OF_MODULES[name.removeprefix("named_")](owner)]
         if name == "state_dict":
             return {key: self.copy(value) for key, value in named_parameters(owner, buffers=True)}
         flag = self.evaluate(node.args[0], frame) if node.args else True

@@ -212,6 +212,15 @@ def _kind_of_argument(context: ErrorContext, frame: Frame, node: ast.AST, call: 
     file, message = frame.site.file, context.message
     if "is not callable" in message:
         return _called(context, frame, node)
+    if (
+        "'int' object is not iterable" in message
+        and isinstance(loop := statement(frame), ast.For)
+        and loop.iter is node
+    ):
+        edit = edit_of(file, {node: "range({raw})"})
+        return _facts(context, "number", ast.unparse(node), edit, title="Count up to it.")
+    if "'generator' and 'generator'" in message or "one of the params is Module.parameters" in message:
+        return _generators(context, frame, node)
     for part in ast.walk(node) if NOT_ITERABLE.search(message) else ():
         if not isinstance(part, (ast.Name, ast.Attribute, ast.Subscript)) or _is_callee(node, part):
             continue
@@ -226,6 +235,19 @@ def _kind_of_argument(context: ErrorContext, frame: Frame, node: ast.AST, call: 
     return None
 
 
+def _generators(context: ErrorContext, frame: Frame, node: ast.AST) -> CallFacts | None:
+    """`a.parameters() + b.parameters()`, or a list of them: the parameters in one list."""
+    for part in ast.walk(node):
+        parts = (
+            part.elts if isinstance(part, ast.List) else [part.left, part.right] if isinstance(part, ast.BinOp) else []
+        )
+        if len(parts) > 1 and all(callee_name(one) in ("parameters", "named_parameters") for one in parts):
+            new = f"[{', '.join('*' + source(frame.site.file, one) for one in parts)}]"
+            edit = edit_of(frame.site.file, {part: new})
+            return _facts(context, "generators", ast.unparse(part), edit, title="Put them into one list.")
+    return None
+
+
 def _is_method(part: ast.expr, frame: Frame) -> bool:
     """Whether it is a method of a tensor: `x.size`."""
     owner = value_of(part.value, frame) if isinstance(part, ast.Attribute) else None
@@ -236,7 +258,9 @@ def _called(context: ErrorContext, frame: Frame, node: ast.AST) -> CallFacts | N
     """What is called and is no function: `x.shape()`, a loss whose name was given to its result."""
     match = re.search(r"'([\w.]+)' object is not callable", context.message)
     kind = match[1].rpartition(".")[2] if match is not None else ""
-    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call) and type(value_of(n.func, frame)).__name__ == kind]
+    plain = {"Size": "shape", "dtype": "dtype", "device": "device"}.get(kind, "?")
+    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
+    calls = [n for n in calls if type(value_of(n.func, frame)).__name__ == kind or getattr(n.func, "attr", "") == plain]
     if not calls or kind not in ("Tensor", "Size", "dtype", "device", "int", "Parameter"):
         return None
     edit, func = None, calls[0].func
@@ -306,12 +330,14 @@ def _of_torch(context: ErrorContext, frame: Frame, node: ast.AST, call: ast.Call
             title="Put the tensors into one tuple.",
             callee=callee,
         )
-    if issubclass(type(function), type) and issubclass(function, nn.Module) and any(map(is_tensor, values)):
+    below = [f for f in context.trail if not f.users and f.site.function == "__init__"]
+    tensors = any(is_tensor(value) for f in below for value in f.names.values())
+    if issubclass(type(function), type) and issubclass(function, nn.Module) and call.args and tensors:
         inside = ", ".join(source(file, k) for k in call.keywords)
         given = ", ".join(source(file, arg) for arg in call.args)
         edit = edit_of(file, {call: f"{callee}({inside})({given})"})
         return _facts(context, "class", ast.unparse(call.args[0]), edit, title="Make it, then call it.", callee=callee)
-    if match := re.search(r"device string: (\w+)", message):
+    if match := re.search(r"device string: '?(\w+)", message):
         text = next((n for n in ast.walk(node) if isinstance(n, ast.Constant) and n.value == match[1]), None)
         new = '"cuda" if torch.cuda.is_available() else "cpu"'
         edit = edit_of(file, {text: new}) if text is not None and match[1] in ("gpu", "GPU", "nvidia") else None
@@ -463,7 +489,12 @@ def detect_order(context: ErrorContext) -> CallFacts | None:
             value=ast.unparse(at) if at is not None else "",
         )
     if "has already been called" in message and isinstance(line, ast.Expr):
-        edit = _deleted(file, line)
+        late = call.func.attr == "step"
+        updates = _calls_near(frame, line, "update", everywhere=True) if late else []
+        added = edit_of(file, {line: f"{{raw}}\n{' ' * line.col_offset}{owner}.update()"}) if not updates else None
+        edit = added if late else _deleted(file, line) if call.func.attr == "unscale_" else None
+        if late:
+            return _facts(context, "no update", owner, edit, title="Update the scale behind each step.")
         return _facts(context, "twice", owner, edit, title="Leave the second call out.", callee=call.func.attr)
     return _facts(context, "late", owner, callee=call.func.attr) if "being called after step" in message else None
 
@@ -476,14 +507,15 @@ def _deleted(file: str, line: ast.stmt) -> Edit | None:
     return Edit(file, line.lineno - 1, line.end_lineno or 0, "\n".join(lines), lines[0], cell_name(file))
 
 
-def _calls_near(frame: Frame, line: ast.stmt, name: str) -> list[ast.Call]:
-    """The calls of a method in the same function before a line, in their order."""
+def _calls_near(frame: Frame, line: ast.stmt, name: str, everywhere: bool = False) -> list[ast.Call]:
+    """The calls of a method in the same function before a line, or everywhere in it, in their order."""
     tree = tree_of(frame.site.file)
     around: Any = line
     while tree is not None and not isinstance(around, (ast.FunctionDef, ast.Module)):
         around = parents(tree).get(id(around)) or tree
     found = [n for n in ast.walk(around) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
-    return sorted((n for n in found if n.func.attr == name and n.lineno <= line.lineno), key=lambda n: n.lineno)  # type: ignore[attr-defined]
+    found = [n for n in found if everywhere or n.lineno <= line.lineno]
+    return sorted((n for n in found if n.func.attr == name), key=lambda n: n.lineno)  # type: ignore[attr-defined]
 
 
 def _rounds(frame: Frame, line: ast.stmt, owner: str) -> tuple[str, Edit | None]:

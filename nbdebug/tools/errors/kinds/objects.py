@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from nbdebug.observe.frames import Frame
-from nbdebug.observe.sources import edit_of, nodes_of, source
+from nbdebug.observe.sources import edit_of, nodes_of, source, tree_of
 from nbdebug.observe.variables import attributes, class_attribute, key_text, members, named_children, named_modules
 from nbdebug.report import Edit, Fix, Link
 from nbdebug.tools.errors.autograd.functions import function_source
 from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
 from nbdebug.tools.errors.facts import TriedFix
-from nbdebug.tools.errors.operands import OperandNames, library_frames, raised_by_user, raised_facts
+from nbdebug.tools.errors.operands import OperandNames, argument_texts, library_frames, raised_by_user, raised_facts
 from nbdebug.tools.errors.origin import ExpressionBinding, origin_of
 from nbdebug.tools.errors.rules.calls import CallFacts
 from nbdebug.tools.errors.rules.objects import AttachedFacts, IteratorFacts, ObjectFacts
@@ -107,7 +107,7 @@ def _objects(context: ErrorContext, kinds: tuple[str, ...]) -> Iterator[tuple[st
     yield from ((text, value) for text, value in named if fits(value) and (own is UNKNOWN or value is own))
     if own is None and "NoneType" in kinds:
         yield from ((t, None) for t, value in named if value is None and _is_receiver(t, context.users[0]))
-    texts = {id(value): text for text, value in reversed(named)}
+    texts = {**argument_texts(context), **{id(value): text for text, value in reversed(named)}}
     passed = (value for frame in library_frames(context) for value in frame.names.values())
     yield from ((texts.get(id(value), ""), value) for value in passed if fits(value))
     if fits(own):
@@ -304,12 +304,9 @@ def _node_of(frame: Frame, text: str, value: Any) -> ast.expr | None:
     """The expression of this text in the failing line."""
     for root in (expression(frame), statement(frame)):
         for node in ast.walk(root) if root is not None else ():
-            if (
-                isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))
-                and isinstance(node.ctx, ast.Load)
-                and ast.unparse(node) == text
-                and value_of(node, frame) is value
-            ):
+            if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)) or ast.unparse(node) != text:
+                continue
+            if isinstance(node, ast.Call) or isinstance(node.ctx, ast.Load) and value_of(node, frame) is value:
                 return node
     return None
 
@@ -458,6 +455,9 @@ def detect_unpacking(context: ErrorContext) -> CallFacts | None:
         return None
     while isinstance(source_node, ast.Call) and callee_name(source_node) in ("enumerate", "tqdm"):
         source_node = source_node.args[0]  # the names that fail are the inner
+    outer = loop.target if loop is not None else line.targets[0] if isinstance(line, ast.Assign) else target
+    if own is not None and own is not outer and any(n is own for n in ast.walk(outer)):
+        return _inner_unpacked(context, frame, own, outer, source_node, loop is not None)
     what, edit, title, number = _unpacked(context, frame, target, source_node, loop is not None, match)
     if not what:
         return None
@@ -465,6 +465,27 @@ def detect_unpacking(context: ErrorContext) -> CallFacts | None:
     return CallFacts(
         raised_facts(context), what, ast.unparse(source_node), str(len(target.elts)), value=str(number), fixes=fix
     )
+
+
+def _inner_unpacked(
+    context: ErrorContext, frame: Frame, inner: ast.Tuple | ast.List, outer: ast.expr, node: ast.expr, loop: bool
+) -> CallFacts | None:
+    """Names within names: a loop that wanted to count, the state of a GRU, which is one tensor."""
+    file, name = frame.site.file, ast.unparse(node)
+    first = ast.unparse(outer.elts[0]) if isinstance(outer, ast.Tuple) else ""
+    if loop and COUNTERS.fullmatch(first):
+        edit = edit_of(file, {node: "enumerate({raw})"})
+        fixes = (Fix.of("Count them.", edit),) if edit is not None else ()
+        return CallFacts(raised_facts(context), "number", name, fixes=fixes)
+    module = value_of(node.func, frame) if isinstance(node, ast.Call) else UNKNOWN
+    if type(module) not in (nn.GRU, nn.RNN):
+        return None
+    tree = tree_of(file)
+    later = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} if tree else set()
+    unused = all(ast.unparse(part) not in later for part in inner.elts[1:])
+    edit = edit_of(file, {inner: ast.unparse(inner.elts[0])}) if unused else None
+    fixes = (Fix.of("Give it one name.", edit),) if edit is not None else ()
+    return CallFacts(raised_facts(context), "one state", name, str(len(inner.elts)), fixes=fixes)
 
 
 def _unpacked(
@@ -577,11 +598,17 @@ def detect_wrapped(context: ErrorContext) -> CallFacts | None:
     inner, new = members(value)[owners[0]], f"{{}}.{owners[0]}.{name}"
     if type(value) is torch.utils.data.Subset and is_tensor(members(inner).get(name)):
         new += "[{}.indices]"
-    elif type(value) is torch.utils.data.Subset and type(members(inner).get(name)) is list:
+    elif type(value) is torch.utils.data.Subset and len(_list_in(inner, name)) > max(value.indices, default=0):
         new = "[" + new + "[i] for i in {}.indices]"
     edit = edit_of(frame.site.file, {node: new.replace("{}", text)})
     fixes = (Fix.of("Ask the object within.", edit),) if edit is not None else ()
     return CallFacts(raised_facts(context), "", text, name, value=type(value).__name__, fixes=fixes)
+
+
+def _list_in(thing: Any, name: str) -> list[Any]:
+    """An attribute that is a list, such as the labels of all samples; else none."""
+    value = members(thing).get(name)
+    return value if type(value) is list else []
 
 
 def _has(thing: Any, name: str) -> bool:
@@ -613,7 +640,7 @@ def detect_copy(context: ErrorContext) -> CallFacts | None:
                     edit = _without_graph(part, name) if what == "attribute" else None
                     fixes = (Fix.of("Keep it without its graph.", edit),) if edit is not None else ()
                     return CallFacts(raised, what, f"{callee}.{name}", callee, fixes=fixes)
-    return CallFacts(raised, "", ast.unparse(copied) if copied is not None else "A tensor")
+    return CallFacts(raised, "inside", ast.unparse(copied) if copied is not None else "The object")
 
 
 def _without_graph(module: nn.Module, name: str) -> Edit | None:

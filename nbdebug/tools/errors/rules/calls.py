@@ -34,6 +34,8 @@ ARGUMENTS = {
     "too many": "`{callee}` takes {value} arguments, the object itself counted, but gets {name}",
     "no self": "`{callee}` is a method without `self`, so the object itself is one argument too many",
     "module": "`{name}` is a module, but `{callee}` needs its parameters",
+    "number": "`{name}` is a number, and a loop goes through several values",
+    "generators": "`{name}` are generators, of which an optimizer takes one: their parameters belong into one list",
     "method": "`{name}` is a method, and is not called",
     "called": "`{name}` is a {value}, but is called like a function",
     "float": "`{name}` is a float, but a whole number is needed here",
@@ -94,6 +96,7 @@ ORDER = {
     "schedule": "`{name}` is planned for {value} steps, and `step()` is called once more",
     "unscaled": "`{name}.step` comes after a backward of a loss that `{name}` did not scale",
     "no gradients": "`{name}.step` finds no gradient: the parameters of this optimizer got none since the last update",
+    "no update": "`{name}.step` is called again, but `{name}.update()` was not called since the last time",
     "twice": "`{name}.{callee}` is called twice for this optimizer before `{name}.update()`",
     "late": "`{name}.unscale_` comes after `{name}.step`, which has unscaled the gradients already",
 }
@@ -190,6 +193,7 @@ def not_an_iterator(facts: CallFacts) -> Finding:
 UNPACKING = {
     "too many": "`{name}` gives {value} values, but there are {callee} names for them",
     "too few": "`{name}` gives {value} values, but there are {callee} names for them",
+    "one state": "`{name}` returns its state as one tensor, but there are {callee} names for it",
     "nested": "`{name}` gives {value} values, of which one is a tuple, but there are {callee} names for them",
     "dict": "`{name}` is a dict: going through it gives its keys alone",
     "keys": "`{name}` is the text '{value}', a key: each batch of `{callee}` is a dict, which gives its keys",
@@ -234,6 +238,7 @@ def wrapped_object(facts: CallFacts) -> Finding:
 
 COPIES = {
     "": "`{name}` belongs to an autograd graph, and `deepcopy` copies no graph",
+    "inside": "`{name}` holds a tensor that belongs to an autograd graph, and `deepcopy` copies no graph",
     "attribute": "`{callee}` keeps `{name}`, a tensor of an autograd graph, and `deepcopy` copies no graph",
     "weight norm": "`{name}` is computed from other weights (weight_norm), and `deepcopy` copies no graph",
 }

@@ -336,6 +336,12 @@ def _lengths(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fi
         yield trials.fix(FixIdea("transpose", i, code, lambda x: x.transpose(0, 1)))
 
 
+def _zero(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes:
+    """Single numbers stacked."""
+    if isinstance(call.node, ast.Call) and call.op == "cat":
+        yield ShapeFix("stack", "", ast.unparse(call.node).replace("cat", "stack", 1))
+
+
 def _picture(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes:
     """The channels last, as matplotlib has them; a batch of one, or one channel, without that axis."""
     for _, operand in known_operands(call)[:1]:
@@ -466,5 +472,6 @@ BY_KIND: dict[str, Callable[[FailedCall, ParsedMessage, CallTrials], Fixes]] = {
     "samples": _any_view,
     "scalar": _scalar,
     "picture": _picture,
+    "zero": _zero,
     "square": _product,
 }

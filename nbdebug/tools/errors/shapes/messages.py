@@ -259,6 +259,7 @@ PATTERNS: tuple[tuple[str, str], ...] = (
         r"too many values to unpack \(expected (?P<expected>\d+)(?:, got \d+)?\)|"
         r"not enough values to unpack \(expected (?P<expected2>\d+), got (?P<actual>\d+)\)",
     ),
+    ("zero", r"zero-dimensional tensor \(at position \d+\) cannot be concatenated"),
     ("picture", r"Invalid shape " + _A + r" for image data"),
     ("ragged", r"expected sequence of length (?P<expected>\d+) at dim (?P<axis>\d+) \(got (?P<actual>\d+)\)"),
     ("ragged", r"requested array has an inhomogeneous shape after (?P<axis>\d+) dimensions"),

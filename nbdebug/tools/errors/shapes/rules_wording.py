@@ -567,6 +567,9 @@ SENTENCES: dict[str, Callable[[ShapeFacts], str]] = {
     "scalar": _scalar,
     "truth": _truth,
     "ragged": _ragged,
+    "zero": lambda facts: (
+        f"{op_name(facts)} joins along an axis, but gets single numbers (shape []), such as losses: they can be stacked"
+    ),
     "picture": lambda facts: (
         f"{with_shape(inputs(facts)[0]) if inputs(facts) else 'The array'} is no picture for matplotlib, which takes "
         "[height, width], or the channels last: [height, width, 3 or 4]"
