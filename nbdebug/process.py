@@ -104,14 +104,14 @@ def _answer(function: Callable[[], Any], reading: int, writing: int) -> None:
 
 def _read(reading: int, until: float) -> bytes:
     """The answer, after its length: a worker of a loader may hold the pipe for longer. b"" where it is not whole."""
-    data = b""
+    data = bytearray()
     while len(data) < 8 or len(data) < 8 + int.from_bytes(data[:8], "little"):
         ready, _, _ = select.select([reading], [], [], max(until - time.monotonic(), 0))
         part = os.read(reading, 1 << 20) if ready else b""
         if not part:
             return b""
         data += part
-    return data[8:]
+    return bytes(data[8:])
 
 
 def _end(child: int) -> None:

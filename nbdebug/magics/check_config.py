@@ -12,17 +12,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from nbdebug.magics._arguments import (
-    FULL,
-    HELP,
-    answer,
-    evaluate,
-    parse,
-    required,
-    unquote,
-    usage_errors,
-    variables,
-)
+from nbdebug.magics._arguments import FULL, HELP, answer, evaluate, parse, required, unquote, usage_errors, variables
 from nbdebug.report import Report
 
 

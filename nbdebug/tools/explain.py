@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import pathlib
 import re
 import signal
 import sys
@@ -257,7 +258,11 @@ def _of_checkpoint(error: BaseException, names: Mapping[str, Any]) -> Finding | 
         if not path:
             return None
         from nbdebug.tools.checkpoint.check_checkpoint import check_checkpoint
+        from nbdebug.tools.checkpoint.formats import ENDINGS
 
+        suffix = pathlib.PurePath(path).suffix
+        if suffix and suffix not in ENDINGS and issubclass(type(error), FileNotFoundError):
+            return None
         report = check_checkpoint(path)
     except Exception:  # no such file, a hostile object in the frames: the kinds of the error chapter say what they can
         return None

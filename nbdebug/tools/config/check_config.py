@@ -19,12 +19,7 @@ from nbdebug.tools.config.rules import ORDER
 from nbdebug.tools.config.schema_from import expectations, violations
 from nbdebug.tools.config.syntax import INVISIBLE, Flaw
 
-SURE = (
-    "config/wrong-type",
-    "config/invisible-character",
-    "config/unknown-key",
-    "config/invalid-choice",
-)
+SURE = ("config/wrong-type", "config/invisible-character", "config/unknown-key", "config/invalid-choice")
 """Codes whose mended line is no guess: the file is read and checked again with it."""
 BY_NESTING = ("config/unknown-key", "config/duplicate-key")
 """Codes that may come of a bracket or an indentation that was mended as it was not meant."""

@@ -32,11 +32,7 @@ COUNTS = (
     "n_layer n_layers num_hidden_layers vocab_size lora_rank lora_r network_dim intermediate_size"
 )
 PAGES: tuple[tuple[str, dict[str, Any], str], ...] = (
-    (
-        RATES,
-        {"type": "float", "min": 0, "max": 100},
-        f"{OPTIM}: a rate is not negative; published ones stay below 100",
-    ),
+    (RATES, {"type": "float", "min": 0, "max": 100}, f"{OPTIM}: a rate is not negative; published ones stay below 100"),
     ("weight_decay wd l2_reg", {"type": "float", "min": 0}, f"{OPTIM} refuses a negative weight decay"),
     (
         "adam_beta1 adam_beta2 beta1 beta2 beta_1 beta_2 adam_b1 adam_b2",

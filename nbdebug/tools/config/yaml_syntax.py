@@ -10,15 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from nbdebug.tools.config.syntax import (
-    QUOTES,
-    Candidate,
-    Malformed,
-    Node,
-    first_that_helps,
-    indent,
-    line_of,
-)
+from nbdebug.tools.config.syntax import QUOTES, Candidate, Malformed, Node, first_that_helps, indent, line_of
 
 TRUE, FALSE = ("yes", "true", "on"), ("no", "false", "off")
 FLOAT = re.compile(
