@@ -28,6 +28,8 @@ MOST_ROWS = 200_000
 """Rows of a set in memory, or of a file of records, that are looked at."""
 THUMBNAILS, THUMB = 12, 96
 """Pictures of the gallery, and their side in pixels: about 3 kB each."""
+ABOUT = ("readme", "license", "notice", "classes", "labels", "names", "metadata", "info", "changelog")
+"""Texts about a set, which may well be equal in all of its splits."""
 PLAIN = (str, int, float, bool, type(None))
 LINE = 8 << 20
 """Bytes of one record."""
@@ -116,6 +118,8 @@ class Check:
         affected = (
             f"{count(len(problems), 'problem')} of {count(len(findings), 'kind')} in {looked}." if findings else ""
         )
+        if not self.total and any("interrupted" in text for text in self.unchecked):
+            affected = "It was interrupted before anything was looked at."
         healthy = f"No problem was seen in {looked}." if self.total else "There is nothing here that can be checked."
         summary = [(f.code, f.evidence["items"]) for f in findings]
         listing = [Table("Problems", ("item", "code", "detail"), rows, open=False)] if rows else []
@@ -278,7 +282,8 @@ class FolderCheck(Check):
         """Texts that are no captions: of several splits."""
         beside = {(e.folder, e.stem) for e in files.of("picture", "sound")}
         entries = [e for e in files.of("text") if (e.folder, e.stem) not in beside and e.bytes]
-        if not entries or files.of("picture", "sound"):
+        entries = [e for e in entries if e.stem.lower() not in ABOUT]
+        if len(entries) < 4 or files.of("picture", "sound"):
             return
         self.counted("text", len(entries))
         self.problems += media.equal_files(entries, self.digest)

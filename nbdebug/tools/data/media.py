@@ -21,6 +21,7 @@ MAJORITY, LEAST = 0.9, 10
 SOUND_MAJORITY = 0.75
 CAPTION_LIMIT = 1 << 20
 """Bytes of a caption that is read."""
+NUMBER = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?")
 CAPTIONED = 0.5
 """Of the pictures, that have a text file beside them: then a caption is meant for all."""
 SIXTEEN = ("I", "I;16", "I;16B", "I;16L", "I;16N")
@@ -164,8 +165,10 @@ def caption_ending(entries: Sequence[Entry], files: Mapping[str, Entry], wanted:
     if wanted.caption_extension:
         return wanted.caption_extension
     for ending in (".txt", ".caption"):
-        beside = sum(_beside(entry, ending) in files for entry in entries)
-        if entries and beside >= max(3, CAPTIONED * len(entries)):
+        beside = [files[name] for entry in entries if (name := _beside(entry, ending)) in files]
+        texts = [head(file.path).decode("utf-8", "replace").split() for file in beside[:: max(1, len(beside) // 20)]]
+        numbers = sum(bool(words) and all(NUMBER.fullmatch(word) for word in words) for words in texts)
+        if len(beside) >= max(3, CAPTIONED * len(entries)) and numbers <= len(texts) / 4:  # else they are boxes
             return ending
     return None
 

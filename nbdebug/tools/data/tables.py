@@ -7,7 +7,7 @@ import collections
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nbdebug.text import clip, figures, percent, size
@@ -478,7 +478,3 @@ def remarks(table: DataTable) -> Iterator[str]:
     ]
     if constant and table.row_count > 1:
         yield f"{table.name or 'The table'}: the same value in all rows of {', '.join(f'`{n}`' for n in constant[:5])}."
-
-
-def summary(tables: Sequence[DataTable]) -> Mapping[str, int]:
-    return {"row": sum(t.row_count for t in tables)}
