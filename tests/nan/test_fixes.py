@@ -120,6 +120,8 @@ LINES = {
 
 @pytest.mark.parametrize("kind", LINES)
 def test_only_the_expression_at_fault_is_rewritten(kind, tmp_path):
+    if sys.version_info < (3, 11) and kind in ("an operator in a longer line", "a library's function"):
+        pytest.skip("Python tells the columns of what runs from 3.11 on")
     body, expected = LINES[kind]
     values = (1.0, 2.0, 0.5) if kind == "a denominator of both signs" else (1.0, 1.0, 0.0)
     fix = asked(tmp_path, body, values)
