@@ -212,13 +212,10 @@ def _kind_of_argument(context: ErrorContext, frame: Frame, node: ast.AST, call: 
     file, message = frame.site.file, context.message
     if "is not callable" in message:
         return _called(context, frame, node)
-    if (
-        "'int' object is not iterable" in message
-        and isinstance(loop := statement(frame), ast.For)
-        and loop.iter is node
-    ):
-        edit = edit_of(file, {node: "range({raw})"})
-        return _facts(context, "number", ast.unparse(node), edit, title="Count up to it.")
+    loop = statement(frame) if "'int' object is not iterable" in message else None
+    if isinstance(loop, ast.For) and (callee_name(loop.iter) == "len" or type(value_of(loop.iter, frame)) is int):
+        edit = edit_of(file, {loop.iter: "range({raw})"})
+        return _facts(context, "number", ast.unparse(loop.iter), edit, title="Count up to it.")
     if "'generator' and 'generator'" in message or "one of the params is Module.parameters" in message:
         return _generators(context, frame, node)
     for part in ast.walk(node) if NOT_ITERABLE.search(message) else ():
@@ -250,8 +247,11 @@ def _generators(context: ErrorContext, frame: Frame, node: ast.AST) -> CallFacts
 
 def _is_method(part: ast.expr, frame: Frame) -> bool:
     """Whether it is a method of a tensor: `x.size`."""
-    owner = value_of(part.value, frame) if isinstance(part, ast.Attribute) else None
-    return is_tensor(owner) and callable(getattr(torch.Tensor, part.attr, None))  # type: ignore[attr-defined]
+    if not isinstance(part, ast.Attribute):
+        return False
+    owner = value_of(part.value, frame)
+    inner = owner is UNKNOWN and part.attr in ("numel", "size", "dim", "item")  # of a comprehension's own variable
+    return inner or is_tensor(owner) and callable(getattr(torch.Tensor, part.attr, None))
 
 
 def _called(context: ErrorContext, frame: Frame, node: ast.AST) -> CallFacts | None:
