@@ -50,6 +50,7 @@ QUESTIONS = {
     "explain": ["nn.Linear(1024, 10)(torch.randn(16, 1568))", "%explain"],
     "grad_watch": ["%grad_watch on", "for _ in range(5): step(mask)", "%grad_watch off"],
     "mem": ["%mem"],
+    "bottleneck": ["%bottleneck step(mask)"],
     "guard": ["%guard on", "for m in (mask, mask, bad): step(m)", "%guard"],
 }
 """What is typed, cell by cell. `explain`: the first cell fails before the walk begins."""

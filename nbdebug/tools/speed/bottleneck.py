@@ -96,7 +96,7 @@ def measure(training: Training, steps: int, try_cures: bool = True) -> SpeedFact
     """The facts: the steps by the clock, the ops of some in a copy, and the experiments that decide."""
     facts = SpeedFacts()
     clock = training.clock(until(steps, SECONDS), looking=True)
-    before = apart(lambda: cures.observe(training))
+    before = apart(training, lambda: cures.observe(training))
     with clock:
         drive(training, clock, steps)
     if before is None:
@@ -108,7 +108,7 @@ def measure(training: Training, steps: int, try_cures: bool = True) -> SpeedFact
         facts.loop, facts.double, facts.attention = before.loop, before.double, before.attention
         _trend(facts, training, before, clock)
     if facts.share("waiting for data") > 0.3:
-        facts.loading = apart(lambda: cures.loading_line(training, clock.source)) or Where()
+        facts.loading = apart(training, lambda: cures.loading_line(training, clock.source)) or Where()
     if try_cures:
         _try(facts, training)
     return facts
@@ -167,7 +167,7 @@ def _trend(facts: SpeedFacts, training: Training, before: cures.Observation, clo
     ratio = min(lows[-2:]) / max(min(lows[:2]), 1e-9)
     if ratio < 1.25 or rank_correlation(lows) < 0.6:
         return
-    after = apart(lambda: cures.observe(training, first=len(clock.steps) if training.whole else 0))
+    after = apart(training, lambda: cures.observe(training, first=len(clock.steps) if training.whole else 0))
     if after is None:
         return
     (ops, elements), (more_ops, more) = before.size, after.size
@@ -184,48 +184,36 @@ def _try(facts: SpeedFacts, training: Training) -> None:
             SpeedCure("no torch.compile", None, statistics.median(slow) / fast if slow and fast else None)
         )
         return
-    wait = facts.share("waiting for data")
-    if wait > 0.3:
-        facts.cures.append(
-            cures.try_cure(training, "the same batch again", facts.without("waiting for data"), cures.same_batch)
-        )
-        if wait > 0.5 and facts.workers == 0:
-            facts.cures.append(cures.with_workers(training, 2, facts.seconds()))
-        return
-    chosen = _change(facts)
+    chosen = _experiment(facts)
     if chosen is not None:
-        facts.cures.append(cures.try_cure(training, *chosen))
-    elif name_cause(facts) is None and facts.backwards:
-        _what_is_left(facts, training)
+        facts.cures.append(cures.try_cure(training, chosen))
+        if facts.share("waiting for data") > 0.5 and facts.workers == 0:
+            facts.cures.append(cures.with_workers(training, 2, facts.seconds()))
+    elif name_cause(facts) is None and facts.backwards:  # what is left: lower precision, and more rows at once
+        half = cures.Try("autocast to bfloat16", cures.autocast, seconds=1.0)
+        more = cures.Try("twice the batch", cures.doubled, rows=2.0, seconds=1.0)
+        cuda = [cures.Try("TF32", cures.tf32, seconds=1.0)] if facts.device == "cuda" else []
+        tried = [cures.try_cure(training, each) for each in (half, *cuda, more)]
+        facts.cures += [cure for cure in tried if cure.measured is not None]
 
 
-def gone(share: float) -> float:
-    """How many times faster a step is without a part of it."""
-    return 1 / max(1 - share, 0.01)
-
-
-def _change(facts: SpeedFacts) -> tuple[str, float | None, cures.Change] | None:
-    """(name, predicted speed-up, change) of the experiment that decides."""
-    kept = facts.validations / facts.eval_batches if facts.eval_batches else 0.0
+def _experiment(facts: SpeedFacts) -> cures.Try | None:
+    """The experiment that decides."""
     saving, validating = facts.share("saving"), facts.share("validating")
+    if facts.share("waiting for data") > 0.3:
+        return cures.Try("the same batch again", cures.same_batch, "waiting for data")
     if max(saving, validating) > 0.4:
         if saving > validating:
-            return "no saving", facts.without("saving"), cures.no_saving
+            return cures.Try("no saving", cures.no_saving, "saving")
+        kept = facts.validations / facts.eval_batches if facts.eval_batches else 0.0
         name = "one batch of validation" if kept else "no validation"
-        return name, facts.without("validating", 1 - kept), cures.no_validation
+        return cures.Try(name, cures.no_validation, "validating", 1 - kept)
     if facts.growth is not None:
         return None
     if facts.repeated is not None and facts.repeated.share > 0.4:
-        return "equal results remembered", gone(facts.repeated.share), cures.memoised
+        return cures.Try("equal results remembered", cures.memoised, "forward", facts.repeated.of_forward)
     if facts.double is not None and facts.double.share > 0.4:
-        return "float32", gone(facts.double.share / 2), cures.single_precision
+        return cures.Try("float32", cures.single_precision, predicted=1 / (1 - facts.double.share / 2))
     if facts.device != "cpu" and facts.reads:
-        return "reads dropped", None, cures.no_reads
+        return cures.Try("reads dropped", cures.no_reads, "synchronisation")
     return None
-
-
-def _what_is_left(facts: SpeedFacts, training: Training) -> None:
-    """Of a step that is the model's own work: lower precision, and more rows at once."""
-    half = cures.try_cure(training, "autocast to bfloat16", None, cures.autocast, seconds=1.0)
-    more = cures.try_cure(training, "twice the batch", None, cures.doubled, rows=2.0, seconds=1.0)
-    facts.cures += [cure for cure in (half, more) if cure.measured is not None]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import collections
 import contextlib
+import dataclasses
+import functools
 import gc
 import statistics
 import sys
@@ -34,8 +36,8 @@ from nbdebug.tools.speed.driver import Training, apart, drive, workers_without_m
 from nbdebug.tools.speed.facts import LongerInput, Loop, Reads, SpeedCure, WorkShare
 from nbdebug.tools.speed.ops import OpWatch
 
-PAIRS, SECONDS = 5, 3.0
-"""Of an experiment: steps with and without, at most; and the time after which two of each are enough."""
+PAIRS, SECONDS = 20, 2.5
+"""Of an experiment: steps with and without, at most; and the time after which three of each are enough."""
 LOADING_SECONDS = 1.0
 Change = Callable[[Training, Patches], Callable[[bool], None]]
 
@@ -232,15 +234,33 @@ def slow_attention(watch: OpWatch) -> WorkShare | None:
 # -- with and without --------------------------------------------------------------------------------------------------
 
 
-def paired(training: Training, change: Change, seconds: float = SECONDS) -> tuple[float, float, Any]:
-    """Seconds of a step without and with the change, and the last loss of each. Runs in the copy."""
-    patches = Patches()
-    switch = change(training, patches)
-    flags, begun = [False], time.monotonic()
+@dataclasses.dataclass(frozen=True)
+class Try:
+    """An experiment: its name, what it changes, and the phase that it takes away, by which part. predicted: where no
+    phase tells how many times faster a step should be; rows: how many times more rows a step has with it."""
+
+    name: str
+    change: Change
+    phase: str = ""
+    part: float = 1.0
+    predicted: float | None = None
+    rows: float = 1.0
+    seconds: float = SECONDS
+
+
+def try_cure(training: Training, what: Try) -> SpeedCure:
+    """The cure with its predicted and its measured speed-up, both from the same steps, and the last losses."""
+    return apart(training, lambda: _paired(training, what), 10 * SECONDS) or SpeedCure(
+        what.name, what.predicted, why_not="it could not be tried on a copy of this process"
+    )
+
+
+def _paired(training: Training, what: Try) -> SpeedCure:
+    patches, flags = Patches(), [False]
+    switch, begun = what.change(training, patches), time.monotonic()
 
     def ended(number: int) -> None:
-        enough = number > 4 and time.monotonic() - begun > seconds
-        if number > 4 * PAIRS // 2 or enough:
+        if number > 2 * PAIRS or (number > 6 and time.monotonic() - begun > what.seconds):
             stop_training()
         flags.append(number % 4 in (2, 3))
         switch(flags[-1])
@@ -255,27 +275,15 @@ def paired(training: Training, change: Change, seconds: float = SECONDS) -> tupl
     if getattr(switch, "uses", None) == []:
         raise LookupError("no module does the repeated work alone")
     rows = list(zip(clock.steps, flags))[1:]
-    off = [step.total for step, on in rows if not on]
-    on = [step.total for step, on in rows if on]
+    off, on = ([step for step, flag in rows if flag is wanted] for wanted in (False, True))
+    usual = statistics.median if all(step.phases.get(what.phase) for step in off) else statistics.fmean
+    without, with_it = (usual([step.total for step in steps]) for steps in (off, on))
+    left = usual([step.total - what.part * step.phases.get(what.phase, 0.0) for step in off])
+    predicted = without / left if what.phase else what.predicted
     losses = list(zip(training.losses, flags))
-    last = [next((loss for loss, flag in reversed(losses) if flag is wanted), None) for wanted in (False, True)]
-    return statistics.median(off), statistics.median(on), None if None in last else tuple(last)
-
-
-def try_cure(
-    training: Training,
-    name: str,
-    predicted: float | None,
-    change: Change,
-    rows: float = 1.0,
-    seconds: float = SECONDS,
-) -> SpeedCure:
-    """rows: how many times more rows a step with the change has."""
-    result = apart(lambda: paired(training, change, seconds), 10 * SECONDS)
-    if result is None:
-        return SpeedCure(name, predicted, why_not="it could not be tried on a copy of this process")
-    off, on, losses = result
-    return SpeedCure(name, predicted, rows * off / on if on else None, losses)
+    last = [[loss for loss, flag in losses if flag is wanted][-1:] for wanted in (False, True)]
+    pair = (float(last[0][0]), float(last[1][0])) if all(last) else None
+    return SpeedCure(what.name, predicted, what.rows * without / with_it, pair)
 
 
 def same_batch(training: Training, patches: Patches) -> Callable[[bool], None]:
@@ -347,7 +355,7 @@ def no_reads(training: Training, patches: Patches) -> Callable[[bool], None]:
 def no_validation(training: Training, patches: Patches) -> Callable[[bool], None]:
     """A loader gives one batch to a model in eval mode; without a loader the model answers what it answered before."""
     state: dict[str, Any] = {"on": False, "read": False, "models": []}
-    remember = _memory(training, lambda m: not (m.training or state["read"] or torch.is_grad_enabled()), False)
+    remember = _memory(training, patches, lambda m: not (m.training or state["read"] or torch.is_grad_enabled()), False)
 
     def following(original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:
@@ -380,10 +388,12 @@ def learners(training: Training) -> Iterator[Any]:
 
 def memoised(training: Training, patches: Patches) -> Callable[[bool], None]:
     """A module with equal inputs and weights answers what it answered before."""
-    return _memory(training, lambda module: True, content=True)
+    return _memory(training, patches, lambda module: True, content=True)
 
 
-def _memory(training: Training, applies: Callable[[Any], bool], content: bool) -> Callable[[bool], None]:
+def _memory(
+    training: Training, patches: Patches, applies: Callable[[Any], bool], content: bool
+) -> Callable[[bool], None]:
     """Modules that answer what they answered before: all of them to equal inputs (content), or the models to inputs of
     equal shapes. A graph serves its own step. uses: one entry for each answer that was not computed."""
     state: dict[str, Any] = {"on": False, "step": 0}
@@ -414,7 +424,7 @@ def _memory(training: Training, applies: Callable[[Any], bool], content: bool) -
             known = [*training.models.values(), *training.names.values()] if content else []
             others = [thing for thing in known if isinstance(thing, torch.nn.Module)]
             for module in dict.fromkeys(part for m in (*learners(training), *others) for part in _parts(m, content)):
-                object.__setattr__(module, "forward", remembering(module, module.forward))
+                patches.put(module, "forward", functools.partial(remembering, module))
         state.update(on=on, step=state["step"] + 1)
 
     switch.uses = uses  # type: ignore[attr-defined]
@@ -459,12 +469,18 @@ def single_precision(training: Training, patches: Patches) -> Callable[[bool], N
 
 def autocast(training: Training, patches: Patches) -> Callable[[bool], None]:
     device = next((d.type for d in accelerators_in_use()), "cpu")
-    torch.set_autocast_dtype(device, torch.bfloat16)
-    return lambda on: torch.set_autocast_enabled(device, on)
+    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+    def switch(on: bool) -> None:
+        torch.set_autocast_enabled(device, on or before[0])
+        torch.set_autocast_dtype(device, torch.bfloat16 if on else before[1])
+
+    return switch
 
 
 def tf32(training: Training, patches: Patches) -> Callable[[bool], None]:
-    return lambda on: torch.set_float32_matmul_precision("high" if on else "highest")
+    before = torch.get_float32_matmul_precision()
+    return lambda on: torch.set_float32_matmul_precision("high" if on else before)
 
 
 def doubled(training: Training, patches: Patches) -> Callable[[bool], None]:
@@ -513,7 +529,7 @@ def with_workers(training: Training, number: int, base: float) -> SpeedCure:
             drive(training, clock, 15)
         return statistics.median(step.total for step in clock.steps[3:])
 
-    measured = apart(run, 10 * SECONDS)
+    measured = apart(training, run, 10 * SECONDS)
     if measured is None:
         return SpeedCure(name, None, why_not="it could not be tried on a copy of this process")
     return SpeedCure(name, None, base / measured)
@@ -529,4 +545,4 @@ def eager_steps(training: Training) -> float:
                 drive(training, clock, 7)
         return statistics.median(step.total for step in clock.steps[1:])
 
-    return apart(run, 10 * SECONDS) or 0.0
+    return apart(training, run, 10 * SECONDS) or 0.0

@@ -4,7 +4,7 @@
     apart(training, experiment)              in a copy: what it does to models, files and generators is gone with it
 
 In a copy nothing reaches the disk: files are written to a folder that is deleted, and nothing is removed or renamed.
-Where a GPU is in use there is no copy, and experiments are left out.
+Where a GPU is in use there is no copy: a step that can be wound back is, others are not experimented with.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import dataloader
 
+from nbdebug.observe.snapshot import StepState
 from nbdebug.observe.step_hooks import TrainingStopped, stop_training
-from nbdebug.process import CopyFailed, can_copy, in_copy
+from nbdebug.process import can_copy, in_copy
 from nbdebug.tools.speed.clock import DATA, DRIVERS, Clock, Patches
 
 FEW = 6
@@ -44,7 +45,7 @@ class Training:
     loader: Any = None
     whole: bool = False
     names: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    losses: list[float] = dataclasses.field(default_factory=list)
+    losses: list[Any] = dataclasses.field(default_factory=list)
 
     def clock(self, ended: Callable[[int], None], looking: bool = False) -> Clock:
         return Clock(self.optimizers.values(), ended, driven=not self.whole, looking=looking)
@@ -110,9 +111,11 @@ def _endless(loader: Any) -> Iterator[Any]:
 def _note(training: Training, result: Any) -> None:
     loss = result[0] if isinstance(result, (tuple, list)) and result else result
     loss = loss.get("loss") if isinstance(loss, dict) else loss
-    with contextlib.suppress(Exception), _disable_current_modes():
-        if isinstance(loss, (int, float)) or (isinstance(loss, torch.Tensor) and loss.numel() == 1):
-            training.losses.append(float(loss))
+    if isinstance(loss, (int, float)):
+        training.losses.append(loss)
+    elif isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        with _disable_current_modes():
+            training.losses.append(loss.detach())  # read at the end: a step has no wait of ours
 
 
 def until(steps: int, seconds: float) -> Callable[[int], None]:
@@ -127,11 +130,10 @@ def until(steps: int, seconds: float) -> Callable[[int], None]:
     return ended
 
 
-def apart(experiment: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """What an experiment gives, made in a copy of this process that writes nothing. None where there can be no copy, or
-    where it failed: an experiment is no part of the user's training."""
-    if not can_copy():
-        return None
+def apart(training: Training, experiment: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """What an experiment gives, made in a copy of this process that writes nothing; where a GPU is in use, in this one,
+    with all put back that the step changes. None where neither can be, or where it failed: an experiment is no part of
+    the user's training."""
 
     def harmless() -> Any:
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -139,9 +141,25 @@ def apart(experiment: Callable[[], Any], seconds: float = 60.0) -> Any:
             return experiment()
 
     try:
-        return in_copy(harmless, seconds)
-    except (CopyFailed, Exception):
+        return in_copy(harmless, seconds) if can_copy() else _put_back(training, harmless)
+    except Exception:
         return None
+
+
+def _put_back(training: Training, experiment: Callable[[], Any]) -> Any:
+    """None for a step that can't be wound back: a whole loop, an iterator of a loader, a generator of the loader's."""
+    if training.whole or getattr(training.loader, "generator", None) is not None:
+        return None
+    state = StepState.take(training.call, training.models, training.optimizers)
+    if state.why_not:
+        return None
+    before = training.loader, list(training.losses)
+    try:
+        state.restore()
+        return experiment()
+    finally:
+        state.leave()
+        training.loader, training.losses[:] = before
 
 
 def _write_into(folder: str) -> Patches:

@@ -95,11 +95,13 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True)
 class WorkShare:
-    """A part of the time at a place. share: of the step's op time; what: in words."""
+    """A part of the time at a place. share: of the step's op time; of_forward: of what is neither backward nor
+    optimizer; what: in words."""
 
     where: Where
     share: float
     what: str = ""
+    of_forward: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,14 +169,6 @@ class SpeedFacts:
         """Of the time of all steps together: what happens every few steps counts as often as it happens."""
         whole = sum(step.total for step in self.steps)
         return sum(step.phases.get(phase, 0.0) for step in self.steps) / whole if whole else 0.0
-
-    def without(self, phase: str, part: float = 1.0) -> float:
-        """How many times faster a step is without a phase, or without this part of it: by the medians where the phase
-        is in most steps, else by its share of all time."""
-        medians = {name: self.seconds(name) for name in PHASES}
-        whole = sum(medians.values())
-        share = medians[phase] / whole if whole and medians[phase] else self.share(phase)
-        return 1 / max(1 - part * share, 0.01)
 
     def cure(self, name: str) -> SpeedCure | None:
         return next((cure for cure in self.cures if cure.name == name), None)

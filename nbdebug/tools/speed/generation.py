@@ -136,7 +136,7 @@ def _write(model: Any, ids: Any, mask: Any, number: int, cache: str, name: str) 
         options = {} if mask is None else {"attention_mask": mask}
         if cache:
             output = model(newest, use_cache=True, **options, **{cache: past})
-            past = getattr(output, cache, None) or output.past_key_values
+            past = getattr(output, cache if hasattr(output, cache) else "past_key_values")
         else:
             output = model(text, **options, **unused)
         newest = _logits(output)[:, -1:].argmax(-1)

@@ -353,13 +353,14 @@ class OpWatch(TorchDispatchMode):
                 whole[line] += op.seconds
                 inside[line] += op.seconds * (id(op) in chosen)
         total = sum(op.seconds for op in ops)
+        forward = sum(op.seconds for op in self.last if op.phase == "forward") or 1e-9
         stacks = [op.lines for op in ops]
         deep = {site: depth for lines in stacks for depth, site in enumerate(lines)}
         large = [s for s in inside if inside[s] >= 0.5 * total]
         able = [[s for s in large if inside[s] >= pure * whole[s]] for pure in (0.95, 0.8, 0.0)]
         choice: list[Site] = next(filter(None, able), [])
         site = min(choice, key=lambda s: deep[s], default=None)
-        return WorkShare(at_site(Where(phase="forward"), site), total / self.seconds(), what)
+        return WorkShare(at_site(Where(phase="forward"), site), total / self.seconds(), what, total / forward)
 
     def growth(self) -> LongerInput | None:
         long = [s for s in self.sequences if len(s.times) >= CALLS and s.outputs[0] != s.outputs[1]]

@@ -1,0 +1,32 @@
+"""On a GPU: reads are named with what dropping them would give, and a batch of one row is called too small."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import nbdebug
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("reads, code", [(True, "speed/host-sync"), (False, None)])
+def test_reads_of_each_gradient(reads: bool, code: str | None) -> None:
+    model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(6))).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loader = DataLoader(TensorDataset(torch.randn(512, 2048)), batch_size=64, pin_memory=True)
+
+    def step(batch: list[torch.Tensor]) -> torch.Tensor:
+        loss = model(batch[0].cuda(non_blocking=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if reads:
+            for parameter in model.parameters():
+                parameter.grad.norm().item()
+        return loss.detach()
+
+    report = nbdebug.bottleneck(step, loader=loader, model=model, optimizer=optimizer)
+    assert [finding.code for finding in report] == ([code] if code else [])

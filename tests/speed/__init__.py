@@ -1,0 +1,1 @@
+"""Tests of bottleneck(), generation(), the watch of steps, and of scripts."""

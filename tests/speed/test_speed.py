@@ -1,0 +1,152 @@
+"""What bottleneck() leaves as it was, its magics, a script and its comparison, the watch, and tokens with a cache."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, dataloader
+
+import nbdebug
+from nbdebug.__main__ import main
+from nbdebug.tools.speed.script import share_of, slower
+from nbdebug.tools.speed.watch import OWN, RECENT, WARM, SpeedWatch
+from tests.shell import started
+
+SETUP = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+train_loader = DataLoader(TensorDataset(torch.randn(64, 8)), batch_size=8)
+def step(batch):
+    loss = model(batch[0]).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    return loss.detach()
+"""
+
+
+def training() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 2))
+    return model, torch.optim.Adam(model.parameters()), DataLoader(TensorDataset(torch.randn(64, 8)), batch_size=8)
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_it_trains_as_the_steps_alone_and_leaves_nothing_behind(copies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit: the same steps without nbdebug. Torch's functions and hooks are its own again. copies: without, as
+    where a GPU is in use, experiments run in this process, and all is put back."""
+    monkeypatch.setattr("nbdebug.tools.speed.driver.can_copy", lambda: copies)
+    before = dataloader._BaseDataLoaderIter.__next__, nn.Module.train, torch.save
+    weights = []
+    for asked in (False, True):
+        model, optimizer, loader = training()
+
+        def step(batch: list[torch.Tensor], model: nn.Module = model, optimizer: torch.optim.Optimizer = optimizer):
+            loss = model(batch[0]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        if asked:
+            report = nbdebug.bottleneck(
+                lambda batch: step(batch), loader=loader, model=model, optimizer=optimizer, steps=8
+            )
+            assert report.steps == 7 and report.facts["speed"]["cures"] and report.facts["speed"]["samples"] == 8
+        else:
+            for batch in loader:
+                step(batch)
+        weights.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*weights))
+    assert before == (dataloader._BaseDataLoaderIter.__next__, nn.Module.train, torch.save)
+
+
+def test_what_the_step_raises_passes_and_wrong_arguments_are_refused() -> None:
+    def step() -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        nbdebug.bottleneck(step, model={}, names={})
+    with pytest.raises(TypeError, match="loader"):
+        nbdebug.bottleneck(lambda batch: batch, model={}, names={})
+    with pytest.raises(ValueError, match="goal"):
+        nbdebug.bottleneck(step, goal=0)
+
+
+def test_magics_take_a_step_a_loop_and_a_watch() -> None:
+    with started(SETUP) as book:
+        done = book.run("report = %bottleneck --no-cures --steps 6 --goal 1 step\nreport")
+        assert done.error is None and done.result.question == "%bottleneck --loader train_loader step"
+        assert (
+            "Goal: 1 steps a second" in str(done.result.full())
+            and "<img" in done.result._repr_mimebundle_()["text/html"]
+        )
+        loop = "%%bottleneck --no-cures --steps 5\nfor x in 1000 * list(train_loader): step(x)"
+        assert book.run(loop).result.steps == 4
+        assert "needs a step" in book.run("%bottleneck").printed
+        book.run("%bottleneck --watch")
+        assert book.run("for x in train_loader: step(x)").error is None
+        assert book.run("%bottleneck").result.steps == 7 and "Active: %bottleneck --watch" in book.run("%nbdebug").shown
+        assert book.run("%bottleneck --watch off").result.steps == 7
+
+
+def test_a_watch_tells_once_when_steps_become_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, told = [0.0], []
+    monkeypatch.setattr("nbdebug.tools.speed.watch.time.perf_counter", lambda: now[0])
+    watch, optimizer = SpeedWatch(told.append), types.SimpleNamespace()
+    for step in range(WARM + OWN + 5 * RECENT):
+        now[0] += 0.01 if step < WARM + OWN + RECENT else 0.03
+        watch._after_update(optimizer, (), {})
+    assert len(told) == 1 and "3 times the first ones" in told[0] and watch.report().symptoms
+
+
+def test_a_script_runs_as_it_is_and_is_compared(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, saved = tmp_path / "train.py", tmp_path / "before.json"
+    script.write_text(
+        "import sys\nassert sys.argv[1:] == ['--rate', '1'] and __name__ == '__main__'\n"
+        + SETUP.lstrip()
+        + "while True:\n    for batch in train_loader: step(batch)\n"
+    )
+    typed = ["bottleneck", "--no-cures", "--steps", "6", str(script), "--", "--rate", "1"]
+    main([*typed[:1], "--json", *typed[1:]])
+    saved.write_text(capsys.readouterr().out)
+    times = json.loads(saved.read_text())["facts"]["speed"]
+    assert len(times["steps"]) == 5
+    assert main([*typed[:1], "--against", str(saved), "--slower-than", "9000%", *typed[1:]]) == 0
+    assert "times the earlier step" in capsys.readouterr().out
+    twice = {"steps": [{name: 2 * value for name, value in step.items()} for step in times["steps"]]}
+    assert slower(twice, times, share_of("50%"))[0] and not slower(times, twice, share_of("5%"))[0]
+    assert main(["bottleneck", str(tmp_path / "none.py")]) == 2
+
+
+class Echo(nn.Module):
+    """Takes a cache as models of transformers do: it keeps the sum of what it read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word = nn.Embedding(11, 11)
+        self.config = types.SimpleNamespace(use_cache=False)
+
+    def forward(self, input_ids, past_key_values=None, use_cache=False):
+        for _ in range(40 * input_ids.shape[1]):
+            states = self.word(input_ids)
+        past = states.sum(1, keepdim=True) + (0 if past_key_values is None else past_key_values)
+        return types.SimpleNamespace(logits=past, past_key_values=past)
+
+
+def test_a_cache_that_is_off_is_named_and_the_tokens_are_the_same() -> None:
+    model = Echo()
+    report = nbdebug.generation(model, torch.tensor([[1, 2, 3]]), max_new_tokens=24)
+    assert [finding.code for finding in report] == ["speed/no-kv-cache"] and model.training
+    assert report.findings[0].evidence["same tokens"] == "yes"
+    model.config.use_cache = True
+    assert nbdebug.generation(model, torch.tensor([1, 2, 3]), max_new_tokens=24).ok
+    with pytest.raises(TypeError, match="whole numbers"):
+        nbdebug.generation(model, torch.randn(1, 3))
