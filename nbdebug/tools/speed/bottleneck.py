@@ -131,6 +131,7 @@ def _clocked(facts: SpeedFacts, clock: Clock) -> None:
     facts.workers, facts.backwards = clock.workers, clock.backwards
     facts.saves, facts.validations, facts.eval_batches = len(clock.writes), len(clock.validations), clock.eval_batches
     facts.ran = len(clock.steps)
+    facts.busy = statistics.fmean(clock.busy) if clock.busy else None
     facts.saving = at_site(Where(), clock.writes[-1] if clock.writes else None)
     if clock.validations:
         trunk = clock.updates[0] if clock.updates else ()

@@ -14,6 +14,7 @@ milliseconds, and weighs a look by the time since the last one.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import re
 import sys
@@ -115,6 +116,7 @@ class Clock:
         self.steps: list[StepTimes] = []
         self.lines: dict[Site, float] = collections.defaultdict(float)
         self.writes: list[Site] = []
+        self.busy: list[float] = []
         self.validations: list[tuple[Site, ...]] = []
         self.updates: list[tuple[Site, ...]] = []
         self.backwards, self.eval_batches, self.compiles = 0, 0, Compiles()
@@ -389,6 +391,9 @@ class Looks:
                 self.clock.lines[site] += now - last
             del frame, line
             last = now
+            if self.clock.cuda:
+                with contextlib.suppress(Exception):  # it takes nvidia-ml-py
+                    self.clock.busy.append(torch.cuda.utilization() / 100)
 
 
 class Recompilation(NamedTuple):

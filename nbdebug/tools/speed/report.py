@@ -135,6 +135,8 @@ def notes(facts: SpeedFacts, goal: float | None) -> Iterator[str]:
         reached = 1 / seconds >= goal
         said = "reached" if reached else "not reached"
         yield f"Goal: {figures(goal)} steps a second; {said} with {figures(1 / seconds)}."
+    if facts.busy is not None:
+        yield f"The GPU worked {percent(facts.busy)} of the time."
     if facts.device == "cpu":
         yield "Measured on a CPU. A GPU makes the model's part shorter, and what it waits for as long as here."
 
