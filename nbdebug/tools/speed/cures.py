@@ -235,7 +235,7 @@ def slow_attention(watch: OpWatch) -> WorkShare | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Try:
+class Experiment:
     """An experiment: its name, what it changes, and the phase that it takes away, by which part. predicted: where no
     phase tells how many times faster a step should be; rows: how many times more rows a step has with it."""
 
@@ -248,14 +248,14 @@ class Try:
     seconds: float = SECONDS
 
 
-def try_cure(training: Training, what: Try) -> SpeedCure:
+def try_cure(training: Training, what: Experiment) -> SpeedCure:
     """The cure with its predicted and its measured speed-up, both from the same steps, and the last losses."""
     return apart(training, lambda: _paired(training, what), 10 * SECONDS) or SpeedCure(
         what.name, what.predicted, why_not="it could not be tried on a copy of this process"
     )
 
 
-def _paired(training: Training, what: Try) -> SpeedCure:
+def _paired(training: Training, what: Experiment) -> SpeedCure:
     patches, flags = Patches(), [False]
     switch, begun = what.change(training, patches), time.monotonic()
 
