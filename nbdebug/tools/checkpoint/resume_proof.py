@@ -256,7 +256,10 @@ class _Run:
 
 def _transformers(trainer: Any, last: int, folder: pathlib.Path | None, resume: str | None) -> None:
     """Train with transformers' Trainer up to this step, of the schedule that it has; it saves there by itself."""
-    from transformers import TrainerCallback
+    try:
+        from transformers import TrainerCallback
+    except ImportError as missing:
+        raise TypeError("resume_proof needs transformers for a trainer of its kind.") from missing
 
     class Stop(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:

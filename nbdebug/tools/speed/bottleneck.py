@@ -191,30 +191,30 @@ def _try(facts: SpeedFacts, training: Training) -> None:
         if facts.share("waiting for data") > 0.5 and facts.workers == 0:
             facts.cures.append(cures.with_workers(training, 2, facts.seconds()))
     elif name_cause(facts) is None and facts.backwards:  # what is left: lower precision, and more rows at once
-        half = cures.Experiment("autocast to bfloat16", cures.autocast, seconds=1.0)
-        more = cures.Experiment("twice the batch", cures.doubled, rows=2.0, seconds=1.0)
-        cuda = [cures.Experiment("TF32", cures.tf32, seconds=1.0)] if facts.device == "cuda" else []
+        half = cures.SpeedTrial("autocast to bfloat16", cures.autocast, seconds=1.0)
+        more = cures.SpeedTrial("twice the batch", cures.doubled, rows=2.0, seconds=1.0)
+        cuda = [cures.SpeedTrial("TF32", cures.tf32, seconds=1.0)] if facts.device == "cuda" else []
         tried = [cures.try_cure(training, each) for each in (half, *cuda, more)]
         facts.cures += [cure for cure in tried if cure.measured is not None]
 
 
-def _experiment(facts: SpeedFacts) -> cures.Experiment | None:
+def _experiment(facts: SpeedFacts) -> cures.SpeedTrial | None:
     """The experiment that decides."""
     saving, validating = facts.share("saving"), facts.share("validating")
     if facts.share("waiting for data") > 0.3:
-        return cures.Experiment("the same batch again", cures.same_batch, "waiting for data")
+        return cures.SpeedTrial("the same batch again", cures.same_batch, "waiting for data")
     if max(saving, validating) > 0.4:
         if saving > validating:
-            return cures.Experiment("no saving", cures.no_saving, "saving")
+            return cures.SpeedTrial("no saving", cures.no_saving, "saving")
         kept = facts.validations / facts.eval_batches if facts.eval_batches else 0.0
         name = "one batch of validation" if kept else "no validation"
-        return cures.Experiment(name, cures.no_validation, "validating", 1 - kept)
+        return cures.SpeedTrial(name, cures.no_validation, "validating", 1 - kept)
     if facts.growth is not None:
         return None
     if facts.repeated is not None and facts.repeated.share > 0.4:
-        return cures.Experiment("equal results remembered", cures.memoised, "forward", facts.repeated.of_forward)
+        return cures.SpeedTrial("equal results remembered", cures.memoised, "forward", facts.repeated.of_forward)
     if facts.double is not None and facts.double.share > 0.4:
-        return cures.Experiment("float32", cures.single_precision, predicted=1 / (1 - facts.double.share / 2))
+        return cures.SpeedTrial("float32", cures.single_precision, predicted=1 / (1 - facts.double.share / 2))
     if facts.device != "cpu" and facts.reads:
-        return cures.Experiment("reads dropped", cures.no_reads, "synchronisation")
+        return cures.SpeedTrial("reads dropped", cures.no_reads, "synchronisation")
     return None

@@ -235,7 +235,7 @@ def slow_attention(watch: OpWatch) -> WorkShare | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Experiment:
+class SpeedTrial:
     """An experiment: its name, what it changes, and the phase that it takes away, by which part. predicted: where no
     phase tells how many times faster a step should be; rows: how many times more rows a step has with it."""
 
@@ -248,14 +248,14 @@ class Experiment:
     seconds: float = SECONDS
 
 
-def try_cure(training: Training, what: Experiment) -> SpeedCure:
+def try_cure(training: Training, what: SpeedTrial) -> SpeedCure:
     """The cure with its predicted and its measured speed-up, both from the same steps, and the last losses."""
     return apart(training, lambda: _paired(training, what), 10 * SECONDS) or SpeedCure(
         what.name, what.predicted, why_not="it could not be tried on a copy of this process"
     )
 
 
-def _paired(training: Training, what: Experiment) -> SpeedCure:
+def _paired(training: Training, what: SpeedTrial) -> SpeedCure:
     patches, flags = Patches(), [False]
     switch, begun = what.change(training, patches), time.monotonic()
 
