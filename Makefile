@@ -15,10 +15,10 @@ demo: setup ## run the NaN notebook in a fresh kernel (half a minute) and print 
 	@$(BIN)/python -m nbdebug demo
 
 test: setup ## run the tests (one of three of long lists of situations)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 test-all: setup ## run the tests with every situation: some minutes more
-	@NBDEBUG_ALL_TESTS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
+	@NBDEBUG_ALL_TESTS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: setup ## ruff, mypy and the import contracts
 	@$(BIN)/ruff check .
