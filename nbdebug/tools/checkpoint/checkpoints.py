@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from nbdebug.text import in_a_line
 from nbdebug.tools.checkpoint.check_checkpoint import check_checkpoint
 from nbdebug.tools.checkpoint.facts import SavedFile
-from nbdebug.tools.checkpoint.formats import SAFETENSORS, decoded, read_file
+from nbdebug.tools.checkpoint.formats import SAFETENSORS, decoded, header_checksum, read_file
 
 NAME = re.compile(r"step_(\d+)\.safetensors$")
 SHORT = {dtype: name for name, dtype in SAFETENSORS.items()}
@@ -164,13 +164,13 @@ def _write(state: dict[str, Any], temporary: pathlib.Path) -> None:
     order = sorted(tensors, key=lambda name: -tensors[name].element_size())  # each begins at a multiple of its size
     pieces = {name: tensors[name].reshape(-1).view(torch.uint8).numpy().data for name in order}
     text = json.dumps({"tree": tree, "checksums": {name: zlib.crc32(piece) for name, piece in pieces.items()}})
-    about = {"format": "pt", "nbdebug": text, "checksum": str(zlib.crc32(text.encode()))}
-    header: dict[str, Any] = {"__metadata__": about}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", "nbdebug": text}}
     at = 0
     for name, piece in pieces.items():
         shape, end = list(tensors[name].shape), at + len(piece)
         header[name] = {"dtype": SHORT[tensors[name].dtype], "shape": shape, "data_offsets": [at, end]}
         at = end
+    header["__metadata__"]["nbdebug_checksum"] = str(header_checksum(header))
     start = json.dumps(header).encode()
     start += b" " * (-len(start) % 8)
     with open(temporary, "wb") as file:  # safetensors' own save_file writes to a temporary file that a kill leaves

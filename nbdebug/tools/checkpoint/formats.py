@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.machinery
 import io
 import json
+import math
 import os
 import pathlib
 import pickle
@@ -252,15 +253,19 @@ def _safetensors(file: IO[bytes], saved: SavedFile, values: bool) -> None:
     if length > min(HEADER, saved.bytes):
         raise EOFError(f"its header of {size(length)} is not whole")
     header = json.loads(_exactly(file, length))
-    saved.tree, about = {}, header.pop("__metadata__", {})
-    own = json.loads(about["nbdebug"]) if "nbdebug" in about else {}
-    if own and int(about["checksum"]) != zlib.crc32(about["nbdebug"].encode()):
+    about = header.get("__metadata__", {})
+    own = any(key.startswith("nbdebug") for key in about) and json.loads(about["nbdebug"])
+    if own and int(about.pop("nbdebug_checksum")) != header_checksum(header):
         raise ValueError("its header changed after it was written (checksum)")
+    header.pop("__metadata__", None)
+    saved.tree = {}
     for name, about in header.items():
         dtype, (start, end) = SAFETENSORS.get(about["dtype"], torch.uint8), about["data_offsets"]
         if 8 + length + end > saved.bytes:
             raise EOFError(f"`{name}` needs {size(8 + length + end - saved.bytes)} more")
         tensor = SavedTensor(str(dtype).removeprefix("torch."), tuple(about["shape"]), name)
+        if about["dtype"] in SAFETENSORS and math.prod(tensor.shape) * dtype.itemsize != end - start:
+            raise ValueError(f"`{name}` of shape {tensor.shape} and {about['dtype']} doesn't have {end - start} bytes")
         saved.tree[name] = tensor
         if values:
             file.seek(8 + length + start)
@@ -269,6 +274,11 @@ def _safetensors(file: IO[bytes], saved: SavedFile, values: bool) -> None:
                 saved.fault = f"the bytes of {name} changed after they were written (checksum)"
     if own:
         saved.tree = decoded(own["tree"], saved.tree)
+
+
+def header_checksum(header: Mapping[str, Any]) -> int:
+    """Of what `Checkpoints` writes before the tensors: a file's state, and each tensor's shape, dtype and place."""
+    return zlib.crc32(json.dumps(header).encode())
 
 
 def decoded(tree: Any, tensors: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ CODE, BOTTLENECK, LINE = "speed/redundant-work", "forward", "classes = encoder(p
 
 def training(once):
     torch.manual_seed(4)
-    encoder = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 16))
+    encoder = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 16))
     encoder.requires_grad_(False)
     model, prompts = nn.Linear(8, 16), torch.randn(200, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
