@@ -180,7 +180,7 @@ def dice_left() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (batch_left, ["`x` is on cpu", "x = x.to("]),
+        (batch_left, ["`x` is on cpu", "x.to("]),
         (model_left, ["`net` is still on cpu", "net.to("]),
         (attribute_left, ["`self.offsets` is on cpu", "register_buffer"]),
         (labels_left, ["`labels` is on cpu"]),
@@ -217,7 +217,7 @@ def small_labels() -> None:
     [
         (half_inputs, ["`x` is float16", "Tried, it works"]),
         (double_inputs, ["`x` is float64", "from_numpy"]),
-        (small_labels, ["`labels` is int32", "labels = labels.long()"]),
+        (small_labels, ["`labels` is int32", "labels.long()"]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

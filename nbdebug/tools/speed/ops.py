@@ -140,7 +140,7 @@ class OpWatch(TorchDispatchMode):
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any, took: float) -> None:
         name = base_name(func)
-        frames, engine, optimizer = _stack(sys._getframe(2))
+        frames, engine, optimizer = _stack(sys._getframe(1).f_back)  # a GPU's backward begins in a thread of its own
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         backward = engine or torch._C._current_autograd_node() is not None
