@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 
 import pytest
 import torch
@@ -141,3 +143,23 @@ def test_it_leaves_nothing_on_the_users_graph_and_gradients_are_whole():
     model.weight.grad = None
     step()
     assert torch.equal(seen, model.weight.grad)
+
+
+def test_it_lets_go_of_a_graph_whose_backward_ran_out_of_memory(monkeypatch):
+    model, x = nn.Linear(3, 1), torch.randn(5, 3)
+    outs = []
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(RecordingScan, "_measure", full)
+    probe = Probe({"model": model}, {}, live=False)
+    with contextlib.closing(RecordingScan(probe)), probe:
+        probe.begin_step(0)
+        with pytest.raises(torch.OutOfMemoryError):
+            out = model(x)
+            outs.append(weakref.ref(out))
+            out.abs().sqrt().mean().backward()
+    del out, probe
+    gc.collect()
+    assert outs[0]() is None

@@ -32,6 +32,7 @@ from nbdebug.tools.nan.locate import (
     NotEnoughMemory,
     NotLocated,
     activations_on_host,
+    free_memory,
     locate_origins,
     uncollected,
 )
@@ -71,14 +72,19 @@ def locate(
         probe = Probe(models, optimizers, live=live, named=True)
         probe.history = probe.history if history is None else copy.deepcopy(history)
         probe.batches.log, probe.latest_batch, probe.spilled = batches, not trip.late, spilled
-        with uncollected(), restored(models, optimizers, trip.tape), eager() as notes:
+        with contextlib.ExitStack() as until_done, restored(models, optimizers, trip.tape), eager() as notes:
+            until_done.enter_context(uncollected())
             scan = RecordingScan(probe) if not live and redo is None else None
+            if scan is not None:
+                until_done.callback(scan.close)
             detection = _run_step(probe, trip, models, redo, closure)
             if detection is not None and not probe.live:
                 locate_origins(probe, detection, scan)
             if detection is not None:
                 again = RecordedTrial(trip, models, optimizers, redo, undo, closure)
                 return report_of(probe, detection, question, subject, trip.step + 1, notes=tuple(notes), again=again)
+        if isinstance(probe.recorder.fault, torch.OutOfMemoryError):
+            raise NotEnoughMemory(TOO_LITTLE)
         fault = probe.recorder.disabled_by
         unseen = getattr(trip.tape.recorder, "custom_backward", "")
         return f"nbdebug failed ({fault})" if fault else f"outside the model it has {unseen}" if unseen else FINITE
@@ -111,7 +117,7 @@ def _with_what_memory_there_is(search: Callable[[bool], Report | str]) -> Report
             pass  # what it held is freed with this exception
         except Exception as reason:
             return f"it can't be replayed ({type(reason).__name__}: {reason})"
-        torch.cuda.empty_cache()
+        free_memory()
     return TOO_LITTLE
 
 

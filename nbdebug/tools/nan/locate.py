@@ -71,7 +71,7 @@ def locate_origins(probe: Probe, detection: Detection, scan: RecordingScan | Non
         if scan is not None and probe.recorder.fault is None:
             suspects = scan.suspects()
             locator = _on_graph(probe, detection, suspects, scan)
-            scan.release_graph()
+            scan.close()
             locator = locator or _in_replay(probe, detection, suspects)
         locator = locator or _in_replay(probe, detection)
         if not detection.origins:  # perhaps it read memory that nobody had written, where something else lies now
@@ -155,13 +155,13 @@ def _replay(probe: Probe, detection: Detection, suspects: Suspects | None) -> tu
         return _traced_replay(probe, detection, suspects)
     except torch.OutOfMemoryError:
         pass  # what it held is freed with this exception
-    torch.cuda.empty_cache()
+    free_memory()
     probe.spilled = True
     try:
         with activations_on_host():
             return _traced_replay(probe, detection, suspects)
     except torch.OutOfMemoryError as reason:
-        torch.cuda.empty_cache()
+        free_memory()
         raise NotEnoughMemory(_message(probe, detection, TOO_LITTLE)) from reason.with_traceback(None)
 
 
@@ -184,6 +184,12 @@ def _traced_replay(probe: Probe, detection: Detection, suspects: Suspects | None
         why = f"the step can't be replayed ({type(reason).__name__}: {text})"
         raise NotLocated(_message(probe, detection, why)) from reason
     return locator, replay
+
+
+def free_memory() -> None:
+    """After a replay that had too little: what refers to itself is freed only by the collector."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def activations_on_host() -> contextlib.AbstractContextManager:

@@ -260,6 +260,8 @@ class RecordingScan:
         try:
             with torch.no_grad():
                 self._passed_back.append((number, self._measure(received), self._measure(passed)))
+        except torch.OutOfMemoryError:
+            raise  # of a replay: it may be tried again in another way
         except Exception as fault:  # the error boundary
             self.recorder.disable(fault)
 
@@ -282,9 +284,8 @@ class RecordingScan:
 
     def _backward_ended(self, call: Backward, result: Any) -> None:
         self._ended(call, result)
-        while self._handles:
-            self._handles.pop().remove()
         if self.recorder.disabled_by:
+            self.close()
             return
         leaves = self.probe.tape.leaves.items()
         with _disable_current_modes(), torch.no_grad():
@@ -294,10 +295,10 @@ class RecordingScan:
                 if leaf.grad is not None and dense(leaf.grad) is leaf.grad and can_be_nonfinite(leaf.grad)
             }
             self._find_node(self._sizes.finite(), gradients)
-        self._passed_back, self._nodes = [], []
-        self._known.clear()
+        born_in = self.born_in
+        self.close()
         if self._bad_leaves and call.accumulate:
-            self.call = call
+            self.call, self.born_in = call, born_in
             raise StopCell
 
     def _find_node(self, finite: list[bool], gradients: dict[int, int]) -> None:
@@ -334,8 +335,13 @@ class RecordingScan:
         born_at = None if self.born_at is None else self.born_at.index
         return Suspects(results, born_at, False, modules, self._bad_leaves)
 
-    def release_graph(self) -> None:
+    def close(self) -> None:
+        """Let go of the graph. Its nodes hold the hooks, and these the nodes: the collector can't see that circle."""
+        while self._handles:
+            self._handles.pop().remove()
         self.call = self.born_in = None
+        self._passed_back, self._nodes = [], []
+        self._known.clear()
 
 
 def _nodes(roots: tuple[torch.Tensor, ...]) -> list[Any]:
