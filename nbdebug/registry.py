@@ -29,6 +29,7 @@ CHAPTERS = (
     "environment",
     "data",
     "speed",
+    "quality",
 )
 """The chapters with a package of rules, in the order of the catalogue: the first part of most codes."""
 ELSEWHERE = {
@@ -51,6 +52,7 @@ _HOMES = {
     "environment": "nbdebug.tools.environment.rules",
     "data": "nbdebug.tools.data.rules",
     "speed": "nbdebug.tools.speed.rules",
+    "quality": "nbdebug.tools.quality.rules",
 }
 _rules: dict[str, Rule] = {}
 

@@ -163,6 +163,12 @@ def ask_speed(ns: types.SimpleNamespace) -> nbdebug.Report:
     return nbdebug.bottleneck(ns.step, loader=ns.loader, model=ns.model, optimizer=ns.optimizer, names=names)
 
 
+def ask_quality(ns: types.SimpleNamespace) -> nbdebug.Report:
+    return nbdebug.perplexity(
+        ns.logits, ns.tokens, pad_id=ns.pad_id, reported=ns.evaluate, batch_size=ns.batch_size
+    )
+
+
 ASKERS = {
     "checkpoint": ask_checkpoint,
     "nan": ask_nan,
@@ -175,6 +181,7 @@ ASKERS = {
     "environment": ask_environment,
     "data": ask_data,
     "speed": ask_speed,
+    "quality": ask_quality,
 }
 """kind → the function that asks. A kind that is not here is skipped."""
 
@@ -192,6 +199,7 @@ SIGNS = {
     "distributed": {"script"},
     "notebook": {"cells"},
     "speed": {"model", "loader", "step"},
+    "quality": {"logits", "tokens"},
     "memory": {"step", "steps"},
 }
 """kind → what its namespaces hold at least; asked in this order, where the folder's name tells nothing."""
@@ -248,6 +256,7 @@ def answer_of(report: nbdebug.Report, path: pathlib.Path) -> dict[str, Any]:
         "keys": list(first.evidence.get("keys", ())),
         "path": first.evidence.get("path"),
         "bottleneck": first.evidence.get("bottleneck"),
+        "value": report.facts.get("value"),
     }
 
 

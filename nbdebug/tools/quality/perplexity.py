@@ -1,0 +1,327 @@
+"""perplexity(): how well a model predicts the next token, and why somebody's own number is another one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nbdebug.observe.snapshot import Snapshot
+from nbdebug.report import Report, RuledOut, Symptom, Table
+from nbdebug.text import count, figures
+from nbdebug.tools.data.check_data import same_random_numbers
+from nbdebug.tools.quality.facts import Evidence, QualityFacts
+from nbdebug.tools.quality.reported import TokenLosses, explanation, number_of, tried, where_of
+from nbdebug.tools.quality.rules import ORDER
+
+RESAMPLES, FEW, BLOCK = 1000, 10, 32
+"""Of the bootstrap: texts are drawn, and of fewer than FEW texts blocks of so many tokens (tokens beside each other are
+not independent)."""
+PARTS = 5
+ELEMENTS = 1 << 24
+"""Logits in float64 that are held at a time: 128 MiB."""
+
+
+def perplexity(
+    model_or_logits: Any,
+    data: Any,
+    *,
+    pad_id: int | None = None,
+    baseline: Any = None,
+    reported: Any = None,
+    batch_size: int | None = None,
+    window: int | None = None,
+) -> Report:
+    """The perplexity of a language model: exp of the mean loss, in nats, over all real next tokens.
+
+    model_or_logits: logits (N, T, V), or a causal model, called with a batch's token ids (a dict by keyword) without
+    gradients, in eval mode. data: token ids (N, T); for a model also batches of them: tensors, tuples that begin with
+    the ids, or dicts with `input_ids`, `attention_mask` and `labels` (-100 is no target). pad_id: the padding token,
+    which is no target; None: all tokens count. baseline: another model, or its logits, on the same data. reported: your
+    own perplexity, or your function of no arguments that computes it: where it differs, the report names the mistake
+    that gives exactly this number, and the line in the function. batch_size: of your own evaluation. window: the tokens
+    of your own evaluation's windows, where it cuts texts (a model is needed).
+
+    Computed in float64. The interval of 95% is a bootstrap over texts, the unigram baseline counts all other targets
+    of the data, with one added to each. `report.facts` has `value`, `interval`, `tokens`, `uniform`, `unigram`.
+    Raises ValueError for shapes that do not fit, or where no real target is left; TypeError for what is no number.
+    """
+    with same_random_numbers():
+        rows = list(_losses(model_or_logits, data, pad_id, window))
+        vocabulary = rows[0][4]
+        own = _joined(rows)
+        other = None if baseline is None else _joined(list(_losses(baseline, data, pad_id, None)))
+    if not own.real.any():
+        raise ValueError("no real target is left: every token after the first is padding")
+    low, high = interval(own.nll, own.real)
+    tokens = int(own.real.sum())
+    targets = _joined_targets(rows)[own.real]
+    values = {"model": (own.value, low, high), "uniform": (float(vocabulary),) * 3}
+    values["unigram"] = (unigram(targets, vocabulary),) * 3
+    if other is not None:
+        values["baseline"] = (other.value, *interval(other.nll, other.real))
+    problems, symptoms, ruled, number = _judged(own, reported, batch_size, pad_id)
+    facts = QualityFacts(problems)
+    findings = tuple(one for one in (check(facts) for check in ORDER) if one is not None)
+    findings = tuple(sorted(findings, key=lambda f: [p.code for p in problems].index(f.code)))
+    notes = [] if pad_id is not None else ["No pad_id is given: all tokens count as real."]
+    notes += [f"The model is no better than the frequencies of tokens ({figures(values['unigram'][0], 4)})."] * (
+        own.value >= values["unigram"][0]
+    )
+    notes += _beside(own, other)
+    shape = f"{count(len(own.nll), 'text')}, {count(tokens, 'real target')}, vocabulary of {vocabulary:,}"
+    table = Table("Perplexity", ("what", "value", "from", "to"), [(name, *row) for name, row in values.items()])
+    plain: dict[str, Any] = {"value": own.value, "interval": [low, high], "tokens": tokens, "uniform": vocabulary}
+    plain |= {"unigram": values["unigram"][0], "reported": number}
+    return Report(
+        "perplexity()",
+        findings,
+        ruled,
+        notes=tuple(notes),
+        subject=shape,
+        facts=plain,
+        headline=f"The perplexity is {figures(own.value, 4)} (95% interval {figures(low, 4)} to {figures(high, 4)}).",
+        symptoms=symptoms,
+        tables=(table, *_parts(own)),
+    )
+
+
+def _judged(
+    own: TokenLosses, reported: Any, batch_size: int | None, pad_id: int | None
+) -> tuple[tuple[Evidence, ...], tuple[Symptom, ...], tuple[RuledOut, ...], float | None]:
+    """(problems, symptoms, what is ruled out, the number) of what is reported."""
+    if reported is None:
+        return (), (), (), None
+    with same_random_numbers():
+        number = number_of(reported)
+    match = explanation(own, number, batch_size)
+    right = figures(own.value, 4)
+    if match is None:
+        text = f"The reported perplexity is {figures(number, 4)}, the right one {right}; no known mistake gives that."
+        return (), (Symptom(text, "Give batch_size and window as your own evaluation has them."),), (), number
+    codes, words, value = match
+    if not codes:
+        return (), (), (RuledOut("a wrong perplexity", f"reported {figures(number, 5)}, computed {right}"),), number
+    problems = []
+    for code in dict.fromkeys(codes):
+        title = f"The reported perplexity, {figures(number, 4)}, is what comes out where {words}; it is {right}"
+        with same_random_numbers():
+            fix = tried(reported, code, pad_id, own.value) if len(codes) == 1 else None
+        evidence = {"reported": number, "with the mistake": value, "right": own.value}
+        problems.append(Evidence(f"quality/{code}", title, values=evidence, where=where_of(reported, code), fix=fix))
+    return tuple(problems), (), (), number
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+
+def _losses(model: Any, data: Any, pad_id: int | None, window: int | None) -> Iterator[tuple[Any, ...]]:
+    """(next-token losses, mask, rivals, targets, vocabulary) of each batch, as arrays of float64."""
+    import torch
+
+    if not callable(model):
+        logits = torch.as_tensor(model)
+        yield _of_batch(logits, torch.as_tensor(data), None, pad_id, {})
+        return
+    with _evaluating(model), torch.no_grad():
+        batches = [data] if hasattr(data, "shape") else data
+        for batch in batches:
+            ids, mask, inputs = _inputs(batch)
+            windows = {} if window is None else {"window": _in_windows(model, ids, window)}
+            yield _of_batch(_logits(model, inputs), ids, mask, pad_id, windows)
+
+
+def _inputs(batch: Any) -> tuple[Any, Any, Any]:
+    """(ids, mask of real tokens or None, what the model is called with)."""
+    import torch
+
+    if isinstance(batch, Mapping) or hasattr(batch, "keys"):
+        ids, mask = batch["input_ids"], batch.get("attention_mask")
+        if batch.get("labels") is not None:
+            mask = (batch["labels"] != -100) & (torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
+        return ids, mask, {key: batch[key] for key in ("input_ids", "attention_mask") if batch.get(key) is not None}
+    ids = torch.as_tensor(batch[0] if isinstance(batch, (tuple, list)) else batch)
+    return ids, None, ids
+
+
+def _logits(model: Any, inputs: Any) -> Any:
+    given = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    given = getattr(given, "logits", given)
+    return given[0] if isinstance(given, (tuple, list)) else given
+
+
+@contextlib.contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """Eval mode, and after it everything as it was: modes, weights, buffers, random numbers."""
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        yield
+        return
+    modes = [(module, module.training) for module in model.modules()]
+    before = Snapshot.take({"model": model}, None)
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        if before.differences():
+            before.restore()
+
+
+def _nll(logits: Any, targets: Any) -> Any:
+    """(N, T) losses in float64, in pieces."""
+    import torch
+
+    out = torch.empty(targets.shape, dtype=torch.float64)
+    step = max(1, ELEMENTS // max(1, logits.shape[1] * logits.shape[2]))
+    for start in range(0, len(logits), step):
+        some = logits[start : start + step].detach().double()
+        picked = some.gather(2, targets[start : start + step, :, None].to(some.device))[..., 0]
+        out[start : start + step] = (some.logsumexp(2) - picked).cpu()
+    return out.numpy()
+
+
+def _of_batch(logits: Any, ids: Any, mask: Any, pad_id: int | None, windows: Mapping[str, Any]) -> tuple[Any, ...]:
+    import torch
+
+    ids = ids.long()
+    if logits.ndim != 3 or ids.shape != logits.shape[:2]:
+        raise ValueError(f"logits are (N, T, V) and tokens (N, T); got {tuple(logits.shape)} and {tuple(ids.shape)}")
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+    real = real if pad_id is None or mask is not None else ids != pad_id
+    known = ids.clamp(0, logits.shape[2] - 1)
+    if bool((known != ids)[real].any()):
+        raise ValueError(f"a token is out of the vocabulary of {logits.shape[2]}: {int(ids[real].max())}")
+    ahead = "labels-not-shifted"
+    shifted = _nll(logits[:, :-1], known[:, 1:])
+    rivals = {
+        ("targets are not shifted", ahead): (_nll(logits, known), real),
+        ("targets are not shifted, and the last is left out", ahead): (
+            _nll(logits[:, :-1], known[:, :-1]),
+            real[:, :-1],
+        ),
+        ("targets are shifted twice", ahead): (_nll(logits[:, :-2], known[:, 2:]), real[:, 2:]),
+        ("targets are shifted the wrong way", ahead): (_nll(logits[:, 1:], known[:, :-1]), real[:, :-1]),
+    }
+    if windows:
+        rivals["texts are cut into windows without overlap", "window-without-stride"] = windows["window"](known, real)
+    return shifted, real[:, 1:].cpu().numpy(), rivals, known[:, 1:].cpu().numpy(), logits.shape[2]
+
+
+def _in_windows(model: Any, ids: Any, window: int) -> Any:
+    """What gives (losses, mask) of texts that are cut into windows, each without the context before it."""
+    import torch
+
+    if window < 2:
+        raise ValueError(f"window takes at least 2 tokens; got {window}")
+
+    def cut(known: Any, real: Any) -> tuple[Any, Any]:
+        parts, masks = [], []
+        for start in range(0, ids.shape[1], window):
+            some = known[:, start : start + window]
+            if some.shape[1] > 1:
+                parts.append(torch.as_tensor(_nll(_logits(model, some)[:, :-1], some[:, 1:])))
+                masks.append(real[:, start : start + window][:, 1:].cpu())
+        return torch.cat(parts, 1).numpy(), torch.cat(masks, 1)
+
+    return cut
+
+
+def _joined(rows: list[tuple[Any, ...]]) -> TokenLosses:
+    """All batches as one array: shorter ones are filled with positions that are no target and have no loss."""
+    import numpy
+
+    if len(rows) == 1:
+        nll, real, rivals = rows[0][:3]
+        plain = tuple((*key, losses, numpy.asarray(mask)) for key, (losses, mask) in rivals.items())
+        return TokenLosses(nll, real, plain)
+    rivals = tuple(
+        (*key, _stacked([r[2][key][0] for r in rows]), _stacked([numpy.asarray(r[2][key][1]) for r in rows]))
+        for key in rows[0][2]
+    )
+    return TokenLosses(_stacked([r[0] for r in rows]), _stacked([r[1] for r in rows]), rivals)
+
+
+def _joined_targets(rows: list[tuple[Any, ...]]) -> Any:
+    return rows[0][3] if len(rows) == 1 else _stacked([r[3] for r in rows])
+
+
+def _stacked(arrays: list[Any]) -> Any:
+    import numpy
+
+    wide = max(array.shape[1] for array in arrays)
+    return numpy.concatenate([numpy.pad(array, ((0, 0), (0, wide - array.shape[1]))) for array in arrays])
+
+
+# -- beside it ---------------------------------------------------------------------------------------------------------
+
+
+def _units(nll: Any, real: Any) -> tuple[Any, Any]:
+    """(sums of losses, numbers of tokens) of what the bootstrap draws."""
+    import numpy
+
+    held = real.any(1)
+    if held.sum() >= FEW:
+        return (nll * real).sum(1)[held], real.sum(1)[held]
+    values = nll[real]
+    starts = numpy.arange(0, len(values), min(BLOCK, max(1, len(values) // FEW)))
+    return numpy.add.reduceat(values, starts), numpy.diff([*starts, len(values)])
+
+
+def interval(nll: Any, real: Any) -> tuple[float, float]:
+    """The 95% interval of the perplexity, by bootstrap."""
+    import numpy
+
+    sums, sizes = _units(nll, real)
+    draws = numpy.random.default_rng(0).multinomial(len(sums), numpy.full(len(sums), 1 / len(sums)), RESAMPLES)
+    means = (draws @ sums) / (draws @ sizes)
+    low, high = numpy.quantile(means, [0.025, 0.975])
+    return float(numpy.exp(min(low, 700.0))), float(numpy.exp(min(high, 700.0)))
+
+
+def unigram(targets: Any, vocabulary: int) -> float:
+    """Perplexity of the frequencies of the other targets, with one added to each token's."""
+    import numpy
+
+    counts = numpy.bincount(targets, minlength=vocabulary)
+    return float(numpy.exp(-numpy.log(counts[targets] / (len(targets) - 1 + vocabulary)).mean()))
+
+
+def _beside(own: TokenLosses, other: TokenLosses | None) -> Iterator[str]:
+    """Whether the baseline is beaten, in a sentence: on the same tokens, paired."""
+    if other is None:
+        return
+    ratio = other.value / own.value
+    low, high = (1 / edge for edge in interval(own.nll - other.nll, own.real)[::-1])
+    if low <= 1 <= high:
+        yield f"Beside the baseline no difference is sure: its perplexity is {ratio:.3g} times as high ({low:.3g} to {high:.3g})."
+    else:
+        yield f"The baseline's perplexity is {ratio:.3g} times as high ({low:.3g} to {high:.3g}, paired by text)."
+
+
+def _parts(own: TokenLosses) -> Iterator[Table]:
+    """By position, and by length of the text."""
+    import numpy
+
+    edges = numpy.unique(numpy.linspace(0, own.nll.shape[1], PARTS + 1).astype(int))
+    rows = []
+    for start, end in zip(edges, edges[1:]):
+        real = own.real[:, start:end]
+        if real.any():
+            mean = own.nll[:, start:end][real].mean()
+            rows.append((f"{start + 1} to {end}", int(real.sum()), float(numpy.exp(min(mean, 700.0)))))
+    yield Table("By position", ("position", "targets", "perplexity"), rows)
+    lengths = own.real.sum(1)
+    if len(set(lengths.tolist())) < 2:
+        return
+    rows = []
+    order = numpy.argsort(lengths, kind="stable")
+    for some in numpy.array_split(order, min(PARTS, len(order))):
+        mask = own.real[some]
+        if mask.any():
+            mean = own.nll[some][mask].mean()
+            words = f"{lengths[some].min()} to {lengths[some].max()}"
+            rows.append((words, int(mask.sum()), float(numpy.exp(min(mean, 700.0)))))
+    yield Table("By length", ("targets of a text", "targets", "perplexity"), rows)

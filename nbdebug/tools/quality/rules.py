@@ -1,0 +1,113 @@
+"""Rules: from what was measured of outputs to named causes, each with its cure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from nbdebug.registry import rule
+from nbdebug.report import Finding, Fix
+from nbdebug.tools.quality.facts import QualityFacts
+
+ORDER: list[Callable[[QualityFacts], Finding | None]] = []
+
+
+def names(code: str, cure: tuple[str, str], **page: str) -> None:
+    """Declare the rule of a code. cure: title and code of what to write instead; page: as `rule` takes it."""
+
+    def check(facts: QualityFacts) -> Finding | None:
+        problem = facts.of(f"quality/{code}")
+        if problem is None:
+            return None
+        where = dataclasses.replace(problem.where, samples=problem.samples or None)
+        fixes = tuple(fix for fix in (problem.fix, None if problem.fix else Fix(*cure)) if fix is not None)
+        return Finding(f"quality/{code}", problem.title, where, dict(problem.values), fixes)
+
+    check.__qualname__ = f"names.{code}"
+    ORDER.append(rule(code=f"quality/{code}", **page)(check))
+
+
+PERPLEXITY = "https://huggingface.co/docs/transformers/perplexity"
+CROSS_ENTROPY = "https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html"
+
+names(
+    "padding-counted",
+    (
+        "Leave padding out of the mean.",
+        "loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=pad_id)",
+    ),
+    title="Padding counts in the perplexity.",
+    symptom="The perplexity changes with the batch size or with the longest text, and is mostly far too low.",
+    cause="The mean goes over padded positions too: their loss is easy to make small, or is zero while they are "
+    "counted in the denominator.",
+    confirm="`nbdebug.perplexity(logits, tokens, pad_id=…, reported=…)`: the number with padding equals yours.",
+    fix="Give `ignore_index=pad_id`, or multiply by the mask and divide by its sum.",
+    reference=CROSS_ENTROPY,
+)
+names(
+    "mean-of-perplexities",
+    (
+        "Add up losses and tokens, and take the exponential once.",
+        "total += loss.item() * tokens_in_batch\ncount += tokens_in_batch\n"
+        "perplexity = math.exp(total / count)  # after the loop",
+    ),
+    title="The perplexities of batches are averaged.",
+    symptom="The perplexity rises as batches become smaller; one hard text moves it a lot.",
+    cause="The mean of exponentials is larger than the exponential of the mean (Jensen's inequality).",
+    confirm="Evaluate with another batch size: the number changes.",
+    fix="Sum the losses of all tokens, divide by their number, and take the exponential at the end.",
+    reference=PERPLEXITY,
+)
+names(
+    "mean-of-batches",
+    (
+        "Weigh each batch by its real tokens.",
+        "total += loss.item() * tokens_in_batch\ncount += tokens_in_batch\n"
+        "perplexity = math.exp(total / count)  # after the loop",
+    ),
+    title="Batches weigh the same, however many tokens they have.",
+    symptom="The perplexity changes a little with the batch size or the order of the texts.",
+    cause="The losses of batches, or of texts, are averaged without their numbers of tokens: short ones weigh too much.",
+    confirm="Evaluate with another batch size: the number changes.",
+    fix="Sum the losses of all tokens, and divide by their number.",
+    reference=PERPLEXITY,
+)
+names(
+    "wrong-base",
+    ("Raise e to nats (2 goes with bits alone).", "perplexity = math.exp(loss)"),
+    title="The base of the exponential is not that of the loss.",
+    symptom="The perplexity is far lower, or far higher, than others report for the same model.",
+    cause="torch's cross entropy is in nats: its perplexity is exp(loss). 2 ** loss goes with a loss in bits.",
+    confirm="Compare `2 ** loss` and `math.exp(loss)` with your number.",
+    fix="Use `math.exp(loss)`, or divide the loss by `math.log(2)` before `2 **`.",
+    reference=PERPLEXITY,
+)
+names(
+    "labels-not-shifted",
+    (
+        "Compare each position with the token after it, once.",
+        "loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=pad_id)",
+    ),
+    title="Targets are not the next tokens.",
+    symptom="The perplexity is absurdly high, or near 1, while generated text is as it should be.",
+    cause="A language model's output at a position is about the next token. Targets that are not shifted compare it with "
+    "its own input; a model that shifts inside, given shifted labels, is compared with the token after the next.",
+    confirm="Print one row of inputs beside its targets.",
+    fix="Shift once: `logits[:, :-1]` beside `tokens[:, 1:]`; give Hugging Face models `labels=input_ids` as they are.",
+    reference=PERPLEXITY,
+)
+names(
+    "window-without-stride",
+    (
+        "Let windows overlap, and count the new tokens of each alone.",
+        "for start in range(0, length, stride):\n    begin = max(0, start + stride - window)\n"
+        "    ids = tokens[:, begin : start + stride]\n    targets = ids.clone()\n"
+        "    targets[:, : start - begin] = -100  # context, no target",
+    ),
+    title="The text is cut into windows that do not overlap.",
+    symptom="The perplexity falls as the window grows, by more than the model explains.",
+    cause="The first tokens of each window are judged without the context that stands before them.",
+    confirm="The loss by position in the window is high at its start.",
+    fix="Move the window by a stride smaller than itself, and count only the tokens that are new.",
+    reference=PERPLEXITY,
+)
