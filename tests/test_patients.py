@@ -8,6 +8,7 @@ run shows it;
 `tests/patients/error/<slug>.py` CODE and NAMES: what the explanation of the error must name;
 `tests/patients/data/<slug>.py` CODE and NAMES: items that the report on the set must name;
 `tests/patients/checkpoint/<slug>.py` CODE and NAMES: what is said of the file that `make(folder)` gives;
+`tests/patients/quality/<slug>.py` CODE and NAMES: what is said of an evaluation, or of what a model made;
 `tests/patients/speed/<slug>.py` CODE, BOTTLENECK (the part of the step that is slow) and LINE;
 `tests/patients/notebook/<slug>.py` also CELL, from 0: the one of its cells that brings it in. How a patient is asked
 depends on its chapter; one code is the guard's own, and causes that show before training are asked of preflight.
@@ -177,6 +178,13 @@ def checked(training):
         return nbdebug.check_data(training.make(pathlib.Path(folder)), expected=training.expected, progress=False)
 
 
+def outcome(training):
+    """Of an evaluation, by the names of `perplexity`."""
+    parts = dict(vars(training))
+    subject = parts.pop("model") if "model" in parts else parts.pop("logits")
+    return nbdebug.perplexity(subject, parts.pop("tokens"), **parts)
+
+
 ASK = {
     "checkpoint": opened,
     "config": configured,
@@ -189,6 +197,7 @@ ASK = {
     "nan/not-located": guarded,
     "notebook": run_as_cells,
     "precision": halved,
+    "quality": outcome,
     "speed": timed,
     "training": diagnosed,
 }

@@ -164,9 +164,7 @@ def ask_speed(ns: types.SimpleNamespace) -> nbdebug.Report:
 
 
 def ask_quality(ns: types.SimpleNamespace) -> nbdebug.Report:
-    return nbdebug.perplexity(
-        ns.logits, ns.tokens, pad_id=ns.pad_id, reported=ns.evaluate, batch_size=ns.batch_size
-    )
+    return nbdebug.perplexity(ns.logits, ns.tokens, pad_id=ns.pad_id, reported=ns.evaluate, batch_size=ns.batch_size)
 
 
 ASKERS = {

@@ -1,7 +1,7 @@
 """What comes out of a model: the number that is reported for it, and the pictures, texts and vectors that it makes.
 
     perplexity     the public function: per real target token, with an interval; which mistake gives a reported number
-    reported       a number of the user's own: the numbers that known mistakes give, and the line of the mistake
+    mistakes       a number of the user's own: the numbers that known mistakes give, and the line of the mistake
     facts, rules   what was measured as plain values; the rules that name causes
 
 Nothing is judged by a threshold of its own: a number is compared with what is computed beside it, and samples are

@@ -18,7 +18,7 @@ class Evidence:
     title: str
     samples: tuple[int, ...] = ()
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    where: Where = Where()
+    where: Where = dataclasses.field(default_factory=Where)
     fix: Fix | None = None
 
 

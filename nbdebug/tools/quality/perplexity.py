@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,8 +12,8 @@ from nbdebug.report import Report, RuledOut, Symptom, Table
 from nbdebug.text import count, figures
 from nbdebug.tools.data.check_data import same_random_numbers
 from nbdebug.tools.quality.facts import Evidence, QualityFacts
-from nbdebug.tools.quality.reported import TokenLosses, explanation, number_of, tried, where_of
-from nbdebug.tools.quality.rules import ORDER
+from nbdebug.tools.quality.mistakes import TokenLosses, explanation, number_of, tried, where_of
+from nbdebug.tools.quality.rules import findings_of
 
 RESAMPLES, FEW, BLOCK = 1000, 10, 32
 """Of the bootstrap: texts are drawn, and of fewer than FEW texts blocks of so many tokens (tokens beside each other are
@@ -61,9 +62,6 @@ def perplexity(
     if other is not None:
         values["baseline"] = (other.value, *interval(other.nll, other.real))
     problems, symptoms, ruled, number = _judged(own, reported, batch_size, pad_id)
-    facts = QualityFacts(problems)
-    findings = tuple(one for one in (check(facts) for check in ORDER) if one is not None)
-    findings = tuple(sorted(findings, key=lambda f: [p.code for p in problems].index(f.code)))
     notes = [] if pad_id is not None else ["No pad_id is given: all tokens count as real."]
     notes += [f"The model is no better than the frequencies of tokens ({figures(values['unigram'][0], 4)})."] * (
         own.value >= values["unigram"][0]
@@ -75,7 +73,7 @@ def perplexity(
     plain |= {"unigram": values["unigram"][0], "reported": number}
     return Report(
         "perplexity()",
-        findings,
+        findings_of(QualityFacts(problems)),
         ruled,
         notes=tuple(notes),
         subject=shape,
@@ -159,7 +157,7 @@ def _evaluating(model: Any) -> Iterator[None]:
         yield
         return
     modes = [(module, module.training) for module in model.modules()]
-    before = Snapshot.take({"model": model}, None)
+    before = Snapshot.take({"model": model})
     try:
         model.eval()
         yield
@@ -296,7 +294,7 @@ def _beside(own: TokenLosses, other: TokenLosses | None) -> Iterator[str]:
     ratio = other.value / own.value
     low, high = (1 / edge for edge in interval(own.nll - other.nll, own.real)[::-1])
     if low <= 1 <= high:
-        yield f"Beside the baseline no difference is sure: its perplexity is {ratio:.3g} times as high ({low:.3g} to {high:.3g})."
+        yield f"Unsure beside the baseline: its perplexity is {ratio:.3g} times as high ({low:.3g} to {high:.3g})."
     else:
         yield f"The baseline's perplexity is {ratio:.3g} times as high ({low:.3g} to {high:.3g}, paired by text)."
 
@@ -307,7 +305,7 @@ def _parts(own: TokenLosses) -> Iterator[Table]:
 
     edges = numpy.unique(numpy.linspace(0, own.nll.shape[1], PARTS + 1).astype(int))
     rows = []
-    for start, end in zip(edges, edges[1:]):
+    for start, end in itertools.pairwise(edges):
         real = own.real[:, start:end]
         if real.any():
             mean = own.nll[:, start:end][real].mean()

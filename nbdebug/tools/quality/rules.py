@@ -27,6 +27,12 @@ def names(code: str, cure: tuple[str, str], **page: str) -> None:
     ORDER.append(rule(code=f"quality/{code}", **page)(check))
 
 
+def findings_of(facts: QualityFacts) -> tuple[Finding, ...]:
+    """The findings of all that was seen, in its order."""
+    known = {finding.code: finding for finding in (check(facts) for check in ORDER) if finding is not None}
+    return tuple(known[problem.code] for problem in facts.problems)
+
+
 PERPLEXITY = "https://huggingface.co/docs/transformers/perplexity"
 CROSS_ENTROPY = "https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html"
 
@@ -67,7 +73,8 @@ names(
     ),
     title="Batches weigh the same, however many tokens they have.",
     symptom="The perplexity changes a little with the batch size or the order of the texts.",
-    cause="The losses of batches, or of texts, are averaged without their numbers of tokens: short ones weigh too much.",
+    cause="The losses of batches, or of texts, are averaged without their numbers of tokens: short ones "
+    "weigh too much.",
     confirm="Evaluate with another batch size: the number changes.",
     fix="Sum the losses of all tokens, and divide by their number.",
     reference=PERPLEXITY,
@@ -90,8 +97,9 @@ names(
     ),
     title="Targets are not the next tokens.",
     symptom="The perplexity is absurdly high, or near 1, while generated text is as it should be.",
-    cause="A language model's output at a position is about the next token. Targets that are not shifted compare it with "
-    "its own input; a model that shifts inside, given shifted labels, is compared with the token after the next.",
+    cause="A language model's output at a position is about the next token. Targets that are not shifted "
+    "compare it with its own input; a model that shifts inside, given shifted labels, is compared with the token "
+    "after the next.",
     confirm="Print one row of inputs beside its targets.",
     fix="Shift once: `logits[:, :-1]` beside `tokens[:, 1:]`; give Hugging Face models `labels=input_ids` as they are.",
     reference=PERPLEXITY,

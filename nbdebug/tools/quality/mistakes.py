@@ -40,7 +40,7 @@ def _exp(value: float) -> float:
 
 def mistakes(losses: TokenLosses, batch_size: int | None) -> Iterator[tuple[tuple[str, ...], str, float]]:
     """(codes, words, perplexity) of each known mistake: one alone first, then two together."""
-    targets = [((), "", losses.nll, losses.real)]
+    targets: list[tuple[tuple[str, ...], str, Any, Any]] = [((), "", losses.nll, losses.real)]
     targets += [((code,), words, nll, real) for words, code, nll, real in losses.rivals]
     for pair in (False, True):
         for codes, words, nll, real in targets:
@@ -80,18 +80,24 @@ def near(one: float, other: float, within: float = EXACT) -> bool:
     return abs(one - other) <= within * max(abs(one), abs(other))
 
 
-def explanation(losses: TokenLosses, number: float, batch_size: int | None) -> tuple[tuple[str, ...], str, float] | None:
+def explanation(
+    losses: TokenLosses, number: float, batch_size: int | None
+) -> tuple[tuple[str, ...], str, float] | None:
     """The mistake that gives this number: (codes, words, its own number). None where none does; codes are () where the
     number is right."""
     rows = [row for row in mistakes(losses, batch_size) if not near(row[2], losses.value)]
     rows.sort(key=lambda row: (len(row[0]), abs(row[2] - number)))
-    for within in (EXACT, ROUNDED):
-        if near(number, losses.value, within):
-            return (), "", losses.value
-        match = next((row for row in rows if near(row[2], number, within)), None)
-        if match is not None:
-            return match
-    return None
+    if near(number, losses.value):
+        return (), "", losses.value
+    match = next((row for row in rows if near(row[2], number, digits(number))), None)
+    return match if match is not None or not near(number, losses.value, ROUNDED) else ((), "", losses.value)
+
+
+def digits(number: float) -> float:
+    """The relative difference that a number allows: of one that was typed, half a unit of its last digit."""
+    _, _, decimals = repr(number).partition(".")
+    typed = 0.5 * 10.0 ** -len(decimals) / abs(number) if 0 < len(decimals) < 4 and number else 0.0
+    return min(max(EXACT, typed), 2e-3)
 
 
 # -- where it stands ---------------------------------------------------------------------------------------------------
@@ -101,7 +107,7 @@ def functions_of(evaluate: Any) -> list[FunctionType]:
     """The user's function, and those of the same file that it calls by name."""
     own = getattr(evaluate, "__func__", evaluate)
     if not isinstance(own, FunctionType):
-        own = getattr(type(evaluate), "__call__", None)
+        own = vars(type(evaluate)).get("__call__")
     if not isinstance(own, FunctionType):
         return []
     cells = dict(zip(own.__code__.co_freevars, (cell.cell_contents for cell in own.__closure__ or ())))
@@ -115,8 +121,10 @@ def place(evaluate: Any, code: str) -> tuple[str, ast.expr] | None:
     for function in functions_of(evaluate):
         file, first = function.__code__.co_filename, function.__code__.co_firstlineno
         body = [
-            node for node in sources.nodes_of(file) if isinstance(node, (ast.FunctionDef, ast.Lambda)) and
-            min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))]) == first
+            node
+            for node in sources.nodes_of(file)
+            if isinstance(node, (ast.FunctionDef, ast.Lambda))
+            and min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))]) == first
         ]
         inner = [node for node in (ast.walk(body[0]) if body else ()) if isinstance(node, (ast.Call, ast.BinOp))]
         for fits in SIGNS[code]:
@@ -179,11 +187,12 @@ def where_of(evaluate: Any, code: str) -> Where:
 
 
 def tried(evaluate: Any, code: str, pad_id: int | None, right: float) -> Fix | None:
-    """The edit that leaves padding out, run in the user's own function; None where it does not give the right number."""
-    found = place(evaluate, code) if callable(evaluate) and code == "padding-counted" and pad_id is not None else None
+    """The edit that leaves padding out, run in the user's own function; None where the number is not right then."""
+    wanted = callable(evaluate) and code == "padding-counted" and pad_id is not None
+    found = place(evaluate, code) if wanted else None
     if found is None or not isinstance(found[1], ast.Call) or not _without_padding(found[1]):
         return None
-    file, node = found
+    file, node = found[0], found[1]
     if isinstance(node.func, ast.Call):  # nn.CrossEntropyLoss()(logits, targets)
         node = node.func
     if _name(node) not in LOSSES[:4]:
