@@ -239,6 +239,8 @@ class Replay:
         value = external.tensor.detach()
         if number in self.inputs:
             value = self.inputs[number](value)
+        elif value.device != external.device:
+            value = value.to(external.device)
         elif external.changed or self.patches:  # a replaced op may write where the step's own did not
             value = value.clone()
         if external.leaf:

@@ -95,14 +95,21 @@ class BackwardEntry(NamedTuple):
 
 class ExternalTensor:
     """A tensor from outside, as it was when the step first used it. changed: the step overwrites it later; grad_of: the
-    number of the leaf whose gradient it is; storage: the recorder's record of its storage."""
+    number of the leaf whose gradient it is; storage: the recorder's record of its storage; device: where a replay wants
+    it."""
 
-    __slots__ = ("changed", "grad_of", "leaf", "storage", "tensor")
+    __slots__ = ("changed", "device", "grad_of", "leaf", "storage", "tensor")
 
     def __init__(
         self, tensor: torch.Tensor, leaf: bool, grad_of: int | None = None, storage: StorageInfo | None = None
     ):
         self.tensor, self.leaf, self.changed, self.grad_of, self.storage = tensor, leaf, False, grad_of, storage
+        self.device = tensor.device
+
+    def to_host(self) -> None:
+        """Keep a copy of what the step overwrites in the host's memory."""
+        if self.changed:
+            self.tensor = self.tensor.cpu()
 
 
 class Tape:

@@ -157,6 +157,8 @@ def _replay(probe: Probe, detection: Detection, suspects: Suspects | None) -> tu
         pass  # what it held is freed with this exception
     free_memory()
     probe.spilled = True
+    for held in probe.tape.externals.values():
+        held.to_host()
     try:
         with activations_on_host():
             return _traced_replay(probe, detection, suspects)
