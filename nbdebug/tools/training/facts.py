@@ -215,6 +215,20 @@ class Overlap:
 
 
 @dataclasses.dataclass(frozen=True)
+class SharedGroups:
+    """Samples of one subject (patient, speaker, recording) in training and in validation. name: of the key; column: of
+    the inputs, where it is one of these; groups: in training; seen: share of validation samples whose group training
+    has too; alike: how often the nearest training sample is of the same group, and by_chance."""
+
+    name: str
+    column: int | None
+    groups: int
+    seen: float
+    alike: float
+    by_chance: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Labels:
     """The labels in the order in which the loader gives them. counts: label → how often; runs: stretches of the same
     label, expected: how many a shuffled order would have; per_batch: median number of classes in a batch; complete:
@@ -342,6 +356,8 @@ class StaticFacts:
     overlap: Overlap | None = None
     labels: Labels | None = None
     label_columns: tuple[int, ...] = ()
+    target_columns: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    groups: SharedGroups | None = None
     workers: WorkerDraws | None = None
     weights: tuple[InitialWeight, ...] = ()
     normalized: bool = False

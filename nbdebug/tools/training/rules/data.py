@@ -8,7 +8,15 @@ from collections.abc import Mapping, Sequence
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import figures, listed, percent
-from nbdebug.tools.training.facts import ClassWeighting, HeldOut, Overlap, SeesAhead, TrainingFacts
+from nbdebug.tools.training.facts import (
+    ClassWeighting,
+    HeldOut,
+    Overlap,
+    SeesAhead,
+    SharedGroups,
+    StaticFacts,
+    TrainingFacts,
+)
 from nbdebug.tools.training.rules.signs import helps, helps_validation
 from nbdebug.tools.training.rules.wording import at_line, confused, finding, suggestion, tensor_of, tested_fix
 
@@ -41,6 +49,8 @@ SHARED = 0.02
 """Share of validation rows that are in the training set."""
 NEAR = 0.2
 """Share of validation rows that are near copies of training rows."""
+SAME = 1e-9
+"""A line through a column leaves less of the target's variance: it is the target itself."""
 ABOVE_CHANCE, BY_CHANCE = 3.0, 4.0
 """… over the share of training rows that have a twin in training: in few bits, rows are equal by chance in both. And
 the number itself has to be so many of its standard deviations (the root of what chance gives, and one) above that."""
@@ -328,6 +338,10 @@ def leakage(facts: TrainingFacts) -> Finding | None:
         return _label_among_inputs(facts.static.label_columns)
     if facts.static is not None and facts.static.ahead is not None:
         return _sees_ahead(facts.static.ahead)
+    if facts.static is not None and facts.static.target_columns:
+        return _target_among_inputs(facts.static)
+    if facts.static is not None and facts.static.groups is not None:
+        return _on_both_sides(facts.static.groups)
     if overlap is not None and overlap.near > max(NEAR, 3 * overlap.near_by_chance + 0.1) and not overlap.shared:
         return _near_copies(overlap)
     if overlap is None or not overlap.rows or overlap.shared < 3:
@@ -385,6 +399,48 @@ def _label_among_inputs(columns: Sequence[int]) -> Finding:
         ["train_loader", "target", "features", "forward"],
         [Fix("Take the label out of the inputs.", code)],
         evidence={"columns": list(columns[:12])},
+    )
+
+
+def _target_among_inputs(static: StaticFacts) -> Finding:
+    column, left = min(static.target_columns.items(), key=lambda pair: pair[1])
+    labels = static.labels is not None
+    what = (
+        f"tells the label in all but {percent(left)} of the training samples"
+        if labels
+        else f"is the target{' in another unit' if left < SAME else ' with a little noise'}: a line through it leaves "
+        f"{figures(left)} of the target's variance, and all other columns can't tell that part"
+    )
+    return finding(
+        "leakage",
+        f"Column {column} of the inputs (from 0) {what}. The model reads the answer off",
+        ["train_loader", "target", "features", "forward"],
+        [
+            Fix(
+                "Take the target out of the inputs, and all that is only known after it.",
+                f"x = x[:, [c for c in range(x.shape[1]) if c not in {sorted(static.target_columns)}]]",
+            )
+        ],
+        evidence={"columns": sorted(static.target_columns)[:12], "share left open": left},
+    )
+
+
+def _on_both_sides(groups: SharedGroups) -> Finding:
+    """Samples of one subject in training and in validation."""
+    key = f"column {groups.column} of the inputs" if groups.column is not None else f"`{groups.name}`"
+    code = (
+        "from sklearn.model_selection import GroupShuffleSplit\n\n"
+        "split = GroupShuffleSplit(n_splits=1, test_size=0.2)\n"
+        f"train_rows, val_rows = next(split.split(x, y, groups={groups.name if groups.column is None else 'key'}))"
+    )
+    return finding(
+        "leakage",
+        f"The split lets groups stand on both sides: {percent(groups.seen)} of the validation samples have a value of "
+        f"{key} that training samples have too ({groups.groups:,} values), and samples of one group are alike: the "
+        f"nearest training sample is of the same in {percent(groups.alike)} (by chance {percent(groups.by_chance)})",
+        ["val_loader", "train_loader", groups.name],
+        [Fix("Split by group, so that each stands on one side only.", code)],
+        evidence={"seen in training": groups.seen, "nearest of the same group": groups.alike},
     )
 
 

@@ -3,21 +3,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import itertools
+import re
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import DataLoader, SequentialSampler, Subset
 
 from nbdebug.observe.tensors import output_tensors
-from nbdebug.tools.training.facts import InputShift, Labels, LossCall, Overlap
+from nbdebug.tools.training.facts import InputShift, Labels, LossCall, Overlap, SharedGroups
 from nbdebug.tools.training.run.data import batches_of, preserve_rng
 from nbdebug.tools.training.run.evaluate import LossFn
 from nbdebug.tools.training.static import signals
@@ -29,6 +31,14 @@ CLASSES = 1000
 """More kinds of labels than this are no classes but numbers of things."""
 ENDS = 32
 """Samples at either end of a dataset that tell whether it drifts."""
+SUBJECTS = re.compile(
+    r"(^|_)(subj|subject|patient|participant|person|individual|speaker|donor|animal|mouse|writer|group|session|recording"
+    r"|video|scene|study|family)s?(_?(ids?|idx|index|names?|numbers?|labels?|of.*))?$",
+    re.IGNORECASE,
+)
+"""Names of that which samples have in common."""
+MOST_COMPARED = 1500
+"""Samples of each side whose nearest are looked for."""
 MOST, SECONDS = 400, 5.0
 """Batches of a loader, and time, that are read."""
 
@@ -149,6 +159,132 @@ class Batches:
         if not known or len(known) < len(rows) or len({x.shape[1:] for x, _ in known}) > 1:
             return ()
         return tuple(signals.label_columns(*(torch.cat(column) for column in zip(*known))))
+
+    def target_columns(self) -> Mapping[int, float]:
+        """Columns of a table that give a quantity, or nearly each label, away; with the share that they leave open."""
+        if self.target is None or not self.inputs:
+            return {}
+        pairs = [(tensors_at(b, self.inputs[:1]), tensors_at(b, [self.target])) for b in self.train]
+        rows = [(x[0], t[0]) for x, t in pairs if x and t]
+        if not rows or any(x.dim() != 2 or len(x) != len(t) or t.numel() != len(t) for x, t in rows):
+            return {}
+        if len({x.shape[1] for x, _ in rows}) > 1:
+            return {}
+        x, target = torch.cat([x for x, _ in rows]), torch.cat([t.flatten() for _, t in rows])
+        labels = _classes(target, self.loss)
+        return signals.target_columns(x, target) if labels is None else signals.near_label_columns(x, labels)
+
+    # -- subjects
+
+    def groups(self, loss_fn: Any) -> SharedGroups | None:
+        """What groups samples (a key beside inputs and targets, a list that the dataset holds, a column), where a group
+        has samples on both sides and these are alike."""
+        if not self.inputs or not self.val:
+            return None
+        for name, train, val in (*self._keys_of_batches(loss_fn), *self._keys_of_datasets()):
+            known = signals.shared_groups(train, val)
+            if known is not None:
+                return dataclasses.replace(known, name=name)
+        train, val = ([r for r in map(self._row, part) if r is not None] for part in (self.train, self.val))
+        return signals.group_column(*(torch.cat(p)[:MOST_COMPARED] for p in (train, val))) if train and val else None
+
+    def _row(self, batch: Any) -> torch.Tensor | None:
+        """The first input of each sample as a row of numbers."""
+        known = tensors_at(batch, self.inputs[:1])
+        floating = bool(known) and known[0].is_floating_point() and known[0].dim() > 1
+        return known[0].detach().cpu().float().flatten(1) if floating else None
+
+    def _keys_of_batches(self, loss_fn: Any) -> Iterator[tuple[str, Any, Any]]:
+        roles = {
+            id(t) for t in tensors_at(self.train[0], [*self.inputs, *([] if self.target is None else [self.target])])
+        }
+        first = self.train[0]
+        items = (
+            first.items()
+            if isinstance(first, Mapping)
+            else enumerate(first)
+            if isinstance(first, (tuple, list))
+            else ()
+        )
+        others = [(key, value) for key, value in items if id(value) not in roles and _keys(value) is not None]
+        code = getattr(loss_fn, "__code__", None)
+        names = [n for n in (*code.co_varnames, *code.co_names) if SUBJECTS.search(n)] if code is not None else []
+        for key, _ in others:
+            named = isinstance(key, str) and SUBJECTS.search(key) is not None
+            name = (
+                str(key)
+                if isinstance(key, str)
+                else names[0]
+                if len(others) == len(set(names)) == 1
+                else f"batch[{key}]"
+            )
+            if isinstance(key, str) and not named:
+                continue
+            sides = []
+            for part in (self.train, self.val):
+                rows = [
+                    (self._row(b), _keys(b[key]), tensors_at(b, [self.target] if self.target is not None else []))
+                    for b in part
+                ]
+                sides.append(
+                    [
+                        (x, k, t[0] if t else None)
+                        for x, k, t in rows
+                        if x is not None and k is not None and len(x) == len(k)
+                    ]
+                )
+            train, val = (signals.Grouped.of(rows, MOST_COMPARED) for rows in sides)
+            # a finer label looks like a group whose samples all have one label
+            if train is not None and val is not None and (named or not name.startswith("batch") or train.is_mixed()):
+                yield name, train, val
+
+    def _keys_of_datasets(self) -> Iterator[tuple[str, Any, Any]]:
+        sides = [_dataset_and_indices(loader) for loader in (self.loader, self.val_loader)]
+        if any(side is None for side in sides):
+            return
+        names = [
+            n for n, v in getattr(sides[0][0], "__dict__", {}).items() if SUBJECTS.search(n) and _keys(v) is not None
+        ]
+        for name in names:
+            both = []
+            for (data, indices), loader in zip(sides, (self.loader, self.val_loader)):
+                keys = _keys(getattr(data, name, None))
+                if keys is None or len(keys) != len(data):
+                    break
+                some = indices[:: max(1, len(indices) // MOST_COMPARED)][:MOST_COMPARED]
+                with preserve_rng(data):
+                    batch = loader.collate_fn([data[i] for i in some])
+                target = tensors_at(batch, [self.target]) if self.target is not None else []
+                x = self._row(batch)
+                both.append(
+                    None
+                    if x is None
+                    else signals.Grouped.of(
+                        [(x, [keys[i] for i in some], target[0] if target else None)], MOST_COMPARED
+                    )
+                )
+            if len(both) == 2 and both[0] is not None and both[1] is not None:
+                yield name, *both
+
+
+def _keys(value: Any) -> list[Any] | None:
+    """One whole number or text for each sample; None for anything else."""
+    if isinstance(value, torch.Tensor) or type(value).__module__ == "numpy":
+        values = value.tolist() if getattr(value, "ndim", 0) == 1 else []
+    else:
+        values = list(value) if isinstance(value, (list, tuple)) else []
+    return values if values and all(isinstance(v, (str, int)) and not isinstance(v, bool) for v in values) else None
+
+
+def _dataset_and_indices(loader: Any) -> tuple[Any, list[int]] | None:
+    """The dataset below a split, and the places in it."""
+    data = getattr(loader, "dataset", None)
+    with contextlib.suppress(TypeError):
+        indices = list(range(len(data)))  # type: ignore[arg-type]
+        while isinstance(data, Subset):
+            indices, data = [data.indices[i] for i in indices], data.dataset
+        return data, indices
+    return None
 
 
 def _classes(target: torch.Tensor, loss: LossCall | None) -> torch.Tensor | None:

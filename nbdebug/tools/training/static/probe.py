@@ -252,6 +252,10 @@ class _Probes:
             "overlap": self._probe("Rows in both training and validation", batches.overlap, None),
         }
         facts["label_columns"] = self._probe("Labels among the inputs", batches.label_columns, ())
+        facts["target_columns"] = self._probe("Targets among the inputs", batches.target_columns, {})
+        facts["groups"] = self._probe(
+            "Subjects in both training and validation", lambda: batches.groups(self.users_loss_fn), None
+        )
         self.tick("workers")
         facts["workers"], why = self._probe(
             "What the workers draw",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nbdebug.observe.tensors import output_tensors
-from nbdebug.tools.training.facts import FirstLayer, InitialWeight, InputShift, Overlap
+from nbdebug.tools.training.facts import FirstLayer, InitialWeight, InputShift, Overlap, SharedGroups
 from nbdebug.tools.training.static.one_step import WEIGHTED_OPS, Calls, OpCall, StepGraph, rms
 
 NORMS = frozenset(
@@ -329,3 +329,137 @@ def label_columns(x: torch.Tensor, labels: torch.Tensor) -> list[int]:
     marked = values.argmax(0)[single].unique()
     columns = whole if bool(whole.any()) or len(marked) < len(classes) else single
     return columns.nonzero().flatten().tolist()
+
+
+SAME, LEFT_OPEN, EXPLAINED = 1e-9, 0.01, 0.3
+"""A column is the target where a line through it leaves no more than the first of the variance, or up to the second
+where the other columns do not tell the rest (no more of it than the third: else the column is but a strong feature) …"""
+OTHERS_LEAVE, TIMES = 0.05, 20.0
+"""… and these leave that share of the target open, and so many times what the column does: the last value of a smooth
+series tells the next one, but so does the one before."""
+AGREES, OF_EACH = 0.97, 0.95
+"""Share of the labels that a column of as many values tells, and share of each label."""
+GROUPS, IN_EACH, MEET = (3, 8), 3, 0.5
+"""Groups of samples (at least so many; of those without a name the second number), samples in each, and share of the
+validation samples whose group training has too."""
+ALIKE, ALIKE_COLUMN = 0.2, 0.6
+"""How much more often than by chance (and three times as often) the nearest training sample is of the same group; of
+a column of the inputs, how often at least."""
+
+
+def target_columns(x: torch.Tensor, target: torch.Tensor) -> dict[int, float]:
+    """Columns of a table that are the target, in another unit or with a little noise → the share of its variance that
+    they leave open. x: (N, F), target: (N)."""
+    table = x.detach().cpu()
+    x, y = table.double(), target.detach().cpu().double()
+    if not 3 <= x.shape[1] <= 500 or len(x) < max(3 * x.shape[1], 2 * LEAST) or len(y.unique()) < 2 * ELEMENTS:
+        return {}
+    x, y = x - x.mean(0), y - y.mean()
+    live, total = x.std(0) > 0, float(y.square().sum())
+    slopes = torch.where(live, (x * y[:, None]).sum(0) / x.square().sum(0).clamp_min(1e-300), 0.0)
+    left = (y[:, None] - x * slopes).square().sum(0) / total
+    near = (left < LEFT_OPEN).nonzero().flatten().tolist()
+    others = x[:, [i for i in range(x.shape[1]) if i not in near and bool(live[i])]]
+    by_others = _left_open(others, y)
+    known = {}
+    for column in near:
+        own = float(left[column])
+        explained = 0.0 if own < SAME else 1 - _left_open(others, y - x[:, column] * slopes[column])
+        elsewhere = torch.isin(target.detach().cpu(), table[:, column]) & (target.detach().cpu() != table[:, column])
+        series = (
+            float(elsewhere.double().mean()) > 0.5
+        )  # the target is the column's value in another row: what comes next
+        if by_others > max(OTHERS_LEAVE, TIMES * own) and explained < EXPLAINED and not series:
+            known[column] = own
+    return known
+
+
+def _left_open(x: torch.Tensor, y: torch.Tensor) -> float:
+    """The share of the variance of y that a linear function of x leaves, for its number of columns."""
+    if not x.shape[1]:
+        return 1.0
+    rest = y - x @ torch.linalg.lstsq(x, y[:, None], driver="gelsd").solution[:, 0]
+    return float(rest.square().sum() / y.square().sum()) * len(y) / max(1, len(y) - x.shape[1])
+
+
+def near_label_columns(x: torch.Tensor, labels: torch.Tensor) -> dict[int, float]:
+    """Columns with as many values as there are labels that tell nearly each one → the share that they do not tell."""
+    x, labels = x.detach().cpu().float(), labels.cpu()
+    classes = labels.unique()
+    if x.shape[1] < 3 or not 2 <= len(classes) <= 20 or len(x) < max(20 * len(classes), 4 * LEAST):
+        return {}
+    known = {}
+    for column in range(min(x.shape[1], 500)):
+        values, place = x[:, column].unique(return_inverse=True)
+        if len(values) != len(classes):
+            continue
+        table = torch.stack([place[labels == c].bincount(minlength=len(values)) for c in classes]).float()
+        best = table.argmax(1)
+        hits = table.amax(1)
+        if len(best.unique()) == len(classes) and bool((hits > OF_EACH * table.sum(1)).all()):
+            wrong = 1 - float(hits.sum() / table.sum())
+            if 0 < wrong < 1 - AGREES:
+                known[column] = wrong
+    return known
+
+
+@dataclasses.dataclass
+class Grouped:
+    """Samples and their groups. x: (N, numbers); keys: (N); targets: (N) or None."""
+
+    x: torch.Tensor
+    keys: list[Any]
+    targets: torch.Tensor | None
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[torch.Tensor, list[Any], torch.Tensor | None]], most: int) -> Grouped | None:
+        if not rows or len({x.shape[1:] for x, _, _ in rows}) > 1:
+            return None
+        targets = [t for _, _, t in rows if t is not None and t.numel() == len(t)]
+        whole = torch.cat([t.detach().cpu().flatten() for t in targets])[:most] if len(targets) == len(rows) else None
+        return cls(torch.cat([x for x, _, _ in rows])[:most], [k for _, keys, _ in rows for k in keys][:most], whole)
+
+    def is_mixed(self) -> bool:
+        """Whether samples of most groups have different targets."""
+        if self.targets is None:
+            return True
+        kinds: dict[Any, set[Any]] = defaultdict(set)
+        for key, target in zip(self.keys, self.targets.tolist()):
+            kinds[key].add(target)
+        return sum(len(own) > 1 for own in kinds.values()) > len(kinds) / 2
+
+
+def shared_groups(train: Grouped, val: Grouped, least: int = GROUPS[0]) -> SharedGroups | None:
+    """Groups on both sides whose samples are alike: the nearest training sample is of the same group far more often
+    than by chance."""
+    sizes = Counter(train.keys)
+    seen = [key in sizes for key in val.keys]
+    total = len(train.keys)
+    if len(sizes) < least or total < IN_EACH * len(sizes) or sum(seen) < max(LEAST, MEET * len(seen)):
+        return None
+    if train.x.shape[1:] != val.x.shape[1:]:
+        return None
+    mean, std = train.x.mean(0), train.x.std(0)
+    a, b = ((part.x - mean) / torch.where(std > 0, std, torch.ones_like(std)) for part in (train, val))
+    nearest = torch.cdist(b, a).argmin(1).tolist()
+    alike = sum(train.keys[i] == key for i, key in zip(nearest, val.keys)) / len(val.keys)
+    by_chance = sum(sizes[key] for key in val.keys) / total / len(val.keys)
+    if alike < max(3 * by_chance, by_chance + ALIKE):
+        return None
+    return SharedGroups("", None, len(sizes), sum(seen) / len(seen), alike, by_chance)
+
+
+def group_column(train: torch.Tensor, val: torch.Tensor) -> SharedGroups | None:
+    """A column of a table whose values number subjects: rows of one are alike in the other columns. (N, F) each."""
+    if train.dim() != 2 or train.shape[1:] != val.shape[1:] or not 4 <= train.shape[1] <= 200:
+        return None
+    for column in range(train.shape[1]):
+        count = len(train[:, column].unique())
+        if not GROUPS[1] <= count <= len(train) / IN_EACH:
+            continue
+        others = [c for c in range(train.shape[1]) if c != column]
+        sides = (Grouped(part[:, others], part[:, column].tolist(), None) for part in (train, val))
+        known = shared_groups(*sides, least=GROUPS[1])
+        if known is not None and known.alike > ALIKE_COLUMN:
+            return dataclasses.replace(known, name=f"column {column}", column=column)
+    return None
