@@ -28,6 +28,11 @@ from nbdebug.tools.training.facts import Broadcast, DetachedAt, LossCall, Static
 
 CLIP = 1.0
 """The limit that nearly all published recipes clip at."""
+LABEL_CRITERIA = {
+    "cross_entropy": "CrossEntropyLoss",
+    "nll_loss": "NLLLoss",
+    "binary_cross_entropy_with_logits": "BCEWithLogitsLoss",
+}
 Node = ast.expr | ast.AugAssign
 
 
@@ -413,10 +418,15 @@ def in_label_loss(files: Iterable[str], call: LossCall, argument: str, value: st
     """Another argument of the call of a loss of class labels, or of the only one that makes such a criterion."""
     nodes = [(call.where.file or "", node) for node in _calls(call.where, call.op) if isinstance(node, ast.Call)]
     if not nodes:
-        kind = {"cross_entropy": "CrossEntropyLoss", "nll_loss": "NLLLoss"}.get(call.op)
+        kind = LABEL_CRITERIA.get(call.op)
         made = [(file, n) for file in files for n in sources.nodes_of(file) if isinstance(n, ast.Call)]
         nodes = [(file, node) for file, node in made if sources.name_of(node) == kind]
-    if len(nodes) == 1 and _argument(nodes[0][1], argument) is None:
+    if len(nodes) != 1 or call.op not in LABEL_CRITERIA:
+        return
+    known = sources.keyword(nodes[0][1], argument)
+    if "{}" in value and known is not None:
+        yield from _edited(nodes[0][0], {known: value})
+    elif "{}" not in value and _argument(nodes[0][1], argument) is None:
         yield from _edited(nodes[0][0], sources.with_keyword(*nodes[0], argument, value))
 
 

@@ -88,8 +88,8 @@ class LossCall:
     reach: the activation's range; unreachable: mean squared distance of the targets from it, over their variance.
     outside: targets beyond the classes; ignored: share of targets that count for nothing; target: position of the
     batch's tensor that holds the targets; guess: the loss of an answer that knows nothing; moving: targets depend on
-    parameters, or samples are weighted. bounded: whatever the weights, the output stays in a range (measured; reach is
-    then measured too, for quantities). target_sum: of a sample's targets, where its outputs sum to 1 and they do not.
+    parameters, or samples are weighted; weights: of each class (of `pos_weight`: 1 and itself). bounded: whatever the
+    model's weights, the output stays in a range (measured; reach is then measured too, for quantities). target_sum: of a sample's targets, where its outputs sum to 1 and they do not.
     """
 
     op: str
@@ -114,6 +114,7 @@ class LossCall:
     outside: int = 0
     ignored: float = 0.0
     weighted: bool = False
+    weights: tuple[float, ...] = ()
     target: int | None = None
     guess: float | None = None
     moving: bool = False
@@ -532,8 +533,9 @@ class Experiment:
 @dataclasses.dataclass(frozen=True)
 class ClassWeighting:
     """Classes that are found once all weigh alike (or, where labels belong to positions, once the commonest is
-    left_out). counts: in the fixed batches; weights: of all classes, as a person would write them; steps: of the
-    training; before, after: mean F1 of the classes other than `common`, or how often they are told apart."""
+    left_out; or, inverse, where the user's weights are replaced by one over them). counts: in the fixed batches;
+    weights: of all classes, as a person would write them; steps: of the training; before, after: mean F1 of the classes
+    other than `common`, or how often they are told apart."""
 
     counts: Mapping[str, int]
     common: str
@@ -542,6 +544,7 @@ class ClassWeighting:
     steps: int
     before: float
     after: float
+    inverse: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,8 +17,17 @@ from nbdebug.tools.training.facts import (
     StaticFacts,
     TrainingFacts,
 )
+from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.rules.signs import helps, helps_validation
-from nbdebug.tools.training.rules.wording import at_line, confused, finding, suggestion, tensor_of, tested_fix
+from nbdebug.tools.training.rules.wording import (
+    at_line,
+    confused,
+    finding,
+    pos_weight,
+    suggestion,
+    tensor_of,
+    tested_fix,
+)
 
 LARGE = 10.0
 """Root mean square of a feature, beyond which inputs count as not normalized (DLCheck: a mean over 10)."""
@@ -218,7 +227,9 @@ def same_seed_workers(facts: TrainingFacts) -> Finding | None:
 )
 def class_imbalance(facts: TrainingFacts) -> Finding | None:
     static, run = facts.static, facts.run
-    if run is not None and run.weighting is not None:
+    if (upside_down := _upside_down(facts)) is not None:
+        return upside_down
+    if run is not None and run.weighting is not None and not run.weighting.inverse:
         return _drowned(run.weighting, facts)
     if static is None or any(call.weighted for call in static.loss_calls):
         return None
@@ -234,6 +245,45 @@ def class_imbalance(facts: TrainingFacts) -> Finding | None:
     if len(counts) < 2 or total < ENOUGH or max(counts.values()) < (COMMON if missed else ALONE) * total:
         return None
     return _imbalance(counts, missed, facts)
+
+
+def _upside_down(facts: TrainingFacts) -> Finding | None:
+    """The common classes have the large weights: certain where the weights are the counts, else shown by a run."""
+    static, weighting = facts.static, None if facts.run is None else facts.run.weighting
+    call = next((c for c in static.loss_calls if c.weights), None) if static is not None else None
+    if static is None or call is None:
+        return None
+    inverse = weighting if weighting is not None and weighting.inverse else None
+    counts = static.labels.counts if static.labels is not None else inverse.counts if inverse is not None else {}
+    follows = signs.weights_follow(call.weights, counts)
+    if not follows or (follows != "exactly" and inverse is None):
+        return None
+    total = sum(counts.values())
+    common = max(counts, key=lambda k: counts[k])
+    rare = min((k for k in counts if counts[k]), key=lambda k: counts[k])
+    shares = [
+        f"{k} ({percent(counts[k] / total)} of the labels) {figures(call.weights[int(k)])}" for k in (common, rare)
+    ]
+    name = "pos_weight" if call.op.startswith("binary") else "weight"
+    title = (
+        f"The class weights are upside down: they grow with how common a class is. Label {' and label '.join(shares)}"
+    )
+    fix = Fix("Weight the classes by how rare they are.", f"{name} = 1 / {name}")
+    if inverse is not None:
+        title += (
+            f"; the mean F1 of the other classes than {common} is {figures(inverse.before)}, and "
+            f"{figures(inverse.after)} with one over each weight"
+        )
+        after = {"score of the other classes": inverse.before, "in the experiment": inverse.after}
+        fix = suggestion(fix.title, fix.code, "with one over each weight", after)
+    return finding(
+        "class-imbalance",
+        title,
+        ["loss_fn", name, "train_loader"],
+        [fix],
+        place=call.where,
+        evidence={"weights": list(call.weights[:8]), "labels": dict(list(counts.items())[:8])},
+    )
 
 
 def _drowned(weighting: ClassWeighting, facts: TrainingFacts) -> Finding:
@@ -255,6 +305,9 @@ def _drowned(weighting: ClassWeighting, facts: TrainingFacts) -> Finding:
             f"{figures(weighting.before)}, and {figures(weighting.after)} once all classes weigh alike"
         )
         title, code = "Weight the classes by how rare they are.", f"weight = {tensor_of(weighting.weights)}"
+        if losses and losses[0].op == "binary_cross_entropy_with_logits" and len(weighting.weights) == 2:
+            code = f"pos_weight = torch.tensor([{pos_weight(weighting.weights)}])"
+            code += "\nF.binary_cross_entropy_with_logits(output, target, pos_weight=pos_weight)"
         if losses and losses[0].op == "cross_entropy":
             code += "\nF.cross_entropy(output, target, weight=weight)"
     how = f"without the loss of label {common}" if weighting.left_out else "with all classes weighed alike"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from nbdebug.tools.training.facts import (
     BatchEvaluation,
@@ -192,6 +192,29 @@ def rate_stays_low(run: TrainingRunFacts) -> bool:
     """A schedule that is meant for more steps than it got: the rate never left the foot of its rise."""
     schedule = run.schedule
     return schedule is not None and len(run.rates) >= 8 and max(run.rates) < 0.2 * schedule.peak
+
+
+# Classes
+
+
+def weights_follow(weights: Sequence[float], counts: Mapping[str, int]) -> str:
+    """Whether class weights grow with how often a class occurs, where they should fall: "exactly" as these do, "alike",
+    or "" (they do not, or can't be told). Two classes may differ in weight for any reason, so exactly is a tenth."""
+    pairs = [(w, counts.get(str(k), 0)) for k, w in enumerate(weights)]
+    logs = [(math.log(w), math.log(n), n) for w, n in pairs if w > 0 and n > 0]
+    if len(logs) < 2 or sum(n for _, _, n in logs) < 50 * len(logs):
+        return ""
+    w, n = [row[0] for row in logs], [row[1] for row in logs]
+    if max(w) - min(w) < math.log(1.3) or max(n) - min(n) < math.log(1.5):
+        return ""
+    if len(logs) == 2:
+        alike = (w[0] - w[1]) * (n[0] - n[1]) > 0
+    else:
+        alike = statistics.correlation(w, n) > 0.95
+    middle = statistics.fmean(a - b for a, b in zip(w, n))
+    error = 0.1 + 2 / math.sqrt(min(count for _, _, count in logs)) * (len(logs) > 2)
+    exact = all(abs(a - b - middle) < error for a, b in zip(w, n)) and max(n) - min(n) > math.log(2)
+    return "exactly" if alike and exact else "alike" if alike else ""
 
 
 # Units

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nbdebug.report import Finding, Fix, Link, Where
@@ -136,6 +136,11 @@ def in_words(experiment: str, batch: str = "its batch") -> str:
 def tensor_of(numbers: Iterable[str]) -> str:
     """The code of a tensor of these numbers."""
     return f"torch.tensor([{', '.join(numbers)}])"
+
+
+def pos_weight(weights: Sequence[str]) -> str:
+    """What stands for the weights of 0 and 1 in a binary cross entropy."""
+    return f"{float(weights[1]) / float(weights[0]):.3g}"
 
 
 def confused(held_out: HeldOut) -> dict[str, list[str] | None]:

@@ -33,6 +33,7 @@ from nbdebug.report import Where
 from nbdebug.tools.training.facts import ClassWeighting, DetachedAt, Experiment, StaticFacts, TrainingRunFacts
 from nbdebug.tools.training.probe_errors import ProbeErrors
 from nbdebug.tools.training.rules import signs
+from nbdebug.tools.training.rules.wording import pos_weight
 from nbdebug.tools.training.run.data import preserve_rng
 from nbdebug.tools.training.run.evaluate import LABEL_LOSSES, LossFn, loss_root, mode
 from nbdebug.tools.training.run.experiments import held_out
@@ -47,9 +48,9 @@ USED, FALLS, FAR_BELOW = 0.4, 0.7, 0.5
 """… and with a hundredth of the term they use them, and fall to that share (to the last, where they hardly did)."""
 COMMON, FOUND, MISSED = 0.5, 0.9, 0.4
 """Share of the commonest class, its recall, and the mean F1 of the others, from which they may be drowned."""
-CURED, GAIN, APART = 0.5, 0.25, 0.15
+CURED, GAIN, APART, RAISED = 0.5, 0.25, 0.15, 0.05
 """With all classes alike the F1 of the others, and by how much it has to rise. (F1, never recall: recall rises for
-hopeless classes too.) Last: the gain in accuracy among the others alone."""
+hopeless classes too.) Then: the gain in accuracy among the others alone, and in F1 where weights were upside down."""
 RARELY, REFOUND, SURE, LEAST = 0.1, 0.6, 0.9, 5
 """Recall below which a class is missed, above which it is found again, with that area under the curve (what is rare
 and hopeless is found as well, among much else); of so many labels at least."""
@@ -129,8 +130,11 @@ def _attempts(
         yield "weaker term", lambda: outweighing_term(run, retrainer, steps, as_is, ends.shares)
     if static.reduction in ("mean", "sum"):  # else samples do not stand for themselves
         yield "held out", lambda: _unseen(run, retrainer, steps)
-    if ends.table is not None and not any(call.weighted for call in static.loss_calls):
-        table = ends.table
+    table = ends.table
+    weights = next((call.weights for call in static.loss_calls if call.weights), ())
+    if table is not None and weights and signs.weights_follow(weights, table.counts()):
+        yield "inverse weights", lambda: inverse_weights(retrainer, steps, table, weights)
+    if table is not None and not any(call.weighted for call in static.loss_calls):
         yield "classes alike", lambda: missed_classes(retrainer, steps, table)
     moments = _input_moments(retrainer) if kept > 0.3 else None
     if moments is not None:
@@ -345,10 +349,29 @@ def missed_classes(retrainer: Retrainer, steps: int, before: _ClassTable) -> Fou
             values = before.others(), after.others(before.common)
             cured = values[1] > max(CURED, values[0] + GAIN) or before.are_raised(after, values[1] - values[0])
         if cured:
-            counts = {str(k): int(n) for k, n in enumerate(before.there.tolist()) if n}
+            counts = before.counts()
             row = tuple(f"{weight:g}" for weight in weights.tolist())
             return {"weighting": ClassWeighting(counts, str(before.common), leave_out, row, steps, *values)}
     return None
+
+
+def inverse_weights(retrainer: Retrainer, steps: int, before: _ClassTable, weights: Sequence[float]) -> Found:
+    """Whether classes are found better with one over each of the user's weights, which grow with their counts."""
+    tables: list[_ClassTable | None] = []
+
+    def measure() -> list[float]:
+        tables.append(_class_table(retrainer.model, retrainer.loss_fn, _judged(retrainer)))
+        return []
+
+    inverse = torch.tensor([1 / w if w > 0 else w for w in weights])
+    retrainer.train(RetrainChange(loss_fn=_weighted(retrainer.loss_fn, inverse)), steps, at_end=measure)
+    if not tables or tables[0] is None:
+        return None
+    values = before.others(), tables[0].others(before.common)
+    if not values[1] > values[0] + RAISED:
+        return None
+    row = tuple(f"{weight:.3g}" for weight in inverse.tolist())
+    return {"weighting": ClassWeighting(before.counts(), str(before.common), False, row, steps, *values, inverse=True)}
 
 
 @dataclasses.dataclass
@@ -375,6 +398,9 @@ class _ClassTable:
             return False
         unclear = dense and self.apart(self.common) < 1 - APART
         return self.others() < MISSED or bool(self.missed()) or unclear
+
+    def counts(self) -> dict[str, int]:
+        return {str(k): int(n) for k, n in enumerate(self.there.tolist()) if n}
 
     def missed(self) -> list[int]:
         """Classes of which next to none is found."""
@@ -456,13 +482,16 @@ def _scores_and_labels(name: str, o: torch.Tensor, t: torch.Tensor) -> tuple[tor
 
 def _weighted(loss_fn: LossFn, weights: torch.Tensor) -> LossFn:
     def weigh(name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        if len(args) != 2 or kwargs.get("reduction", "mean") != "mean":
+        if len(args) > 3 or len(args) < 2 or kwargs.get("reduction", "mean") != "mean":
             return None
+        args = args[:2]
         own = weights.to(args[0].device)
         if name in ("cross_entropy", "nll_loss"):
             if args[0].dim() < 2 or args[0].shape[1] != len(own) or args[1].is_floating_point():
                 return None
             return func(*args, **{**kwargs, "weight": own})
+        if name == "binary_cross_entropy_with_logits":
+            return func(*args, **{**kwargs, "pos_weight": own.new_tensor([float(pos_weight(own.tolist()))])})
         each = torch.where(args[1] > 0.5, own[1], own[0])
         return (func(*args, **{**kwargs, "reduction": "none"}) * each).sum() / each.sum()
 

@@ -33,7 +33,7 @@ from nbdebug.tools.training.facts import (
 )
 from nbdebug.tools.training.probe_errors import ProbeErrors
 from nbdebug.tools.training.rules import name_all, signs, slug
-from nbdebug.tools.training.rules.wording import tensor_of
+from nbdebug.tools.training.rules.wording import pos_weight, tensor_of
 from nbdebug.tools.training.run.data import batches_of, is_iterator, no_warnings, preserve_rng, save_rng
 from nbdebug.tools.training.run.evaluate import MOST, FixedBatches, LossFn, loss_root, mean_and_error, mode, recalls
 from nbdebug.tools.training.run.experiments import (
@@ -286,11 +286,16 @@ class _EditTrials:
         on_cpu = all(p.device.type == "cpu" for p in self.arguments.model.parameters())
         if name != "class-imbalance" or weighting is None or len(calls) != 1 or not on_cpu:
             return None
-        argument = (
-            ("ignore_index", weighting.common) if weighting.left_out else ("weight", tensor_of(weighting.weights))
-        )
+        binary = calls[0].op == "binary_cross_entropy_with_logits"
+        argument = ("weight", tensor_of(weighting.weights))
+        if weighting.left_out:
+            argument = ("ignore_index", weighting.common)
+        elif weighting.inverse:
+            argument = ("pos_weight" if binary else "weight", "1 / {}")
+        elif binary:
+            argument = ("pos_weight", tensor_of([pos_weight(weighting.weights)]))
         files = users_files(self.arguments.model, self.train, self.arguments.loss_fn)
-        for edit in in_label_loss(files, calls[0], *argument) if calls[0].op in ("cross_entropy", "nll_loss") else ():
+        for edit in in_label_loss(files, calls[0], *argument):
             numbers = {"score of the other classes": weighting.before, "with the fix": weighting.after}
             return TriedEdit(edit, True, f"{count(weighting.steps, 'step')} from the start of your run", numbers)
         return None

@@ -239,8 +239,8 @@ class Batches:
                 yield name, train, val
 
     def _keys_of_datasets(self) -> Iterator[tuple[str, Any, Any]]:
-        sides = [_dataset_and_indices(loader) for loader in (self.loader, self.val_loader)]
-        if any(side is None for side in sides):
+        sides = [s for s in map(_dataset_and_indices, (self.loader, self.val_loader)) if s is not None]
+        if len(sides) < 2:
             return
         names = [
             n for n, v in getattr(sides[0][0], "__dict__", {}).items() if SUBJECTS.search(n) and _keys(v) is not None

@@ -115,6 +115,7 @@ def _describe(calls: Calls, op: str, call: OpCall, output: torch.Tensor, target:
         activation_where=where,
         softmax_size=size,
         weighted=op != "difference" and _weighted(call),
+        weights=class_weights(op, call.args, call.kwargs),
         target=_batch_position(calls, target),
     )
 
@@ -299,6 +300,17 @@ def _weighted(call: OpCall) -> bool:
         or any(isinstance(a, torch.Tensor) for a in call.args[2:])
         or call.kwargs.get("reduction") == "none"
     )
+
+
+def class_weights(op: str, args: Any, kwargs: Any) -> tuple[float, ...]:
+    """The weights of the classes in a call of a loss of labels; () where there are none, or samples have their own."""
+    if op in CLASSES:
+        weight = args[2] if len(args) > 2 else kwargs.get("weight")
+        shape = getattr(args[0] if args else kwargs.get("input"), "shape", ())
+        known = isinstance(weight, torch.Tensor) and len(shape) > 1 and weight.shape == shape[1:2]
+        return tuple(weight.detach().tolist()) if known else ()
+    weight = kwargs.get("pos_weight") if op == "binary_cross_entropy_with_logits" else None
+    return (1.0, float(weight)) if isinstance(weight, torch.Tensor) and weight.numel() == 1 else ()
 
 
 def _batch_position(calls: Calls, target: torch.Tensor) -> int | None:

@@ -333,7 +333,7 @@ def label_columns(x: torch.Tensor, labels: torch.Tensor) -> list[int]:
 
 SAME, LEFT_OPEN, EXPLAINED = 1e-9, 0.01, 0.3
 """A column is the target where a line through it leaves no more than the first of the variance, or up to the second
-where the other columns do not tell the rest (no more of it than the third: else the column is but a strong feature) …"""
+where the other columns do not tell the rest (no more of it than the third: else the column is a strong feature) …"""
 OTHERS_LEAVE, TIMES = 0.05, 20.0
 """… and these leave that share of the target open, and so many times what the column does: the last value of a smooth
 series tells the next one, but so does the one before."""
@@ -458,8 +458,8 @@ def group_column(train: torch.Tensor, val: torch.Tensor) -> SharedGroups | None:
         if not GROUPS[1] <= count <= len(train) / IN_EACH:
             continue
         others = [c for c in range(train.shape[1]) if c != column]
-        sides = (Grouped(part[:, others], part[:, column].tolist(), None) for part in (train, val))
-        known = shared_groups(*sides, least=GROUPS[1])
+        one, other = (Grouped(part[:, others], part[:, column].tolist(), None) for part in (train, val))
+        known = shared_groups(one, other, least=GROUPS[1])
         if known is not None and known.alike > ALIKE_COLUMN:
             return dataclasses.replace(known, name=f"column {column}", column=column)
     return None
