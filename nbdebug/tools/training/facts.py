@@ -89,7 +89,8 @@ class LossCall:
     outside: targets beyond the classes; ignored: share of targets that count for nothing; target: position of the
     batch's tensor that holds the targets; guess: the loss of an answer that knows nothing; moving: targets depend on
     parameters, or samples are weighted; weights: of each class (of `pos_weight`: 1 and itself). bounded: whatever the
-    model's weights, the output stays in a range (measured; reach is then measured too, for quantities). target_sum: of a sample's targets, where its outputs sum to 1 and they do not.
+    model's weights, the output stays in a range (measured; reach is then measured too, for quantities). target_sum: of
+    a sample's targets, where its outputs sum to 1 and they do not.
     """
 
     op: str
@@ -548,6 +549,19 @@ class ClassWeighting:
 
 
 @dataclasses.dataclass(frozen=True)
+class UndecidedPair:
+    """Two labels that the trained model does not tell apart, though it knows the others. samples: of the two in the
+    fixed batches; apart: how often a sample of the second scores higher for it than one of the first (0.5 is
+    chance), val_apart: in validation (None: too few); others: mean share found of the other labels."""
+
+    labels: tuple[str, str]
+    samples: int
+    apart: float
+    val_apart: float | None
+    others: float
+
+
+@dataclasses.dataclass(frozen=True)
 class SmallFactor:
     """A constant by which the model multiplies what trained parameters make. parameters: their names."""
 
@@ -634,6 +648,7 @@ class TrainingRunFacts:
     recalls: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     severed: DetachedAt | None = None
     weighting: ClassWeighting | None = None
+    undecided: UndecidedPair | None = None
     outweighs: float = 0.0
     edits: Mapping[str, TriedEdit] = dataclasses.field(default_factory=dict)
     stopped_at: int | None = None

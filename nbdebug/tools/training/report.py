@@ -10,7 +10,15 @@ from typing import Any
 from nbdebug import verdict
 from nbdebug.report import Finding, Fix, Plot, Report, RuledOut, Symptom
 from nbdebug.text import count, figures, listed, percent
-from nbdebug.tools.training.facts import Attempt, Experiment, StaticFacts, TrainingFacts, TrainingRunFacts, TriedEdit
+from nbdebug.tools.training.facts import (
+    Attempt,
+    Experiment,
+    StaticFacts,
+    TrainingFacts,
+    TrainingRunFacts,
+    TriedEdit,
+    UndecidedPair,
+)
 from nbdebug.tools.training.rules import signs, slug
 from nbdebug.tools.training.rules.wording import CURES, EXPERIMENT, NOT_REPEATED, in_words, suggestion
 
@@ -322,9 +330,19 @@ def _symptoms(facts: TrainingFacts) -> list[Symptom]:
     fixed = [(e.train, e.val, e.val_error) for e in run.evaluations]
     return [
         *[Symptom(text, verdict.FINITE) for text in [run.bad_end] if text],
+        *[_undecided(pair) for pair in [run.undecided] if pair is not None],
         *verdict.of_losses(zip(run.step_numbers, run.losses), rates=rates, several=run.adversaries),
         *verdict.of_evaluations(fixed, guess=guess, several=run.adversaries),
     ]
+
+
+def _undecided(pair: UndecidedPair) -> Symptom:
+    one, other = pair.labels
+    return Symptom(
+        f"Labels {one} and {other} are hardly told apart: the scores of {percent(pair.apart)} of pairs are in the right "
+        f"order (by chance half of them; {pair.samples:,} samples). Of other labels {percent(pair.others)} are found.",
+        "Look at samples of both: their inputs may be alike, or their labels exchanged in a part of the rows.",
+    )
 
 
 def _with_reason(finding: Finding, run: TrainingRunFacts) -> Finding:

@@ -8,7 +8,7 @@ from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import figures, percent
 from nbdebug.tools.training.facts import ModuleMode, TrainingFacts, TrainingRunFacts
-from nbdebug.tools.training.rules.signs import STALE, helps, rate_stays_low
+from nbdebug.tools.training.rules.signs import STALE, helps, rate_grows, rate_stays_low
 from nbdebug.tools.training.rules.wording import finding, suggestion, tested_fix
 
 CLIPPED = 0.1
@@ -287,6 +287,12 @@ def _schedule_fault(run: TrainingRunFacts) -> str:
         return (
             f"{schedule.kind} is stepped once a batch ({schedule.calls} times in {run.passes} passes): the learning "
             f"rate went from {figures(max(run.rates))} to {figures(run.rates[-1])}"
+        )
+    if schedule.calls >= 0.9 * run.optimizer_steps and rate_grows(run) and helps(experiment):
+        return (
+            f"{schedule.kind} is stepped once a batch ({schedule.calls} times) and multiplies the learning rate each "
+            f"time: it grew from {figures(run.rates[0])} to {figures(run.rates[-1])}; with the first rate throughout "
+            "the same steps learn"
         )
     if rate_stays_low(run) and schedule.calls < 0.5 * run.optimizer_steps and helps(experiment):
         return (

@@ -6,7 +6,7 @@ from __future__ import annotations
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import figures, percent
-from nbdebug.tools.training.facts import Experiment, HeldOut, TrainingFacts, TrainingRunFacts
+from nbdebug.tools.training.facts import Experiment, HeldOut, TrainingFacts, TrainingRunFacts, UndecidedPair
 from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.rules.wording import (
     PRINT_LOSS_INPUTS,
@@ -28,6 +28,8 @@ RISES = 1.1
 """The validation loss at its end over its lowest, from which on stopping earlier is worth a word."""
 NOTHING = 1e-12
 """A loss below this is zero."""
+TOLD_APART = 0.9
+"""Of pairs of validation samples with two labels, whose scores come in one order (or as often in the other)."""
 ZEROS = 5
 """So many zeros in a row, from the first step on, or half of the run (TrainProof: five points)."""
 
@@ -216,6 +218,10 @@ def unshuffled_data(facts: TrainingFacts) -> Finding | None:
 def label_noise(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     held_out = run.held_out if run is not None else None
+    pair = run.undecided if run is not None else None
+    if run is not None and pair is not None and pair.val_apart is not None:
+        if not 1 - TOLD_APART < pair.val_apart < TOLD_APART:
+            return _exchanged(run, pair)
     if run is None or held_out is None or held_out.what not in ("noise", "unrelated"):
         return None
     if held_out.what == "unrelated":
@@ -238,6 +244,26 @@ def label_noise(facts: TrainingFacts) -> Finding | None:
         [fix],
         run=run,
         evidence={"share of suspect labels": held_out.share, **confused(held_out)},
+    )
+
+
+def _exchanged(run: TrainingRunFacts, pair: UndecidedPair) -> Finding:
+    """The scores tell the two apart in validation, and its own training labels contradict them."""
+    one, other = pair.labels
+    return finding(
+        "label-noise",
+        f"Labels {one} and {other} are exchanged in about half of the training samples: the model knows them from each "
+        f"other in validation ({percent(max(pair.val_apart or 0.0, 1 - (pair.val_apart or 0.0)))} of pairs in the same "
+        f"order), and training labels follow its scores no better than chance ({percent(pair.apart)})",
+        ["train_loader", "target", "labels"],
+        [
+            Fix(
+                "Review how these two labels get into the training set; put back what was exchanged.",
+                f"rows = (labels == {one}) | (labels == {other})  # compare them with their sources",
+            )
+        ],
+        run=run,
+        evidence={"labels": list(pair.labels), "samples": pair.samples, "other labels found": pair.others},
     )
 
 

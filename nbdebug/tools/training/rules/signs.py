@@ -188,6 +188,21 @@ def rate_fell(run: TrainingRunFacts) -> int | None:
     return above[-1] + 1
 
 
+def rate_grows(run: TrainingRunFacts) -> bool:
+    """The rate is multiplied step after step to the end, and ends at ten times the first: no warm-up, which comes to
+    its top."""
+    rates = run.rates
+    if (
+        len(rates) < 8
+        or min(rates) <= 0
+        or rates[-1] < 10 * rates[0]
+        or any(a > b for a, b in itertools.pairwise(rates))
+    ):
+        return False
+    middle, later = rates[len(rates) // 2], rates[-1 - len(rates) // 8]
+    return middle > 2 * rates[0] and rates[-1] > 2 * middle and rates[-1] > 1.05 * later
+
+
 def rate_stays_low(run: TrainingRunFacts) -> bool:
     """A schedule that is meant for more steps than it got: the rate never left the foot of its rise."""
     schedule = run.schedule

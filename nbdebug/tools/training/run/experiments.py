@@ -164,7 +164,9 @@ def _changes(run: TrainingRunFacts, retrainer: Retrainer, errors: ProbeErrors) -
         batches = errors.run("Whether a shuffled order helps", lambda: shuffled(retrainer.batches), None)
         if batches is not None:
             yield "shuffled", RetrainChange(batches=batches)
-    if signs.rate_fell(run) is not None or signs.rate_stays_low(run):
+    if signs.rate_grows(run):
+        yield "level rate", RetrainChange(level=True, to=run.rates[0])
+    elif signs.rate_fell(run) is not None or signs.rate_stays_low(run):
         low = signs.rate_stays_low(run) and run.schedule is not None
         yield "level rate", RetrainChange(level=True, to=run.schedule.peak if low and run.schedule else None)
     if any(f.held or (f.zero and f.matrix) for f in run.frozen) and signs.has_room(run):

@@ -30,7 +30,14 @@ from nbdebug.observe.backward import graph_leaves, graph_nodes
 from nbdebug.observe.locations import at_site, locate
 from nbdebug.observe.tensors import output_tensors, tensors_in
 from nbdebug.report import Where
-from nbdebug.tools.training.facts import ClassWeighting, DetachedAt, Experiment, StaticFacts, TrainingRunFacts
+from nbdebug.tools.training.facts import (
+    ClassWeighting,
+    DetachedAt,
+    Experiment,
+    StaticFacts,
+    TrainingRunFacts,
+    UndecidedPair,
+)
 from nbdebug.tools.training.probe_errors import ProbeErrors
 from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.rules.wording import pos_weight
@@ -54,6 +61,9 @@ hopeless classes too.) Then: the gain in accuracy among the others alone, and in
 RARELY, REFOUND, SURE, LEAST = 0.1, 0.6, 0.9, 5
 """Recall below which a class is missed, above which it is found again, with that area under the curve (what is rare
 and hopeless is found as well, among much else); of so many labels at least."""
+PAIR, UNDECIDED, KNOWN, BY_CHANCE = 15, 0.8, 0.85, 0.68
+"""Of two labels that are not told apart: samples of each, the largest recall, the least of the others, and how often a
+sample of one scores higher than one of the other (from below, from above)."""
 MOST_LABELS = 200_000
 SCALE, SMALL = 10.0, 1.01
 """What scores are multiplied by, where none is above the second."""
@@ -355,6 +365,38 @@ def missed_classes(retrainer: Retrainer, steps: int, before: _ClassTable) -> Fou
     return None
 
 
+def undecided_pair(model: nn.Module, loss_fn: LossFn, train: Sequence[Any], val: Sequence[Any]) -> UndecidedPair | None:
+    """Two labels whose samples the trained model knows to be of these two, but not of which; it knows the others."""
+    judged = _class_table(model, loss_fn, val) if val else None
+    pair = _undecided(_class_table(model, loss_fn, train), train, judged)
+    return pair or _undecided(judged, val, None)  # training labels may have been memorized
+
+
+def _undecided(table: _ClassTable | None, batches: Sequence[Any], judged: _ClassTable | None) -> UndecidedPair | None:
+    if (
+        table is None
+        or table.scores.shape[1] < 3
+        or len(table.labels) > 50 * sum(len(tensors_in(b)[0]) for b in batches)
+    ):
+        return None
+    guess, recall = table.scores.argmax(1), table.hits / table.there.clamp_min(1)
+    known = (table.there >= PAIR).nonzero().flatten().tolist()
+    weak = sorted((k for k in known if recall[k] < UNDECIDED), key=lambda k: float(recall[k]))
+    others = [k for k in known if k not in weak]
+    if len(weak) != 2 or not others or min(float(recall[k]) for k in others) < KNOWN:
+        return None
+    a, b = sorted(weak)
+    own = (table.labels == a) | (table.labels == b)
+    within = float(((guess[own] == a) | (guess[own] == b)).float().mean())
+    apart = table.apart_in(a, b)
+    if within < KNOWN or not 1 - BY_CHANCE < apart < BY_CHANCE:
+        return None
+    enough = judged is not None and min(int(judged.there[a]), int(judged.there[b])) >= PAIR
+    val_apart = judged.apart_in(a, b) if judged is not None and enough else None
+    found = statistics.fmean(float(recall[k]) for k in others)
+    return UndecidedPair((str(a), str(b)), int(own.sum()), apart, val_apart, found)
+
+
 def inverse_weights(retrainer: Retrainer, steps: int, before: _ClassTable, weights: Sequence[float]) -> Found:
     """Whether classes are found better with one over each of the user's weights, which grow with their counts."""
     tables: list[_ClassTable | None] = []
@@ -422,6 +464,14 @@ class _ClassTable:
         own = self.labels == k
         n, others = int(own.sum()), int((~own).sum())
         return float((ranks[own].sum() - n * (n + 1) / 2) / max(1, n * others))
+
+    def apart_in(self, a: int, b: int) -> float:
+        """How often a sample of b has a higher score for b over a than one of a (0.5: by chance)."""
+        own = (self.labels == a) | (self.labels == b)
+        return _ClassTable(
+            torch.stack([self.scores[own, a], self.scores[own, b]], 1).diff(dim=1).expand(-1, 2),
+            (self.labels[own] == b).long(),
+        ).auc(1)
 
     def f1(self, classes: Sequence[int]) -> float:
         """Mean F1 of these."""

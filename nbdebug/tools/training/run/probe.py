@@ -45,7 +45,13 @@ from nbdebug.tools.training.run.experiments import (
     reference,
     small_factor,
 )
-from nbdebug.tools.training.run.interventions import graph_signature, interventions, optimizers_behind, severed_term
+from nbdebug.tools.training.run.interventions import (
+    graph_signature,
+    interventions,
+    optimizers_behind,
+    severed_term,
+    undecided_pair,
+)
 from nbdebug.tools.training.run.layers import Order, activation_units, gradient_flow
 from nbdebug.tools.training.run.loop import LoopRun, target_order
 from nbdebug.tools.training.run.retrain import LoopSchedule, RetrainChange, Retrainer, RetrainResult, loop_schedule
@@ -64,6 +70,8 @@ SOME = 0.2
 LONGEST_LOOP = 60.0
 """Seconds of a loop that runs once more, with a fix in it."""
 
+FAR_ABOVE = 3.0
+"""Times the loss of an answer that knows nothing: a run that ends above it is not cured."""
 LOOP = "What the run shows beside its losses: schedule, order of calls, layers"
 STOPPED = "How the run ends"
 UNITS = "Dead and saturated units"
@@ -206,9 +214,12 @@ class _EditTrials:
     ):
         self.train, self.arguments, self.run, self.facts = train, arguments, run, facts
         self.start, self.restore_rng = start, restore_rng
+        self.guess: float | None = None
 
     def all(self, static: StaticFacts | None) -> dict[str, TriedEdit]:
         tried = {}
+        calls = static.loss_calls if static is not None and static.reduction == "mean" else ()
+        self.guess = calls[0].guess if len(calls) == 1 else None
         for finding in name_all(TrainingFacts(static, self.facts)):
             name = slug(finding)
             edit = self._of_call(name) or self._of_loop(name) or self._of_cut(name) or self._of_labels(name, static)
@@ -232,6 +243,8 @@ class _EditTrials:
         learns = name in ("eval-mode-in-training", "train-mode-in-eval")  # with dropout the loss need not be lower
         learns |= name == "scheduler-order" and self.facts.schedule is not None and self.facts.schedule.before_first
         most = first if learns else min(signs.BETTER * before, first)
+        if name == "exploding-gradients" and self.guess:  # less than before is no cure yet
+            most = min(most, FAR_ABOVE * self.guess)
         well = math.isfinite(train) and all(map(math.isfinite, losses))
         numbers: dict[str, Any] = {
             "loss as it is": before if math.isfinite(before) else "not finite",
@@ -435,6 +448,11 @@ def _end_facts(arguments: LoopArguments, run: LoopRun, errors: ProbeErrors) -> d
             "What is found of each class",
             lambda: recalls(model, loss_fn, [*run.on_train.batches, *run.on_val.batches]),
             {},
+        )
+        facts["undecided"] = errors.run(
+            "Labels that are not told apart",
+            lambda: undecided_pair(model, loss_fn, run.on_train.batches, run.on_val.batches),
+            None,
         )
         facts["penalty_end"] = errors.run(PENALTY, lambda: penalty(model, loss_fn, run.on_train.batches[0]), 0.0)
     facts |= {
