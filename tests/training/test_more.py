@@ -9,7 +9,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import nbdebug
-from tests.training.loops import clusters, made, mse
+from nbdebug.tools.training.rules.signs import weights_follow
+from nbdebug.tools.training.static.signals import target_columns
+from tests.training.loops import clusters, cross_entropy, made, mse
 
 
 @pytest.fixture(autouse=True)
@@ -156,3 +158,58 @@ def test_the_fault_is_named_and_the_twin_left_in_peace(build):
     assert [f.code for f in report] == [f"training/{code}"]
     assert blamed in report.findings[0].evidence["where"]
     assert [f.title for f in asked(build, fixed=True)] == []
+
+
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_two_labels_that_are_not_told_apart_keep_the_verdict_from_green(exchanged):
+    torch.manual_seed(64)
+    kind = torch.randint(0, 4, (1000,))
+    x = 1.5 * torch.randn(4, 10)[kind] + 0.5 * torch.randn(1000, 10)
+    label = kind.clone()
+    if exchanged:
+        rows = torch.rand(1000) < 0.5
+        label[rows & (kind == 1)], label[rows & (kind == 2)] = 2, 1
+    model = nn.Sequential(nn.Linear(10, 24), nn.ReLU(), nn.Linear(24, 4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    training = made(model, optimizer, cross_entropy, dealt(x, label), 4)
+
+    report = nbdebug.diagnose(
+        training.train,
+        model=model,
+        optimizer=optimizer,
+        loss_fn=cross_entropy,
+        train_loader=training.train_loader,
+        val_loader=training.val_loader,
+        progress=False,
+    )
+
+    assert report.ok is not exchanged
+    assert any("Labels 1 and 2" in s.what for s in report.symptoms) is exchanged
+
+
+def test_the_value_that_the_next_row_has_is_no_leak():
+    torch.manual_seed(5)
+    price = torch.randn(601).cumsum(0) + 100
+    table = torch.stack([price[:-1], torch.randn(600), torch.randn(600), torch.randn(600)], 1)
+
+    assert target_columns(table, price[1:]) == {}
+    assert target_columns(table, 3 * price[:-1] + 1).keys() == {0}
+    assert target_columns(torch.randn(600, 4), price[1:]) == {}
+
+
+def test_a_strong_feature_is_no_target():
+    torch.manual_seed(6)
+    table = torch.randn(600, 4)
+
+    assert target_columns(table, 20 * table[:, 0] + table[:, 1] + table[:, 2]) == {}
+    assert target_columns(table, table[:, 0] + table[:, 1] + 0.1 * torch.randn(600)) == {}
+
+
+def test_weights_that_are_no_shares_are_left_alone():
+    counts = {"0": 800, "1": 150, "2": 50}
+
+    assert weights_follow([8.0, 1.5, 0.5], counts) == "exactly"
+    assert weights_follow([1.0, 0.16, 0.06], counts) == "exactly"
+    assert weights_follow([1.0, 5.3, 16.0], counts) == ""
+    assert weights_follow([1.0, 1.0, 1.0], counts) == ""
+    assert weights_follow([1.0, 3.0], {"0": 300, "1": 500}) == "alike"

@@ -339,8 +339,8 @@ def _symptoms(facts: TrainingFacts) -> list[Symptom]:
 def _undecided(pair: UndecidedPair) -> Symptom:
     one, other = pair.labels
     return Symptom(
-        f"Labels {one} and {other} are hardly told apart: the scores of {percent(pair.apart)} of pairs are in the right "
-        f"order (by chance half of them; {pair.samples:,} samples). Of other labels {percent(pair.others)} are found.",
+        f"Labels {one} and {other} are hardly told apart: the scores of {percent(pair.apart)} of pairs are in the "
+        f"right order (by chance half; {pair.samples:,} samples). Of other labels {percent(pair.others)} are found.",
         "Look at samples of both: their inputs may be alike, or their labels exchanged in a part of the rows.",
     )
 

@@ -218,10 +218,8 @@ def unshuffled_data(facts: TrainingFacts) -> Finding | None:
 def label_noise(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     held_out = run.held_out if run is not None else None
-    pair = run.undecided if run is not None else None
-    if run is not None and pair is not None and pair.val_apart is not None:
-        if not 1 - TOLD_APART < pair.val_apart < TOLD_APART:
-            return _exchanged(run, pair)
+    if run is not None and run.undecided is not None and _is_known(run.undecided.val_apart):
+        return _exchanged(run, run.undecided)
     if run is None or held_out is None or held_out.what not in ("noise", "unrelated"):
         return None
     if held_out.what == "unrelated":
@@ -245,6 +243,10 @@ def label_noise(facts: TrainingFacts) -> Finding | None:
         run=run,
         evidence={"share of suspect labels": held_out.share, **confused(held_out)},
     )
+
+
+def _is_known(apart: float | None) -> bool:
+    return apart is not None and not 1 - TOLD_APART < apart < TOLD_APART
 
 
 def _exchanged(run: TrainingRunFacts, pair: UndecidedPair) -> Finding:

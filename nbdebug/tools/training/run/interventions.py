@@ -57,13 +57,14 @@ COMMON, FOUND, MISSED = 0.5, 0.9, 0.4
 """Share of the commonest class, its recall, and the mean F1 of the others, from which they may be drowned."""
 CURED, GAIN, APART, RAISED = 0.5, 0.25, 0.15, 0.05
 """With all classes alike the F1 of the others, and by how much it has to rise. (F1, never recall: recall rises for
-hopeless classes too.) Then: the gain in accuracy among the others alone, and in F1 where weights were upside down."""
+hopeless classes too.) Then: the gain in accuracy among the others alone, and
+in F1 where weights were upside down."""
 RARELY, REFOUND, SURE, LEAST = 0.1, 0.6, 0.9, 5
 """Recall below which a class is missed, above which it is found again, with that area under the curve (what is rare
 and hopeless is found as well, among much else); of so many labels at least."""
 PAIR, UNDECIDED, KNOWN, BY_CHANCE = 15, 0.8, 0.85, 0.68
-"""Of two labels that are not told apart: samples of each, the largest recall, the least of the others, and how often a
-sample of one scores higher than one of the other (from below, from above)."""
+"""Of two labels that are not told apart: samples of each, their largest mean recall, the least of the others, and how
+often a sample of one scores higher than one of the other (from below, from above)."""
 MOST_LABELS = 200_000
 SCALE, SMALL = 10.0, 1.01
 """What scores are multiplied by, where none is above the second."""
@@ -381,11 +382,18 @@ def _undecided(table: _ClassTable | None, batches: Sequence[Any], judged: _Class
         return None
     guess, recall = table.scores.argmax(1), table.hits / table.there.clamp_min(1)
     known = (table.there >= PAIR).nonzero().flatten().tolist()
-    weak = sorted((k for k in known if recall[k] < UNDECIDED), key=lambda k: float(recall[k]))
-    others = [k for k in known if k not in weak]
-    if len(weak) != 2 or not others or min(float(recall[k]) for k in others) < KNOWN:
+    if len(known) < 3:
         return None
-    a, b = sorted(weak)
+    weakest = min(known, key=lambda k: float(recall[k]))
+    taken = guess[(table.labels == weakest) & (guess != weakest)]  # what its samples are taken for
+    if not len(taken):
+        return None
+    a, b = sorted((weakest, int(taken.mode().values)))
+    others = [k for k in known if k not in (a, b)]
+    if b not in known or a not in known or float(recall[[a, b]].mean()) > UNDECIDED:
+        return None
+    if min(float(recall[k]) for k in others) < KNOWN:
+        return None
     own = (table.labels == a) | (table.labels == b)
     within = float(((guess[own] == a) | (guess[own] == b)).float().mean())
     apart = table.apart_in(a, b)
