@@ -212,4 +212,5 @@ def test_weights_that_are_no_shares_are_left_alone():
     assert weights_follow([1.0, 0.16, 0.06], counts) == "exactly"
     assert weights_follow([1.0, 5.3, 16.0], counts) == ""
     assert weights_follow([1.0, 1.0, 1.0], counts) == ""
-    assert weights_follow([1.0, 3.0], {"0": 300, "1": 500}) == "alike"
+    assert weights_follow([1.0, 1.0, 3.0], {"0": 300, "1": 100, "2": 900}) == ""
+    assert weights_follow([1.0, 3.0], {"0": 300, "1": 500}) == ""  # what an error costs

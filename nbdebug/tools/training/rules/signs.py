@@ -213,8 +213,8 @@ def rate_stays_low(run: TrainingRunFacts) -> bool:
 
 
 def weights_follow(weights: Sequence[float], counts: Mapping[str, int]) -> str:
-    """Whether class weights grow with how often a class occurs, where they should fall: "exactly" as these do, "alike",
-    or "" (they do not, or can't be told). Two classes may differ in weight for any reason, so exactly is a tenth."""
+    """Whether class weights grow with how often a class occurs, where they should fall: "exactly" as these do, "alike"
+    (of three classes or more: two may differ in weight for any reason, such as what an error costs), or ""."""
     pairs = [(w, counts.get(str(k), 0)) for k, w in enumerate(weights)]
     logs = [(math.log(w), math.log(n), n) for w, n in pairs if w > 0 and n > 0]
     if len(logs) < 2 or sum(n for _, _, n in logs) < 50 * len(logs):
@@ -229,7 +229,9 @@ def weights_follow(weights: Sequence[float], counts: Mapping[str, int]) -> str:
     middle = statistics.fmean(a - b for a, b in zip(w, n))
     error = 0.1 + 2 / math.sqrt(min(count for _, _, count in logs)) * (len(logs) > 2)
     exact = all(abs(a - b - middle) < error for a, b in zip(w, n)) and max(n) - min(n) > math.log(2)
-    return "exactly" if alike and exact else "alike" if alike else ""
+    return (
+        "exactly" if alike and exact else "alike" if alike and len(logs) > 2 and max(n) - min(n) > math.log(2) else ""
+    )
 
 
 # Units
