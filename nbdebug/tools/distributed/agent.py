@@ -1,0 +1,642 @@
+"""In a rank: the user's script, run as `__main__`, while what it does is written down.
+
+Each event is a line of JSON in the rank's own file, written before the call that it tells of: gloo may abort the
+process in it. Torch's functions are wrapped in this process alone, which ends with the script. A thread ends the
+process when the comparer asks for it, wherever its main thread waits.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import hashlib
+import json
+import math
+import os
+import pathlib
+import re
+import sys
+import threading
+import time
+import traceback
+import types
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import distributed_c10d as c10d
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, dataloader
+
+from nbdebug.observe.locations import USER, kind_of
+from nbdebug.tools.distributed.marks import MARK, SIZED, TURNS, Mark, Trail, compiled, mark_imports
+
+COLLECTIVES = (
+    "all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter reduce_scatter_tensor "
+    "all_to_all all_to_all_single barrier monitored_barrier all_gather_object broadcast_object_list gather_object "
+    "scatter_object_list all_reduce_coalesced all_gather_coalesced"
+).split()
+SHAPELESS = {"all_to_all", "all_to_all_single", "barrier", "monitored_barrier"}
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+PEER = re.compile(r"onnection (closed|reset|refused)|timed? ?out|timeout|Broken pipe|by peer|watchdog|ncclRemote", re.I)
+EARLY, EVERY, ROWS = 9, 50, 4000
+"""Steps after which weights are compared: the first 9, then each 50th. Rows of a pass that are written down."""
+
+
+def user_lines(frame: types.FrameType | None, most: int = 6) -> list[tuple[str, int, str]]:
+    """The user's lines on a stack, from the inside out; in another thread than the main one, those of that."""
+    if threading.current_thread() is not threading.main_thread():
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    lines: list[tuple[str, int, str]] = []
+    while frame is not None and len(lines) < most:
+        code = frame.f_code
+        if _kind(code) == USER:
+            lines.append((code.co_filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    return lines
+
+
+_kind = functools.lru_cache(maxsize=4096)(kind_of)
+
+
+class Agent:
+    """One rank's observer."""
+
+    def __init__(self, folder: pathlib.Path, rank: int) -> None:
+        self.folder, self.rank, self.process = folder, rank, os.getpid()
+        self.file = os.open(folder / f"rank-{rank}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.trail, self.inside = Trail(), threading.local()
+        self.groups: set[str] = set()
+        self.models: list[weakref.ref[Any]] = []
+        self.wrapped: dict[int, str] = {}
+        self.waiting: dict[int, Any] = {}
+        self.optimizers: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self.loaders: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.samplers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.opening: dict[str, Any] | None = None
+        self.passes: list[dict[str, Any]] = []
+        self.synced: Counter[str] = Counter()
+        self.backwards, self.after_backward, self.reduced, self.joining = 0, False, False, 0
+        self.late_loss: tuple[Any, ...] | None = None
+        self.write("start", pid=os.getpid(), version=torch.__version__)
+
+    def write(self, kind: str, **fields: Any) -> None:
+        if os.getpid() != self.process:
+            return  # a loader's worker
+        passed = self.trail.take()
+        event = {"k": kind, "t": time.time(), **fields, **({"m": passed} if passed else {})}
+        os.write(self.file, (json.dumps(event, default=str) + "\n").encode())
+
+    def listed(self, mark: Mark) -> None:
+        self.write("place", **vars(mark))
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def call(self, op: str, group: Any = None, shape: str = "", dtype: str = "", root: str = "") -> None:
+        if self.joining or not dist.is_initialized():
+            return
+        group = group or c10d._get_default_group()
+        if not isinstance(group, dist.ProcessGroup):
+            return  # this rank is no member
+        name = str(group.group_name)
+        new = {} if name in self.groups else {"ranks": dist.get_process_group_ranks(group)}
+        self.groups.add(name)
+        lines = user_lines(sys._getframe(2))
+        self.write("call", op=op, g=name, shape=shape, dtype=dtype, root=root, lines=lines, **new)
+
+    def collective(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        group = kwargs.get("group") or next((a for a in args if isinstance(a, dist.ProcessGroup)), None)
+        first = next(iter([*args, *kwargs.values()]), None)
+        tensors = [first] if isinstance(first, torch.Tensor) else first if isinstance(first, list) else []
+        tensors = [t for t in tensors if isinstance(t, torch.Tensor)] if name not in SHAPELESS else []
+        shape = ", ".join(str(list(t.shape)) for t in tensors[:4])
+        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
+        root = next((f"{k} {kwargs[k]}" for k in ("src", "dst", "op") if kwargs.get(k) is not None), "")
+        if not root and name in ("broadcast", "reduce") and len(args) > 1:
+            root = f"{'src' if name == 'broadcast' else 'dst'} {args[1]}"
+        if name == "all_reduce" and not root:
+            root = f"op {args[1]}" if len(args) > 1 and not isinstance(args[1], dist.ProcessGroup) else ""
+        self.call(name, group, shape, dtype, root.replace("RedOpType.", "").replace("op SUM", ""))
+        if name in ("all_reduce", "reduce_scatter_tensor") and tensors and self.after_backward:
+            sizes = {p.numel() for o in self.optimizers for g in o.param_groups for p in g["params"]}
+            self.reduced = self.reduced or tensors[0].numel() in sizes | {sum(sizes)}
+
+    def wrap(self, owner: Any, name: str, note: Callable[..., None], flag: str = "call") -> None:
+        """Call `note` with the arguments before the outermost call of the functions that share a flag."""
+        plain = getattr(owner, name)
+
+        @functools.wraps(plain)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            if getattr(self.inside, flag, False):
+                return plain(*args, **kwargs)
+            setattr(self.inside, flag, True)
+            try:
+                note(*args, **kwargs)
+                return plain(*args, **kwargs)
+            finally:
+                setattr(self.inside, flag, False)
+
+        for place in {owner, dist} if owner is c10d else {owner}:
+            if hasattr(place, name):
+                setattr(place, name, noted)
+
+    def install(self) -> None:
+        for name in COLLECTIVES:
+            if hasattr(c10d, name):
+                self.wrap(c10d, name, functools.partial(lambda op, *args, **kwargs: self.collective(op, args, kwargs), name))
+        self.wrap(c10d, "init_process_group", self.initialised)
+        self.wrap(c10d, "destroy_process_group", self.destroyed)
+        self.wrap(torch, "save", lambda value, f, *_, **__: self.saved(f, lambda: digest(value)))
+        self.wrap(torch.Tensor, "backward", self.backward, "backward")
+        self.wrap(torch.autograd, "backward", lambda tensors, *_, **__: self.backward(tensors), "backward")
+        self.wrap(torch, "manual_seed", lambda seed: self.write("seed", value=seed, lines=user_lines(sys._getframe(2))))
+        self.after(nn.parallel.DistributedDataParallel, "__init__", self.wrapper_made, before=self.wrapper_begins)
+        self.after(nn.parallel.DistributedDataParallel, "forward", self.forward_over, before=self.forward)
+        self.after(torch.optim.Optimizer, "__init__", self.optimizer_made)
+        self.after(DataLoader, "__init__", lambda loader, *_, **__: self.made(self.loaders, loader))
+        self.after(DistributedSampler, "__init__", lambda sampler, *_, **__: self.made(self.samplers, sampler))
+        torch.optim.optimizer.register_optimizer_step_pre_hook(self.before_step)
+        torch.optim.optimizer.register_optimizer_step_post_hook(self.after_step)
+        self.install_loader()
+        self.install_files()
+        self.install_join()
+        sys.addaudithook(self.audit)
+
+    def after(self, owner: Any, name: str, note: Callable[..., None], before: Callable[..., None] | None = None) -> None:
+        plain = getattr(owner, name)
+
+        @functools.wraps(plain)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            if before is not None:
+                before(*args, **kwargs)
+            value = plain(*args, **kwargs)
+            note(*args, **kwargs)
+            return value
+
+        setattr(owner, name, noted)
+
+    def made(self, known: Any, thing: Any) -> None:
+        lines = user_lines(sys._getframe(3))
+        ordinal = sum(line == lines[:1] for line, _ in known.values())
+        known[thing] = (lines[:1], ordinal)
+
+    def install_join(self) -> None:
+        """Within `join()` a rank that has run out answers for the others: nothing is compared."""
+        from torch.distributed.algorithms.join import Join
+
+        def change(by: int) -> Callable[..., None]:
+            def note(*_: Any, **__: Any) -> None:
+                self.joining += by
+
+            return note
+
+        self.after(Join, "__enter__", lambda *_, **__: None, before=change(1))
+        self.after(Join, "__exit__", change(-1))
+
+    # -- the group, and the environment -------------------------------------------------------------------------------
+
+    def initialised(self, *args: Any, **kwargs: Any) -> None:
+        named = {**dict(zip(("backend", "init_method", "timeout", "world_size", "rank"), args)), **kwargs}
+        world, rank = named.get("world_size", -1), named.get("rank", -1)
+        self.write(
+            "init",
+            world=world if world not in (-1, None) else int(os.environ.get("WORLD_SIZE") or -1),
+            own=rank if rank not in (-1, None) else int(os.environ.get("RANK") or -1),
+            by_argument=world not in (-1, None),
+            lines=user_lines(sys._getframe(2)),
+        )
+
+    def destroyed(self, group: Any = None, *_: Any, **__: Any) -> None:
+        whole = group is None or group is dist.GroupMember.WORLD
+        self.finish()
+        self.write("destroy", g="all" if whole else str(group.group_name))
+
+    def audit(self, event: str, args: tuple[Any, ...]) -> None:
+        if event == "subprocess.Popen" and os.getpid() == self.process:
+            given = os.environ if args[3] is None else args[3]
+            missing = [name for name in VARIABLES if name not in given and name.encode() not in given]
+            self.write("child", missing=missing, lines=user_lines(sys._getframe(1)))
+
+    # -- gradients and weights ----------------------------------------------------------------------------------------
+
+    def wrapper_begins(self, wrapper: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        sizes = [p.numel() for p in module.parameters() if p.requires_grad]
+        shape = f"[{len(sizes)} parameters, {sum(sizes)} elements]"
+        self.inside.call = False
+        self.call("DistributedDataParallel()", kwargs.get("process_group"), shape)
+        self.inside.call = True
+
+    def wrapper_made(self, wrapper: Any, *_: Any, **__: Any) -> None:
+        self.inside.call = False
+        self.models.append(weakref.ref(wrapper))
+        self.wrapped |= {id(p): name for name, p in wrapper.module.named_parameters()}
+        self.write("wrapper", lines=user_lines(sys._getframe(2)))
+        for module in wrapper.module.modules():
+            module.register_forward_pre_hook(functools.partial(self.past, weakref.ref(wrapper)))
+
+    def past(self, owner: Any, module: nn.Module, *_: Any) -> None:
+        """A part of a wrapped model runs with gradients, and its wrapper does not: told three times."""
+        if getattr(self.inside, "forward", 0) or not torch.is_grad_enabled() or not module.training:
+            return
+        frame, told = sys._getframe(1), getattr(self, "bypassed", 0)
+        if told < 3:
+            self.bypassed = told + 1
+            while frame is not None and (
+                _kind(frame.f_code) != USER or isinstance(frame.f_locals.get("self"), nn.Module)
+            ):
+                frame = frame.f_back  # type: ignore[assignment]
+            self.write("past", lines=user_lines(frame))
+
+    def forward(self, wrapper: Any, *_: Any, **__: Any) -> None:
+        self.inside.forward = 1
+        if wrapper.will_sync_module_buffers():
+            self.call("buffers of DistributedDataParallel", wrapper.process_group)
+        if torch.is_grad_enabled() and wrapper.require_backward_grad_sync:
+            self.waiting[id(wrapper)] = wrapper
+
+    def forward_over(self, *_: Any, **__: Any) -> None:
+        self.inside.forward = 0
+
+    def backward(self, tensors: Any = None, *_: Any, **__: Any) -> None:
+        self.inside.forward = 0
+        lines = user_lines(sys._getframe(2))
+        for wrapper in self.waiting.values():
+            self.call("backward of DistributedDataParallel", wrapper.process_group)
+            self.synced[f"{lines[0][0]}:{lines[0][1]}" if lines else ""] += 1
+        self.waiting.clear()
+        self.note_loss(tensors, lines)
+        self.backwards, self.after_backward = self.backwards + 1, True
+        for one in self.passes:
+            one["backwards"] += 1
+
+    def note_loss(self, tensors: Any, lines: list[tuple[str, int, str]]) -> None:
+        """On a GPU the value is read one step later: a read would make it wait."""
+        if self.late_loss is not None:
+            value, late, self.late_loss = *self.late_loss, None  # type: ignore[assignment]
+            self.write_loss(float(value), *late)
+        if isinstance(tensors, torch.Tensor) and tensors.numel() == 1 and tensors.dtype in (torch.float32, torch.float64):
+            where = (self.backwards, lines, user_frame(sys._getframe(3)))
+            if tensors.device.type == "cpu":
+                self.write_loss(float(tensors.detach()), *where)
+            else:
+                self.late_loss = (tensors.detach().isfinite().logical_not() * math.inf, (*where[:2], None))
+
+    def write_loss(self, value: float, n: int, lines: Any, frame: types.FrameType | None) -> None:
+        bad = not math.isfinite(value)
+        blamed = culprit(frame) if bad and frame is not None else None
+        self.write("loss", id=n, bad=bad, value=str(value), lines=[blamed] if blamed else lines)
+
+    def optimizer_made(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        self.optimizers[optimizer] = {"id": len(self.optimizers), "steps": 0, "lines": user_lines(sys._getframe(2))}
+
+    def before_step(self, optimizer: Any, *_: Any) -> None:
+        known = self.optimizers.setdefault(optimizer, {"id": len(self.optimizers), "steps": 0, "lines": []})
+        if known["steps"] < 3 and self.models:
+            names = self.names(optimizer)
+            none = [names[id(p)] for g in optimizer.param_groups for p in g["params"] if p.grad is None and p.requires_grad]
+            self.write("nograd", id=f"{known['id']}/{known['steps']}", names=none)
+        if not known["steps"]:
+            self.weights(optimizer, known, "before")
+
+    def after_step(self, optimizer: Any, *_: Any) -> None:
+        known = self.optimizers[optimizer]
+        known["steps"] += 1
+        self.after_backward = False
+        if self.synced:
+            self.write("step", id=f"{known['id']}/{known['steps']}", synced=dict(self.synced))
+            self.synced.clear()
+        if known["steps"] < EARLY or known["steps"] % EVERY == 0:
+            self.weights(optimizer, known, "after")
+
+    def names(self, optimizer: Any) -> dict[int, str]:
+        """The names of an optimizer's parameters: of the wrapped models, else of modules among the user's variables."""
+        names: dict[int, str] = {}
+        for made in self.models:
+            if (model := made()) is not None:
+                names |= {id(p): name for name, p in model.module.named_parameters()}
+        all_of = [p for g in optimizer.param_groups for p in g["params"]]
+        return {id(p): names.get(id(p), f"parameter {n}") for n, p in enumerate(all_of)}
+
+    def weights(self, optimizer: Any, known: dict[str, Any], when: str) -> None:
+        parameters = [p for g in optimizer.param_groups for p in g["params"]]
+        if not (self.models or self.reduced) or any(hasattr(p, "_local_tensor") or hasattr(p, "_sharded_size") for p in parameters):
+            return
+        names = self.names(optimizer)
+        with torch.no_grad():
+            values = {names[id(p)]: [p.double().sum().item(), p.double().norm().item()] for p in parameters}
+        groups = {tuple(dist.get_process_group_ranks(m.process_group)) for made in self.models if (m := made()) is not None and dist.is_initialized()}
+        self.write(
+            "weights",
+            id=f"{known['id']}/{known['steps']}/{when}/{sorted(groups)}",
+            step=max(known["steps"] - 1, 0),
+            when=when,
+            values=values,
+            late=[names[id(p)] for p in parameters if self.models and id(p) not in self.wrapped],
+            lr=[float(g.get("lr") or 0) for g in optimizer.param_groups],
+            lines=known["lines"],
+        )
+
+    # -- data and files -----------------------------------------------------------------------------------------------
+
+    def install_loader(self) -> None:
+        plain_iter, plain_index, plain_next = (
+            DataLoader.__iter__,
+            dataloader._BaseDataLoaderIter._next_index,
+            dataloader._BaseDataLoaderIter.__next__,
+        )
+        agent = self
+
+        def begin(loader: DataLoader) -> Any:
+            agent.end_passes()
+            lines, ordinal = agent.loaders.get(loader, ((), 0))
+            sampler = loader.sampler
+            own = agent.samplers.get(sampler, ((), 0)) if isinstance(sampler, DistributedSampler) else ((), 0)
+            streams = isinstance(loader.dataset, IterableDataset)
+            agent.opening = {
+                "loader": f"{lines[:1]}#{ordinal}", "lines": list(lines), "sampler": list(own[0]), "rows": [],
+                "shuffles": bool(getattr(sampler, "shuffle", False)), "backwards": 0, "complete": False, "streams": streams,
+            }  # fmt: skip
+            agent.passes.append(agent.opening)
+            known = getattr(loader, "_iterator", None)
+            if known is not None:
+                known._nbdebug_pass = agent.opening
+            iterator = plain_iter(loader)
+            iterator._nbdebug_pass = agent.opening
+            return iterator
+
+        def index(self: Any) -> Any:
+            rows = plain_index(self)
+            seen = getattr(self, "_nbdebug_pass", None) or agent.opening
+            if seen is not None and not seen["streams"] and len(seen["rows"]) < ROWS:
+                seen["rows"] += [r for r in (rows if isinstance(rows, list) else [rows]) if isinstance(r, int)]
+            return rows
+
+        def following(self: Any) -> Any:
+            seen = getattr(self, "_nbdebug_pass", None)
+            try:
+                batch = plain_next(self)
+            except StopIteration:
+                if seen is not None:
+                    seen["complete"] = True
+                raise
+            if seen is not None and seen["streams"] and len(seen["rows"]) < ROWS:
+                seen["rows"] += rows_of(batch)
+            return batch
+
+        DataLoader.__iter__ = begin  # type: ignore[method-assign, assignment]
+        dataloader._BaseDataLoaderIter._next_index = index  # type: ignore[method-assign]
+        dataloader._BaseDataLoaderIter.__next__ = following  # type: ignore[method-assign]
+
+    def end_passes(self) -> None:
+        """Passes that are over, or will not go on: written once."""
+        counts = self.__dict__.setdefault("counts", Counter())
+        for one in [one for one in self.passes if one["complete"] or one["backwards"]]:
+            self.passes.remove(one)
+            self.write("pass", id=f"{one['loader']}/{counts[one['loader']]}", **one)
+            counts[one["loader"]] += 1
+
+    def saved(self, path: Any, value: Callable[[], str]) -> None:
+        if isinstance(path, (str, os.PathLike)):
+            lines = user_lines(sys._getframe(3))
+            self.file_written(path, value(), lines)
+
+    def file_written(self, path: Any, value: str, lines: Any) -> None:
+        full = os.path.realpath(os.fspath(path))
+        counts = self.__dict__.setdefault("writes", Counter())
+        if not full.startswith(("/dev/", "/proc/")):
+            self.write("file", id=f"{full}/{counts[full]}", path=full, digest=value, lines=lines)
+            counts[full] += 1
+
+    def install_files(self) -> None:
+        """What the user's lines open for writing anew: the digest of what is written into it."""
+        plain, agent = builtins.open, self
+
+        @functools.wraps(plain)
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            stream = plain(file, mode, *args, **kwargs)
+            frame = sys._getframe(1)
+            own = _kind(frame.f_code) == USER or frame.f_code.co_filename.endswith("pathlib.py")
+            if own and isinstance(mode, str) and set(mode) & {"w", "x"} and isinstance(file, (str, os.PathLike)):
+                follow_writes(stream, lambda value, lines=user_lines(frame): agent.file_written(file, value, lines))
+            return stream
+
+        builtins.open = opened
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """What is compared at the end of the training, once."""
+        if getattr(self, "finished", False):
+            return
+        self.finished = True
+        if self.late_loss is not None:
+            self.note_loss(None, [])
+        for optimizer, known in list(self.optimizers.items()):
+            if known["steps"] >= EARLY:
+                self.weights(optimizer, known, "after")
+        self.end_passes()
+
+    def failed(self, error: BaseException) -> None:
+        lines, frame = [], None
+        for each, line in traceback.walk_tb(error.__traceback__):
+            if _kind(each.f_code) == USER:
+                lines.insert(0, (each.f_code.co_filename, line, each.f_code.co_name))
+                frame = each
+        text = str(error)
+        bad = [] if frame is None else nonfinite(frame)
+        blamed = culprit(frame, bad) if bad and frame is not None else None
+        names = self.unused_names(text)
+        peer = bool(PEER.search(text)) and isinstance(error, (RuntimeError, OSError)) or isinstance(error, KeyboardInterrupt)
+        self.write(
+            "error", type=type(error).__name__, text=text[:2000], lines=lines[:8], peer=peer,
+            nonfinite=bad, blamed=blamed, step=self.backwards, names=names,
+        )  # fmt: skip
+        self.write("loops", loops=self.loops())
+
+    def unused_names(self, text: str) -> list[str]:
+        """The parameters that torch's message gives by their numbers."""
+        match = re.search(r"did not receive grad[^:]*: ([\d ]+)", text)
+        model = next((m for made in self.models if (m := made()) is not None), None)
+        if match is None or model is None:
+            return []
+        names = [name for name, p in model.module.named_parameters() if p.requires_grad]
+        return [names[int(n)] for n in match[1].split() if int(n) < len(names)]
+
+    def loops(self) -> dict[int, int]:
+        """The turns of each loop as it ran last; of one that goes on, with those that are left (looked for 1 s)."""
+        totals: dict[int, int] = {}
+
+        def count() -> None:
+            for number, (turns, length, iterator) in list(self.trail.loops.items()):
+                totals[number] = turns if length is None else length
+                if length is None and not isinstance(iterator, dataloader._BaseDataLoaderIter):
+                    try:
+                        totals[number] += sum(1 for _ in iterator)
+                    except BaseException:  # the user's iterator, in the middle of its work
+                        pass
+
+        counter = threading.Thread(target=count, daemon=True)
+        counter.start()
+        counter.join(1.0)
+        return dict(totals)
+
+    def watch(self) -> None:
+        """End this process when the comparer says so. The main thread may wait in C++."""
+        while not (self.folder / "stop").exists():
+            time.sleep(0.1)
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        stack = [f"{s.filename}, line {s.lineno}, in {s.name}: {s.line}" for s in traceback.extract_stack(frame)]
+        own = [line for line in stack if "nbdebug" not in line.split(", line")[0] and "<frozen" not in line]
+        self.write("stack", lines=user_lines(frame) if frame else [], stack=own[-12:])
+        self.write("loops", loops=self.loops())
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+    def leave(self) -> None:
+        """Wait for the other ranks' end for 2 s: a rank that is left alone is stopped first, and so tells its state."""
+        (self.folder / f"end-{self.rank}").touch()
+        world, until = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), time.monotonic() + 2
+        while time.monotonic() < until and len(list(self.folder.glob("end-*"))) < world:
+            time.sleep(0.05)
+
+
+def run(folder: pathlib.Path, script: str, arguments: list[str]) -> None:
+    """Run the script as `__main__`. What it raises passes through, after it was written down."""
+    agent = Agent(folder, int(os.environ.get("RANK", "0")))
+    vars(builtins).update({MARK: agent.trail.mark, TURNS: agent.trail.turns, SIZED: agent.trail.sized})
+    path = os.path.abspath(script)
+    sys.argv[:] = [script, *arguments]
+    sys.path[0] = os.path.dirname(path)
+    threading.Thread(target=agent.watch, daemon=True, name="nbdebug ranks").start()
+    module = types.ModuleType("__main__")
+    module.__file__, module.__builtins__ = path, builtins  # type: ignore[attr-defined]
+    sys.modules["__main__"] = module
+    agent.install()
+    mark_imports(os.path.dirname(path), agent.listed)
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+        exec(compiled(source, path, agent.listed), module.__dict__)
+        agent.finish()
+        agent.write("end", code=0)
+    except SystemExit as left:
+        agent.finish()
+        agent.write("end", code=left.code if isinstance(left.code, int) else int(left.code is not None))
+        agent.leave()
+        raise
+    except BaseException as error:
+        agent.failed(error)
+        agent.leave()
+        raise
+    agent.leave()
+
+
+def user_frame(frame: types.FrameType | None) -> types.FrameType | None:
+    while frame is not None and _kind(frame.f_code) != USER:
+        frame = frame.f_back
+    return frame
+
+
+def is_bad(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.is_floating_point() and value.device.type == "cpu" and not bool(torch.isfinite(value.detach()).all())
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def nonfinite(frame: types.FrameType) -> list[str]:
+    """The names of single numbers among a frame's variables that are not finite."""
+    small = {n: v for n, v in frame.f_locals.items() if isinstance(v, float) or getattr(v, "numel", lambda: 2)() == 1}
+    return [name for name, value in small.items() if is_bad(value) and not name.startswith("_")]
+
+
+def culprit(frame: types.FrameType, names: list[str] | None = None) -> tuple[str, int, str] | None:
+    """The assignment in which a number that is not finite came about: that of the loss, or of the model's output that
+    went into it, where that is bad already."""
+    import ast
+    import linecache
+
+    from nbdebug.tools.distributed import paths
+
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return None
+    here = paths.statement(tree, line)
+    wanted, variables, best = names or paths.names_in(here), {**frame.f_globals, **frame.f_locals}, None
+    for _ in range(8):
+        bad = [n for n in wanted if is_bad(variables.get(n))]
+        made = [node for n in bad for node in paths.assignments(tree, n, line)[:1] if node.lineno <= line]
+        calls = [node for node in made if best is None or _calls_model(node, variables)]
+        if not calls:
+            break
+        best = calls[0]
+        line, wanted = best.lineno, [n for n in paths.names_in(getattr(best, "value", None)) if n in variables]
+    return None if best is None else (file, best.lineno, frame.f_code.co_name)
+
+
+def _calls_model(node: Any, variables: dict[str, Any]) -> bool:
+    import ast
+
+    calls = [part.func for part in ast.walk(node) if isinstance(part, ast.Call)]
+    roots = [f.id for f in calls if isinstance(f, ast.Name)]
+    return any(isinstance(variables.get(name), nn.Module) for name in roots)
+
+
+def digest(value: Any) -> str:
+    """Of an object that is saved: its tensors by their sums, all else by its text."""
+    total = hashlib.sha256()
+
+    def add(part: Any, depth: int = 0) -> None:
+        if isinstance(part, torch.Tensor):
+            number = part.detach().double().sum().item() if part.numel() and not part.is_complex() else 0
+            total.update(f"{tuple(part.shape)}{part.dtype}{number}".encode())
+        elif isinstance(part, dict) and depth < 8:
+            for key, inner in part.items():
+                total.update(str(key).encode())
+                add(inner, depth + 1)
+        elif isinstance(part, (list, tuple)) and depth < 8:
+            total.update(f"{len(part)}".encode())
+            for inner in part:
+                add(inner, depth + 1)
+        elif isinstance(part, (str, int, float, bool, bytes, type(None))):
+            total.update(repr(part).encode())
+        elif isinstance(part, nn.Module):
+            add(part.state_dict(), depth + 1)
+
+    add(value)
+    return total.hexdigest()[:16]
+
+
+def follow_writes(stream: Any, over: Callable[[str], None]) -> None:
+    """Call `over` with the digest of what was written, when the file is closed."""
+    total, write, close, state = hashlib.sha256(), stream.write, stream.close, {"closed": False}
+
+    def noted(data: Any) -> Any:
+        total.update(data.encode("utf-8", "replace") if isinstance(data, str) else bytes(data))
+        return write(data)
+
+    def closed() -> Any:
+        if not state["closed"]:
+            state["closed"] = True
+            over(total.hexdigest()[:16])
+        return close()
+
+    try:
+        stream.write, stream.close = noted, closed
+    except AttributeError:  # a stream without attributes of its own
+        return
+
+
+def rows_of(batch: Any) -> list[str]:
+    """A digest of each row of a batch's first tensor that is no single number a row."""
+    parts = list(batch.values()) if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else [batch]
+    tensors = [part for part in parts if isinstance(part, torch.Tensor) and part.dim() > 0]
+    if not tensors:
+        return []
+    best = max(tensors, key=lambda part: part.numel())
+    return [hashlib.sha256(row.detach().cpu().numpy().tobytes()).hexdigest()[:12] for row in best]

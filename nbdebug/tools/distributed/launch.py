@@ -1,0 +1,216 @@
+"""The ranks' start, the comparison while they run, and their end.
+
+`run_script` starts torchrun with the user's script in each rank; under a torchrun of the user's the first rank of a
+machine starts `compare`. Both read the ranks' files every 0.1 s. A verdict about a rank that has left stops all ranks
+(file "stop": each writes its stack and exits with 1); verdicts about silent faults come when the run is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import nbdebug
+from nbdebug.report import Report
+from nbdebug.tools.distributed.facts import RanksFacts
+from nbdebug.tools.distributed.report import report_of
+from nbdebug.tools.distributed.rules import certain
+
+POLL = 0.1
+FOLDER = "NBDEBUG_RANKS"
+
+
+class Comparer:
+    """Reads the ranks' files into facts."""
+
+    def __init__(self, folder: pathlib.Path, launched: int) -> None:
+        self.folder, self.facts = folder, RanksFacts(launched)
+        self.positions: dict[pathlib.Path, int] = {}
+        self.began = time.monotonic()
+
+    def read(self) -> bool:
+        """Whether there was something new."""
+        new = False
+        for path in sorted(self.folder.glob("rank-*.jsonl")):
+            rank = int(path.stem.partition("-")[2])
+            with open(path, "rb") as file:
+                file.seek(self.positions.get(path, 0))
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self.positions[path] = self.positions.get(path, 0) + len(whole)
+            for line in whole.splitlines():
+                event = json.loads(line)
+                self.facts.add(rank, event)
+                self.read_source(event)
+                new = True
+        return new
+
+    def read_source(self, event: dict[str, object]) -> None:
+        files = [line[0] for line in event.get("lines", ())]  # type: ignore[attr-defined]
+        for file in [*files, *([event["file"]] if event["k"] == "place" else [])]:
+            if file not in self.facts.sources:
+                with contextlib.suppress(OSError, UnicodeDecodeError):
+                    self.facts.sources[file] = pathlib.Path(file).read_text(encoding="utf-8")
+
+    def stop(self) -> None:
+        """End the ranks: their own threads do it, and tell their stacks first; what is left after 2 s is killed."""
+        (self.folder / "stop").touch()
+        until = time.monotonic() + 2
+        while time.monotonic() < until and any(map(alive, self.processes())):
+            time.sleep(0.05)
+            self.read()
+        self.read()
+        for process in filter(alive, self.processes()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                own = os.getpgid(process) == process
+                (os.killpg if own else os.kill)(process, signal.SIGKILL)
+
+    def processes(self) -> list[int]:
+        starts = [log.one("start") for log in self.facts.ranks.values()]
+        return [start["pid"] for start in starts if start is not None]
+
+
+def alive(process: int) -> bool:
+    """Whether a process runs; one that is dead and not yet waited for does not."""
+    try:
+        os.kill(process, 0)
+        state = pathlib.Path(f"/proc/{process}/stat")
+        return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (OSError, IndexError):
+        return False
+
+
+def judge(comparer: Comparer, question: str) -> Report | None:
+    """The report on a fault that is certain while the run goes on; the ranks are ended first."""
+    if not certain(comparer.facts):
+        return None
+    seconds = time.monotonic() - comparer.began
+    time.sleep(2 * POLL)
+    comparer.read()
+    comparer.stop()
+    return report_of(comparer.facts, question, seconds)
+
+
+def run_script(
+    script: str, arguments: Sequence[str] = (), nproc: int = 2, echo: bool = True, limit: float | None = None
+) -> Report:
+    """Run a script on `nproc` processes under observation. echo: pass on what they print; limit: seconds after which
+    they are ended.
+
+    Raises FileNotFoundError where there is no such script."""
+    if not pathlib.Path(script).is_file():
+        raise FileNotFoundError(f"no such script: {script}")
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="nbdebug-ranks-"))
+    root = str(pathlib.Path(nbdebug.__file__).parents[1])
+    paths = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+    process = subprocess.Popen(
+        [*command, "-m", "nbdebug.rank", script, *arguments],
+        env={**os.environ, "PYTHONPATH": paths, FOLDER: str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    comparer, printed = Comparer(folder, nproc), deque[str](maxlen=400)
+    reader = threading.Thread(target=pass_on, args=(process, printed, echo), daemon=True)
+    reader.start()
+    question, report = f"nbdebug ranks {pathlib.Path(script).name}", None
+    try:
+        while process.poll() is None and report is None and not (limit and time.monotonic() > comparer.began + limit):
+            if comparer.read():
+                comparer.facts.output = "".join(printed)
+                report = judge(comparer, question)
+            time.sleep(POLL)
+        if report is None:
+            reader.join(2)
+            comparer.read()
+            comparer.facts.output, comparer.facts.over = "".join(printed), True
+            report = report_of(comparer.facts, question, time.monotonic() - comparer.began, process.poll())
+        return report
+    finally:
+        comparer.stop()
+        end(process)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def pass_on(process: subprocess.Popen[bytes], printed: deque[str], echo: bool) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        text = line.decode("utf-8", "replace")
+        printed.append(text)
+        if echo:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """torchrun, after its ranks."""
+    for number, seconds in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 3.0)):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds if number == signal.SIGKILL else 1.5)
+            break
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(3)
+
+
+def run_rank(script: str, arguments: list[str]) -> None:
+    """In a rank: the script under observation. Without our launcher the first rank of this machine starts a comparer,
+    and all wait for its verdict at their end: their exit status is 1 where it found a fault."""
+    from nbdebug.tools.distributed import agent
+
+    if FOLDER in os.environ:
+        agent.run(pathlib.Path(os.environ[FOLDER]), script, arguments)
+        return
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    folder = pathlib.Path(tempfile.gettempdir()) / f"nbdebug-ranks-{os.getuid()}-{os.getppid()}-{attempt}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        command = [sys.executable, "-m", "nbdebug.rank", "--compare", str(folder)]
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
+        sizes = [os.environ.get("LOCAL_WORLD_SIZE", "1"), os.environ.get("WORLD_SIZE", "1")]
+        subprocess.Popen([*command, *sizes], start_new_session=True, env=ours, stdin=subprocess.DEVNULL)
+    try:
+        agent.run(folder, script, arguments)
+    finally:
+        until = time.monotonic() + 5
+        while time.monotonic() < until and not (folder / "verdict").exists():
+            time.sleep(0.05)
+        if (folder / "verdict").exists() and (folder / "verdict").read_text() == "1":
+            sys.stdout.flush()
+            os._exit(1)
+
+
+def compare(folder: pathlib.Path, local: int, launched: int) -> int:
+    """Beside a user's torchrun: until all ranks of this machine have ended, or one has left."""
+    comparer, report = Comparer(folder, launched), None
+    while report is None:
+        if comparer.read():
+            report = judge(comparer, "nbdebug.rank")
+        processes = comparer.processes()
+        over = len(list(folder.glob("end-*"))) >= local or (
+            len(processes) >= local and not any(map(alive, processes)) or not processes and time.monotonic() > comparer.began + 300
+        )
+        if report is None and over:
+            comparer.read()
+            comparer.facts.over = True
+            report = report_of(comparer.facts, "nbdebug.rank", time.monotonic() - comparer.began)
+        time.sleep(POLL)
+    print(report, file=sys.stderr, flush=True)
+    (folder / "verdict").write_text(str(int(not report.ok)))
+    time.sleep(1)
+    comparer.stop()
+    shutil.rmtree(folder, ignore_errors=True)
+    return int(not report.ok)

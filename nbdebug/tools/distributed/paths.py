@@ -1,0 +1,256 @@
+"""Where ranks part, and the line behind it.
+
+Two ranks have parted for certain when their calls of one number differ, or when one has ended and another is in a call
+that the first never made. A rank that only computes is slow, and no verdict. What led there is looked for in the marks
+that the ranks have passed since their last common call.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from nbdebug.tools.distributed.facts import CollectiveCall, Line, Place, RankLog, RanksFacts
+
+WRAPPERS = {"enumerate", "zip", "tqdm", "iter", "list", "reversed", "range", "len"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Parting:
+    """calls: what each of the ranks called as number n of the group; None for one that has ended without."""
+
+    group: str
+    n: int
+    calls: dict[int, CollectiveCall | None]
+
+    def common(self) -> list[int]:
+        """The ranks of the larger side; of two equal ones, those of the lower rank."""
+        sides = Counter(call and call.key for call in self.calls.values())
+        most = max(sides, key=lambda key: sides[key])
+        return [rank for rank, call in self.calls.items() if (call and call.key) == most]
+
+
+@dataclasses.dataclass(frozen=True)
+class Departure:
+    """Who left the common path. kind: "loop" (it ran out), "arm" or "" (no mark tells)."""
+
+    kind: str
+    rank: int | None
+    line: Line | None
+    place: Place | None = None
+
+
+def parting(facts: RanksFacts) -> Parting | None:
+    """The first certain one of each group, the group of the lowest name first."""
+    groups = sorted({group for log in facts.ranks.values() for group in log.calls})
+    return next((found for group in groups if (found := _parting_in(facts, group)) is not None), None)
+
+
+def _parting_in(facts: RanksFacts, group: str) -> Parting | None:
+    members = {rank for log in facts.ranks.values() for rank in log.members.get(group, ())}
+    logs = {rank: log for rank, log in facts.ranks.items() if rank in members or not members}
+    for n in range(max(len(log.calls.get(group, ())) for log in logs.values()) if logs else 0):
+        calls: dict[int, CollectiveCall | None] = {}
+        for rank, log in logs.items():
+            own = log.calls.get(group, [])
+            if n < len(own):
+                calls[rank] = own[n]
+            elif log.has_left(group):
+                calls[rank] = None
+        if len({call and call.key for call in calls.values()}) > 1:
+            return Parting(group, n, calls)
+    return None
+
+
+def departure(facts: RanksFacts, found: Parting) -> Departure:
+    """Compares one rank of the larger side with one of the other."""
+    common = found.common()
+    one = facts.ranks[common[0]]
+    other = facts.ranks[next(rank for rank in found.calls if rank not in common)]
+    windows = _windows(found, one, other)
+    for mine, log in ((0, one), (1, other)):
+        loop = _ran_out(facts, windows[mine], windows[1 - mine])
+        if loop is not None:
+            return Departure("loop", log.rank, (loop.file, loop.line, ""), loop)
+    arms = sorted(_arms(facts, found, (one, other), windows), key=lambda arm: arm[0])
+    if arms:
+        _, rank, place = arms[0]
+        return Departure("arm", rank, (place.file, place.line, ""), place)
+    call = found.calls[other.rank] or found.calls[one.rank]
+    calls = [found.calls[log.rank] for log in (one, other)]
+    same = all(calls) and calls[0].lines[:1] == calls[1].lines[:1]  # type: ignore[union-attr]
+    lone = None if same else other.rank
+    return Departure("", lone, call.lines[0] if call and call.lines else None)
+
+
+def _windows(found: Parting, one: RankLog, other: RankLog) -> tuple[list[int], list[int]]:
+    """The marks of both since the last call in which they were at one place."""
+    begin = (0, 0)
+    for mine, theirs in zip(one.calls.get(found.group, [])[: found.n], other.calls.get(found.group, [])[: found.n]):
+        if mine.lines != theirs.lines:
+            break
+        begin = (mine.at, theirs.at)
+    ends = [call.at if (call := found.calls[log.rank]) else len(log.trail) for log in (one, other)]
+    return one.trail[begin[0] : ends[0]], other.trail[begin[1] : ends[1]]
+
+
+def _ran_out(facts: RanksFacts, mine: list[int], theirs: list[int]) -> Place | None:
+    """The loop that ended in one window while the other made a further turn."""
+    for number in dict.fromkeys(-mark for mark in mine if mark < 0):
+        if -number not in theirs and theirs.count(number) > mine.count(number) and number in facts.places:
+            return facts.places[number]
+    return None
+
+
+def _arms(
+    facts: RanksFacts, found: Parting, logs: tuple[RankLog, RankLog], windows: tuple[list[int], list[int]]
+) -> Iterator[tuple[tuple[int, int], int, Place]]:
+    """(how unlikely, rank, arm) of each arm that one of them entered and the other did not."""
+    for mine, log in enumerate(logs):
+        call, theirs = found.calls[log.rank], found.calls[logs[1 - mine].rank]
+        for nearness, number in enumerate(reversed(list(dict.fromkeys(windows[mine])))):
+            place = facts.places.get(number)
+            if place is None or place.kind != "arm" or number in windows[1 - mine]:
+                continue
+            inside = call is not None and any(place.holds(line) for line in call.lines)
+            beyond = jumps(facts, place)
+            rank = 0 if inside else 1 if beyond and theirs is not None else 2
+            yield (rank, nearness), log.rank, place
+
+
+def jumps(facts: RanksFacts, place: Place) -> bool:
+    """Whether the arm leaves the loop's turn or the function."""
+    lines = facts.sources.get(place.file, "").split("\n")[place.first - 1 : place.last]
+    return any(line.strip().startswith(("break", "continue", "return", "raise")) for line in lines)
+
+
+# -- where a value comes from -----------------------------------------------------------------------------------------
+
+
+def parsed(facts: RanksFacts, file: str) -> ast.Module | None:
+    try:
+        return ast.parse(facts.sources.get(file, ""))
+    except SyntaxError:
+        return None
+
+
+def statement(tree: ast.AST, line: int) -> ast.stmt | None:
+    """The smallest statement at a line; of one with a body, its head."""
+    best: ast.stmt | None = None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt) and not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            body = getattr(node, "body", None)
+            end = max(body[0].lineno - 1, node.lineno) if body else node.end_lineno or node.lineno
+            if node.lineno <= line <= end and (best is None or node.lineno >= best.lineno):
+                best = node
+    return best
+
+
+def names_in(node: ast.AST | None) -> list[str]:
+    return [part.id for part in ast.walk(node) if isinstance(part, ast.Name)] if node is not None else []
+
+
+def assignments(tree: ast.AST, name: str, before: int) -> list[ast.stmt]:
+    """The statements that give a name its value, the last one above a line first."""
+    found = []
+    for node in ast.walk(tree):
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        if any(isinstance(part, ast.Name) and part.id == name for target in targets for part in ast.walk(target)):
+            found.append(node)
+    above = [node for node in found if node.lineno < before]
+    return sorted(above, key=lambda node: -node.lineno) + [node for node in found if node.lineno >= before]
+
+
+def of_rank(tree: ast.AST) -> set[str]:
+    """Names whose value is a rank, or made of one."""
+    known = {"rank", "local_rank", "global_rank", "RANK", "LOCAL_RANK"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and node.value is not None and speaks_of_rank(node.value, known):
+            for target, value in _unpacked(node):
+                if speaks_of_rank(value, known):
+                    known.add(target)
+    return known
+
+
+def _unpacked(node: ast.Assign) -> Iterator[tuple[str, ast.AST]]:
+    for target in node.targets:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            yield from ((n.id, v) for n, v in zip(target.elts, node.value.elts) if isinstance(n, ast.Name))
+        elif isinstance(target, ast.Name):
+            yield target.id, node.value
+
+
+def speaks_of_rank(node: ast.AST, known: set[str]) -> bool:
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name) and part.id in known:
+            return True
+        if isinstance(part, ast.Attribute) and part.attr in ("get_rank", "get_node_local_rank", "rank", "process_index"):
+            return True
+        if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.endswith("RANK"):
+            return True
+    return False
+
+
+def iterable_line(facts: RanksFacts, loop: Place) -> Line:
+    """Where what a loop goes over differs by rank; else where it was made; else the loop's own line."""
+    tree = parsed(facts, loop.file)
+    head = statement(tree, loop.line) if tree else None
+    if tree is None or not isinstance(head, (ast.For, ast.While)):
+        return (loop.file, loop.line, "")
+    known = of_rank(tree)
+    expression = head.iter if isinstance(head, ast.For) else head.test
+    if speaks_of_rank(expression, known):
+        return (loop.file, loop.line, "")
+    chain = list(origins(tree, expression, loop.line))
+    split = [node for node in chain if speaks_of_rank(getattr(node, "value", node), known)]
+    best = (split or chain or [head])[0]
+    return (loop.file, best.lineno, "")
+
+
+def origins(tree: ast.AST, expression: ast.AST | None, line: int) -> Iterator[ast.stmt]:
+    """The assignments that an expression comes from, the nearest first."""
+    waiting, done = [(name, line) for name in names_in(expression) if name not in WRAPPERS], set[str]()
+    while waiting:
+        name, before = waiting.pop(0)
+        if name in done:
+            continue
+        done.add(name)
+        for node in assignments(tree, name, before)[:1]:
+            yield node
+            waiting += [(n, node.lineno) for n in names_in(getattr(node, "value", None)) if n not in WRAPPERS]
+
+
+def argument_line(facts: RanksFacts, line: Sequence[Any], word: str, keyword: str = "") -> Line:
+    """The line of a part that mentions `word` in the statement at a line, or in what its arguments come from. keyword:
+    only that argument."""
+    tree = parsed(facts, line[0])
+    node = statement(tree, line[1]) if tree else None
+    if tree is None or node is None:
+        return (line[0], line[1], "")
+    expressions: list[ast.AST] = [node]
+    if keyword:
+        values = [k.value for part in ast.walk(node) if isinstance(part, ast.Call) for k in part.keywords if k.arg == keyword]
+        expressions = list(values)
+    chain = [statement_ for part in expressions for statement_ in origins(tree, part, line[1])]
+    for part in [*expressions, *chain] if word else []:
+        for inner in ast.walk(part):
+            text = inner.value if isinstance(inner, ast.Constant) else getattr(inner, "arg", None)
+            if isinstance(text, str) and word in text.lower().replace("-", "_"):
+                return (line[0], inner.lineno, "")  # type: ignore[attr-defined]
+    if keyword and chain and any(isinstance(part, ast.Name) for part in expressions):
+        return (line[0], chain[0].lineno, "")
+    return (line[0], line[1], "")
+
+
+def find(facts: RanksFacts, file: str, wanted: Any) -> Line | None:
+    """The first node of a file for which `wanted` holds."""
+    tree = parsed(facts, file)
+    for node in ast.walk(tree) if tree else ():
+        if hasattr(node, "lineno") and wanted(node):
+            return (file, node.lineno, "")
+    return None
