@@ -71,6 +71,14 @@ def main(arguments: list[str] | None = None) -> int:
         "--slower-than", default="5%", metavar="SHARE", help="how much slower it may be (default 5%%)"
     )
     of_script.add_argument("--full", action="store_true", help="show all of the report")
+    of_ranks = commands.add_parser(
+        "ranks", help="which of several processes leaves the common path (status 1 on a fault)"
+    )
+    of_ranks.add_argument("script", metavar="SCRIPT", nargs="?", help="run as it is, on torchrun")
+    of_ranks.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="of the script")
+    of_ranks.add_argument("--nproc", type=int, default=2, metavar="N", help="processes (default 2)")
+    of_ranks.add_argument("--full", action="store_true", help="show all of the report")
+    of_ranks.add_argument("--check", action="store_true", help="no script: look at the ranks themselves")
     commands.add_parser("facts", help="print this machine's facts as JSON; needs no torch")
     args = parser.parse_args(arguments)
     if args.command == "check-config":
@@ -80,6 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
         "check-data": lambda: data_of(args.path, args.expected, args.save),
         "check-checkpoint": lambda: nbdebug.check_checkpoint(args.path),
         "check-environment": lambda: environment_of(args.requirements, args.facts, args.save),
+        "ranks": lambda: ranks(args),
     }
     if args.command in checks:
         return print_check(checks[args.command], args.full)
@@ -126,6 +135,16 @@ def bottleneck(args: argparse.Namespace) -> int:
         return int(not report.ok)
     print(compared[1], file=sys.stderr if args.json else sys.stdout)
     return int(compared[0])
+
+
+def ranks(args: argparse.Namespace) -> Report:
+    """The report of a script on several processes, or of the processes alone."""
+    from nbdebug.tools.distributed import check_ranks, launch
+
+    script = check_ranks.__file__ if args.check else args.script
+    if not script or args.nproc < 1:
+        raise ValueError("ranks takes a script (or --check), and at least one process")
+    return launch.run_script(str(script), args.arguments, args.nproc)
 
 
 def environment_of(requirements: str | None, facts: str | None, save: str | None) -> Report:

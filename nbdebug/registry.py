@@ -30,6 +30,7 @@ CHAPTERS = (
     "data",
     "speed",
     "quality",
+    "distributed",
 )
 """The chapters with a package of rules, in the order of the catalogue: the first part of most codes."""
 ELSEWHERE = {
@@ -53,6 +54,7 @@ _HOMES = {
     "data": "nbdebug.tools.data.rules",
     "speed": "nbdebug.tools.speed.rules",
     "quality": "nbdebug.tools.quality.rules",
+    "distributed": "nbdebug.tools.distributed.rules",
 }
 _rules: dict[str, Rule] = {}
 

@@ -7,7 +7,9 @@ in WAYS.
 
 from __future__ import annotations
 
+import ast
 import json
+import os
 import pathlib
 import sys
 import tempfile
@@ -167,7 +169,36 @@ def ask_quality(ns: types.SimpleNamespace) -> nbdebug.Report:
     return nbdebug.perplexity(ns.logits, ns.tokens, pad_id=ns.pad_id, reported=ns.evaluate, batch_size=ns.batch_size)
 
 
+def ask_distributed(ns: types.SimpleNamespace) -> nbdebug.Report:
+    """The script on two ranks, in a folder of its own. `statement`: the text at the line that is named."""
+    from nbdebug.tools.distributed.launch import run_script
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "script.py"
+        path.write_text(ns.script, encoding="utf-8")
+        before = os.getcwd()
+        os.chdir(folder)
+        try:
+            report = run_script(str(path), echo=False, limit=60)
+        finally:
+            os.chdir(before)
+    ns.statement = statement_at(ns.script, report.findings[0].where.line) if report.findings else ""
+    return report
+
+
+def statement_at(text: str, line: int | None) -> str:
+    """The smallest statement that a line is a part of; of one with a body its head."""
+    best = (1, 0)
+    for node in ast.walk(ast.parse(text)):
+        if line is not None and isinstance(node, ast.stmt) and not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            body = getattr(node, "body", None)
+            last = max(body[0].lineno - 1, node.lineno) if body else node.end_lineno or node.lineno
+            best = (node.lineno, last) if best[0] <= node.lineno <= line <= last else best
+    return "\n".join(text.split("\n")[best[0] - 1 : best[1]])
+
+
 ASKERS = {
+    "distributed": ask_distributed,
     "checkpoint": ask_checkpoint,
     "nan": ask_nan,
     "precision": ask_precision,
@@ -248,6 +279,7 @@ def answer_of(report: nbdebug.Report, path: pathlib.Path) -> dict[str, Any]:
         "file": where.file,
         "line": where.line if own else None,
         "rank": where.rank,
+        **{name: first.evidence.get(name) for name in ("steps", "parameters", "variables")},
         "problems": [[one["key"], one["code"]] for one in report.facts.get("problems", ())],
         "items": {str(item): code for item, code in report.facts.get("items", {}).items()},
         "holder": list(first.evidence.get("holder", ())),
@@ -273,7 +305,8 @@ def ask(path: pathlib.Path, fixed: bool, by: str = "trace") -> dict[str, Any]:
         if kind not in WAYS[by]:
             return {"kind": kind, "skipped": f"nbdebug does not cover {kind} yet"}
         answer = answer_of(WAYS[by][kind](ns), path)
-        return {"kind": kind, "answer": answer | ({"changed": ns.changed} if hasattr(ns, "changed") else {})}
+        extra = {"changed": "changed", "statement": "line_text"}
+        return {"kind": kind, "answer": answer | {key: getattr(ns, n) for n, key in extra.items() if hasattr(ns, n)}}
     except Exception as error:  # whatever goes wrong is this case's answer, not the runner's end
         return {"kind": kind, "error": f"{type(error).__name__}: {error}"}
 

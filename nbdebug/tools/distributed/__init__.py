@@ -1,18 +1,18 @@
 """Distributed: several processes under observation; which of them leaves the common path, where and why.
 
-launch        starts the ranks (`python -m nbdebug ranks`), or goes along with torchrun's; compares them; ends them
+launch        starts the ranks (`python -m nbdebug ranks`), or goes along with torchrun's; compares and ends them; the
+              report: the sentence, who waits where, the stack of each rank
 agent         in each rank: writes down what it does, in a file of its own, before it does it
 marks         the user's script with marks in it: arms of branches, turns of loops
 facts, rules  the ranks' logs, as plain data; the rules that name causes
 paths         where two ranks part; which line an argument or an iterable comes from
-report        the sentence, who waits where, the stack of each rank
 check_ranks   the public function before training
 hang_watch    the public context manager for those who add a line
 
 How the comparison grows (a plan, not built): with 1,000 ranks no process reads 1,000 logs. Each rank chains a digest
-over its calls (number, op, shape, dtype) and writes one record every second into the store: the number of calls of each
-group, and the digest at multiples of 64. A tree of comparers, one for 32 ranks, passes on one record where all agree, and
-the two that differ otherwise; calls, lines and stacks are asked for from those two ranks alone.
+over its calls (number, op, shape, dtype) and writes one record a second into the store: the number of calls of each
+group, and the digest at multiples of 64. A tree of comparers, one for 32 ranks, passes on one record where all agree,
+else the two that differ; calls, lines and stacks are asked for from those two ranks alone.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ process when the comparer asks for it, wherever its main thread waits.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import hashlib
 import json
@@ -42,6 +43,7 @@ COLLECTIVES = (
 SHAPELESS = {"all_to_all", "all_to_all_single", "barrier", "monitored_barrier"}
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PEER = re.compile(r"onnection (closed|reset|refused)|timed? ?out|timeout|Broken pipe|by peer|watchdog|ncclRemote", re.I)
+RANKS = re.compile(r"(RANK|PROCID|WORLD_SIZE)$")
 EARLY, EVERY, ROWS = 9, 50, 4000
 """Steps after which weights are compared: the first 9, then each 50th. Rows of a pass that are written down."""
 
@@ -83,7 +85,7 @@ class Agent:
         self.late_loss: tuple[Any, ...] | None = None
         self.write("start", pid=os.getpid(), version=torch.__version__)
 
-    def write(self, kind: str, **fields: Any) -> None:
+    def write(self, kind: str, /, **fields: Any) -> None:
         if os.getpid() != self.process:
             return  # a loader's worker
         passed = self.trail.take()
@@ -146,7 +148,9 @@ class Agent:
     def install(self) -> None:
         for name in COLLECTIVES:
             if hasattr(c10d, name):
-                self.wrap(c10d, name, functools.partial(lambda op, *args, **kwargs: self.collective(op, args, kwargs), name))
+                self.wrap(
+                    c10d, name, functools.partial(lambda op, *args, **kwargs: self.collective(op, args, kwargs), name)
+                )
         self.wrap(c10d, "init_process_group", self.initialised)
         self.wrap(c10d, "destroy_process_group", self.destroyed)
         self.wrap(torch, "save", lambda value, f, *_, **__: self.saved(f, lambda: digest(value)))
@@ -158,14 +162,18 @@ class Agent:
         self.after(torch.optim.Optimizer, "__init__", self.optimizer_made)
         self.after(DataLoader, "__init__", lambda loader, *_, **__: self.made(self.loaders, loader))
         self.after(DistributedSampler, "__init__", lambda sampler, *_, **__: self.made(self.samplers, sampler))
-        torch.optim.optimizer.register_optimizer_step_pre_hook(self.before_step)
-        torch.optim.optimizer.register_optimizer_step_post_hook(self.after_step)
+        optimizers = sys.modules["torch.optim.optimizer"]
+        optimizers.register_optimizer_step_pre_hook(self.before_step)
+        optimizers.register_optimizer_step_post_hook(self.after_step)
         self.install_loader()
         self.install_files()
         self.install_join()
         sys.addaudithook(self.audit)
+        self.install_environment()
 
-    def after(self, owner: Any, name: str, note: Callable[..., None], before: Callable[..., None] | None = None) -> None:
+    def after(
+        self, owner: Any, name: str, note: Callable[..., None], before: Callable[..., None] | None = None
+    ) -> None:
         plain = getattr(owner, name)
 
         @functools.wraps(plain)
@@ -213,6 +221,21 @@ class Agent:
         whole = group is None or group is dist.GroupMember.WORLD
         self.finish()
         self.write("destroy", g="all" if whole else str(group.group_name))
+
+    def install_environment(self) -> None:
+        """Variables of other launchers that the user's lines read and that are not set."""
+        plain = os._Environ.__getitem__
+
+        def read(variables: Any, name: Any) -> Any:
+            try:
+                return plain(variables, name)
+            except KeyError:
+                lines = user_lines(sys._getframe(1), 1) if RANKS.search(str(name)) else []
+                if lines:
+                    self.write("unset", name=str(name), lines=lines)
+                raise
+
+        os._Environ.__getitem__ = read  # type: ignore[method-assign]
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "subprocess.Popen" and os.getpid() == self.process:
@@ -277,7 +300,11 @@ class Agent:
         if self.late_loss is not None:
             value, late, self.late_loss = *self.late_loss, None  # type: ignore[assignment]
             self.write_loss(float(value), *late)
-        if isinstance(tensors, torch.Tensor) and tensors.numel() == 1 and tensors.dtype in (torch.float32, torch.float64):
+        if (
+            isinstance(tensors, torch.Tensor)
+            and tensors.numel() == 1
+            and tensors.dtype in (torch.float32, torch.float64)
+        ):
             where = (self.backwards, lines, user_frame(sys._getframe(3)))
             if tensors.device.type == "cpu":
                 self.write_loss(float(tensors.detach()), *where)
@@ -296,7 +323,9 @@ class Agent:
         known = self.optimizers.setdefault(optimizer, {"id": len(self.optimizers), "steps": 0, "lines": []})
         if known["steps"] < 3 and self.models:
             names = self.names(optimizer)
-            none = [names[id(p)] for g in optimizer.param_groups for p in g["params"] if p.grad is None and p.requires_grad]
+            none = [
+                names[id(p)] for g in optimizer.param_groups for p in g["params"] if p.grad is None and p.requires_grad
+            ]
             self.write("nograd", id=f"{known['id']}/{known['steps']}", names=none)
         if not known["steps"]:
             self.weights(optimizer, known, "before")
@@ -322,12 +351,18 @@ class Agent:
 
     def weights(self, optimizer: Any, known: dict[str, Any], when: str) -> None:
         parameters = [p for g in optimizer.param_groups for p in g["params"]]
-        if not (self.models or self.reduced) or any(hasattr(p, "_local_tensor") or hasattr(p, "_sharded_size") for p in parameters):
+        if not (self.models or self.reduced) or any(
+            hasattr(p, "_local_tensor") or hasattr(p, "_sharded_size") for p in parameters
+        ):
             return
         names = self.names(optimizer)
         with torch.no_grad():
             values = {names[id(p)]: [p.double().sum().item(), p.double().norm().item()] for p in parameters}
-        groups = {tuple(dist.get_process_group_ranks(m.process_group)) for made in self.models if (m := made()) is not None and dist.is_initialized()}
+        groups = {
+            tuple(dist.get_process_group_ranks(m.process_group))
+            for made in self.models
+            if (m := made()) is not None and dist.is_initialized()
+        }
         self.write(
             "weights",
             id=f"{known['id']}/{known['steps']}/{when}/{sorted(groups)}",
@@ -357,14 +392,15 @@ class Agent:
             streams = isinstance(loader.dataset, IterableDataset)
             agent.opening = {
                 "loader": f"{lines[:1]}#{ordinal}", "lines": list(lines), "sampler": list(own[0]), "rows": [],
-                "shuffles": bool(getattr(sampler, "shuffle", False)), "backwards": 0, "complete": False, "streams": streams,
+                "shuffles": bool(getattr(sampler, "shuffle", False)), "backwards": 0, "complete": False,
+                "streams": streams,
             }  # fmt: skip
             agent.passes.append(agent.opening)
             known = getattr(loader, "_iterator", None)
             if known is not None:
-                known._nbdebug_pass = agent.opening
+                vars(known)["_nbdebug_pass"] = agent.opening
             iterator = plain_iter(loader)
-            iterator._nbdebug_pass = agent.opening
+            vars(iterator)["_nbdebug_pass"] = agent.opening
             return iterator
 
         def index(self: Any) -> Any:
@@ -401,9 +437,9 @@ class Agent:
     def saved(self, path: Any, value: Callable[[], str]) -> None:
         if isinstance(path, (str, os.PathLike)):
             lines = user_lines(sys._getframe(3))
-            self.file_written(path, value(), lines)
+            self.file_written(path, lines, value())
 
-    def file_written(self, path: Any, value: str, lines: Any) -> None:
+    def file_written(self, path: Any, lines: Any, value: str) -> None:
         full = os.path.realpath(os.fspath(path))
         counts = self.__dict__.setdefault("writes", Counter())
         if not full.startswith(("/dev/", "/proc/")):
@@ -420,7 +456,7 @@ class Agent:
             frame = sys._getframe(1)
             own = _kind(frame.f_code) == USER or frame.f_code.co_filename.endswith("pathlib.py")
             if own and isinstance(mode, str) and set(mode) & {"w", "x"} and isinstance(file, (str, os.PathLike)):
-                follow_writes(stream, lambda value, lines=user_lines(frame): agent.file_written(file, value, lines))
+                follow_writes(stream, functools.partial(agent.file_written, file, user_lines(frame)))
             return stream
 
         builtins.open = opened
@@ -440,7 +476,8 @@ class Agent:
         self.end_passes()
 
     def failed(self, error: BaseException) -> None:
-        lines, frame = [], None
+        lines: list[Any] = []
+        frame = None
         for each, line in traceback.walk_tb(error.__traceback__):
             if _kind(each.f_code) == USER:
                 lines.insert(0, (each.f_code.co_filename, line, each.f_code.co_name))
@@ -449,10 +486,15 @@ class Agent:
         bad = [] if frame is None else nonfinite(frame)
         blamed = culprit(frame, bad) if bad and frame is not None else None
         names = self.unused_names(text)
-        peer = bool(PEER.search(text)) and isinstance(error, (RuntimeError, OSError)) or isinstance(error, KeyboardInterrupt)
+        peer = (
+            bool(PEER.search(text))
+            and isinstance(error, (RuntimeError, OSError))
+            or isinstance(error, KeyboardInterrupt)
+        )
         self.write(
             "error", type=type(error).__name__, text=text[:2000], lines=lines[:8], peer=peer,
             nonfinite=bad, blamed=blamed, step=self.backwards, names=names,
+            unset=[name for name in VARIABLES if name not in os.environ],
         )  # fmt: skip
         self.write("loops", loops=self.loops())
 
@@ -473,10 +515,8 @@ class Agent:
             for number, (turns, length, iterator) in list(self.trail.loops.items()):
                 totals[number] = turns if length is None else length
                 if length is None and not isinstance(iterator, dataloader._BaseDataLoaderIter):
-                    try:
+                    with contextlib.suppress(BaseException):  # the user's iterator, in the middle of its work
                         totals[number] += sum(1 for _ in iterator)
-                    except BaseException:  # the user's iterator, in the middle of its work
-                        pass
 
         counter = threading.Thread(target=count, daemon=True)
         counter.start()
@@ -543,7 +583,9 @@ def user_frame(frame: types.FrameType | None) -> types.FrameType | None:
 
 def is_bad(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        return value.is_floating_point() and value.device.type == "cpu" and not bool(torch.isfinite(value.detach()).all())
+        return (
+            value.is_floating_point() and value.device.type == "cpu" and not bool(torch.isfinite(value.detach()).all())
+        )
     return isinstance(value, float) and not math.isfinite(value)
 
 

@@ -34,7 +34,9 @@ class CollectiveCall:
 
     def __str__(self) -> str:
         """ "all_reduce of float32 [4, 2]"."""
-        return f"{self.op}{f' of {self.dtype} {self.shape}' if self.shape else ''}{f' ({self.root})' if self.root else ''}"
+        return (
+            f"{self.op}{f' of {self.dtype} {self.shape}' if self.shape else ''}{f' ({self.root})' if self.root else ''}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +70,9 @@ class RankLog:
         if event["k"] == "call":
             group = event.get("g", "0")
             lines = tuple((str(file), int(line), str(name)) for file, line, name in event.get("lines", ()))
-            texts = [str(event.get(name, "")) for name in ("op", "shape", "dtype", "root")]
-            self.last = CollectiveCall(len(self.calls[group]), group, *texts, lines, len(self.trail))
+            op, shape, dtype, root = (str(event.get(name, "")) for name in ("op", "shape", "dtype", "root"))
+            number = len(self.calls[group])
+            self.last = CollectiveCall(number, group, op, shape, dtype, root, lines, len(self.trail))
             self.calls[group].append(self.last)
             if "ranks" in event:
                 self.members[group] = tuple(event["ranks"])

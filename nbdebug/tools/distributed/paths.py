@@ -155,11 +155,11 @@ def names_in(node: ast.AST | None) -> list[str]:
 
 def assignments(tree: ast.AST, name: str, before: int) -> list[ast.stmt]:
     """The statements that give a name its value, the last one above a line first."""
-    found = []
+    found: list[ast.stmt] = []
     for node in ast.walk(tree):
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)):
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if any(isinstance(part, ast.Name) and part.id == name for target in targets for part in ast.walk(target)):
             found.append(node)
     above = [node for node in found if node.lineno < before]
@@ -167,13 +167,20 @@ def assignments(tree: ast.AST, name: str, before: int) -> list[ast.stmt]:
 
 
 def of_rank(tree: ast.AST) -> set[str]:
-    """Names whose value is a rank, or made of one."""
+    """Names whose value is a rank itself."""
     known = {"rank", "local_rank", "global_rank", "RANK", "LOCAL_RANK"}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and node.value is not None and speaks_of_rank(node.value, known):
-            for target, value in _unpacked(node):
-                if speaks_of_rank(value, known):
-                    known.add(target)
+        for target, value in _unpacked(node) if isinstance(node, ast.Assign) else ():
+            inner = (
+                value.args[0]
+                if isinstance(value, ast.Call) and names_in(value.func) == ["int"] and value.args
+                else value
+            )
+            plain = isinstance(inner, ast.Call) and speaks_of_rank(inner.func, set()) or isinstance(inner, ast.Name)
+            if (plain or isinstance(inner, ast.Subscript) and "environ" in ast.dump(inner)) and speaks_of_rank(
+                inner, known
+            ):
+                known.add(target)
     return known
 
 
@@ -189,7 +196,12 @@ def speaks_of_rank(node: ast.AST, known: set[str]) -> bool:
     for part in ast.walk(node):
         if isinstance(part, ast.Name) and part.id in known:
             return True
-        if isinstance(part, ast.Attribute) and part.attr in ("get_rank", "get_node_local_rank", "rank", "process_index"):
+        if isinstance(part, ast.Attribute) and part.attr in (
+            "get_rank",
+            "get_node_local_rank",
+            "rank",
+            "process_index",
+        ):
             return True
         if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.endswith("RANK"):
             return True
@@ -234,7 +246,9 @@ def argument_line(facts: RanksFacts, line: Sequence[Any], word: str, keyword: st
         return (line[0], line[1], "")
     expressions: list[ast.AST] = [node]
     if keyword:
-        values = [k.value for part in ast.walk(node) if isinstance(part, ast.Call) for k in part.keywords if k.arg == keyword]
+        values = [
+            k.value for part in ast.walk(node) if isinstance(part, ast.Call) for k in part.keywords if k.arg == keyword
+        ]
         expressions = list(values)
     chain = [statement_ for part in expressions for statement_ in origins(tree, part, line[1])]
     for part in [*expressions, *chain] if word else []:

@@ -15,7 +15,7 @@ from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Link, Where
 from nbdebug.text import clip, count, listed, percent
 from nbdebug.tools.distributed import paths
-from nbdebug.tools.distributed.facts import RanksFacts
+from nbdebug.tools.distributed.facts import Place, RanksFacts
 
 DDP = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
 DISTRIBUTED = "https://docs.pytorch.org/docs/stable/distributed.html"
@@ -36,7 +36,9 @@ def at(facts: RanksFacts, line: Sequence[Any] | None, rank: int | None = None, s
     return Where(step=step, file=line[0], line=line[1], text=text, rank=rank)
 
 
-def finding(code: str, title: str, where: Where, fixes: Iterable[Fix], chain: Iterable[Link] = (), **evidence: Any) -> Finding:
+def finding(
+    code: str, title: str, where: Where, fixes: Iterable[Fix], chain: Iterable[Link] = (), **evidence: Any
+) -> Finding:
     """`_` in names of evidence is a space."""
     rows = {name.replace("_", " "): value for name, value in evidence.items() if value not in (None, "", (), [], {})}
     return Finding(f"distributed/{code}", title, where, rows, tuple(fixes), tuple(chain))
@@ -73,8 +75,12 @@ def world_size_wrong(facts: RanksFacts) -> Finding | None:
         elif line:
             line = paths.find(facts, line[0], lambda n: _sets(n, "WORLD_SIZE")) or line
         title = f"The group is made for {count(init['world'], 'process', 'processes')}; {facts.launched} were launched"
-        fix = Fix("Read it from the launcher.", 'dist.init_process_group("gloo")  # RANK and WORLD_SIZE are set by torchrun')
-        return finding("world-size-wrong", title, at(facts, line), [fix], world_size=init["world"], launched=facts.launched)
+        fix = Fix(
+            "Read it from the launcher.", 'dist.init_process_group("gloo")  # RANK and WORLD_SIZE are set by torchrun'
+        )
+        return finding(
+            "world-size-wrong", title, at(facts, line), [fix], world_size=init["world"], launched=facts.launched
+        )
     return None
 
 
@@ -83,7 +89,12 @@ def _argument_origin(facts: RanksFacts, line: Any, keyword: str) -> Any:
     tree = paths.parsed(facts, line[0])
     node = paths.statement(tree, line[1]) if tree else None
     for part in ast.walk(node) if node is not None else ():
-        if isinstance(part, ast.keyword) and part.arg == keyword and isinstance(part.value, ast.Name) and tree is not None:
+        if (
+            isinstance(part, ast.keyword)
+            and part.arg == keyword
+            and isinstance(part.value, ast.Name)
+            and tree is not None
+        ):
             for made in paths.assignments(tree, part.value.id, line[1])[:1]:
                 return (line[0], made.lineno, "")
     return line
@@ -93,7 +104,11 @@ def _sets(node: ast.AST, variable: str) -> bool:
     """Whether a statement gives an environment variable a value, or takes it away."""
     if isinstance(node, (ast.Assign, ast.Delete)):
         return any(isinstance(p, ast.Constant) and p.value == variable for t in node.targets for p in ast.walk(t))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("pop", "update", "setdefault"):
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("pop", "update", "setdefault")
+    ):
         return any(isinstance(p, ast.Constant) and p.value == variable for a in node.args for p in ast.walk(a)) or (
             any(k.arg == variable for k in node.keywords)
         )
@@ -103,8 +118,8 @@ def _sets(node: ast.AST, variable: str) -> bool:
 @rule(
     code="distributed/env-incomplete",
     title="A process does not get the variables that a launcher sets.",
-    symptom="`environment variable RANK expected, but not set`, a KeyError, or each process takes itself for the first.",
-    cause="The script was started without torchrun, or it starts another program with an environment of its own making.",
+    symptom="`environment variable RANK expected, but not set`, a KeyError, or each process takes itself for rank 0.",
+    cause="The script was started without torchrun, or it starts a program with an environment of its own making.",
     confirm="Print RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT at the start.",
     fix="Start with torchrun; pass `os.environ` on to what the script starts.",
     reference="https://docs.pytorch.org/docs/stable/elastic/run.html",
@@ -112,20 +127,29 @@ def _sets(node: ast.AST, variable: str) -> bool:
 def env_incomplete(facts: RanksFacts) -> Finding | None:
     for rank, error in errors(facts):
         text = f"{error['type']}: {error['text']}"
-        named = [v for v in VARIABLES if f"'{v}'" in text and error["type"] == "KeyError" or f"variable {v} expected" in text]
+        named = [
+            v for v in VARIABLES if f"'{v}'" in text and error["type"] == "KeyError" or f"variable {v} expected" in text
+        ]
         child = facts.ranks[rank].one("child")
         if named and child is None:
             missing = [v for v in VARIABLES if v in named or v in error.get("unset", ())]
             line = first(error["lines"])
-            line = line and (paths.find(facts, line[0], lambda n: any(_sets(n, v) for v in missing)) or line)
+            line = line and (paths.find(facts, line[0], lambda n, m=missing: any(_sets(n, v) for v in m)) or line)
             return _incomplete(facts, line, missing)
     if "expected, but not set" in facts.output or "KeyError" in facts.output:
         for log in facts.ranks.values():
             for child in log.events.get("child", ()):
                 if child["missing"] and any(v in facts.output for v in child["missing"]) and child["lines"]:
-                    return _incomplete(facts, paths.argument_line(facts, child["lines"][0], "", "env"), child["missing"])
+                    return _incomplete(
+                        facts, paths.argument_line(facts, child["lines"][0], "", "env"), child["missing"]
+                    )
     inits = [init for log in facts.ranks.values() if (init := log.one("init")) is not None]
-    if len(inits) > 1 and len(inits) == len(facts.ranks) and len({init["own"] for init in inits}) == 1 and inits[0]["own"] >= 0:
+    if (
+        len(inits) > 1
+        and len(inits) == len(facts.ranks)
+        and len({init["own"] for init in inits}) == 1
+        and inits[0]["own"] >= 0
+    ):
         unset = [e for log in facts.ranks.values() for e in log.events.get("unset", ())]
         if unset:
             return _incomplete(facts, first(unset[0]["lines"]), [unset[0]["name"]])
@@ -150,13 +174,17 @@ def _incomplete(facts: RanksFacts, line: Any, missing: list[str]) -> Finding:
 def port_in_use(facts: RanksFacts) -> Finding | None:
     for rank, error in errors(facts):
         line = first(error["lines"])
-        if line is None or not (IN_USE.search(error["text"]) or "CalledProcessError" in error["type"] and IN_USE.search(facts.output)):
+        if line is None or not (
+            IN_USE.search(error["text"]) or "CalledProcessError" in error["type"] and IN_USE.search(facts.output)
+        ):
             continue
         part = paths.argument_line(facts, line, "port")
         if part[1] == line[1]:
             part = paths.find(facts, line[0], lambda n: isinstance(n, ast.Assign) and _sets(n, "MASTER_PORT")) or part
         fix = Fix("Let the launcher take a free port.", "torchrun --standalone --nproc-per-node=2 script.py")
-        return finding("port-in-use", "The port is already in use", at(facts, part, rank), [fix], error=clip(error["text"], 160))
+        return finding(
+            "port-in-use", "The port is already in use", at(facts, part, rank), [fix], error=clip(error["text"], 160)
+        )
     return None
 
 
@@ -177,7 +205,9 @@ def unused_parameters(facts: RanksFacts) -> Finding | None:
         return None
     unused = {rank: first_unused(log.events.get("nograd", ())) for rank, log in facts.ranks.items()}
     if not failed:
-        in_backward = any(c is not None and c.op.startswith("backward of") for c in parted.calls.values()) if parted else False
+        in_backward = (
+            any(c is not None and c.op.startswith("backward of") for c in parted.calls.values()) if parted else False
+        )
         stuck = [r for r, log in facts.ranks.items() if log.last and log.last.op.startswith("backward of")]
         if not in_backward and not stuck or not any(unused.values()) or all(unused.get(r) for r in facts.ranks):
             return None
@@ -188,10 +218,14 @@ def unused_parameters(facts: RanksFacts) -> Finding | None:
     alone = [r for r, u in unused.items() if u] if without and any(unused.values()) else []
     lone = alone[0] if len(alone) == 1 and len(with_error) < len(facts.ranks) else None
     line = _module_line(facts, names, lone)
-    title = f"{count(len(names), 'parameter')} without a gradient: {listed(names)}" + (f", on rank {lone} alone" if lone is not None else "")
+    title = f"{count(len(names), 'parameter')} without a gradient: {listed(names)}" + (
+        f", on rank {lone} alone" if lone is not None else ""
+    )
     fixes = [
         Fix("Use the part in the forward, or take it out of the model.", f"# {names[0].rpartition('.')[0]}"),
-        Fix("Let the wrapper look for unused parameters.", "DistributedDataParallel(model, find_unused_parameters=True)"),
+        Fix(
+            "Let the wrapper look for unused parameters.", "DistributedDataParallel(model, find_unused_parameters=True)"
+        ),
     ]
     return finding("unused-parameters", title, at(facts, line, lone), fixes, parameters=tuple(names))
 
@@ -209,7 +243,9 @@ def _module_line(facts: RanksFacts, names: list[str], lone: int | None) -> Any:
                 place = paths.find(facts, file, lambda n: isinstance(n, (ast.If, ast.IfExp)) and _mentions(n, part))
                 if place:
                     return place
-            place = paths.find(facts, file, lambda n: isinstance(n, ast.Assign) and any(_is_attribute(t, part) for t in n.targets))
+            place = paths.find(
+                facts, file, lambda n: isinstance(n, ast.Assign) and any(_is_attribute(t, part) for t in n.targets)
+            )
             if place:
                 return place
     wrappers = [e for log in facts.ranks.values() for e in log.events.get("wrapper", ())]
@@ -273,7 +309,13 @@ def rank_raised(facts: RanksFacts) -> Finding | None:
         fix = Fix("Ask what the error is about.", "nbdebug.explain(error)  # or %explain, in a notebook")
         title = f"{'Every rank' if everywhere else f'Rank {rank}'} has failed: {text}"
         step = error.get("step")
-        return finding("rank-raised", title, at(facts, first(error["lines"]), None if everywhere else rank, step), [fix], error=text)
+        return finding(
+            "rank-raised",
+            title,
+            at(facts, first(error["lines"]), None if everywhere else rank, step),
+            [fix],
+            error=text,
+        )
     return None
 
 
@@ -297,19 +339,25 @@ def uneven_steps(facts: RanksFacts) -> Finding | None:
     title = f"The ranks have unlike numbers of batches: {numbers or 'one has run out'}"
     fixes = [
         Fix("Give each rank the same number.", "DistributedSampler(rows, drop_last=True)"),
-        Fix("Or let those that have run out answer for the others.", "with model.join():\n    for batch in loader: ..."),
+        Fix(
+            "Or let those that have run out answer for the others.", "with model.join():\n    for batch in loader: ..."
+        ),
     ]
     chain = waits(facts, found)
     return finding("uneven-steps", title, at(facts, line, left.rank), fixes, chain, steps=steps, timeout=LONGER)
 
 
-def totals(facts: RanksFacts, place: paths.Place) -> dict[int, int]:
+def totals(facts: RanksFacts, place: Place) -> dict[int, int]:
     """Turns of the loop by rank: as the rank has counted at its end, else as its marks show."""
     steps = {}
     for rank, log in facts.ranks.items():
         loops = (log.one("loops") or {}).get("loops", {})
         made = log.trail.count(place.number)
-        steps[rank] = made if -place.number in log.trail else max(made, int(loops.get(str(place.number), loops.get(place.number, 0))))
+        steps[rank] = (
+            made
+            if -place.number in log.trail
+            else max(made, int(loops.get(str(place.number), loops.get(place.number, 0))))
+        )
     return steps
 
 
@@ -318,7 +366,11 @@ def waits(facts: RanksFacts, found: paths.Parting) -> list[Link]:
     chain = []
     for rank, call in sorted(found.calls.items()):
         line = first(call.lines) if call is not None else None
-        what = f"rank {rank} calls {call}, its number {found.n + 1}" if call else f"rank {rank} has left after {count(found.n, 'call')}"
+        what = (
+            f"rank {rank} calls {call}, its number {found.n + 1}"
+            if call
+            else f"rank {rank} has left after {count(found.n, 'call')}"
+        )
         chain.append(Link(what, at(facts, line, rank)))
     return chain
 
@@ -338,11 +390,17 @@ def collective_mismatch(facts: RanksFacts) -> Finding | None:
     if found is None:
         return None
     left = paths.departure(facts, found)
-    told = "; ".join(f"rank {rank} " + (f"calls {call}" if call else "has ended") for rank, call in sorted(found.calls.items()))
+    told = "; ".join(
+        f"rank {rank} " + (f"calls {call}" if call else "has ended") for rank, call in sorted(found.calls.items())
+    )
     who = "The ranks part" if left.rank is None else f"Rank {left.rank} leaves the common path"
-    fix = Fix("Make the same calls on all ranks.", "value = validate()  # on all ranks\nif rank == 0:\n    print(value)")
+    fix = Fix(
+        "Make the same calls on all ranks.", "value = validate()  # on all ranks\nif rank == 0:\n    print(value)"
+    )
     title = f"{who} at call {found.n + 1}: {told}"
-    return finding("collective-mismatch", title, at(facts, left.line, left.rank), [fix], waits(facts, found), timeout=LONGER)
+    return finding(
+        "collective-mismatch", title, at(facts, left.line, left.rank), [fix], waits(facts, found), timeout=LONGER
+    )
 
 
 # -- silent faults ----------------------------------------------------------------------------------------------------
@@ -360,13 +418,18 @@ def collective_mismatch(facts: RanksFacts) -> Finding | None:
 )
 def weights_diverged(facts: RanksFacts) -> Finding | None:
     for one, other in sorted(facts.pairs("weights"), key=lambda pair: (pair[0]["step"], pair[0]["when"] != "before")):
-        apart = [n for n, value in one["values"].items() if n in other["values"] and not _alike(value, other["values"][n])]
+        apart = [
+            n for n, value in one["values"].items() if n in other["values"] and not _alike(value, other["values"][n])
+        ]
         if not apart:
             continue
         reason, line, rank = _reason(facts, one, other, apart)
         title = f"The ranks' weights differ from step {one['step']} on ({count(len(apart), 'parameter')}): {reason}"
         fixes = [
-            Fix("Begin with the same weights.", "for tensor in model.state_dict().values():\n    dist.broadcast(tensor, src=0)"),
+            Fix(
+                "Begin with the same weights.",
+                "for tensor in model.state_dict().values():\n    dist.broadcast(tensor, src=0)",
+            ),
             Fix("Call the wrapper itself.", "output = model(batch)  # not model.module"),
         ]
         return finding(
@@ -376,10 +439,14 @@ def weights_diverged(facts: RanksFacts) -> Finding | None:
 
 
 def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
-    return all(a == b or abs(a - b) <= ALIKE * max(abs(one[1]), abs(other[1])) or a != a and b != b for a, b in zip(one, other))
+    return all(
+        a == b or abs(a - b) <= ALIKE * max(abs(one[1]), abs(other[1])) or a != a and b != b for a, b in zip(one, other)
+    )
 
 
-def _reason(facts: RanksFacts, one: dict[str, Any], other: dict[str, Any], apart: list[str]) -> tuple[str, Any, int | None]:
+def _reason(
+    facts: RanksFacts, one: dict[str, Any], other: dict[str, Any], apart: list[str]
+) -> tuple[str, Any, int | None]:
     late = [n for n in one["late"] if n in apart]
     if late and len(late) == len(apart):
         return f"{listed(late)} came in after the wrapper was made", _added_line(facts, late[0]), None
@@ -407,15 +474,19 @@ def _added_line(facts: RanksFacts, name: str) -> Any:
         for file in facts.sources:
             for wanted in (
                 lambda n, w=word: isinstance(n, ast.Assign) and any(_is_attribute(t, w) for t in n.targets),
-                lambda n, w=word: isinstance(n, ast.Call) and any(isinstance(a, ast.Constant) and a.value == w for a in n.args),
+                lambda n, w=word: (
+                    isinstance(n, ast.Call) and any(isinstance(a, ast.Constant) and a.value == w for a in n.args)
+                ),
             ):
-                found = paths.find(facts, file, lambda n, f=wanted: f(n) and (begin is None or file != begin[0] or n.lineno > begin[1]))
+                found = paths.find(
+                    facts, file, lambda n, f=wanted: f(n) and (begin is None or file != begin[0] or n.lineno > begin[1])
+                )
                 if found:
                     return found
     return begin
 
 
-def _arm_of_one(facts: RanksFacts, one: dict[str, Any], other: dict[str, Any]) -> tuple[int, paths.Place] | None:
+def _arm_of_one(facts: RanksFacts, one: dict[str, Any], other: dict[str, Any]) -> tuple[int, Place] | None:
     """An arm that one rank alone entered before the weights differed, since they were last alike, and that speaks of
     weights, an optimizer or a model."""
     windows = []
@@ -428,7 +499,10 @@ def _arm_of_one(facts: RanksFacts, one: dict[str, Any], other: dict[str, Any]) -
             place = facts.places.get(number)
             if place is not None and place.kind == "arm" and number not in windows[1 - mine]:
                 lines = facts.sources.get(place.file, "").split("\n")[place.first - 1 : place.last]
-                if re.search(r"\.(mul_|add_|copy_|zero_|fill_|data|load_state_dict|apply|step|zero_grad|sub_|div_)\b|init\.|\.grad\b|clip_grad", "\n".join(lines)):
+                if re.search(
+                    r"\.(mul_|add_|copy_|zero_|fill_|data|load_state_dict|apply|step|zero_grad|sub_|div_)\b|init\.|\.grad\b|clip_grad",
+                    "\n".join(lines),
+                ):
                     return event["rank"], place
     return None
 
@@ -455,7 +529,9 @@ def shared_file(facts: RanksFacts) -> Finding | None:
 def trained(facts: RanksFacts) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """The passes of the ranks' loaders, side by side, in which there was a backward."""
     pairs = facts.pairs("pass")
-    return [p for p in pairs if p[0]["backwards"] and p[1]["backwards"] and min(len(p[0]["rows"]), len(p[1]["rows"])) > 1]
+    return [
+        p for p in pairs if p[0]["backwards"] and p[1]["backwards"] and min(len(p[0]["rows"]), len(p[1]["rows"])) > 1
+    ]
 
 
 @rule(
@@ -476,16 +552,11 @@ def missing_sampler(facts: RanksFacts) -> Finding | None:
         return None
     share, one = shares[0]
     line = first(one["lines"])
-    if one.get("streams") and line:
-        line = _stream_line(facts, line)
     title = f"The ranks train on the same rows: {percent(share)} of one rank's are another's too"
-    fix = Fix("Share the rows out.", "sampler = DistributedSampler(rows)\nDataLoader(rows, batch_size=4, sampler=sampler)")
+    fix = Fix(
+        "Share the rows out.", "sampler = DistributedSampler(rows)\nDataLoader(rows, batch_size=4, sampler=sampler)"
+    )
     return finding("missing-sampler", title, at(facts, line), [fix], rows_in_common=percent(share))
-
-
-def _stream_line(facts: RanksFacts, line: Any) -> Any:
-    """A stream is split, or not, in its own `__iter__`; the loader's line where that is not in the source."""
-    return line
 
 
 @rule(
@@ -532,7 +603,9 @@ def no_sync_missing(facts: RanksFacts) -> Finding | None:
                 title = f"Gradients are reduced {max(often)} times a step, and once would do"
                 code = "with model.no_sync() if part < PARTS - 1 else contextlib.nullcontext():\n    loss = ...\n    loss.backward()"
                 fix = Fix("Reduce in the last part alone.", code)
-                return finding("no-sync-missing", title, at(facts, (file, int(line), "")), [fix], reductions_a_step=max(often))
+                return finding(
+                    "no-sync-missing", title, at(facts, (file, int(line), "")), [fix], reductions_a_step=max(often)
+                )
     return None
 
 

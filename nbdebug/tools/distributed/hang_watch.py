@@ -1,0 +1,78 @@
+"""`with nbdebug.hang_watch(after=60):` in a script of one's own: where each rank stands when a rank does not get on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from nbdebug.text import count, figures
+
+
+@contextlib.contextmanager
+def hang_watch(after: float = 60.0) -> Iterator[None]:
+    """Watch this rank from a thread. When one of its collectives lasts longer than `after` seconds, the stacks of all
+    ranks that have entered a watch are printed on stderr by the rank that waits, with the calls that each has made: the
+    rank with another number, or another line, is the one to look at. The program goes on.
+
+    Every rank enters it, after init_process_group. It needs the store of the group and does not change any result.
+    Raises ValueError where `after` is not above zero, RuntimeError where there is no process group."""
+    if not after > 0:
+        raise ValueError(f"after is a number of seconds above zero; got {after!r}")
+    if not dist.is_initialized():
+        raise RuntimeError("hang_watch watches the ranks of a process group: call init_process_group first")
+    watch = _Watch(after)
+    watch.thread.start()
+    try:
+        yield
+    finally:
+        watch.over.set()
+        watch.thread.join(timeout=5)
+
+
+class _Watch:
+    """The rank's own thread. Its stack goes into the group's store, from where a rank that waits reads all."""
+
+    def __init__(self, after: float) -> None:
+        self.after, self.over = after, threading.Event()
+        self.main = threading.get_ident()
+        self.store = c10d._get_default_store().clone()  # type: ignore[attr-defined]
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.thread = threading.Thread(target=self.run, daemon=True, name="nbdebug hang_watch")
+
+    def place(self) -> tuple[bool, str]:
+        """(whether the main thread is in a function of torch.distributed or in backward, its lines)."""
+        frames = traceback.extract_stack(sys._current_frames().get(self.main))
+        inside = any(f"torch{os.sep}distributed" in frame.filename for frame in frames[-4:])
+        inside = inside or any(frame.name == "_engine_run_backward" for frame in frames)
+        own = [f for f in frames if "site-packages" not in f.filename and "<frozen" not in f.filename][-6:]
+        return inside, "\n".join(f"    {f.filename}, line {f.lineno}, in {f.name}: {f.line}" for f in own)
+
+    def run(self) -> None:
+        since, last, told = time.monotonic(), "", False
+        while not self.over.wait(min(self.after / 10, 1.0)):
+            inside, lines = self.place()
+            now = time.monotonic()
+            if lines != last or not inside:
+                since, last, told = (now, lines, False) if lines != last else (now, last, told)
+            with contextlib.suppress(Exception):  # the store goes with the first rank
+                self.store.set(f"nbdebug/{self.rank}", f"{'waits' if inside else 'is elsewhere'}\n{lines}")
+                if inside and now - since > self.after and not told:
+                    told = True
+                    self.tell(now - since)
+
+    def tell(self, seconds: float) -> None:
+        parts = [f"nbdebug: rank {self.rank} has waited for {figures(seconds)} s, of {count(self.world, 'rank')}:"]
+        for rank in range(self.world):
+            key = f"nbdebug/{rank}"
+            text = self.store.get(key).decode() if self.store.check([key]) else "has not entered hang_watch"
+            parts.append(f"  rank {rank} {text}")
+        parts.append("  The rank that is elsewhere, or at another line, is the one to look at.")
+        print("\n".join(parts), file=sys.stderr, flush=True)
