@@ -26,6 +26,7 @@ import torch
 
 import nbdebug
 from nbdebug import registry as catalogue
+from nbdebug.tools.distributed.launch import report_of as ranks_report
 from nbdebug.tools.memory.facts import MemoryFacts
 from nbdebug.tools.memory.mem import mem
 from nbdebug.tools.memory.step.report import report_of as memory_report
@@ -189,6 +190,7 @@ ASK = {
     "checkpoint": opened,
     "config": configured,
     "data": checked,
+    "distributed": lambda training: ranks_report(training, "ranks"),
     "environment": lambda training: nbdebug.check_environment(facts=training.facts),
     "error": failed,
     "error/stale-import": run_as_cells,

@@ -270,7 +270,7 @@ class Agent:
             while frame is not None and (
                 _kind(frame.f_code) != USER or isinstance(frame.f_locals.get("self"), nn.Module)
             ):
-                frame = frame.f_back  # type: ignore[assignment]
+                frame = frame.f_back
             self.write("past", lines=user_lines(frame))
 
     def forward(self, wrapper: Any, *_: Any, **__: Any) -> None:
@@ -422,7 +422,7 @@ class Agent:
                 seen["rows"] += rows_of(batch)
             return batch
 
-        DataLoader.__iter__ = begin  # type: ignore[method-assign, assignment]
+        DataLoader.__iter__ = begin  # type: ignore[method-assign]
         dataloader._BaseDataLoaderIter._next_index = index  # type: ignore[method-assign]
         dataloader._BaseDataLoaderIter.__next__ = following  # type: ignore[method-assign]
 

@@ -195,7 +195,7 @@ def port_in_use(facts: RanksFacts) -> Finding | None:
     cause="A part of the model is not used in the forward, on all ranks or on some. Its gradient never comes, so the "
     "reduction never ends.",
     confirm="After a backward of the bare model, the parameters whose `grad` is None.",
-    fix="Use the part in the loss, or leave it out; else `find_unused_parameters=True`, which costs a walk of the graph.",
+    fix="Use the part in the loss, or leave it out; else `find_unused_parameters=True`, which walks the graph each time.",
     reference=DDP,
 )
 def unused_parameters(facts: RanksFacts) -> Finding | None:
@@ -240,11 +240,13 @@ def _module_line(facts: RanksFacts, names: list[str], lone: int | None) -> Any:
     for part in [p for p in module if not p.isdigit()] or module:
         for file in facts.sources:
             if lone is not None:
-                place = paths.find(facts, file, lambda n: isinstance(n, (ast.If, ast.IfExp)) and _mentions(n, part))
+                place = paths.find(
+                    facts, file, lambda n, p=part: isinstance(n, (ast.If, ast.IfExp)) and _mentions(n, p)
+                )
                 if place:
                     return place
             place = paths.find(
-                facts, file, lambda n: isinstance(n, ast.Assign) and any(_is_attribute(t, part) for t in n.targets)
+                facts, file, lambda n, p=part: isinstance(n, ast.Assign) and any(_is_attribute(t, p) for t in n.targets)
             )
             if place:
                 return place
@@ -286,7 +288,7 @@ def rank_nonfinite(facts: RanksFacts) -> Finding | None:
 
 
 def _nonfinite(facts: RanksFacts, rank: int, step: int | None, value: str, line: Any) -> Finding:
-    fix = Fix("Look for the op on that rank.", "if rank == %d:\n    print(nbdebug.nan_trace(step, model=model))" % rank)
+    fix = Fix("Look for the op on that rank.", f"if rank == {rank}:\n    print(nbdebug.nan_trace(step, model=model))")
     title = f"The loss of rank {rank} is {value} at step {step}, and finite on the others"
     return finding("rank-nonfinite", title, at(facts, line, rank, step), [fix], loss=value)
 
@@ -478,12 +480,14 @@ def _added_line(facts: RanksFacts, name: str) -> Any:
                     isinstance(n, ast.Call) and any(isinstance(a, ast.Constant) and a.value == w for a in n.args)
                 ),
             ):
-                found = paths.find(
-                    facts, file, lambda n, f=wanted: f(n) and (begin is None or file != begin[0] or n.lineno > begin[1])
-                )
+                found = paths.find(facts, file, lambda n, f=wanted, low=_line_in(begin, file): f(n) and n.lineno > low)
                 if found:
                     return found
     return begin
+
+
+def _line_in(line: Any, file: str) -> int:
+    return line[1] if line is not None and line[0] == file else 0
 
 
 def _arm_of_one(facts: RanksFacts, one: dict[str, Any], other: dict[str, Any]) -> tuple[int, Place] | None:
@@ -601,7 +605,9 @@ def no_sync_missing(facts: RanksFacts) -> Finding | None:
             if place and len(often) > 1 and len(often) * 2 > len(numbers):
                 file, _, line = place.rpartition(":")
                 title = f"Gradients are reduced {max(often)} times a step, and once would do"
-                code = "with model.no_sync() if part < PARTS - 1 else contextlib.nullcontext():\n    loss = ...\n    loss.backward()"
+                code = (
+                    "with contextlib.nullcontext() if last else model.no_sync():\n    loss = ...\n    loss.backward()"
+                )
                 fix = Fix("Reduce in the last part alone.", code)
                 return finding(
                     "no-sync-missing", title, at(facts, (file, int(line), "")), [fix], reductions_a_step=max(often)

@@ -1,0 +1,21 @@
+"""Eight small batches a step, each of them reduced."""
+
+from nbdebug.tools.distributed.facts import RanksFacts
+
+CODE, NAMES = "distributed/no-sync-missing", ("no_sync", "8 times")
+
+SOURCE = """(loss / PARTS).backward()
+"""
+
+
+def ranks(reductions):
+    log = [{"k": "step", "id": f"0/{n}", "synced": {"train.py:1": reductions}} for n in range(3)]
+    return RanksFacts.of({0: log, 1: log}, SOURCE)
+
+
+def sick():
+    return ranks(8)
+
+
+def healthy():
+    return ranks(1)

@@ -1,0 +1,24 @@
+"""One rank can't read its file; the other waits, and fails when the first is gone."""
+
+from nbdebug.tools.distributed.facts import RanksFacts
+
+CODE, NAMES = "distributed/rank-raised", ("rank 1", "FileNotFoundError")
+
+SOURCE = """rows = open(f"rows-{rank}.txt")
+"""
+
+
+def error(kind, text, peer):
+    return {"k": "error", "type": kind, "text": text, "peer": peer, "lines": [("train.py", 1, "f")]}
+
+
+def sick():
+    own, other = (
+        error("FileNotFoundError", "rows-1.txt", False),
+        error("RuntimeError", "Connection closed by peer", True),
+    )
+    return RanksFacts.of({0: [other], 1: [own]}, SOURCE)
+
+
+def healthy():
+    return RanksFacts.of({0: [{"k": "end"}], 1: [{"k": "end"}]}, SOURCE)
