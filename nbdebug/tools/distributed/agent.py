@@ -264,7 +264,8 @@ class Agent:
         """A part of a wrapped model runs with gradients, and its wrapper does not: told three times."""
         if getattr(self.inside, "forward", 0) or not torch.is_grad_enabled() or not module.training:
             return
-        frame, told = sys._getframe(1), getattr(self, "bypassed", 0)
+        frame: types.FrameType | None = sys._getframe(1)
+        told = getattr(self, "bypassed", 0)
         if told < 3:
             self.bypassed = told + 1
             while frame is not None and (
@@ -298,7 +299,8 @@ class Agent:
     def note_loss(self, tensors: Any, lines: list[tuple[str, int, str]]) -> None:
         """On a GPU the value is read one step later: a read would make it wait."""
         if self.late_loss is not None:
-            value, late, self.late_loss = *self.late_loss, None  # type: ignore[assignment]
+            value, late = self.late_loss
+            self.late_loss = None
             self.write_loss(float(value), *late)
         if (
             isinstance(tensors, torch.Tensor)
@@ -591,7 +593,11 @@ def is_bad(value: Any) -> bool:
 
 def nonfinite(frame: types.FrameType) -> list[str]:
     """The names of single numbers among a frame's variables that are not finite."""
-    small = {n: v for n, v in frame.f_locals.items() if isinstance(v, float) or getattr(v, "numel", lambda: 2)() == 1}
+    small = {
+        n: v
+        for n, v in frame.f_locals.items()
+        if isinstance(v, float) or isinstance(v, torch.Tensor) and v.numel() == 1
+    }
     return [name for name, value in small.items() if is_bad(value) and not name.startswith("_")]
 
 

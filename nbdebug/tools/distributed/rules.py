@@ -195,7 +195,7 @@ def port_in_use(facts: RanksFacts) -> Finding | None:
     cause="A part of the model is not used in the forward, on all ranks or on some. Its gradient never comes, so the "
     "reduction never ends.",
     confirm="After a backward of the bare model, the parameters whose `grad` is None.",
-    fix="Use the part in the loss, or leave it out; else `find_unused_parameters=True`, which walks the graph each time.",
+    fix="Use the part in the loss, or leave it out; else `find_unused_parameters=True`, at the price of a walk.",
     reference=DDP,
 )
 def unused_parameters(facts: RanksFacts) -> Finding | None:
@@ -474,13 +474,14 @@ def _added_line(facts: RanksFacts, name: str) -> Any:
     begin = wrappers[0]["lines"][0] if wrappers else None
     for word in part[:-1] or part:
         for file in facts.sources:
+            low = _line_in(begin, file)
             for wanted in (
                 lambda n, w=word: isinstance(n, ast.Assign) and any(_is_attribute(t, w) for t in n.targets),
                 lambda n, w=word: (
                     isinstance(n, ast.Call) and any(isinstance(a, ast.Constant) and a.value == w for a in n.args)
                 ),
             ):
-                found = paths.find(facts, file, lambda n, f=wanted, low=_line_in(begin, file): f(n) and n.lineno > low)
+                found = paths.find(facts, file, lambda n, f=wanted, low=low: f(n) and n.lineno > low)
                 if found:
                     return found
     return begin
