@@ -179,7 +179,7 @@ def ask_distributed(ns: types.SimpleNamespace) -> nbdebug.Report:
         before = os.getcwd()
         os.chdir(folder)
         try:
-            report = run_script(str(path), echo=False, limit=60)
+            report = run_script(str(path), echo=False, limit=110)
         finally:
             os.chdir(before)
     ns.statement = statement_at(ns.script, report.findings[0].where.line) if report.findings else ""
