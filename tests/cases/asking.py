@@ -166,7 +166,15 @@ def ask_speed(ns: types.SimpleNamespace) -> nbdebug.Report:
 
 
 def ask_quality(ns: types.SimpleNamespace) -> nbdebug.Report:
-    return nbdebug.perplexity(ns.logits, ns.tokens, pad_id=ns.pad_id, reported=ns.evaluate, batch_size=ns.batch_size)
+    """A reported perplexity; or what a model made, beside what it learnt from and what it is judged by."""
+    if hasattr(ns, "logits"):
+        return nbdebug.perplexity(
+            ns.logits, ns.tokens, pad_id=ns.pad_id, reported=ns.evaluate, batch_size=ns.batch_size
+        )
+    outputs = getattr(ns, "texts", getattr(ns, "generated", None))
+    return nbdebug.check_outputs(
+        outputs, training=getattr(ns, "training", None), evaluation=getattr(ns, "evaluation", None)
+    )
 
 
 def ask_distributed(ns: types.SimpleNamespace) -> nbdebug.Report:

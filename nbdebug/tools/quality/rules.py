@@ -119,3 +119,104 @@ names(
     fix="Move the window by a stride smaller than itself, and count only the tokens that are new.",
     reference=PERPLEXITY,
 )
+
+MEMORIZATION = "https://arxiv.org/abs/2301.13188"
+
+names(
+    "memorized",
+    (
+        "Take repeated items out of training, and stop earlier.",
+        "report = nbdebug.check_data(training_folder)  # copies in the set itself\n"
+        "# keep the checkpoint of the lowest validation loss, and make samples from it",
+    ),
+    title="Samples repeat the training set.",
+    symptom="Samples look excellent and familiar; the training loss is far below validation's.",
+    cause="Too many passes over too few items, or items that stand in the set many times, are learnt by heart.",
+    confirm="Lay each sample beside its nearest training item: flipped, moved and noisy copies count.",
+    fix="Remove repeated items, train on more, regularize, or take an earlier checkpoint.",
+    reference=MEMORIZATION,
+)
+names(
+    "mode-collapse",
+    (
+        "Sample with more variety, and look at the discriminator's balance or the guidance.",
+        "outputs = model.generate(prompts, do_sample=True, temperature=1.0)  # or a lower guidance_scale",
+    ),
+    title="Many samples are one and the same.",
+    symptom="Whatever the seed or the prompt, the same sample comes out.",
+    cause="A generator that has found one sample which always passes, a decoder without sampling, a guidance scale that is "
+    "too large, or one seed for all.",
+    confirm="Compare the distances of samples with those of training items.",
+    fix="Check that seeds differ; lower guidance, raise the temperature; train with a diversity term.",
+    reference="https://arxiv.org/abs/1606.03498",
+)
+names(
+    "color-shift",
+    (
+        "Make pictures with the statistics that training used.",
+        "pixels = (latents_decoded / 2 + 0.5).clamp(0, 1)  # the inverse of training's normalization, channel by channel",
+    ),
+    title="All samples lean to one colour.",
+    symptom="Shapes are right, and everything has a tint.",
+    cause="Normalization is undone with other means and deviations, channels are swapped, or the weights drifted in a "
+    "fine-tuning on tinted pictures or of high learning rate.",
+    confirm="The mean a* and b* of samples beside the training set's, with their errors.",
+    fix="Use one pair of functions for normalizing and its inverse; lower the rate; keep an average of the weights.",
+    reference="https://en.wikipedia.org/wiki/CIELAB_color_space",
+)
+names(
+    "blurred",
+    ("Decode at the size of training, and with the right weights.", "images = vae.decode(latents / scaling_factor)"),
+    title="Samples are softer than what the model learnt from.",
+    symptom="Samples look washed out or out of focus.",
+    cause="A loss of mean squares averages what is possible; sampling ends too early; pictures were resized twice.",
+    confirm="The share of fine detail beside the training set's.",
+    fix="More sampling steps, an adversarial or perceptual term, no resizing between model and file.",
+    reference="https://arxiv.org/abs/1512.09300",
+)
+names(
+    "noisy",
+    ("Sample to the end of the schedule.", "images = pipeline(prompt, num_inference_steps=50).images"),
+    title="Samples are grainier than what the model learnt from.",
+    symptom="A grain lies over all samples.",
+    cause="Sampling stops before the noise is gone, the scheduler is not the one of training, or weights are not averaged.",
+    confirm="The share of fine detail beside the training set's.",
+    fix="Use the scheduler and prediction type of training, and enough steps.",
+    reference="https://arxiv.org/abs/2305.08891",
+)
+names(
+    "repetition",
+    (
+        "Sample, and forbid repeated runs.",
+        "outputs = model.generate(**inputs, do_sample=True, top_p=0.9, no_repeat_ngram_size=4)",
+    ),
+    title="Texts loop to their end.",
+    symptom="A text begins well and then says one sentence over and over until the limit.",
+    cause="Greedy decoding feeds a repetition's own likelihood; a model that never learnt its end token goes on.",
+    confirm="The last part of the text is one part, repeated.",
+    fix="Sample, penalize repetition, and make sure that training's texts end in the end token.",
+    reference="https://arxiv.org/abs/1904.09751",
+)
+names(
+    "truncated",
+    ("Raise the limit of new tokens.", "outputs = model.generate(**inputs, max_new_tokens=1024)"),
+    title="Texts end at a limit, in the middle of a sentence.",
+    symptom="Long answers stop in the middle; short ones are whole.",
+    cause="The limit of new tokens is lower than what answers need, or the model does not know its end token.",
+    confirm="All texts that are cut have about the same length.",
+    fix="Raise `max_new_tokens`, and check `eos_token_id`.",
+    reference="https://huggingface.co/docs/transformers/main_classes/text_generation",
+)
+names(
+    "evaluation-overlap",
+    (
+        "Take these rows out of training, and train again.",
+        "known = set(map(normalized, evaluation))\ntraining = [row for row in training if normalized(row) not in known]",
+    ),
+    title="Evaluation rows stand in the training set.",
+    symptom="Scores are too good, and fall on new data.",
+    cause="Both sets come from one source; copies that differ in case, punctuation or a few words pass a plain comparison.",
+    confirm="Lay each row beside its training row: the report names both.",
+    fix="Split before anything else, by source; take near copies out.",
+    reference="https://arxiv.org/abs/2107.06499",
+)

@@ -1,0 +1,166 @@
+"""check_outputs(): what is wrong with the pictures, texts or vectors that a model made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from nbdebug.report import Plot, Report, RuledOut, Table
+from nbdebug.text import count
+from nbdebug.tools.data.check_data import drawn_item
+from nbdebug.tools.quality import images, texts
+from nbdebug.tools.quality.facts import Evidence, QualityFacts
+from nbdebug.tools.quality.rules import findings_of
+
+SHOWN = 6
+"""Pairs of the gallery."""
+NEAR = 0.1
+"""A vector is a copy where its distance to training is so much of the usual one between two training vectors."""
+
+
+def check_outputs(
+    generated: Any = None,
+    *,
+    training: Any = None,
+    reference: Any = None,
+    evaluation: Any = None,
+    prompts: Sequence[str] | None = None,
+    embed: Callable[[Any], Any] | None = None,
+) -> Report:
+    """Find what is wrong with what a model made, beside what it learnt from.
+
+    generated: pictures (arrays or tensors (N, H, W, 3), (N, 3, H, W) or (N, H, W), uint8, or floats of 0 to 1 or -1 to
+    1; a list of them or of PIL images), texts (a list of str; without the prompt), or vectors (N, D). training: what
+    the model learnt from, in the same form: samples that repeat it are named, also flipped, moved, brighter, noisy or
+    saved anew, by the training set's own distances. reference: what the outputs should look like in colour and
+    sharpness (default: training). evaluation: rows of an evaluation set; those that stand in training are named.
+    prompts: one for each text, which is cut off its beginning. embed: your own function, from all items to vectors
+    (N, D), for things of another kind: its distances are then judged.
+
+    What needs a training set is not judged without one. `report.frame()` has a row for each sample that is named.
+    Raises TypeError for what is neither, ValueError where nothing is given, or forms differ.
+    """
+    if generated is None and evaluation is None:
+        raise ValueError("check_outputs takes what a model made, or evaluation= and training=")
+    if evaluation is not None and training is None:
+        raise ValueError("evaluation rows are compared with training=, which is missing")
+    if prompts is not None and generated is not None:
+        generated = [_without(str(prompt), text) for prompt, text in zip(prompts, generated, strict=True)]
+    seen: list[Evidence] = []
+    if generated is not None:
+        seen += _problems(generated, training, reference, embed)
+    if evaluation is not None:
+        seen += _overlap(evaluation, training, embed)
+    facts = QualityFacts(tuple(seen))
+    rows = [(problem.code, row) for problem in seen for row in problem.samples]
+    sizes = {"sample": generated, "training item": training, "evaluation row": evaluation}
+    subject = ", ".join(count(len(given), noun) for noun, given in sizes.items() if given is not None)
+    unchecked = [] if training is not None else ["copies of the training set: training= is not given"]
+    return Report(
+        "check_outputs()",
+        findings_of(facts),
+        () if seen else (RuledOut("what shows in the outputs themselves", subject),),
+        tuple(unchecked),
+        subject=subject,
+        facts={"items": {row: code for code, row in reversed(rows)}},
+        headline="" if seen else "No problem was found in these outputs.",
+        tables=(Table("Samples", ("problem", "sample"), rows),) if rows else (),
+        plots=tuple(_pairs(seen, generated, training)),
+        independent=True,
+    )
+
+
+def _without(prompt: str, text: str) -> str:
+    return text[len(prompt) :] if text.startswith(prompt) else text
+
+
+def _kind(given: Any, embed: Any) -> str:
+    """ "texts", "pictures" or "vectors". Raises TypeError for anything else."""
+    if embed is not None:
+        return "vectors"
+    if not hasattr(given, "__len__") or isinstance(given, (str, bytes)):
+        raise TypeError(f"check_outputs takes pictures, texts or vectors; got {type(given).__name__}")
+    if not hasattr(given, "shape") and len(given) and all(isinstance(one, str) for one in given):
+        return "texts"
+    if getattr(given, "ndim", 0) == 2:
+        return "vectors"
+    if images.pictures_of(given) is not None:
+        return "pictures"
+    raise TypeError(f"check_outputs takes pictures, texts or vectors; got a {type(given).__name__} of other things")
+
+
+def _same_kind(one: Any, other: Any, embed: Any) -> str:
+    kind = _kind(one, embed)
+    if other is not None and _kind(other, embed) != kind:
+        raise ValueError(f"both must be of one form: these are {kind}, those are {_kind(other, embed)}")
+    return kind
+
+
+def _problems(generated: Any, training: Any, reference: Any, embed: Any) -> Iterator[Evidence]:
+    kind = _same_kind(generated, training, embed)
+    if kind == "texts":
+        yield from texts.problems(list(generated), None if training is None else list(training))
+    elif kind == "pictures":
+        _same_kind(generated, reference, embed)
+        known = [None if some is None else images.pictures_of(some) for some in (generated, training, reference)]
+        yield from images.problems(known[0] or [], known[1], known[2])
+    elif training is not None:
+        pairs = _near_vectors(generated, training, embed)
+        if pairs:
+            rows = tuple(row for row, _, _ in pairs)
+            each = [{"sample": row, "training row": match, "distance": gap} for row, match, gap in pairs]
+            title = f"{count(len(rows), 'sample')} of {len(generated)} repeat items of the training set"
+            yield Evidence("quality/memorized", title, rows, {"pairs": each})
+
+
+def _near_vectors(generated: Any, training: Any, embed: Any) -> list[tuple[int, int, float]]:
+    import numpy
+
+    some, known = (_vectors(given, embed) for given in (generated, training))
+    gaps = numpy.linalg.norm(some[:, None] - known[None], axis=2)
+    own = numpy.linalg.norm(known[:, None] - known[None], axis=2)
+    numpy.fill_diagonal(own, numpy.inf)
+    usual = float(numpy.median(own.min(1))) if len(known) > 1 else 0.0
+    return [(row, int(gap.argmin()), float(gap.min())) for row, gap in enumerate(gaps) if gap.min() <= NEAR * usual]
+
+
+def _vectors(given: Any, embed: Any) -> Any:
+    import numpy
+
+    values = given if embed is None else embed(given)
+    values = numpy.asarray(values.detach().cpu() if hasattr(values, "detach") else values, dtype="float64")
+    if values.ndim != 2:
+        raise ValueError(f"vectors are (N, D); got {values.shape}")
+    return values
+
+
+def _overlap(evaluation: Any, training: Any, embed: Any) -> Iterator[Evidence]:
+    kind = _same_kind(evaluation, training, embed)
+    if kind == "texts":
+        pairs = texts.TrainingTexts(list(training)).copies(list(evaluation))
+    elif kind == "pictures":
+        pairs = images.copies(images.pictures_of(evaluation) or [], images.pictures_of(training) or [])
+    else:
+        pairs = _near_vectors(evaluation, training, embed)
+    if pairs:
+        rows = tuple(sorted(row for row, _, _ in pairs))
+        title = f"{count(len(rows), 'evaluation row')} of {len(evaluation)} {'stands' if len(rows) == 1 else 'stand'} "
+        each = [{"evaluation row": row, "training row": match, "score": score} for row, match, score in pairs]
+        yield Evidence("quality/evaluation-overlap", title + "in the training set", rows, {"pairs": each})
+
+
+def _pairs(seen: list[Evidence], generated: Any, training: Any) -> Iterator[Plot]:
+    """Samples beside the training pictures that they repeat."""
+    problem = next((one for one in seen if one.code == "quality/memorized"), None)
+    if problem is None or "training picture" not in problem.values["pairs"][0]:
+        return
+    shown = []
+    for pair in problem.values["pairs"][:SHOWN]:
+        for name, rows, place in (
+            ("sample", generated, pair["sample"]),
+            ("training", training, pair["training picture"]),
+        ):
+            if drawn := drawn_item(rows[place]):
+                shown.append({"name": f"{name} {place}", "label": "", **drawn})
+    if shown:
+        yield Plot("gallery", {"title": "Samples, each beside the training picture that it repeats", "pictures": shown})

@@ -1,0 +1,202 @@
+"""Pictures that a model made, beside those that it learnt from: copies, one picture over and over, colours, sharpness."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from nbdebug.text import count, listed
+from nbdebug.tools.data.pictures import SIDE
+from nbdebug.tools.data.similarity import near_copies
+from nbdebug.tools.quality.facts import Evidence
+
+CLUSTER, SHARE, LEAST = 0.4, 0.25, 4
+"""Two samples are one picture where their distance is so much of the usual distance to a training picture's nearest
+neighbour; a mode that has so much of the samples, and at least LEAST, is collapsed."""
+SAME = 3.0
+"""Mean distance, of 255, of two samples that are one picture where there is no training set to compare with."""
+SHIFT, SURE = 3.0, 6.0
+"""CIE 1976 units: of a shift that is seen beside the reference (a just noticeable difference is 2.3); and its standard
+errors. Sets drawn from one population pass 6 in none of 20,000."""
+FEWEST = 8
+"""Pictures on either side of which colours and sharpness are judged."""
+SHARPNESS, BEYOND = 0.5, 0.9
+"""The logarithm by which fine detail must differ, and the share of samples beyond the middle of the training set."""
+
+
+def pictures_of(given: Any) -> list[Any] | None:
+    """Arrays (H, W, 3) of uint8: of arrays or tensors (N, H, W, 3), (N, 3, H, W), (N, H, W), of a list of such or of PIL
+    images. Floats are 0 to 1, or -1 to 1 where one is negative. None where these are no pictures."""
+    import numpy
+
+    if hasattr(given, "detach"):
+        given = given.detach().cpu().numpy()
+    whole = numpy.asarray(given) if hasattr(given, "shape") else None
+    if whole is not None and whole.ndim not in (3, 4):
+        return None
+    rows = list(given)
+    if not rows or isinstance(rows[0], str):
+        return None
+    low = min((float(numpy.min(row)) for row in rows if not type(row).__module__.startswith("PIL.")), default=0.0)
+    return None if any(numpy.ndim(_array(r)) not in (2, 3) for r in rows[:1]) else [_picture(r, low < 0) for r in rows]
+
+
+def _array(row: Any) -> Any:
+    import numpy
+
+    return numpy.asarray(row.detach().cpu() if hasattr(row, "detach") else row)
+
+
+def _picture(row: Any, signed: bool) -> Any:
+    import numpy
+
+    if type(row).__module__.startswith("PIL."):
+        return numpy.asarray(row.convert("RGB"))
+    values = _array(row)
+    if values.dtype.kind == "f":
+        values = numpy.clip(numpy.round((values * 127.5 + 127.5) if signed else values * 255), 0, 255)
+    if values.ndim == 2:
+        values = values[..., None]
+    if values.shape[2] not in (1, 3, 4) and values.shape[0] in (1, 3, 4):
+        values = values.transpose(1, 2, 0)
+    return numpy.repeat(values, 3, 2).astype("uint8") if values.shape[2] == 1 else values[..., :3].astype("uint8")
+
+
+def thumbnails(pictures: list[Any], mode: str) -> Any:
+    """(N, SIDE, SIDE) grey, or (N, SIDE, SIDE, 3)."""
+    import numpy
+    from PIL import Image
+
+    size = (SIDE, SIDE)
+    return numpy.stack([numpy.asarray(Image.fromarray(p).convert(mode).resize(size, Image.BOX)) for p in pictures])
+
+
+def copies(pictures: list[Any], training: list[Any]) -> list[tuple[int, int, float]]:
+    """(sample, training picture, distance) of each that is a copy, for this set: also flipped, moved, brighter, noisy,
+    of another size, or saved anew."""
+    import numpy
+
+    known = numpy.concatenate([thumbnails(training, "L"), thumbnails(pictures, "L")])
+    ranks = [0] * len(training) + [1] * len(pictures)
+    return [(row - len(training), match, distance) for row, match, distance in near_copies(known, ranks)]
+
+
+def problems(generated: list[Any], training: list[Any] | None, reference: list[Any] | None) -> Iterator[Evidence]:
+    if training:
+        pairs = copies(generated, training)
+        if pairs:
+            rows = tuple(sorted(row for row, _, _ in pairs))
+            title = f"{count(len(rows), 'sample')} of {len(generated)} repeat pictures of the training set"
+            each = [{"sample": row, "training picture": match, "distance": gap} for row, match, gap in pairs]
+            yield Evidence("quality/memorized", title, rows, {"pairs": each})
+    yield from _collapse(generated, training or reference)
+    other = reference or training
+    if other and min(len(other), len(generated)) >= FEWEST:
+        yield from _colour(generated, other)
+        yield from _sharpness(generated, other)
+
+
+def _distances(some: Any, others: Any) -> Any:
+    """(N, M) root mean squares of the differences of colour, of 255."""
+    import numpy
+
+    a, b = (x.reshape(len(x), -1).astype("float32") for x in (some, others))
+    square = (a * a).sum(1)[:, None] + (b * b).sum(1)[None] - 2 * a @ b.T
+    return numpy.sqrt(numpy.maximum(square, 0) / a.shape[1])
+
+
+def _collapse(generated: list[Any], training: list[Any] | None) -> Iterator[Evidence]:
+    import numpy
+
+    if len(generated) < LEAST:
+        return
+    own = thumbnails(generated, "RGB")
+    limit = SAME
+    if training and len(training) >= FEWEST:
+        known = thumbnails(training[:2000], "RGB")
+        gaps = _distances(known, known)
+        numpy.fill_diagonal(gaps, numpy.inf)
+        limit = CLUSTER * float(numpy.median(gaps.min(1)))
+    near = _distances(own, own) < max(limit, 1e-3)
+    middle = int(near.sum(1).argmax())
+    rows = tuple(int(row) for row in numpy.flatnonzero(near[middle]))
+    if len(rows) >= max(LEAST, SHARE * len(generated)):
+        title = f"{len(rows)} of {len(generated)} samples are one picture: {listed(rows, 8, '')}"
+        yield Evidence("quality/mode-collapse", title, rows, {"alike": len(rows), "distance of two pictures": limit})
+
+
+def lab(pictures: list[Any]) -> Any:
+    """(N, 3): the mean L*, a*, b* of each picture (sRGB, D65; a* and b* are 0 for grey)."""
+    import numpy
+
+    rgb = thumbnails(pictures, "RGB").astype("float64") / 255
+    linear = numpy.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    to_xyz = numpy.array(
+        [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]]
+    )
+    xyz = linear @ to_xyz.T / to_xyz.sum(1)
+    f = numpy.where(xyz > (6 / 29) ** 3, numpy.cbrt(xyz), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
+    values = numpy.stack([116 * f[..., 1] - 16, 500 * (f[..., 0] - f[..., 1]), 200 * (f[..., 1] - f[..., 2])], -1)
+    return values.mean((1, 2))
+
+
+def _colour(generated: list[Any], other: list[Any]) -> Iterator[Evidence]:
+    """A tint that all share: the mean of a* and b* beside the reference's, by its own error."""
+    import numpy
+
+    one, two = lab(generated), lab(other)
+    shift = one.mean(0) - two.mean(0)
+    error = numpy.sqrt(one.var(0, ddof=1) / len(one) + two.var(0, ddof=1) / len(two))
+    size = math.hypot(shift[1], shift[2])
+    along = shift[1:] / max(size, 1e-9)
+    a, b = one[:, 1:] @ along, two[:, 1:] @ along
+    sigma = math.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b)) or 1e-9
+    if size < SHIFT or size < SURE * sigma:
+        return
+    name = tint(generated, other)
+    rows = tuple(int(row) for row in numpy.flatnonzero(a > numpy.quantile(b, 0.95)))
+    title = f"The samples lean to {name}: by {size:.1f} ± {1.96 * sigma:.1f} in a* and b*"
+    values = {"where": [name], "L* a* b*": [float(v) for v in shift], "errors": [float(v) for v in error]}
+    yield Evidence("quality/color-shift", title, rows, {**values, "beyond 95% of the reference": len(rows)})
+
+
+def tint(generated: list[Any], other: list[Any]) -> str:
+    """Which colour is too strong, or the opposite of the one that is too weak: by the gain of each channel."""
+    import numpy
+
+    means = [thumbnails(some, "RGB").reshape(-1, 3).mean(0) for some in (generated, other)]
+    gain = numpy.log(numpy.maximum(means[0], 1)) - numpy.log(numpy.maximum(means[1], 1))
+    gain -= gain.mean()
+    most = int(numpy.abs(gain).argmax())
+    return (("red", "green", "blue") if gain[most] > 0 else ("cyan", "magenta", "yellow"))[most]
+
+
+def _detail(pictures: list[Any]) -> Any:
+    """Of each picture the logarithm of its fine detail (the Laplacian) beside its contrast."""
+    import numpy
+
+    values = []
+    for picture in pictures:
+        grey = picture.astype("float32").mean(2)
+        fine = 4 * grey[1:-1, 1:-1] - grey[:-2, 1:-1] - grey[2:, 1:-1] - grey[1:-1, :-2] - grey[1:-1, 2:]
+        values.append(math.log((float(fine.std()) + 0.5) / (float(grey.std()) + 0.5)))
+    return numpy.array(values)
+
+
+def _sharpness(generated: list[Any], other: list[Any]) -> Iterator[Evidence]:
+    """Samples that are all softer, or all grainier, than the reference; of one size alone."""
+    import numpy
+
+    if {p.shape for p in generated} != {p.shape for p in other} or min(generated[0].shape[:2]) < 8:
+        return
+    one, two = _detail(generated), _detail(other)
+    gap, spread = float(numpy.median(one) - numpy.median(two)), float(numpy.subtract(*numpy.quantile(two, [0.9, 0.1])))
+    sure = (numpy.sign(gap) * (one - numpy.median(two)) > 0).mean() >= BEYOND
+    if abs(gap) < max(SHARPNESS, 1.2 * spread) or not sure:
+        return
+    outside = one < two.min() if gap < 0 else one > two.max()
+    rows = tuple(int(row) for row in numpy.flatnonzero(outside))
+    code, words = ("blurred", "softer") if gap < 0 else ("noisy", "grainier")
+    title = f"The samples are {words} than the reference: they have {math.exp(gap):.2f} times its fine detail"
+    yield Evidence(f"quality/{code}", title, rows, {"fine detail, times the reference's": math.exp(gap)})
