@@ -180,8 +180,10 @@ def checked(training):
 
 
 def outcome(training):
-    """Of an evaluation, by the names of `perplexity`."""
+    """Of an evaluation, by the names of `perplexity`; of what a model made, by those of `check_outputs`."""
     parts = dict(vars(training))
+    if "tokens" not in parts:
+        return nbdebug.check_outputs(**parts)
     subject = parts.pop("model") if "model" in parts else parts.pop("logits")
     return nbdebug.perplexity(subject, parts.pop("tokens"), **parts)
 

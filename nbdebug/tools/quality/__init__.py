@@ -2,6 +2,9 @@
 
     perplexity     the public function: per real target token, with an interval; which mistake gives a reported number
     mistakes       a number of the user's own: the numbers that known mistakes give, and the line of the mistake
+    check_outputs  the public function: pictures, texts and vectors beside what the model learnt from
+    images         copies, collapse, colours, sharpness
+    texts          loops, cut ends, copies
     facts, rules   what was measured as plain values; the rules that name causes
 
 Nothing is judged by a threshold of its own: a number is compared with what is computed beside it, and samples are

@@ -1,4 +1,4 @@
-"""Pictures that a model made, beside those that it learnt from: copies, one picture over and over, colours, sharpness."""
+"""Pictures that a model made, beside those that it learnt from: copies, collapse, colours, sharpness."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nbdebug.text import count, listed
-from nbdebug.tools.data.pictures import SIDE
+from nbdebug.tools.data.pictures import SIDE, pillow
 from nbdebug.tools.data.similarity import near_copies
 from nbdebug.tools.quality.facts import Evidence
 
@@ -19,6 +19,9 @@ SAME = 3.0
 SHIFT, SURE = 3.0, 6.0
 """CIE 1976 units: of a shift that is seen beside the reference (a just noticeable difference is 2.3); and its standard
 errors. Sets drawn from one population pass 6 in none of 20,000."""
+ITSELF, ALIKE = 40, 4.0
+"""Training pictures that are compared with the others: copies count where their share is over so many times as large
+as among these, since the pictures of some sets are alike by nature."""
 FEWEST = 8
 """Pictures on either side of which colours and sharpness are judged."""
 SHARPNESS, BEYOND = 0.5, 0.9
@@ -26,8 +29,8 @@ SHARPNESS, BEYOND = 0.5, 0.9
 
 
 def pictures_of(given: Any) -> list[Any] | None:
-    """Arrays (H, W, 3) of uint8: of arrays or tensors (N, H, W, 3), (N, 3, H, W), (N, H, W), of a list of such or of PIL
-    images. Floats are 0 to 1, or -1 to 1 where one is negative. None where these are no pictures."""
+    """Arrays (H, W, 3) of uint8: of arrays or tensors (N, H, W, 3), (N, 3, H, W), (N, H, W), of a list of such or of
+    PIL images. Floats are 0 to 1, or -1 to 1 where one is negative. None where these are no pictures."""
     import numpy
 
     if hasattr(given, "detach"):
@@ -38,8 +41,10 @@ def pictures_of(given: Any) -> list[Any] | None:
     rows = list(given)
     if not rows or isinstance(rows[0], str):
         return None
+    if any(_array(row).ndim not in (2, 3) or _array(row).dtype.kind not in "iufb" for row in rows[:1]):
+        return None
     low = min((float(numpy.min(row)) for row in rows if not type(row).__module__.startswith("PIL.")), default=0.0)
-    return None if any(numpy.ndim(_array(r)) not in (2, 3) for r in rows[:1]) else [_picture(r, low < 0) for r in rows]
+    return [_picture(row, low < 0) for row in rows]
 
 
 def _array(row: Any) -> Any:
@@ -66,9 +71,8 @@ def _picture(row: Any, signed: bool) -> Any:
 def thumbnails(pictures: list[Any], mode: str) -> Any:
     """(N, SIDE, SIDE) grey, or (N, SIDE, SIDE, 3)."""
     import numpy
-    from PIL import Image
 
-    size = (SIDE, SIDE)
+    Image, size = pillow()[0], (SIDE, SIDE)
     return numpy.stack([numpy.asarray(Image.fromarray(p).convert(mode).resize(size, Image.BOX)) for p in pictures])
 
 
@@ -77,9 +81,16 @@ def copies(pictures: list[Any], training: list[Any]) -> list[tuple[int, int, flo
     of another size, or saved anew."""
     import numpy
 
-    known = numpy.concatenate([thumbnails(training, "L"), thumbnails(pictures, "L")])
+    known, some = thumbnails(training, "L"), thumbnails(pictures, "L")
     ranks = [0] * len(training) + [1] * len(pictures)
-    return [(row - len(training), match, distance) for row, match, distance in near_copies(known, ranks)]
+    pairs = list(near_copies(numpy.concatenate([known, some]), ranks))
+    if pairs:
+        step = max(2, len(training) // ITSELF)
+        own = [int(row % step == 0) for row in range(len(training))]
+        usual = len(list(near_copies(known, own))) / sum(own)
+        if len(pairs) <= ALIKE * usual * len(pictures):
+            return []
+    return [(row - len(training), match, distance) for row, match, distance in pairs]
 
 
 def problems(generated: list[Any], training: list[Any] | None, reference: list[Any] | None) -> Iterator[Evidence]:

@@ -144,8 +144,8 @@ names(
     ),
     title="Many samples are one and the same.",
     symptom="Whatever the seed or the prompt, the same sample comes out.",
-    cause="A generator that has found one sample which always passes, a decoder without sampling, a guidance scale that is "
-    "too large, or one seed for all.",
+    cause="A generator with one sample that always passes, a decoder without sampling, a guidance scale that "
+    "is too large, or one seed for all.",
     confirm="Compare the distances of samples with those of training items.",
     fix="Check that seeds differ; lower guidance, raise the temperature; train with a diversity term.",
     reference="https://arxiv.org/abs/1606.03498",
@@ -154,7 +154,7 @@ names(
     "color-shift",
     (
         "Make pictures with the statistics that training used.",
-        "pixels = (latents_decoded / 2 + 0.5).clamp(0, 1)  # the inverse of training's normalization, channel by channel",
+        "pixels = (decoded * std + mean).clamp(0, 1)  # training's own mean and std",
     ),
     title="All samples lean to one colour.",
     symptom="Shapes are right, and everything has a tint.",
@@ -166,7 +166,10 @@ names(
 )
 names(
     "blurred",
-    ("Decode at the size of training, and with the right weights.", "images = vae.decode(latents / scaling_factor)"),
+    (
+        "Decode at the size of training, and with the right scale.",
+        "images = vae.decode(latents / vae.config.scaling_factor)",
+    ),
     title="Samples are softer than what the model learnt from.",
     symptom="Samples look washed out or out of focus.",
     cause="A loss of mean squares averages what is possible; sampling ends too early; pictures were resized twice.",
@@ -179,7 +182,7 @@ names(
     ("Sample to the end of the schedule.", "images = pipeline(prompt, num_inference_steps=50).images"),
     title="Samples are grainier than what the model learnt from.",
     symptom="A grain lies over all samples.",
-    cause="Sampling stops before the noise is gone, the scheduler is not the one of training, or weights are not averaged.",
+    cause="Sampling stops before the noise is gone, the scheduler is not training's, or weights are not averaged.",
     confirm="The share of fine detail beside the training set's.",
     fix="Use the scheduler and prediction type of training, and enough steps.",
     reference="https://arxiv.org/abs/2305.08891",
@@ -211,11 +214,11 @@ names(
     "evaluation-overlap",
     (
         "Take these rows out of training, and train again.",
-        "known = set(map(normalized, evaluation))\ntraining = [row for row in training if normalized(row) not in known]",
+        "known = set(map(normalized, evaluation))\ntraining = [r for r in training if normalized(r) not in known]",
     ),
     title="Evaluation rows stand in the training set.",
     symptom="Scores are too good, and fall on new data.",
-    cause="Both sets come from one source; copies that differ in case, punctuation or a few words pass a plain comparison.",
+    cause="Both sets come from one source; copies that differ in case or a few words pass a comparison.",
     confirm="Lay each row beside its training row: the report names both.",
     fix="Split before anything else, by source; take near copies out.",
     reference="https://arxiv.org/abs/2107.06499",

@@ -117,12 +117,12 @@ def problems(texts: Sequence[str], training: Sequence[str] | None) -> Iterator[E
             title = f"{count(len(rows), 'text')} of {len(texts)} repeat texts of the training set"
             each = [{"sample": row, "training row": match, "words in common": share} for row, match, share in pairs]
             yield Evidence("quality/memorized", title, rows, {"pairs": each})
-    loops = {row: part for row, text in enumerate(texts) if (part := loop(text)) is not None}
+    loops = {row: known for row, text in enumerate(texts) if (known := loop(text)) is not None}
     usual = sum(loop(text) is not None for text in training or ()) / len(training) if training else 0.0
     if loops and len(loops) / len(texts) > 3 * usual:
-        row, (part, times) = next(iter(loops.items()))
+        first, (unit, times) = next(iter(loops.items()))
         title = f"{count(len(loops), 'text')} of {len(texts)} {'loops' if len(loops) == 1 else 'loop'} to the end: "
-        title += f"text {row} says {clip(part.strip(), 40)!r} {times} times"
+        title += f"text {first} says {clip(unit.strip(), 40)!r} {times} times"
         yield Evidence("quality/repetition", title, tuple(loops), {"parts": [part for part, _ in loops.values()]})
     yield from _same(texts, training)
     yield from _cut(texts, set(loops))

@@ -1,0 +1,89 @@
+"""check_outputs(): 30 healthy sets are left in peace; planted copies of seven kinds, loops and ends are found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import nbdebug
+from tests.quality import outputs
+
+
+def test_thirty_healthy_sets_are_left_in_peace() -> None:
+    sets = [*outputs.healthy_pictures(), *outputs.healthy_texts()]
+    assert len(sets) == 30
+    for number, (generated, training) in enumerate(sets):
+        report = nbdebug.check_outputs(generated, training=training)
+        assert not report.findings, (number, report.findings[0].title)
+        alone = nbdebug.check_outputs(generated)
+        assert not alone.findings and alone.unchecked, (number, alone)
+
+
+@pytest.mark.parametrize("change", outputs.CHANGES)
+@pytest.mark.parametrize("kind", [outputs.scene, outputs.grey])
+def test_a_changed_copy_is_found(kind: object, change: str) -> None:
+    rng = np.random.default_rng(9)
+    training = outputs.whole([kind(rng) for _ in range(60)])  # type: ignore[operator]
+    generated = outputs.whole([kind(rng) for _ in range(10)])  # type: ignore[operator]
+    for row, match in ((2, 40), (7, 11)):
+        generated[row] = outputs.CHANGES[change](training[match])
+    report = nbdebug.check_outputs(generated, training=training)
+    assert report.findings[0].code == "quality/memorized" and report.findings[0].where.samples == (2, 7)
+    assert [pair["training picture"] for pair in report.findings[0].evidence["pairs"]] == [40, 11]
+    assert len(report.plot("gallery")["pictures"]) == 4
+
+
+def test_pictures_come_in_many_forms() -> None:
+    rng = np.random.default_rng(2)
+    training = outputs.whole([outputs.scene(rng) for _ in range(30)])
+    generated = outputs.whole([outputs.scene(rng) for _ in range(8)])
+    generated[3] = training[5]
+    floats = torch.from_numpy(generated).permute(0, 3, 1, 2).float()
+    for form in (floats / 255, floats / 127.5 - 1, [outputs.Image.fromarray(p) for p in generated], list(generated)):
+        assert nbdebug.check_outputs(form, training=training).findings[0].where.samples == (3,)
+
+
+@pytest.mark.parametrize(("gain", "name"), [((0.9, 0.95, 1.25), "blue"), ((0.9, 1.2, 0.9), "green"),
+                                            ((1.15, 1.15, 0.8), "yellow")])  # fmt: skip
+def test_the_tint_is_named(gain: tuple[float, ...], name: str) -> None:
+    rng = np.random.default_rng(4)
+    training = outputs.whole([outputs.scene(rng) for _ in range(100)])
+    generated = outputs.whole([outputs.scene(rng, gain) for _ in range(60)])
+    report = nbdebug.check_outputs(generated, training=training)
+    assert report.findings[0].code == "quality/color-shift" and report.findings[0].evidence["where"] == [name]
+
+
+def test_vectors_and_things_of_another_kind() -> None:
+    rng = np.random.default_rng(0)
+    training, generated = rng.normal(size=(50, 8)), rng.normal(size=(9, 8))
+    generated[4] = training[20] + 1e-3
+    assert nbdebug.check_outputs(generated, training=training).findings[0].where.samples == (4,)
+    by = lambda things: np.array([[t["a"], t["b"]] for t in things])
+    things = [{"a": float(n), "b": float(n % 7)} for n in range(40)]
+    assert not nbdebug.check_outputs([{"a": 0.5, "b": 0.5}], training=things, embed=by).findings
+    assert nbdebug.check_outputs([things[3]], training=things, embed=by).findings
+
+
+def test_evaluation_rows_are_found_though_case_and_words_were_changed() -> None:
+    rng = outputs.random.Random(1)
+    training = [outputs.sentence(rng, 16) for _ in range(80)]
+    rows = [outputs.sentence(rng, 16) for _ in range(12)]
+    long = [text for text in training if len(text.split()) >= 12]
+    rows[2] = long[0].upper().replace(".", " !")
+    parts = long[1].split()
+    rows[5] = " ".join([*parts[:8], "really", *parts[8:]])
+    rows[9] = "Question: " + long[2]
+    report = nbdebug.check_outputs(evaluation=rows, training=training)
+    assert report.findings[0].code == "quality/evaluation-overlap" and report.findings[0].where.samples == (2, 5, 9)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="takes what a model made"):
+        nbdebug.check_outputs()
+    with pytest.raises(ValueError, match="training="):
+        nbdebug.check_outputs(evaluation=["a"])
+    with pytest.raises(ValueError, match="of one form"):
+        nbdebug.check_outputs(["a text"], training=np.zeros((3, 8, 8, 3), np.uint8))
+    with pytest.raises(TypeError, match="takes pictures, texts or vectors"):
+        nbdebug.check_outputs([object()])
