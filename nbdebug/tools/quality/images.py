@@ -18,7 +18,7 @@ SAME = 3.0
 """Mean distance, of 255, of two samples that are one picture where there is no training set to compare with."""
 SHIFT, SURE = 3.0, 6.0
 """CIE 1976 units: of a shift that is seen beside the reference (a just noticeable difference is 2.3); and its standard
-errors. Sets drawn from one population pass 6 in none of 20,000."""
+errors."""
 ITSELF, ALIKE = 40, 4.0
 """Training pictures that are compared with the others: copies count where their share is over so many times as large
 as among these, since the pictures of some sets are alike by nature."""
