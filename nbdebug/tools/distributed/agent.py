@@ -48,6 +48,16 @@ EARLY, EVERY, ROWS = 9, 50, 4000
 """Steps after which weights are compared: the first 9, then each 50th. Rows of a pass that are written down."""
 
 
+def _root(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The rank that a collective comes from or goes to, or its operation, as far as the call says."""
+    root = next((f"{k} {kwargs[k]}" for k in ("src", "dst", "op") if kwargs.get(k) is not None), "")
+    if not root and name in ("broadcast", "reduce") and len(args) > 1:
+        root = f"{'src' if name == 'broadcast' else 'dst'} {args[1]}"
+    if name == "all_reduce" and not root:
+        root = f"op {args[1]}" if len(args) > 1 and not isinstance(args[1], dist.ProcessGroup) else ""
+    return root.replace("RedOpType.", "").replace("op SUM", "")
+
+
 def user_lines(frame: types.FrameType | None, most: int = 6) -> list[tuple[str, int, str]]:
     """The user's lines on a stack, from the inside out; in another thread than the main one, those of that."""
     if threading.current_thread() is not threading.main_thread():
@@ -73,6 +83,7 @@ class Agent:
         self.trail, self.inside = Trail(), threading.local()
         self.groups: set[str] = set()
         self.models: list[weakref.ref[Any]] = []
+        self.parts: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.wrapped: dict[int, str] = {}
         self.waiting: dict[int, Any] = {}
         self.optimizers: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
@@ -109,22 +120,29 @@ class Agent:
         lines = user_lines(sys._getframe(2))
         self.write("call", op=op, g=name, shape=shape, dtype=dtype, root=root, lines=lines, **new)
 
-    def collective(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        group = kwargs.get("group") or next((a for a in args if isinstance(a, dist.ProcessGroup)), None)
-        first = next(iter([*args, *kwargs.values()]), None)
-        tensors = [first] if isinstance(first, torch.Tensor) else first if isinstance(first, list) else []
-        tensors = [t for t in tensors if isinstance(t, torch.Tensor)] if name not in SHAPELESS else []
-        shape = ", ".join(str(list(t.shape)) for t in tensors[:4])
-        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
-        root = next((f"{k} {kwargs[k]}" for k in ("src", "dst", "op") if kwargs.get(k) is not None), "")
-        if not root and name in ("broadcast", "reduce") and len(args) > 1:
-            root = f"{'src' if name == 'broadcast' else 'dst'} {args[1]}"
-        if name == "all_reduce" and not root:
-            root = f"op {args[1]}" if len(args) > 1 and not isinstance(args[1], dist.ProcessGroup) else ""
-        self.call(name, group, shape, dtype, root.replace("RedOpType.", "").replace("op SUM", ""))
-        if name in ("all_reduce", "reduce_scatter_tensor") and tensors and self.after_backward:
-            sizes = {p.numel() for o in self.optimizers for g in o.param_groups for p in g["params"]}
-            self.reduced = self.reduced or tensors[0].numel() in sizes | {sum(sizes)}
+    def collective(self, name: str) -> Callable[..., None]:
+        """What notes the calls of one of torch's functions."""
+
+        def note(*args: Any, **kwargs: Any) -> None:
+            group = kwargs.get("group") or next((a for a in args if isinstance(a, dist.ProcessGroup)), None)
+            first = next(iter([*args, *kwargs.values()]), None)
+            tensors = [first] if isinstance(first, torch.Tensor) else first if isinstance(first, list) else []
+            tensors = [t for t in tensors if isinstance(t, torch.Tensor)] if name not in SHAPELESS else []
+            shape = ", ".join(str(list(t.shape)) for t in tensors[:4])
+            dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
+            self.call(name, group, shape, dtype, _root(name, args, kwargs))
+            if name in ("all_reduce", "reduce_scatter_tensor") and tensors and self.after_backward:
+                sizes = {p.numel() for o in self.optimizers for g in o.param_groups for p in g["params"]}
+                self.reduced = self.reduced or tensors[0].numel() in sizes | {sum(sizes)}
+
+        return note
+
+    def attempt(self, note: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+        """The error boundary: a fault of ours does not reach the user's program, and is told in the report."""
+        try:
+            note(*args, **kwargs)
+        except Exception as fault:
+            self.write("fault", error=f"{type(fault).__name__}: {fault}")
 
     def wrap(self, owner: Any, name: str, note: Callable[..., None], flag: str = "call") -> None:
         """Call `note` with the arguments before the outermost call of the functions that share a flag."""
@@ -136,7 +154,7 @@ class Agent:
                 return plain(*args, **kwargs)
             setattr(self.inside, flag, True)
             try:
-                note(*args, **kwargs)
+                self.attempt(note, *args, **kwargs)
                 return plain(*args, **kwargs)
             finally:
                 setattr(self.inside, flag, False)
@@ -148,12 +166,10 @@ class Agent:
     def install(self) -> None:
         for name in COLLECTIVES:
             if hasattr(c10d, name):
-                self.wrap(
-                    c10d, name, functools.partial(lambda op, *args, **kwargs: self.collective(op, args, kwargs), name)
-                )
+                self.wrap(c10d, name, self.collective(name))
         self.wrap(c10d, "init_process_group", self.initialised)
         self.wrap(c10d, "destroy_process_group", self.destroyed)
-        self.wrap(torch, "save", lambda value, f, *_, **__: self.saved(f, lambda: digest(value)))
+        self.wrap(torch, "save", lambda obj, f, *_, **__: self.saved(f, lambda: digest(obj)))
         self.wrap(torch.Tensor, "backward", self.backward, "backward")
         self.wrap(torch.autograd, "backward", lambda tensors, *_, **__: self.backward(tensors), "backward")
         self.wrap(torch, "manual_seed", lambda seed: self.write("seed", value=seed, lines=user_lines(sys._getframe(2))))
@@ -163,8 +179,9 @@ class Agent:
         self.after(DataLoader, "__init__", lambda loader, *_, **__: self.made(self.loaders, loader))
         self.after(DistributedSampler, "__init__", lambda sampler, *_, **__: self.made(self.samplers, sampler))
         optimizers = sys.modules["torch.optim.optimizer"]
-        optimizers.register_optimizer_step_pre_hook(self.before_step)
-        optimizers.register_optimizer_step_post_hook(self.after_step)
+        optimizers.register_optimizer_step_pre_hook(functools.partial(self.attempt, self.before_step))
+        optimizers.register_optimizer_step_post_hook(functools.partial(self.attempt, self.after_step))
+        nn.modules.module.register_module_forward_pre_hook(functools.partial(self.attempt, self.past))
         self.install_loader()
         self.install_files()
         self.install_join()
@@ -179,9 +196,9 @@ class Agent:
         @functools.wraps(plain)
         def noted(*args: Any, **kwargs: Any) -> Any:
             if before is not None:
-                before(*args, **kwargs)
+                self.attempt(before, *args, **kwargs)
             value = plain(*args, **kwargs)
-            note(*args, **kwargs)
+            self.attempt(note, *args, **kwargs)
             return value
 
         setattr(owner, name, noted)
@@ -257,11 +274,13 @@ class Agent:
         self.models.append(weakref.ref(wrapper))
         self.wrapped |= {id(p): name for name, p in wrapper.module.named_parameters()}
         self.write("wrapper", lines=user_lines(sys._getframe(2)))
-        for module in wrapper.module.modules():
-            module.register_forward_pre_hook(functools.partial(self.past, weakref.ref(wrapper)))
+        self.parts.update(wrapper.module.modules())
 
-    def past(self, owner: Any, module: nn.Module, *_: Any) -> None:
-        """A part of a wrapped model runs with gradients, and its wrapper does not: told three times."""
+    def past(self, module: nn.Module, *_: Any) -> None:
+        """A part of a wrapped model runs with gradients, and its wrapper does not: told three times. A hook of all
+        modules: one on the user's own would be copied and pickled with them."""
+        if module not in self.parts:
+            return
         if getattr(self.inside, "forward", 0) or not torch.is_grad_enabled() or not module.training:
             return
         frame: types.FrameType | None = sys._getframe(1)

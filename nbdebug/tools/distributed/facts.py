@@ -132,9 +132,7 @@ class RanksFacts:
                     found.append((other, event))
         return found
 
-    def prune(self) -> None:
-        """Forget of each rank what all have in common, but for the last 200 calls and events: a run may be long."""
-        for log in self.ranks.values():
-            for kind in ("loss", "step"):
-                if len(log.events[kind]) > 2000:
-                    del log.events[kind][:1000]
+    def fault(self) -> str:
+        """What failed in nbdebug itself while it watched a rank; "" for nothing."""
+        events = [event for log in self.ranks.values() for event in log.events.get("fault", ())]
+        return events[0]["error"] if events else ""

@@ -229,6 +229,8 @@ def report_of(facts: RanksFacts, question: str, seconds: float = 0.0, status: in
     symptoms = [Symptom(f"The launcher ended with status {status}.", "Its output above tells more.")] if failed else []
     if found is None and status is None:
         symptoms = [Symptom("The ranks did not end within the limit, and all are in the same call.")]
+    if fault := facts.fault():
+        symptoms.append(Symptom("nbdebug failed while it watched a rank: nothing was compared.", fault))
     calls = sum(len(own) for log in facts.ranks.values() for own in log.calls.values())
     steps = max((len(log.events.get("loss", ())) for log in facts.ranks.values()), default=0)
     return Report(

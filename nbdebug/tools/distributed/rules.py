@@ -624,6 +624,8 @@ SILENT = (weights_diverged, shared_file, missing_sampler, set_epoch_missing, no_
 
 
 def name_cause(facts: RanksFacts) -> Finding | None:
+    if facts.fault():
+        return None  # a call may be missing in what is compared
     silent = SILENT if facts.over else ()
     return next((found for check in (*FATAL, *silent) if (found := check(facts)) is not None), None)
 
@@ -631,4 +633,4 @@ def name_cause(facts: RanksFacts) -> Finding | None:
 def certain(facts: RanksFacts) -> bool:
     """Whether a verdict that ends the run can be given now. A rank's errors alone are left to torchrun, which ends the
     others by itself, unless these wait."""
-    return any(check(facts) is not None for check in FATAL)
+    return not facts.fault() and any(check(facts) is not None for check in FATAL)
