@@ -29,10 +29,10 @@ lint: setup ## ruff, mypy and the import contracts
 notebooks: setup ## execute the notebooks again, in place
 	@$(BIN)/python -m tests.test_notebooks notebooks/*.ipynb
 
-# torch goes first and alone: every other install then keeps that build of it. What is never imported is not compiled.
+# torch goes first and alone: every other install then keeps that build of it.
 .venv/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing into .venv (the first time takes minutes: torch is large)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt torch==2.13.0
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch==2.13.0
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@

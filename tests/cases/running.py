@@ -99,7 +99,11 @@ def ask_apart(path: pathlib.Path, twin: str, limit: float, by: str = "trace") ->
         finally:
             _end(process)
         if out.is_file():
-            return json.loads(out.read_text(encoding="utf-8"))
+            said = json.loads(out.read_text(encoding="utf-8"))
+            steps = said.get("answer", {}).get("steps")
+            if isinstance(steps, dict):  # JSON makes text of each rank's number
+                said["answer"]["steps"] = {int(rank): steps[rank] for rank in sorted(steps, key=int)}
+            return said
         said = printed.read_text(errors="replace").strip() if printed.is_file() else ""
     last = (said or "nothing printed").splitlines()[-1]
     return {"kind": path.parent.name, "error": f"the process ended with status {process.exitcode}: {last}"}
