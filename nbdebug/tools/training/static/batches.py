@@ -234,8 +234,10 @@ class Batches:
                     ]
                 )
             train, val = (signals.Grouped.of(rows, MOST_COMPARED) for rows in sides)
-            # a finer label looks like a group whose samples all have one label
-            if train is not None and val is not None and (named or not name.startswith("batch") or train.is_mixed()):
+            if train is None or val is None:
+                continue
+            # a finer label looks like a group whose samples all have one label, as does the label that no loss uses
+            if named or not name.startswith("batch") or (train.targets is not None and train.is_mixed()):
                 yield name, train, val
 
     def _keys_of_datasets(self) -> Iterator[tuple[str, Any, Any]]:

@@ -334,9 +334,10 @@ def label_columns(x: torch.Tensor, labels: torch.Tensor) -> list[int]:
 SAME, LEFT_OPEN, EXPLAINED = 1e-9, 0.01, 0.3
 """A column is the target where a line through it leaves no more than the first of the variance, or up to the second
 where the other columns do not tell the rest (no more of it than the third: else the column is a strong feature) …"""
-OTHERS_LEAVE, TIMES = 0.05, 20.0
-"""… and these leave that share of the target open, and so many times what the column does: the last value of a smooth
-series tells the next one, but so does the one before."""
+OTHERS_LEAVE, TIMES = (0.05, 0.95), 20.0
+"""… and these leave a share of the target open between the two, and so many times what the column does: the last value
+of a smooth series tells the next one, but so does the one before; and where the others tell nothing, the column is the
+one feature that there is, as in data made by hand."""
 AGREES, OF_EACH = 0.97, 0.95
 """Share of the labels that a column of as many values tells, and share of each label."""
 GROUPS, IN_EACH, MEET = (3, 8), 3, 0.5
@@ -369,7 +370,8 @@ def target_columns(x: torch.Tensor, target: torch.Tensor) -> dict[int, float]:
         series = (
             float(elsewhere.double().mean()) > 0.5
         )  # the target is the column's value in another row: what comes next
-        if by_others > max(OTHERS_LEAVE, TIMES * own) and explained < EXPLAINED and not series:
+        low, high = OTHERS_LEAVE
+        if max(low, TIMES * own) < by_others < high and explained < EXPLAINED and not series:
             known[column] = own
     return known
 
