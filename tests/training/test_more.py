@@ -193,6 +193,8 @@ def test_the_value_that_the_next_row_has_is_no_leak():
     table = torch.stack([price[:-1], torch.randn(600), torch.randn(600), torch.randn(600)], 1)
 
     assert target_columns(table, price[1:]) == {}
+    assert target_columns(table, 3 * price[:-1] + 1) == {}  # the one feature that there is
+    table[:, 3] = price[:-1] + price.std() * torch.randn(600)
     assert target_columns(table, 3 * price[:-1] + 1).keys() == {0}
     assert target_columns(torch.randn(600, 4), price[1:]) == {}
 
