@@ -21,7 +21,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-import nbdebug
 from nbdebug.report import Report, Symptom, Table
 from nbdebug.text import count, figures
 from nbdebug.tools.distributed.facts import RanksFacts
@@ -112,12 +111,10 @@ def run_script(
     if not pathlib.Path(script).is_file():
         raise FileNotFoundError(f"no such script: {script}")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="nbdebug-ranks-"))
-    root = str(pathlib.Path(nbdebug.__file__).parents[1])
-    paths = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
     process = subprocess.Popen(
         [*command, "-m", "nbdebug.rank", script, *arguments],
-        env={**os.environ, "PYTHONPATH": paths, FOLDER: str(folder)},
+        env={**os.environ, FOLDER: str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,

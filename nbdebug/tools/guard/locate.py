@@ -72,11 +72,9 @@ def locate(
         probe = Probe(models, optimizers, live=live, named=True)
         probe.history = probe.history if history is None else copy.deepcopy(history)
         probe.batches.log, probe.latest_batch, probe.spilled = batches, not trip.late, spilled
-        with contextlib.ExitStack() as until_done, restored(models, optimizers, trip.tape), eager() as notes:
-            until_done.enter_context(uncollected())
-            scan = RecordingScan(probe) if not live and redo is None else None
-            if scan is not None:
-                until_done.callback(scan.close)
+        scan = RecordingScan(probe) if not live and redo is None else None
+        closing = contextlib.closing(scan) if scan is not None else contextlib.nullcontext()
+        with uncollected(), closing, restored(models, optimizers, trip.tape), eager() as notes:
             detection = _run_step(probe, trip, models, redo, closure)
             if detection is not None and not probe.live:
                 locate_origins(probe, detection, scan)
