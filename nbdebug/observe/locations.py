@@ -194,19 +194,30 @@ def cell_name(file: str) -> str | None:
     match = re.match(r"<ipython-input-(\d+)-", file)
     if match:
         return f"In [{match[1]}]"
-    from nbdebug.observe.shell import running_shell  # here: most walks through this file name no cell
-
-    names = getattr(getattr(running_shell(), "compile", None), "_filename_map", {})
+    names = _shell_cells()
     return f"In [{names[file]}]" if file in names else None
 
 
 def other_cells(file: str) -> list[str]:
-    """The files of the notebook's other cells, the newest first; [] where `file` is no cell."""
+    """The files of the notebook's other cells, the newest first; [] where `file` is no cell. linecache keeps those of
+    every shell that the process had: only the cells of the one that runs are asked for, where it ran this one."""
     if cell_name(file) is None:
         return []
+    here = _shell_cells()
     others = [other for other in list(linecache.cache) if type(other) is str and other != file]
-    numbers = {other: int(name[4:-1]) for other in others if (name := cell_name(other)) is not None}
+    numbers = {
+        other: int(name[4:-1])
+        for other in others
+        if (other in here or file not in here) and (name := cell_name(other)) is not None
+    }
     return sorted(numbers, key=numbers.__getitem__, reverse=True)
+
+
+def _shell_cells() -> dict[str, int]:
+    """The files of the running shell's cells, with their numbers."""
+    from nbdebug.observe.shell import running_shell  # here: most walks through this file name no cell
+
+    return getattr(getattr(running_shell(), "compile", None), "_filename_map", {})
 
 
 def at_site(where: Where, site: Site | StackLines | None) -> Where:

@@ -483,6 +483,19 @@ def test_the_cut_may_stand_in_another_cell_of_the_notebook():
     assert found.where.cell == "In [3]"
 
 
+def test_cells_of_an_earlier_shell_of_this_process_are_not_this_notebooks():
+    with shell.started("import torch") as earlier:
+        for number in range(6):
+            earlier.run(f"best = torch.ones(3) * {number}\nloss = best.sum()")
+    with shell.started("import torch; from torch import nn; model, x = nn.Linear(4, 3), torch.ones(2, 4)") as book:
+        book.run("scores = model(x)\nbest = scores.argmax(1)")
+        book.run("loss = best.float().mean()")
+        error = book.run("loss.backward()").error
+        found = nbdebug.explain(error, names=book.shell.user_ns).findings[0]
+
+    assert "`best` has no gradient: `scores.argmax(1)`" in found.title
+
+
 @pytest.fixture(autouse=True)
 def gradients_on():
     yield
