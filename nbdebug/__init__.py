@@ -31,6 +31,7 @@ __all__ = [
     "check_ranks",
     "diagnose",
     "explain",
+    "first_aid",
     "fit",
     "free",
     "generation",
@@ -86,6 +87,7 @@ _HOMES = {
     "check_notebook": "tools.notebook.check_notebook",
     "precision": "tools.precision.precision",
     "keep_fp32": "tools.precision.casting",
+    "first_aid": "tools.first_aid.first_aid",
     "NonFiniteStep": "tools.guard.trip",
     "open_record": "tools.guard.record.open_record",
 }

@@ -20,6 +20,8 @@
     %check_config FILE         what is wrong with the settings of a run, before anything runs
     %check_environment         whether this machine can do what a run asks of it
     %check_notebook            what cells that ran again, or out of order, have left behind
+    %first_aid SYMPTOM         what to try in which order, each step run on what is among your variables
+    %checklist MOMENT          the same before, during or after training
     %explain                   why the last cell failed; %explain CODE shows the catalogue page of a cause
     %nbdebug                   the panel: what is on, what was found, and buttons; %nbdebug off removes everything
 
@@ -37,10 +39,10 @@ from nbdebug.magics._arguments import help_text
 from nbdebug.magics._completion import Completion
 from nbdebug.magics.bottleneck import BottleneckMagics
 from nbdebug.magics.check import CheckMagics
-from nbdebug.magics.check_checkpoint import CheckCheckpointMagics
-from nbdebug.magics.check_config import BeforeRunMagics
+from nbdebug.magics.check_config import BeforeRunMagics, CheckCheckpointMagics
 from nbdebug.magics.diagnose import DiagnoseMagics
 from nbdebug.magics.explain import ExplainMagics
+from nbdebug.magics.first_aid import FirstAidMagics
 from nbdebug.magics.fit import FitMagics
 from nbdebug.magics.grad_watch import GradWatchMagics
 from nbdebug.magics.guard import GuardMagics
@@ -64,6 +66,7 @@ QUESTIONS = (
     BeforeRunMagics,
     CheckMagics,
     CheckCheckpointMagics,
+    FirstAidMagics,
 )
 OURS = (*WATCHES, *QUESTIONS, NbdebugMagics, Completion)
 

@@ -15,7 +15,7 @@ def show(report: Report) -> None:
     """Display it as the last line of a cell would. stderr, because stdout may be what the program was run for."""
     shell = running_shell()
     if shell is None:
-        print(text.render(report, in_colour(sys.stderr)), file=sys.stderr, flush=True)
+        print(text.render(report, colour=in_colour(sys.stderr)), file=sys.stderr, flush=True)
         return
     data, metadata = shell.display_formatter.format(report)
     shell.display_pub.publish(data, metadata)

@@ -54,21 +54,21 @@ ROOMS = (
 """From roomy to narrow: the first that fits on the screen is taken."""
 
 
-def render(report: Report, colour: bool = False) -> str:
-    """The text. colour: with ANSI codes."""
+def render(report: Report, most: int = SCREEN, colour: bool = False) -> str:
+    """The text. most: its lines, unless all of it is asked for; colour: with ANSI codes."""
     text = ReportText(report.full(), ALL, colour).text()
-    if not report.folded or text.count("\n") < SCREEN:
+    if not report.folded or text.count("\n") < most:
         return text
     for room in ROOMS:
         text = ReportText(report, room, colour).text()
-        if text.count("\n") < SCREEN:
+        if text.count("\n") < most:
             break
     return text
 
 
-def for_terminal(report: Report) -> str:
+def for_terminal(report: Report, most: int = SCREEN) -> str:
     """The text as IPython and Python show it where an expression is typed: in colour on a terminal."""
-    return render(report, in_colour(sys.stdout))
+    return render(report, most, in_colour(sys.stdout))
 
 
 def wrapped(text: str, columns: int, first: str = "", then: str = "") -> list[str]:

@@ -78,7 +78,7 @@ def check_loader(
             watch, StreamFacts(unchecked=["the batches: a stream can only be read once, and there can be no copy"])
         )
     else:
-        with _own_random_numbers(loader):
+        with own_random_numbers(loader):
             result = watch.run(copied=False)
     return _report(watch, result)
 
@@ -558,7 +558,7 @@ def _feed(value: Any, row: int, digest: Any) -> None:
 
 
 @contextlib.contextmanager
-def _own_random_numbers(loader: Any) -> Iterator[None]:
+def own_random_numbers(loader: Any) -> Iterator[None]:
     """All generators are as before afterwards, those of the loader and its samplers too."""
     import torch
 

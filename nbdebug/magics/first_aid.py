@@ -1,0 +1,89 @@
+"""%first_aid and %checklist: what to try, in which order, run on what is among the variables. Their answer:
+`nbdebug.first_aid`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from nbdebug.magics._arguments import FULL, HELP, answer, parse, variables
+from nbdebug.report import Report
+
+SYMPTOMS = "nan, memory, slow, hang, crash, not-learning, error or quality"
+
+
+@magics_class
+class FirstAidMagics(Magics):
+    """%first_aid and %checklist."""
+
+    @no_var_expand
+    @needs_local_scope
+    @magic_arguments()
+    @argument("symptom", metavar="SYMPTOM", nargs="?", help=f"{SYMPTOMS} (default: the list, and what fits here)")
+    @argument("--all", action="store_true", help="run all of the steps (default: up to the first cause)")
+    @argument("--log", action="store_true", help="show what was tried in this session, and what you changed in between")
+    @FULL
+    @HELP
+    @line_magic
+    def first_aid(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+        """Run what a calm person would try, in that order, up to the first cause.
+
+            %first_aid
+            %first_aid nan
+            report = %first_aid not-learning
+
+        Each step is one of nbdebug's tools, and runs on what is among your variables: model, optimizer, loss_fn,
+        train_loader, a step train_step(batch). Afterwards they are as they were. The steps are ticked off; below them
+        is the report of the step that found the cause. A step that can't run says what it needs. In a script:
+        nbdebug.first_aid("nan").
+        """
+        __tracebackhide__ = True
+        args = parse(self.first_aid, line)
+        return None if args is None else self._answer(args, args.symptom, line, local_ns, args.all, args.log)
+
+    @no_var_expand
+    @needs_local_scope
+    @magic_arguments()
+    @argument(
+        "moment", metavar="MOMENT", choices=("before", "during", "after"), nargs="?", help="before, during, after"
+    )
+    @FULL
+    @HELP
+    @line_magic
+    def checklist(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+        """Run the checks that belong before, during or after a training, and tick them off.
+
+            %checklist before
+            report = %checklist after
+
+        All of the steps run, whatever they find. A step that can't run says what it needs. In a script:
+        nbdebug.first_aid("before").
+        """
+        __tracebackhide__ = True
+        args = parse(self.checklist, line)
+        if args is None:
+            return None
+        if args.moment is None:
+            raise UsageError("%checklist takes a moment: %checklist before, during or after training.")
+        return self._answer(args, args.moment, line, local_ns)
+
+    def _answer(
+        self,
+        args: Any,
+        word: str | None,
+        line: str,
+        local_ns: dict[str, Any] | None,
+        whole: bool = False,
+        log: bool = False,
+    ) -> Report | None:
+        __tracebackhide__ = True
+        from nbdebug.tools.first_aid.first_aid import first_aid  # imports torch: %load_ext must stay quick
+
+        try:
+            report = first_aid(word, names=variables(self.shell, local_ns), shell=self.shell, all_steps=whole, log=log)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        return answer(report, args, line)

@@ -1,0 +1,1 @@
+"""First aid: procedures, describe, smallest."""
