@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import math
-import re
 import sys
 import time
 import types
@@ -31,6 +29,7 @@ from nbdebug.tools.first_aid.procedures import (
     Step,
     Surroundings,
     named,
+    recorded_losses,
 )
 
 WELL, CAUSE, UNWELL, NEEDS, NOT_NEEDED, NOT_REACHED = "well", "cause", "not well", "needs", "not needed", "not reached"
@@ -315,31 +314,6 @@ def _by_error(error: BaseException) -> Iterator[tuple[str, str]]:
         yield "hang", "you interrupted the last cell (if it was only slow: %first_aid slow)"
     elif kind != "UsageError" and not isinstance(error, (SystemExit, SyntaxError)):
         yield "error", f"the last cell ended with {kind}"
-
-
-def recorded_losses(names: Mapping[str, Any]) -> tuple[str, list[float]]:
-    """(name, values) of the losses that a variable holds: a list, or a list in a dict; ("", []) where none does. A
-    single loss counts where it is not finite."""
-    import torch
-
-    def number(value: Any) -> float | None:
-        if type(value) is torch.Tensor and value.numel() == 1 and not value.is_meta:
-            return float(value.detach())
-        return float(value) if type(value) in (int, float) else None
-
-    for name, thing in names.items():
-        inside = {f'{name}["{k}"]': v for k, v in thing.items() if isinstance(k, str)} if type(thing) is dict else {}
-        for label, value in ({name: thing} | inside).items():
-            if "loss" not in label.lower() or re.search("val|test|eval|best", label.lower()):
-                continue
-            if type(value) in (list, tuple, collections.deque) and len(value) > 1:
-                values = [number(v) for v in value]
-                if None not in values:
-                    return label, values  # type: ignore[return-value]
-            one = number(value)
-            if one is not None and not math.isfinite(one):
-                return label, [one]
-    return "", []
 
 
 def _minutes(minutes: float) -> str:

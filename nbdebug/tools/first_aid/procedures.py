@@ -11,12 +11,15 @@ as they were.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
 import inspect
 import itertools
+import math
 import pathlib
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -424,7 +427,6 @@ def logs(a: Surroundings) -> Report:
 
 def losses(a: Surroundings) -> Report:
     """The losses among the variables, judged as a run's."""
-    from nbdebug.tools.first_aid.first_aid import recorded_losses
     from nbdebug.verdict import of_losses
 
     name, values = recorded_losses(a.names)
@@ -436,6 +438,31 @@ def losses(a: Surroundings) -> Report:
         losses=values,
         headline="" if of_losses(values) else f"The losses in `{name}` are those of a run that learns.",
     )
+
+
+def recorded_losses(names: Mapping[str, Any]) -> tuple[str, list[float]]:
+    """(name, values) of the losses that a variable holds: a list, or a list in a dict; ("", []) where none does. A
+    single loss counts where it is not finite."""
+    import torch
+
+    def number(value: Any) -> float | None:
+        if type(value) is torch.Tensor and value.numel() == 1 and not value.is_meta:
+            return float(value.detach())
+        return float(value) if type(value) in (int, float) else None
+
+    for name, thing in names.items():
+        inside = {f'{name}["{k}"]': v for k, v in thing.items() if isinstance(k, str)} if type(thing) is dict else {}
+        for label, value in ({name: thing} | inside).items():
+            if "loss" not in label.lower() or re.search("val|test|eval|best", label.lower()):
+                continue
+            if type(value) in (list, tuple, collections.deque) and len(value) > 1:
+                values = [number(v) for v in value]
+                if None not in values:
+                    return label, values  # type: ignore[return-value]
+            one = number(value)
+            if one is not None and not math.isfinite(one):
+                return label, [one]
+    return "", []
 
 
 def watched(a: Surroundings) -> Report:
