@@ -39,7 +39,7 @@ from nbdebug.magics._arguments import help_text
 from nbdebug.magics._completion import Completion
 from nbdebug.magics.bottleneck import BottleneckMagics
 from nbdebug.magics.check import CheckMagics
-from nbdebug.magics.check_config import BeforeRunMagics, CheckCheckpointMagics
+from nbdebug.magics.check_config import BeforeRunMagics
 from nbdebug.magics.diagnose import DiagnoseMagics
 from nbdebug.magics.explain import ExplainMagics
 from nbdebug.magics.first_aid import FirstAidMagics
@@ -65,7 +65,6 @@ QUESTIONS = (
     PrecisionMagics,
     BeforeRunMagics,
     CheckMagics,
-    CheckCheckpointMagics,
     FirstAidMagics,
 )
 OURS = (*WATCHES, *QUESTIONS, NbdebugMagics, Completion)

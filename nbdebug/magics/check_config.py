@@ -19,7 +19,7 @@ from nbdebug.report import Report
 
 @magics_class
 class BeforeRunMagics(Magics):
-    """%check_config, %check_data, %check_loader and %check_environment."""
+    """%check_config, %check_data, %check_loader, %check_environment, %check_checkpoint and %resume_proof."""
 
     @no_var_expand
     @needs_local_scope
@@ -219,27 +219,6 @@ class BeforeRunMagics(Magics):
             raise UsageError(str(error)) from None
         return answer(dataclasses.replace(report, question=f"%check_data {args.data}"), args, line)
 
-
-ENDINGS = {".json", ".yaml", ".yml", ".toml"}
-WORDS = ("mode", "trigger", "label", "text", "caption_extension", "masks")
-NUMBERS = ("min_size", "min_words", "sample_rate", "num_classes", "vocab_size", "max_length", "pad_id", "eos_id")
-
-
-def sides(word: str) -> tuple[int, ...]:
-    """(512, 512) of "512x512". Raises ValueError for anything else."""
-    parts = word.lower().split("x")
-    if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
-        raise ValueError(f'a size is written as "512x512"; got {word!r}')
-    return tuple(map(int, parts))
-
-
-PARTS = ("model", "optimizer", "scheduler", "scaler", "ema", "sampler", "load")
-
-
-@magics_class
-class CheckCheckpointMagics(Magics):
-    """%check_checkpoint and %resume_proof."""
-
     @no_var_expand
     @needs_local_scope
     @magic_arguments()
@@ -337,3 +316,17 @@ class CheckCheckpointMagics(Magics):
         except FileNotFoundError as error:
             raise UsageError(str(error)) from None
         return answer(dataclasses.replace(report, question=f"%resume_proof {line.strip()}"), args, line)
+
+
+PARTS = ("model", "optimizer", "scheduler", "scaler", "ema", "sampler", "load")
+ENDINGS = {".json", ".yaml", ".yml", ".toml"}
+WORDS = ("mode", "trigger", "label", "text", "caption_extension", "masks")
+NUMBERS = ("min_size", "min_words", "sample_rate", "num_classes", "vocab_size", "max_length", "pad_id", "eos_id")
+
+
+def sides(word: str) -> tuple[int, ...]:
+    """(512, 512) of "512x512". Raises ValueError for anything else."""
+    parts = word.lower().split("x")
+    if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
+        raise ValueError(f'a size is written as "512x512"; got {word!r}')
+    return tuple(map(int, parts))
