@@ -76,7 +76,7 @@ class FirstAidReport(Report):
 
 
 @dataclasses.dataclass
-class Outcome:
+class StepOutcome:
     """What came of a step. state: one of the words above; text: in a sentence; report: the tool's own."""
 
     step: Step
@@ -155,38 +155,38 @@ def first_aid(
 # -- the walk ---------------------------------------------------------------------------------------------------------
 
 
-def _walk(procedure: Procedure, a: Surroundings, all_steps: bool) -> Iterator[Outcome]:
+def _walk(procedure: Procedure, a: Surroundings, all_steps: bool) -> Iterator[StepOutcome]:
     known = False
     for step in procedure.steps:
-        yield (outcome := Outcome(step) if known and not (all_steps or step.always) else _run(step, a))
+        yield (outcome := StepOutcome(step) if known and not (all_steps or step.always) else _run(step, a))
         known = known or outcome.state == CAUSE
 
 
-def _run(step: Step, a: Surroundings) -> Outcome:
+def _run(step: Step, a: Surroundings) -> StepOutcome:
     began = time.perf_counter()
     try:
         report = step.run(a)
     except Missing as missing:
-        return Outcome(step, NEEDS, str(missing))
+        return StepOutcome(step, NEEDS, str(missing))
     except NotNeeded as reason:
-        return Outcome(step, NOT_NEEDED, str(reason))
+        return StepOutcome(step, NOT_NEEDED, str(reason))
     except Exception as error:
         return _failed(step, error, a, time.perf_counter() - began)
     seconds = time.perf_counter() - began
     text = _sentence(report)
     if report.verdict == FOUND:
-        return Outcome(step, CAUSE, text, seconds, report)
-    return Outcome(step, UNWELL if not report.ok else WELL, text, seconds, report)
+        return StepOutcome(step, CAUSE, text, seconds, report)
+    return StepOutcome(step, UNWELL if not report.ok else WELL, text, seconds, report)
 
 
-def _failed(step: Step, error: Exception, a: Surroundings, seconds: float) -> Outcome:
+def _failed(step: Step, error: Exception, a: Surroundings, seconds: float) -> StepOutcome:
     """An exception of the user's own step is a cause; of a step that was made here, or of a tool, it is none: the step
     could not run."""
     if a.own_step is not None and _passes_through(error, a.own_step.__code__):
         report = nbdebug.explain(error, names=dict(a.names), shell=a.shell)
         if report.verdict == FOUND:
-            return Outcome(step, CAUSE, _sentence(report), seconds, report)
-    return Outcome(step, NEEDS, f"it could not run here ({in_a_line(error)})", seconds)
+            return StepOutcome(step, CAUSE, _sentence(report), seconds, report)
+    return StepOutcome(step, NEEDS, f"it could not run here ({in_a_line(error)})", seconds)
 
 
 def _passes_through(error: BaseException, code: types.CodeType) -> bool:
@@ -208,7 +208,7 @@ def _sentence(report: Report) -> str:
 # -- the reports ------------------------------------------------------------------------------------------------------
 
 
-def _report(name: str, procedure: Procedure, outcomes: list[Outcome], entry: LogEntry, whole: bool) -> Report:
+def _report(name: str, procedure: Procedure, outcomes: list[StepOutcome], entry: LogEntry, whole: bool) -> Report:
     rows = [outcome.row(number) for number, outcome in enumerate(outcomes, 1)]
     title = f"Checklist {procedure.title}" if whole else f"First aid for {procedure.title}"
     table = Table("The steps", ("", "step", "by", "takes", "what came out"), rows, open=True)
@@ -243,7 +243,7 @@ def _without_unreached(table: Table) -> Table:
     return dataclasses.replace(table, rows=[*table.rows[:reached], *([row] if rest > 1 else table.rows[reached:])])
 
 
-def _headline(outcomes: list[Outcome], causes: list[Outcome], unwell: list[Outcome], title: str) -> str:
+def _headline(outcomes: list[StepOutcome], causes: list[StepOutcome], unwell: list[StepOutcome], title: str) -> str:
     places = {id(outcome): number for number, outcome in enumerate(outcomes, 1)}
     ran = sum(o.state in (WELL, CAUSE, UNWELL) for o in outcomes)
     done = f"{ran} of {count(len(outcomes), 'step')} ran"
@@ -323,7 +323,7 @@ def _minutes(minutes: float) -> str:
 # -- the log ----------------------------------------------------------------------------------------------------------
 
 
-def _remember(symptom: str, outcomes: list[Outcome], names: Mapping[str, Any]) -> LogEntry:
+def _remember(symptom: str, outcomes: list[StepOutcome], names: Mapping[str, Any]) -> LogEntry:
     settings = settings_of(names)
     before = LOG[-1].settings if LOG else settings
     told = next((o for state in (CAUSE, UNWELL) for o in outcomes if o.state == state), None)
