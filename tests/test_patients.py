@@ -180,8 +180,10 @@ def checked(training):
 
 
 def outcome(training):
-    """Of an evaluation, by the names of `perplexity`; of what a model made, by those of `check_outputs`."""
+    """Of an evaluation, by the names of `perplexity`; of an adapter, or of what a model made, by those of its check."""
     parts = dict(vars(training))
+    if "base" in parts:
+        return nbdebug.check_adapter(parts.pop("model"), **parts)
     if "tokens" not in parts:
         return nbdebug.check_outputs(**parts)
     subject = parts.pop("model") if "model" in parts else parts.pop("logits")

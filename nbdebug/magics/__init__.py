@@ -17,6 +17,8 @@
     %step_through              a training step, layer by layer, while the notebook stays usable
     %check_data PATH           what is wrong with a data set: pictures, captions, tables, tokens
     %check_loader              what is wrong with the stream that a loader makes of it
+    %check_outputs SAMPLES     what is wrong with what a model made: copies, collapse, tints, loops
+    %check_adapter MODEL       what a LoRA changes, layer by layer, and what keeps it from doing so
     %check_config FILE         what is wrong with the settings of a run, before anything runs
     %check_environment         whether this machine can do what a run asks of it
     %check_notebook            what cells that ran again, or out of order, have left behind

@@ -1,5 +1,6 @@
 """%check: looks at what a thing is and asks the function that knows it; %check_notebook: what cells that ran again or
-out of order have left. Its answer: `nbdebug.check_notebook`."""
+out of order have left; %check_outputs: what is wrong with what a model made; %check_adapter: what its LoRA does. Their
+answers: `nbdebug.check_notebook`, `nbdebug.check_outputs`, `nbdebug.check_adapter`."""
 
 from __future__ import annotations
 
@@ -14,16 +15,18 @@ from IPython.core.magic import Magics, line_magic, magics_class, needs_local_sco
 from IPython.core.magic_arguments import argument, magic_arguments
 
 import nbdebug
-from nbdebug.magics._arguments import FULL, HELP, answer, evaluate, parse, unquote, usage_errors, variables
+from nbdebug.magics._arguments import FULL, HELP, answer, evaluate, one_model, parse, unquote, usage_errors, variables
 from nbdebug.report import Report, RuledOut
 
 SETTINGS = (".json", ".yaml", ".yml", ".toml")
 WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".index.json")
+BESIDE = ("training", "reference", "evaluation", "prompts", "embed")
+"""What outputs are laid beside."""
 
 
 @magics_class
 class CheckMagics(Magics):
-    """%check and %check_notebook."""
+    """%check, %check_notebook, %check_outputs and %check_adapter."""
 
     @no_var_expand
     @needs_local_scope
@@ -89,6 +92,82 @@ class CheckMagics(Magics):
 
         report = check_notebook(variables(self.shell, local_ns), shell=self.shell)
         return answer(dataclasses.replace(report, question="%check_notebook"), args, line)
+
+    @no_var_expand
+    @needs_local_scope
+    @magic_arguments()
+    @argument("generated", metavar="SAMPLES", nargs="?", help="pictures, texts, sounds or vectors that a model made")
+    @argument("--training", metavar="NAME", help="what the model learnt from, in the same form")
+    @argument("--reference", metavar="NAME", help="pictures whose colours and sharpness are wanted (default: training)")
+    @argument("--evaluation", metavar="NAME", help="rows of an evaluation set, which training should not have")
+    @argument("--prompts", metavar="NAME", help="the prompt of each text, which is cut off its beginning")
+    @argument("--embed", metavar="NAME", help="your function from all items to vectors (N, D), for other things")
+    @FULL
+    @HELP
+    @line_magic
+    def check_outputs(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+        """Find what is wrong with what a model made: copies, collapse, tints, loops, cut ends.
+
+            %check_outputs samples --training train_pictures
+            %check_outputs replies --prompts prompts
+            report = %check_outputs --evaluation test_texts --training train_texts
+
+        Samples that repeat the training set are named and shown beside it, also where they are flipped, moved, noisy
+        or saved anew; copies of one sample; a tint, blur or grain beside the reference; texts that loop or end at a
+        limit; evaluation rows that stand in training. In a script: nbdebug.check_outputs(samples, training=train).
+        """
+        __tracebackhide__ = True
+        args = parse(self.check_outputs, line)
+        if args is None:
+            return None
+        names = variables(self.shell, local_ns)
+        if args.generated is None and args.evaluation is None:
+            raise UsageError("%check_outputs needs what a model made: %check_outputs samples --training train")
+        parts = {part: evaluate(getattr(args, part), names) for part in BESIDE if getattr(args, part) is not None}
+        generated = None if args.generated is None else evaluate(args.generated, names)
+        with usage_errors():
+            report = nbdebug.check_outputs(generated, **parts)
+        return answer(dataclasses.replace(report, question=f"%check_outputs {line.strip()}"), args, line)
+
+    @no_var_expand
+    @needs_local_scope
+    @magic_arguments()
+    @argument("model", metavar="MODEL", nargs="?", help="the model with its adapter (default: the one of yours)")
+    @argument("--base", metavar="NAME", help="the model without it, or its state dict")
+    @argument("--saved", metavar="PATH", help="the adapter's file or folder, or a variable that holds it")
+    @argument("--optimizer", metavar="NAME", help="the optimizer that trains it")
+    @argument("--inputs", metavar="EXPR", help="inputs of one forward pass: its outputs with ten times the scale")
+    @FULL
+    @HELP
+    @line_magic
+    def check_adapter(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+        """Say what the adapter of a model (LoRA and its kin) changes, layer by layer, and what keeps it from doing so.
+
+            %check_adapter model --base base_model --inputs batch
+            report = %check_adapter --saved runs/adapter.safetensors
+
+        Layers of peft and of your own: rank, scale (measured), the size of the change beside the weight, factors that
+        are zero, frozen or without an optimizer; whether the adapter stands in the weights already, and whether a
+        saved file fits and was loaded. Nothing of the model changes. In a script: nbdebug.check_adapter(model).
+        """
+        __tracebackhide__ = True
+        args = parse(self.check_adapter, line)
+        if args is None:
+            return None
+        names = variables(self.shell, local_ns)
+        models = None if args.model is None else [args.model]
+        others = {name: value for name, value in names.items() if name != args.base}
+        subject = one_model(models, None, others, "%check_adapter", how="%check_adapter MODEL")
+        parts = {part: evaluate(getattr(args, part), names) for part in ("base", "inputs") if getattr(args, part)}
+        parts["optimizer"] = subject.optimizer if args.optimizer is None else evaluate(args.optimizer, names)
+        if args.saved is not None:
+            parts["saved"] = names.get(unquote(args.saved), unquote(args.saved))
+        try:
+            with usage_errors():
+                report = nbdebug.check_adapter(subject.model, **parts)
+        except FileNotFoundError as error:
+            raise UsageError(str(error)) from None
+        return answer(dataclasses.replace(report, question=f"%check_adapter {line.strip()}".rstrip()), args, line)
 
 
 def check_of(thing: Any) -> tuple[str, Callable[[], Report]]:

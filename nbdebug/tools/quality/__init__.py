@@ -5,6 +5,7 @@
     check_outputs  the public function: pictures, texts and vectors beside what the model learnt from
     images         copies, collapse, colours, sharpness
     texts          loops, cut ends, copies
+    check_adapter  the public function: what a LoRA changes, and what keeps it from doing so
     facts, rules   what was measured as plain values; the rules that name causes
 
 Nothing is judged by a threshold of its own: a number is compared with what is computed beside it, and samples are

@@ -223,3 +223,94 @@ names(
     fix="Split before anything else, by source; take near copies out.",
     reference="https://arxiv.org/abs/2107.06499",
 )
+
+LORA = "https://arxiv.org/abs/2106.09685"
+
+names(
+    "adapter-zero",
+    (
+        "Begin with one factor at random and the other at zero, and look that the layer is called.",
+        "nn.init.kaiming_uniform_(layer.lora_A, a=5**0.5)\nnn.init.zeros_(layer.lora_B)",
+    ),
+    title="Factors of an adapter are zero.",
+    symptom="The model with the adapter answers exactly as the base model.",
+    cause="The product of two factors is zero while one of them is. With both at zero neither has a gradient; a layer "
+    "that is not called, or an optimizer without it, leaves the second at zero.",
+    confirm="Print the norm of both factors of each layer after some steps.",
+    fix="Start the first factor at random; check that its layer takes part in the forward pass.",
+    reference=LORA,
+)
+names(
+    "adapter-frozen",
+    (
+        "Make the optimizer after the adapter, of all that requires a gradient.",
+        "for name, p in model.named_parameters():\n    p.requires_grad_('lora_' in name)\n"
+        "optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)",
+    ),
+    title="The factors of an adapter are not trained.",
+    symptom="The loss hardly falls, and the adapter is the same after training.",
+    cause="All was frozen after the adapter was put in, it was loaded for inference, or the optimizer was made before.",
+    confirm="List factors that need a gradient, and those that the optimizer holds.",
+    fix="Freeze the base first, then put the adapter in, then make the optimizer. With peft: `is_trainable=True`.",
+    reference="https://huggingface.co/docs/peft/main/en/developer_guides/troubleshooting",
+)
+names(
+    "adapter-inactive",
+    ("Switch it on, and call the layer that has it.", "model.set_adapter('default')\nmodel.enable_adapter_layers()"),
+    title="The adapter is there and not used.",
+    symptom="The adapter is trained, and the outputs are those of the base model.",
+    cause="It is disabled, another one is active, its scale is 0, or the forward pass takes the old layer.",
+    confirm="Multiply its scale by ten: the outputs stay the same.",
+    fix="Set the active adapter; look that the layer's forward adds the product of its factors.",
+    reference="https://huggingface.co/docs/peft/main/en/developer_guides/troubleshooting",
+)
+names(
+    "adapter-scale",
+    (
+        "Add the product times alpha / rank, in training and in use.",
+        "return base(x) + (alpha / rank) * (x @ lora_A.T @ lora_B.T)",
+    ),
+    title="The adapter is added with another scale than was set.",
+    symptom="The adapter is far too weak or too strong; results change with the rank.",
+    cause="alpha / rank is forgotten, applied twice, or lost on saving: alpha is no weight, and many files lack it.",
+    confirm="Compare what the layer adds with the product of its factors.",
+    fix="Keep alpha beside the weights, and divide it by the rank (or by its root) once.",
+    reference=LORA,
+)
+names(
+    "adapter-merged-twice",
+    (
+        "Load the base weights anew, and merge once or not at all.",
+        "model = PeftModel.from_pretrained(base_model, adapter)  # a base that was never merged",
+    ),
+    title="The adapter is added to weights that hold it already.",
+    symptom="Results are exaggerated or broken after merging, saving and loading.",
+    cause="A merged model was saved as the base, or merged again, and the adapter is put on top.",
+    confirm="The base weights differ from the published ones by the product of the factors.",
+    fix="Keep the merged model and the base apart; merge into a fresh copy of the base.",
+    reference="https://huggingface.co/docs/peft/main/en/developer_guides/lora#merge-lora-weights-into-the-base-model",
+)
+names(
+    "adapter-other-base",
+    ("Use the base and the layers that it was trained on.", "print(json.load(open('adapter_config.json')))"),
+    title="The saved adapter does not fit this model.",
+    symptom="Loading says that keys are unexpected or missing, or says nothing and the adapter has no effect.",
+    cause="The adapter belongs to another base or size, or its keys carry another program's names.",
+    confirm="Compare the layers that the file names, and the shapes of its factors, with the model's.",
+    fix="Load the base that its settings name; rename keys from one program's form to the other's.",
+    reference="https://huggingface.co/docs/diffusers/main/en/api/loaders/lora",
+)
+names(
+    "adapter-not-loaded",
+    (
+        "Load it with strict names, and look at what was not used.",
+        "result = model.load_state_dict(state, strict=False)\n"
+        "assert not result.unexpected_keys, result.unexpected_keys",
+    ),
+    title="The saved factors are not in the model.",
+    symptom="The file is loaded without an error, and the model answers as before.",
+    cause="`strict=False` passes over keys with other names (a missing adapter's name, another prefix).",
+    confirm="The factors in the model are zero, those in the file are not.",
+    fix="Use the library's own loading, or rename the keys; look at `unexpected_keys`.",
+    reference="https://huggingface.co/docs/peft/main/en/developer_guides/checkpoint",
+)

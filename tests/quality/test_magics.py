@@ -1,0 +1,42 @@
+"""%check_outputs and %check_adapter, as they are typed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from IPython.core.error import UsageError
+
+from tests.shell import Notebook, started
+
+SETUP = """
+import random
+from tests.quality import outputs
+from tests.quality.adapters import network, trained
+rng = random.Random(3)
+train = [outputs.sentence(rng, 16) for _ in range(60)]
+long = [text for text in train if len(text.split()) > 8]
+replies = ["What? " + outputs.sentence(rng, 16) for _ in range(6)] + ["What? " + long[0]]
+prompts = ["What? "] * 7
+run = network()
+model, base, opt = run.model, run.base, run.optimizer
+"""
+
+
+@pytest.fixture
+def notebook() -> Iterator[Notebook]:
+    with started(SETUP) as book:
+        yield book
+
+
+def test_they_ask_the_functions_of_the_same_names(notebook: Notebook) -> None:
+    done = notebook.run("%check_outputs replies --training train --prompts prompts")
+    assert done.error is None and done.result.findings[0].where.samples == (6,)
+    assert done.result.question == "%check_outputs replies --training train --prompts prompts"
+    done = notebook.run("%check_outputs --evaluation train[:3] --training train")
+    assert done.result.findings[0].code == "quality/evaluation-overlap"
+    report = notebook.run("%check_adapter --base base").result
+    assert "before training" in report.headline and report.question == "%check_adapter --base base"
+    notebook.run("file = 'none.bin'")
+    for line in ("%check_outputs", "%check_outputs 3", "%check_adapter model --saved file", "%check_adapter opt"):
+        assert isinstance(notebook.run(line).error, UsageError), line
