@@ -75,10 +75,16 @@ _other_files: set[str] = set()
 
 
 def pytest_runtest_setup(item):
-    """What the files before have left in this process is out of sight: of the collector, and of the looks at the
-    user's own modules, which here are 200 files of tests with all that their globals hold. They would take seconds."""
-    if str(item.path) in _begun:
-        return
+    """What ran before is out of sight of the collector, which tools call more than once in an answer: a collection
+    then takes milliseconds, not a fifth of a second. What the files before have left in this process is also out of
+    sight of the looks at the user's own modules, which here are 200 files of tests with all that their globals hold."""
+    if str(item.path) not in _begun:
+        _hide_other_files(item)
+    gc.collect()
+    gc.freeze()
+
+
+def _hide_other_files(item):
     from nbdebug.observe import variables
 
     if not _begun:
@@ -87,8 +93,6 @@ def pytest_runtest_setup(item):
     _begun.add(str(item.path))
     _other_files.clear()
     _other_files.update({name for name in sys.modules if _is_test(name)} - _modules_of(item.module.__name__))
-    gc.collect()
-    gc.freeze()
 
 
 def _is_test(name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import pathlib
@@ -41,21 +42,32 @@ class Notebook:
         )
 
 
-@contextlib.contextmanager
-def started(setup: str) -> Iterator[Notebook]:
-    """A shell without history on disk; In [1] loads nbdebug, In [2] is `setup`."""
+def _new_shell() -> InteractiveShell:
+    """One without history on disk, in the place of the one before."""
     config = Config()
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "nocolor"
     InteractiveShell.clear_instance()
-    book = Notebook(InteractiveShell.instance(config=config))
+    return InteractiveShell.instance(config=config)
+
+
+def _close(shell: InteractiveShell) -> None:
+    """At the process's end nothing waits for it: each shell's exit would collect the garbage of all tests."""
+    InteractiveShell.clear_instance()
+    atexit.unregister(shell.atexit_operations)
+
+
+@contextlib.contextmanager
+def started(setup: str) -> Iterator[Notebook]:
+    """A shell without history on disk; In [1] loads nbdebug, In [2] is `setup`."""
+    book = Notebook(_new_shell())
     try:
         assert book.run("%load_ext nbdebug").error is None
         assert book.run(setup.lstrip()).error is None
         yield book
     finally:
         book.run("%unload_ext nbdebug")
-        InteractiveShell.clear_instance()
+        _close(book.shell)
 
 
 @contextlib.contextmanager
@@ -63,11 +75,7 @@ def of_cells(cells: list[str], compiler: Any = None) -> Iterator[tuple[Interacti
     """A shell in which these cells ran, one by one, and nbdebug is not loaded: In [1] is the first; the exception of
     the last one that failed, if any did. compiler: the class that names and compiles cells; left out: the terminal's.
     Modules that the cells imported from a temporary folder are forgotten again."""
-    config = Config()
-    config.HistoryManager.enabled = False
-    config.InteractiveShell.colors = "nocolor"
-    InteractiveShell.clear_instance()
-    shell, error = InteractiveShell.instance(config=config), None
+    shell, error = _new_shell(), None
     before = {
         name: getattr(sys, name)
         for name in ("last_type", "last_value", "last_traceback", "last_exc", "path")
@@ -83,7 +91,7 @@ def of_cells(cells: list[str], compiler: Any = None) -> Iterator[tuple[Interacti
                 error = done.error_in_exec or done.error_before_exec or error
         yield shell, error
     finally:
-        InteractiveShell.clear_instance()
+        _close(shell)
         torch.set_grad_enabled(True)
         torch.set_default_dtype(torch.float32)
         for name in set(sys.modules) - modules:
