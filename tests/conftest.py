@@ -24,9 +24,9 @@ ONE_OF = {
     "notebook/test_notebooks.py": 3,
     "observe/test_step_hooks.py": 3,
     "precision/test_precision.py": 6,
-    "training/test_healthy.py": 12,
+    "training/test_healthy.py": 24,
     "training/watch/test_report.py": 6,
-    "training/": 3,
+    "training/": 4,
     "test_same_bits.py": 3,
 }
 """Of a list of at least eight alike situations in such files one of so many is run; all of them where
@@ -34,10 +34,23 @@ NBDEBUG_ALL_TESTS is set (`make test-all`). The first line that fits a file hold
 
 
 ONLY_WITH_ALL = (
+    "browser/test_grad_watch.py::test_a_saved_notebook_keeps",
+    "browser/test_nbdebug.py::test_a_saved_notebook_keeps_what_stood_in_it[True]",
+    "browser/test_stepper.py::test_a_saved_notebook_keeps_where_it_stood[False]",
+    "memory/test_fit.py::test_what_does_not_fit_is_named_with_what_would",
+    "memory/test_fit_card.py::test_a_card_that_is_not_here",
+    "nan/guard/test_compiled.py::test_a_compiled_optimizer_step",
+    "nan/guard/test_ranks.py::test_a_process_that_fails_is_not_held_back",
+    "test_loops.py::test_the_answer_is_that_of_a_plain_loop[explain",
+    "test_loops.py::test_the_answer_is_that_of_a_plain_loop[guard",
+    "test_magics_grad_watch.py::test_live_in_a_kernel",
+    "test_magics_free.py::test_bytes_come_back_in_a_real_kernel",
+    "training/test_more.py::test_the_fault_is_named_and_the_twin_left_in_peace[recurrence_that_grows]",
     "test_compiled.py::test_inductor",
     "guard/test_ranks_faults.py",
     "guard/test_ranks_fsdp.py",
     "guard/test_soak.py",
+    "test_it_runs_afresh[01_nan",
     "test_it_runs_afresh[02_training",
     "test_it_runs_afresh[03_memory",
     "test_it_runs_afresh[04_precision",
@@ -47,9 +60,10 @@ ONLY_WITH_ALL = (
     "test_it_runs_afresh[10_checkpoints",
     "test_it_runs_afresh[11_speed",
 )
-"""What takes a minute each: a C++ compiler (the other backends are tested each time), two processes (faults of the
-guard's own are tested in one, in test_faults), steps that grow nothing, the long notebooks."""
-LONG = ("test_notebooks.py", "browser/", "test_patients.py", "nan/guard/test_ranks")
+"""What takes a quarter of a minute or more where something quicker tests most of it: a C++ compiler (the other backends
+are tested each time), two processes (faults of the guard's own are tested in one, in test_faults), steps that grow
+nothing, second ways to save a notebook, what a browser or another kernel also shows, the long notebooks."""
+LONG = ("test_notebooks.py", "browser/", "test_patients.py", "test_cases.py", "nan/guard/test_ranks", "test_loops.py")
 """Files that take long: they are begun first, so that no process is left alone with one of them at the end."""
 
 
@@ -75,13 +89,15 @@ _other_files: set[str] = set()
 
 
 def pytest_runtest_setup(item):
-    """What ran before is out of sight of the collector, which tools call more than once in an answer: a collection
-    then takes milliseconds, not a fifth of a second. What the files before have left in this process is also out of
-    sight of the looks at the user's own modules, which here are 200 files of tests with all that their globals hold."""
-    if str(item.path) not in _begun:
+    """What the files before have left in this process is out of sight: of the collector, and of the looks at the
+    user's own modules, which here are 200 files of tests with all that their globals hold. They would take seconds.
+    Patients are modules of their own: what is left of one is out of the next one's sight, too."""
+    first = str(item.path) not in _begun
+    if first:
         _hide_other_files(item)
-    gc.collect()
-    gc.freeze()
+    if first or item.path.name == "test_patients.py":
+        gc.collect()
+        gc.freeze()
 
 
 def _hide_other_files(item):
@@ -107,3 +123,14 @@ def _modules_of(name, known=frozenset()):
         if isinstance(owner, str) and owner not in known and owner in sys.modules and owner.startswith("tests."):
             known |= _modules_of(owner, known)
     return known
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """A file goes to one process, as with `--dist loadfile`; files that share a browser and a JupyterLab do so as one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return "tests/browser" if nodeid.startswith("tests/browser/") else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
