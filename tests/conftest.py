@@ -126,7 +126,7 @@ def _modules_of(name, known=frozenset()):
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """A file goes to one process, as with `--dist loadfile`; files that share a browser and a JupyterLab do so as one."""
+    """A file goes to one process, as with `--dist loadfile`; those that share browser and JupyterLab go together."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):

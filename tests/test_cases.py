@@ -1,6 +1,7 @@
 """nbdebug on real failures: shared cases of each covered kind are named, their repaired twins are silent.
 
-One case of four is run (of eight, where each starts processes or trains), all where NBDEBUG_ALL_TESTS is set; `python -m tests.cases ../shared/cases` runs all, too."""
+One case of four is run (of eight, where each starts processes or trains), all where
+NBDEBUG_ALL_TESTS is set; `python -m tests.cases ../shared/cases` runs all, too."""
 
 from __future__ import annotations
 
