@@ -59,6 +59,9 @@ ONLY_WITH_ALL = (
     "test_it_runs_afresh[08_data",
     "test_it_runs_afresh[10_checkpoints",
     "test_it_runs_afresh[11_speed",
+    "test_it_runs_afresh[12_ranks",
+    "test_a_wrapped_model_goes_over_to_the_new_group",
+    "distributed/test_healthy.py",
 )
 """What takes a quarter of a minute or more where something quicker tests most of it: a C++ compiler (the other backends
 are tested each time), two processes (faults of the guard's own are tested in one, in test_faults), steps that grow

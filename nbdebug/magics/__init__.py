@@ -14,6 +14,7 @@
     %stop_at LAYER             stop training inside a layer, in ipdb or in the attached debugger
     %bottleneck step()         what makes a step slow, and the step's time with the cure in place
     %generation model ids      how fast a model writes tokens, with and without a cache
+    %ranks start 2             several processes; %%ranks runs the cell below it on each of them
     %step_through              a training step, layer by layer, while the notebook stays usable
     %check_data PATH           what is wrong with a data set: pictures, captions, tables, tokens
     %check_loader              what is wrong with the stream that a loader makes of it
@@ -53,10 +54,11 @@ from nbdebug.magics.nan_trace import NanTraceMagics
 from nbdebug.magics.panel import NbdebugMagics
 from nbdebug.magics.precision import PrecisionMagics
 from nbdebug.magics.preflight import PreflightMagics
+from nbdebug.magics.ranks import RanksMagics
 from nbdebug.magics.step_through import StepMagics
 from nbdebug.magics.stop_at import StopMagics
 
-WATCHES = (GuardMagics, GradWatchMagics, BottleneckMagics, StopMagics, StepMagics, ExplainMagics)
+WATCHES = (GuardMagics, GradWatchMagics, BottleneckMagics, StopMagics, StepMagics, ExplainMagics, RanksMagics)
 """Magics that stay on; %nbdebug shows and ends them."""
 QUESTIONS = (
     NanTraceMagics,

@@ -11,6 +11,7 @@ import builtins
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -33,6 +34,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, dataloader
 
 from nbdebug.observe.locations import USER, kind_of
+from nbdebug.tools.distributed.facts import CollectiveCall
 from nbdebug.tools.distributed.marks import MARK, SIZED, TURNS, Mark, Trail, compiled, mark_imports
 
 COLLECTIVES = (
@@ -74,14 +76,18 @@ def user_lines(frame: types.FrameType | None, most: int = 6) -> list[tuple[str, 
 _kind = functools.lru_cache(maxsize=4096)(kind_of)
 
 
+class CallsDiffer(RuntimeError):
+    """A rank is about to make another call than a rank that was there first; raised before the call, where `agree` is
+    set. In gloo such a call may abort the process."""
+
+
 class Agent:
-    """One rank's observer."""
+    """One rank's observer. agree: is asked before each call, where it is set."""
 
     def __init__(self, folder: pathlib.Path, rank: int) -> None:
-        self.folder, self.rank, self.process = folder, rank, os.getpid()
-        self.file = os.open(folder / f"rank-{rank}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.rank, self.process, self.file = rank, os.getpid(), -1
         self.trail, self.inside = Trail(), threading.local()
-        self.groups: set[str] = set()
+        self.agree: Callable[[CollectiveCall], None] | None = None
         self.models: list[weakref.ref[Any]] = []
         self.parts: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.wrapped: dict[int, str] = {}
@@ -92,8 +98,24 @@ class Agent:
         self.opening: dict[str, Any] | None = None
         self.passes: list[dict[str, Any]] = []
         self.synced: Counter[str] = Counter()
-        self.backwards, self.after_backward, self.reduced, self.joining = 0, False, False, 0
         self.late_loss: tuple[Any, ...] | None = None
+        self.after_backward, self.reduced, self.ordinals = False, False, itertools.count()
+        self.begin(folder)
+
+    def begin(self, folder: pathlib.Path) -> None:
+        """Begin a log in this folder. What is known of models, optimizers and loaders stays."""
+        if self.file >= 0:
+            os.close(self.file)
+        self.folder, self.finished = folder, False
+        self.file = os.open(folder / f"rank-{self.rank}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.numbers, self.pass_counts, self.writes = Counter[str](), Counter[str](), Counter[str]()
+        self.backwards, self.joining, self.bypassed = 0, 0, 0
+        self.trail.clear()
+        self.passes.clear()
+        self.synced.clear()
+        self.waiting.clear()
+        for known in self.optimizers.values():
+            known["steps"] = 0
         self.write("start", pid=os.getpid(), version=torch.__version__)
 
     def write(self, kind: str, /, **fields: Any) -> None:
@@ -115,10 +137,13 @@ class Agent:
         if not isinstance(group, dist.ProcessGroup):
             return  # this rank is no member
         name = str(group.group_name)
-        new = {} if name in self.groups else {"ranks": dist.get_process_group_ranks(group)}
-        self.groups.add(name)
+        number = self.numbers[name]
+        new = {} if number else {"ranks": dist.get_process_group_ranks(group)}
+        self.numbers[name] += 1
         lines = user_lines(sys._getframe(2))
         self.write("call", op=op, g=name, shape=shape, dtype=dtype, root=root, lines=lines, **new)
+        if self.agree is not None:
+            self.agree(CollectiveCall(number, name, op, shape, dtype, root, tuple(lines)))
 
     def collective(self, name: str) -> Callable[..., None]:
         """What notes the calls of one of torch's functions."""
@@ -141,6 +166,8 @@ class Agent:
         """The error boundary: a fault of ours does not reach the user's program, and is told in the report."""
         try:
             note(*args, **kwargs)
+        except CallsDiffer:
+            raise
         except Exception as fault:
             self.write("fault", error=f"{type(fault).__name__}: {fault}")
 
@@ -284,9 +311,8 @@ class Agent:
         if getattr(self.inside, "forward", 0) or not torch.is_grad_enabled() or not module.training:
             return
         frame: types.FrameType | None = sys._getframe(1)
-        told = getattr(self, "bypassed", 0)
-        if told < 3:
-            self.bypassed = told + 1
+        if self.bypassed < 3:
+            self.bypassed += 1
             while frame is not None and (
                 _kind(frame.f_code) != USER or isinstance(frame.f_locals.get("self"), nn.Module)
             ):
@@ -338,10 +364,13 @@ class Agent:
         self.write("loss", id=n, bad=bad, value=str(value), lines=[blamed] if blamed else lines)
 
     def optimizer_made(self, optimizer: Any, *_: Any, **__: Any) -> None:
-        self.optimizers[optimizer] = {"id": len(self.optimizers), "steps": 0, "lines": user_lines(sys._getframe(2))}
+        lines = user_lines(sys._getframe(2))
+        self.optimizers[optimizer] = {"id": next(self.ordinals), "steps": 0, "lines": lines}
 
     def before_step(self, optimizer: Any, *_: Any) -> None:
-        known = self.optimizers.setdefault(optimizer, {"id": len(self.optimizers), "steps": 0, "lines": []})
+        if optimizer not in self.optimizers:
+            self.optimizers[optimizer] = {"id": next(self.ordinals), "steps": 0, "lines": []}
+        known = self.optimizers[optimizer]
         if known["steps"] < 3 and self.models:
             names = self.names(optimizer)
             none = [
@@ -376,13 +405,13 @@ class Agent:
             hasattr(p, "_local_tensor") or hasattr(p, "_sharded_size") for p in parameters
         ):
             return
-        names = self.names(optimizer)
+        names, some = self.names(optimizer), any(id(p) in self.wrapped for p in parameters)
         with torch.no_grad():
             values = {names[id(p)]: [p.double().sum().item(), p.double().norm().item()] for p in parameters}
         groups = {
             tuple(dist.get_process_group_ranks(m.process_group))
             for made in self.models
-            if (m := made()) is not None and dist.is_initialized()
+            if (m := made()) is not None and m.process_group in c10d._world.pg_group_ranks
         }
         self.write(
             "weights",
@@ -390,7 +419,7 @@ class Agent:
             step=max(known["steps"] - 1, 0),
             when=when,
             values=values,
-            late=[names[id(p)] for p in parameters if self.models and id(p) not in self.wrapped],
+            late=[names[id(p)] for p in parameters if some and id(p) not in self.wrapped],
             lr=[float(g.get("lr") or 0) for g in optimizer.param_groups],
             lines=known["lines"],
         )
@@ -449,7 +478,7 @@ class Agent:
 
     def end_passes(self) -> None:
         """Passes that are over, or will not go on: written once."""
-        counts = self.__dict__.setdefault("counts", Counter())
+        counts = self.pass_counts
         for one in [one for one in self.passes if one["complete"] or one["backwards"]]:
             self.passes.remove(one)
             self.write("pass", id=f"{one['loader']}/{counts[one['loader']]}", **one)
@@ -462,10 +491,9 @@ class Agent:
 
     def file_written(self, path: Any, lines: Any, value: str) -> None:
         full = os.path.realpath(os.fspath(path))
-        counts = self.__dict__.setdefault("writes", Counter())
         if not full.startswith(("/dev/", "/proc/")):
-            self.write("file", id=f"{full}/{counts[full]}", path=full, digest=value, lines=lines)
-            counts[full] += 1
+            self.write("file", id=f"{full}/{self.writes[full]}", path=full, digest=value, lines=lines)
+            self.writes[full] += 1
 
     def install_files(self) -> None:
         """What the user's lines open for writing anew: the digest of what is written into it."""
@@ -486,7 +514,7 @@ class Agent:
 
     def finish(self) -> None:
         """What is compared at the end of the training, once."""
-        if getattr(self, "finished", False):
+        if self.finished:
             return
         self.finished = True
         if self.late_loss is not None:
@@ -496,7 +524,7 @@ class Agent:
                 self.weights(optimizer, known, "after")
         self.end_passes()
 
-    def failed(self, error: BaseException) -> None:
+    def failed(self, error: BaseException, rest: bool = True) -> None:
         lines: list[Any] = []
         frame = None
         for each, line in traceback.walk_tb(error.__traceback__):
@@ -510,14 +538,14 @@ class Agent:
         peer = (
             bool(PEER.search(text))
             and isinstance(error, (RuntimeError, OSError))
-            or isinstance(error, KeyboardInterrupt)
+            or isinstance(error, (KeyboardInterrupt, CallsDiffer))
         )
         self.write(
             "error", type=type(error).__name__, text=text[:2000], lines=lines[:8], peer=peer,
             nonfinite=bad, blamed=blamed, step=self.backwards, names=names,
             unset=[name for name in VARIABLES if name not in os.environ],
         )  # fmt: skip
-        self.write("loops", loops=self.loops())
+        self.write("loops", loops=self.loops(rest))
 
     def unused_names(self, text: str) -> list[str]:
         """The parameters that torch's message gives by their numbers."""
@@ -528,14 +556,15 @@ class Agent:
         names = [name for name, p in model.module.named_parameters() if p.requires_grad]
         return [names[int(n)] for n in match[1].split() if int(n) < len(names)]
 
-    def loops(self) -> dict[int, int]:
-        """The turns of each loop as it ran last; of one that goes on, with those that are left (looked for 1 s)."""
+    def loops(self, rest: bool = True) -> dict[int, int]:
+        """The turns of each loop as it ran last; of one that goes on, with those that are left (looked for 1 s). rest:
+        use up the user's iterators for it, where the process ends anyway."""
         totals: dict[int, int] = {}
 
         def count() -> None:
             for number, (turns, length, iterator) in list(self.trail.loops.items()):
                 totals[number] = turns if length is None else length
-                if length is None and not isinstance(iterator, dataloader._BaseDataLoaderIter):
+                if rest and length is None and not isinstance(iterator, dataloader._BaseDataLoaderIter):
                     with contextlib.suppress(BaseException):  # the user's iterator, in the middle of its work
                         totals[number] += sum(1 for _ in iterator)
 
@@ -548,14 +577,20 @@ class Agent:
         """End this process when the comparer says so. The main thread may wait in C++."""
         while not (self.folder / "stop").exists():
             time.sleep(0.1)
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        stack = [f"{s.filename}, line {s.lineno}, in {s.name}: {s.line}" for s in traceback.extract_stack(frame)]
-        own = [line for line in stack if "nbdebug" not in line.split(", line")[0] and "<frozen" not in line]
-        self.write("stack", lines=user_lines(frame) if frame else [], stack=own[-12:])
-        self.write("loops", loops=self.loops())
+        self.write_state()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
+
+    def write_state(self, rest: bool = True) -> None:
+        """Where the main thread stands, and how far its loops are."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        stack = [f"{s.filename}, line {s.lineno}, in {s.name}: {s.line}" for s in traceback.extract_stack(frame)]
+        users = [n for n, (each, _) in enumerate(traceback.walk_stack(frame)) if _kind(each.f_code) == USER]
+        stack = stack[-users[-1] - 1 :] if users else stack
+        own = [line for line in stack if "nbdebug" not in line.split(", line")[0] and "<frozen" not in line]
+        self.write("stack", lines=user_lines(frame) if frame else [], stack=own[-12:])
+        self.write("loops", loops=self.loops(rest))
 
     def leave(self) -> None:
         """Wait for the other ranks' end for 2 s: a rank that is left alone is stopped first, and so tells its state."""

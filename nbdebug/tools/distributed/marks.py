@@ -160,6 +160,11 @@ class Trail:
         self.loops[number] = [0, self.lengths.pop(number, None) if length is None else length, None]
         return Turns(self, number, iterable)
 
+    def clear(self) -> None:
+        self.passed.clear()
+        self.loops.clear()
+        self.lengths.clear()
+
     def take(self) -> list[int]:
         passed, self.passed = self.passed, []
         return passed

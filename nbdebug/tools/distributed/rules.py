@@ -465,6 +465,8 @@ def _reason(
     past = next((e for log in facts.ranks.values() for e in log.events.get("past", ()) if e["lines"]), None)
     if past is not None:
         return "the forward passes the wrapper by, so that no gradient is reduced", first(past["lines"]), None
+    if one["when"] == "before":
+        return "they were not the same when training began", first(one["lines"]), None
     return "their gradients are not the same", first(one["lines"]), None
 
 

@@ -1,0 +1,483 @@
+"""Cells on several processes: ipyparallel's engines, each of which is one rank of a process group.
+
+`Engines` stands in the notebook: it starts the processes, sends them a cell, passes on what they print, and compares
+their logs while the cell runs. `Member` stands in each process: it makes the group, watches what the cell does (as
+`agent` does in a script), refuses a call that another rank has not made, and frees a rank that waits in a collective,
+so that the processes with all their variables are there for the next cell.
+
+The store of the group is the notebook's own. A process that cannot reach it any more ends: nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import ctypes
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import distributed_c10d as c10d
+
+from nbdebug.observe.shell import running_shell
+from nbdebug.report import Report
+from nbdebug.tools.distributed.agent import Agent, CallsDiffer
+from nbdebug.tools.distributed.facts import CollectiveCall
+from nbdebug.tools.distributed.launch import Comparer, alive, report_of
+from nbdebug.tools.distributed.marks import MARK, SIZED, TURNS, Marker
+from nbdebug.tools.distributed.rules import certain
+
+POLL, GRACE = 0.02, 0.2
+FREE, INTERRUPT, LOST = 1.5, 3.0, 8.0
+"""Seconds after a rank's error, until the others are interrupted, interrupted again, and given up."""
+Show = Callable[[int, str, Any], None]
+"""rank, "stdout", "stderr" or "display", and the text or the display data."""
+
+
+# -- in the notebook --------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of a cell. errors: rank → ipyparallel's error, the first in time first; report: None where nothing is
+    to be told."""
+
+    errors: dict[int, Exception]
+    report: Report | None = None
+    raised: Exception | None = None
+    """The user's own error of one rank, the first one."""
+
+
+class Engines:
+    """Processes that run cells. Raises ImportError without ipyparallel."""
+
+    def __init__(self, count: int = 2, backend: str | None = None, profile: str | None = None) -> None:
+        """count: of processes on this machine; profile: of ipyparallel's, to use its running cluster in place of it."""
+        try:
+            import ipyparallel
+        except ImportError:
+            raise ImportError('%ranks needs ipyparallel: pip install "torch-nbdebug[distributed]"') from None
+        self.folder = pathlib.Path(
+            tempfile.mkdtemp(prefix="nbdebug-engines-", dir=pathlib.Path.cwd() if profile else None)
+        )
+        self.cluster: Any = None
+        self.cells: dict[str, str] = {}
+        self.cell, self.broken, self.lost = 0, True, ""
+        self.processes: list[int] = []
+        self.store: Any = None
+        if profile is not None:
+            self.client = ipyparallel.Client(profile=profile)
+        else:
+            os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: the processes share the cores
+            self.cluster = ipyparallel.Cluster(
+                n=count, profile_dir=str(self.folder / "profile"), log_level=40, delay=0.1, controller_ip="127.0.0.1"
+            )
+            self.cluster.start_cluster_sync(count)
+            self.client = self.cluster.connect_client_sync()
+            self.client.wait_for_engines(count, interactive=False, timeout=120)
+        self.ids = sorted(self.client.ids)
+        try:
+            self._join(backend, profile is None)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _join(self, backend: str | None, local: bool) -> None:
+        own = backend or (
+            "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= len(self.ids) else "gloo"
+        )
+        self.backend = own
+        host = "127.0.0.1" if local else socket.gethostname()
+        listener = socket.create_server((host if local else "", 0))
+        port = listener.getsockname()[1]
+        self.store = TCPStore(
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(),
+            timeout=datetime.timedelta(seconds=30),
+        )  # fmt: skip
+        place = {"world": len(self.ids), "host": host, "port": port, "folder": str(self.folder), "backend": own}
+        controller = getattr(getattr(self.cluster, "controller", None), "pid", None)
+        for rank in range(len(self.ids)):
+            self._ask(rank, f"join(rank={rank}, controller={controller!r}, local={local}, **{place!r})")
+        self._wait([self._ask(rank, "ready()") for rank in range(len(self.ids))], 120)
+        self.processes = [int(self.store.get(f"process/{rank}")) for rank in range(len(self.ids))]
+
+    def _ask(self, rank: int, call: str) -> Any:
+        """A function of this module in a rank's process; no name is left among the user's."""
+        module = f'__import__("{__name__}", fromlist=["_"])'
+        return self.client[self.ids[rank]].execute(f"{module}.{call}", block=False)
+
+    def _wait(self, results: Sequence[Any], seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not all(result.ready() for result in results):
+            if self.gone() or time.monotonic() > until:
+                raise RuntimeError(self.gone() or "the ranks do not answer: %ranks stop, then %ranks start")
+            time.sleep(POLL)
+        for result in results:
+            result.get()
+
+    def gone(self) -> str:
+        """Why no further cell can run; "" where one can."""
+        if self.lost:
+            return self.lost
+        dead = [rank for rank, process in enumerate(self.processes) if self.cluster and not alive(process)]
+        missing = dead or [rank for rank, own in enumerate(self.ids) if own not in self.client.ids]
+        if missing:
+            self.lost = f"the process of rank {missing[0]} has ended, with its variables: %ranks start begins anew"
+        return self.lost
+
+    def send(self, names: dict[str, Any]) -> None:
+        """Copies of the user's values, to all ranks. Raises ValueError for one that cannot be sent."""
+        for name, value in names.items():
+            try:
+                self._wait([self.client[own].push({name: value}, block=False) for own in self.ids], 60)
+            except RuntimeError:
+                raise
+            except Exception as error:
+                raise ValueError(f"{name} cannot be sent to the ranks ({error}): make it in a %%ranks cell") from None
+
+    def fetch(self, name: str) -> list[Any]:
+        """The values of a name, one for each rank. Raises ValueError where a rank has none, or it cannot be sent."""
+        try:
+            return [self.client[own].pull(name, block=False).get(60) for own in self.ids]
+        except Exception as error:
+            raise ValueError(f"{name} cannot be fetched from the ranks: {error}") from None
+
+    def run(self, source: str, name: str, show: Show) -> Outcome:
+        """Run a cell on all ranks. source: with as many lines above it as in the notebook; name: "In [5]".
+
+        Ends when all ranks have ended. A rank that fails, and ranks that have parted, end the others: those that wait
+        in a collective are freed, those that compute are interrupted. KeyboardInterrupt passes when all have ended."""
+        __tracebackhide__ = True
+        if self.gone():
+            raise RuntimeError(self.gone())
+        self.cell += 1
+        self.cells[name] = source
+        folder = self.folder / f"cell-{self.cell}"
+        folder.mkdir(mode=0o700)
+        number = re.sub(r"\D", "", name) or "0"
+        begin = f"begin({self.cell}, {name!r}, {number}, {self.broken}, {re.search('compile|jit', source) is not None})"
+        self._wait([self._ask(rank, begin) for rank in range(len(self.ids))], 60)
+        self.broken = False
+        run = _Run(self, source, folder, show)
+        try:
+            return run.follow()
+        except KeyboardInterrupt:
+            run.free(interrupt=True)
+            raise
+        finally:
+            self.broken = self.broken or not all(
+                self.store.check([key]) and self.store.get(key) == b"1"
+                for key in (f"alive/{self.cell}/{rank}" for rank in range(len(self.ids)))
+            )
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def status(self) -> list[str]:
+        state = self.gone() or f"{len(self.ids)} ranks, {self.backend}, {self.cell} cells run"
+        return [state, *(f"rank {rank}: process {process}" for rank, process in enumerate(self.processes))]
+
+    def stop(self) -> None:
+        """End the processes, where this object has started them."""
+        with contextlib.suppress(Exception):
+            self.store.set("over", "1")
+        for process in filter(alive, self.processes if self.cluster is not None else ()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        with contextlib.suppress(Exception):
+            if self.cluster is not None:
+                self.cluster.stop_cluster_sync()
+            self.client.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class _Run:
+    """One cell on all ranks."""
+
+    def __init__(self, engines: Engines, source: str, folder: pathlib.Path, show: Show) -> None:
+        self.engines, self.show = engines, show
+        self.comparer = Comparer(folder, len(engines.ids))
+        self.comparer.facts.sources.update(engines.cells)
+        self.results = [engines.client[own].execute(source, silent=False, block=False) for own in engines.ids]
+        self.positions = [{"stdout": 0, "stderr": 0, "outputs": 0} for _ in self.results]
+        self.errors: dict[int, Exception] = {}
+
+    def follow(self) -> Outcome:
+        __tracebackhide__ = True
+        while not all(result.ready() for result in self.results):
+            self.collect()
+            self.comparer.read()
+            if self.errors or certain(self.comparer.facts):
+                self.settle()
+                break
+            if self.engines.gone():
+                break
+            time.sleep(POLL)
+        for result in self.results:
+            if result.ready():
+                with contextlib.suppress(Exception):
+                    result.wait_for_output(1)
+        self.collect(last=True)
+        return self.outcome()
+
+    def collect(self, last: bool = False) -> None:
+        """Pass on what was printed since, whole lines first; note errors."""
+        for rank, (result, position) in enumerate(zip(self.results, self.positions)):
+            for stream in ("stdout", "stderr"):
+                lines = str(getattr(result, stream) or "").split("\n")
+                whole = lines if last and lines[-1] else lines[:-1]
+                for line in whole[position[stream] :]:
+                    self.show(rank, stream, line)
+                position[stream] = max(len(whole), position[stream])
+            for content in list(result.outputs or ())[position["outputs"] :]:
+                position["outputs"] += 1
+                self.show(rank, "display", content)
+            if last and result.ready() and (value := result.metadata.get("execute_result")):
+                self.show(rank, "display", value)
+            if rank not in self.errors and result.ready() and not result.successful():
+                self.errors[rank] = error = result.exception()
+                if len(self.errors) == 1:
+                    self.show(rank, "stderr", str(error).partition("] ")[2])
+
+    def settle(self) -> None:
+        """A rank has failed, or a verdict is certain: the others may end by themselves, else they are freed."""
+        until = time.monotonic() + GRACE
+        while not all(result.ready() for result in self.results) and time.monotonic() < until:
+            time.sleep(POLL)
+        if not all(result.ready() for result in self.results):
+            self.free()
+
+    def free(self, interrupt: bool = False) -> None:
+        """End the cell on all ranks."""
+        engines = self.engines
+        engines.broken = True
+        engines.store.set(f"free/{engines.cell}", "1")
+        began, waits = time.monotonic(), [0.0 if interrupt else FREE, INTERRUPT]
+        while not all(result.ready() for result in self.results) and not engines.gone():
+            self.collect()
+            if waits and time.monotonic() > began + waits[0]:
+                del waits[0]
+                running = [own for own, result in zip(engines.ids, self.results) if not result.ready()]
+                engines.client.send_signal(signal.SIGINT, targets=running, block=False)
+            if time.monotonic() > began + LOST:
+                engines.lost = "a rank does not come back from its call: %ranks start begins anew"
+            time.sleep(POLL)
+
+    def outcome(self) -> Outcome:
+        self.comparer.read()
+        facts = self.comparer.facts
+        own = [log.one("error") for log in facts.ranks.values()]
+        raised = [
+            rank for rank in self.errors if (e := facts.ranks.get(rank)) and (x := e.one("error")) and not x["peer"]
+        ]
+        facts.over = not any(own) and not self.engines.lost
+        report: Report | None = report_of(facts, "%%ranks")
+        first = self.errors[raised[0]] if raised else None
+        alike = len({(e["type"], e["text"]) for e in own if e}) == 1 and len(raised) == len(facts.ranks)
+        if report is not None and not report.findings and not report.symptoms or alike:
+            report = None
+        if first is None and report is None and self.errors:
+            first = next(iter(self.errors.values()))  # a syntax error, an interrupt
+        if gone := self.engines.gone():
+            first = RuntimeError(gone)
+        return Outcome(self.errors, report, first)
+
+
+# -- in each process --------------------------------------------------------------------------------------------------
+
+
+class Member:
+    """One rank: its group, what it writes down of a cell, and the thread that frees it."""
+
+    def __init__(
+        self, rank: int, world: int, host: str, port: int, folder: str, backend: str, controller: Any, local: bool
+    ) -> None:
+        """controller: the process id of ipyparallel's, which the first rank ends when the notebook is gone; or None."""
+        self.rank, self.world, self.backend, self.controller = rank, world, backend, controller
+        self.folder, self.cell, self.active, self.name = pathlib.Path(folder), 0, False, ""
+        self.sockets: list[int] = []
+        self.compiles = False
+        self.shell = running_shell()
+        os.environ.update(
+            RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world), MASTER_ADDR=host,
+            MASTER_PORT=str(port),
+        )  # fmt: skip
+        if local:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        self.store: Any = TCPStore(host, port, is_master=False, wait_for_workers=False)
+        self.main = threading.get_ident()
+        self.make_group = c10d.init_process_group
+        helper = c10d._new_process_group_helper
+
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            before = sockets()
+            group = helper(*args, **kwargs)
+            self.sockets += sorted(sockets() - before)
+            return group
+
+        c10d._new_process_group_helper = noting
+        self.agent = Agent(self.folder, rank)
+        self.agent.install()
+        self.make_group = c10d.init_process_group
+        c10d.init_process_group = dist.init_process_group = self.initialise
+        self.agent.agree = self.agree
+        vars(builtins).update(
+            {MARK: self.agent.trail.mark, TURNS: self.agent.trail.turns, SIZED: self.agent.trail.sized}
+        )
+        if self.shell is not None:
+            self.shell.ast_transformers.append(self)
+            self.shell.compile.get_code_name = lambda raw, code, number: self.name or f"In [{number}]"
+            self.shell.events.register("post_run_cell", self.end)
+            self.shell.extension_manager.load_extension("nbdebug")
+        self.store.set(f"process/{rank}", str(os.getpid()))
+        threading.Thread(target=self.watch, daemon=True, name="nbdebug ranks").start()
+
+    def begin(self, cell: int, name: str, number: int, rebuild: bool, compiles: bool) -> None:
+        """Before a cell: the group, and a log of its own."""
+        self.cell, self.name, self.compiles = cell, name, compiles
+        if rebuild or not dist.is_initialized():
+            self.join()
+        self.agent.begin(self.folder / f"cell-{cell}")
+        self.active = True
+        if self.shell is not None:
+            self.shell.execution_count = number
+            self.shell.user_ns.update(rank=self.rank, world_size=self.world)
+
+    def join(self) -> None:
+        """A new group, through the notebook's store. Wrapped models of the old one go over to it."""
+        models = []
+        if dist.is_initialized():
+            old = c10d._get_default_group()
+            models = [m for made in self.agent.models if (m := made()) is not None and m.process_group is old]
+            dist.destroy_process_group()
+        self.sockets.clear()
+        if self.backend == "nccl":
+            torch.cuda.set_device(self.rank % torch.cuda.device_count())
+        store = PrefixStore(f"group/{self.cell}", self.store.clone())
+        self.make_group(self.backend, store=store, rank=self.rank, world_size=self.world)
+        for model in models:  # as an unpickled one would
+            state = {name: value for name, value in vars(model).items() if name not in ("process_group", "logger")}
+            del model.reducer, state["reducer"]
+            model.__setstate__({**state, "broadcast_buffers": getattr(model, "broadcast_buffers", True)})
+
+    def initialise(self, backend: str | None = None, *_: Any, **__: Any) -> None:
+        """`init_process_group` as the user calls it: the cell's group is there; another backend makes a new one."""
+        if backend not in (None, self.backend) or not dist.is_initialized():
+            self.backend = backend or self.backend
+            self.join()
+
+    def visit(self, tree: ast.Module) -> ast.Module:
+        """Marks in a cell (the shell calls this)."""
+        if not self.active:
+            return tree
+        marker = Marker(self.name, self.compiles)
+        marked = marker.visit(tree)
+        for mark in marker.marks:
+            self.agent.listed(mark)
+        return marked
+
+    def agree(self, call: CollectiveCall) -> None:
+        """Raises CallsDiffer where this call of a group is not what the rank that was there first has called."""
+        line = f"{call.lines[0][0]}, line {call.lines[0][1]}" if call.lines else "?"
+        own = {"key": list(call.key), "what": f"rank {self.rank} calls {call} ({line})"}
+        key = f"call/{self.cell}/{call.group}/{call.n}"
+        first = json.loads(self.store.compare_set(key, "", json.dumps(own)))
+        if first["key"] != own["key"]:
+            raise CallsDiffer(f"{own['what']}; {first['what']}")
+
+    def end(self, result: Any) -> None:
+        """After a cell."""
+        if not self.active:
+            return
+        self.active = False
+        error = result.error_in_exec or result.error_before_exec
+        if error is not None:
+            self.agent.attempt(self.agent.failed, error, False)
+        else:
+            self.agent.attempt(self.agent.finish)
+            self.agent.write("end", code=0)
+        self.store.set(f"alive/{self.cell}/{self.rank}", str(int(dist.is_initialized())))
+
+    def watch(self) -> None:
+        """A thread: free this rank when the notebook says so; end it when the notebook is gone."""
+        store, freed = self.store.clone(), 0
+        while True:
+            time.sleep(0.05)
+            try:
+                if store.check(["over"]):
+                    return
+                due = store.check([f"free/{self.cell}"]) and freed != self.cell
+            except Exception:  # whatever torch raises: there is no store
+                if self.controller is not None and self.rank == 0:
+                    shutil.rmtree(self.folder, ignore_errors=True)
+                    with contextlib.suppress(OSError):
+                        os.kill(self.controller, signal.SIGTERM)
+                os._exit(1)
+            if due:
+                freed = self.cell
+                self.free()
+
+    def free(self) -> None:
+        """Make what waits in a collective raise. gloo: its connections are closed for writing, which the other side
+        sees as an end. NCCL: its calls return and raise nothing, so that the cell is told to end first."""
+        if self.active:
+            self.agent.attempt(self.agent.write_state, False)
+        if self.backend == "nccl":
+            if self.active:
+                interrupt = ctypes.py_object(KeyboardInterrupt)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.main), interrupt)
+            c10d._abort_process_group()
+        for descriptor in self.sockets:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                connection.shutdown(socket.SHUT_WR)
+
+
+def sockets() -> set[int]:
+    """The descriptors of this process that are sockets."""
+    return {n for n in _descriptors() if _is_socket(n)}
+
+
+def _descriptors() -> Iterator[int]:
+    return map(int, os.listdir("/dev/fd"))
+
+
+def _is_socket(descriptor: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
+
+
+_member: Member | None = None
+
+
+def join(**place: Any) -> None:
+    global _member
+    _member = Member(**place)
+
+
+def ready() -> None:
+    """Raises RuntimeError where `join` has failed."""
+    if _member is None:
+        raise RuntimeError("this process has not joined the ranks")
+
+
+def begin(*cell: Any) -> None:
+    ready()
+    assert _member is not None
+    _member.begin(*cell)

@@ -1,0 +1,72 @@
+"""%%ranks on two real processes: output by rank, errors and hangs end within seconds, the processes live on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from nbdebug.tools.distributed.launch import alive
+from tests.shell import Notebook, started
+
+DDP = """%%ranks
+from torch import nn
+torch.manual_seed(0)
+ddp = nn.parallel.DistributedDataParallel(nn.Linear(3, 2))
+optimizer = torch.optim.SGD(ddp.parameters(), lr=lr)
+def step():
+    optimizer.zero_grad()
+    ddp(torch.ones(4, 3) * (rank + 1)).square().mean().backward()
+    optimizer.step()
+step()
+"""
+
+
+@pytest.fixture(scope="module")
+def book() -> Iterator[Notebook]:
+    with started("lr = 0.1") as book:
+        assert "needs processes" in book.run("%%ranks\n1").printed
+        book.run("%ranks start 2")
+        processes = book.shell.magics_manager.registry["RanksMagics"].engines.processes
+        yield book
+    assert len(processes) == 2 and not any(map(alive, processes)), "%unload_ext ends them"
+
+
+@pytest.mark.timeout(120)
+def test_cells_run_on_each_rank_and_survive_what_fails(book: Notebook) -> None:
+    ran = book.run("%%ranks --send lr --fetch total\nimport torch, torch.distributed as dist\n"
+                   "dist.init_process_group('gloo')\ntotal = torch.tensor(lr + rank)\ndist.all_reduce(total)\n"
+                   "print('hello from', rank)")  # fmt: skip
+    assert ran.error is None and ran.result is None, ran.shown
+    assert "[rank 0] hello from 0" in ran.printed and "[rank 1] hello from 1" in ran.printed
+    assert book.run("[round(t.item(), 3) for t in total]").result == [1.2, 1.2]
+
+    failed = book.run("%%ranks\nif rank == 1:\n    raise ValueError('bad row')\ndist.barrier()")
+    assert type(failed.error).__name__ == "RemoteError" and "[rank 1] ValueError: bad row" in failed.printed
+    assert "distributed/rank-raised" in failed.shown
+
+    hung = book.run("%%ranks\nfor n in range(3 - rank):\n    dist.barrier()")
+    assert hung.result.findings[0].code == "distributed/uneven-steps", hung.shown
+    assert re.fullmatch(r"In \[\d+\], line 2", hung.result.findings[0].where.place)
+
+    unlike = book.run("%%ranks\nx = torch.ones(3 + rank)\ndist.all_reduce(x)")
+    assert unlike.result.findings[0].code == "distributed/collective-mismatch", unlike.shown
+    assert unlike.result.findings[0].where.line == 3
+
+    within = book.run("%%ranks\ndist.barrier()\n%nan_trace torch.ones(2, requires_grad=True).mul(2).sum().backward()")
+    assert within.error is None and within.shown.count("[rank") == 2, within.shown
+    typo = book.run("%%ranks\nnothing_of_this_name")
+    assert typo.result is None and "NameError" in typo.shown
+
+
+@pytest.mark.timeout(120)
+def test_a_wrapped_model_goes_over_to_the_new_group(book: Notebook) -> None:
+    book.run("%%ranks --send lr\nimport torch, torch.distributed as dist")
+    assert book.run(DDP).result is None
+    hung = book.run("%%ranks\nfor n in range(3 - rank):\n    step()")
+    assert hung.result.findings[0].code == "distributed/uneven-steps", hung.shown
+    apart = book.run("%%ranks\nwith torch.no_grad():\n    ddp.module.weight.add_(rank)\nstep()")
+    assert apart.result.findings[0].code == "distributed/weights-diverged", apart.shown
+    again = book.run("%%ranks\ndist.broadcast(ddp.module.weight.data, 0)\nfor _ in range(3):\n    step()")
+    assert again.error is None and again.result is None, again.shown
