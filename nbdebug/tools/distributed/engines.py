@@ -196,6 +196,9 @@ class Engines:
         """End the processes, where this object has started them."""
         with contextlib.suppress(Exception):
             self.store.set("over", "1")
+            time.sleep(
+                0.0 if self.cluster is not None else 0.5
+            )  # the user's own engines go on: they let go of the store
         for process in filter(alive, self.processes if self.cluster is not None else ()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
@@ -304,22 +307,10 @@ class _Run:
 class Member:
     """One rank: its group, what it writes down of a cell, and the thread that frees it."""
 
-    def __init__(
-        self, rank: int, world: int, host: str, port: int, folder: str, backend: str, controller: Any, local: bool
-    ) -> None:
-        """controller: the process id of ipyparallel's, which the first rank ends when the notebook is gone; or None."""
-        self.rank, self.world, self.backend, self.controller = rank, world, backend, controller
-        self.folder, self.cell, self.active, self.name = pathlib.Path(folder), 0, False, ""
+    def __init__(self, rank: int, folder: str) -> None:
         self.sockets: list[int] = []
-        self.compiles = False
+        self.cell, self.active, self.name, self.compiles = 0, False, "", False
         self.shell = running_shell()
-        os.environ.update(
-            RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world), MASTER_ADDR=host,
-            MASTER_PORT=str(port),
-        )  # fmt: skip
-        if local:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-        self.store: Any = TCPStore(host, port, is_master=False, wait_for_workers=False)
         self.main = threading.get_ident()
         self.make_group = c10d.init_process_group
         helper = c10d._new_process_group_helper
@@ -331,7 +322,7 @@ class Member:
             return group
 
         c10d._new_process_group_helper = noting
-        self.agent = Agent(self.folder, rank)
+        self.agent = Agent(pathlib.Path(folder), rank)
         self.agent.install()
         self.make_group = c10d.init_process_group
         c10d.init_process_group = dist.init_process_group = self.initialise
@@ -344,6 +335,25 @@ class Member:
             self.shell.compile.get_code_name = lambda raw, code, number: self.name or f"In [{number}]"
             self.shell.events.register("post_run_cell", self.end)
             self.shell.extension_manager.load_extension("nbdebug")
+
+    def connect(
+        self, rank: int, world: int, host: str, port: int, folder: str, backend: str, controller: Any, local: bool
+    ) -> None:
+        """Become a rank of these processes. controller: the process of ipyparallel's, which ends with the notebook, as
+        this one does; None for the user's own cluster, which goes on."""
+        self.rank, self.world, self.backend, self.controller = rank, world, backend, controller
+        self.folder, self.agent.rank = pathlib.Path(folder), rank
+        os.environ.update(
+            RANK=str(rank),
+            WORLD_SIZE=str(world),
+            LOCAL_RANK=str(rank),
+            LOCAL_WORLD_SIZE=str(world),
+            MASTER_ADDR=host,
+            MASTER_PORT=str(port),
+        )
+        if local:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        self.store: Any = TCPStore(host, port, is_master=False, wait_for_workers=False)
         self.store.set(f"process/{rank}", str(os.getpid()))
         threading.Thread(target=self.watch, daemon=True, name="nbdebug ranks").start()
 
@@ -423,7 +433,9 @@ class Member:
                     return
                 due = store.check([f"free/{self.cell}"]) and freed != self.cell
             except Exception:  # whatever torch raises: there is no store
-                if self.controller is not None and self.rank == 0:
+                if self.controller is None:
+                    return
+                if self.rank == 0:
                     shutil.rmtree(self.folder, ignore_errors=True)
                     with contextlib.suppress(OSError):
                         os.kill(self.controller, signal.SIGTERM)
@@ -468,7 +480,8 @@ _member: Member | None = None
 
 def join(**place: Any) -> None:
     global _member
-    _member = Member(**place)
+    _member = _member or Member(place["rank"], place["folder"])
+    _member.connect(**place)
 
 
 def ready() -> None:
