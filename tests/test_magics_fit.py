@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from nbdebug import Report
-from nbdebug.magics.fit import FitMagics
+from nbdebug.magics.mem import MemoryMagics
 from tests.shell import Notebook, started
 
 SETUP = """
@@ -26,7 +26,7 @@ criterion = nn.CrossEntropyLoss()
 def notebook() -> Iterator[Notebook]:
     with started(SETUP) as book:
         if "fit" not in book.shell.magics_manager.magics["line"]:
-            book.shell.register_magics(FitMagics(book.shell))
+            book.shell.register_magics(MemoryMagics(book.shell))
         yield book
 
 

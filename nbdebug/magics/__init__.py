@@ -46,7 +46,6 @@ from nbdebug.magics.check_config import BeforeRunMagics
 from nbdebug.magics.diagnose import DiagnoseMagics
 from nbdebug.magics.explain import ExplainMagics
 from nbdebug.magics.first_aid import FirstAidMagics
-from nbdebug.magics.fit import FitMagics
 from nbdebug.magics.grad_watch import GradWatchMagics
 from nbdebug.magics.guard import GuardMagics
 from nbdebug.magics.mem import MemoryMagics
@@ -65,7 +64,6 @@ QUESTIONS = (
     PreflightMagics,
     DiagnoseMagics,
     MemoryMagics,
-    FitMagics,
     PrecisionMagics,
     BeforeRunMagics,
     CheckMagics,

@@ -55,7 +55,7 @@ Show = Callable[[int, str, Any], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class CellOutcome:
     """What became of a cell. errors: rank → ipyparallel's error, the first in time first; report: None where nothing is
     to be told."""
 
@@ -159,7 +159,7 @@ class Engines:
         except Exception as error:
             raise ValueError(f"{name} cannot be fetched from the ranks: {error}") from None
 
-    def run(self, source: str, name: str, show: Show) -> Outcome:
+    def run(self, source: str, name: str, show: Show) -> CellOutcome:
         """Run a cell on all ranks. source: with as many lines above it as in the notebook; name: "In [5]".
 
         Ends when all ranks have ended. A rank that fails, and ranks that have parted, end the others: those that wait
@@ -220,7 +220,7 @@ class _Run:
         self.positions = [{"stdout": 0, "stderr": 0, "outputs": 0} for _ in self.results]
         self.errors: dict[int, Exception] = {}
 
-    def follow(self) -> Outcome:
+    def follow(self) -> CellOutcome:
         __tracebackhide__ = True
         while not all(result.ready() for result in self.results):
             self.collect()
@@ -281,7 +281,7 @@ class _Run:
                 engines.lost = "a rank does not come back from its call: %ranks start begins anew"
             time.sleep(POLL)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> CellOutcome:
         self.comparer.read()
         facts = self.comparer.facts
         own = [log.one("error") for log in facts.ranks.values()]
@@ -298,7 +298,7 @@ class _Run:
             first = next(iter(self.errors.values()))  # a syntax error, an interrupt
         if gone := self.engines.gone():
             first = RuntimeError(gone)
-        return Outcome(self.errors, report, first)
+        return CellOutcome(self.errors, report, first)
 
 
 # -- in each process --------------------------------------------------------------------------------------------------
