@@ -25,6 +25,7 @@
     %check_notebook            what cells that ran again, or out of order, have left behind
     %first_aid SYMPTOM         what to try in which order, each step run on what is among your variables
     %checklist MOMENT          the same before, during or after training
+    %describe THING            a line for each tensor of anything
     %explain                   why the last cell failed; %explain CODE shows the catalogue page of a cause
     %nbdebug                   the panel: what is on, what was found, and buttons; %nbdebug off removes everything
 

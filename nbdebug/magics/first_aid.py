@@ -1,15 +1,16 @@
-"""%first_aid and %checklist: what to try, in which order, run on what is among the variables. Their answer:
-`nbdebug.first_aid`."""
+"""%first_aid and %checklist: what to try, in which order, run on what is among the variables; %describe: its tensors, a
+line each. Their answers: `nbdebug.first_aid`, `nbdebug.describe`."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from nbdebug.magics._arguments import FULL, HELP, answer, parse, variables
+from nbdebug.magics._arguments import FULL, HELP, answer, evaluate, parse, variables
 from nbdebug.report import Report
 
 SYMPTOMS = "nan, memory, slow, hang, crash, not-learning, error or quality"
@@ -17,7 +18,7 @@ SYMPTOMS = "nan, memory, slow, hang, crash, not-learning, error or quality"
 
 @magics_class
 class FirstAidMagics(Magics):
-    """%first_aid and %checklist."""
+    """%first_aid, %checklist and %describe."""
 
     @no_var_expand
     @needs_local_scope
@@ -69,6 +70,35 @@ class FirstAidMagics(Magics):
         if args.moment is None:
             raise UsageError("%checklist takes a moment: %checklist before, during or after training.")
         return self._answer(args, args.moment, line, local_ns)
+
+    @no_var_expand
+    @needs_local_scope
+    @magic_arguments()
+    @argument("thing", metavar="THING", nargs="*", help="a variable or an expression: a tensor, a batch, a model, ...")
+    @FULL
+    @HELP
+    @line_magic
+    def describe(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+        """Show a line for each tensor of anything: shape, type, device, finite range, NaN and inf counted.
+
+            %describe batch
+            %describe model
+            report = %describe optimizer
+
+        Nested dicts and lists, batches, models (their devices and types at a glance), optimizers. A DataLoader is not
+        iterated, nothing is copied and nothing of yours runs. In a script: nbdebug.describe(x).
+        """
+        __tracebackhide__ = True
+        args = parse(self.describe, line)
+        if args is None:
+            return None
+        text = " ".join(args.thing)
+        if not text:
+            raise UsageError("%describe needs a variable or an expression: %describe batch")
+        from nbdebug.tools.first_aid.describe import describe  # as below
+
+        report = describe(evaluate(text, variables(self.shell, local_ns)), name=text)
+        return answer(dataclasses.replace(report, question=f"%describe {text}"), args, line)
 
     def _answer(
         self,

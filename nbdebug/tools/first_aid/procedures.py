@@ -311,6 +311,14 @@ def notebook(a: Surroundings) -> Report:
     return nbdebug.check_notebook(a.names, shell=a.shell)
 
 
+def kept(a: Surroundings) -> Report:
+    """Of the notebook's findings those that are about memory."""
+    report = notebook(a)
+    findings = tuple(finding for finding in report if finding.chapter == "memory")
+    headline = report.headline if findings or not report.findings else "The notebook itself keeps nothing large."
+    return dataclasses.replace(report, findings=findings, headline=headline)
+
+
 def memory_now(a: Surroundings) -> Report:
     return nbdebug.mem(names=dict(a.names))
 
@@ -506,7 +514,7 @@ SYMPTOMS: dict[str, Procedure] = {
         "out of memory, or it grows",
         (
             Step("The error: who holds the memory", "%explain", 0.2, memory_error),
-            Step("What the notebook keeps alive", "%check_notebook", 0.2, notebook),
+            Step("What the notebook keeps alive", "%check_notebook", 0.2, kept),
             Step("Three steps: peak, and what stays", "%%mem", 1, memory_of_steps),
             Step("Does a step fit, what would help", "%fit", 1, memory_needed),
             Step("What is held now", "%mem", 0.2, memory_now),
@@ -517,9 +525,9 @@ SYMPTOMS: dict[str, Procedure] = {
         "slow training",
         "few steps a second",
         (
-            MACHINE,
             Step("Where a step's time goes; the cure", "%bottleneck", 2, times),
             Step("The stream of batches", "%check_loader", 1, stream),
+            MACHINE,
             STATE,
         ),
         ("speed", "slowness", "performance"),
