@@ -47,6 +47,7 @@ __all__ = [
     "perplexity",
     "precision",
     "preflight",
+    "read_log",
     "resume_proof",
     "schema_from",
     "step_through",
@@ -93,6 +94,7 @@ _HOMES = {
     "describe": "tools.first_aid.describe",
     "first_aid": "tools.first_aid.first_aid",
     "NonFiniteStep": "tools.guard.trip",
+    "read_log": "tools.monitor.read_log",
     "open_record": "tools.guard.record.open_record",
 }
 

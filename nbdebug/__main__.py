@@ -36,6 +36,13 @@ def main(arguments: list[str] | None = None) -> int:
     opened = commands.add_parser("open", help="print the report of a record that guard(..., record=PATH) wrote")
     opened.add_argument("path", metavar="PATH", help="the folder of the record; the run may still be going on")
     opened.add_argument("--save", metavar="FILE", help="write the report to FILE (.html, .json or .txt) instead")
+    of_log = commands.add_parser(
+        "read-log", help="what the log of a run shows, and on which line (exit status 1 on trouble)"
+    )
+    of_log.add_argument(
+        "path", metavar="PATH", help="a log (text, JSON Lines, CSV, TensorBoard, ...), or a folder of them"
+    )
+    of_log.add_argument("--json", action="store_true", help="print the report as JSON")
     of_config = commands.add_parser(
         "check-config", help="what is wrong with files of settings (exit status 1 on problems)"
     )
@@ -55,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     of_machine.add_argument("--requirements", metavar="FILE", help="compared with what is installed")
     of_machine.add_argument("--facts", metavar="FILE", help="another machine's, as `facts` prints them there")
     of_machine.add_argument("--save", metavar="FILE", help="write the report as well (.html, .json or .txt)")
-    for command in (of_config, of_checkpoint, of_data, of_machine):
+    for command in (of_config, of_checkpoint, of_data, of_machine, of_log):
         command.add_argument("--full", action="store_true", help="show all of the report")
     of_script = commands.add_parser("bottleneck", help="what makes a training script slow (exit status 1 on a cause)")
     of_script.add_argument("script", metavar="SCRIPT", help="run as it is, and ended after N steps")
@@ -86,12 +93,13 @@ def main(arguments: list[str] | None = None) -> int:
         return max(print_check(check, args.full) for check in files)
     checks: dict[str, Callable[[], Report]] = {
         "check-data": lambda: data_of(args.path, args.expected, args.save),
+        "read-log": lambda: nbdebug.read_log(args.path),
         "check-checkpoint": lambda: nbdebug.check_checkpoint(args.path),
         "check-environment": lambda: environment_of(args.requirements, args.facts, args.save),
         "ranks": lambda: ranks(args),
     }
     if args.command in checks:
-        return print_check(checks[args.command], args.full)
+        return print_check(checks[args.command], args.full, getattr(args, "json", False))
     if args.command == "facts":
         print(json.dumps(machine.machine_facts(), indent=1))
         return 0
@@ -156,14 +164,14 @@ def environment_of(requirements: str | None, facts: str | None, save: str | None
     return report
 
 
-def print_check(check: Callable[[], Report], full: bool = False) -> int:
+def print_check(check: Callable[[], Report], full: bool = False, as_json: bool = False) -> int:
     """A report, printed; 1 where it has a problem, 2 and the reason where there is nothing to check."""
     try:
         report = check()
     except (OSError, ValueError, TypeError, ImportError) as error:
         print(error, file=sys.stderr)
         return 2
-    print(report.full() if full else report)
+    print(json.dumps(report.to_dict(), indent=1) if as_json else report.full() if full else report)
     return int(not report.ok)
 
 

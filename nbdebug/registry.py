@@ -31,6 +31,7 @@ CHAPTERS = (
     "speed",
     "quality",
     "distributed",
+    "run",
 )
 """The chapters with a package of rules, in the order of the catalogue: the first part of most codes."""
 ELSEWHERE = {
@@ -55,6 +56,7 @@ _HOMES = {
     "speed": "nbdebug.tools.speed.rules",
     "quality": "nbdebug.tools.quality.rules",
     "distributed": "nbdebug.tools.distributed.rules",
+    "run": "nbdebug.tools.monitor.rules",
 }
 _rules: dict[str, Rule] = {}
 

@@ -9,6 +9,7 @@ run shows it;
 `tests/patients/data/<slug>.py` CODE and NAMES: items that the report on the set must name;
 `tests/patients/checkpoint/<slug>.py` CODE and NAMES: what is said of the file that `make(folder)` gives;
 `tests/patients/quality/<slug>.py` CODE and NAMES: what is said of an evaluation, or of what a model made;
+`tests/patients/run/<slug>.py` CODE and NAMES: what is said of a log, or of samples of a machine;
 `tests/patients/speed/<slug>.py` CODE, BOTTLENECK (the part of the step that is slow) and LINE;
 `tests/patients/notebook/<slug>.py` also CELL, from 0: the one of its cells that brings it in. How a patient is asked
 depends on its chapter; one code is the guard's own, and causes that show before training are asked of preflight.
@@ -16,6 +17,7 @@ depends on its chapter; one code is the guard's own, and causes that show before
 
 import ast
 import importlib.util
+import os
 import pathlib
 import re
 import tempfile
@@ -30,6 +32,7 @@ from nbdebug.tools.distributed.launch import report_of as ranks_report
 from nbdebug.tools.memory.facts import MemoryFacts
 from nbdebug.tools.memory.mem import mem
 from nbdebug.tools.memory.step.report import report_of as memory_report
+from nbdebug.tools.monitor.rules import MACHINE_RULES
 from nbdebug.tools.speed.facts import SpeedFacts
 from nbdebug.tools.speed.report import report_of as speed_report
 from tests.shell import of_cells
@@ -190,6 +193,18 @@ def outcome(training):
     return nbdebug.perplexity(subject, parts.pop("tokens"), **parts)
 
 
+def from_outside(training):
+    """Of the text of a log, what is read in it; of a machine's samples, what they show."""
+    if not isinstance(training, str):
+        findings = (check(training) for check in MACHINE_RULES)
+        return nbdebug.Report("monitor()", tuple(filter(None, findings)), steps=len(training.samples))
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "train.log"
+        path.write_text(training)
+        os.utime(path, (time.time() - 90_000,) * 2)
+        return nbdebug.read_log(path)
+
+
 ASK = {
     "checkpoint": opened,
     "config": configured,
@@ -204,6 +219,7 @@ ASK = {
     "notebook": run_as_cells,
     "precision": halved,
     "quality": outcome,
+    "run": from_outside,
     "speed": timed,
     "training": diagnosed,
 }

@@ -15,6 +15,7 @@
     %bottleneck step()         what makes a step slow, and the step's time with the cure in place
     %generation model ids      how fast a model writes tokens, with and without a cache
     %ranks start 2             several processes; %%ranks runs the cell below it on each of them
+    %read_log PATH             what the log of a run shows, and on which line
     %step_through              a training step, layer by layer, while the notebook stays usable
     %check_data PATH           what is wrong with a data set: pictures, captions, tables, tokens
     %check_loader              what is wrong with the stream that a loader makes of it
@@ -53,8 +54,8 @@ from nbdebug.magics.mem import MemoryMagics
 from nbdebug.magics.nan_trace import NanTraceMagics
 from nbdebug.magics.panel import NbdebugMagics
 from nbdebug.magics.precision import PrecisionMagics
-from nbdebug.magics.preflight import PreflightMagics
 from nbdebug.magics.ranks import RanksMagics
+from nbdebug.magics.read_log import ReadLogMagics
 from nbdebug.magics.step_through import StepMagics
 from nbdebug.magics.stop_at import StopMagics
 
@@ -62,9 +63,9 @@ WATCHES = (GuardMagics, GradWatchMagics, BottleneckMagics, StopMagics, StepMagic
 """Magics that stay on; %nbdebug shows and ends them."""
 QUESTIONS = (
     NanTraceMagics,
-    PreflightMagics,
     DiagnoseMagics,
     MemoryMagics,
+    ReadLogMagics,
     PrecisionMagics,
     BeforeRunMagics,
     CheckMagics,

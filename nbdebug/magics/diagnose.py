@@ -1,16 +1,19 @@
-"""%diagnose and %%diagnose: why a training loop does not learn. Their answer: `nbdebug.diagnose`."""
+"""%preflight, %diagnose, %%diagnose: what keeps a model from learning, before its training and in it. Their answers:
+the functions of these names."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
 import nbdebug
+from nbdebug.arguments import around, planned_optimizers
 from nbdebug.magics._arguments import (
     FULL,
     HELP,
@@ -24,7 +27,9 @@ from nbdebug.magics._arguments import (
     one_model,
     option_or_usual,
     parse,
+    required,
     step_text,
+    usage_errors,
     variables,
 )
 from nbdebug.magics._user_code import cell_code, line_code, run
@@ -35,7 +40,59 @@ NOTHING = object()
 
 @magics_class
 class DiagnoseMagics(Magics):
-    """%diagnose and %%diagnose."""
+    """%preflight, %diagnose and %%diagnose."""
+
+    @no_var_expand
+    @needs_local_scope
+    @magic_arguments()
+    @argument("--whole", action="store_true", help="read all of the data, too: check_loader and check_data on the sets")
+    @FULL
+    @HELP
+    @MODEL
+    @OPTIMIZERS
+    @LOSS_FN
+    @TRAIN_LOADER
+    @VAL_LOADER
+    @SCHEDULER
+    @line_magic
+    def preflight(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+        """Check, in seconds and before training, what would keep the model from learning.
+
+            %preflight
+            report = %preflight --model net --train-loader loader --loss-fn criterion
+            %preflight --whole
+
+        It takes the model, the loaders, the loss and the optimizer among your variables, and says which. It changes
+        nothing: model, optimizer, loaders and random numbers are as before. In a script: nbdebug.preflight(model,
+        loader, loss_fn).
+        """
+        __tracebackhide__ = True
+        args = parse(self.preflight, line)
+        if args is None:
+            return None
+        names = variables(self.shell, local_ns)
+        _, criterion = option_or_usual("loss_fn", args.loss_fn, names)
+        subject = one_model(args.model, args.optimizer, names, "%preflight", criterion)
+        if not subject.optimizers:
+            subject = dataclasses.replace(subject, optimizers=planned_optimizers(around(subject.model, names)))
+        loader = required("train_loader", args.train_loader, names, "%preflight", model=subject.model)
+        loss_fn = required("loss_fn", args.loss_fn, names, "%preflight", model=subject.model)
+        val_loader = option_or_usual("val_loader", args.val_loader, names, subject.model)
+        scheduler = option_or_usual("scheduler", args.scheduler, names, subject.model)
+        with usage_errors():
+            report = nbdebug.preflight(
+                subject.model,
+                loader[1],
+                loss_fn[1],
+                optimizer=subject.optimizer,
+                val_loader=val_loader[1],
+                scheduler=scheduler[1],
+            )
+        taken = {"train_loader": loader, "loss_fn": loss_fn, "val_loader": val_loader, "scheduler": scheduler}
+        parts = [str(subject), *(f"{kind} `{name}`" for kind, (name, _) in taken.items() if name)]
+        form_of_the_loss = report.subject.rpartition("; ")[2]
+        report.question, report.subject = "%preflight", f"{', '.join(parts)}; {form_of_the_loss}"
+        return answer(with_data(report, loader[1], val_loader[1], subject.model) if args.whole else report, args, line)
 
     @no_var_expand
     @needs_local_scope
@@ -118,3 +175,23 @@ def _call_arguments(args: Any, names: dict[str, Any]) -> tuple[dict[str, Any], s
     values = {kind: value for kind, (_, value) in taken.items()}
     parts = [str(subject), *(f"{kind} `{name}`" for kind, (name, _) in taken.items() if name)]
     return {"model": subject.model, "optimizer": subject.optimizer, "keep": args.keep, **values}, ", ".join(parts)
+
+
+def with_data(report: Report, train: Any, val: Any, model: Any) -> Report:
+    """The report with what is wrong with the data: both loaders as streams, and the rows of their sets, by split."""
+    from nbdebug.tools.data.check_data import check_data
+    from nbdebug.tools.data.check_loader import check_loader
+
+    more = [check_loader(loader) for loader in (train, val) if loader is not None]
+    own = {"train": getattr(train, "dataset", None), "val": getattr(val, "dataset", None)}
+    sets = {split: rows for split, rows in own.items() if hasattr(rows, "__getitem__") and hasattr(rows, "__len__")}
+    if sets:
+        more.append(check_data(sets, expected=model))
+    findings = {f.code: f for part in more for f in part.findings}  # of rows rather than of batches
+    return dataclasses.replace(
+        report,
+        findings=(*report.findings, *(f for f in findings.values() if f.code not in {g.code for g in report.findings})),
+        unchecked=(*report.unchecked, *(text for part in more for text in part.unchecked)),
+        notes=(*report.notes, *(text for part in more for text in (part.headline, *part.notes) if text)),
+        independent=report.independent or bool(findings),
+    )

@@ -1,0 +1,765 @@
+"""What people and frameworks write while a training runs, read as a stream: rows of numbers, each with its line.
+
+    text        "Epoch 3 | loss 0.52", "step=10 loss=nan", progress bars, dicts of transformers, prefixes of loggers
+    jsonl, csv  an object, or a row, for each step; blank cells are no numbers
+    json        transformers' trainer_state.json, Keras' history, a list of objects
+    events      TensorBoard's event files: TFRecord and the few fields of protobuf that hold a scalar
+    record      the folder that guard(..., record=PATH) wrote
+
+Nothing of a file is executed. A file that still grows, or ends within a line, is read as far as it goes.
+"""
+
+from __future__ import annotations
+
+import array
+import csv
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+MOST_ROWS = 2_000_000
+"""Rows that are kept of one source: 100 MB."""
+LONGEST = 2**16
+"""Bytes of a line; of longer ones only so much is read."""
+MOST_WHOLE = 2**28
+"""Bytes of a JSON file, which can't be read in pieces."""
+MOST_TRACEBACKS, MOST_TRACEBACK_LINES, MOST_WARNINGS = 50, 400, 200
+
+NAN = float("nan")
+ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-Z\\-_])")
+RANK = re.compile(
+    r"^\s*(?:\[(?:rank|default)[ :_=]?(\d+)\]|\[1,(\d+)\]<std(?:err|out)>|rank[ _=]?(\d+)(?=[:|]))[:|]? ?", re.I
+)
+RANK_INSIDE = re.compile(r"\brank[ :=_]*(\d+)\b", re.IGNORECASE)
+STAMP = re.compile(r"\b(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
+NUMBER = (
+    r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?:nan|inf(?:inity)?)\b)"
+)
+PAIR = re.compile(
+    r"(?P<before>(?:[A-Za-z]+ )?)(?P<key>[A-Za-z][A-Za-z0-9_./@-]*)['\"]?(?:\s*\([a-z]+\))?"
+    rf"(?:\s*[:=]\s*|\s+is\s+|\s+)(?:tensor\()?['\"\[(]*(?P<value>{NUMBER})(?!\w)"
+    r"(?:\s*(?:/|of)\s*(?P<total>\d[\d,]*)(?![\d.]))?",
+    re.IGNORECASE,
+)
+BAR = re.compile(r"(?<![\d./])(\d[\d,]*)/(\d[\d,]*|\?) ?\[(?:\d+:)?\d+:\d\d<")
+"""tqdm's: "50/100 [00:01<00:01, 35.2it/s"."""
+EPOCH = re.compile(r"epoch\W{0,3}\[?\s*(\d+)\s*(?:/\s*(\d+))?", re.IGNORECASE)
+MEASURED = ("loss", "validation", "norm", "rate")
+PLACE = re.compile(r"\[\s*(\d+)\s*/\s*(\d+)\b")
+"""As in "Epoch: [3][ 100/5005]" and "Train Epoch: 1 [640/60000 (1%)]"."""
+TRIGGER = re.compile(
+    r"loss|nan|epoch|step|iter|traceback|error|warn|kill|signal|lr\b|norm|\d/\d|finish|complete|done|stop|resum|cancel"
+    r"|terminat|core dumped|fault|time limit",
+    re.IGNORECASE,
+)
+WARNING = re.compile(r"\b(?:[A-Z]\w*Warning: |WARN(?:ING)?\b|warning: )|^W\d{4} ")
+KILLED = re.compile(
+    r"^(?:.*: line \d+: +\d+ )?Killed\b|Out of memory: Killed process|oom-?kill(?:er| event)|SIGKILL"
+    r"|signal: (?:9|killed)\b|exitcode: ?-(?:9|15)\b|\bCANCELLED AT\b|DUE TO TIME LIMIT|DUE TO PREEMPTION"
+    r"|Segmentation fault|core dumped"
+    r"|Received signal \d+|received SIGTERM|^Terminated$|SignalException"
+)
+ENDED = re.compile(
+    r"train_runtime|\btraining (?:is |was |has )?(?:completed?|finished|done|ended|over)\b|finished training"
+    r"|Trainer\.fit` stopped|early ?stopp|stopping early|\ball done\b|^\W*(?:done|finished|completed)\W*$"
+    r"|training took|total training time|best (?:model|epoch|checkpoint|val)"
+    r"|final (?:loss|model|results?|test|accuracy)|test (?:acc|loss|set)|saved? (?:final|last) ",
+    re.IGNORECASE,
+)
+CHAINED = ("Traceback (most recent", "During handling of the above", "The above exception was")
+RESUMED = re.compile(
+    r"\b(?:resum(?:ed?|ing)|restor(?:ed|ing)|restarting|load(?:ed|ing) (?:the )?(?:model |state |latest )?"
+    r"checkpoint)\b",
+    re.IGNORECASE,
+)
+ERROR = re.compile(
+    r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Iteration)\b(?::|$)|^(?:[a-z_]\w*\.)+[A-Z]\w*: "
+)
+
+TRAIN_LOSS = (
+    "loss",
+    "train_loss",
+    "training_loss",
+    "total_loss",
+    "train_total_loss",
+    "train_loss_step",
+    "lm_loss",
+    "loss_train",
+)
+VALIDATION = re.compile(r"(?:^|_)(?:val|valid|validation|eval|evaluation|dev|test)(?:_|$)")
+
+
+def role_of(key: str) -> str:
+    """What a number of this name is: "loss", "validation", "norm", "rate", "step", "epoch", "batch", "rank", or ""."""
+    key = re.sub(r"[ ./@-]+", "_", key.lower()).strip("_")
+    key = re.sub(r"^(?:log|logs|metrics?|scalars?|summary)_(?=.)", "", key)
+    if key in ROLES:
+        return ROLES[key]
+    if re.search(r"(?:^|_)(?:loss|nll|lossscale)(?:_|$)", key) and not re.search(
+        r"scale|best|weight|min|delta|num|count|ema", key
+    ):
+        return "validation" if VALIDATION.search(key) else "loss"
+    if re.search(r"grad(?:ient)?s?_?(?:2_)?(?:total_)?norm|^gnorm$|(?:^|_)total_norm$", key):
+        return "norm"
+    if re.search(r"(?:^|_)(?:lr|learning_?rate)(?:_|$)", key):
+        return "rate"
+    return ""
+
+
+ROLES = {
+    **dict.fromkeys(
+        (
+            "step",
+            "global_step",
+            "steps",
+            "iteration",
+            "iter",
+            "it",
+            "itr",
+            "num_updates",
+            "num_update",
+            "_step",
+            "trainer_global_step",
+            "update",
+            "updates",
+            "global_iteration",
+            "train_step",
+            "global_steps",
+        ),
+        "step",
+    ),
+    **dict.fromkeys(("epoch", "epochs", "train_epoch", "ep", "training_epoch", "current_epoch"), "epoch"),
+    **dict.fromkeys(("batch", "batch_idx", "minibatch", "batches"), "batch"),
+    **dict.fromkeys(("rank", "local_rank", "global_rank"), "rank"),
+}
+
+
+@dataclasses.dataclass
+class LogText:
+    """Lines of a log that belong together: a traceback, a warning. times: how often it came."""
+
+    line: int
+    text: str
+    rank: int | None = None
+    times: int = 1
+
+
+class LogRows:
+    """A source's rows as columns, and what else its lines say.
+
+    lines, steps, epochs, places, totals, ranks: by row, NaN or -1 where a row has none; places of totals: "50/100".
+    series: by key, the rows that have it and their values; exact_zero: keys whose zeros were written with few digits.
+    ends: lines that say that the training is over; kills: that it was killed; resumes: that a checkpoint was read.
+    """
+
+    def __init__(self, path: pathlib.Path, kind: str) -> None:
+        self.path, self.kind = path, kind
+        self.lines, self.ranks = array.array("q"), array.array("q")
+        self.steps, self.epochs, self.places, self.totals = (array.array("d") for _ in range(4))
+        self.series: dict[str, tuple[array.array[int], array.array[float]]] = {}
+        self.rounded: set[str] = set()
+        self.tracebacks: list[LogText] = []
+        self.warnings: dict[str, LogText] = {}
+        self.kills: list[LogText] = []
+        self.resumes: list[LogText] = []
+        self.ends: list[int] = []
+        self.last_stamp = ""
+        self.line = 0  # the last one that was read
+        self.broken: list[int] = []
+        self.bar: tuple[int, int, int] | None = None  # the last progress bar: place, total, line
+        self.open_end = False  # the last line has no end
+        self.dropped = 0
+        self.epochs_planned = self.steps_planned = 0
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def add(
+        self,
+        line: int,
+        values: Mapping[str, float],
+        *,
+        step: float = NAN,
+        epoch: float = NAN,
+        place: float = NAN,
+        total: float = NAN,
+        rank: int = -1,
+    ) -> None:
+        if len(self) >= MOST_ROWS:
+            self.dropped += 1
+            return
+        row = len(self)
+        self.lines.append(line)
+        self.ranks.append(rank)
+        for column, value in ((self.steps, step), (self.epochs, epoch), (self.places, place), (self.totals, total)):
+            column.append(value)
+        for key, value in values.items():
+            if key not in self.series and len(self.series) >= 2000:
+                continue
+            rows, column = self.series.setdefault(key, (array.array("q"), array.array("d")))
+            rows.append(row)
+            column.append(value)
+
+    def add_mapping(self, line: int, values: Mapping[str, Any], rank: int = -1) -> None:
+        """A row of names and values, such as an object of JSON Lines."""
+        place: dict[str, float] = {}
+        numbers: dict[str, float] = {}
+        for key, value in _flat(values):
+            number = number_of(value)
+            role = role_of(key)
+            if number is None or not role:
+                self.note_plan(key, number)
+                continue
+            if role in ("step", "epoch", "batch", "rank"):
+                place.setdefault(role, number)
+            else:
+                numbers[key] = number
+        if "train_runtime" in values:
+            self.ends.append(line)
+        if numbers:
+            rank = int(place["rank"]) if math.isfinite(place.get("rank", NAN)) else rank
+            step, batch = place.get("step", NAN), place.get("batch", NAN)
+            self.add(line, numbers, step=step, epoch=place.get("epoch", NAN), place=batch, rank=rank)
+
+    def note_plan(self, key: str, number: float | None) -> None:
+        """The end that the settings name."""
+        if number is not None and 0 < number < 1e12:
+            if key in ("max_steps", "total_steps", "max_iters", "train_iters", "max_iterations"):
+                self.steps_planned = int(number)
+            elif key in ("num_train_epochs", "max_epochs", "num_epochs"):
+                self.epochs_planned = int(number)
+
+
+def number_of(value: Any) -> float | None:
+    """A number, also one that stands in quotes; None for anything else."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, (int, float)):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
+    if isinstance(value, str) and 0 < len(value) <= 40:
+        try:
+            return float(value.replace(",", "")) if not value.isspace() else None
+        except ValueError:
+            return None
+    return None
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "", depth: int = 3) -> Iterator[tuple[str, Any]]:
+    for key, value in list(values.items())[:1000]:
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and depth:
+            yield from _flat(value, f"{name}/", depth - 1)
+        elif isinstance(value, (list, tuple)) and len(value) == 1:
+            yield name, value[0]
+        else:
+            yield name, value
+
+
+# -- lines ------------------------------------------------------------------------------------------------------------
+
+
+class LineFeed:
+    """Bytes to lines, in pieces of any size: a progress bar's carriage returns end a line as well, and count none."""
+
+    END = re.compile(rb"\r\n|\n|\r")
+
+    def __init__(self) -> None:
+        self.rest, self.number = b"", 1
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, str]]:
+        """The lines that are complete: (number in the file, text)."""
+        data, start = self.rest + data, 0
+        for match in self.END.finditer(data):
+            if match.end() == len(data) and match.group() == b"\r":
+                break  # the line feed may come with the next piece
+            yield self.number, _text(data[start : match.start()])
+            self.number += b"\n" in match.group()
+            start = match.end()
+        self.rest = data[start:] if len(data) - start <= 4 * LONGEST else data[start : start + LONGEST]
+
+    def end(self) -> Iterator[tuple[int, str]]:
+        """The last line, which has no end."""
+        if self.rest.strip():
+            yield self.number, _text(self.rest)
+        self.rest = b""
+
+
+def _text(data: bytes) -> str:
+    if len(data) > LONGEST:
+        data = data[: LONGEST // 2] + data[-LONGEST // 2 :]
+    return data.decode("utf-8", "replace")
+
+
+class TextLog:
+    """A log of lines for people."""
+
+    def __init__(self, rows: LogRows, rank: int = -1) -> None:
+        self.rows, self.rank = rows, rank
+        self.epoch = NAN
+        self._trace: dict[int, LogText] = {}  # the tracebacks that have not ended, by rank
+
+    def line(self, number: int, text: str) -> None:
+        rows, rank = self.rows, self.rank
+        rows.line = number
+        text = ANSI.sub("", text) if "\x1b" in text else text
+        match = RANK.match(text)
+        if match is not None:
+            rank, text = int(next(filter(None, match.groups()))), text[match.end() :]
+        if rank in self._trace and self._continues(rank, text):
+            return
+        if not TRIGGER.search(text):
+            return
+        if "Traceback (most recent call last)" in text:
+            self._begin(number, text, rank)
+            return
+        if (stamp := STAMP.search(text[:60])) is not None:
+            rows.last_stamp = f"{stamp[1]} {stamp[2]}"
+        self._note(number, text, rank)
+        if len(text) > 2 and text.lstrip()[:1] == "{" and self._object(number, text, rank):
+            return
+        self._numbers(number, text, rank)
+
+    def end(self) -> None:
+        for rank in list(self._trace):
+            self._close(rank)
+
+    def _begin(self, number: int, text: str, rank: int) -> None:
+        self._close(rank)
+        if (inside := RANK_INSIDE.search(text)) is not None and rank < 0:
+            rank = int(inside[1])
+        self._trace[rank] = LogText(number, text[text.index("Traceback") :], rank if rank >= 0 else None)
+
+    def _continues(self, rank: int, text: str) -> bool:
+        """Whether the line belongs to the traceback: up to the error's own line, and the indented ones below that."""
+        trace, plain = self._trace[rank], text.strip()
+        last = trace.text.rpartition("\n")[2]
+        over = "\n" in trace.text and last[:1] not in " \t" and not last.startswith(CHAINED)
+        if over and plain and text[:1] not in " \t" and not plain.startswith(CHAINED):
+            self._close(rank)
+            return False
+        if plain and trace.text.count("\n") < MOST_TRACEBACK_LINES:
+            trace.text += "\n" + text[:500]
+        return True
+
+    def _close(self, rank: int) -> None:
+        trace = self._trace.pop(rank, None)
+        if trace is not None and len(self.rows.tracebacks) < MOST_TRACEBACKS:
+            self.rows.tracebacks.append(trace)
+
+    def _note(self, number: int, text: str, rank: int) -> None:
+        rows, plain = self.rows, text.strip()[:400]
+        if KILLED.search(plain):
+            rows.kills.append(LogText(number, plain, rank if rank >= 0 else None))
+        elif WARNING.search(plain):
+            key = re.sub(r"\d+", "#", plain)[-200:]
+            known = rows.warnings.get(key)
+            if known is not None:
+                known.times += 1
+            elif len(rows.warnings) < MOST_WARNINGS:
+                rows.warnings[key] = LogText(number, plain, rank if rank >= 0 else None)
+        elif ERROR.match(plain) and "loss" not in plain.lower():
+            rows.tracebacks.append(LogText(number, plain, rank if rank >= 0 else None))
+        if ENDED.search(plain):
+            rows.ends.append(number)
+        if RESUMED.search(plain):
+            rows.resumes.append(LogText(number, plain, rank if rank >= 0 else None))
+
+    def _object(self, number: int, text: str, rank: int) -> bool:
+        """A line that is one object of JSON."""
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return False
+        if isinstance(value, dict):
+            self.rows.add_mapping(number, value, rank)
+        return isinstance(value, dict)
+
+    def _numbers(self, number: int, text: str, rank: int) -> None:
+        rows = self.rows
+        counters, values = self._pairs(text)
+        place, total = counters.get("place", NAN), counters.get("total", NAN)
+        if (bar := BAR.search(text)) is not None and bar[2] != "?":
+            place, total = float(bar[1].replace(",", "")), float(bar[2].replace(",", ""))
+            rows.bar = int(place), int(total), number
+        rest = self._epoch(text)
+        step = counters.get("step", NAN)
+        if math.isnan(place) and math.isnan(step) and (inside := PLACE.search(rest)) is not None:
+            place, total = float(inside[1]), float(inside[2])
+        if math.isnan(place) and math.isnan(step) and rows.bar is not None and rows.bar[2] == number:
+            place, total, rows.bar = float(rows.bar[0]), float(rows.bar[1]), None  # this text has written over the bar
+        if values:
+            rows.add(number, values, step=step, epoch=self.epoch, place=place, total=total, rank=rank)
+
+    def _epoch(self, text: str) -> str:
+        """Note the epoch that a line names. Returns what stands behind it."""
+        if "poch" not in text or (match := EPOCH.search(text)) is None:
+            return text
+        self.epoch = float(match[1])
+        self.rows.epochs_planned = int(match[2]) if match[2] else self.rows.epochs_planned
+        return text[match.end() :]
+
+    def _pairs(self, text: str) -> tuple[dict[str, float], dict[str, float]]:
+        """The counters (step, place, total) and the measured values that a line names."""
+        counters: dict[str, float] = {}
+        values: dict[str, float] = {}
+        for match in PAIR.finditer(text):
+            key, value = match["key"], float(match["value"].replace(",", ""))
+            joined = f"{match['before'].strip()}_{key}" if match["before"].strip() else key
+            name = joined if role_of(joined) else key
+            role = role_of(name)
+            if role in MEASURED:
+                values.setdefault(name, value)
+                if value == 0 and re.fullmatch(r"0\.0{2,}", match["value"]):
+                    self.rows.rounded.add(name)
+            elif role in ("step", "batch") and not counters:
+                counters["step" if role == "step" and not match["total"] else "place"] = value
+                if match["total"]:
+                    counters["total"] = float(match["total"].replace(",", ""))
+            elif role == "epoch":
+                self.epoch = value
+            else:
+                self.rows.note_plan(key.lower(), value)
+        return counters, values
+
+
+class JsonLines:
+    """An object for each line."""
+
+    def __init__(self, rows: LogRows, rank: int = -1) -> None:
+        self.rows, self.text = rows, TextLog(rows, rank)
+        self.rank = rank
+
+    def line(self, number: int, text: str) -> None:
+        self.rows.line = number
+        if not text.strip():
+            return
+        if text.lstrip()[:1] != "{":
+            self.text.line(number, text)
+        elif not self.text._object(number, text, self.rank):
+            self.rows.broken.append(number)
+
+    def end(self) -> None:
+        self.text.end()
+
+
+class CsvLines:
+    """A row for each step, under a line of names; blank cells are no numbers."""
+
+    def __init__(self, rows: LogRows, rank: int = -1) -> None:
+        self.rows, self.rank, self.names, self.delimiter = rows, rank, [], ","
+
+    names: list[str]
+
+    def line(self, number: int, text: str) -> None:
+        self.rows.line = number
+        if not text.strip() or text.startswith("#"):
+            return
+        if not self.names:
+            self.delimiter = max(",;\t", key=text.count)
+        cells = next(csv.reader([text], delimiter=self.delimiter), [])
+        if not self.names:
+            self.names = [name.strip().lstrip("\ufeff") for name in cells]
+        elif [c.strip() for c in cells] == self.names:
+            return  # the head again: another run was appended
+        elif len(cells) < len(self.names):
+            self.rows.broken.append(number)
+        else:
+            self.rows.add_mapping(number, dict(zip(self.names, cells)), self.rank)
+
+    def end(self) -> None:
+        pass
+
+
+READERS: dict[str, Callable[[LogRows, int], Any]] = {"text": TextLog, "JSON Lines": JsonLines, "CSV": CsvLines}
+
+
+# -- whole files ------------------------------------------------------------------------------------------------------
+
+
+def read_json(rows: LogRows) -> None:
+    """trainer_state.json, a list of objects, or a history by name. Raises ValueError for anything else."""
+    data = rows.path.read_bytes() if rows.path.stat().st_size <= MOST_WHOLE else b""
+    text = data.decode("utf-8", "replace")
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    rows.line = text.count("\n") + 1
+    if isinstance(value, dict) and isinstance(value.get("log_history"), list):
+        rows.kind = "trainer_state.json"
+        rows.add_mapping(0, {k: value[k] for k in ("max_steps", "num_train_epochs") if k in value})
+        value, start = value["log_history"], text.find('"log_history"')
+    else:
+        start = 0
+    if isinstance(value, dict):
+        columns = {k: v for k, v in value.items() if isinstance(v, list) and role_of(str(k))}
+        if not columns:
+            raise ValueError("it holds no history of a loss")
+        length = max(map(len, columns.values()))
+        value = [{"epoch": i, **{k: v[i] for k, v in columns.items() if i < len(v)}} for i in range(length)]
+        rows.kind = "JSON history"
+    if not isinstance(value, list):
+        raise ValueError("it holds no history of a loss")
+    entries = [entry for entry in value if isinstance(entry, dict)]
+    for entry, line in zip(entries, _entry_lines(text, start, len(entries), rows.kind)):
+        rows.add_mapping(line, entry)
+
+
+def _entry_lines(text: str, start: int, number: int, kind: str) -> list[int]:
+    """The line on which each object of the list begins; that of the list where the objects can't be told apart."""
+    first = text.count("\n", 0, start) + 1
+    begins = [m.start() for m in re.finditer(r"\{", text[start:])] if kind != "JSON history" else []
+    if len(begins) < number:
+        return [first] * number
+    lines, at, line = [], 0, first
+    body = text[start:]
+    for begin in begins[-number:] if kind != "trainer_state.json" else begins[:number]:
+        line += body.count("\n", at, begin)
+        at = begin
+        lines.append(line)
+    return lines
+
+
+def read_events(rows: LogRows, data: bytes) -> int:
+    """Scalars of an event file: TFRecords, each with an Event. Returns the bytes that were whole."""
+    at = 0
+    while at + 12 <= len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        if length > 2**30 or at + 16 + length > len(data):
+            break
+        rows.line += 1
+        try:
+            step, scalars = _event(memoryview(data)[at + 12 : at + 12 + length])
+        except (ValueError, IndexError, struct.error, UnicodeDecodeError):
+            rows.broken.append(rows.line)
+            step, scalars = 0, {}
+        at += 16 + length
+        for tag, value in scalars.items():
+            if role_of(tag):
+                rows.add(rows.line, {tag: value}, step=float(step))
+    rows.open_end = at < len(data)
+    return at
+
+
+def _event(data: memoryview) -> tuple[int, dict[str, float]]:
+    step, scalars = 0, {}
+    for field, value in fields(data):
+        if field == 2 and isinstance(value, int):
+            step = value
+        elif field == 5 and isinstance(value, memoryview):
+            for inner, part in fields(value):
+                if inner == 1 and isinstance(part, memoryview):
+                    tag, number = _scalar(part)
+                    if tag and number is not None:
+                        scalars[tag] = number
+    return step, scalars
+
+
+def _scalar(data: memoryview) -> tuple[str, float | None]:
+    tag, number = "", None
+    for field, value in fields(data):
+        if field == 1 and isinstance(value, memoryview):
+            tag = bytes(value[:200]).decode()
+        elif field == 2 and isinstance(value, bytes) and len(value) == 4:
+            (number,) = struct.unpack("<f", value)
+        elif field == 8 and isinstance(value, memoryview):
+            number = _tensor(value)
+    return tag, number
+
+
+def _tensor(data: memoryview) -> float | None:
+    """The number of a TensorProto that holds one: float_val, double_val, or its content."""
+    kind, number = 0, None
+    for field, value in fields(data):
+        if field == 1 and isinstance(value, int):
+            kind = value
+        elif field in (5, 6) and isinstance(value, (bytes, memoryview)) and len(value) in (4, 8):
+            number = struct.unpack("<f" if len(value) == 4 else "<d", bytes(value))[0]
+        elif field == 4 and isinstance(value, memoryview) and (kind, len(value)) in ((1, 4), (2, 8)):
+            number = struct.unpack("<f" if kind == 1 else "<d", bytes(value))[0]
+    return number
+
+
+def fields(data: memoryview) -> Iterator[tuple[int, int | bytes | memoryview]]:
+    """The fields of a protobuf message: numbers as int, fixed ones as bytes, the rest as a view."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        kind = key & 7
+        if kind == 0:
+            value, at = _varint(data, at)
+            yield key >> 3, value
+        elif kind in (1, 5):
+            length = 8 if kind == 1 else 4
+            if at + length > len(data):
+                raise ValueError("a message ends early")
+            yield key >> 3, bytes(data[at : at + length])
+            at += length
+        elif kind == 2:
+            length, at = _varint(data, at)
+            if at + length > len(data):
+                raise ValueError("a message ends early")
+            yield key >> 3, data[at : at + length]
+            at += length
+        else:
+            raise ValueError(f"no message has fields of kind {kind}")
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at
+        if shift > 63:
+            raise ValueError("a number is longer than 64 bits")
+
+
+# -- which format -----------------------------------------------------------------------------------------------------
+
+
+NAMES = ("*.log", "*.txt", "*.out", "*.err", "*.jsonl", "*.ndjson", "*.csv", "*.tsv", "*.json")
+NO_LOGS = {"requirements.txt", "merges.txt", "vocab.txt", "readme.txt", "license.txt"}
+
+
+def kind_of(path: pathlib.Path) -> str:
+    """The format of a file, by its name and its first bytes: "events", "JSON", or a key of READERS."""
+    name = path.name.lower()
+    if "tfevents" in name:
+        return "events"
+    with path.open("rb") as file:
+        head = file.read(4096)
+    first, *more = head.lstrip(b"\xef\xbb\xbf \r\n\t").split(b"\n", 1)
+    if name.endswith((".jsonl", ".ndjson")):
+        return "JSON Lines"
+    if name.endswith((".csv", ".tsv")):
+        return "CSV"
+    if name.endswith(".json") and not (more and _is_object(first) and _is_object(more[0].split(b"\n", 1)[0])):
+        return "JSON"
+    if _is_object(first):
+        return "JSON Lines"
+    names = re.split(r"[,;\t]", first.decode("utf-8", "replace").strip())
+    if len(names) > 1 and not any(re.search(r"\d", n) for n in names) and any(role_of(n.strip()) for n in names):
+        return "CSV"
+    return "text"
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def rank_of(path: pathlib.Path) -> int:
+    """The rank that a file's name, or its folder's, carries; -1 without one."""
+    for part in (path.stem, path.parent.name):
+        if (match := re.search(r"(?:^|[._-])rank[_-]?(\d+)(?:$|[._-])", part)) is not None:
+            return int(match[1])
+    return -1
+
+
+def sources(folder: pathlib.Path, most: int = 200) -> tuple[list[pathlib.Path], int]:
+    """The files of a folder that may be logs, in order, and how many were left out. Of several trainer_state.json of
+    one run, the newest; links are not followed."""
+    found: list[pathlib.Path] = []
+    for root, folders, names in os.walk(folder):
+        here = pathlib.Path(root)
+        depth = len(here.relative_to(folder).parts)
+        folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in ("wandb-cache", "__pycache__"))
+        if depth >= 4:
+            folders[:] = []
+        for name in sorted(names):
+            path = here / name
+            wanted = "tfevents" in name or any(path.match(pattern) for pattern in NAMES)
+            if not wanted or name.lower() in NO_LOGS or path.is_symlink():
+                continue
+            if name.endswith(".json") and name != "trainer_state.json" and "histor" not in name:
+                continue
+            found.append(path)
+    states = [path for path in found if path.name == "trainer_state.json"]
+    newest: dict[pathlib.Path, pathlib.Path] = {}
+    for path in sorted(states, key=lambda p: (p.stat().st_mtime, str(p))):
+        run = path.parent.parent if re.fullmatch(r"checkpoint-\d+", path.parent.name) else path.parent
+        newest[run] = path
+    found = [path for path in found if path not in states or path in newest.values()]
+    return found[:most], max(0, len(found) - most)
+
+
+def texts_of(path: pathlib.Path, numbers: set[int]) -> dict[int, str]:
+    """These lines of a file of lines, without colours; of a progress bar, its last state."""
+    texts: dict[int, str] = {}
+    with path.open("rb") as file:
+        feed = LineFeed()
+        while numbers and feed.number <= max(numbers) and (data := file.read(2**20)):
+            for number, text in feed.feed(data):
+                if number in numbers and text.strip():
+                    texts[number] = ANSI.sub("", text).strip()
+    return texts
+
+
+class Follower:
+    """A file that may grow: `read` takes in what has come."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self._start()
+
+    def _start(self) -> None:
+        self.kind = kind_of(self.path)
+        self.rows, self.at, self.size = LogRows(self.path, self.kind), 0, -1
+        self.lines = LineFeed()
+        reader = READERS.get(self.kind)
+        self.reader = reader(self.rows, rank_of(self.path)) if reader is not None else None
+
+    def read(self, progress: Callable[[int], object] = lambda read: None) -> bool:
+        """Take in what is new; whether there was anything. A file that is shorter than before begins anew."""
+        size = self.path.stat().st_size
+        if size == self.size:
+            return False
+        if size < self.at or self.kind == "JSON" or self.size <= 0:
+            self._start()
+        self.size = size
+        if self.kind == "JSON":
+            self.rows.kind = "JSON"
+            read_json(self.rows)
+            return True
+        if self.kind == "events":
+            self.rows.kind = "TensorBoard events"
+            with self.path.open("rb") as file:
+                file.seek(self.at)
+                self.at += read_events(self.rows, file.read(MOST_WHOLE))
+            return True
+        with self.path.open("rb") as file:
+            file.seek(self.at)
+            while data := file.read(2**20):
+                self.at += len(data)
+                progress(len(data))
+                self._feed(self.lines.feed(data))
+        self.rows.open_end = bool(self.lines.rest.strip())
+        return True
+
+    def _feed(self, lines: Iterable[tuple[int, str]]) -> None:
+        assert self.reader is not None, "JSON and events have none"
+        for number, text in lines:
+            self.reader.line(number, text)
+
+    def end(self) -> None:
+        """The file will not grow: its last line is read as it is, though it has no end."""
+        if self.reader is not None:
+            broken = len(self.rows.broken)
+            self._feed(self.lines.end())
+            if self.rows.open_end and len(self.rows.broken) > broken:
+                self.rows.broken.pop()  # cut off, not damaged
+            self.reader.end()
