@@ -5,6 +5,7 @@
     check_outputs  the public function: pictures, texts and vectors beside what the model learnt from
     images         copies, collapse, colours, sharpness
     texts          loops, cut ends, copies
+    compare        the public function: two models on the same inputs, and whether the comparison is fair
     check_adapter  the public function: what a LoRA changes, and what keeps it from doing so
     facts, rules   what was measured as plain values; the rules that name causes
 

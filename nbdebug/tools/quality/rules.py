@@ -314,3 +314,13 @@ names(
     fix="Use the library's own loading, or rename the keys; look at `unexpected_keys`.",
     reference="https://huggingface.co/docs/peft/main/en/developer_guides/checkpoint",
 )
+names(
+    "unfair-comparison",
+    ("Evaluate both in one way.", "nbdebug.compare(a.eval(), b.eval(), inputs, metric, seeds=range(5))"),
+    title="Two models are compared under different conditions.",
+    symptom="One is better by more than is plausible, or the order changes with the day.",
+    cause="Other data, seeds or limits, another prompt, or train mode: the difference is not the models' own.",
+    confirm="Evaluate one model in both ways: it differs from itself.",
+    fix="Give both the same inputs, seeds, limits and mode; change one thing at a time.",
+    reference="https://arxiv.org/abs/1909.03004",
+)
