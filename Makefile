@@ -11,7 +11,7 @@ help: ## show this list
 
 setup: .venv/.installed ## make .venv and install the package and its tools (quick when nothing changed)
 
-demo: setup ## run the NaN notebook in a fresh kernel (half a minute) and print what nbdebug said
+demo: setup ## run the first-aid notebook in a fresh kernel (half a minute) and print what nbdebug said
 	@$(BIN)/python -m nbdebug demo
 
 test: setup ## run the tests (one of three of long lists of situations)

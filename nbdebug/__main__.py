@@ -1,8 +1,10 @@
-"""nbdebug from a shell: `python -m nbdebug demo | explain | catalogue | open | check-config | check-data | …`."""
+# PYTHON_ARGCOMPLETE_OK
+"""nbdebug from a shell: `python -m nbdebug run train.py | check PATH | explain CODE | open PATH | …`; see HELP."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -10,7 +12,7 @@ import pathlib
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import nbdebug
@@ -19,103 +21,250 @@ from nbdebug.report import Report
 from nbdebug.text import count, in_colour
 from nbdebug.tools.environment import machine
 
-DEMO = "01_nan.ipynb"
+DEMO = "00_first_aid.ipynb"
 EXPECTED = """what it is meant to be, such as '{"mode": "RGB", "caption_extension": ".txt"}'"""
 CAUSE = re.compile(r"^(?:Cause|Most likely): \S+/\S+$", re.MULTILINE)
 """The line that every report with a finding has. The text above the report's next heading is its verdict."""
 
 
+HELP = """Name the cause of a broken PyTorch training.
+
+before a run:
+  check PATH             look at a file or a folder, whatever it is
+  check-config FILE      what is wrong with files of settings
+  check-data PATH        what is wrong with a data set: pictures, captions, tables, tokens
+  check-checkpoint PATH  will it load, and is it whole; nothing of it is executed
+  check-environment      what will stop a run on this machine
+
+a run:
+  run SCRIPT             your script, unchanged, watched: a NaN is stopped and named, an error explained
+  bottleneck SCRIPT      what makes it slow, by line
+  ranks SCRIPT           several processes: which one leaves the common path
+
+after a run:
+  open PATH              the report of a record that `run` or guard(..., record=PATH) wrote
+  read-log PATH          what a log shows, and on which line: text, JSON, CSV, TensorBoard, trainer_state.json
+  explain -              why it failed: the page of a cause, or a traceback from stdin
+
+further:
+  catalogue              every cause that can be named
+  facts                  this machine's facts as JSON; needs no torch
+  demo                   run the first-aid notebook, and print what was found
+
+nbdebug COMMAND --help has the options. Every check takes --json, and ends with 0 where all is well, 1 where something
+was found, 2 where there was nothing to check. `run` ends with your script's own status.
+"""
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="nbdebug", description="Name the cause of a broken PyTorch training.")
+    parser = _parser()
+    with contextlib.suppress(ImportError):  # an extra: Tab in a shell
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
+    args = parser.parse_args(arguments)
+    if args.command is None:
+        parser.print_help()
+        return 2
+    return int(args.call(args))
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="nbdebug", usage="nbdebug COMMAND [options]", description=HELP, formatter_class=raw
+    )
     parser.add_argument("--version", action="version", version=f"nbdebug {nbdebug.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    commands.add_parser("demo", help="run the NaN notebook in a fresh kernel (half a minute) and print what was found")
-    explain = commands.add_parser("explain", help="print the catalogue page of a cause")
-    explain.add_argument("code", metavar="CODE", help="such as nan/overflow (overflow will do)")
-    commands.add_parser("catalogue", help="list every cause that can be named")
-    opened = commands.add_parser("open", help="print the report of a record that guard(..., record=PATH) wrote")
-    opened.add_argument("path", metavar="PATH", help="the folder of the record; the run may still be going on")
-    opened.add_argument("--save", metavar="FILE", help="write the report to FILE (.html, .json or .txt) instead")
-    of_log = commands.add_parser(
-        "read-log", help="what the log of a run shows, and on which line (exit status 1 on trouble)"
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog="nbdebug", help=argparse.SUPPRESS)
+
+    def command(name: str, call: Callable[[argparse.Namespace], int], about: str, *examples: str, check: bool = True):  # type: ignore[no-untyped-def]
+        """A command. check: it prints a report, in full or as JSON."""
+        epilog = "\n".join(["examples:", *(f"  nbdebug {example}" for example in examples)]) if examples else None
+        made = commands.add_parser(name, description=about, epilog=epilog, formatter_class=raw)
+        made.set_defaults(call=call)
+        if check:
+            made.add_argument("--full", action="store_true", help="show all of the report")
+            made.add_argument("--json", action="store_true", help="print the report as JSON")
+        return made
+
+    _before_a_run(command)
+    _a_run(command)
+    _after_a_run(command)
+    return parser
+
+
+def _before_a_run(command: Any) -> None:
+    one = command("check", check_any, "Look at a file or a folder, whatever it is.", "check run.yaml", "check runs/")
+    one.add_argument("paths", metavar="PATH", nargs="+", help="settings, a checkpoint, a data set, or a folder of them")
+    one = command(
+        "check-config",
+        check_config,
+        "What is wrong with files of settings.",
+        "check-config conf/*.yaml --schema s.json",
     )
-    of_log.add_argument(
-        "path", metavar="PATH", help="a log (text, JSON Lines, CSV, TensorBoard, ...), or a folder of them"
-    )
-    of_log.add_argument("--json", action="store_true", help="print the report as JSON")
-    of_config = commands.add_parser(
-        "check-config", help="what is wrong with files of settings (exit status 1 on problems)"
-    )
-    of_config.add_argument("paths", metavar="FILE", nargs="+", help="JSON, YAML or TOML")
-    of_config.add_argument(
+    one.add_argument("paths", metavar="FILE", nargs="+", help="JSON, YAML or TOML")
+    one.add_argument(
         "--schema", metavar="FILE", help="what each key may be, as a JSON Schema or a draft of schema_from"
     )
-    of_checkpoint = commands.add_parser(
-        "check-checkpoint", help="look at a checkpoint, or a folder of them, without loading"
+    one = command(
+        "check-checkpoint", check_checkpoint, "Look at a checkpoint, or a folder of them, without loading it."
     )
-    of_checkpoint.add_argument("path", metavar="PATH", help="a file (.pt, .ckpt, .safetensors, ...), or a folder")
-    of_data = commands.add_parser("check-data", help="what is wrong with a data set (exit status 1 on problems)")
-    of_data.add_argument("path", metavar="PATH", help="a folder, a table, or a file of records")
-    of_data.add_argument("--expected", metavar="JSON", default="{}", help=EXPECTED)
-    of_data.add_argument("--save", metavar="FILE", help="write the report as well (.csv, .html, .json or .txt)")
-    of_machine = commands.add_parser("check-environment", help="what will stop a run here (exit status 1 on problems)")
-    of_machine.add_argument("--requirements", metavar="FILE", help="compared with what is installed")
-    of_machine.add_argument("--facts", metavar="FILE", help="another machine's, as `facts` prints them there")
-    of_machine.add_argument("--save", metavar="FILE", help="write the report as well (.html, .json or .txt)")
-    for command in (of_config, of_checkpoint, of_data, of_machine, of_log):
-        command.add_argument("--full", action="store_true", help="show all of the report")
-    of_script = commands.add_parser("bottleneck", help="what makes a training script slow (exit status 1 on a cause)")
-    of_script.add_argument("script", metavar="SCRIPT", help="run as it is, and ended after N steps")
-    of_script.add_argument(
-        "arguments", nargs="*", metavar="ARG", help="of the script; behind -- where they are options"
+    one.add_argument("path", metavar="PATH", help="a file (.pt, .ckpt, .safetensors, ...), or a folder")
+    one = command("check-data", check_data, "What is wrong with a data set.", "check-data photos/ --json")
+    one.add_argument("path", metavar="PATH", help="a folder, a table, or a file of records")
+    one.add_argument("--expected", metavar="JSON", default="{}", help=EXPECTED)
+    one.add_argument("--save", metavar="FILE", help="write the report as well (.csv, .html, .json or .txt)")
+    one = command("check-environment", check_environment, "What will stop a run on this machine.")
+    one.add_argument("--requirements", metavar="FILE", help="compared with what is installed")
+    one.add_argument("--facts", metavar="FILE", help="another machine's, as `facts` prints them there")
+    one.add_argument("--save", metavar="FILE", help="write the report as well (.html, .json or .txt)")
+
+
+def _a_run(command: Any) -> None:
+    one = command(
+        "run",
+        run,
+        "Run a script, unchanged, under the guard and the gradient watch. A step that is not finite is\n"
+        "stopped before it changes a weight, and its cause is named; an exception is explained below its\n"
+        "traceback; a record of every step is written. What nbdebug says goes to stderr, and the status is\n"
+        "the script's own.",
+        "run train.py --lr 0.1",
+        "run --on-trip record train.py      # drop a bad step, write it down, go on",
+        check=False,
     )
-    of_script.add_argument("--steps", type=int, default=20, metavar="N", help="steps that are timed (default 20)")
-    of_script.add_argument("--goal", type=float, metavar="N", help="steps a second that you want")
-    of_script.add_argument("--no-cures", action="store_true", help="try no cures: only time the steps")
-    of_script.add_argument("--json", action="store_true", help="print the report as JSON, for --against")
-    of_script.add_argument("--against", metavar="FILE", help="an earlier --json: exit status 1 where a step is slower")
-    of_script.add_argument(
-        "--slower-than", default="5%", metavar="SHARE", help="how much slower it may be (default 5%%)"
+    one.add_argument("--record", metavar="PATH", help="the folder of the record (default: SCRIPT.nbdebug, numbered)")
+    one.add_argument("--no-record", action="store_true", help="write no record")
+    one.add_argument(
+        "--on-trip",
+        choices=("trace", "raise", "record", "skip"),
+        default="trace",
+        help="a bad step: trace names its cause and raises (the default), raise only raises, record drops it, "
+        "names its cause and goes on, skip only drops it",
     )
-    of_script.add_argument("--full", action="store_true", help="show all of the report")
-    of_ranks = commands.add_parser(
-        "ranks", help="which of several processes leaves the common path (status 1 on a fault)"
+    one.add_argument("--save", metavar="FILE", help="write the report of the run as well (.html, .json or .txt)")
+    one.add_argument("script", metavar="SCRIPT", help="run as it is, as __main__")
+    one.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="of the script")
+    one = command("bottleneck", bottleneck, "What makes a training script slow.", "bottleneck train.py -- --epochs 1")
+    one.add_argument("script", metavar="SCRIPT", help="run as it is, and ended after N steps")
+    one.add_argument("arguments", nargs="*", metavar="ARG", help="of the script; behind -- where they are options")
+    one.add_argument("--steps", type=int, default=20, metavar="N", help="steps that are timed (default 20)")
+    one.add_argument("--goal", type=float, metavar="N", help="steps a second that you want")
+    one.add_argument("--no-cures", action="store_true", help="try no cures: only time the steps")
+    one.add_argument("--against", metavar="FILE", help="an earlier --json: exit status 1 where a step is slower")
+    one.add_argument("--slower-than", default="5%", metavar="SHARE", help="how much slower it may be (default 5%%)")
+    one = command("ranks", ranks, "Which of several processes leaves the common path.", "ranks --nproc 4 train.py")
+    one.add_argument("script", metavar="SCRIPT", nargs="?", help="run as it is, on torchrun")
+    one.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="of the script")
+    one.add_argument("--nproc", type=int, default=2, metavar="N", help="processes (default 2)")
+    one.add_argument("--check", action="store_true", help="no script: look at the ranks themselves")
+
+
+def _after_a_run(command: Any) -> None:
+    one = command(
+        "open",
+        lambda args: print_record(args.path, args.save),
+        "The report of a record.",
+        "open train.nbdebug",
+        check=False,
     )
-    of_ranks.add_argument("script", metavar="SCRIPT", nargs="?", help="run as it is, on torchrun")
-    of_ranks.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="of the script")
-    of_ranks.add_argument("--nproc", type=int, default=2, metavar="N", help="processes (default 2)")
-    of_ranks.add_argument("--full", action="store_true", help="show all of the report")
-    of_ranks.add_argument("--check", action="store_true", help="no script: look at the ranks themselves")
-    commands.add_parser("facts", help="print this machine's facts as JSON; needs no torch")
-    args = parser.parse_args(arguments)
-    if args.command == "check-config":
-        files = [functools.partial(nbdebug.check_config, path, schema=args.schema) for path in args.paths]
-        return max(print_check(check, args.full) for check in files)
-    checks: dict[str, Callable[[], Report]] = {
-        "check-data": lambda: data_of(args.path, args.expected, args.save),
-        "read-log": lambda: nbdebug.read_log(args.path),
-        "check-checkpoint": lambda: nbdebug.check_checkpoint(args.path),
-        "check-environment": lambda: environment_of(args.requirements, args.facts, args.save),
-        "ranks": lambda: ranks(args),
-    }
-    if args.command in checks:
-        return print_check(checks[args.command], args.full, getattr(args, "json", False))
-    if args.command == "facts":
-        print(json.dumps(machine.machine_facts(), indent=1))
-        return 0
-    if args.command == "bottleneck":
-        return bottleneck(args)
-    if args.command == "demo":
-        return demo()
-    if args.command == "explain":
+    one.add_argument("path", metavar="PATH", help="the folder of the record; the run may still be going on")
+    one.add_argument("--save", metavar="FILE", help="write the report to FILE (.html, .json or .txt) instead")
+    one = command(
+        "read-log",
+        lambda args: print_checks([lambda: nbdebug.read_log(args.path)], args),
+        "What the log of a run shows, and on which line.",
+        "read-log train.log",
+    )
+    one.add_argument(
+        "path", metavar="PATH", help="a log (text, JSON Lines, CSV, TensorBoard, ...), or a folder of them"
+    )
+    one = command(
+        "explain",
+        explain,
+        "The page of a cause; or why a run failed, from the words of its traceback.",
+        "explain nan/overflow",
+        "explain - < train.log",
+        check=True,
+    )
+    one.add_argument("code", metavar="CODE", help="such as nan/overflow (overflow will do); -: a traceback from stdin")
+    command(
+        "catalogue", lambda args: print(registry.listing()) or 0, "List every cause that can be named.", check=False
+    )
+    command(
+        "facts", facts, "This machine's facts as JSON, for check-environment elsewhere; needs no torch.", check=False
+    )
+    command(
+        "demo",
+        lambda args: demo(),
+        "Run the first-aid notebook in a fresh kernel, and print what was found.",
+        check=False,
+    )
+
+
+# -- the commands -----------------------------------------------------------------------------------------------------
+
+
+def check_any(args: argparse.Namespace) -> int:
+    from nbdebug.magics.check import check_of
+
+    def report(path: str) -> Report:
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"there is no file or folder {path}")
+        return check_of(pathlib.Path(path))[1]()
+
+    return print_checks([functools.partial(report, path) for path in args.paths], args)
+
+
+def check_config(args: argparse.Namespace) -> int:
+    return print_checks(
+        [functools.partial(nbdebug.check_config, path, schema=args.schema) for path in args.paths], args
+    )
+
+
+def check_checkpoint(args: argparse.Namespace) -> int:
+    return print_checks([lambda: nbdebug.check_checkpoint(args.path)], args)
+
+
+def check_data(args: argparse.Namespace) -> int:
+    return print_checks([lambda: data_of(args.path, args.expected, args.save)], args)
+
+
+def check_environment(args: argparse.Namespace) -> int:
+    return print_checks([lambda: environment_of(args.requirements, args.facts, args.save)], args)
+
+
+def facts(args: argparse.Namespace) -> int:
+    print(json.dumps(machine.machine_facts(), indent=1))
+    return 0
+
+
+def explain(args: argparse.Namespace) -> int:
+    """The page of a code; of a text from stdin the report."""
+    if args.code != "-":
         return print_page(args.code)
-    if args.command == "open":
-        return print_record(args.path, args.save)
-    if args.command == "catalogue":
-        print(registry.listing())
-        return 0
-    parser.print_help()
-    return 2
+    text = sys.stdin.read()
+    if not text.strip():
+        print("explain - takes a traceback or a message from stdin", file=sys.stderr)
+        return 2
+    return print_checks([lambda: nbdebug.explain(f"{text.strip()}\n ")], args)
+
+
+def run(args: argparse.Namespace) -> int:
+    """A script, watched: its own status, or 2 where there is none."""
+    from nbdebug.tools.first_aid import script
+
+    record = "" if args.no_record else args.record or script.record_path(args.script)
+    try:
+        done = script.run_script(args.script, args.arguments, record=record, on_trip=args.on_trip)
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if done.explanation is not None:
+        print(f"\n{done.explanation}\n", file=sys.stderr)
+    print(script.summary(done, record), file=sys.stderr)
+    if args.save and done.reports:
+        print(done.reports[0].save(args.save), file=sys.stderr)
+    return done.status
 
 
 def data_of(path: str, expected: str, save: str | None) -> Report:
@@ -145,14 +294,17 @@ def bottleneck(args: argparse.Namespace) -> int:
     return int(compared[0])
 
 
-def ranks(args: argparse.Namespace) -> Report:
+def ranks(args: argparse.Namespace) -> int:
     """The report of a script on several processes, or of the processes alone."""
     from nbdebug.tools.distributed import check_ranks, launch
 
-    script = check_ranks.__file__ if args.check else args.script
-    if not script or args.nproc < 1:
-        raise ValueError("ranks takes a script (or --check), and at least one process")
-    return launch.run_script(str(script), args.arguments, args.nproc)
+    def report() -> Report:
+        script = check_ranks.__file__ if args.check else args.script
+        if not script or args.nproc < 1:
+            raise ValueError("ranks takes a script (or --check), and at least one process")
+        return launch.run_script(str(script), args.arguments, args.nproc)
+
+    return print_checks([report], args)
 
 
 def environment_of(requirements: str | None, facts: str | None, save: str | None) -> Report:
@@ -164,15 +316,25 @@ def environment_of(requirements: str | None, facts: str | None, save: str | None
     return report
 
 
-def print_check(check: Callable[[], Report], full: bool = False, as_json: bool = False) -> int:
-    """A report, printed; 1 where it has a problem, 2 and the reason where there is nothing to check."""
-    try:
-        report = check()
-    except (OSError, ValueError, TypeError, ImportError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(json.dumps(report.to_dict(), indent=1) if as_json else report.full() if full else report)
-    return int(not report.ok)
+def print_checks(checks: Sequence[Callable[[], Report]], args: argparse.Namespace) -> int:
+    """Reports, printed, several as a JSON list; 1 where one has a problem, 2 and the reason where there is nothing to
+    check."""
+    status, plain = 0, []
+    for check in checks:
+        try:
+            report = check()
+        except (OSError, ValueError, TypeError, ImportError) as error:
+            print(error, file=sys.stderr)
+            status = 2
+            continue
+        status = max(status, int(not report.ok))
+        if args.json:
+            plain.append(report.to_dict())
+        else:
+            print(report.full() if args.full else report)
+    if args.json and plain:
+        print(json.dumps(plain if len(checks) > 1 else plain[0], indent=1))
+    return status
 
 
 def print_page(code: str) -> int:

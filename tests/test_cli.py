@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import pathlib
 import subprocess
 import sys
@@ -146,10 +148,116 @@ def test_a_demo_that_breaks_says_where_and_fails(tmp_path, capsys, monkeypatch) 
 
 def test_the_demos_notebook_is_in_the_checkout() -> None:
     found = shell.find_notebook()
-    assert found == ROOT / "notebooks" / "01_nan.ipynb"
+    assert found == ROOT / "notebooks" / "00_first_aid.ipynb"
 
 
 def test_a_missing_notebook_is_said(capsys, monkeypatch) -> None:
     monkeypatch.setattr(shell, "DEMO", "no_such.ipynb")
     assert shell.main(["demo"]) == 2
     assert "no_such.ipynb" in capsys.readouterr().err
+
+
+TRAIN = """
+import sys, torch
+from torch import nn
+
+def main(fault, seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for i in range(12):
+        x = torch.rand(8, 3) + 0.1
+        if fault == "nan" and i == 7:
+            x[3] = 0
+        loss = (model(x.T if fault == "shape" and i == 5 else x.log()) - x.sum(1, keepdim=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print("loss", loss.item())
+    if fault == "exit":
+        sys.exit(7)
+
+if __name__ == "__main__":
+    assert sys.modules["__main__"].main is main
+    main(*sys.argv[1:2])
+"""
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path / "train.py"
+
+
+def test_run_leaves_a_healthy_script_as_it_is_and_writes_a_record(train, capsys) -> None:
+    space: dict = {"__name__": "plain"}
+    exec(TRAIN, space)
+    space["main"]("none")
+    plain = capsys.readouterr().out
+    call = torch.nn.Module.__call__
+    assert shell.main(["run", "train.py", "none", "--lr", "1"]) == 0
+    said = capsys.readouterr()
+    assert said.out == plain, "the same bits"
+    assert "12 steps watched" in said.err and "train.nbdebug" in said.err and len(said.err.splitlines()) == 2
+    assert torch.nn.Module.__call__ is call and "train" not in sys.argv[0]
+    assert shell.main(["run", "train.py", "exit"]) == 7, "and it takes the script's own status"
+    assert (train.parent / "train-2.nbdebug").is_dir()
+    assert nbdebug.open_record("train.nbdebug").report().steps == 12
+
+
+def test_run_stops_the_step_that_is_not_finite_and_names_its_cause(train, capsys) -> None:
+    assert shell.main(["run", "--save", "night.json", "train.py", "nan"]) == 1
+    said = capsys.readouterr().err
+    assert "Cause: nan/log-of-nonpositive" in said and "train.py, line 12" in said and "8 steps watched" in said
+    assert "nbdebug/tools" not in said.partition("Traceback")[2], "the script's own frames alone"
+    assert "nan/log-of-nonpositive" in (train.parent / "night.json").read_text()
+    assert shell.main(["run", "--no-record", "--on-trip", "skip", "train.py", "nan"]) == 0, "it goes on"
+    assert "12 steps watched, 1 of them not finite" in capsys.readouterr().err
+
+
+def test_run_explains_an_exception_below_its_traceback(train, capsys) -> None:
+    assert shell.main(["run", "train.py", "shape"]) == 1
+    said = capsys.readouterr().err
+    assert "RuntimeError: mat1 and mat2" in said and "Cause: error/shape-mismatch" in said
+    assert said.index("Traceback") < said.index("Cause:") and "__main__.py" not in said
+    (train.parent / "idle.py").write_text("print(sum(range(4)))")
+    assert shell.main(["run", "--no-record", "idle.py"]) == 0
+    assert "no model was trained" in capsys.readouterr().err
+    assert shell.main(["run", "none.py"]) == 2 and "no such script" in capsys.readouterr().err
+
+
+def test_every_check_has_a_text_json_and_a_status(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.json").write_text('{"lr": 0.001}')
+    (tmp_path / "bad.json").write_text('{"lr": 0.001,}')
+    torch.save({"w": torch.ones(2)}, tmp_path / "step_1.pt")
+    for command in ("check", "check-config"):
+        assert shell.main([command, "good.json"]) == 0 and shell.main([command, "bad.json"]) == 1
+        assert "config/" in capsys.readouterr().out
+        assert shell.main([command, "--json", "good.json", "bad.json"]) == 1
+        first, second = json.loads(capsys.readouterr().out)
+        assert first["ok"] and second["findings"][0]["code"].startswith("config/")
+        assert shell.main([command, "none.json"]) == 2
+    for words in (["check", "step_1.pt"], ["check-checkpoint", "step_1.pt"]):
+        capsys.readouterr()
+        status = shell.main([*words, "--json"])
+        assert json.loads(capsys.readouterr().out)["ok"] == (status == 0)
+
+
+def test_a_traceback_from_stdin_is_explained(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(
+        "sys.stdin", io.StringIO("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x15 and 18x2)")
+    )
+    assert shell.main(["explain", "-"]) == 1 and "error/shape-mismatch" in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert shell.main(["explain", "-"]) == 2
+
+
+def test_the_help_lists_every_command_and_fits_a_wide_terminal(capsys) -> None:
+    parser = shell._parser()
+    commands = parser._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    text = parser.format_help()
+    assert all(f"\n  {name}" in text for name in commands) and max(map(len, text.splitlines())) <= 120
+    for one in commands.values():
+        assert one.description in one.format_help()
