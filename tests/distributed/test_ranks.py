@@ -75,3 +75,56 @@ def test_a_fault_of_ours_is_told_and_nothing_is_compared() -> None:
     facts = RanksFacts.of({0: [{"k": "fault", "error": "TypeError: no"}], 1: []})
     report = report_of(facts, "nbdebug ranks train.py")
     assert not report.findings and not report.ok and "TypeError: no" in str(report)
+
+
+def test_a_long_run_is_held_in_part_and_still_judged(monkeypatch) -> None:
+    """Calls that all ranks have made alike go, with marks and events; a parting after them is found with its numbers."""
+    from nbdebug.tools.distributed import facts as limits
+    from nbdebug.tools.distributed.launch import report_of
+
+    for name, most in (("CALLS", 50), ("MARKS", 300), ("EVENTS", 40)):
+        monkeypatch.setattr(limits, name, most)
+    loop = {"k": "place", "number": 1, "kind": "loop", "file": "train.py", "line": 1, "first": 2, "last": 3}
+    call = {"k": "call", "op": "all_reduce", "lines": [("train.py", 2, "<module>")], "m": [1], "ranks": [0, 1]}
+    facts = limits.RanksFacts(2, sources={"train.py": "for x in rows:\n    reduce()\n    step()\n"})
+    steps = 4 * limits.MARKS
+    for n in range(steps):
+        for rank in (0, 1) if n < steps - 5 else (0,):
+            facts.add(rank, loop if n == 0 else call)
+            facts.add(rank, {"k": "loss", "id": n, "bad": False, "value": "1.0", "lines": []})
+        if n % 20 == 0:
+            facts.forget()
+    facts.add(1, {"k": "end", "m": [-1]})
+    held = facts.ranks[0]
+    assert len(held.calls["0"]) < 3 * limits.CALLS and len(held.events["loss"]) < 5 * limits.EVENTS
+    assert len(held.trail) < 3 * limits.MARKS and held.made("0") == steps - 1
+    (finding,) = report_of(facts, "ranks").findings
+    assert finding.code == "distributed/uneven-steps" and finding.evidence["steps"] == {0: steps - 1, 1: steps - 6}
+
+
+def test_the_agents_files_are_removed_once_read(tmp_path, monkeypatch) -> None:
+    from nbdebug.tools.distributed import agent
+    from nbdebug.tools.distributed.launch import Comparer, shared_folder
+
+    monkeypatch.setattr(agent, "PART", 1000)
+    rank, comparer = agent.Agent(tmp_path, 0), Comparer(tmp_path, 1)
+    for n in range(100):
+        rank.write("loss", id=n, bad=False, value="1.0", lines=[])
+        comparer.read()
+    assert len(comparer.facts.ranks[0].events["loss"]) == 100 and len(list(tmp_path.iterdir())) <= 2
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = shared_folder()
+    assert folder == shared_folder() and folder.stat().st_mode & 0o077 == 0 == folder.parent.stat().st_mode & 0o077
+
+
+def test_hang_watch_shows_the_users_lines_alone(tmp_path) -> None:
+    import torch.distributed as dist
+
+    from nbdebug.tools.distributed.hang_watch import _Watch
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        inside, lines = _Watch(1.0).place()
+    finally:
+        dist.destroy_process_group()
+    assert not inside and "_Watch(1.0).place()" in lines and "_pytest" not in lines

@@ -48,6 +48,8 @@ PEER = re.compile(r"onnection (closed|reset|refused)|timed? ?out|timeout|Broken 
 RANKS = re.compile(r"(RANK|PROCID|WORLD_SIZE)$")
 EARLY, EVERY, ROWS = 9, 50, 4000
 """Steps after which weights are compared: the first 9, then each 50th. Rows of a pass that are written down."""
+PART = 1 << 20
+"""Bytes of the log after which a new file is begun: the comparer removes those that it has read."""
 
 
 def _root(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -86,7 +88,7 @@ class Agent:
 
     def __init__(self, folder: pathlib.Path, rank: int) -> None:
         self.rank, self.process, self.file = rank, os.getpid(), -1
-        self.trail, self.inside = Trail(), threading.local()
+        self.trail, self.inside, self.lock = Trail(), threading.local(), threading.RLock()
         self.agree: Callable[[CollectiveCall], None] | None = None
         self.models: list[weakref.ref[Any]] = []
         self.parts: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -104,26 +106,34 @@ class Agent:
 
     def begin(self, folder: pathlib.Path) -> None:
         """Begin a log in this folder. What is known of models, optimizers and loaders stays."""
-        if self.file >= 0:
-            os.close(self.file)
-        self.folder, self.finished = folder, False
-        self.file = os.open(folder / f"rank-{self.rank}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.folder, self.finished, self.part, self.written = folder, False, 0, 0
+        self.open()
         self.numbers, self.pass_counts, self.writes = Counter[str](), Counter[str](), Counter[str]()
         self.backwards, self.joining, self.bypassed = 0, 0, 0
         self.trail.clear()
         self.passes.clear()
         self.synced.clear()
         self.waiting.clear()
-        for known in self.optimizers.values():
-            known["steps"] = 0
+        for record in self.optimizers.values():
+            record["steps"] = 0
         self.write("start", pid=os.getpid(), version=torch.__version__)
+
+    def open(self) -> None:
+        if self.file >= 0:
+            os.close(self.file)
+        path = self.folder / f"rank-{self.rank}.{self.part}.jsonl"
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def write(self, kind: str, /, **fields: Any) -> None:
         if os.getpid() != self.process:
             return  # a loader's worker
         passed = self.trail.take()
         event = {"k": kind, "t": time.time(), **fields, **({"m": passed} if passed else {})}
-        os.write(self.file, (json.dumps(event, default=str) + "\n").encode())
+        with self.lock:  # the thread that watches writes as well
+            self.written += os.write(self.file, (json.dumps(event, default=str) + "\n").encode())
+            if self.written > PART:
+                self.part, self.written = self.part + 1, 0
+                self.open()
 
     def listed(self, mark: Mark) -> None:
         self.write("place", **vars(mark))
@@ -230,10 +240,10 @@ class Agent:
 
         setattr(owner, name, noted)
 
-    def made(self, known: Any, thing: Any) -> None:
+    def made(self, places: Any, thing: Any) -> None:
         lines = user_lines(sys._getframe(3))
-        ordinal = sum(line == lines[:1] for line, _ in known.values())
-        known[thing] = (lines[:1], ordinal)
+        ordinal = sum(line == lines[:1] for line, _ in places.values())
+        places[thing] = (lines[:1], ordinal)
 
     def install_join(self) -> None:
         """Within `join()` a rank that has run out answers for the others: nothing is compared."""
@@ -283,8 +293,8 @@ class Agent:
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "subprocess.Popen" and os.getpid() == self.process:
-            given = os.environ if args[3] is None else args[3]
-            missing = [name for name in VARIABLES if name not in given and name.encode() not in given]
+            variables = os.environ if args[3] is None else args[3]
+            missing = [name for name in VARIABLES if name not in variables and name.encode() not in variables]
             self.write("child", missing=missing, lines=user_lines(sys._getframe(1)))
 
     # -- gradients and weights ----------------------------------------------------------------------------------------
@@ -370,25 +380,25 @@ class Agent:
     def before_step(self, optimizer: Any, *_: Any) -> None:
         if optimizer not in self.optimizers:
             self.optimizers[optimizer] = {"id": next(self.ordinals), "steps": 0, "lines": []}
-        known = self.optimizers[optimizer]
-        if known["steps"] < 3 and self.models:
+        record = self.optimizers[optimizer]
+        if record["steps"] < 3 and self.models:
             names = self.names(optimizer)
             none = [
                 names[id(p)] for g in optimizer.param_groups for p in g["params"] if p.grad is None and p.requires_grad
             ]
-            self.write("nograd", id=f"{known['id']}/{known['steps']}", names=none)
-        if not known["steps"]:
-            self.weights(optimizer, known, "before")
+            self.write("nograd", id=f"{record['id']}/{record['steps']}", names=none)
+        if not record["steps"]:
+            self.weights(optimizer, record, "before")
 
     def after_step(self, optimizer: Any, *_: Any) -> None:
-        known = self.optimizers[optimizer]
-        known["steps"] += 1
+        record = self.optimizers[optimizer]
+        record["steps"] += 1
         self.after_backward = False
         if self.synced:
-            self.write("step", id=f"{known['id']}/{known['steps']}", synced=dict(self.synced))
+            self.write("step", id=f"{record['id']}/{record['steps']}", synced=dict(self.synced))
             self.synced.clear()
-        if known["steps"] < EARLY or known["steps"] % EVERY == 0:
-            self.weights(optimizer, known, "after")
+        if record["steps"] < EARLY or record["steps"] % EVERY == 0:
+            self.weights(optimizer, record, "after")
 
     def names(self, optimizer: Any) -> dict[int, str]:
         """The names of an optimizer's parameters: of the wrapped models, else of modules among the user's variables."""
@@ -399,7 +409,7 @@ class Agent:
         all_of = [p for g in optimizer.param_groups for p in g["params"]]
         return {id(p): names.get(id(p), f"parameter {n}") for n, p in enumerate(all_of)}
 
-    def weights(self, optimizer: Any, known: dict[str, Any], when: str) -> None:
+    def weights(self, optimizer: Any, record: dict[str, Any], when: str) -> None:
         parameters = [p for g in optimizer.param_groups for p in g["params"]]
         if not (self.models or self.reduced) or any(
             hasattr(p, "_local_tensor") or hasattr(p, "_sharded_size") for p in parameters
@@ -415,13 +425,13 @@ class Agent:
         }
         self.write(
             "weights",
-            id=f"{known['id']}/{known['steps']}/{when}/{sorted(groups)}",
-            step=max(known["steps"] - 1, 0),
+            id=f"{record['id']}/{record['steps']}/{when}/{sorted(groups)}",
+            step=max(record["steps"] - 1, 0),
             when=when,
             values=values,
             late=[names[id(p)] for p in parameters if some and id(p) not in self.wrapped],
             lr=[float(g.get("lr") or 0) for g in optimizer.param_groups],
-            lines=known["lines"],
+            lines=record["lines"],
         )
 
     # -- data and files -----------------------------------------------------------------------------------------------
@@ -446,30 +456,30 @@ class Agent:
                 "streams": streams,
             }  # fmt: skip
             agent.passes.append(agent.opening)
-            known = getattr(loader, "_iterator", None)
-            if known is not None:
-                vars(known)["_nbdebug_pass"] = agent.opening
+            persistent = getattr(loader, "_iterator", None)
+            if persistent is not None:
+                vars(persistent)["_nbdebug_pass"] = agent.opening
             iterator = plain_iter(loader)
             vars(iterator)["_nbdebug_pass"] = agent.opening
             return iterator
 
         def index(self: Any) -> Any:
             rows = plain_index(self)
-            seen = getattr(self, "_nbdebug_pass", None) or agent.opening
-            if seen is not None and not seen["streams"] and len(seen["rows"]) < ROWS:
-                seen["rows"] += [r for r in (rows if isinstance(rows, list) else [rows]) if isinstance(r, int)]
+            current = getattr(self, "_nbdebug_pass", None) or agent.opening
+            if current is not None and not current["streams"] and len(current["rows"]) < ROWS:
+                current["rows"] += [r for r in (rows if isinstance(rows, list) else [rows]) if isinstance(r, int)]
             return rows
 
         def following(self: Any) -> Any:
-            seen = getattr(self, "_nbdebug_pass", None)
+            current = getattr(self, "_nbdebug_pass", None)
             try:
                 batch = plain_next(self)
             except StopIteration:
-                if seen is not None:
-                    seen["complete"] = True
+                if current is not None:
+                    current["complete"] = True
                 raise
-            if seen is not None and seen["streams"] and len(seen["rows"]) < ROWS:
-                seen["rows"] += rows_of(batch)
+            if current is not None and current["streams"] and len(current["rows"]) < ROWS:
+                current["rows"] += rows_of(batch)
             return batch
 
         DataLoader.__iter__ = begin  # type: ignore[method-assign]
@@ -519,9 +529,9 @@ class Agent:
         self.finished = True
         if self.late_loss is not None:
             self.note_loss(None, [])
-        for optimizer, known in list(self.optimizers.items()):
-            if known["steps"] >= EARLY:
-                self.weights(optimizer, known, "after")
+        for optimizer, record in list(self.optimizers.items()):
+            if record["steps"] >= EARLY:
+                self.weights(optimizer, record, "after")
         self.end_passes()
 
     def failed(self, error: BaseException, rest: bool = True) -> None:

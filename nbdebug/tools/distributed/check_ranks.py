@@ -93,7 +93,7 @@ def reduced() -> float:
 
 def differences(everyone: Sequence[dict[str, Any]]) -> list[Symptom]:
     """What should be alike on all ranks and is not, or unlike and is not."""
-    found = []
+    symptoms = []
     for name, look in (
         ("torch", "Install the same version everywhere."),
         ("python", "Objects that are pickled on one rank may not open on another."),
@@ -105,16 +105,16 @@ def differences(everyone: Sequence[dict[str, Any]]) -> list[Symptom]:
     ):
         values = [str(each.get(name)) for each in everyone]
         if len(set(values)) > 1:
-            told = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values[:8]))
-            found.append(Symptom(f"{name} differs: {told}.", look))
+            each_rank = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values[:8]))
+            symptoms.append(Symptom(f"{name} differs: {each_rank}.", look))
     places = [(each["host"], each["index"]) for each in everyone if "index" in each]
     if len(set(places)) < len(places):
-        found.append(Symptom("Two ranks use one card.", "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))"))
+        symptoms.append(Symptom("Two ranks use one card.", "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))"))
     kind = everyone[0].get("sampler")
     if len(everyone) > 1 and kind in ("RandomSampler", "SequentialSampler"):
         look = "DataLoader(rows, sampler=DistributedSampler(rows)), where the rows are not shared out before."
-        found.append(Symptom(f"The loader's sampler is a {kind}: each rank goes through all rows.", look))
-    return found
+        symptoms.append(Symptom(f"The loader's sampler is a {kind}: each rank goes through all rows.", look))
+    return symptoms
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from typing import Any
 
 Line = tuple[str, int, str]
 """File, line, function."""
+CALLS, MARKS, EVENTS = 500, 20_000, 400
+"""What is held of each rank: calls behind the last one that all ranks have made alike, marks, events of a kind."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,29 +57,63 @@ class Place:
 
 
 class RankLog:
-    """What one rank did. events: kind → in order; trail: numbers of marks."""
+    """What one rank did. calls: of each group, the latest; events: kind → in order; trail: numbers of marks, the latest
+    of `marks` in all; turns: how often each was passed."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.calls: dict[str, list[CollectiveCall]] = collections.defaultdict(list)
         self.members: dict[str, tuple[int, ...]] = {}
         self.trail: list[int] = []
+        self.turns: collections.Counter[int] = collections.Counter()
         self.events: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
         self.last: CollectiveCall | None = None
+        self.marks = 0
 
     def add(self, event: Mapping[str, Any]) -> None:
-        self.trail += event.get("m", ())
+        marks = event.get("m", ())
+        self.trail += marks
+        self.turns.update(marks)
+        self.marks += len(marks)
         if event["k"] == "call":
             group = event.get("g", "0")
             lines = tuple((str(file), int(line), str(name)) for file, line, name in event.get("lines", ()))
             op, shape, dtype, root = (str(event.get(name, "")) for name in ("op", "shape", "dtype", "root"))
-            number = len(self.calls[group])
-            self.last = CollectiveCall(number, group, op, shape, dtype, root, lines, len(self.trail))
+            self.last = CollectiveCall(self.made(group), group, op, shape, dtype, root, lines, self.marks)
             self.calls[group].append(self.last)
             if "ranks" in event:
                 self.members[group] = tuple(event["ranks"])
         else:
-            self.events[event["k"]].append({**event, "at": len(self.trail)})
+            self.events[event["k"]].append({**event, "at": self.marks})
+
+    def made(self, group: str) -> int:
+        """How many calls it has made in a group."""
+        own = self.calls.get(group)
+        return own[-1].n + 1 if own else 0
+
+    def call(self, group: str, n: int) -> CollectiveCall | None:
+        """Number n of a group; None where it was not made, or is not held any more."""
+        own = self.calls.get(group) or ()
+        return own[n - own[0].n] if own and own[0].n <= n <= own[-1].n else None
+
+    def window(self, begin: int, end: int) -> list[int]:
+        """The marks passed between two of their numbers, as far as they are held."""
+        dropped = self.marks - len(self.trail)
+        return self.trail[max(begin - dropped, 0) : max(end - dropped, 0)]
+
+    def forget(self, group: str, n: int) -> None:
+        """Drop the calls of a group before number n, but for the last one made."""
+        own = self.calls[group]
+        if own:
+            del own[: min(max(n - own[0].n, 0), len(own) - 1)]
+
+    def trim(self) -> None:
+        """Drop old marks, and of the events of each kind those in the middle."""
+        if len(self.trail) > 2 * MARKS:
+            del self.trail[:-MARKS]
+        for events in self.events.values():
+            if len(events) > 2 * EVENTS:
+                del events[EVENTS // 2 : -EVENTS // 2]
 
     def one(self, kind: str) -> dict[str, Any] | None:
         """The last event of a kind."""
@@ -91,7 +127,8 @@ class RankLog:
 @dataclasses.dataclass
 class RanksFacts:
     """The logs of all ranks. launched: how many processes were; sources: file → text; output: what the processes
-    printed, its end; over: no process is left, or all have ended."""
+    printed, its end; over: no process is left, or all have ended; alike: the calls of a group that all its ranks have
+    made alike, counted."""
 
     launched: int
     ranks: dict[int, RankLog] = dataclasses.field(default_factory=dict)
@@ -99,6 +136,7 @@ class RanksFacts:
     sources: dict[str, str] = dataclasses.field(default_factory=dict)
     output: str = ""
     over: bool = False
+    alike: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, logs: Mapping[int, Iterable[Mapping[str, Any]]], source: str = "", **more: Any) -> RanksFacts:
@@ -116,6 +154,27 @@ class RanksFacts:
         else:
             self.ranks.setdefault(rank, RankLog(rank)).add(event)
 
+    def members(self, group: str) -> dict[int, RankLog]:
+        """The logs of a group's ranks."""
+        own = {rank for log in self.ranks.values() for rank in log.members.get(group, ())}
+        return {rank: log for rank, log in self.ranks.items() if rank in own or not own}
+
+    def forget(self) -> None:
+        """Compare what has come, and drop what is alike and old."""
+        for group in {group for log in self.ranks.values() for group in log.calls}:
+            logs, n = self.members(group), self.alike.get(group, 0)
+            expected = max((len(log.members.get(group, ())) for log in logs.values()), default=0)
+            while len(logs) >= expected:
+                calls = [log.call(group, n) for log in logs.values()]
+                if None in calls or len({call and call.key for call in calls}) > 1:
+                    break
+                n += 1
+            self.alike[group] = n
+            for log in logs.values():
+                log.forget(group, n - CALLS)
+        for log in self.ranks.values():
+            log.trim()
+
     def text(self, line: Sequence[Any]) -> str:
         """The text of a user's line, with its indentation."""
         lines = self.sources.get(line[0], "").split("\n")
@@ -124,13 +183,13 @@ class RanksFacts:
     def pairs(self, kind: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Events of a kind with equal keys ("id") on two ranks, each of the others beside the first that has it."""
         first: dict[str, dict[str, Any]] = {}
-        found = []
+        pairs = []
         for rank, log in sorted(self.ranks.items()):
             for event in log.events.get(kind, ()):
                 event = {**event, "rank": rank}
                 if (other := first.setdefault(event["id"], event)) is not event:
-                    found.append((other, event))
-        return found
+                    pairs.append((other, event))
+        return pairs
 
     def fault(self) -> str:
         """What failed in nbdebug itself while it watched a rank; "" for nothing."""

@@ -13,14 +13,15 @@ from collections.abc import Iterator
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from nbdebug.observe.locations import ENGINE, USER, Site, kind_of, source_text
 from nbdebug.text import count, figures
 
 
 @contextlib.contextmanager
 def hang_watch(after: float = 60.0) -> Iterator[None]:
     """Watch this rank from a thread. When one of its collectives lasts longer than `after` seconds, the stacks of all
-    ranks that have entered a watch are printed on stderr by the rank that waits, with the calls that each has made: the
-    rank with another number, or another line, is the one to look at. The program goes on.
+    ranks that have entered a watch are printed on stderr by the rank that waits, in the user's lines: the rank that is
+    elsewhere, or at another line, is the one to look at. The program goes on.
 
     Every rank enters it, after init_process_group. It needs the store of the group and does not change any result.
     Raises ValueError where `after` is not above zero, RuntimeError where there is no process group."""
@@ -49,23 +50,24 @@ class _Watch:
 
     def place(self) -> tuple[bool, str]:
         """(whether the main thread is in a function of torch.distributed or in backward, its lines)."""
-        frames = traceback.extract_stack(sys._current_frames().get(self.main))
-        inside = any(f"torch{os.sep}distributed" in frame.filename for frame in frames[-4:])
-        inside = inside or any(frame.name == "_engine_run_backward" for frame in frames)
-        own = [f for f in frames if "site-packages" not in f.filename and "<frozen" not in f.filename][-6:]
-        return inside, "\n".join(f"    {f.filename}, line {f.lineno}, in {f.name}: {f.line}" for f in own)
+        stack = [(f.f_code, line) for f, line in traceback.walk_stack(sys._current_frames().get(self.main))]
+        inside = any(f"torch{os.sep}distributed" in code.co_filename for code, _ in stack[:4])
+        inside = inside or any(kind_of(code) == ENGINE for code, _ in stack)
+        own = [Site(code.co_filename, line, code.co_name) for code, line in stack if kind_of(code) == USER][:6]
+        lines = [f"    {site.file}, line {site.line}, in {site.function}: {source_text(site)}" for site in own]
+        return inside, "\n".join(reversed(lines))
 
     def run(self) -> None:
-        since, last, told = time.monotonic(), "", False
+        since, last, printed = time.monotonic(), "", False
         while not self.over.wait(min(self.after / 10, 1.0)):
             inside, lines = self.place()
             now = time.monotonic()
             if lines != last or not inside:
-                since, last, told = (now, lines, False) if lines != last else (now, last, told)
+                since, last, printed = (now, lines, False) if lines != last else (now, last, printed)
             with contextlib.suppress(Exception):  # the store goes with the first rank
                 self.store.set(f"nbdebug/{self.rank}", f"{'waits' if inside else 'is elsewhere'}\n{lines}")
-                if inside and now - since > self.after and not told:
-                    told = True
+                if inside and now - since > self.after and not printed:
+                    printed = True
                     self.tell(now - since)
 
     def tell(self, seconds: float) -> None:

@@ -11,8 +11,11 @@ import contextlib
 import json
 import os
 import pathlib
+import platform
+import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -39,10 +42,13 @@ class Comparer:
         self.began = time.monotonic()
 
     def read(self) -> bool:
-        """Whether there was something new."""
-        new = False
-        for path in sorted(self.folder.glob("rank-*.jsonl")):
-            rank = int(path.stem.partition("-")[2])
+        """Whether there was something new. A rank begins a file anew after 1 MiB; those that were read are removed."""
+        new, parts = False, list[tuple[int, int, pathlib.Path]]()
+        for path in self.folder.glob("rank-*.jsonl"):
+            rank, part = map(int, re.findall(r"\d+", path.name))
+            parts.append((rank, part, path))
+        last = {rank: path for rank, _, path in sorted(parts)}
+        for rank, _, path in sorted(parts):
             with open(path, "rb") as file:
                 file.seek(self.positions.get(path, 0))
                 data = file.read()
@@ -53,6 +59,10 @@ class Comparer:
                 self.facts.add(rank, event)
                 self.read_source(event)
                 new = True
+            if path != last[rank]:
+                path.unlink()
+        if new:
+            self.facts.forget()
         return new
 
     def read_source(self, event: dict[str, object]) -> None:
@@ -171,9 +181,7 @@ def run_rank(script: str, arguments: list[str]) -> None:
     if FOLDER in os.environ:
         agent.run(pathlib.Path(os.environ[FOLDER]), script, arguments)
         return
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    folder = pathlib.Path(tempfile.gettempdir()) / f"nbdebug-ranks-{os.getuid()}-{os.getppid()}-{attempt}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder = shared_folder()
     if os.environ.get("LOCAL_RANK", "0") == "0":
         command = [sys.executable, "-m", "nbdebug.rank", "--compare", str(folder)]
         ours = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
@@ -188,6 +196,22 @@ def run_rank(script: str, arguments: list[str]) -> None:
         if (folder / "verdict").exists() and (folder / "verdict").read_text() == "1":
             sys.stdout.flush()
             os._exit(1)
+
+
+def shared_folder() -> pathlib.Path:
+    """The folder of the ranks of one torchrun on this machine, in a folder that only this user can enter. Raises
+    PermissionError where that belongs to somebody else."""
+    own = pathlib.Path(os.environ.get("XDG_RUNTIME_DIR") or pathlib.Path.home() / ".cache") / "nbdebug"
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = own.lstat()
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid():
+        raise PermissionError(f"{own} is no folder of this user's")
+    own.chmod(0o700)
+    run = [os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")]
+    name = re.sub(r"[^\w-]", "_", "-".join(["ranks", platform.node(), str(os.getppid()), *run]))
+    folder = own / name[:200]
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def compare(folder: pathlib.Path, local: int, launched: int) -> int:
@@ -221,25 +245,25 @@ def compare(folder: pathlib.Path, local: int, launched: int) -> int:
 
 def report_of(facts: RanksFacts, question: str, seconds: float = 0.0, status: int | None = 0) -> Report:
     """seconds: from the start to the verdict; status: of the launcher, None where it had to be ended."""
-    found = name_cause(facts)
-    failed = found is None and status not in (0, None)
+    finding = name_cause(facts)
+    failed = finding is None and status not in (0, None)
     symptoms = [Symptom(f"The launcher ended with status {status}.", "Its output above tells more.")] if failed else []
-    if found is None and status is None:
+    if finding is None and status is None:
         symptoms = [Symptom("The ranks did not end within the limit, and all are in the same call.")]
     if fault := facts.fault():
         symptoms.append(Symptom("nbdebug failed while it watched a rank: nothing was compared.", fault))
-    calls = sum(len(own) for log in facts.ranks.values() for own in log.calls.values())
+    calls = sum(log.made(group) for log in facts.ranks.values() for group in log.calls)
     steps = max((len(log.events.get("loss", ())) for log in facts.ranks.values()), default=0)
     return Report(
         question,
-        (found,) if found is not None else (),
+        (finding,) if finding is not None else (),
         subject=f"{count(len(facts.ranks), 'rank')}, {count(calls, 'collective')} compared",
-        facts={"ranks": {rank: len(log.trail) for rank, log in facts.ranks.items()}, "seconds": round(seconds, 2)},
+        facts={"ranks": {rank: log.marks for rank, log in facts.ranks.items()}, "seconds": round(seconds, 2)},
         headline=""
-        if found is not None or symptoms
+        if finding is not None or symptoms
         else "All ranks made the same calls, and nothing differs that should be the same.",
         symptoms=tuple(symptoms),
-        notes=(f"The verdict came {figures(seconds)} s after the start.",) if seconds and found is not None else (),
+        notes=(f"The verdict came {figures(seconds)} s after the start.",) if seconds and finding is not None else (),
         steps=steps or int(bool(calls)),
         tables=tuple(table for table in (state(facts), stacks(facts)) if table.rows),
     )
@@ -253,7 +277,7 @@ def state(facts: RanksFacts) -> Table:
         place = f"{line[0].rpartition('/')[2]}, line {line[1]}" if line else ""
         error = log.one("error")
         ended = f"{error['type']}" if error else "ended" if log.one("end") else "running"
-        rows.append([rank, sum(map(len, log.calls.values())), str(log.last or "none"), place, ended])
+        rows.append([rank, sum(map(log.made, log.calls)), str(log.last or "none"), place, ended])
     return Table("The last call of each rank", ("rank", "calls", "last call", "line", "state"), rows, open=True)
 
 

@@ -46,18 +46,16 @@ class Departure:
 def parting(facts: RanksFacts) -> Parting | None:
     """The first certain one of each group, the group of the lowest name first."""
     groups = sorted({group for log in facts.ranks.values() for group in log.calls})
-    return next((found for group in groups if (found := _parting_in(facts, group)) is not None), None)
+    return next((parted for group in groups if (parted := _parting_in(facts, group)) is not None), None)
 
 
 def _parting_in(facts: RanksFacts, group: str) -> Parting | None:
-    members = {rank for log in facts.ranks.values() for rank in log.members.get(group, ())}
-    logs = {rank: log for rank, log in facts.ranks.items() if rank in members or not members}
-    for n in range(max(len(log.calls.get(group, ())) for log in logs.values()) if logs else 0):
+    logs = facts.members(group)
+    for n in range(facts.alike.get(group, 0), max((log.made(group) for log in logs.values()), default=0)):
         calls: dict[int, CollectiveCall | None] = {}
         for rank, log in logs.items():
-            own = log.calls.get(group, [])
-            if n < len(own):
-                calls[rank] = own[n]
+            if (call := log.call(group, n)) is not None:
+                calls[rank] = call
             elif log.has_left(group):
                 calls[rank] = None
         if len({call and call.key for call in calls.values()}) > 1:
@@ -65,36 +63,36 @@ def _parting_in(facts: RanksFacts, group: str) -> Parting | None:
     return None
 
 
-def departure(facts: RanksFacts, found: Parting) -> Departure:
+def departure(facts: RanksFacts, parted: Parting) -> Departure:
     """Compares one rank of the larger side with one of the other."""
-    common = found.common()
+    common = parted.common()
     one = facts.ranks[common[0]]
-    other = facts.ranks[next(rank for rank in found.calls if rank not in common)]
-    windows = _windows(found, one, other)
+    other = facts.ranks[next(rank for rank in parted.calls if rank not in common)]
+    windows = _windows(parted, one, other)
     for mine, log in ((0, one), (1, other)):
         loop = _ran_out(facts, windows[mine], windows[1 - mine])
         if loop is not None:
             return Departure("loop", log.rank, (loop.file, loop.line, ""), loop)
-    arms = sorted(_arms(facts, found, (one, other), windows), key=lambda arm: arm[0])
+    arms = sorted(_arms(facts, parted, (one, other), windows), key=lambda arm: arm[0])
     if arms:
         _, rank, place = arms[0]
         return Departure("arm", rank, (place.file, place.line, ""), place)
-    call = found.calls[other.rank] or found.calls[one.rank]
-    calls = [found.calls[log.rank] for log in (one, other)]
+    call = parted.calls[other.rank] or parted.calls[one.rank]
+    calls = [parted.calls[log.rank] for log in (one, other)]
     same = all(calls) and calls[0].lines[:1] == calls[1].lines[:1]  # type: ignore[union-attr]
     lone = None if same else other.rank
     return Departure("", lone, call.lines[0] if call and call.lines else None)
 
 
-def _windows(found: Parting, one: RankLog, other: RankLog) -> tuple[list[int], list[int]]:
+def _windows(parted: Parting, one: RankLog, other: RankLog) -> tuple[list[int], list[int]]:
     """The marks of both since the last call in which they were at one place."""
-    begin = (0, 0)
-    for mine, theirs in zip(one.calls.get(found.group, [])[: found.n], other.calls.get(found.group, [])[: found.n]):
-        if mine.lines != theirs.lines:
+    begin, group = (0, 0), parted.group
+    for mine, theirs in zip(one.calls.get(group, ()), other.calls.get(group, ())):  # both begin at one number
+        if mine.n >= parted.n or mine.lines != theirs.lines:
             break
         begin = (mine.at, theirs.at)
-    ends = [call.at if (call := found.calls[log.rank]) else len(log.trail) for log in (one, other)]
-    return one.trail[begin[0] : ends[0]], other.trail[begin[1] : ends[1]]
+    ends = [call.at if (call := parted.calls[log.rank]) else log.marks for log in (one, other)]
+    return one.window(begin[0], ends[0]), other.window(begin[1], ends[1])
 
 
 def _ran_out(facts: RanksFacts, mine: list[int], theirs: list[int]) -> Place | None:
@@ -106,11 +104,11 @@ def _ran_out(facts: RanksFacts, mine: list[int], theirs: list[int]) -> Place | N
 
 
 def _arms(
-    facts: RanksFacts, found: Parting, logs: tuple[RankLog, RankLog], windows: tuple[list[int], list[int]]
+    facts: RanksFacts, parted: Parting, logs: tuple[RankLog, RankLog], windows: tuple[list[int], list[int]]
 ) -> Iterator[tuple[tuple[int, int], int, Place]]:
     """(how unlikely, rank, arm) of each arm that one of them entered and the other did not."""
     for mine, log in enumerate(logs):
-        call, theirs = found.calls[log.rank], found.calls[logs[1 - mine].rank]
+        call, theirs = parted.calls[log.rank], parted.calls[logs[1 - mine].rank]
         for nearness, number in enumerate(reversed(list(dict.fromkeys(windows[mine])))):
             place = facts.places.get(number)
             if place is None or place.kind != "arm" or number in windows[1 - mine]:
@@ -155,20 +153,20 @@ def names_in(node: ast.AST | None) -> list[str]:
 
 def assignments(tree: ast.AST, name: str, before: int) -> list[ast.stmt]:
     """The statements that give a name its value, the last one above a line first."""
-    found: list[ast.stmt] = []
+    nodes: list[ast.stmt] = []
     for node in ast.walk(tree):
         if not isinstance(node, (ast.Assign, ast.AnnAssign)):
             continue
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if any(isinstance(part, ast.Name) and part.id == name for target in targets for part in ast.walk(target)):
-            found.append(node)
-    above = [node for node in found if node.lineno < before]
-    return sorted(above, key=lambda node: -node.lineno) + [node for node in found if node.lineno >= before]
+            nodes.append(node)
+    above = [node for node in nodes if node.lineno < before]
+    return sorted(above, key=lambda node: -node.lineno) + [node for node in nodes if node.lineno >= before]
 
 
 def of_rank(tree: ast.AST) -> set[str]:
     """Names whose value is a rank itself."""
-    known = {"rank", "local_rank", "global_rank", "RANK", "LOCAL_RANK"}
+    names = {"rank", "local_rank", "global_rank", "RANK", "LOCAL_RANK"}
     for node in ast.walk(tree):
         for target, value in _unpacked(node) if isinstance(node, ast.Assign) else ():
             inner = (
@@ -178,10 +176,10 @@ def of_rank(tree: ast.AST) -> set[str]:
             )
             plain = isinstance(inner, ast.Call) and speaks_of_rank(inner.func, set()) or isinstance(inner, ast.Name)
             if (plain or isinstance(inner, ast.Subscript) and "environ" in ast.dump(inner)) and speaks_of_rank(
-                inner, known
+                inner, names
             ):
-                known.add(target)
-    return known
+                names.add(target)
+    return names
 
 
 def _unpacked(node: ast.Assign) -> Iterator[tuple[str, ast.AST]]:
@@ -192,9 +190,9 @@ def _unpacked(node: ast.Assign) -> Iterator[tuple[str, ast.AST]]:
             yield target.id, node.value
 
 
-def speaks_of_rank(node: ast.AST, known: set[str]) -> bool:
+def speaks_of_rank(node: ast.AST, names: set[str]) -> bool:
     for part in ast.walk(node):
-        if isinstance(part, ast.Name) and part.id in known:
+        if isinstance(part, ast.Name) and part.id in names:
             return True
         if isinstance(part, ast.Attribute) and part.attr in (
             "get_rank",
@@ -214,12 +212,12 @@ def iterable_line(facts: RanksFacts, loop: Place) -> Line:
     head = statement(tree, loop.line) if tree else None
     if tree is None or not isinstance(head, (ast.For, ast.While)):
         return (loop.file, loop.line, "")
-    known = of_rank(tree)
+    names = of_rank(tree)
     expression = head.iter if isinstance(head, ast.For) else head.test
-    if speaks_of_rank(expression, known):
+    if speaks_of_rank(expression, names):
         return (loop.file, loop.line, "")
     chain = list(origins(tree, expression, loop.line))
-    split = [node for node in chain if speaks_of_rank(getattr(node, "value", node), known)]
+    split = [node for node in chain if speaks_of_rank(getattr(node, "value", node), names)]
     best = (split or chain or [head])[0]
     return (loop.file, best.lineno, "")
 

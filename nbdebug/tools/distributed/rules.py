@@ -331,9 +331,9 @@ def rank_raised(facts: RanksFacts) -> Finding | None:
     reference="https://docs.pytorch.org/tutorials/advanced/generic_join.html",
 )
 def uneven_steps(facts: RanksFacts) -> Finding | None:
-    found = paths.parting(facts)
-    left = None if found is None else paths.departure(facts, found)
-    if found is None or left is None or left.kind != "loop" or left.place is None:
+    parted = paths.parting(facts)
+    left = None if parted is None else paths.departure(facts, parted)
+    if parted is None or left is None or left.kind != "loop" or left.place is None:
         return None
     steps = totals(facts, left.place)
     line = paths.iterable_line(facts, left.place)
@@ -345,7 +345,7 @@ def uneven_steps(facts: RanksFacts) -> Finding | None:
             "Or let those that have run out answer for the others.", "with model.join():\n    for batch in loader: ..."
         ),
     ]
-    chain = waits(facts, found)
+    chain = waits(facts, parted)
     return finding("uneven-steps", title, at(facts, line, left.rank), fixes, chain, steps=steps, timeout=LONGER)
 
 
@@ -354,24 +354,24 @@ def totals(facts: RanksFacts, place: Place) -> dict[int, int]:
     steps = {}
     for rank, log in facts.ranks.items():
         loops = (log.one("loops") or {}).get("loops", {})
-        made = log.trail.count(place.number)
+        made = log.turns[place.number]
         steps[rank] = (
             made
-            if -place.number in log.trail
+            if log.turns[-place.number]
             else max(made, int(loops.get(str(place.number), loops.get(place.number, 0))))
         )
     return steps
 
 
-def waits(facts: RanksFacts, found: paths.Parting) -> list[Link]:
+def waits(facts: RanksFacts, parted: paths.Parting) -> list[Link]:
     """What each rank does at the parting."""
     chain = []
-    for rank, call in sorted(found.calls.items()):
+    for rank, call in sorted(parted.calls.items()):
         line = first(call.lines) if call is not None else None
         what = (
-            f"rank {rank} calls {call}, its number {found.n + 1}"
+            f"rank {rank} calls {call}, its number {parted.n + 1}"
             if call
-            else f"rank {rank} has left after {count(found.n, 'call')}"
+            else f"rank {rank} has left after {count(parted.n, 'call')}"
         )
         chain.append(Link(what, at(facts, line, rank)))
     return chain
@@ -388,20 +388,20 @@ def waits(facts: RanksFacts, found: paths.Parting) -> list[Link]:
     reference=DISTRIBUTED,
 )
 def collective_mismatch(facts: RanksFacts) -> Finding | None:
-    found = paths.parting(facts)
-    if found is None:
+    parted = paths.parting(facts)
+    if parted is None:
         return None
-    left = paths.departure(facts, found)
-    told = "; ".join(
-        f"rank {rank} " + (f"calls {call}" if call else "has ended") for rank, call in sorted(found.calls.items())
+    left = paths.departure(facts, parted)
+    each = "; ".join(
+        f"rank {rank} " + (f"calls {call}" if call else "has ended") for rank, call in sorted(parted.calls.items())
     )
     who = "The ranks part" if left.rank is None else f"Rank {left.rank} leaves the common path"
     fix = Fix(
         "Make the same calls on all ranks.", "value = validate()  # on all ranks\nif rank == 0:\n    print(value)"
     )
-    title = f"{who} at call {found.n + 1}: {told}"
+    title = f"{who} at call {parted.n + 1}: {each}"
     return finding(
-        "collective-mismatch", title, at(facts, left.line, left.rank), [fix], waits(facts, found), timeout=LONGER
+        "collective-mismatch", title, at(facts, left.line, left.rank), [fix], waits(facts, parted), timeout=LONGER
     )
 
 
@@ -483,9 +483,9 @@ def _added_line(facts: RanksFacts, name: str) -> Any:
                     isinstance(n, ast.Call) and any(isinstance(a, ast.Constant) and a.value == w for a in n.args)
                 ),
             ):
-                found = paths.find(facts, file, lambda n, f=wanted, low=low: f(n) and n.lineno > low)
-                if found:
-                    return found
+                place = paths.find(facts, file, lambda n, f=wanted, low=low: f(n) and n.lineno > low)
+                if place:
+                    return place
     return begin
 
 
@@ -500,7 +500,7 @@ def _arm_of_one(facts: RanksFacts, one: dict[str, Any], other: dict[str, Any]) -
     for event in (one, other):
         log = facts.ranks[event["rank"]]
         before = [e["at"] for e in log.events["weights"] if e["at"] < event["at"]]
-        windows.append(log.trail[before[-1] if before else 0 : event["at"]])
+        windows.append(log.window(before[-1] if before else 0, event["at"]))
     for mine, event in ((0, one), (1, other)):
         for number in dict.fromkeys(windows[mine]):
             place = facts.places.get(number)
@@ -629,7 +629,7 @@ def name_cause(facts: RanksFacts) -> Finding | None:
     if facts.fault():
         return None  # a call may be missing in what is compared
     silent = SILENT if facts.over else ()
-    return next((found for check in (*FATAL, *silent) if (found := check(facts)) is not None), None)
+    return next((cause for check in (*FATAL, *silent) if (cause := check(facts)) is not None), None)
 
 
 def certain(facts: RanksFacts) -> bool:
