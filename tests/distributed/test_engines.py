@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from nbdebug.tools.distributed.launch import alive
+from tests.distributed.programs import HEAD, PROGRAMS
 from tests.shell import Notebook, started
 
 DDP = """%%ranks
@@ -41,6 +42,10 @@ def test_cells_run_on_each_rank_and_survive_what_fails(book: Notebook) -> None:
     assert ran.error is None and ran.result is None, ran.shown
     assert "[rank 0] hello from 0" in ran.printed and "[rank 1] hello from 1" in ran.printed
     assert book.run("[round(t.item(), 3) for t in total]").result == [1.2, 1.2]
+
+    for name in ("a pipeline of two stages", "groups of some ranks", "weights averaged every third step"):
+        healthy = book.run(f"%%ranks\n{HEAD}{PROGRAMS[name]}")
+        assert healthy.error is None and healthy.result is None, healthy.shown
 
     failed = book.run("%%ranks\nif rank == 1:\n    raise ValueError('bad row')\ndist.barrier()")
     assert type(failed.error).__name__ == "RemoteError" and "[rank 1] ValueError: bad row" in failed.printed

@@ -78,7 +78,7 @@ def test_a_fault_of_ours_is_told_and_nothing_is_compared() -> None:
 
 
 def test_a_long_run_is_held_in_part_and_still_judged(monkeypatch) -> None:
-    """Calls that all ranks have made alike go, with marks and events; a parting after them is found with its numbers."""
+    """Calls that all ranks have made alike go, with marks and events; a parting after them keeps its numbers."""
     from nbdebug.tools.distributed import facts as limits
     from nbdebug.tools.distributed.launch import report_of
 

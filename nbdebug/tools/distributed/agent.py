@@ -101,7 +101,7 @@ class Agent:
         self.passes: list[dict[str, Any]] = []
         self.synced: Counter[str] = Counter()
         self.late_loss: tuple[Any, ...] | None = None
-        self.after_backward, self.reduced, self.ordinals = False, False, itertools.count()
+        self.after_backward, self.ordinals = False, itertools.count()
         self.begin(folder)
 
     def begin(self, folder: pathlib.Path) -> None:
@@ -115,7 +115,7 @@ class Agent:
         self.synced.clear()
         self.waiting.clear()
         for record in self.optimizers.values():
-            record["steps"] = 0
+            record.update(steps=0, reduced=False)
         self.write("start", pid=os.getpid(), version=torch.__version__)
 
     def open(self) -> None:
@@ -167,8 +167,9 @@ class Agent:
             dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
             self.call(name, group, shape, dtype, _root(name, args, kwargs))
             if name in ("all_reduce", "reduce_scatter_tensor") and tensors and self.after_backward:
-                sizes = {p.numel() for o in self.optimizers for g in o.param_groups for p in g["params"]}
-                self.reduced = self.reduced or tensors[0].numel() in sizes | {sum(sizes)}
+                for optimizer, record in self.optimizers.items():
+                    sizes = [p.numel() for g in optimizer.param_groups for p in g["params"]]
+                    record["reduced"] = record["reduced"] or tensors[0].numel() in {*sizes, sum(sizes)}
 
         return note
 
@@ -375,11 +376,11 @@ class Agent:
 
     def optimizer_made(self, optimizer: Any, *_: Any, **__: Any) -> None:
         lines = user_lines(sys._getframe(2))
-        self.optimizers[optimizer] = {"id": next(self.ordinals), "steps": 0, "lines": lines}
+        self.optimizers[optimizer] = {"id": next(self.ordinals), "steps": 0, "lines": lines, "reduced": False}
 
     def before_step(self, optimizer: Any, *_: Any) -> None:
         if optimizer not in self.optimizers:
-            self.optimizers[optimizer] = {"id": next(self.ordinals), "steps": 0, "lines": []}
+            self.optimizers[optimizer] = {"id": next(self.ordinals), "steps": 0, "lines": [], "reduced": False}
         record = self.optimizers[optimizer]
         if record["steps"] < 3 and self.models:
             names = self.names(optimizer)
@@ -400,22 +401,25 @@ class Agent:
         if record["steps"] < EARLY or record["steps"] % EVERY == 0:
             self.weights(optimizer, record, "after")
 
+    def live(self) -> dict[int, str]:
+        """The names of the parameters of the wrapped models."""
+        models = [model for made in self.models if (model := made()) is not None]
+        return {id(p): name for model in models for name, p in model.module.named_parameters()}
+
     def names(self, optimizer: Any) -> dict[int, str]:
-        """The names of an optimizer's parameters: of the wrapped models, else of modules among the user's variables."""
-        names: dict[int, str] = {}
-        for made in self.models:
-            if (model := made()) is not None:
-                names |= {id(p): name for name, p in model.module.named_parameters()}
+        """The names of an optimizer's parameters: in a wrapped model, else their numbers."""
+        names = self.live()
         all_of = [p for g in optimizer.param_groups for p in g["params"]]
         return {id(p): names.get(id(p), f"parameter {n}") for n, p in enumerate(all_of)}
 
     def weights(self, optimizer: Any, record: dict[str, Any], when: str) -> None:
         parameters = [p for g in optimizer.param_groups for p in g["params"]]
-        if not (self.models or self.reduced) or any(
+        some = any(id(p) in self.live() for p in parameters)
+        if not (some or record["reduced"]) or any(
             hasattr(p, "_local_tensor") or hasattr(p, "_sharded_size") for p in parameters
         ):
             return
-        names, some = self.names(optimizer), any(id(p) in self.wrapped for p in parameters)
+        names = self.names(optimizer)
         with torch.no_grad():
             values = {names[id(p)]: [p.double().sum().item(), p.double().norm().item()] for p in parameters}
         groups = {
