@@ -459,7 +459,7 @@ def _target_among_inputs(static: StaticFacts) -> Finding:
     column, left = min(static.target_columns.items(), key=lambda pair: pair[1])
     labels = static.labels is not None
     what = (
-        f"tells the label in all but {percent(left)} of the training samples"
+        f"tells the label in {f'all but {percent(left)}' if left else 'each'} of the training samples"
         if labels
         else f"is the target{' in another unit' if left < SAME else ' with a little noise'}: a line through it leaves "
         f"{figures(left)} of the target's variance, and all other columns can't tell that part"

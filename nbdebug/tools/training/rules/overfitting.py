@@ -21,6 +21,8 @@ from nbdebug.tools.training.rules.wording import (
 BELOW = 0.5
 """A small network of our own ends at this share of the model's loss, or below, on validation data (on training data
 where there is none)."""
+NO_BETTER = 0.95
+"""Share of the loss of a constant answer, from which on the model has learned nothing."""
 TOO_LARGE = 100.0
 """Trained parameters for each sample: beyond this the size of the model is named as the cause. (The story of 2.8
 million parameters and 2,048 samples is at 1,400; a ratio of ten is common and harmless with early stopping.)"""
@@ -134,7 +136,8 @@ def underfit(facts: TrainingFacts) -> Finding | None:
     loss = end.train if end.val is None else end.val
     if run.reference.get("the model with Adam", 0.0) < signs.BETTER * end.train:
         return None  # the model can fit: its optimizer is what keeps it from doing so
-    below = signs.BETTER if signs.learns_nothing(run) or run.linear and len(run.layers) > 1 else BELOW
+    nothing = signs.learns_nothing(run) or _is_a_guess(facts, end.train)
+    below = signs.BETTER if nothing or run.linear and len(run.layers) > 1 else BELOW
     if reference is None or not 0 <= reference < below * loss or end.train < 0.5 * loss:
         return None
     linear = run.linear and len(run.layers) > 1
@@ -160,6 +163,12 @@ def underfit(facts: TrainingFacts) -> Finding | None:
             "steps": len(run.losses),
         },
     )
+
+
+def _is_a_guess(facts: TrainingFacts, loss: float) -> bool:
+    """The loss is that of an answer that does not look at the inputs."""
+    calls = facts.static.loss_calls if facts.static is not None else ()
+    return any(call.guess is not None and loss > NO_BETTER * call.guess for call in calls)
 
 
 @rule(

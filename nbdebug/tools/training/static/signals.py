@@ -384,15 +384,24 @@ def _left_open(x: torch.Tensor, y: torch.Tensor) -> float:
     return float(rest.square().sum() / y.square().sum()) * len(y) / max(1, len(y) - x.shape[1])
 
 
+TIGHT, ABOVE_COMMONEST = 0.1, 0.05
+"""A column of more values than labels gives each label away where no label's values spread wider than this share of the
+distance between two labels' means; the other columns must tell this much more than the commonest label, and not all: a
+feature that is the only one, or one of many that tell, is none that came from the label."""
+
+
 def near_label_columns(x: torch.Tensor, labels: torch.Tensor) -> dict[int, float]:
-    """Columns with as many values as there are labels that tell nearly each one → the share that they do not tell."""
+    """Columns that tell nearly each label, with as many values as there are labels or with a narrow range for each →
+    the share that they do not tell. x: (N, F), labels: (N)."""
     x, labels = x.detach().cpu().float(), labels.cpu()
     classes = labels.unique()
     if x.shape[1] < 3 or not 2 <= len(classes) <= 20 or len(x) < max(20 * len(classes), 4 * LEAST):
         return {}
-    known = {}
+    known, narrow = {}, []
     for column in range(min(x.shape[1], 500)):
         values, place = x[:, column].unique(return_inverse=True)
+        if len(values) > len(classes) and _is_narrow([x[labels == c, column] for c in classes]):
+            narrow.append(column)
         if len(values) != len(classes):
             continue
         table = torch.stack([place[labels == c].bincount(minlength=len(values)) for c in classes]).float()
@@ -402,7 +411,29 @@ def near_label_columns(x: torch.Tensor, labels: torch.Tensor) -> dict[int, float
             wrong = 1 - float(hits.sum() / table.sum())
             if 0 < wrong < 1 - AGREES:
                 known[column] = wrong
+    if narrow:
+        told = _told_by(x[:, [c for c in range(x.shape[1]) if c not in narrow]], labels)
+        commonest = float(labels.unique(return_counts=True)[1].max()) / len(labels)
+        if commonest + ABOVE_COMMONEST < told < 1 - ABOVE_COMMONEST:
+            known |= dict.fromkeys(narrow, 0.0)
     return known
+
+
+def _is_narrow(values: list[torch.Tensor]) -> bool:
+    """values: of a column, those of each label."""
+    means = torch.stack([v.mean() for v in values]).sort().values
+    wide = max(float(v.std()) for v in values if len(v) > 1)
+    return bool(torch.isfinite(means).all()) and wide < TIGHT * float(means.diff().min())
+
+
+def _told_by(x: torch.Tensor, labels: torch.Tensor) -> float:
+    """The share of the labels that a linear function of x tells."""
+    if not x.shape[1]:
+        return 0.0
+    x = torch.cat([x, torch.ones(len(x), 1)], 1).double()
+    wanted = torch.nn.functional.one_hot(labels.unique(return_inverse=True)[1]).double()
+    answer = x @ torch.linalg.lstsq(x, wanted, driver="gelsd").solution
+    return float((answer.argmax(1) == wanted.argmax(1)).double().mean())
 
 
 @dataclasses.dataclass
