@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = [
     "Checkpoints",
+    "EarlyStop",
     "Edit",
     "Finding",
     "Fix",
@@ -57,6 +58,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
+    "EarlyStop": "tools.training.early_stop",
     "Edit": "report",
     "Finding": "report",
     "Fix": "report",

@@ -359,6 +359,7 @@ class StaticFacts:
     labels: Labels | None = None
     label_columns: tuple[int, ...] = ()
     target_columns: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    revealing: tuple[str, int, float] | None = None
     groups: SharedGroups | None = None
     workers: WorkerDraws | None = None
     weights: tuple[InitialWeight, ...] = ()

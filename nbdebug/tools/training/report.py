@@ -254,6 +254,7 @@ def _notes(static: StaticFacts, named: set[str]) -> Iterable[str]:
         )
     if static.eval_mode:
         yield "The model is in eval mode now; your loop has to call model.train() first."
+    yield from _revealing_note(static, named)
     yield from static.notes
 
 
@@ -307,12 +308,34 @@ def diagnose_report(facts: TrainingFacts, findings: list[Finding], question: str
         tuple(findings),
         tuple({r.what: r for r in (*before, *_ruled_out_run(run, named))}.values()),
         tuple(dict.fromkeys((*(static.unchecked if static is not None else ()), *run.unchecked))),
-        (_course(run), *[NOT_FINITE] * (bool(findings) and signs.not_finite(run))),
+        (_course(run), *[NOT_FINITE] * (bool(findings) and signs.not_finite(run)), *_both_zero(facts, named)),
         subject,
         symptoms=_symptoms(facts),
         steps=len(run.losses),
         plots=(Plot("losses", _curves(run, findings)),),
     )
+
+
+def _both_zero(facts: TrainingFacts, named: set[str]) -> Iterable[str]:
+    run, static = facts.run, facts.static
+    if run is None or static is None or not signs.both_zero(run) or named & {"leakage", "zero-loss"}:
+        return
+    yield (
+        "Both losses end next to zero. No label among the inputs, no copied rows, no single class or target and no "
+        "rounding was seen: either the task is solved, or the inputs hold the answer in another form."
+    )
+    yield from _revealing_note(static, named)
+
+
+def _revealing_note(static: StaticFacts, named: set[str]) -> Iterable[str]:
+    """What the leak probe says: a question, since a made-up task may well have one feature."""
+    if static.revealing is not None and "leakage" not in named:
+        kind, which, share = static.revealing
+        what = {"number": f"Number {which} of the flattened input"}.get(
+            kind, f"{kind.capitalize()} {which} of the inputs"
+        )
+        how = " (whether it occurs)" if kind == "token" else ""
+        yield f"{what}{how} alone tells the label in {percent(share)} of samples: is it known before the answer is?"
 
 
 NOT_FINITE = "The loss became NaN or inf during the run: %nan_trace (or nbdebug.guard) names the op."

@@ -461,6 +461,8 @@ def _target_among_inputs(static: StaticFacts) -> Finding:
     what = (
         f"tells the label in {f'all but {percent(left)}' if left else 'each'} of the training samples"
         if labels
+        else "is a column of the target"
+        if left == 0
         else f"is the target{' in another unit' if left < SAME else ' with a little noise'}: a line through it leaves "
         f"{figures(left)} of the target's variance, and all other columns can't tell that part"
     )

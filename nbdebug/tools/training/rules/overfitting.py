@@ -3,10 +3,19 @@ labels of the data), one that only falls on the training data, one that is zero.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import figures, percent
-from nbdebug.tools.training.facts import Experiment, HeldOut, TrainingFacts, TrainingRunFacts, UndecidedPair
+from nbdebug.tools.training.facts import (
+    Experiment,
+    HeldOut,
+    StaticFacts,
+    TrainingFacts,
+    TrainingRunFacts,
+    UndecidedPair,
+)
 from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.rules.wording import (
     PRINT_LOSS_INPUTS,
@@ -32,6 +41,8 @@ NOTHING = 1e-12
 """A loss below this is zero."""
 TOLD_APART = 0.9
 """Of pairs of validation samples with two labels, whose scores come in one order (or as often in the other)."""
+TARGETS = 32
+"""Targets of which one value is no accident."""
 ZEROS = 5
 """So many zeros in a row, from the first step on, or half of the run (TrainProof: five points)."""
 
@@ -387,9 +398,10 @@ def _overfit(run: TrainingRunFacts, slug: str, size: str, names: list[str]) -> F
 @rule(
     code="training/zero-loss",
     title="The loss is exactly zero: the model has nothing to learn.",
-    symptom="The loss is 0 from the first steps on, and every gradient is zero.",
+    symptom="The loss is 0 from the first steps on, and every gradient is zero; or training and validation go to 0.",
     cause="A softmax over one class, a mask that leaves nothing, targets that equal the output by construction, a "
-    "margin that is always met, or the model's own output as its target.",
+    "margin that is always met, the model's own output as its target, one class or one value for all targets, or a "
+    "loss that is rounded where it is printed. Zero on validation data as well is no overfitting.",
     confirm="Print output, target and mask that go into the loss, for one batch.",
     fix="Give the loss something to compare: as many outputs as classes, targets that do not come from the output, a "
     "mask with ones in it.",
@@ -400,6 +412,10 @@ def zero_loss(facts: TrainingFacts) -> Finding | None:
     if run is None or len(run.losses) < ZEROS:
         return None
     zeros = [abs(v) <= NOTHING for v in run.losses]
+    if _rounded(run, zeros):
+        return _rounding(run, sum(zeros))
+    if facts.static is not None and signs.both_zero(run) and (title := _one_target(facts.static)):
+        return finding("zero-loss", title, ["loss_fn", "train_loader"], [PRINT_LOSS_INPUTS], run=run)
     if not all(zeros[:ZEROS]) or sum(zeros) < 0.5 * len(zeros):
         return None
     norm = max(signs.finite(run.gradient_norms), default=0.0)
@@ -412,4 +428,39 @@ def zero_loss(facts: TrainingFacts) -> Finding | None:
         run=run,
         step=run.step_numbers[0],
         evidence={"steps with a loss of zero": sum(zeros), "largest gradient norm": norm},
+    )
+
+
+def _one_target(static: StaticFacts) -> str:
+    """What all targets are, in a sentence; "" where they differ."""
+    labels, call = static.labels, next(iter(static.loss_calls), None)
+    if labels is not None and len(labels.counts) == 1 and labels.complete and labels.total >= TARGETS:
+        label = next(iter(labels.counts))
+        return f"Both losses go to zero because all {labels.total:,} labels are {label}: there is one class"
+    if call is None or call.target_low is None or (static.batch_size or 0) < TARGETS // 4:
+        return ""
+    same = call.target_low == call.target_high and not call.ignored
+    return f"Both losses go to zero because all targets are {figures(call.target_low)}" if same else ""
+
+
+def _rounded(run: TrainingRunFacts, zeros: Sequence[bool]) -> bool:
+    """Zeros while the gradients of these steps are none, and the loss on fixed batches is not zero either."""
+    if sum(zeros) < max(ZEROS, len(zeros) // 10) or len(run.gradient_norms) != len(zeros) or not run.evaluations:
+        return False
+    norms = [norm for norm, zero in zip(run.gradient_norms, zeros) if zero]
+    end = run.evaluations[-1].train
+    return all(norm > NOTHING for norm in norms) and end > NOTHING and end == end
+
+
+def _rounding(run: TrainingRunFacts, zeros: int) -> Finding:
+    end = run.evaluations[-1]
+    val = "" if end.val is None else f", on validation batches {figures(end.val)}"
+    return finding(
+        "zero-loss",
+        f"The loss is rounded to zero where it is reported ({zeros} of {len(run.losses)} steps): on fixed training "
+        f"batches it is {figures(end.train)}{val}, and every step has a gradient",
+        ["callback", "round", "train", "loss_fn"],
+        [Fix("Report the loss as it is, in float32.", "callback(step, loss.item())  # no round(), int() or half()")],
+        run=run,
+        evidence={"steps reported as zero": zeros, "loss at the end": end.train, "validation loss": end.val},
     )

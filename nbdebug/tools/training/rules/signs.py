@@ -435,3 +435,16 @@ def rescaling(run: TrainingRunFacts) -> Experiment | None:
     """The experiment in which layers' outputs were brought to a size of one, where it helped; else the last of them."""
     done = [e for name in ("rescaled", "normalized") if (e := run.experiments.get(name)) is not None]
     return next((e for e in done if helps(e)), done[-1] if done else None)
+
+
+BOTH_ZERO = 0.01
+"""Share of the first loss, on training and on validation batches, below which a run ends with nothing left to learn."""
+
+
+def both_zero(run: TrainingRunFacts) -> bool:
+    """The loss ends next to zero on validation batches as well: that is no overfitting."""
+    if not run.evaluations or run.evaluations[-1].val is None or run.evaluations[0].val is None:
+        return False
+    first, end = run.evaluations[0], run.evaluations[-1]
+    assert first.val is not None and end.val is not None
+    return 0 <= end.train < BOTH_ZERO * first.train and 0 <= end.val < BOTH_ZERO * first.val

@@ -166,13 +166,26 @@ class Batches:
             return {}
         pairs = [(tensors_at(b, self.inputs[:1]), tensors_at(b, [self.target])) for b in self.train]
         rows = [(x[0], t[0]) for x, t in pairs if x and t]
-        if not rows or any(x.dim() != 2 or len(x) != len(t) or t.numel() != len(t) for x, t in rows):
+        if not rows or any(x.dim() != 2 or len(x) != len(t) for x, t in rows) or len({x.shape[1] for x, _ in rows}) > 1:
             return {}
-        if len({x.shape[1] for x, _ in rows}) > 1:
+        if all(t.dim() == 2 and t.shape[1] > 1 for _, t in rows) and len({t.shape[1] for _, t in rows}) == 1:
+            return signals.copied_columns(*(torch.cat(part) for part in zip(*rows)))
+        if any(t.numel() != len(t) for _, t in rows):
             return {}
         x, target = torch.cat([x for x, _ in rows]), torch.cat([t.flatten() for _, t in rows])
         labels = _classes(target, self.loss)
         return signals.target_columns(x, target) if labels is None else signals.near_label_columns(x, labels)
+
+    def revealing(self) -> tuple[str, int, float] | None:
+        """The one column, token or number of the first input that tells the label, and how often."""
+        if self.target is None or not self.inputs:
+            return None
+        pairs = [(tensors_at(b, self.inputs[:1]), tensors_at(b, [self.target])) for b in self.train]
+        rows = [(x[0], _classes(t[0], self.loss)) for x, t in pairs if x and t]
+        known = [(x, y) for x, y in rows if y is not None and x.dim() > 1 and y.dim() == 1 and len(x) == len(y)]
+        if not known or len(known) < len(rows) or len({x.shape[1:] for x, _ in known}) > 1:
+            return None
+        return signals.revealing(*(torch.cat(part) for part in zip(*known)))
 
     # -- subjects
 

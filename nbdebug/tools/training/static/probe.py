@@ -253,6 +253,7 @@ class _Probes:
         }
         facts["label_columns"] = self._probe("Labels among the inputs", batches.label_columns, ())
         facts["target_columns"] = self._probe("Targets among the inputs", batches.target_columns, {})
+        facts["revealing"] = self._probe("One feature that tells the label", batches.revealing, None)
         facts["groups"] = self._probe(
             "Subjects in both training and validation", lambda: batches.groups(self.users_loss_fn), None
         )

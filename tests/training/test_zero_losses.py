@@ -1,0 +1,129 @@
+"""Both losses are zero: a leak, copied rows, one class, one target, rounding; a task that is solved is left in peace.
+EarlyStop, and the leak probe."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import nbdebug
+from nbdebug.tools.training.static import signals
+
+
+def diagnosed(x: torch.Tensor, y: torch.Tensor, digits: int | None = None) -> nbdebug.Report:
+    torch.manual_seed(1)
+    regression = y.is_floating_point()
+    outputs = y.shape[1] if regression else 2
+    model = nn.Sequential(nn.Linear(x.shape[1], 64), nn.ReLU(), nn.Linear(64, outputs))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    criterion: Any = nn.MSELoss() if regression else nn.CrossEntropyLoss()
+    half = len(x) // 2
+    loaders = [
+        DataLoader(TensorDataset(x[part], y[part]), batch_size=40, shuffle=part.start is None)
+        for part in (slice(half), slice(half, None))
+    ]
+
+    def train(callback: Any) -> None:
+        for step in range(18):
+            for inputs, targets in loaders[0]:
+                optimizer.zero_grad()
+                loss = criterion(model(inputs), targets)
+                loss.backward()
+                optimizer.step()
+                callback(step, loss.item() if digits is None else round(loss.item() / 10, digits))
+
+    return nbdebug.diagnose(
+        train,
+        model=model,
+        optimizer=optimizer,
+        loss_fn=lambda model, batch: criterion(model(batch[0]), batch[1]),
+        train_loader=loaders[0],
+        val_loader=loaders[1],
+        progress=False,
+    )
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    x = torch.randn(400, 8)
+    return x, (x[:, 0] * x[:, 1] + 0.5 * torch.randn(400) > 0).long()
+
+
+def column(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x[:, 4] = 3 * y.float()
+    return x, y
+
+
+def copies(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x[:200].repeat(2, 1), y[:200].repeat(2)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        (column, "training/leakage", "Column `4`"),
+        (copies, "training/leakage", "200 of 200 validation samples"),
+        (lambda x, y: (x, torch.ones_like(y)), "training/zero-loss", "all 200 labels are 1"),
+        (lambda x, y: (x, torch.full((400, 1), 0.7)), "training/zero-loss", "all targets are 0.7"),
+        (lambda x, y: (x, x[:, 2:5].clone()), "training/leakage", "is a column of the target"),
+    ],
+)
+def test_zero_on_both_sides_has_its_cause(change: Any, code: str, words: str) -> None:
+    report = diagnosed(*change(*data()))
+    assert report.findings[0].code == code and words in report.findings[0].title, report
+
+
+def test_a_loss_that_is_rounded_to_zero_is_none() -> None:
+    report = diagnosed(*data(), digits=1)
+    assert report.findings[0].code == "training/zero-loss" and "rounded" in report.findings[0].title
+
+
+def test_a_task_that_is_solved_is_left_in_peace() -> None:
+    x, _ = data()
+    report = diagnosed(x, x[:, :1] * 2 + x[:, 1:2])
+    assert not report.findings and any("Both losses" in note for note in report.notes), report
+
+
+def test_the_probe_names_one_column_token_or_pixel() -> None:
+    x, y = data()
+    assert signals.revealing(x, y) is None
+    x[:, 3] = y * 2 - 1 + 0.3 * torch.randn(400)
+    assert (signals.revealing(x, y) or ())[:2] == ("column", 3)
+    apart = torch.randn(400, 8) + 6 * y[:, None]
+    assert signals.revealing(apart, y) is None, "classes that lie far apart"
+    tokens = torch.randint(0, 30, (400, 12))
+    assert signals.revealing(tokens, y) is None
+    tokens[:, 5] = torch.where(y == 1, 77, tokens[:, 5])
+    assert (signals.revealing(tokens, y) or ())[:2] == ("token", 77)
+    pixels = torch.rand(400, 1, 8, 8)
+    pixels[:, 0, 0, 7] = y.float()
+    assert (signals.revealing(pixels, y) or ())[:2] == ("number", 7)
+
+
+def test_early_stop() -> None:
+    model = nn.Linear(2, 1)
+    stop = nbdebug.EarlyStop(patience=2, min_delta=0.01, model=model)
+    answers = []
+    for value in (1.0, 0.5, math.nan, 0.495, 0.2):
+        with torch.no_grad():
+            model.weight.fill_(value)
+        answers.append(stop(value))
+        if answers[-1]:
+            break
+    assert answers == [False, False, False, True] and (stop.best, stop.best_at, stop.stopped_at) == (0.5, 1, 3)
+    stop.restore()
+    assert float(model.weight[0, 0].detach()) == 0.5
+    again = nbdebug.EarlyStop(patience=2, model=model)
+    again.load_state_dict(stop.state_dict())
+    assert repr(again).startswith("EarlyStop(best 0.5 at validation 1, stopped at 3")
+    assert nbdebug.EarlyStop.of([0.1, 0.2, 0.3], patience=3, better="higher").stopped_at is None
+    assert nbdebug.EarlyStop.of([3.0, 3.0, 3.0], patience=2).stopped_at == 2
+    with pytest.raises(ValueError, match="patience"):
+        nbdebug.EarlyStop(patience=0)
+    with pytest.raises(RuntimeError, match="no weights"):
+        nbdebug.EarlyStop().restore()
