@@ -384,10 +384,6 @@ def _left_open(x: torch.Tensor, y: torch.Tensor) -> float:
     return float(rest.square().sum() / y.square().sum()) * len(y) / max(1, len(y) - x.shape[1])
 
 
-TIGHT, ABOVE_COMMONEST = 0.1, 0.05
-"""A column of more values than labels gives each label away where no label's values spread wider than this share of the
-distance between two labels' means; the other columns must tell this much more than the commonest label, and not all: a
-feature that is the only one, or one of many that tell, is none that came from the label."""
 def copied_columns(x: torch.Tensor, target: torch.Tensor) -> dict[int, float]:
     """Columns of a table that are columns of the target, each of them. x: (N, F), target: (N, k). What gives most of
     its inputs back (an autoencoder, with a condition or without) has none."""
@@ -437,6 +433,12 @@ def revealing(x: torch.Tensor, labels: torch.Tensor) -> tuple[str, int, float] |
     if float(right[top]) < TELLS or others > OTHERS_TELL:
         return None
     return kind, top if names is None else int(names[top]), float(right[top])
+
+
+TIGHT, ABOVE_COMMONEST = 0.1, 0.05
+"""A column of more values than labels gives each label away where no label's values spread wider than this share of the
+distance between two labels' means; the other columns must tell this much more than the commonest label, and not all: a
+feature that is the only one, or one of many that tell, is none that came from the label."""
 
 
 def near_label_columns(x: torch.Tensor, labels: torch.Tensor) -> dict[int, float]:
