@@ -7,7 +7,7 @@
     texts          loops, cut ends, copies
     compare        the public function: two models on the same inputs, and whether the comparison is fair
     check_adapter  the public function: what a LoRA changes, and what keeps it from doing so
-    facts, rules   what was measured as plain values; the rules that name causes
+    rules          what was measured as plain values; the rules that name causes
 
 Nothing is judged by a threshold of its own: a number is compared with what is computed beside it, and samples are
 compared with the training set's own distances and colours.

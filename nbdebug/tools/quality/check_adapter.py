@@ -18,8 +18,7 @@ from nbdebug.observe.validation import check_model, optimizers_of
 from nbdebug.report import Report, Symptom, Table
 from nbdebug.text import count, figures, listed, percent
 from nbdebug.tools.data.check_data import same_random_numbers
-from nbdebug.tools.quality.facts import Evidence, QualityFacts
-from nbdebug.tools.quality.rules import findings_of
+from nbdebug.tools.quality.rules import Evidence, QualityFacts, findings_of
 
 CALL = "check_adapter(model, *, base=None, saved=None)"
 PARTNER = {"a": "b", "down": "up"}

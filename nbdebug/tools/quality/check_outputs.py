@@ -9,8 +9,7 @@ from nbdebug.report import Plot, Report, RuledOut, Table
 from nbdebug.text import count
 from nbdebug.tools.data.check_data import drawn_item
 from nbdebug.tools.quality import images, texts
-from nbdebug.tools.quality.facts import Evidence, QualityFacts
-from nbdebug.tools.quality.rules import findings_of
+from nbdebug.tools.quality.rules import Evidence, QualityFacts, findings_of
 
 SHOWN = 6
 """Pairs of the gallery."""

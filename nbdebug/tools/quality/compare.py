@@ -16,8 +16,7 @@ import torch
 from nbdebug.report import Fix, Report, Symptom, Table
 from nbdebug.text import count, figures, listed
 from nbdebug.tools.data.check_data import same_random_numbers
-from nbdebug.tools.quality.facts import Evidence, QualityFacts
-from nbdebug.tools.quality.rules import findings_of
+from nbdebug.tools.quality.rules import Evidence, QualityFacts, findings_of
 
 RESAMPLES, CHUNK, LEVEL = 2000, 100, 0.95
 AGAIN = 4

@@ -9,7 +9,7 @@ from typing import Any
 from nbdebug.text import count, listed
 from nbdebug.tools.data.pictures import SIDE, pillow
 from nbdebug.tools.data.similarity import near_copies
-from nbdebug.tools.quality.facts import Evidence
+from nbdebug.tools.quality.rules import Evidence
 
 CLUSTER, SHARE, LEAST = 0.4, 0.25, 4
 """Two samples are one picture where their distance is so much of the usual distance to a training picture's nearest

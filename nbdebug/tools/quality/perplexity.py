@@ -11,9 +11,8 @@ from nbdebug.observe.snapshot import Snapshot
 from nbdebug.report import Report, RuledOut, Symptom, Table
 from nbdebug.text import count, figures
 from nbdebug.tools.data.check_data import same_random_numbers
-from nbdebug.tools.quality.facts import Evidence, QualityFacts
 from nbdebug.tools.quality.mistakes import TokenLosses, explanation, number_of, tried, where_of
-from nbdebug.tools.quality.rules import findings_of
+from nbdebug.tools.quality.rules import Evidence, QualityFacts, findings_of
 
 RESAMPLES, FEW, BLOCK = 1000, 10, 32
 """Of the bootstrap: texts are drawn, and of fewer than FEW texts blocks of so many tokens (tokens beside each other are

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from nbdebug.text import clip, count, listed
-from nbdebug.tools.quality.facts import Evidence
+from nbdebug.tools.quality.rules import Evidence
 
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
 TIMES, SHORT_TIMES, CHARACTERS, SHORT = 4, 8, 48, 12
