@@ -276,3 +276,17 @@ def test_a_mended_file_is_written_beside_the_users(form, model, tmp_path) -> Non
         new.unlink()
     with pytest.raises(ValueError, match="do not mend"):
         nbdebug.check_checkpoint(tmp_path / f"net.{end}").mended(new)
+
+
+def test_folders_by_step_whose_files_have_names_of_their_own(tmp_path):
+    """As DeepSpeed leaves them: a folder a step, files by rank, and `latest` with a folder's name."""
+    model = nn.Linear(4, 2)
+    for step in (90, 100):
+        (tmp_path / f"global_step{step}").mkdir()
+        torch.save({"module": model.state_dict()}, tmp_path / f"global_step{step}" / "mp_rank_00_model_states.pt")
+        torch.save({"step": step}, tmp_path / f"global_step{step}" / "zero_pp_rank_0_optim_states.pt")
+    (tmp_path / "latest").write_text("global_step100")
+    assert not nbdebug.check_checkpoint(tmp_path, model=model).findings
+    (tmp_path / "latest").write_text("global_step80")
+    found = nbdebug.check_checkpoint(tmp_path, model=model).findings[0]
+    assert found.code == "checkpoint/rotated-away" and "global_step80" in found.title

@@ -164,8 +164,17 @@ def _choose(place: pathlib.Path) -> tuple[pathlib.Path | None, tuple[Sibling, ..
         return None, siblings, lost
     chosen = place / newest.name
     if chosen.is_dir():
-        chosen = next(chosen / name for name in WHOLE if (chosen / name).is_file())
+        return _main_file(chosen), siblings, ()
     return chosen, siblings, ()
+
+
+def _main_file(folder: pathlib.Path) -> pathlib.Path | None:
+    """The weights of a folder that is one checkpoint: by their usual name, else the largest file that is not the
+    optimizer's (DeepSpeed names them by rank)."""
+    known = next((folder / name for name in WHOLE if (folder / name).is_file()), None)
+    files = [each for each in folder.iterdir() if is_checkpoint(each)] if known is None else []
+    weights = [each for each in files if "optim" not in each.name]
+    return known or max(weights, key=lambda each: (each.stat().st_size, each.name), default=None)
 
 
 def _absent(place: pathlib.Path) -> tuple[None, tuple[Sibling, ...], tuple[str, ...]]:
@@ -193,7 +202,7 @@ def _name(place: pathlib.Path, chosen: pathlib.Path | None) -> str:
 def _siblings(folder: pathlib.Path) -> Iterator[Sibling]:
     """The checkpoints of a folder with their steps, as their names or their contents tell."""
     for each in sorted(folder.iterdir())[:MOST] if folder.is_dir() else ():
-        whole = each.is_dir() and NUMBER.search(each.name) and any((each / name).is_file() for name in WHOLE)
+        whole = each.is_dir() and NUMBER.search(each.name) and _main_file(each) is not None
         if is_checkpoint(each) or whole:
             numbers = NUMBER.findall(each.name)
             step = int(numbers[-1]) if numbers else None
