@@ -21,7 +21,7 @@ from nbdebug.report import Report
 
 def line_code(shell: Any, text: str) -> CodeType:
     """The text of a line magic, placed where the magic stands: an expression where it is one, else statements."""
-    number, line = _called_from(shell)
+    number, line = called_from(shell)
     source = "\n" * (line - 1) + text
     return _compile(shell, source, shell.compile.cache(source, number), expression=True)
 
@@ -33,11 +33,11 @@ def cell_code(shell: Any, body: str) -> CodeType:
     above = raw.rstrip()[: -len(body.rstrip())].splitlines() if whole else ["%%"]
     # The lines above (the magic itself) become comments: the numbers stay right and the text can be parsed.
     source = shell.transform_cell("".join(f"# {text}\n" for text in above) + body)
-    name = shell.compile.cache(source, _called_from(shell)[0], raw_code=raw if whole else None)
+    name = shell.compile.cache(source, called_from(shell)[0], raw_code=raw if whole else None)
     return _compile(shell, source, name, expression=False)
 
 
-def _called_from(shell: Any) -> tuple[int, int]:
+def called_from(shell: Any) -> tuple[int, int]:
     """The cell (its execution count) and the line in it from which the running magic was called."""
     cells = shell.compile._filename_map
     frame: FrameType | None = sys._getframe(1)

@@ -11,6 +11,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.display import display
 
 from nbdebug.magics._arguments import FULL, HELP, answer, evaluate, parse, variables
+from nbdebug.magics._user_code import called_from
 from nbdebug.report import Report
 
 
@@ -83,7 +84,7 @@ class RanksMagics(Magics):
 
     def _run(self, cell: str, args: Any, names: dict[str, Any]) -> Report | None:
         __tracebackhide__ = True
-        engines, number = self.engines, self.shell.execution_count
+        engines, (number, _) = self.engines, called_from(self.shell)
         try:
             engines.send({name: evaluate(name, names) for name in _names(args.send)})
             outcome = engines.run(self._source(cell), f"In [{number}]", _show)

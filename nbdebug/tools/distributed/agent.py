@@ -44,7 +44,10 @@ COLLECTIVES = (
 ).split()
 SHAPELESS = {"all_to_all", "all_to_all_single", "barrier", "monitored_barrier"}
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-PEER = re.compile(r"onnection (closed|reset|refused)|timed? ?out|timeout|Broken pipe|by peer|watchdog|ncclRemote", re.I)
+PEER = re.compile(
+    r"onnection (closed|reset|refused)|timed? ?out|timeout|Broken pipe|by peer|watchdog|ncclRemote|KeyboardInterrupt",
+    re.I,
+)
 RANKS = re.compile(r"(RANK|PROCID|WORLD_SIZE)$")
 EARLY, EVERY, ROWS = 9, 50, 4000
 """Steps after which weights are compared: the first 9, then each 50th. Rows of a pass that are written down."""
@@ -599,7 +602,10 @@ class Agent:
     def write_state(self, rest: bool = True) -> None:
         """Where the main thread stands, and how far its loops are."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        stack = [f"{s.filename}, line {s.lineno}, in {s.name}: {s.line}" for s in traceback.extract_stack(frame)]
+        stack = [
+            f"{s.filename.rpartition('-packages' + os.sep)[2]}, line {s.lineno}, in {s.name}: {s.line}"
+            for s in traceback.extract_stack(frame)
+        ]
         users = [n for n, (each, _) in enumerate(traceback.walk_stack(frame)) if _kind(each.f_code) == USER]
         stack = stack[-users[-1] - 1 :] if users else stack
         own = [line for line in stack if "nbdebug" not in line.split(", line")[0] and "<frozen" not in line]

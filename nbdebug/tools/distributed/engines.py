@@ -38,14 +38,14 @@ from torch.distributed import distributed_c10d as c10d
 
 from nbdebug.observe.shell import running_shell
 from nbdebug.report import Report
-from nbdebug.tools.distributed.agent import Agent, CallsDiffer
-from nbdebug.tools.distributed.facts import CollectiveCall
+from nbdebug.tools.distributed.agent import PEER, Agent, CallsDiffer
+from nbdebug.tools.distributed.facts import CollectiveCall, Place
 from nbdebug.tools.distributed.launch import Comparer, alive, report_of
 from nbdebug.tools.distributed.marks import MARK, SIZED, TURNS, Marker
 from nbdebug.tools.distributed.rules import certain
 
 POLL, GRACE = 0.02, 0.2
-FREE, INTERRUPT, LOST = 1.5, 3.0, 8.0
+FREE, INTERRUPT, LOST = 4.0, 6.0, 12.0
 """Seconds after a rank's error, until the others are interrupted, interrupted again, and given up."""
 Show = Callable[[int, str, Any], None]
 """rank, "stdout", "stderr" or "display", and the text or the display data."""
@@ -79,6 +79,7 @@ class Engines:
         )
         self.cluster: Any = None
         self.cells: dict[str, str] = {}
+        self.places: dict[int, Place] = {}
         self.cell, self.broken, self.lost = 0, True, ""
         self.processes: list[int] = []
         self.store: Any = None
@@ -216,9 +217,11 @@ class _Run:
         self.engines, self.show = engines, show
         self.comparer = Comparer(folder, len(engines.ids))
         self.comparer.facts.sources.update(engines.cells)
+        self.comparer.facts.places.update(engines.places)  # of functions that earlier cells have made
         self.results = [engines.client[own].execute(source, silent=False, block=False) for own in engines.ids]
         self.positions = [{"stdout": 0, "stderr": 0, "outputs": 0} for _ in self.results]
         self.errors: dict[int, Exception] = {}
+        self.freed = False
 
     def follow(self) -> CellOutcome:
         __tracebackhide__ = True
@@ -239,12 +242,12 @@ class _Run:
         return self.outcome()
 
     def collect(self, last: bool = False) -> None:
-        """Pass on what was printed since, whole lines first; note errors."""
+        """Pass on what was printed since, whole lines first; note errors. What ranks say of being freed is left out."""
         for rank, (result, position) in enumerate(zip(self.results, self.positions)):
             for stream in ("stdout", "stderr"):
                 lines = str(getattr(result, stream) or "").split("\n")
                 whole = lines if last and lines[-1] else lines[:-1]
-                for line in whole[position[stream] :]:
+                for line in whole[position[stream] :] if stream == "stdout" or not self.freed else ():
                     self.show(rank, stream, line)
                 position[stream] = max(len(whole), position[stream])
             for content in list(result.outputs or ())[position["outputs"] :]:
@@ -254,13 +257,15 @@ class _Run:
                 self.show(rank, "display", value)
             if rank not in self.errors and result.ready() and not result.successful():
                 self.errors[rank] = error = result.exception()
-                if len(self.errors) == 1:
-                    self.show(rank, "stderr", str(error).partition("] ")[2])
+                text = str(error).partition("] ")[2]
+                if len(self.errors) == 1 and not (self.freed and PEER.search(text)):
+                    self.show(rank, "stderr", text)
 
     def settle(self) -> None:
         """A rank has failed, or a verdict is certain: the others may end by themselves, else they are freed."""
         until = time.monotonic() + GRACE
         while not all(result.ready() for result in self.results) and time.monotonic() < until:
+            self.collect()
             time.sleep(POLL)
         if not all(result.ready() for result in self.results):
             self.free()
@@ -268,7 +273,7 @@ class _Run:
     def free(self, interrupt: bool = False) -> None:
         """End the cell on all ranks."""
         engines = self.engines
-        engines.broken = True
+        engines.broken = self.freed = True
         engines.store.set(f"free/{engines.cell}", "1")
         began, waits = time.monotonic(), [0.0 if interrupt else FREE, INTERRUPT]
         while not all(result.ready() for result in self.results) and not engines.gone():
@@ -284,6 +289,7 @@ class _Run:
     def outcome(self) -> CellOutcome:
         self.comparer.read()
         facts = self.comparer.facts
+        self.engines.places.update(facts.places)
         own = [log.one("error") for log in facts.ranks.values()]
         raised = [
             rank for rank in self.errors if (e := facts.ranks.get(rank)) and (x := e.one("error")) and not x["peer"]

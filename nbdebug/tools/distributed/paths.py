@@ -206,20 +206,49 @@ def speaks_of_rank(node: ast.AST, names: set[str]) -> bool:
     return False
 
 
-def iterable_line(facts: RanksFacts, loop: Place) -> Line:
-    """Where what a loop goes over differs by rank; else where it was made; else the loop's own line."""
+def iterable_line(facts: RanksFacts, loop: Place, lines: Sequence[Line] = ()) -> Line:
+    """Where what a loop goes over differs by rank; else where it was made; else the loop's own line. lines: the user's
+    stack in the loop: an argument of the function around it comes from the line that called."""
     tree = parsed(facts, loop.file)
     head = statement(tree, loop.line) if tree else None
     if tree is None or not isinstance(head, (ast.For, ast.While)):
         return (loop.file, loop.line, "")
-    names = of_rank(tree)
     expression = head.iter if isinstance(head, ast.For) else head.test
-    if speaks_of_rank(expression, names):
-        return (loop.file, loop.line, "")
-    chain = list(origins(tree, expression, loop.line))
+    caller = _argument_of(facts, tree, loop, expression, lines)
+    return _line_of_value(facts, *caller) if caller else _line_of_value(facts, loop.file, expression, loop.line)
+
+
+def _line_of_value(facts: RanksFacts, file: str, expression: ast.AST, line: int) -> Line:
+    tree = parsed(facts, file)
+    names = of_rank(tree) | {"rank"} if tree else set[str]()
+    if tree is None or speaks_of_rank(expression, names):
+        return (file, line, "")
+    chain = list(origins(tree, expression, line))
     split = [node for node in chain if speaks_of_rank(getattr(node, "value", node), names)]
-    best = (split or chain or [head])[0]
-    return (loop.file, best.lineno, "")
+    return (file, (split or chain)[0].lineno if chain else line, "")
+
+
+def _argument_of(
+    facts: RanksFacts, tree: ast.Module, loop: Place, expression: ast.AST, lines: Sequence[Line]
+) -> tuple[str, ast.AST, int] | None:
+    """(file, argument, line) of the call that gave a function what its loop goes over; None where that is not known."""
+    around = [
+        n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.lineno <= loop.line <= (n.end_lineno or 0)
+    ]
+    depth = next((n for n, line in enumerate(lines) if loop.holds(line)), None)
+    if not around or depth is None or depth + 1 >= len(lines):
+        return None
+    names = [a.arg for a in around[-1].args.args]
+    file, line, _ = lines[depth + 1]
+    outer = parsed(facts, file)
+    call = statement(outer, line) if outer else None
+    for part in ast.walk(call) if call else ():
+        if isinstance(part, ast.Call) and names_in(part.func)[-1:] == [around[-1].name]:
+            values = {**dict(zip(names, part.args)), **{k.arg: k.value for k in part.keywords if k.arg}}
+            for name in names_in(expression):
+                if name in values:
+                    return file, values[name], line
+    return None
 
 
 def origins(tree: ast.AST, expression: ast.AST | None, line: int) -> Iterator[ast.stmt]:

@@ -336,7 +336,8 @@ def uneven_steps(facts: RanksFacts) -> Finding | None:
     if parted is None or left is None or left.kind != "loop" or left.place is None:
         return None
     steps = totals(facts, left.place)
-    line = paths.iterable_line(facts, left.place)
+    stacks = [call.lines for call in parted.calls.values() if call is not None]
+    line = paths.iterable_line(facts, left.place, first(stacks) or ())
     numbers = ", ".join(f"rank {rank} has {n}" for rank, n in sorted(steps.items()))
     title = f"The ranks have unlike numbers of batches: {numbers or 'one has run out'}"
     fixes = [
@@ -427,13 +428,10 @@ def weights_diverged(facts: RanksFacts) -> Finding | None:
             continue
         reason, line, rank = _reason(facts, one, other, apart)
         title = f"The ranks' weights differ from step {one['step']} on ({count(len(apart), 'parameter')}): {reason}"
-        fixes = [
-            Fix(
-                "Begin with the same weights.",
-                "for tensor in model.state_dict().values():\n    dist.broadcast(tensor, src=0)",
-            ),
-            Fix("Call the wrapper itself.", "output = model(batch)  # not model.module"),
-        ]
+        code = "for tensor in model.state_dict().values():\n    dist.broadcast(tensor, src=0)"
+        fixes = [Fix("Begin with the same weights.", code)]
+        if one["when"] != "before":
+            fixes.append(Fix("Call the wrapper itself.", "output = model(batch)  # not model.module"))
         return finding(
             "weights-diverged", title, at(facts, line, rank, one["step"]), fixes, parameters=tuple(apart), reason=reason
         )
