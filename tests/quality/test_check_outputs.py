@@ -87,3 +87,24 @@ def test_what_does_not_fit_is_refused() -> None:
         nbdebug.check_outputs(["a text"], training=np.zeros((3, 8, 8, 3), np.uint8))
     with pytest.raises(TypeError, match="takes pictures, texts or vectors"):
         nbdebug.check_outputs([object()])
+
+
+def test_what_training_repeats_itself_is_no_copy() -> None:
+    rng = outputs.random.Random(3)
+    review = lambda: f"The {rng.choice(outputs.WORDS)} was {rng.choice(['fine', 'bad'])}, and I will come again."
+    training = [review() for _ in range(200)]
+    assert not nbdebug.check_outputs([review() for _ in range(30)], training=training).findings
+    grid = np.random.default_rng(0).integers(-2, 3, (60, 3)).astype(float)
+    assert not nbdebug.check_outputs(grid[50:], training=grid[:50]).findings
+
+
+def test_noise_on_flat_pictures_and_a_limit_in_characters() -> None:
+    rng = np.random.default_rng(5)
+    training = outputs.whole([outputs.digit(rng) for _ in range(40)])
+    generated = outputs.whole([outputs.digit(rng) + rng.normal(0, 20, (32, 32, 3)) for _ in range(12)])
+    assert [f.code for f in nbdebug.check_outputs(generated, training=training)] == ["quality/noisy"]
+    words = outputs.random.Random(2)
+    long = [" ".join(outputs.sentence(words) for _ in range(16))[:500].rsplit(" ", 1)[0] for _ in range(5)]
+    short = [outputs.sentence(words) for _ in range(8)]
+    report = nbdebug.check_outputs(short + [text.rstrip(".") for text in long])
+    assert report.findings[0].code == "quality/truncated" and report.findings[0].where.samples == (8, 9, 10, 11, 12)

@@ -13,6 +13,8 @@ from nbdebug.tools.quality.rules import Evidence, QualityFacts, findings_of
 
 SHOWN = 6
 """Pairs of the gallery."""
+ALIKE = 2.0
+"""Vectors that stand in training count where they are so many times as many as training's own repetitions."""
 NEAR = 0.1
 """A vector is a copy where its distance to training is so much of the usual one between two training vectors."""
 
@@ -120,7 +122,9 @@ def _near_vectors(generated: Any, training: Any, embed: Any) -> list[tuple[int, 
     own = numpy.linalg.norm(known[:, None] - known[None], axis=2)
     numpy.fill_diagonal(own, numpy.inf)
     usual = float(numpy.median(own.min(1))) if len(known) > 1 else 0.0
-    return [(row, int(gap.argmin()), float(gap.min())) for row, gap in enumerate(gaps) if gap.min() <= NEAR * usual]
+    pairs = [(row, int(gap.argmin()), float(gap.min())) for row, gap in enumerate(gaps) if gap.min() <= NEAR * usual]
+    itself = float((own.min(1) <= NEAR * usual).mean())  # of training items that repeat another
+    return pairs if len(pairs) > ALIKE * itself * len(some) else []
 
 
 def _vectors(given: Any, embed: Any) -> Any:

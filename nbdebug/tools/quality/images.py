@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,13 @@ errors."""
 ITSELF, ALIKE = 40, 4.0
 """Training pictures that are compared with the others: copies count where their share is over so many times as large
 as among these, since the pictures of some sets are alike by nature."""
+CLOSE_AS, LEAST_APART, NOISE, NOTHING_ALIKE = 0.4, 3.0, 12.0, 40.0
+"""A copy differs from a training picture by at most so much of the least difference between two of these (of 255, root
+mean square over colour thumbnails), which must be at least the second; by the third at most; and the value where
+nothing is alike. Healthy sets of 15 kinds: 0.41 and more of the least difference."""
+GAIN, RIVALS, MANY, FLATTEST = 0.6, 3, 20_000, 4.0
+"""Contrast of a copy; training pictures that are compared closely; and most of them; contrast of a picture that shows
+something."""
 FEWEST = 8
 """Pictures on either side of which colours and sharpness are judged."""
 SHARPNESS, BEYOND = 0.5, 0.9
@@ -78,7 +86,7 @@ def thumbnails(pictures: list[Any], mode: str) -> Any:
 
 def copies(pictures: list[Any], training: list[Any]) -> list[tuple[int, int, float]]:
     """(sample, training picture, distance) of each that is a copy, for this set: also flipped, moved, brighter, noisy,
-    of another size, or saved anew."""
+    of another size, or saved anew. By the correlation of grey thumbnails, and by what is left between two in colour."""
     import numpy
 
     known, some = thumbnails(training, "L"), thumbnails(pictures, "L")
@@ -90,7 +98,61 @@ def copies(pictures: list[Any], training: list[Any]) -> list[tuple[int, int, flo
         usual = len(list(near_copies(known, own))) / sum(own)
         if len(pairs) <= ALIKE * usual * len(pictures):
             return []
-    return [(row - len(training), match, distance) for row, match, distance in pairs]
+    known_pairs = {row - len(training): (match, distance) for row, match, distance in pairs}
+    for row, match, distance in _left_over(pictures, training):
+        known_pairs.setdefault(row, (match, distance))
+    return [(row, *pair) for row, pair in sorted(known_pairs.items())]
+
+
+def _left_over(pictures: list[Any], training: list[Any]) -> Iterator[tuple[int, int, float]]:
+    """(sample, training picture, difference of 255) of those that differ by far less than any two training pictures."""
+
+    if len(training) < FEWEST or len(training) > MANY:
+        return
+    known, some = (thumbnails(part, "RGB").astype("float32") for part in (training, pictures))
+    keys = _units(known)
+    step = max(1, len(training) // ITSELF)
+    own = min(_nearest(known[row], known, keys, row)[1] for row in range(0, len(training), step))
+    if own < LEAST_APART:
+        return
+    limit = min(CLOSE_AS * own, NOISE)
+    for row, picture in enumerate(some):
+        match, left = _nearest(picture, known, keys)
+        if left <= limit and picture.std() > FLATTEST:
+            yield row, match, left / 255
+
+
+def _units(thumbs: Any) -> Any:
+    import numpy
+
+    flat = thumbs.reshape(len(thumbs), -1) - thumbs.mean((1, 2, 3))[:, None]
+    return flat / numpy.maximum(numpy.linalg.norm(flat, axis=1, keepdims=True), 1e-6)
+
+
+def _nearest(picture: Any, known: Any, keys: Any, without: int = -1) -> tuple[int, float]:
+    """(training picture, root mean square of what is left) with the best flip, shift, gain and offset."""
+    best = (-1, NOTHING_ALIKE)
+    for turned in (picture, picture[:, ::-1], picture[::-1]):
+        alike = keys @ _units(turned[None])[0]
+        if without >= 0:
+            alike[without] = -1
+        for match in alike.argsort()[: -RIVALS - 1 : -1]:
+            if alike[match] > 0.5:
+                best = min(best, (int(match), _left(turned, known[match])), key=lambda pair: pair[1])
+    return best
+
+
+def _left(one: Any, other: Any) -> float:
+    best = NOTHING_ALIKE
+    for dy in (-1, 0, 1):
+        for dx in (-1, 0, 1):
+            a = one[max(0, dy) : SIDE + min(0, dy), max(0, dx) : SIDE + min(0, dx)]
+            b = other[max(0, -dy) : SIDE + min(0, -dy), max(0, -dx) : SIDE + min(0, -dx)]
+            a, b = a - a.mean(), b - b.mean()
+            gain = float((a * b).sum() / max(float((b * b).sum()), 1e-6))
+            if GAIN < gain < 1 / GAIN:
+                best = min(best, float(((a - gain * b) ** 2).mean()) ** 0.5 / max(gain, 1.0))
+    return best
 
 
 def problems(generated: list[Any], training: list[Any] | None, reference: list[Any] | None) -> Iterator[Evidence]:
@@ -197,14 +259,30 @@ def _detail(pictures: list[Any]) -> Any:
 
 def _sharpness(generated: list[Any], other: list[Any]) -> Iterator[Evidence]:
     """Samples that are all softer, or all grainier, than the reference; of one size alone."""
-    import numpy
 
     if {p.shape for p in generated} != {p.shape for p in other} or min(generated[0].shape[:2]) < 8:
         return
-    one, two = _detail(generated), _detail(other)
+    yield from itertools.islice(
+        (found for measure in (_detail, _grain) for found in _sharper(measure, generated, other)), 1
+    )
+
+
+def _grain(pictures: list[Any]) -> Any:
+    """Of each picture the logarithm of the middle size of its fine detail: noise in what is otherwise flat."""
+    import numpy
+
+    greys = (picture.astype("float32").mean(2) for picture in pictures)
+    fine = (4 * g[1:-1, 1:-1] - g[:-2, 1:-1] - g[2:, 1:-1] - g[1:-1, :-2] - g[1:-1, 2:] for g in greys)
+    return numpy.array([math.log(float(numpy.median(numpy.abs(f))) + 1.0) for f in fine])
+
+
+def _sharper(measure: Any, generated: list[Any], other: list[Any]) -> Iterator[Evidence]:
+    import numpy
+
+    one, two = measure(generated), measure(other)
     gap, spread = float(numpy.median(one) - numpy.median(two)), float(numpy.subtract(*numpy.quantile(two, [0.9, 0.1])))
     sure = (numpy.sign(gap) * (one - numpy.median(two)) > 0).mean() >= BEYOND
-    if abs(gap) < max(SHARPNESS, 1.2 * spread) or not sure:
+    if abs(gap) < max(SHARPNESS, 1.2 * spread) or not sure or (gap < 0 and measure is _grain):
         return
     outside = one < two.min() if gap < 0 else one > two.max()
     rows = tuple(int(row) for row in numpy.flatnonzero(outside))

@@ -20,6 +20,8 @@ EQUAL = 5
 """Words of the shortest text that counts as a copy where it is equal: shorter replies are anybody's."""
 ALIKE, HALF = 0.8, 0.6
 """Share of the words, in order, that a copy has in common with its original; and of which a part of a longer text."""
+BEYOND = 2.0
+"""Texts that stand in training count where they are so many times as many as training's own repetitions."""
 COMMON = 8
 """Training texts with the same run of words: beyond, it is a phrase of the field."""
 END = re.compile(r"[.!?…。！？][\"'”’)\]*_`]*$|[)\]}>`;:\"”]$")
@@ -106,7 +108,12 @@ class TrainingTexts:
     def copies(self, texts: Sequence[str]) -> list[tuple[int, int, float]]:
         """(row, training row, share) of each copy."""
         matches = [(row, self.match(text)) for row, text in enumerate(texts)]
-        return [(row, *match) for row, match in matches if match is not None]
+        pairs = [(row, *match) for row, match in matches if match is not None]
+        again = collections.Counter(map(tuple, self.words))
+        usual = sum(n for n in again.values() if n > 1) / max(
+            1, len(self.words)
+        )  # of training texts that repeat another
+        return pairs if len(pairs) > BEYOND * usual * len(texts) else []
 
 
 def problems(texts: Sequence[str], training: Sequence[str] | None) -> Iterator[Evidence]:
@@ -142,14 +149,17 @@ def _same(texts: Sequence[str], training: Sequence[str] | None) -> Iterator[Evid
 
 
 def _cut(texts: Sequence[str], loops: set[int]) -> Iterator[Evidence]:
-    """The longest ones end in the middle of a sentence, and the shorter ones do not: a limit cut them off."""
-    sizes = [len(words(text)) for text in texts]
-    limit = LIMIT * max(sizes, default=0)
-    long = [row for row, size in enumerate(sizes) if size >= max(limit, CUT) and row not in loops]
-    short = [row for row, size in enumerate(sizes) if size < limit]
-    cut = tuple(row for row in long if not END.search(texts[row].rstrip()))
-    whole = [row for row in short if END.search(texts[row].rstrip())]
-    if len(cut) >= 3 and len(cut) >= 0.8 * len(long) and len(whole) >= max(3, 0.8 * len(short)):
-        title = f"{len(cut)} of {len(texts)} texts end in the middle of a sentence, at about {max(sizes)} words"
-        shown = listed([texts[row].rstrip()[-30:] for row in cut[:3]])
-        yield Evidence("quality/truncated", title, cut, {"words": max(sizes), "ends": shown})
+    """The longest ones end in the middle of a sentence, and the shorter ones do not: a limit cut them off. Limits are
+    of tokens: words and characters are both tried for them."""
+    for sizes, noun in (([len(words(text)) for text in texts], "words"), ([len(text) for text in texts], "characters")):
+        limit = LIMIT * max(sizes, default=0)
+        long = [row for row, size in enumerate(sizes) if size >= limit and row not in loops]
+        long = [row for row in long if len(words(texts[row])) >= CUT]
+        short = [row for row, size in enumerate(sizes) if size < limit]
+        cut = tuple(row for row in long if not END.search(texts[row].rstrip()))
+        whole = [row for row in short if END.search(texts[row].rstrip())]
+        if len(cut) >= 3 and len(cut) >= 0.8 * len(long) and len(whole) >= max(3, 0.8 * len(short)):
+            title = f"{len(cut)} of {len(texts)} texts end in the middle of a sentence, at about {max(sizes):,} {noun}"
+            shown = listed([texts[row].rstrip()[-30:] for row in cut[:3]])
+            yield Evidence("quality/truncated", title, cut, {noun: max(sizes), "ends": shown})
+            return
