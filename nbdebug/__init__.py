@@ -52,6 +52,7 @@ __all__ = [
     "read_log",
     "resume_proof",
     "schema_from",
+    "smallest",
     "step_through",
     "stop_at",
 ]
@@ -96,6 +97,7 @@ _HOMES = {
     "precision": "tools.precision.precision",
     "keep_fp32": "tools.precision.casting",
     "describe": "tools.first_aid.describe",
+    "smallest": "tools.first_aid.smallest",
     "first_aid": "tools.first_aid.first_aid",
     "NonFiniteStep": "tools.guard.trip",
     "read_log": "tools.monitor.read_log",

@@ -78,11 +78,7 @@ def report_of(
         report.findings = (name_it(compiled),) if compiled else ()
         report.ruled_out = _ruled_out(probe, None)
         return report
-    origins = probe.taint.origins
-    chosen = [origins[i] for i in sorted(origins.ancestors(detection.origins))]  # all that led there, oldest first
-    culprit = _culprit(chosen)
-    facts = _facts(probe, detection, chosen, culprit)
-    finding = name_it(facts)
+    finding, facts, culprit = cause_of(probe, detection)
     dropped = finding.code == "nan/where-grad" and culprit.op is None
     reader = _reader(culprit, probe.tape.ancestors(detection.position)) if dropped else None
     op = _op_on_tape(probe, culprit.op or reader)
@@ -94,6 +90,15 @@ def report_of(
     )
     report.saver = Reproduction.of(culprit, op or next(iter(culprit.readers), None), trial, facts)
     return report
+
+
+def cause_of(probe: Probe, detection: Detection) -> tuple[Finding, NanFacts, Origin]:
+    """The cause by name, its facts, and the origin that is to blame; no fix is tried."""
+    origins = probe.taint.origins
+    chosen = [origins[i] for i in sorted(origins.ancestors(detection.origins))]  # all that led there, oldest first
+    culprit = _culprit(chosen)
+    facts = _facts(probe, detection, chosen, culprit)
+    return name_it(facts), facts, culprit
 
 
 def compare_compiled(probe: Probe, call: CompiledCall, step: int) -> CompiledFacts | None:
