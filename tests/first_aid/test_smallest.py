@@ -42,7 +42,7 @@ def not_run(monkeypatch, tmp_path) -> None:
 
 def in_this_process(path: pathlib.Path, failure: Any) -> str:
     """What `_runs_alone` does, without another process."""
-    with pytest.raises(AssertionError, match=r"not finite: .*the loss"):
+    with torch.random.fork_rng(), pytest.raises(AssertionError, match=r"not finite: .*the loss"):
         runpy.run_path(str(path), run_name="__main__")
     return ""
 
