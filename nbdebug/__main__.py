@@ -363,9 +363,9 @@ def print_record(path: str, save: str | None = None) -> int:
 
 # -- a script, watched ------------------------------------------------------------------------------------------------
 #
-# The script runs as `__main__`, with its own arguments, folder and status. Nothing of it names a model: the watches begin
-# where a model with parameters to train is first called, for it and for the models beside it, and from then on nothing of
-# ours stands in its calls. All that nbdebug says goes to stderr.
+# The script runs as `__main__`, with its own arguments, folder and status. Nothing of it names a model: the watches
+# begin where a model with parameters to train is first called, for it and for the models beside it, and from then on
+# nothing of ours stands in its calls. All that nbdebug says goes to stderr.
 
 
 @dataclasses.dataclass
@@ -536,7 +536,7 @@ def record_path(script: str) -> str:
     return path
 
 
-# -- the demo -----------------------------------------------------------------------------------------------------------
+# -- the demo ----------------------------------------------------------------------------------------------------------
 
 
 def demo() -> int:
