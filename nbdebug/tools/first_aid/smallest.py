@@ -75,7 +75,7 @@ assert not bad, f"not finite: {{', '.join(bad)}}"
 
 
 @dataclasses.dataclass(frozen=True)
-class Failure:
+class ProgramFailure:
     """How a program fails. kind: of an exception its type, of a NaN the cause; at: the innermost line of the user's, or
     the op; message: of the exception; rows: of the batch; step: in which, from 0; explain: what gives the report."""
 
@@ -86,7 +86,7 @@ class Failure:
     step: int
     explain: Callable[[], Report]
 
-    def alike(self, other: Failure | None) -> bool:
+    def alike(self, other: ProgramFailure | None) -> bool:
         """The same; numbers in the message may differ by the number of rows alone."""
         if other is None or (self.kind, self.at) != (other.kind, other.at):
             return False
@@ -98,7 +98,7 @@ class Failure:
 
 
 @dataclasses.dataclass
-class Program:
+class FailingProgram:
     """The user's functions and classes as text, and the objects that they use. imports: lines; sources: texts, by name;
     classes: the user's own; objects: by name; call: "step(batch)"; beside: files that the script imports, and the
     folders in which Python finds their modules."""
@@ -218,7 +218,7 @@ class Program:
         names.update(objects)
         return names
 
-    def fails(self, objects: Mapping[str, Any], steps: int, rows: int) -> Failure | None:
+    def fails(self, objects: Mapping[str, Any], steps: int, rows: int) -> ProgramFailure | None:
         """How it fails on a copy of these objects."""
         names = self.space(copy.deepcopy(dict(objects)))
         models = {name: value for name, value in names.items() if isinstance(value, nn.Module)}
@@ -236,7 +236,7 @@ class Program:
                     return self._of_nan(before, rows, step)
         return None
 
-    def _of_nan(self, objects: dict[str, Any], rows: int, step: int) -> Failure | None:
+    def _of_nan(self, objects: dict[str, Any], rows: int, step: int) -> ProgramFailure | None:
         """The cause in this step, which begins with these objects."""
         own = copy.deepcopy(objects)
         call = self._call(own)
@@ -253,7 +253,7 @@ class Program:
             parts = _of_kind(fresh, nn.Module), _of_kind(fresh, torch.optim.Optimizer)
             return nbdebug.nan_trace(self._call(fresh), model=parts[0] or None, optimizer=parts[1] or None)
 
-        return Failure(finding.code, str(finding.where.op), "", rows, step, explain)
+        return ProgramFailure(finding.code, str(finding.where.op), "", rows, step, explain)
 
     def _call(self, objects: Mapping[str, Any]) -> Callable[[], Any]:
         names, code = self.space(objects), compile(self.call, FILE, "eval")
@@ -296,12 +296,12 @@ def _is_bad(loss: Any, models: Mapping[str, nn.Module]) -> bool:
     return any(has_nonfinite(t) for p in parameters for t in (p, p.grad) if t is not None)
 
 
-def _of_error(error: Exception, names: dict[str, Any], rows: int, step: int) -> Failure:
+def _of_error(error: Exception, names: dict[str, Any], rows: int, step: int) -> ProgramFailure:
     trail = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in trail if frame.filename == FILE or nn.__file__[:-12] not in frame.filename]
     at = " / ".join(f"{frame.name}: {frame.line}" for frame in own[-1:]) + f" / {trail[-1].name}"
     explain = functools.partial(nbdebug.explain, error, names=names)
-    return Failure(type(error).__name__, at, str(error), rows, step, explain)
+    return ProgramFailure(type(error).__name__, at, str(error), rows, step, explain)
 
 
 # -- shrinking --------------------------------------------------------------------------------------------------------
@@ -353,10 +353,10 @@ def smallest(
     return _report(shrinking, final, told, path, _runs_alone(path, final))
 
 
-def _program(step: Any, model: Any, batch: Any) -> Program:
+def _program(step: Any, model: Any, batch: Any) -> FailingProgram:
     if not isinstance(step, types.FunctionType):
         raise ValueError(f"smallest takes a function of yours, such as train_step; got {type(step).__name__}")
-    program = Program()
+    program = FailingProgram()
     name = "step" if step.__name__ == "<lambda>" else step.__name__
     program.add(name, step)
     program.call = f"{name}()"
@@ -388,8 +388,8 @@ def _rows(objects: Mapping[str, Any], given: bool) -> int:
 class Shrinking:
     """The program as small as it is by now. objects: of it; size: rows; length: steps; lines: what was taken away."""
 
-    program: Program
-    failure: Failure
+    program: FailingProgram
+    failure: ProgramFailure
     objects: dict[str, Any]
     size: int
     until: float
@@ -564,7 +564,7 @@ def _narrow(objects: Mapping[str, Any], container: Any, first: int, second: int,
 
 
 def _write(
-    program: Program, shrinking: Shrinking, failure: Failure, told: Report, folder: pathlib.Path
+    program: FailingProgram, shrinking: Shrinking, failure: ProgramFailure, told: Report, folder: pathlib.Path
 ) -> pathlib.Path:
     folder.mkdir(parents=True, exist_ok=True)
     path, models = folder / "smallest.py", [n for n, v in shrinking.objects.items() if isinstance(v, nn.Module)]
@@ -595,7 +595,7 @@ def _write(
     return path
 
 
-def _runs_alone(path: pathlib.Path, failure: Failure) -> str:
+def _runs_alone(path: pathlib.Path, failure: ProgramFailure) -> str:
     """ "" where the script fails alike in a process of its own, else what it did."""
     try:
         done = subprocess.run(
@@ -617,7 +617,7 @@ def _sizes(shrinking: Shrinking) -> list[str]:
     return [f"{after} of {before} {what}" for what, before, after, _ in shrinking.lines if after != before]
 
 
-def _report(shrinking: Shrinking, failure: Failure, told: Report, path: pathlib.Path, otherwise: str) -> Report:
+def _report(shrinking: Shrinking, failure: ProgramFailure, told: Report, path: pathlib.Path, otherwise: str) -> Report:
     smaller = _sizes(shrinking)
     proof = f"it was run, and does not fail alike: {otherwise}" if otherwise else "it was run, and fails alike"
     headline = f"`{path}` has {', '.join(smaller) or 'the whole program: nothing could be taken away'}; {proof}."
