@@ -15,6 +15,8 @@
     %bottleneck step()         what makes a step slow, and the step's time with the cure in place
     %generation model ids      how fast a model writes tokens, with and without a cache
     %ranks start 2             several processes; %%ranks runs the cell below it on each of them
+    %monitor on|off|status     the machine beside the steps: card, processor, memory, disk, network
+    %incident                  the reports of this session as a page in five parts
     %read_log PATH             what the log of a run shows, and on which line
     %step_through              a training step, layer by layer, while the notebook stays usable
     %check_data PATH           what is wrong with a data set: pictures, captions, tables, tokens
@@ -51,21 +53,29 @@ from nbdebug.magics.first_aid import FirstAidMagics
 from nbdebug.magics.grad_watch import GradWatchMagics
 from nbdebug.magics.guard import GuardMagics
 from nbdebug.magics.mem import MemoryMagics
+from nbdebug.magics.monitor import MonitorMagics
 from nbdebug.magics.nan_trace import NanTraceMagics
 from nbdebug.magics.panel import NbdebugMagics
 from nbdebug.magics.precision import PrecisionMagics
 from nbdebug.magics.ranks import RanksMagics
-from nbdebug.magics.read_log import ReadLogMagics
 from nbdebug.magics.step_through import StepMagics
 from nbdebug.magics.stop_at import StopMagics
 
-WATCHES = (GuardMagics, GradWatchMagics, BottleneckMagics, StopMagics, StepMagics, ExplainMagics, RanksMagics)
+WATCHES = (
+    GuardMagics,
+    GradWatchMagics,
+    BottleneckMagics,
+    MonitorMagics,
+    StopMagics,
+    StepMagics,
+    ExplainMagics,
+    RanksMagics,
+)
 """Magics that stay on; %nbdebug shows and ends them."""
 QUESTIONS = (
     NanTraceMagics,
     DiagnoseMagics,
     MemoryMagics,
-    ReadLogMagics,
     PrecisionMagics,
     BeforeRunMagics,
     CheckMagics,
@@ -79,7 +89,7 @@ def register(shell: Any) -> None:
     unregister(shell)
     watches = tuple(kind(shell) for kind in WATCHES)
     panel = NbdebugMagics(shell, watches, unregister)
-    groups = (*watches, *(kind(shell) for kind in QUESTIONS), panel)
+    groups = (*(kind(shell) for kind in QUESTIONS), *watches, panel)
     for magics in groups:
         shell.register_magics(magics)
     lines = {name: method for magics in groups for name, method in magics.magics["line"].items()}

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,23 +27,28 @@ from nbdebug.arguments import discover
 from nbdebug.magics._arguments import FULL, HELP, answer, parse, summary, usage_errors
 from nbdebug.report import Edit, Plot, Report, Table
 from nbdebug.text import count
+from nbdebug.tools.monitor.incident import GivenReport
 
 MOST_FINDINGS = 100
 """Findings remembered; the oldest go."""
+MOST_REPORTS = 50
 NOTHING_ON = "Nothing is on: nbdebug watches only when you ask for it."
 
 
 class ShownReports:
-    """The findings of reports that cells returned, assigned, or raised with an error (or their symptoms)."""
+    """The findings of reports that cells returned, assigned, or raised with an error (or their symptoms); and the last
+    of these reports themselves, which hold no tensors."""
 
     def __init__(self, shell: Any):
         self.shell = shell
         self.rows: list[list[Any]] = []
         self.edit: Edit | None = None  # the last one that was tried and works
+        self.kept: collections.deque[GivenReport] = collections.deque(maxlen=MOST_REPORTS)
         self._known: set[int] = set()
 
     def close(self) -> None:
         self.rows, self._known, self.edit = [], set(), None
+        self.kept.clear()
 
     def after_cell(self, result: Any) -> None:
         """Note what the cell has found. result: IPython's, or None."""
@@ -55,6 +62,8 @@ class ShownReports:
         for key, report in reports.items():
             if key in self._known:
                 continue
+            if report.question != "%nbdebug":
+                self.kept.append(GivenReport(cell, time.time(), dataclasses.replace(report, saver=None)))
             with contextlib.suppress(ValueError):  # it has none
                 self.edit = report.edit
             rows = [[cell, f.title, f.where.place, f.code] for f in report.findings]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import array
 import csv
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -23,8 +24,15 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-MOST_ROWS = 2_000_000
-"""Rows that are kept of one source: 100 MB."""
+MOST_ROWS = 200_000
+"""Rows that are read of one source: of more, evenly spread ones, and those that are RARE."""
+URGENT = (
+    *("nan", "inf,", " inf", "=inf", "val", "traceback", "error", "kill", "warning", "sig", "resum", "restor"),
+    *("complete", "finish", "done", "fault", "cancel"),
+)
+"""Of very many lines those with one of these are read in any case."""
+RARE = re.compile(r"\b(?:nan|inf(?:inity)?\b|val|eval|test)")
+ROW_BYTES = 80
 LONGEST = 2**16
 """Bytes of a line; of longer ones only so much is read."""
 MOST_WHOLE = 2**28
@@ -42,22 +50,29 @@ NUMBER = (
     r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?:nan|inf(?:inity)?)\b)"
 )
 PAIR = re.compile(
-    r"(?P<before>(?:[A-Za-z]+ )?)(?P<key>[A-Za-z][A-Za-z0-9_./@-]*)['\"]?(?:\s*\([a-z]+\))?"
+    r"(?P<before>(?:[A-Za-z]+ )?)(?P<key>(?!is\b)[A-Za-z][A-Za-z0-9_./@-]*)['\"]?(?:\s*\([a-z]+\))?"
     rf"(?:\s*[:=]\s*|\s+is\s+|\s+)(?:tensor\()?['\"\[(]*(?P<value>{NUMBER})(?!\w)"
     r"(?:\s*(?:/|of)\s*(?P<total>\d[\d,]*)(?![\d.]))?",
     re.IGNORECASE,
 )
 BAR = re.compile(r"(?<![\d./])(\d[\d,]*)/(\d[\d,]*|\?) ?\[(?:\d+:)?\d+:\d\d<")
 """tqdm's: "50/100 [00:01<00:01, 35.2it/s"."""
+KERAS = re.compile(r"\s*(\d+)/(\d+) (?:\[[=>.]*\]|[━ ]+\x1b?) ")
+"""Keras' own: "  1/313 [....] - ETA: 1:02 - loss: 2.31"."""
+PAIRED_PLACE = re.compile(r"\[(\d+)/(\d+)\]\s*\[(\d+)/(\d+)\]")
+"""As in "[0/5][50/400]": the epoch, and the step within it."""
 EPOCH = re.compile(r"epoch\W{0,3}\[?\s*(\d+)\s*(?:/\s*(\d+))?", re.IGNORECASE)
 MEASURED = ("loss", "validation", "norm", "rate")
 PLACE = re.compile(r"\[\s*(\d+)\s*/\s*(\d+)\b")
 """As in "Epoch: [3][ 100/5005]" and "Train Epoch: 1 [640/60000 (1%)]"."""
-TRIGGER = re.compile(
-    r"loss|nan|epoch|step|iter|traceback|error|warn|kill|signal|lr\b|norm|\d/\d|finish|complete|done|stop|resum|cancel"
-    r"|terminat|core dumped|fault|time limit",
-    re.IGNORECASE,
+NUMERIC = ("loss", "nan", "epoch", "step", "iter", "lr", "norm", "/")
+"""A line without any of these holds no number of a training."""
+WORDS = (
+    *("traceback", "error", "exception", "warn", "kill", "signal", "interrupt", "exit", "fault", "terminat", "cancel"),
+    *("finish", "complete", "done", "stop", "resum", "restor", "load", "restart", "time limit", "preempt", "dumped"),
+    *("runtime", "training", "best", "final", "test", "save", "w0", "w1"),
 )
+"""… and without any of these, no event."""
 WARNING = re.compile(r"\b(?:[A-Z]\w*Warning: |WARN(?:ING)?\b|warning: )|^W\d{4} ")
 KILLED = re.compile(
     r"^(?:.*: line \d+: +\d+ )?Killed\b|Out of memory: Killed process|oom-?kill(?:er| event)|SIGKILL"
@@ -95,6 +110,7 @@ TRAIN_LOSS = (
 VALIDATION = re.compile(r"(?:^|_)(?:val|valid|validation|eval|evaluation|dev|test)(?:_|$)")
 
 
+@functools.lru_cache(4096)
 def role_of(key: str) -> str:
     """What a number of this name is: "loss", "validation", "norm", "rate", "step", "epoch", "batch", "rank", or ""."""
     key = re.sub(r"[ ./@-]+", "_", key.lower()).strip("_")
@@ -174,7 +190,7 @@ class LogRows:
         self.broken: list[int] = []
         self.bar: tuple[int, int, int] | None = None  # the last progress bar: place, total, line
         self.open_end = False  # the last line has no end
-        self.dropped = 0
+        self.stride, self.seen = 1, 0  # of so many rows one is read
         self.epochs_planned = self.steps_planned = 0
 
     def __len__(self) -> int:
@@ -191,9 +207,6 @@ class LogRows:
         total: float = NAN,
         rank: int = -1,
     ) -> None:
-        if len(self) >= MOST_ROWS:
-            self.dropped += 1
-            return
         row = len(self)
         self.lines.append(line)
         self.ranks.append(rank)
@@ -205,6 +218,11 @@ class LogRows:
             rows, column = self.series.setdefault(key, (array.array("q"), array.array("d")))
             rows.append(row)
             column.append(value)
+
+    def skips(self) -> bool:
+        """Whether the next row may be left out, of a source with very many."""
+        self.seen += 1
+        return self.seen % self.stride != 0
 
     def add_mapping(self, line: int, values: Mapping[str, Any], rank: int = -1) -> None:
         """A row of names and values, such as an object of JSON Lines."""
@@ -304,33 +322,37 @@ class TextLog:
 
     def __init__(self, rows: LogRows, rank: int = -1) -> None:
         self.rows, self.rank = rows, rank
-        self.epoch = NAN
+        self.epoch, self._last = NAN, ""
         self._trace: dict[int, LogText] = {}  # the tracebacks that have not ended, by rank
 
     def line(self, number: int, text: str) -> None:
         rows, rank = self.rows, self.rank
         rows.line = number
+        if rows.stride > 1 and not self._trace and rows.skips() and not any(w in text.lower() for w in URGENT):
+            return
         text = ANSI.sub("", text) if "\x1b" in text else text
         match = RANK.match(text)
         if match is not None:
             rank, text = int(next(filter(None, match.groups()))), text[match.end() :]
         if rank in self._trace and self._continues(rank, text):
             return
-        if not TRIGGER.search(text):
-            return
-        if "Traceback (most recent call last)" in text:
+        low = text.lower()
+        if "traceback (most" in low:
             self._begin(number, text, rank)
             return
-        if (stamp := STAMP.search(text[:60])) is not None:
-            rows.last_stamp = f"{stamp[1]} {stamp[2]}"
-        self._note(number, text, rank)
-        if len(text) > 2 and text.lstrip()[:1] == "{" and self._object(number, text, rank):
+        if any(word in low for word in WORDS):
+            self._note(number, text, rank)
+        if text[:1] == "{" and self._object(number, text, rank):
             return
-        self._numbers(number, text, rank)
+        if any(word in low for word in NUMERIC):
+            self._last = text
+            self._numbers(number, text, rank)
 
     def end(self) -> None:
         for rank in list(self._trace):
             self._close(rank)
+        if (stamp := STAMP.search(self._last[:60])) is not None:
+            self.rows.last_stamp = f"{stamp[1]} {stamp[2]}"
 
     def _begin(self, number: int, text: str, rank: int) -> None:
         self._close(rank)
@@ -387,9 +409,11 @@ class TextLog:
         rows = self.rows
         counters, values = self._pairs(text)
         place, total = counters.get("place", NAN), counters.get("total", NAN)
-        if (bar := BAR.search(text)) is not None and bar[2] != "?":
+        if "<" in text and (bar := BAR.search(text)) is not None and bar[2] != "?":
             place, total = float(bar[1].replace(",", "")), float(bar[2].replace(",", ""))
             rows.bar = int(place), int(total), number
+        if ("/step" in text or "ETA" in text) and (bar := KERAS.match(text)) is not None and bar[1] != bar[2]:
+            return  # the mean of an epoch that goes on
         rest = self._epoch(text)
         step = counters.get("step", NAN)
         if math.isnan(place) and math.isnan(step) and (inside := PLACE.search(rest)) is not None:
@@ -401,19 +425,20 @@ class TextLog:
 
     def _epoch(self, text: str) -> str:
         """Note the epoch that a line names. Returns what stands behind it."""
-        if "poch" not in text or (match := EPOCH.search(text)) is None:
+        match = ("][" in text and PAIRED_PLACE.search(text)) or (EPOCH.search(text) if "poch" in text else None)
+        if not match:
             return text
         self.epoch = float(match[1])
         self.rows.epochs_planned = int(match[2]) if match[2] else self.rows.epochs_planned
-        return text[match.end() :]
+        return text[match.end(2) + 1 if match.re is PAIRED_PLACE else match.end() :]
 
     def _pairs(self, text: str) -> tuple[dict[str, float], dict[str, float]]:
         """The counters (step, place, total) and the measured values that a line names."""
         counters: dict[str, float] = {}
         values: dict[str, float] = {}
         for match in PAIR.finditer(text):
-            key, value = match["key"], float(match["value"].replace(",", ""))
-            joined = f"{match['before'].strip()}_{key}" if match["before"].strip() else key
+            key, value = match["key"].lower(), float(match["value"].replace(",", ""))
+            joined = f"{match['before'].strip().lower()}_{key}" if match["before"].strip() else key
             name = joined if role_of(joined) else key
             role = role_of(name)
             if role in MEASURED:
@@ -427,7 +452,7 @@ class TextLog:
             elif role == "epoch":
                 self.epoch = value
             else:
-                self.rows.note_plan(key.lower(), value)
+                self.rows.note_plan(key, value)
         return counters, values
 
 
@@ -444,6 +469,8 @@ class JsonLines:
             return
         if text.lstrip()[:1] != "{":
             self.text.line(number, text)
+        elif self.rows.skips() and not RARE.search(text.lower()):
+            return
         elif not self.text._object(number, text, self.rank):
             self.rows.broken.append(number)
 
@@ -470,6 +497,8 @@ class CsvLines:
             self.names = [name.strip().lstrip("\ufeff") for name in cells]
         elif [c.strip() for c in cells] == self.names:
             return  # the head again: another run was appended
+        elif self.rows.skips() and not RARE.search(text.lower()):
+            return
         elif len(cells) < len(self.names):
             self.rows.broken.append(number)
         else:
@@ -730,6 +759,7 @@ class Follower:
             return False
         if size < self.at or self.kind == "JSON" or self.size <= 0:
             self._start()
+            self.rows.stride = max(1, size // (MOST_ROWS * ROW_BYTES))
         self.size = size
         if self.kind == "JSON":
             self.rows.kind = "JSON"

@@ -26,7 +26,6 @@ from nbdebug.text import clip, count, figures, listed
 from nbdebug.tools.grad_watch.layers import jumps
 from nbdebug.tools.grad_watch.report import loss_findings
 from nbdebug.tools.monitor.formats import (
-    MOST_ROWS,
     READERS,
     TRAIN_LOSS,
     Follower,
@@ -48,6 +47,10 @@ QUIET = 600.0
 MOST_FINDINGS, MOST_SYMPTOMS = 12, 8
 NORMS_BAD = 3
 """Gradient norms at the end that are not finite; single ones are steps that a scaler skips."""
+ADVERSARY = re.compile(
+    r"(?:^|[_/. -])(?:[dg]|gen|disc?|generator|discriminator|critic|actor|policy|value)(?:$|[_/. -])", re.I
+)
+"""In the name of a loss: there is another one that it pulls at."""
 LINE = re.compile(r"step ([\d,]+)")
 
 
@@ -135,7 +138,7 @@ class Course:
     restarts: list[Restart] = dataclasses.field(default_factory=list)
     backs: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)  # from step, to step, line
     rounded: bool = False
-    loss_key: str = ""
+    several: bool = False  # losses of parts that pull at each other
 
     @property
     def losses(self) -> list[tuple[int, float]]:
@@ -184,7 +187,7 @@ def _courses(log: LogRows, rank: int, own: list[int]) -> list[Course]:
     if not main:
         main = own
     unit, places = _places(log, main)
-    courses, offset, last, epoch = [Course(rank, unit, loss_key=keys["loss"])], 0.0, -math.inf, math.nan
+    courses, offset, last, epoch = [Course(rank, unit)], 0.0, -math.inf, math.nan
     gap = _gap(places)
     begun = places.get(main[0], 0.0) if main else 0.0
     for row in own:
@@ -197,10 +200,12 @@ def _courses(log: LogRows, rank: int, own: list[int]) -> list[Course]:
             else:
                 offset = 0.0
                 if again:
-                    courses.append(Course(rank, unit, loss_key=keys["loss"]))
+                    courses.append(Course(rank, unit))
                 else:
                     _go_back(courses, int(step), log.lines[row])
                 last = -math.inf
+        if step is None and not math.isfinite(loss.get(row, 0.0)):
+            step = last + 1 - offset  # "Loss is nan, stopping training"
         step = last if step is None else step + offset
         if step == -math.inf:
             step = float(begun)
@@ -208,7 +213,7 @@ def _courses(log: LogRows, rank: int, own: list[int]) -> list[Course]:
         epoch = log.epochs[row] if math.isfinite(log.epochs[row]) else epoch
         _take(courses[-1], int(step), row, log, columns)
     for course in courses:
-        course.rounded = keys["rate"] in log.rounded
+        course.rounded, course.several = keys["rate"] in log.rounded, bool(ADVERSARY.search(keys["loss"]))
     return [_with_restarts(course, log) for course in courses]
 
 
@@ -396,7 +401,7 @@ def _of_course(
     )
     patterns = verdict.verdicts(rows, rates=known)
     found = loss_findings(patterns)
-    seen = verdict.of_losses(rows, rates=known, resumed=resumed)
+    seen = verdict.of_losses(rows, rates=known, several=course.several, resumed=resumed)
     titles = {finding.title for finding in found}
     notes = [
         pattern.said
@@ -732,8 +737,8 @@ def _unchecked(judged: list[Judged], names: dict[int, str]) -> Iterator[str]:
     for one in judged:
         if not any(course.rows for course in one.courses):
             yield f"The course of the loss in {names[id(one.log)]}: no loss was found in it."
-        if one.log.dropped:
-            yield f"{count(one.log.dropped, 'row')} of {names[id(one.log)]} beyond the first {MOST_ROWS:,}."
+        if one.log.stride > 1:
+            yield (f"Each row of {names[id(one.log)]}: one of {one.log.stride} was read, and all that are not finite.")
         short = [course for course in one.courses if 0 < len(course.rows) < verdict.FEW]
         if short:
             yield f"The course of a run with under {verdict.FEW} losses."

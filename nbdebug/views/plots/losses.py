@@ -1,4 +1,5 @@
-"""Losses that belong beside each other: of a run as it is and with the fix, and on fixed batches along the run."""
+"""Losses that belong beside each other: of a run as it is and with the fix, and on fixed batches along the run; and
+what else runs over steps, such as the machine beside them."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbdebug.views.plots.axes import Panel, Points, RunScale, points_of
-from nbdebug.views.plots.marks import FAULT, INK, SECOND, VALUES, WIDTH, Drawing, Lines, Mark, Text, curve
+from nbdebug.views.plots.marks import FAULT, INK, SECOND, VALUES, WIDTH, Drawing, Lines, Mark, Text, curve, line
 from nbdebug.views.wording import TextTable, clean, number
 
 LEFT, RIGHT, TOP, GAP = 66, WIDTH - 150, 24, 34
@@ -65,9 +66,11 @@ class CurvePanel:
 
 @dataclasses.dataclass(frozen=True)
 class Curves:
-    """Panels over the same steps."""
+    """Panels over the same steps. marks: a place and its name, drawn through all panels."""
 
     panels: tuple[CurvePanel, ...]
+    axis: str = "step"
+    marks: tuple[tuple[float, str], ...] = ()
 
     @functools.cached_property
     def across(self) -> RunScale:
@@ -77,7 +80,7 @@ class Curves:
     def sentence(self) -> str:
         """The picture in words, for those who do not see it."""
         text = [f"{panel.name}, {'; '.join(loss.sentence() for loss in panel.curves)}" for panel in self.panels]
-        return "; ".join(text) + "."
+        return "; ".join(text) + "".join(f"; {name} at {number(int(place))}" for place, name in self.marks) + "."
 
     def drawing(self) -> Drawing:
         marks: list[Mark] = []
@@ -96,7 +99,10 @@ class Curves:
             heights = apart([y for _, y in ends], APART, frame.top + 4, frame.foot - 8)  # no name stands on the axis
             for loss, colour, (x, _), y in zip(panel.curves, COLOURS, ends, heights):
                 marks.append(Text(x + 9, y + 4, loss.label, colour=colour))
-        return Drawing([*marks, *frame.axis("step")], frame.foot + 36)
+        for at, name in self.marks:
+            x = frame.x(at)
+            marks += [line(x, TOP - 4, x, frame.foot, FAULT, (3, 3)), Text(x + 3, TOP + 8, name, colour=FAULT)]
+        return Drawing([*marks, *frame.axis(self.axis)], frame.foot + 36)
 
     def table(self) -> TextTable:
         """Start, end and lowest of each curve."""
@@ -113,15 +119,22 @@ def read(data: Mapping[str, Any]) -> Curves | None:
     """The curves, or None when there is nothing in them to draw.
 
     curves: name → list of [step, loss], None for a loss that was not finite; "curves of" says whose losses they are.
-    checkups: a list of {"step", "training", "validation"}.
+    checkups: a list of {"step", "training", "validation"}. panels: further ones, name → curves; axis: what runs along
+    them; marks: [[place, name], …].
     """
     text = data.get("curves of")
     panels = [
         CurvePanel(clean(text, 60) if isinstance(text, str) else "loss of each step", _named(data.get("curves"))),
         CurvePanel("loss of the run as it is, on fixed batches in eval mode", _checkups(data.get("checkups"))),
     ]
+    more = data.get("panels")
+    if isinstance(more, Mapping):
+        panels += [CurvePanel(clean(name, 60), _named(curves)) for name, curves in list(more.items())[:6]]
     drawn = tuple(panel for panel in panels if panel.curves)
-    return Curves(drawn) if drawn else None
+    pairs = data.get("marks")
+    pairs = pairs[:20] if isinstance(pairs, (list, tuple)) else ()
+    marks = tuple((place, clean(pair[1], 30)) for pair in pairs for place, _ in points_of([(pair[0], 0)]))
+    return Curves(drawn, clean(data.get("axis") or "step", 20), marks) if drawn else None
 
 
 def _named(value: Any) -> tuple[Curve, ...]:
