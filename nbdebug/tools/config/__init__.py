@@ -1,12 +1,12 @@
 """What is wrong with the settings of a run, before anything runs.
 
     check_config  the public function: problems, mended lines and what was not checked, as a report
-    document      a file, a mapping or an object as settings with their lines (the probe)
+    document      a file, a mapping or an object as settings with their lines (the probe), and these as plain values
     json_syntax, yaml_syntax, toml_syntax   what keeps a file from being read, several faults at once
     syntax        what the three have in common: a node with its place, a fault with its mend
     schema        what a setting may be: of a JSON Schema, a dataclass, a pydantic model, or a good config
     conventions   what the field knows of learning rates, dropout, heads …, where there is no schema
-    facts, rules  the facts as plain values; the rules that name causes
+    rules         the rules that name causes
 
 Files are read as untrusted: nothing in them is evaluated, no YAML tag is built, and a file above 10 MB is refused.
 """

@@ -13,8 +13,7 @@ from typing import Any
 from nbdebug.report import Edit, Finding, Fix, Plot, Report, RuledOut, Table, Where
 from nbdebug.text import clip, count
 from nbdebug.tools.config.conventions import CHOICES, TOTALS, WARMUPS, conventions, misspelt
-from nbdebug.tools.config.document import Document, parsed, read
-from nbdebug.tools.config.facts import ConfigFacts, Expectation, OneSetting, Setting
+from nbdebug.tools.config.document import ConfigFacts, Document, Expectation, OneSetting, Setting, parsed, read
 from nbdebug.tools.config.rules import ORDER
 from nbdebug.tools.config.schema_from import expectations, violations
 from nbdebug.tools.config.syntax import INVISIBLE, Flaw

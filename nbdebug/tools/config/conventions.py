@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nbdebug.tools.config.facts import Expectation, Setting
+from nbdebug.tools.config.document import Expectation, Setting
 
 OPTIM = "torch.optim"
 RATES = (

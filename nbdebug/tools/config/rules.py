@@ -11,7 +11,7 @@ from typing import Any
 from nbdebug.registry import rule
 from nbdebug.report import Edit, Finding, Fix, Where
 from nbdebug.text import clip, listed
-from nbdebug.tools.config.facts import ConfigFacts, Expectation, OneSetting, Setting
+from nbdebug.tools.config.document import ConfigFacts, Expectation, OneSetting, Setting
 from nbdebug.tools.config.syntax import INVISIBLE, SPACES
 
 KINDS = {

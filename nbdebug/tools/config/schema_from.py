@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nbdebug.tools.config.conventions import convention
-from nbdebug.tools.config.document import read
-from nbdebug.tools.config.facts import Expectation
+from nbdebug.tools.config.document import Expectation, read
 from nbdebug.tools.config.rules import within
 
 NUMBERS = ("int", "float")

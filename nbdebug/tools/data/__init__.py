@@ -10,7 +10,7 @@
     rows          the rows of a data set in memory, or of a file of records: tokens, labels, tensors
     similarity    near copies, and folders of another colour
     expectation   what the user means, or what a processor, a tokenizer or a model asks for
-    facts, rules  the problems as plain values; the rules that name them
+    rules         the problems as plain values, and the rules that name them
 
 Files are opened as untrusted: no pickle, no picture beyond a limit of pixels, no text beyond a limit of bytes, nothing
 that is no regular file. Nothing of the user's is ever written.

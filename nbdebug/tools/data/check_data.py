@@ -17,10 +17,9 @@ from nbdebug.report import Plot, Report, RuledOut, Table
 from nbdebug.text import count, listed
 from nbdebug.tools.data import audio, media, pictures, tables
 from nbdebug.tools.data.expectation import DataExpectation, expectation
-from nbdebug.tools.data.facts import DataFacts, Problem, first_of_each
 from nbdebug.tools.data.inventory import Entry, FolderInventory, entry_of, inventory, split_of
 from nbdebug.tools.data.rows import Rows, pulled, shared_inputs
-from nbdebug.tools.data.rules import CODES, ORDER
+from nbdebug.tools.data.rules import CODES, ORDER, DataFacts, Problem, first_of_each
 from nbdebug.tools.data.similarity import Thumbnails
 
 KINDS = ("images", "audio", "text", "tables", "rows")

@@ -10,8 +10,8 @@ from typing import Any
 
 from nbdebug.text import clip, figures, in_a_line
 from nbdebug.tools.data.expectation import DataExpectation
-from nbdebug.tools.data.facts import Problem
 from nbdebug.tools.data.inventory import RANK
+from nbdebug.tools.data.rules import Problem
 from nbdebug.tools.data.tables import box_fault
 
 TOKENS = ("input_ids", "ids", "token_ids", "tokens", "words", "input", "text_ids")

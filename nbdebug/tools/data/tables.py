@@ -12,9 +12,9 @@ from typing import Any
 
 from nbdebug.text import clip, figures, percent, size
 from nbdebug.tools.data.expectation import DataExpectation
-from nbdebug.tools.data.facts import Problem
 from nbdebug.tools.data.inventory import RANK, Entry, split_of
 from nbdebug.tools.data.pictures import pillow
+from nbdebug.tools.data.rules import Problem
 
 MOST_BYTES = 256 << 20
 """Of a table that is read whole; of a larger one the first rows are."""
