@@ -80,12 +80,17 @@ def pytest_collection_modifyitems(config, items):
     lengths, count, kept, left = collections.Counter(of_function), collections.Counter(), [], []
     for item, function in zip(items, of_function, strict=True):
         among = next((n for part, n in ONE_OF.items() if lengths[function] >= 8 and f"tests/{part}" in places[item]), 1)
-        runs = count[function] % among == 0 and not any(long in item.nodeid for long in ONLY_WITH_ALL)
+        runs = count[function] % among == 0 and not _is_for_all(item.nodeid)
         count[function] += 1
         (kept if runs else left).append(item)
     items[:] = kept
     if left:
         config.hook.pytest_deselected(items=left)
+
+
+def _is_for_all(nodeid):
+    second = "test_patients.py" in nodeid and "--" in nodeid  # a patient beside the one that is named as its code
+    return second or any(long in nodeid for long in ONLY_WITH_ALL)
 
 
 _begun: set[str] = set()
