@@ -435,57 +435,6 @@ def revealing(x: torch.Tensor, labels: torch.Tensor) -> tuple[str, int, float] |
     return kind, top if names is None else int(names[top]), float(right[top])
 
 
-def copied_columns(x: torch.Tensor, target: torch.Tensor) -> dict[int, float]:
-    """Columns of a table that are columns of the target, each of them. x: (N, F), target: (N, k). What gives most of
-    its inputs back (an autoencoder, with a condition or without) has none."""
-    x, y = x.detach().cpu(), target.detach().cpu()
-    if len(x) < 2 * LEAST or not 4 <= 2 * y.shape[1] <= x.shape[1] <= 500:
-        return {}
-    same = (x[:, :, None] == y[:, None, :]).all(0) & (x.std(0) > 0)[:, None]
-    return dict.fromkeys(same.any(1).nonzero().flatten().tolist(), 0.0) if bool(same.any(0).all()) else {}
-
-
-TELLS, OTHERS_TELL, SAMPLES = 0.99, 0.9, 1000
-"""Share of each label's samples that one feature tells, on samples that were not used to find it; of the next feature,
-at most (else the classes lie far apart, and no feature is alone); samples that are looked at."""
-
-
-def revealing(x: torch.Tensor, labels: torch.Tensor) -> tuple[str, int, float] | None:
-    """("column", "token" or "number", which, share) of the one feature that tells the label: by the nearest mean of the
-    classes on the other half of the samples. x: (N, …), floats, or tokens (N, T), of which presence counts."""
-    x, labels = x.detach().cpu()[:SAMPLES], labels.cpu()[:SAMPLES]
-    classes, kind = labels.unique(), "column" if x.dim() == 2 else "number"
-    names: Any = None
-    if not x.is_floating_point():
-        if x.dim() != 2 or x.dtype == torch.bool:
-            return None
-        names, place = x.unique(return_inverse=True)
-        if not 8 <= len(names) <= 5000:
-            return None
-        kind, x = "token", torch.zeros(len(x), len(names)).scatter_(1, place, 1.0)
-    x = x.float().flatten(1)
-    if not (3 <= x.shape[1] <= 5000 and 2 <= len(classes) <= 20 and len(x) >= 40 * len(classes)):
-        return None
-    even = torch.arange(len(x)) % 2 == 0
-    if not bool(torch.isfinite(x).all()) or min(int((labels[even] == c).sum()) for c in classes) < 5:
-        return None
-    means = torch.stack([x[even & (labels == c)].mean(0) for c in classes])
-    best = torch.full((int((~even).sum()), x.shape[1]), math.inf)
-    choice = torch.zeros_like(best, dtype=torch.long)
-    for index, mean in enumerate(means):
-        distance = (x[~even] - mean).abs()
-        choice[distance < best] = index
-        best = torch.minimum(best, distance)
-    right = torch.stack([(choice[labels[~even] == c] == i).float().mean(0) for i, c in enumerate(classes)]).amin(0)
-    top = int(right.argmax())
-    alike = torch.corrcoef(x.T)[top].abs().nan_to_num(0.0) > OTHERS_TELL if x.shape[1] <= 1000 else right < 0
-    alike[top] = True
-    others = float(right[~alike].max()) if bool((~alike).any()) else 1.0
-    if float(right[top]) < TELLS or others > OTHERS_TELL:
-        return None
-    return kind, top if names is None else int(names[top]), float(right[top])
-
-
 TIGHT, ABOVE_COMMONEST = 0.1, 0.05
 """A column of more values than labels gives each label away where no label's values spread wider than this share of the
 distance between two labels' means; the other columns must tell this much more than the commonest label, and not all: a
