@@ -13,6 +13,7 @@ import functools
 import hashlib
 import itertools
 import json
+import logging
 import math
 import os
 import pathlib
@@ -42,6 +43,8 @@ COLLECTIVES = (
     "all_to_all all_to_all_single barrier monitored_barrier all_gather_object broadcast_object_list gather_object "
     "scatter_object_list all_reduce_coalesced all_gather_coalesced"
 ).split()
+REDUCING = re.compile(r"reduce|gather")
+NUMBER = re.compile(r"\d\.\d|\d ?%")
 SHAPELESS = {"all_to_all", "all_to_all_single", "barrier", "monitored_barrier"}
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PEER = re.compile(
@@ -95,6 +98,7 @@ class Agent:
         self.agree: Callable[[CollectiveCall], None] | None = None
         self.models: list[weakref.ref[Any]] = []
         self.parts: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.whole: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.wrapped: dict[int, str] = {}
         self.waiting: dict[int, Any] = {}
         self.optimizers: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
@@ -113,6 +117,8 @@ class Agent:
         self.open()
         self.numbers, self.pass_counts, self.writes = Counter[str](), Counter[str](), Counter[str]()
         self.backwards, self.joining, self.bypassed = 0, 0, 0
+        self.score: dict[str, Any] | None = None
+        self.scores = 0
         self.trail.clear()
         self.passes.clear()
         self.synced.clear()
@@ -154,6 +160,8 @@ class Agent:
         new = {} if number else {"ranks": dist.get_process_group_ranks(group)}
         self.numbers[name] += 1
         lines = user_lines(sys._getframe(2))
+        if self.score is not None and REDUCING.search(op):
+            self.score["reduced"] = True
         self.write("call", op=op, g=name, shape=shape, dtype=dtype, root=root, lines=lines, **new)
         if self.agree is not None:
             self.agree(CollectiveCall(number, name, op, shape, dtype, root, tuple(lines)))
@@ -223,6 +231,8 @@ class Agent:
         optimizers.register_optimizer_step_pre_hook(functools.partial(self.attempt, self.before_step))
         optimizers.register_optimizer_step_post_hook(functools.partial(self.attempt, self.after_step))
         nn.modules.module.register_module_forward_pre_hook(functools.partial(self.attempt, self.past))
+        self.wrap(builtins, "print", self.shown, "print")
+        self.wrap(logging.Logger, "handle", lambda _, record: self.shown(record.getMessage()), "print")
         self.install_loader()
         self.install_files()
         self.install_join()
@@ -316,10 +326,13 @@ class Agent:
         self.wrapped |= {id(p): name for name, p in wrapper.module.named_parameters()}
         self.write("wrapper", lines=user_lines(sys._getframe(2)))
         self.parts.update(wrapper.module.modules())
+        self.whole.update((wrapper, wrapper.module))
 
-    def past(self, module: nn.Module, *_: Any) -> None:
+    def past(self, module: nn.Module, *inputs: Any) -> None:
         """A part of a wrapped model runs with gradients, and its wrapper does not: told three times. A hook of all
         modules: one on the user's own would be copied and pickled with them."""
+        if not torch.is_grad_enabled() and module in self.whole and not getattr(self.inside, "forward", 0):
+            self.evaluated(inputs[0] if inputs else ())
         if module not in self.parts:
             return
         if getattr(self.inside, "forward", 0) or not torch.is_grad_enabled() or not module.training:
@@ -333,6 +346,26 @@ class Agent:
                 frame = frame.f_back
             self.write("past", lines=user_lines(frame))
 
+    def evaluated(self, inputs: Any) -> None:
+        """A forward without gradients: what it is given, and which numbers are shown before the next backward."""
+        if self.score is None:
+            self.score = {"digests": [], "reduced": False, "lines": user_lines(sys._getframe(2)), "prints": []}
+        tensors = [part for part in inputs if isinstance(part, torch.Tensor) and part.numel()]
+        if tensors and len(self.score["digests"]) < 50:
+            self.score["digests"].append(tensors[0].detach().double().sum().item())
+
+    def shown(self, *values: Any, **_: Any) -> None:
+        """A number on the screen or in a log."""
+        if self.score is None or self.score["reduced"] or len(self.score["prints"]) > 4:
+            return
+        if any(NUMBER.search(str(value)) for value in values):
+            self.score["prints"] += user_lines(sys._getframe(2), 1)
+
+    def end_score(self) -> None:
+        if self.score is not None:
+            self.write("score", id=self.scores, **self.score)
+            self.scores, self.score = self.scores + 1, None
+
     def forward(self, wrapper: Any, *_: Any, **__: Any) -> None:
         self.inside.forward = 1
         if wrapper.will_sync_module_buffers():
@@ -345,6 +378,7 @@ class Agent:
 
     def backward(self, tensors: Any = None, *_: Any, **__: Any) -> None:
         self.inside.forward = 0
+        self.end_score()
         lines = user_lines(sys._getframe(2))
         for wrapper in self.waiting.values():
             self.call("backward of DistributedDataParallel", wrapper.process_group)
@@ -534,6 +568,7 @@ class Agent:
         if self.finished:
             return
         self.finished = True
+        self.end_score()
         if self.late_loss is not None:
             self.note_loss(None, [])
         for optimizer, record in list(self.optimizers.items()):

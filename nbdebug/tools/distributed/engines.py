@@ -169,6 +169,7 @@ class Engines:
         if self.gone():
             raise RuntimeError(self.gone())
         self.cell += 1
+        source = re.sub(r"\A(\s*\n)+", lambda empty: "#\n" * empty[0].count("\n"), source)  # the shell drops such lines
         self.cells[name] = source
         folder = self.folder / f"cell-{self.cell}"
         folder.mkdir(mode=0o700)

@@ -295,3 +295,58 @@ def find(facts: RanksFacts, file: str, wanted: Any) -> Line | None:
         if hasattr(node, "lineno") and wanted(node):
             return (file, node.lineno, "")
     return None
+
+
+def score_line(facts: RanksFacts, stack: Sequence[Line], shown: Line) -> Line | None:
+    """Where what an evaluation has seen becomes the number that is shown; None where that number comes from elsewhere.
+    stack: the user's lines at a forward of the evaluation, from the inside out; shown: the line that prints."""
+    file, line, function = shown
+    depth = next((n for n, each in enumerate(stack) if (each[0], each[2]) == (file, function)), None)
+    tree = parsed(facts, file)
+    printing = statement(tree, line) if tree else None
+    if depth is None or tree is None or printing is None:
+        return None
+    block = _around(tree, stack[depth][1], line)
+    names, chain = _assigned(block), list(origins(tree, printing, line))
+    if not names & {name for node in (printing, *chain) for name in names_in(getattr(node, "value", node))}:
+        return None
+    while depth and not isinstance(block, BLOCKS):  # a function of the user's evaluates: it returns the score
+        depth -= 1
+        file, number, _ = stack[depth]
+        inner = parsed(facts, file)
+        around = [n for n in ast.walk(inner) if isinstance(n, ast.FunctionDef) and _holds(n, number)] if inner else []
+        returns = [part.lineno for n in around[-1:] for part in ast.walk(n) if isinstance(part, ast.Return)]
+        if inner is None or not returns:
+            return (file, number, function)
+        line, chain = returns[-1], []
+        block = _around(inner, number, line)
+    later = [node.lineno for node in chain if node.lineno > stack[depth][1] and names & set(names_in(node))]
+    return (file, later[0] if later else line, function)
+
+
+BLOCKS = (ast.For, ast.While, ast.With, ast.If, ast.Try)
+
+
+def _holds(node: ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or 0)
+
+
+def _around(tree: ast.AST, line: int, beyond: int) -> ast.stmt | None:
+    """The largest loop, branch or `with` around a line that does not reach another line; else the statement."""
+    blocks = [n for n in ast.walk(tree) if isinstance(n, BLOCKS) and _holds(n, line) and not _holds(n, beyond)]
+    return min(blocks, key=lambda node: node.lineno, default=statement(tree, line))
+
+
+def _assigned(block: ast.stmt | None) -> set[str]:
+    """The names that a block gives a value, adds to or appends to."""
+    names: set[str] = set()
+    for node in ast.walk(block) if block is not None else ():
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, ast.Name)
+        ):
+            names |= {node.func.value.id} if node.func.attr in ("append", "extend", "update", "add_") else set()
+    return names

@@ -616,11 +616,39 @@ def no_sync_missing(facts: RanksFacts) -> Finding | None:
     return None
 
 
+@rule(
+    code="distributed/metric-not-reduced",
+    title="A score is that of one rank's share of the rows.",
+    symptom="The score jumps with the number of processes, and differs from that of one process on all rows.",
+    cause="Each rank evaluates its own share, and one of them prints what it has seen.",
+    confirm="Print the score on every rank.",
+    fix="Sum what the score is made of over the ranks (hits and rows, not their ratio), then divide.",
+    reference=DISTRIBUTED,
+)
+def metric_not_reduced(facts: RanksFacts) -> Finding | None:
+    for one, other in facts.pairs("score"):
+        mine, theirs = set(one["digests"]), set(other["digests"])
+        prints = one["prints"] or other["prints"]
+        if one["reduced"] or other["reduced"] or not mine or not theirs or bool(one["prints"]) == bool(other["prints"]):
+            continue
+        if len(mine & theirs) > OVERLAP * min(len(mine), len(theirs)):
+            continue
+        shown = one if one["prints"] else other
+        line = next((place for p in prints if (place := paths.score_line(facts, shown["lines"], p)) is not None), None)
+        if line is None:
+            continue
+        title = f"Rank {shown['rank']} shows a score of its own rows: no rank hears of the others'"
+        code = "totals = torch.tensor([hits, rows])\ndist.all_reduce(totals)\nscore = totals[0] / totals[1]"
+        fix = Fix("Add up over the ranks, then divide.", code)
+        return finding("metric-not-reduced", title, at(facts, line), [fix], batches_in_common=len(mine & theirs))
+    return None
+
+
 FATAL = (
     world_size_wrong, env_incomplete, port_in_use, unused_parameters, rank_nonfinite, rank_raised, uneven_steps,
     collective_mismatch,
 )  # fmt: skip
-SILENT = (weights_diverged, shared_file, missing_sampler, set_epoch_missing, no_sync_missing)
+SILENT = (weights_diverged, shared_file, missing_sampler, set_epoch_missing, no_sync_missing, metric_not_reduced)
 
 
 def name_cause(facts: RanksFacts) -> Finding | None:
