@@ -190,10 +190,10 @@ def _after_a_run(command: Any) -> None:
         "explain - < train.log",
         check=True,
     )
+    one.add_argument("--pages", metavar="FILE", action="append", default=[], help="pages of your own (add_pages)")
     one.add_argument("code", metavar="CODE", help="such as nan/overflow (overflow will do); -: a traceback from stdin")
-    command(
-        "catalogue", lambda args: print(registry.listing()) or 0, "List every cause that can be named.", check=False
-    )
+    one = command("catalogue", catalogue, "List every cause that can be named.", check=False)
+    one.add_argument("--pages", metavar="FILE", action="append", default=[], help="pages of your own (add_pages)")
     command(
         "facts", facts, "This machine's facts as JSON, for check-environment elsewhere; needs no torch.", check=False
     )
@@ -244,6 +244,8 @@ def facts(args: argparse.Namespace) -> int:
 
 def explain(args: argparse.Namespace) -> int:
     """The page of a code; of a text from stdin the report."""
+    if not add_pages(args.pages):
+        return 2
     if args.code != "-":
         return print_page(args.code)
     text = sys.stdin.read()
@@ -251,6 +253,24 @@ def explain(args: argparse.Namespace) -> int:
         print("explain - takes a traceback or a message from stdin", file=sys.stderr)
         return 2
     return print_checks([lambda: nbdebug.explain(f"{text.strip()}\n ")], args)
+
+
+def catalogue(args: argparse.Namespace) -> int:
+    if not add_pages(args.pages):
+        return 2
+    print(registry.listing())
+    return 0
+
+
+def add_pages(paths: Sequence[str]) -> bool:
+    """Whether these files were added to the catalogue; else the reason is printed."""
+    try:
+        for path in paths:
+            registry.add_pages(path)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return False
+    return True
 
 
 def run(args: argparse.Namespace) -> int:

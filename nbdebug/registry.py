@@ -2,7 +2,8 @@
 
 A rule is one declaration: what is wrong, how it shows, why it happens, how to make sure, what to do, where to read
 more, and the function that recognises it in a chapter's facts. The catalogue page, `nbdebug explain CODE`, the
-notebooks' appendix and the tests all read that declaration; nothing is written twice.
+notebooks' appendix and the tests all read that declaration; nothing is written twice. `add_pages` puts pages of the
+user's own beside them.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import os
+import pathlib
+import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nbdebug.report import Finding
@@ -59,6 +63,8 @@ _HOMES = {
     "run": "nbdebug.tools.monitor.rules",
 }
 _rules: dict[str, Rule] = {}
+_added: dict[str, tuple[str, Rule]] = {}
+"""Pages of the user's own, by code, each with the file that it comes from."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +136,8 @@ def rules(chapter: str | None = None) -> tuple[Rule, ...]:
         for part in getattr(package, "DECLARED", ()):
             if isinstance(part, str):  # a chapter that imports its rules one by one, as they are needed
                 importlib.import_module(f"nbdebug.tools.errors.{part}")
-    return tuple(r for r in _rules.values() if chapter in (None, r.chapter))
+    own = [page for _, page in _added.values()] if chapter is None else []
+    return (*(r for r in _rules.values() if chapter in (None, r.chapter)), *own)
 
 
 def look_up(code: str) -> Rule:
@@ -154,6 +161,107 @@ def listing(columns: int | None = None) -> str:
             head, *more = textwrap.wrap(rule.title, columns - first)
             lines += [f"{rule.code:{first}}{head}", *(" " * first + line for line in more)]
     return "\n".join(lines)
+
+
+# -- pages of one's own -----------------------------------------------------------------------------------------------
+
+FORM = """\
+# team/old-labels: The labels are those of last year
+## Symptom
+Validation is good, and the users complain.
+## Cause
+`labels.csv` was not exported again.
+## Confirm
+Compare its date with that of the images.
+## Fix
+Run `export_labels.py`.
+"""
+"""A page of one's own. A file may have several."""
+_SECTIONS = {"Symptom": "symptom", "Cause": "cause", "Confirm": "confirm", "Fix": "fix", "Read more": "reference"}
+_CODE = re.compile(r"# ([a-z][a-z0-9-]*/[a-z0-9][a-z0-9-]*): (\S.*)")
+
+
+def add_pages(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Add causes of one's own to the catalogue, beside nbdebug's, and return their codes.
+
+    path: a Markdown file of pages. Each begins with `# chapter/what-is-wrong: One sentence`, and has the sections
+    `## Symptom`, `## Cause`, `## Confirm`, `## Fix`, and, where you like, `## Read more`; `nbdebug.registry.FORM` is an
+    example. `%explain CODE`, `%nbdebug catalogue` and the functions show them as any other page; `explain` offers a
+    page where an error has no known cause and one of the symptoms stands in its message, a sentence of 18 letters or
+    more. A file that is added again replaces its pages.
+
+    Raises OSError for a file that can't be read, ValueError with the line for a page that has another form, or the code
+    of another page.
+    """
+    path = pathlib.Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path.name} is no UTF-8 text: {error}") from None
+    pages = list(_pages(path.name, lines))
+    if not pages:
+        raise ValueError(f"{path.name} has no page: a page begins with `# chapter/what-is-wrong: One sentence`")
+    file = str(path.resolve())
+    others = {r.code for r in rules()} - {code for code, (source, _) in _added.items() if source == file}
+    for number, page in pages:
+        if page.code in others:
+            raise ValueError(f"{path.name}, line {number}: there is a page {page.code!r} already")
+        others.add(page.code)
+    for code in [code for code, (source, _) in _added.items() if source == file]:
+        del _added[code]
+    _added.update({page.code: (file, page) for _, page in pages})
+    return tuple(page.code for _, page in pages)
+
+
+def added(code: str) -> bool:
+    """Whether this is a page of the user's own."""
+    return code in _added
+
+
+def _pages(name: str, lines: Sequence[str]) -> Iterator[tuple[int, Rule]]:
+    """(line, page) of each page. Raises ValueError, with the line."""
+    begins, fenced = [], False
+    for number, line in enumerate(lines):
+        fenced ^= line.lstrip().startswith("```")
+        if line.startswith("# ") and not fenced:
+            begins.append(number)
+    for number in range(begins[0] if begins else len(lines)):
+        if lines[number].strip() and not lines[number].lstrip().startswith("<!--"):
+            raise ValueError(f"{name}, line {number + 1}: a page begins with `# chapter/what-is-wrong: One sentence`")
+    for begin, end in zip(begins, [*begins[1:], len(lines)]):
+        yield begin + 1, _page(name, begin + 1, lines[begin:end])
+
+
+def _page(name: str, number: int, lines: Sequence[str]) -> Rule:
+    head = _CODE.fullmatch(lines[0].strip())
+    if head is None:
+        raise ValueError(f"{name}, line {number}: a page begins with `# chapter/what-is-wrong: One sentence`")
+    texts: dict[str, list[str]] = {}
+    began: dict[str, int] = {}
+    section, fenced = "", False
+    for at, line in enumerate(lines[1:], number + 1):
+        fenced ^= line.lstrip().startswith("```")
+        if line.startswith("## ") and not fenced:
+            section = line[3:].strip().capitalize()
+            if section not in _SECTIONS or section in texts:
+                what = "stands twice" if section in texts else f"is none of {', '.join(_SECTIONS)}"
+                raise ValueError(f"{name}, line {at}: the section {line[3:].strip()!r} {what}")
+            texts[section], began[section] = [], at
+        elif section:
+            texts[section].append(line.strip())
+        elif line.strip():
+            raise ValueError(f"{name}, line {at}: text before the first section, `## Symptom`")
+    for section in _SECTIONS:
+        if section not in texts and section != "Read more":
+            raise ValueError(f"{name}, line {number}: the page {head[1]!r} has no section `## {section}`")
+        if section in texts and not "".join(texts[section]):
+            raise ValueError(f"{name}, line {began[section]}: the section {section!r} is empty")
+    parts = {field: " ".join(filter(None, texts.get(section, [name]))) for section, field in _SECTIONS.items()}
+    return Rule(head[1], head[2].strip(), **parts, check=_never)
+
+
+def _never(facts: Any) -> None:
+    """A page of the user's own: no facts show it."""
 
 
 def _filled(text: str, columns: int, indent: str = "") -> str:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nbdebug import registry
-from nbdebug.report import Finding, Fix, Report, Symptom
+from nbdebug.report import Finding, Fix, Report, Symptom, Where
 from nbdebug.text import clip, in_colour
 
 
@@ -91,15 +91,18 @@ def _of_text(text: str) -> Report:
     if not pages:
         headline = f"No cause is known for this {last.type}: {message}"
         return Report("explain(text)", headline=headline, symptoms=(Symptom(headline),), notes=tuple(notes))
-    rule = pages[0]
-    finding = Finding(
+    return Report("explain(text)", findings=(_by_page(pages[0], message, last.raised().where),), notes=tuple(notes))
+
+
+def _by_page(rule: registry.Rule, message: str, where: Where) -> Finding:
+    """What a page says of an error whose words stand in it."""
+    return Finding(
         rule.code,
         f"By its words this is: {rule.title[:1].lower()}{rule.title[1:].rstrip('.')}",
-        last.raised().where,
+        where,
         {"message": message, "how to confirm": rule.confirm},
         (Fix(rule.fix, f"%explain {rule.code}   # its page"),),
     )
-    return Report("explain(text)", findings=(finding,), notes=tuple(notes))
 
 
 def _pages_like(text: str) -> list[registry.Rule]:
@@ -240,6 +243,9 @@ def _explanation(error: BaseException, names: Mapping[str, Any], shell: Any) -> 
     findings = (*stale, *(f for f in causes.findings if not stale or f.code not in weaker))
     if not findings:
         report = unknown_error(error, names)
+        own = [p for p in _pages_like(f"{type(error).__name__}: {message_of(error)}") if registry.added(p.code)]
+        if own:
+            return dataclasses.replace(report, findings=(_by_page(own[0], message_of(error), Where()),), symptoms=())
         return dataclasses.replace(report, notes=(*report.notes, *causes.notes))
     report = memory[0] if memory else Report("")
     return dataclasses.replace(report, question="explain()", findings=findings, notes=(*causes.notes, *report.notes))
