@@ -108,6 +108,7 @@ class Agent:
         self.passes: list[dict[str, Any]] = []
         self.synced: Counter[str] = Counter()
         self.late_loss: tuple[Any, ...] | None = None
+        self.last_message: dict[str, Any] | None = None
         self.after_backward, self.ordinals = False, itertools.count()
         self.begin(folder)
 
@@ -118,7 +119,7 @@ class Agent:
         self.numbers, self.pass_counts, self.writes = Counter[str](), Counter[str](), Counter[str]()
         self.backwards, self.joining, self.bypassed = 0, 0, 0
         self.score: dict[str, Any] | None = None
-        self.scores = 0
+        self.scores, self.messages = 0, Counter[str]()
         self.trail.clear()
         self.passes.clear()
         self.synced.clear()
@@ -184,6 +185,47 @@ class Agent:
 
         return note
 
+    def message(self, name: str) -> Callable[..., None]:
+        """What notes the messages from rank to rank. Those of one pair, group and tag are numbered."""
+
+        def note(tensor: Any, peer: Any = None, group: Any = None, tag: int = 0, **kwargs: Any) -> None:
+            group = group or kwargs.get("group") or c10d._get_default_group()
+            inner = kwargs.get("group_dst", kwargs.get("group_src"))
+            peer = kwargs.get("dst", kwargs.get("src", peer))
+            peer = dist.get_global_rank(group, inner) if peer is None and inner is not None else peer
+            if peer is None or not isinstance(group, dist.ProcessGroup):
+                return  # from any rank
+            way = "send" if "send" in name else "receive"
+            key = f"{group.group_name}/{kwargs.get('tag', tag)}/{peer}/{way}"
+            number, self.messages[key] = self.messages[key], self.messages[key] + 1
+            event = {"way": way, "peer": int(peer), "key": key.rpartition("/")[0], "n": number}
+            self.last_message = {**event, "lines": user_lines(sys._getframe(3))}
+            self.write("message", waits=name == "recv", **self.last_message)
+
+        return note
+
+    def install_wait(self) -> None:
+        """A message that is received later is waited for."""
+        pending: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        receive, wait = c10d.irecv, c10d.Work.wait
+
+        @functools.wraps(receive)
+        def received(*args: Any, **kwargs: Any) -> Any:
+            self.last_message = None
+            work = receive(*args, **kwargs)
+            if work is not None and self.last_message is not None:
+                pending[work] = self.last_message
+            return work
+
+        def waited(work: Any, *args: Any, **kwargs: Any) -> Any:
+            if pending and (event := pending.pop(work, None)) is not None:
+                lines = {"lines": user_lines(sys._getframe(1))}
+                self.attempt(self.write, "message", waits=True, again=True, **{**event, **lines})
+            return wait(work, *args, **kwargs)
+
+        c10d.irecv = dist.irecv = received
+        c10d.Work.wait = waited  # type: ignore[method-assign, assignment]
+
     def attempt(self, note: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
         """The error boundary: a fault of ours does not reach the user's program, and is told in the report."""
         try:
@@ -216,6 +258,9 @@ class Agent:
         for name in COLLECTIVES:
             if hasattr(c10d, name):
                 self.wrap(c10d, name, self.collective(name))
+        for name in ("send", "recv", "isend", "irecv"):
+            self.wrap(c10d, name, self.message(name), "message")
+        self.install_wait()
         self.wrap(c10d, "init_process_group", self.initialised)
         self.wrap(c10d, "destroy_process_group", self.destroyed)
         self.wrap(torch, "save", lambda obj, f, *_, **__: self.saved(f, lambda: digest(obj)))
@@ -331,7 +376,7 @@ class Agent:
     def past(self, module: nn.Module, *inputs: Any) -> None:
         """A part of a wrapped model runs with gradients, and its wrapper does not: told three times. A hook of all
         modules: one on the user's own would be copied and pickled with them."""
-        if not torch.is_grad_enabled() and module in self.whole and not getattr(self.inside, "forward", 0):
+        if not torch.is_grad_enabled() and not getattr(self.inside, "forward", 0) and self.is_whole(module):
             self.evaluated(inputs[0] if inputs else ())
         if module not in self.parts:
             return
@@ -345,6 +390,13 @@ class Agent:
             ):
                 frame = frame.f_back
             self.write("past", lines=user_lines(frame))
+
+    def is_whole(self, module: nn.Module) -> bool:
+        """Whether it is a wrapped model; where none is wrapped, one that the user's lines call, and no other module."""
+        if self.models:
+            return module in self.whole
+        frame = user_frame(sys._getframe(2))
+        return frame is not None and not isinstance(frame.f_locals.get("self"), nn.Module)
 
     def evaluated(self, inputs: Any) -> None:
         """A forward without gradients: what it is given, and which numbers are shown before the next backward."""

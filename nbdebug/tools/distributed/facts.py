@@ -58,7 +58,8 @@ class Place:
 
 class RankLog:
     """What one rank did. calls: of each group, the latest; events: kind → in order; trail: numbers of marks, the latest
-    of `marks` in all; turns: how often each was passed."""
+    of `marks` in all; turns: how often each was passed; sent: "group/tag/rank" → messages; receives: the message that
+    its last event waits for."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -69,13 +70,19 @@ class RankLog:
         self.events: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
         self.last: CollectiveCall | None = None
         self.marks = 0
+        self.sent: collections.Counter[str] = collections.Counter()
+        self.receives: dict[str, Any] | None = None
 
     def add(self, event: Mapping[str, Any]) -> None:
         marks = event.get("m", ())
         self.trail += marks
         self.turns.update(marks)
         self.marks += len(marks)
-        if event["k"] == "call":
+        if event["k"] not in ("stack", "loops", "place") and event.get("peer") is not True:
+            self.receives = dict(event) if event["k"] == "message" and event["waits"] else None
+        if event["k"] == "message":
+            self.sent[event["key"]] += event["way"] == "send"
+        elif event["k"] == "call":
             group = event.get("g", "0")
             lines = tuple((str(file), int(line), str(name)) for file, line, name in event.get("lines", ()))
             op, shape, dtype, root = (str(event.get(name, "")) for name in ("op", "shape", "dtype", "root"))

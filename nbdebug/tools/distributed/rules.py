@@ -406,6 +406,44 @@ def collective_mismatch(facts: RanksFacts) -> Finding | None:
     )
 
 
+@rule(
+    code="distributed/message-missing",
+    title="A rank waits for a message that no rank sends.",
+    symptom="A pipeline stands still in `recv`, or in the `wait()` of an `irecv`, until the timeout.",
+    cause="The other rank has sent fewer messages than this one receives, or both wait for each other first.",
+    confirm="Count the sends and receives of both, for each tag.",
+    fix="Make one send for each receive, in an order in which one side sends while the other receives.",
+    reference=DISTRIBUTED,
+)
+def message_missing(facts: RanksFacts) -> Finding | None:
+    for rank, log in sorted(facts.ranks.items()):
+        wanted = log.receives
+        other = facts.ranks.get(wanted["peer"]) if wanted else None
+        if wanted is None or other is None or other is log:
+            continue
+        group, tag, _ = wanted["key"].split("/")
+        if other.sent[f"{group}/{tag}/{rank}"] > wanted["n"]:
+            continue
+        back = other.receives
+        both = (
+            back is not None
+            and back["peer"] == rank
+            and log.sent[back["key"].rpartition("/")[0] + f"/{other.rank}"] <= back["n"]
+        )
+        if not both and not other.has_left(group):
+            continue
+        number, sent = wanted["n"] + 1, other.sent[f"{group}/{tag}/{rank}"]
+        title = f"Rank {rank} waits for message {number} of rank {other.rank}, which has sent {sent}"
+        title += ", and waits for a message of its own" if both else " and has ended"
+        fix = Fix("One send for each receive.", f"dist.send(tensor, dst={rank})  # on rank {other.rank}")
+        chain = [Link(f"rank {rank} receives", at(facts, first(wanted["lines"]), rank))]
+        if back is not None and both:
+            chain.append(Link(f"rank {other.rank} receives", at(facts, first(back["lines"]), other.rank)))
+        line = first(wanted["lines"])
+        return finding("message-missing", title, at(facts, line, rank), [fix], chain, timeout=LONGER)
+    return None
+
+
 # -- silent faults ----------------------------------------------------------------------------------------------------
 
 
@@ -646,7 +684,7 @@ def metric_not_reduced(facts: RanksFacts) -> Finding | None:
 
 FATAL = (
     world_size_wrong, env_incomplete, port_in_use, unused_parameters, rank_nonfinite, rank_raised, uneven_steps,
-    collective_mismatch,
+    collective_mismatch, message_missing,
 )  # fmt: skip
 SILENT = (weights_diverged, shared_file, missing_sampler, set_epoch_missing, no_sync_missing, metric_not_reduced)
 
