@@ -101,6 +101,7 @@ class CheckMagics(Magics):
     @argument("--reference", metavar="NAME", help="pictures whose colours and sharpness are wanted (default: training)")
     @argument("--evaluation", metavar="NAME", help="rows of an evaluation set, which training should not have")
     @argument("--prompts", metavar="NAME", help="the prompt of each text, which is cut off its beginning")
+    @argument("--sample-rate", type=int, metavar="N", help="these are sounds, with so many values a second")
     @argument("--embed", metavar="NAME", help="your function from all items to vectors (N, D), for other things")
     @FULL
     @HELP
@@ -126,7 +127,7 @@ class CheckMagics(Magics):
         parts = {part: evaluate(getattr(args, part), names) for part in BESIDE if getattr(args, part) is not None}
         generated = None if args.generated is None else evaluate(args.generated, names)
         with usage_errors():
-            report = nbdebug.check_outputs(generated, **parts)
+            report = nbdebug.check_outputs(generated, **parts, sample_rate=args.sample_rate)
         return answer(dataclasses.replace(report, question=f"%check_outputs {line.strip()}"), args, line)
 
     @no_var_expand

@@ -127,3 +127,29 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "brighter": lambda picture: np.clip(picture * 1.1, 0, 255).astype(np.uint8),
     "resized": resized,
 }
+
+
+RATE = 8000
+
+
+def speech(rng: Any) -> Any:
+    """A second of a voice: harmonics of a pitch that drifts, in syllables."""
+    pitch = rng.uniform(90, 250) * np.exp(np.cumsum(rng.normal(0, 0.0005, RATE)))
+    phase = np.cumsum(2 * np.pi * pitch / RATE)
+    loudness = np.repeat(np.abs(np.convolve(rng.normal(size=40), np.ones(3) / 3, "same")), RATE // 40)
+    return 0.2 * sum(np.sin(k * phase) / k for k in range(1, 9)) * loudness + 0.003 * rng.normal(size=RATE)
+
+
+def chimes(rng: Any) -> Any:
+    sound = np.zeros(RATE)
+    for _ in range(4):
+        start = rng.integers(0, RATE - 1500)
+        wave = np.sin(2 * np.pi * rng.uniform(100, 1500) * np.arange(1500) / RATE)
+        sound[start : start + 1500] += 0.2 * wave * np.hanning(1500)
+    return sound
+
+
+def squares(rng: Any) -> Any:
+    """Full scale by nature."""
+    notes = rng.choice([220, 262, 330, 392, 440, 523], 8)
+    return np.concatenate([np.sign(np.sin(2 * np.pi * note * np.arange(1000) / RATE)) for note in notes])

@@ -108,3 +108,18 @@ def test_noise_on_flat_pictures_and_a_limit_in_characters() -> None:
     short = [outputs.sentence(words) for _ in range(8)]
     report = nbdebug.check_outputs(short + [text.rstrip(".") for text in long])
     assert report.findings[0].code == "quality/truncated" and report.findings[0].where.samples == (8, 9, 10, 11, 12)
+
+
+@pytest.mark.parametrize("kind", [outputs.speech, outputs.squares])
+def test_sounds(kind: object) -> None:
+    rng = np.random.default_rng(1)
+    training = [kind(rng) for _ in range(32)]  # type: ignore[operator]
+    generated = [kind(rng) for _ in range(10)]  # type: ignore[operator]
+    assert not nbdebug.check_outputs(generated, training=training, sample_rate=outputs.RATE).findings
+    generated[3], generated[8] = training[20] * 0.6, np.round(training[31] * 32767).astype(np.int16)
+    report = nbdebug.check_outputs(generated, training=training, sample_rate=outputs.RATE)
+    assert [(f.code, f.where.samples) for f in report] == [("quality/memorized", (3, 8))]
+    report = nbdebug.check_outputs([*generated[:3], *[generated[5]] * 3, generated[5] * 0.9], sample_rate=outputs.RATE)
+    assert [f.code for f in report] == ["quality/mode-collapse"]
+    with pytest.raises(TypeError, match="a sound is"):
+        nbdebug.check_outputs(np.zeros((2, 3, 4, 5)), sample_rate=8000)

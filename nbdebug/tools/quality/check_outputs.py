@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,11 @@ SHOWN = 6
 """Pairs of the gallery."""
 ALIKE = 2.0
 """Vectors that stand in training count where they are so many times as many as training's own repetitions."""
+QUIET, FULL, FLAT, CLIPPED = 1e-4, 0.99, 3, (0.002, 0.4)
+"""A sound is silent where its peak is below the first (80 dB under full scale); clipped where runs of so many equal
+values at a peak that is nearly full scale make up a share of it between these two (a square wave is all peak)."""
+BANDS, FRAMES, DECIBELS = 32, 32, 80.0
+"""Of the small spectrogram by which sounds are compared: bands on a scale like the ear's, frames, and range."""
 NEAR = 0.1
 """A vector is a copy where its distance to training is so much of the usual one between two training vectors."""
 
@@ -27,6 +33,7 @@ def check_outputs(
     evaluation: Any = None,
     prompts: Sequence[str] | None = None,
     embed: Callable[[Any], Any] | None = None,
+    sample_rate: int | None = None,
 ) -> Report:
     """Find what is wrong with what a model made, beside what it learnt from.
 
@@ -36,7 +43,9 @@ def check_outputs(
     saved anew, by the training set's own distances. reference: what the outputs should look like in colour and
     sharpness (default: training). evaluation: rows of an evaluation set; those that stand in training are named.
     prompts: one for each text, which is cut off its beginning. embed: your own function, from all items to vectors
-    (N, D), for things of another kind: its distances are then judged.
+    (N, D), for things of another kind: its distances are then judged. sample_rate: these are sounds: (N, T), or a list
+    of arrays (T) or (channels, T), floats of -1 to 1 or whole numbers; copies and collapse are judged by what their
+    spectrograms show, beside silence and clipping.
 
     What needs a training set is not judged without one. `report.frame()` has a row for each sample that is named.
     Raises TypeError for what is neither, ValueError where nothing is given, or forms differ.
@@ -48,9 +57,14 @@ def check_outputs(
     if prompts is not None and generated is not None:
         generated = [_without(str(prompt), text) for prompt, text in zip(prompts, generated, strict=True)]
     seen: list[Evidence] = []
-    if generated is not None:
+    if sample_rate is not None:
+        heard = [
+            None if given is None else sounds_of(given, sample_rate) for given in (generated, training, evaluation)
+        ]
+        seen += _sounds(*heard)
+    elif generated is not None:
         seen += _problems(generated, training, reference, embed)
-    if evaluation is not None:
+    if evaluation is not None and sample_rate is None:
         seen += _overlap(evaluation, training, embed)
     facts = QualityFacts(tuple(seen))
     rows = [(problem.code, row) for problem in seen for row in problem.samples]
@@ -135,6 +149,88 @@ def _vectors(given: Any, embed: Any) -> Any:
     if values.ndim != 2:
         raise ValueError(f"vectors are (N, D); got {values.shape}")
     return values
+
+
+def sounds_of(given: Any, sample_rate: int) -> list[Any]:
+    """Arrays (T) of float64, -1 to 1. Raises TypeError for what is no sound."""
+    import numpy
+
+    if sample_rate <= 0:
+        raise ValueError(f"sample_rate takes samples per second; got {sample_rate!r}")
+    sounds = []
+    for row in given:
+        values = numpy.asarray(row.detach().cpu() if hasattr(row, "detach") else row)
+        if values.ndim not in (1, 2) or values.dtype.kind not in "iuf" or not values.size:
+            raise TypeError(f"a sound is an array (T) or (channels, T); got {getattr(values, 'shape', type(row))}")
+        scale = float(numpy.iinfo(values.dtype).max) if values.dtype.kind in "iu" else 1.0
+        values = values.astype("float64") / scale
+        sounds.append(values.mean(int(values.shape[1] < values.shape[0])) if values.ndim == 2 else values)
+    return sounds
+
+
+def _spectrogram(sound: Any) -> Any:
+    """(BANDS, FRAMES, 3) uint8: the energy by band and time, in decibels under its peak, as a grey picture."""
+    import numpy
+
+    edges = numpy.linspace(0, len(sound), FRAMES + 1).astype(int)
+    size = max(64, 2 * (len(sound) // FRAMES))
+    bands = numpy.unique(numpy.geomspace(1, size // 2, BANDS + 1).astype(int))
+    columns = []
+    for start in edges[:-1]:
+        part = sound[start : start + size]
+        power = numpy.abs(numpy.fft.rfft(part * numpy.hanning(len(part)), size)) ** 2
+        columns.append([power[a : max(b, a + 1)].mean() for a, b in itertools.pairwise(bands)])
+    level = 10 * numpy.log10(numpy.array(columns).T + 1e-12)
+    grey = numpy.clip((level - level.max()) / DECIBELS + 1, 0, 1) * 255
+    return numpy.repeat(numpy.round(grey)[..., None], 3, 2).astype("uint8")
+
+
+def _share_clipped(sound: Any) -> float:
+    """The share of values that stand in flat runs at the peak."""
+    import numpy
+
+    peak = float(numpy.abs(sound).max())
+    if peak < FULL:
+        return 0.0
+    flat = (numpy.abs(sound) > 0.999 * peak).astype(int)
+    edges = numpy.flatnonzero(numpy.diff(numpy.concatenate([[0], flat, [0]])))
+    runs = edges[1::2] - edges[::2]
+    return float(runs[runs >= FLAT].sum() / len(sound))
+
+
+def _sounds(
+    generated: list[Any] | None, training: list[Any] | None, evaluation: list[Any] | None
+) -> Iterator[Evidence]:
+    known = None if training is None else [_spectrogram(sound) for sound in training]
+    if generated is not None:
+        tests: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+            ("silent", "silent", lambda sound: float(abs(sound).max()) < QUIET),
+            ("clipped", "clipped: flat at full scale", lambda sound: CLIPPED[0] < _share_clipped(sound) < CLIPPED[1]),
+        )
+        for slug, words, holds in tests:
+            rows = tuple(row for row, sound in enumerate(generated) if holds(sound))
+            usual = sum(holds(sound) for sound in training or ()) / len(training) if training else 0.0
+            if rows and len(rows) > ALIKE * usual * len(generated):
+                title = f"{count(len(rows), 'sound')} of {len(generated)} {'is' if len(rows) == 1 else 'are'} {words}"
+                yield Evidence(f"quality/{slug}", title, rows, {"in training": usual})
+        audible = {row: _spectrogram(sound) for row, sound in enumerate(generated) if float(abs(sound).max()) >= QUIET}
+        yield from _heard(audible, known, "quality/memorized", "sample")
+    if evaluation is not None:
+        yield from _heard(dict(enumerate(map(_spectrogram, evaluation))), known, "quality/evaluation-overlap", "row")
+
+
+def _heard(sounds: dict[int, Any], known: list[Any] | None, code: str, noun: str) -> Iterator[Evidence]:
+    """Copies of the training set, and samples that are one sound, by their spectrograms."""
+    rows, shown = list(sounds), list(sounds.values())
+    pairs = images.copies(shown, known) if known and shown else []
+    if pairs:
+        each = [{noun: rows[row], "training sound": match, "distance": gap} for row, match, gap in pairs]
+        title = f"{count(len(pairs), 'sound')} of {len(rows)} {'repeats' if len(pairs) == 1 else 'repeat'} sounds of "
+        yield Evidence(code, f"{title}the training set", tuple(rows[row] for row, _, _ in pairs), {"pairs": each})
+    if code == "quality/memorized":
+        for one in images.collapse(shown, known):
+            title = f"{len(one.samples)} of {len(rows)} samples are one sound"
+            yield Evidence(one.code, title, tuple(rows[row] for row in one.samples), one.values)
 
 
 def _overlap(evaluation: Any, training: Any, embed: Any) -> Iterator[Evidence]:

@@ -163,7 +163,7 @@ def problems(generated: list[Any], training: list[Any] | None, reference: list[A
             title = f"{count(len(rows), 'sample')} of {len(generated)} repeat pictures of the training set"
             each = [{"sample": row, "training picture": match, "distance": gap} for row, match, gap in pairs]
             yield Evidence("quality/memorized", title, rows, {"pairs": each})
-    yield from _collapse(generated, training or reference)
+    yield from collapse(generated, training or reference)
     other = reference or training
     if other and min(len(other), len(generated)) >= FEWEST:
         yield from _colour(generated, other)
@@ -179,7 +179,7 @@ def _distances(some: Any, others: Any) -> Any:
     return numpy.sqrt(numpy.maximum(square, 0) / a.shape[1])
 
 
-def _collapse(generated: list[Any], training: list[Any] | None) -> Iterator[Evidence]:
+def collapse(generated: list[Any], training: list[Any] | None) -> Iterator[Evidence]:
     import numpy
 
     if len(generated) < LEAST:

@@ -212,6 +212,26 @@ names(
     reference="https://arxiv.org/abs/2305.08891",
 )
 names(
+    "silent",
+    ("Look at what the decoder is given, and at its gain.", "print(latents.std(), decoded.abs().max())"),
+    title="Sounds are silent.",
+    symptom="A file of the right length, in which nothing is heard.",
+    cause="A decoder that is given zeros or NaN, a gain that is divided twice, whole numbers taken for floats.",
+    confirm="The peak is more than 80 dB under full scale.",
+    fix="Follow the level from the latents to the file; write floats of -1 to 1.",
+    reference="https://docs.pytorch.org/audio/stable/tutorials/audio_io_tutorial.html",
+)
+names(
+    "clipped",
+    ("Scale to the peak before it is written.", "sound = sound / max(1.0, float(sound.abs().max()))"),
+    title="Sounds are cut off at full scale.",
+    symptom="Loud places crackle; the wave is flat there.",
+    cause="Values beyond -1 to 1 are cut when the file is written: the output is not scaled, or training's was.",
+    confirm="Runs of equal values at the peak.",
+    fix="Scale by the peak, or train on the level that is written.",
+    reference="https://docs.pytorch.org/audio/stable/tutorials/audio_io_tutorial.html",
+)
+names(
     "repetition",
     (
         "Sample, and forbid repeated runs.",
