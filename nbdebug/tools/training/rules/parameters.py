@@ -70,6 +70,9 @@ def _frozen(static: StaticFacts) -> tuple[str, list[Parameter]]:
     if used and not static.trained:
         return "no parameter of the model requires a gradient, so nothing can learn", used
     multiplied = {w.name for w in static.weights}  # a first hidden state of zeros is none, and no fault
+    fresh = [p for p in used if p.fresh and not p.normal]
+    if fresh and static.trained and all(p.reached and p.gradient == 0 for p in static.trained):
+        return "they still have random initial values, and no parameter that is trained has an effect on the loss", used
     zeros = [p for p in used if p.zero and p.dims > 1 and p.name in multiplied]
     if zeros:
         modules = {p.module for p in zeros}
