@@ -86,7 +86,9 @@ class StepOutcome:
     report: Report | None = None
 
     def row(self, number: int) -> list[Any]:
-        takes = f"{self.seconds:.1f} s" if self.seconds is not None else _minutes(self.step.minutes)
+        takes = "" if self.state == NOT_NEEDED else _minutes(self.step.minutes)
+        if self.seconds is not None:
+            takes = f"{self.seconds:.1f} s"
         text = f"{self.state}: {self.text}" if self.text and self.state != WELL else self.text or self.state
         return [MARKS[self.state], f"{number}. {self.step.what}", self.step.magic, takes, text]
 
@@ -269,7 +271,9 @@ def _notes(entry: LogEntry) -> tuple[str, ...]:
 
 def _overview(a: Surroundings) -> Report:
     """The symptoms, and which of them fit what is here."""
-    fits = dict(fitting(a))
+    fits: dict[str, str] = {}
+    for name, why in fitting(a):
+        fits.setdefault(name, why)
     rows = [
         [f"%first_aid {name}", p.when, len(p.steps), _minutes(p.minutes), fits.get(name, "")]
         for name, p in SYMPTOMS.items()
@@ -277,7 +281,7 @@ def _overview(a: Surroundings) -> Report:
     rows.sort(key=lambda row: not row[-1])
     first = next(iter(fits), None)
     headline = f"Type %first_aid {first}: {fits[first]}." if first else "What do you see? Nothing here tells by itself."
-    columns = ("type", "when", "steps", "at most", "what fits here")
+    columns = ("type", "when", "steps", "takes", "what fits here")
     table = Table(
         "First aid", columns, rows, "%checklist before, during or after: around a run. --log: what was tried."
     )

@@ -126,16 +126,20 @@ class Surroundings:
             raise Missing("batches that can be read again: `train_loader` is an iterator, which a look would advance")
         return loader
 
-    def batches(self) -> Iterator[Any]:
-        """The variable `batch`, then those of the training loader."""
+    def batches(self, most: int = 1) -> Iterator[Any]:
+        """The first ones of the training loader, and, where these are not all, the variable `batch`, which may be the
+        one at which a loop has stopped; alone where there is no loader."""
         from nbdebug.arguments import is_source
 
-        batch = self.first(*USUAL_NAMES["batch"])
-        if batch is not None and not is_source(batch) and not isinstance(batch, Iterator):
-            yield batch
-            if self.usual("train_loader") is None:
-                return
-        yield from self.loader
+        own = self.first(*USUAL_NAMES["batch"])
+        own = None if own is None or is_source(own) or isinstance(own, Iterator) else own
+        if own is not None and (most == 1 or self.usual("train_loader") is None):
+            yield own
+            return
+        source = iter(self.loader)
+        yield from itertools.islice(source, most - (own is not None))
+        if own is not None and next(source, None) is not None:
+            yield own
 
     @functools.cached_property
     def function(self) -> tuple[str, Callable[[Any], Any], bool] | None:
@@ -182,7 +186,7 @@ class Surroundings:
         text, of_batch, takes_batch = self.step()
         if not takes_batch:
             return text, lambda: of_batch(None), 1
-        batches = list(itertools.islice(self.batches(), most))
+        batches = list(self.batches(most))
         if not batches:
             raise Missing("a batch: the training loader gives none")
         source = itertools.cycle(batches)
