@@ -61,6 +61,7 @@ ONLY_WITH_ALL = (
     "test_it_runs_afresh[11_speed",
     "test_it_runs_afresh[13_quality",
     "test_it_runs_afresh[12_ranks",
+    "test_it_runs_afresh[14_logs",
     "test_a_wrapped_model_goes_over_to_the_new_group",
     "distributed/test_healthy.py",
 )

@@ -452,3 +452,36 @@ SILENT = {
     "keras": ("cut", "traceback", "killed", "restart", "back", "spike", "validation"),
 }
 """What a format can't hold: words, a plan, a second beginning, a validation loss."""
+
+
+def main() -> int:
+    """Each trouble in each form, and healthy runs: how many are named with their line, and the false alarms."""
+    import re
+    import tempfile
+
+    import nbdebug
+
+    missed, alarms, sick, well = [], [], 0, 0
+    for form, form_of in FORMATS.items():
+        for name, make in [*(("healthy", healthy) for _ in range(2)), *TROUBLES.items()]:
+            if name in SILENT.get(form, ()):
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                run = make(sick + well)
+                report = nbdebug.read_log(form_of(pathlib.Path(folder), run))
+            words = [*(f"{f.code} {f.title} {f.where.place}" for f in report), *(s.what for s in report.symptoms)]
+            said = " ".join([*words, *(report.notes if name == "back" else ())])
+            if not run.expect or name == "back":
+                well += 1
+                alarms += [f"{form}: {name}: {said[:200]}"] * (not report.ok)
+            if run.expect:
+                sick += 1
+                named = all(re.search(word, said) for word in run.expect) and re.search(r"line [\d,]+", said)
+                missed += [f"{form}: {name}: {said[:200]}"] * (not named)
+    print(*missed, *alarms, sep="\n")
+    print(f"{sick - len(missed)} of {sick} troubles named; {len(alarms)} false alarms in {well} healthy logs")
+    return len(missed) + len(alarms)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

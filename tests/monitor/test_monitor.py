@@ -44,7 +44,7 @@ def test_it_counts_steps_beside_the_machine_and_leaves_nothing_behind() -> None:
     assert {"steps a second", "use in percent", "memory in GiB"} <= set(data["panels"]) and len(data["marks"]) == 1
     steps(3)
     assert watch.close().steps == 10
-    assert "<img" in report._repr_mimebundle_()["text/html"] and report.figure() is not None
+    assert "<img" in report._repr_mimebundle_()["text/html"]
 
 
 def test_a_fault_of_ours_ends_the_watch_and_not_the_training() -> None:

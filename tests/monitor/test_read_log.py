@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 
 import pytest
 
 import nbdebug
+from nbdebug.__main__ import main
 from tests.monitor import logs
 
 
@@ -20,9 +22,9 @@ def test_each_trouble_is_named_with_its_line_and_a_healthy_run_is_silent(form: s
     write = logs.FORMATS[form]
     report = nbdebug.read_log(write(_folder(tmp_path, "healthy"), logs.healthy(1)))
     assert report.ok and report.steps >= 30, words(report)
-    for trouble, make in logs.TROUBLES.items():
-        if trouble in logs.SILENT.get(form, ()):
-            continue
+    possible = [trouble for trouble in logs.TROUBLES if trouble not in logs.SILENT.get(form, ())]
+    for trouble in possible[list(logs.FORMATS).index(form) % 3 :: 3]:  # all: python -m tests.monitor.logs
+        make = logs.TROUBLES[trouble]
         run = make(3)
         report = nbdebug.read_log(write(_folder(tmp_path, trouble), run))
         said = words(report) if trouble != "back" else " ".join(report.notes)
@@ -34,3 +36,85 @@ def _folder(tmp_path: pathlib.Path, name: str) -> pathlib.Path:
     folder = tmp_path / name
     folder.mkdir()
     return folder
+
+
+def test_a_folder_is_read_by_runs(tmp_path: pathlib.Path) -> None:
+    for version, make in enumerate((logs.healthy, logs.TROUBLES["spike"])):
+        logs.lightning_csv(_folder(tmp_path, f"version_{version}"), make(4))
+    for step in (500, 600):
+        logs.trainer_state(_folder(tmp_path, f"checkpoint-{step}"), logs.healthy(5))
+    (tmp_path / "requirements.txt").write_text("torch==2.6\nnumpy\n")
+    report = nbdebug.read_log(tmp_path)
+    assert [f.code for f in report] == ["training/loss-spike"] and "version_1" in report.findings[0].where.file
+    files = [source["file"] for source in report.facts["sources"]]
+    assert len(files) == 3 and sum("checkpoint" in file for file in files) == 1  # of one run's states the newest
+    assert next(table for table in report.tables if table.title == "Runs").rows[1][0].endswith("metrics.csv")
+
+
+def test_a_file_may_grow_and_end_within_a_line(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "train.jsonl"
+    lines = [json.dumps({"step": n, "loss": 2 / (1 + n) if n < 30 else float("nan")}) + "\n" for n in range(40)]
+    path.write_text("".join(lines[:20]) + lines[20][:9])
+    following = nbdebug.read_log(path, follow=True, every=0.01)
+    first = next(following)
+    assert first.ok and first.steps == 20
+    assert nbdebug.read_log(path).ok and "cut off" in " ".join(nbdebug.read_log(path).notes)
+    with path.open("a") as file:
+        file.write(lines[20][9:] + "".join(lines[21:]))
+    second = next(following)
+    assert second.steps == 40 and "line 31" in words(second)
+    with pytest.raises(StopIteration):
+        following.throw(KeyboardInterrupt)
+        next(following)
+
+
+def test_what_is_no_log_is_refused_and_hostile_bytes_are_only_read(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        nbdebug.read_log(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="no log"):
+        nbdebug.read_log(tmp_path)
+    (tmp_path / "settings.json").write_text('{"lr": 0.1}')
+    with pytest.raises(ValueError, match="no history"):
+        nbdebug.read_log(tmp_path / "settings.json")
+    for name, data in (
+        ("events.out.tfevents.1", logs.event(1, "loss", 1.0) + b"\xff" * 100),
+        ("deep.json", b"[" * 100_000),
+        ("long.log", b"loss 1.0 " * 200_000),
+        ("bytes.log", bytes(range(256)) * 50),
+        ("bad.csv", b'step,loss\n1,"2\n3\n'),
+    ):
+        (tmp_path / name).write_bytes(data)
+        try:
+            assert isinstance(str(nbdebug.read_log(tmp_path / name)), str)
+        except ValueError as refused:
+            assert "no log" in str(refused) or "no history" in str(refused) or "nested" in str(refused)
+
+
+def test_ranks_with_one_trouble_share_a_sentence_and_the_first_error_is_named(tmp_path: pathlib.Path) -> None:
+    run = logs.TROUBLES["nan"](2)
+    report = nbdebug.read_log(logs.ranks(tmp_path, run))
+    assert len(report.symptoms) == 1 and "1 other rank" in report.symptoms[0].what
+    run = logs.TROUBLES["traceback"](2)
+    path = logs.ranks(tmp_path, run)
+    path.write_text(path.read_text() + "[rank0]: torch.distributed.DistBackendError: Connection closed by peer\n")
+    finding = nbdebug.read_log(path).findings[0]
+    assert finding.code == "error/shape-mismatch" and finding.where.rank == 1
+
+
+def test_from_a_shell(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sick = logs.plain(tmp_path, logs.TROUBLES["nan"](1))
+    assert main(["read-log", str(sick), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["verdict"] == "not well, no cause known"
+    assert main(["read-log", str(logs.plain(tmp_path, logs.healthy(1)))]) == 0
+    assert main(["read-log", str(tmp_path / "none")]) == 2
+
+
+def test_a_record_goes_out_as_csv_and_events_and_comes_back(tmp_path: pathlib.Path) -> None:
+    record = nbdebug.open_record(logs.record(tmp_path, logs.TROUBLES["nan"](6)))
+    folder = record.to_tensorboard(tmp_path / "events")
+    table = record.to_csv(tmp_path / "steps.csv")
+    for path in (folder, table):
+        report = nbdebug.read_log(path)
+        assert report.steps == 120 and "nan from step 400" in words(report)
+    with pytest.raises(FileExistsError):
+        record.to_tensorboard(folder)

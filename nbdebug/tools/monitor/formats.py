@@ -792,4 +792,6 @@ class Follower:
             self._feed(self.lines.end())
             if self.rows.open_end and len(self.rows.broken) > broken:
                 self.rows.broken.pop()  # cut off, not damaged
+            elif self.kind != "text":
+                self.rows.open_end = False
             self.reader.end()

@@ -176,8 +176,9 @@ def _line(text: Any, most: int = 300) -> str:
 
 
 def _problem(told: Sequence[GivenReport]) -> str:
-    seen = dict.fromkeys(_line(s.what) for one in told for s in one.report.symptoms)
-    seen = seen or dict.fromkeys(_line(_first_words(one.report)) for one in told)
+    seen = dict.fromkeys(
+        _line(text) for one in told for text in [s.what for s in one.report.symptoms] or [_first_words(one.report)]
+    )
     when = [one.when for one in told if one.when]
     first = f"First seen {_clock(when[0])}." if when else ""
     cells = dict.fromkeys(one.cell for one in told if one.cell)

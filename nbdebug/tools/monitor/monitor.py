@@ -22,7 +22,7 @@ from nbdebug.interrupts import uninterrupted
 from nbdebug.live import Live
 from nbdebug.report import Finding, Plot, Report, RuledOut, Table
 from nbdebug.text import count, figures, size
-from nbdebug.tools.monitor.rules import MACHINE_RULES, MachineFacts, MachineSample
+from nbdebug.tools.monitor.rules import MACHINE_RULES, SAMPLES, MachineFacts, MachineSample
 
 KEPT = 7200
 """Samples that are kept: two hours at one a second; older ones are thinned out."""
@@ -390,7 +390,7 @@ def _table(facts: MachineFacts) -> Table:
         values = [v / unit for s in facts.samples if math.isfinite(v := getattr(s, name))]
         if values:
             rows.append([title, *(f"{figures(v)}{ending}" for v in (values[0], values[-1], min(values), max(values)))])
-    return Table("The machine", ("what", "at first", "now", "lowest", "highest"), rows, open=True)
+    return Table("The machine", ("what", "at first", "now", "lowest", "highest"), rows, open=False)
 
 
 def _ruled_out(facts: MachineFacts, findings: Sequence[Finding]) -> Iterator[RuledOut]:
@@ -411,6 +411,13 @@ def _unchecked(watch: Monitor) -> Iterable[str]:
         yield f"Everything after an error in monitor itself ({watch.fault}); please report it."
     if watch._machine.card is None and _has_card():
         yield "The card: NVIDIA's library is missing. pip install nvidia-ml-py"
+    yield from _enough(watch)
+
+
+def _enough(watch: Monitor) -> Iterator[str]:
+    looks = len(watch.facts.training)
+    if looks < SAMPLES:
+        yield f"The course of memory and card: {count(looks, 'look')} while it trains, and it takes {SAMPLES}."
 
 
 def _has_card() -> bool:

@@ -126,8 +126,8 @@ def _read(place: pathlib.Path) -> list[LogRows]:
 
 @dataclasses.dataclass
 class Course:
-    """One run of one rank. rows: (step, loss, validation loss), steps rising; lines: the line of each step. resumed: it
-    had begun before. new: whether the counter began anew, in place of going back a little."""
+    """One run of one rank. rows: (step, loss, validation loss), steps rising; lines, val_lines: of each step. backs:
+    where the counter went back: from, to, line. rounded: rates of zero may be small ones, written with few digits."""
 
     rank: int = -1
     unit: str = "step"
@@ -135,8 +135,9 @@ class Course:
     rates: list[tuple[int, float]] = dataclasses.field(default_factory=list)
     norms: list[tuple[int, float]] = dataclasses.field(default_factory=list)
     lines: dict[int, int] = dataclasses.field(default_factory=dict)
+    val_lines: dict[int, int] = dataclasses.field(default_factory=dict)
     restarts: list[Restart] = dataclasses.field(default_factory=list)
-    backs: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)  # from step, to step, line
+    backs: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
     rounded: bool = False
     several: bool = False  # losses of parts that pull at each other
 
@@ -146,6 +147,8 @@ class Course:
 
     def add(self, step: int, line: int, loss: float | None, val: float | None) -> None:
         """A step that is there already gets what it lacks."""
+        if val is not None:
+            self.val_lines[max(step, self.rows[-1][0]) if self.rows else step] = line
         if self.rows and step <= self.rows[-1][0]:
             last, known, validation = self.rows[-1]
             self.rows[-1] = last, known if known is not None else loss, val if val is not None else validation
@@ -403,11 +406,8 @@ def _of_course(
     found = loss_findings(patterns)
     seen = verdict.of_losses(rows, rates=known, several=course.several, resumed=resumed)
     titles = {finding.title for finding in found}
-    notes = [
-        pattern.said
-        for pattern in patterns
-        if pattern.said not in titles and pattern.said not in {s.what for s in seen}
-    ]
+    said = {*titles, *(symptom.what for symptom in seen)}
+    notes = [pattern.said for pattern in patterns if pattern.said not in said and pattern.kind != "nan"]
     worse = bool(seen) or any(pattern.kind in ("nan", "divergence") for pattern in patterns)
     facts = LoggedRun(
         name,
@@ -473,7 +473,8 @@ def _with_line(text: str, course: Course, name: str) -> str:
         step = next((s for s, v in course.losses if not math.isfinite(v)), None)
     if "after step" in text and step is not None:
         step = next((s for s, _ in course.losses if s > step), step)
-    line = course.lines.get(step) if step is not None else None
+    lines = course.val_lines if text.startswith("The validation") else course.lines
+    line = lines.get(step) if step is not None else None
     where = f"{name}, line {line:,}" if line else f"{name}, up to line {_last_line(course):,}"
     return f"{_in_unit(text, course).rstrip('.')} ({where})."
 
@@ -652,7 +653,8 @@ def _report(place: pathlib.Path, logs: list[LogRows], growing: bool = False) -> 
     if place.is_dir() and (place / "steps.jsonl").is_file():
         findings += _of_record(place)
     steps = sum(len(course.rows) for one in judged for course in one.courses)
-    notes = [note for one in judged for note in _source_notes(one, names[id(one.log)])]
+    notes = [symptom.what for symptom in symptoms] if findings else []  # above them it is the findings that are shown
+    notes += [note for one in judged for note in _source_notes(one, names[id(one.log)])]
     notes += [f"{names[id(one.log)]}: {note}" if len(judged) > 1 else note for one in judged for note in one.notes]
     main = max(judged, key=lambda one: sum(len(c.rows) for c in one.courses), default=None)
     worst = next((one for one in judged if one.findings or one.symptoms), main)

@@ -54,13 +54,16 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True)
 class CurvePanel:
-    """Curves over one scale."""
+    """Curves over one scale. span: its ends, where they are known beforehand."""
 
     name: str
     curves: tuple[Curve, ...]
+    span: tuple[float, float] | None = None
 
     @functools.cached_property
     def scale(self) -> RunScale:
+        if self.span is not None:
+            return RunScale(*self.span)
         return RunScale.around([y for loss in self.curves for _, y in loss.points])
 
 
@@ -129,7 +132,9 @@ def read(data: Mapping[str, Any]) -> Curves | None:
     ]
     more = data.get("panels")
     if isinstance(more, Mapping):
-        panels += [CurvePanel(clean(name, 60), _named(curves)) for name, curves in list(more.items())[:6]]
+        percent = {name: (0.0, 100.0) for name in more if str(name).endswith("percent")}
+        named = [(name, _named(curves)) for name, curves in list(more.items())[:6]]
+        panels += [CurvePanel(clean(name, 60), curves, percent.get(name)) for name, curves in named]
     drawn = tuple(panel for panel in panels if panel.curves)
     pairs = data.get("marks")
     pairs = pairs[:20] if isinstance(pairs, (list, tuple)) else ()

@@ -8,12 +8,17 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
+import struct
+import time
 from typing import Any
 
 from nbdebug.report import Report
 from nbdebug.tools.guard.record.files import contents
 from nbdebug.tools.guard.record.step_lines import OUTCOMES, RecordedRun, read_runs
 from nbdebug.tools.guard.record.trips import RecordedTrip, read_trips
+
+TAGS = {"loss": "loss", "gradient norm": "norm", "learning rate": "lr"}
+"""Scalars of an event file, by the columns that they come from."""
 
 
 def open_record(path: str | os.PathLike[str]) -> Record:
@@ -91,6 +96,29 @@ class Record:
 
         return record_report(self)
 
+    def to_csv(self, path: str | os.PathLike[str]) -> pathlib.Path:
+        """Write `frame` as CSV, one row a step. Returns the path."""
+        target = pathlib.Path(path)
+        self.frame.to_csv(target, index=False, na_rep="nan")
+        return target
+
+    def to_tensorboard(self, folder: str | os.PathLike[str]) -> pathlib.Path:
+        """Write loss, gradient norm and learning rate of each step as an event file of TensorBoard's, each process and
+        run in a folder of its own where there are several. Returns the folder: `tensorboard --logdir FOLDER`. An event
+        file that is there is never replaced."""
+        target = pathlib.Path(folder)
+        for n, run in enumerate(self.runs):
+            place = target / f"rank{run.rank}-run{n}" if len(self.runs) > 1 else target
+            place.mkdir(parents=True, exist_ok=True)
+            columns = run.columns
+            began = columns.time[0] if len(columns) else run.began or time.time()
+            with (place / f"events.out.tfevents.{int(began)}.nbdebug.{n}").open("xb") as file:
+                file.write(tf_record(b"\x09" + struct.pack("<d", began) + _part(3, b"brain.Event:2")))
+                for at in range(len(columns)):
+                    values = {name: getattr(columns, key)[at] for name, key in TAGS.items()}
+                    file.write(_event(columns.time[at], columns.step[at], values))
+        return target
+
     def figure(self) -> Any:
         """A matplotlib Figure: losses and gradient norms over steps, with trips and dropped steps marked. Raises
         ValueError where there is no step to draw."""
@@ -115,3 +143,55 @@ class Record:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return self.report()._repr_mimebundle_(include, exclude)
+
+
+# -- TensorBoard's event files: TFRecords of Event messages, https://www.tensorflow.org/tutorials/load_data/tfrecord
+
+
+def _event(when: float, step: int, values: dict[str, float]) -> bytes:
+    """An Event with its scalars; what a step lacks (NaN stands for it in `norm` and `lr`) is left out."""
+    known = [(tag, value) for tag, value in values.items() if value == value or tag == "loss"]
+    scalars = (_part(1, _part(1, tag.encode()) + b"\x15" + struct.pack("<f", _single(v))) for tag, v in known)
+    return tf_record(b"\x09" + struct.pack("<d", when) + b"\x10" + _varint(step) + _part(5, b"".join(scalars)))
+
+
+def _single(value: float) -> float:
+    """As float32 has it: what is too large for it is infinite."""
+    return value if not 3.4e38 < abs(value) < float("inf") else float("inf") * (1 if value > 0 else -1)
+
+
+def _part(field: int, data: bytes) -> bytes:
+    return bytes([field << 3 | 2]) + _varint(len(data)) + data
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def tf_record(data: bytes) -> bytes:
+    """The data with its length and the checksums of both."""
+    length = struct.pack("<Q", len(data))
+    return length + _masked_crc(length) + data + _masked_crc(data)
+
+
+def _masked_crc(data: bytes) -> bytes:
+    crc, table = 0xFFFFFFFF, _crc_table()
+    for byte in data:
+        crc = table[(crc ^ byte) & 255] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+@functools.cache
+def _crc_table() -> tuple[int, ...]:
+    """Of CRC-32C."""
+    table = []
+    for entry in range(256):
+        for _ in range(8):
+            entry = entry >> 1 ^ (0x82F63B78 if entry & 1 else 0)
+        table.append(entry)
+    return tuple(table)
