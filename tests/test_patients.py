@@ -185,6 +185,8 @@ def checked(training):
 def outcome(training):
     """Of an evaluation, by the names of `perplexity`; of an adapter, or of what a model made, by those of its check."""
     parts = dict(vars(training))
+    if "clean" in parts:
+        return nbdebug.check_diffusion(**parts)
     if "metric" in parts:
         return nbdebug.compare(**parts)
     if "base" in parts:

@@ -67,7 +67,7 @@ def compare(
         raise ValueError("compare needs at least one input and one seed")
     sides = [_runs(thing, len(items), name) for thing, name in ((a, "a"), (b, "b"))]
     models = [m for side in sides for run in side for m in _models(run)]
-    with same_random_numbers(), torch.no_grad(), _kept(models):
+    with same_random_numbers(), torch.no_grad(), kept(models):
         scores = [numpy.stack([_scores(run, items, metric, seeds) for run in side]) for side in sides]
         if scores[0].shape[2] != scores[1].shape[2]:
             raise ValueError(f"a has {scores[0].shape[2]} scores and b {scores[1].shape[2]}: other inputs or batches")
@@ -75,7 +75,7 @@ def compare(
         reasons = [*_settings(a, b, settings), *_modes(sides)]
     fix = None
     if _modes(sides):
-        with same_random_numbers(), torch.no_grad(), _kept(models):
+        with same_random_numbers(), torch.no_grad(), kept(models):
             fix = _in_eval(sides, items, metric, seeds, models)
     one, two = (side.mean((0, 1)) for side in scores)
     good = numpy.isfinite(one) & numpy.isfinite(two)
@@ -144,7 +144,7 @@ def _is_filled(cell: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _kept(models: list[torch.nn.Module]) -> Iterator[None]:
+def kept(models: list[torch.nn.Module]) -> Iterator[None]:
     """Modes and buffers are as before afterwards (in train mode a forward pass moves running statistics)."""
     modes = [(module, module.training) for model in models for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for model in models for buffer in model.buffers()]

@@ -368,3 +368,27 @@ names(
     fix="Give both the same inputs, seeds, limits and mode; change one thing at a time.",
     reference="https://arxiv.org/abs/1909.03004",
 )
+names(
+    "prediction-type",
+    ("Give both one type.", "scheduler = DDIMScheduler(prediction_type=training_type)"),
+    title="The sampler takes the model's output for something else.",
+    symptom="The training loss is low, and samples are noise, washed out or burnt.",
+    cause="A model can be trained to give the noise, the clean data or the velocity; the sampler must be told which. A "
+    "base of another version, or a scheduler with its default, has another one.",
+    confirm="Add noise to training items: the output is near one of the three targets.",
+    fix="Set `prediction_type` of the sampler to what training used.",
+    reference="https://huggingface.co/docs/diffusers/main/en/api/schedulers/overview",
+)
+names(
+    "noise-schedule",
+    (
+        "Make it of the betas, in order.",
+        "betas = torch.linspace(1e-4, 0.02, 1000)\nalphas_cumprod = torch.cumprod(1 - betas, 0)",
+    ),
+    title="The noise schedule is none.",
+    symptom="Losses look usual, and samples are noise; or the square root of a negative number is NaN.",
+    cause="A cumulative sum in place of a product, betas in place of alphas, or the wrong way round in time.",
+    confirm="alphas_cumprod begins near 1 and falls to near 0.",
+    fix="`alphas_cumprod = torch.cumprod(1 - betas, 0)`, step 0 with the least noise.",
+    reference="https://arxiv.org/abs/2006.11239",
+)

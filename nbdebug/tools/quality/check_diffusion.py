@@ -1,0 +1,205 @@
+"""check_diffusion(): what a denoiser predicts beside what its sampler takes it for; its schedule; its loss by step."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from nbdebug.report import Fix, Report, RuledOut, Table
+from nbdebug.text import count, figures, percent
+from nbdebug.tools.data.check_data import same_random_numbers
+from nbdebug.tools.quality.compare import kept
+from nbdebug.tools.quality.rules import Evidence, QualityFacts, findings_of
+
+TYPES = {"epsilon": "the noise", "sample": "the clean data", "v_prediction": "the velocity v"}
+NAMES = {name: name for name in TYPES} | {
+    **dict.fromkeys(("eps", "noise"), "epsilon"),
+    **dict.fromkeys(("x0", "x_start"), "sample"),
+    **dict.fromkeys(("v", "velocity"), "v_prediction"),
+}
+KNOWN, APART = 0.6, 0.6
+"""A type is what the model predicts where it leaves no more than the first of that target's variance, and no more than
+the second of what it leaves of each other target's: a model that has learnt nothing leaves all of it."""
+BINS, MOST = 10, 64
+"""Bins of time steps; clean items that are used."""
+MIN_SNR = 5.0
+"""Of the weights min(SNR, 5) (Hang et al. 2023, arXiv 2303.09556)."""
+TERMINAL = 1e-4
+"""Signal-to-noise ratio at the last step beyond which sampling begins at what training never saw (arXiv 2305.08891)."""
+
+
+def check_diffusion(
+    model: Callable[..., Any],
+    schedule: Any,
+    clean: torch.Tensor,
+    *,
+    prediction: str | None = None,
+    call: Callable[[Any, torch.Tensor, torch.Tensor], Any] | None = None,
+) -> Report:
+    """Say what a diffusion model predicts, whether its sampler takes it for that, and how its loss goes over the steps.
+
+    model: called as `model(noisy, steps)`, noisy (N, …) and steps (N) of int64, without gradients and in eval mode.
+    schedule: a tensor of `alphas_cumprod` (T), a mapping or an object with `alphas_cumprod` or `betas` (a scheduler of
+    diffusers). clean: training items (N, …) as training uses them; 64 are taken. prediction: what the sampler takes the
+    output for: "epsilon", "sample" (x0) or "v_prediction"; None: what the schedule says. call: `call(model, noisy,
+    steps)` where the model takes other inputs.
+
+    Each target's loss is given relative to its own variance: 1 is what a model of nothing has. `report.frame()` has
+    the losses by time step, signal-to-noise ratio and min-SNR weight. Model, modes, buffers and random numbers are as
+    before afterwards. Raises ValueError for a schedule that is none, an unknown prediction, or another output shape.
+    """
+    alphas, betas, said = _schedule(schedule)
+    said = prediction or said
+    if said is not None and said not in NAMES:
+        raise ValueError(f"prediction takes epsilon, sample or v_prediction; got {said!r}")
+    wanted = None if said is None else NAMES[said]
+    clean = clean[:MOST].detach()
+    seen = list(_wrong_schedule(alphas, betas))
+    if not seen:
+        models = [model] if isinstance(model, torch.nn.Module) else []
+        with same_random_numbers(), torch.no_grad(), kept(models):
+            for module in (part for one in models for part in one.modules()):
+                module.training = False
+            table, losses = _losses(model, alphas, clean, call)
+        own = _type(losses)
+        if own and wanted and own != wanted:
+            seen.append(_other_type(own, wanted, losses))
+    else:
+        table, losses, own = [], {}, ""
+    known = f"The model predicts {TYPES[own]} ({own})" if own else "What the model predicts is not clear"
+    left = f": of its variance {percent(losses[own])} is left" if own else ": no target is matched"
+    columns = ("steps", "signal / noise", *TYPES, "min-SNR weight")
+    return Report(
+        "check_diffusion()",
+        findings_of(QualityFacts(tuple(seen))),
+        tuple(
+            [RuledOut("a sampler that takes it for something else", f"both are {own}")] if own and own == wanted else []
+        ),
+        tuple([] if wanted else ["what the sampler takes the output for: prediction= is not given"]),
+        tuple(_notes(alphas, clean, table, own)),
+        subject=f"{count(len(alphas), 'time step')}, {count(len(clean), 'clean item')}",
+        facts={"prediction": own or None, "sampler": wanted, "left": losses},
+        headline="" if seen else f"{known}{left}.",
+        tables=(
+            Table(
+                "Loss by time step",
+                columns,
+                table,
+                "Losses relative to each target's variance; the weight is for epsilon.",
+            ),
+        )
+        if table
+        else (),
+    )
+
+
+def _schedule(schedule: Any) -> tuple[torch.Tensor, torch.Tensor | None, str | None]:
+    """(alphas_cumprod, betas or None, prediction type or None), in float64."""
+    if isinstance(schedule, torch.Tensor):
+        schedule = {"alphas_cumprod": schedule}
+    known: Any = schedule if isinstance(schedule, Mapping) else _Attributes(schedule)
+    alphas, betas, config = known.get("alphas_cumprod"), known.get("betas"), known.get("config")
+    if alphas is None and betas is not None:
+        alphas = torch.cumprod(1 - torch.as_tensor(betas, dtype=torch.float64), 0)
+    if alphas is None or torch.as_tensor(alphas).ndim != 1 or len(alphas) < 2:
+        raise ValueError("schedule takes alphas_cumprod (T), or something with alphas_cumprod or betas")
+    said = known.get("prediction_type")
+    if said is None and config is not None:
+        said = (config if isinstance(config, Mapping) else _Attributes(config)).get("prediction_type")
+    plain = torch.as_tensor(alphas).detach().double().cpu()
+    return plain, None if betas is None else torch.as_tensor(betas).detach().double().cpu(), said
+
+
+class _Attributes:
+    """An object's attributes, asked for as a mapping's keys."""
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def get(self, name: str) -> Any:
+        return getattr(self.thing, name, None)
+
+
+def _wrong_schedule(alphas: torch.Tensor, betas: torch.Tensor | None) -> Iterator[Evidence]:
+    wrong = ""
+    if not bool(((alphas >= 0) & (alphas <= 1)).all()):
+        wrong = f"alphas_cumprod goes from {figures(float(alphas.min()))} to {figures(float(alphas.max()))}, not 0 to 1"
+    elif bool((alphas.diff() > 1e-7).any()):
+        backwards = bool((alphas.diff() >= 0).all())
+        wrong = "alphas_cumprod rises" + (": it is the wrong way round" if backwards else " in between")
+    elif betas is not None and len(betas) == len(alphas):
+        right = torch.cumprod(1 - betas, 0)
+        if float((right - alphas).abs().max()) > 1e-3:
+            place = int((right - alphas).abs().argmax())
+            wrong = f"alphas_cumprod is not the cumulative product of 1 - betas: at step {place} it is "
+            wrong += f"{figures(float(alphas[place]))}, the product {figures(float(right[place]))}"
+    if wrong:
+        yield Evidence("quality/noise-schedule", wrong[0].upper() + wrong[1:], values={"steps": len(alphas)})
+
+
+def _losses(model: Any, alphas: torch.Tensor, clean: torch.Tensor, call: Any) -> tuple[list[Any], dict[str, float]]:
+    """(rows by bin of steps, share of each target's variance that is left over the middle of the schedule)."""
+    maker = torch.Generator().manual_seed(0)
+    rows, sums = [], {name: [0.0, 0.0] for name in TYPES}
+    edges = torch.linspace(0, len(alphas), min(BINS, len(alphas)) + 1).long().tolist()
+    for start, end in itertools.pairwise(edges):
+        steps = torch.randint(start, end, (len(clean),), generator=maker)
+        noise = torch.randn(clean.shape, generator=maker).to(clean)
+        level = alphas[steps].to(clean).view(-1, *[1] * (clean.ndim - 1))
+        signal, other = level.sqrt(), (1 - level).sqrt()
+        noisy, at = signal * clean + other * noise, steps.to(clean.device)
+        output = model(noisy, at) if call is None else call(model, noisy, at)
+        output = output["sample"] if isinstance(output, Mapping) else getattr(output, "sample", output)
+        if getattr(output, "shape", None) != clean.shape:
+            raise ValueError(f"the model gives {tuple(getattr(output, 'shape', ()))} for noisy {tuple(clean.shape)}")
+        targets = {"epsilon": noise, "sample": clean, "v_prediction": signal * noise - other * clean}
+        left = {}
+        for name, target in targets.items():
+            error = float((output.float() - target.float()).square().mean())
+            whole = float((target.float() - target.float().mean()).square().mean())
+            left[name] = error / max(whole, 1e-12)
+            if 0.1 < float(level.mean()) < 0.9:  # beyond, v is all but one of the others
+                sums[name][0] += error
+                sums[name][1] += whole
+        ratio = float((alphas[start:end] / (1 - alphas[start:end]).clamp_min(1e-12)).median())
+        rows.append((f"{start} to {end - 1}", ratio, *left.values(), min(ratio, MIN_SNR) / max(ratio, 1e-12)))
+    return rows, {name: error / whole if whole else math.inf for name, (error, whole) in sums.items()}
+
+
+def _type(losses: Mapping[str, float]) -> str:
+    """What is predicted; "" where no target is matched better than the others."""
+    best, second = sorted(losses, key=lambda name: losses[name])[:2]
+    return best if losses[best] <= min(KNOWN, APART * losses[second]) else ""
+
+
+def _other_type(own: str, wanted: str, losses: Mapping[str, float]) -> Evidence:
+    title = f"The model predicts {TYPES[own]} ({own}), and the sampler takes it for {TYPES[wanted]} ({wanted})"
+    fix = Fix(
+        "Give the sampler the type that the model was trained for.",
+        f'scheduler = type(scheduler).from_config(scheduler.config, prediction_type="{own}")',
+    )
+    values = {f"left of {name}": loss for name, loss in losses.items()}
+    return Evidence("quality/prediction-type", title, values=values, fix=fix)
+
+
+def _notes(alphas: torch.Tensor, clean: torch.Tensor, table: list[Any], own: str) -> Iterator[str]:
+    last = float(alphas[-1] / (1 - alphas[-1]).clamp_min(1e-12))
+    if last > TERMINAL:
+        yield (
+            f"The last step keeps {percent(math.sqrt(float(alphas[-1])))} of the signal, and sampling begins at pure "
+            "noise: very dark and very bright items are hard to make (rescale the betas, or train with a noise offset)."
+        )
+    low, high, spread = float(clean.min()), float(clean.max()), float(clean.float().std())
+    if low >= 0 or not 0.2 < spread < 3:
+        yield (
+            f"Clean items go from {figures(low)} to {figures(high)} with a deviation of {figures(spread)}; the "
+            "schedule's noise has a deviation of 1, and is made for data around 0 (pictures of -1 to 1, scaled latents)."
+        )
+    if own and table:
+        column = 2 + list(TYPES).index(own)
+        worst = max(table, key=lambda row: row[column])
+        yield f"Most is left at steps {worst[0]}: {percent(worst[column])} of the target's variance."
