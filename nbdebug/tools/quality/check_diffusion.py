@@ -197,7 +197,7 @@ def _notes(alphas: torch.Tensor, clean: torch.Tensor, table: list[Any], own: str
     if low >= 0 or not 0.2 < spread < 3:
         yield (
             f"Clean items go from {figures(low)} to {figures(high)} with a deviation of {figures(spread)}; the "
-            "schedule's noise has a deviation of 1, and is made for data around 0 (pictures of -1 to 1, scaled latents)."
+            "schedule's noise has one of 1, and is made for data around 0 (pictures of -1 to 1, scaled latents)."
         )
     if own and table:
         column = 2 + list(TYPES).index(own)
