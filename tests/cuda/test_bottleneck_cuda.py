@@ -12,8 +12,9 @@ import nbdebug
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-@pytest.mark.parametrize("reads, code", [(True, "speed/host-sync"), (False, None)])
-def test_reads_of_each_gradient(reads: bool, code: str | None) -> None:
+@pytest.mark.parametrize("reads", [True, False])
+def test_reads_of_each_gradient(reads: bool) -> None:
+    """Without them the kernels of this size are launched about as fast as they end: that may be said."""
     model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(6))).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     loader = DataLoader(TensorDataset(torch.randn(512, 2048)), batch_size=64, pin_memory=True)
@@ -29,4 +30,5 @@ def test_reads_of_each_gradient(reads: bool, code: str | None) -> None:
         return loss.detach()
 
     report = nbdebug.bottleneck(step, loader=loader, model=model, optimizer=optimizer)
-    assert [finding.code for finding in report] == ([code] if code else [])
+    codes = [finding.code for finding in report]
+    assert codes == ["speed/host-sync"] if reads else set(codes) <= {"speed/launch-bound"}

@@ -115,14 +115,15 @@ def fragmentation(facts: MemoryFacts) -> Finding | None:
 
 def split_share(device: Device) -> float | None:
     """The share of reserved memory that lies idle in pieces; None where it is no fault: little, or in one piece, or
-    needed at the peak of the last step."""
+    needed at the peak of the last step, or where the device has more than that to give yet: between two steps what the
+    activations of one took always lies idle."""
     share = device.fragmentation
     if share is None or share <= RESERVED_SHARE:
         return None
     idle = (device.reserved or 0) - (device.allocated or 0)
     if idle < min(RESERVED_MATTERS, (device.total or RESERVED_MATTERS * 20) // 20):
         return None
-    if device.largest is not None and device.largest > PIECES * idle:
+    if device.largest is not None and device.largest > PIECES * idle or (device.free or 0) > idle:
         return None
     if device.largest is None and (device.peak_allocated or 0) > (1 - RESERVED_SHARE) * (device.reserved or 0):
         return None  # the last step needed nearly all of it
