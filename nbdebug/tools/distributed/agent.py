@@ -7,12 +7,14 @@ process when the comparer asks for it, wherever its main thread waits.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import contextlib
 import functools
 import hashlib
 import itertools
 import json
+import linecache
 import logging
 import math
 import os
@@ -34,7 +36,9 @@ from torch import nn
 from torch.distributed import distributed_c10d as c10d
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, dataloader
 
+import nbdebug
 from nbdebug.observe.locations import USER, kind_of
+from nbdebug.tools.distributed import paths
 from nbdebug.tools.distributed.facts import CollectiveCall
 from nbdebug.tools.distributed.marks import MARK, SIZED, TURNS, Mark, Trail, compiled, mark_imports
 
@@ -96,6 +100,7 @@ class Agent:
         self.rank, self.process, self.file = rank, os.getpid(), -1
         self.trail, self.inside, self.lock = Trail(), threading.local(), threading.RLock()
         self.agree: Callable[[CollectiveCall], None] | None = None
+        self.locating = False
         self.models: list[weakref.ref[Any]] = []
         self.parts: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.whole: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -117,7 +122,7 @@ class Agent:
         self.folder, self.finished, self.part, self.written = folder, False, 0, 0
         self.open()
         self.numbers, self.pass_counts, self.writes = Counter[str](), Counter[str](), Counter[str]()
-        self.backwards, self.joining, self.bypassed = 0, 0, 0
+        self.backwards, self.joining, self.bypassed, self.located = 0, 0, 0, False
         self.score: dict[str, Any] | None = None
         self.scores, self.messages = 0, Counter[str]()
         self.trail.clear()
@@ -241,6 +246,8 @@ class Agent:
 
         @functools.wraps(plain)
         def noted(*args: Any, **kwargs: Any) -> Any:
+            if self.locating and flag in ("call", "message"):
+                raise RuntimeError("the other ranks do not take part in this")
             if getattr(self.inside, flag, False):
                 return plain(*args, **kwargs)
             setattr(self.inside, flag, True)
@@ -461,7 +468,41 @@ class Agent:
     def write_loss(self, value: float, n: int, lines: Any, frame: types.FrameType | None) -> None:
         bad = not math.isfinite(value)
         blamed = culprit(frame) if bad and frame is not None else None
-        self.write("loss", id=n, bad=bad, value=str(value), lines=[blamed] if blamed else lines)
+        locates, self.located = bad and frame is not None and not self.located, self.located or bad
+        self.write("loss", id=n, bad=bad, value=str(value), lines=[blamed] if blamed else lines, locates=locates)
+        if locates and frame is not None:
+            self.write("trace", id=n, finding=self.locate(frame))
+
+    def locate(self, frame: types.FrameType) -> dict[str, Any] | None:
+        """What nan_trace says of the lines that have made this loss, run again on this rank alone, without wrappers;
+        None where they can't be, or where it finds no cause. What the lines change is put back."""
+        file, plain = frame.f_code.co_filename, nn.parallel.DistributedDataParallel.forward
+        names = {**frame.f_globals, **frame.f_locals}
+        trail, loops = list(self.trail.passed), dict(self.trail.loops)
+        try:
+            body, loss = paths.computation(ast.parse("".join(linecache.getlines(file))), frame.f_lineno)
+            code = compile(ast.Module(body, []), file, "exec"), compile(ast.Expression(loss), file, "eval")
+            models = [
+                v for n, v in names.items() if isinstance(v, nn.Module) and any(n in paths.names_in(s) for s in body)
+            ]
+            self.locating = True
+            nn.parallel.DistributedDataParallel.forward = lambda model, *a, **k: model.module(*a, **k)  # type: ignore
+
+            def step() -> Any:
+                exec(code[0], names)
+                return eval(code[1], names)
+
+            finding = nbdebug.nan_trace(step, model=models or None, restore=True).findings[0]
+        except Exception:  # whatever the user's lines raise on their own: the loss is told all the same
+            return None
+        finally:
+            self.locating = False
+            nn.parallel.DistributedDataParallel.forward = plain  # type: ignore[method-assign]
+            self.trail.passed[:] = trail
+            self.trail.loops.update(loops)
+        where = finding.where
+        line = [where.file, where.line, where.module or ""] if where.file and where.line else None
+        return {"title": finding.title, "code": finding.code, "op": where.op, "module": where.module, "line": line}
 
     def optimizer_made(self, optimizer: Any, *_: Any, **__: Any) -> None:
         lines = user_lines(sys._getframe(2))
@@ -765,11 +806,6 @@ def nonfinite(frame: types.FrameType) -> list[str]:
 def culprit(frame: types.FrameType, names: list[str] | None = None) -> tuple[str, int, str] | None:
     """The assignment in which a number that is not finite came about: that of the loss, or of the model's output that
     went into it, where that is bad already."""
-    import ast
-    import linecache
-
-    from nbdebug.tools.distributed import paths
-
     file, line = frame.f_code.co_filename, frame.f_lineno
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
@@ -789,8 +825,6 @@ def culprit(frame: types.FrameType, names: list[str] | None = None) -> tuple[str
 
 
 def _calls_model(node: Any, variables: dict[str, Any]) -> bool:
-    import ast
-
     calls = [part.func for part in ast.walk(node) if isinstance(part, ast.Call)]
     roots = [f.id for f in calls if isinstance(f, ast.Name)]
     return any(isinstance(variables.get(name), nn.Module) for name in roots)

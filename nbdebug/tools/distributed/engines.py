@@ -40,9 +40,9 @@ from nbdebug.observe.shell import running_shell
 from nbdebug.report import Report
 from nbdebug.tools.distributed.agent import PEER, Agent, CallsDiffer
 from nbdebug.tools.distributed.facts import CollectiveCall, Place
-from nbdebug.tools.distributed.launch import Comparer, alive, report_of
+from nbdebug.tools.distributed.launch import LOCATE, Comparer, alive, report_of
 from nbdebug.tools.distributed.marks import MARK, SIZED, TURNS, Marker
-from nbdebug.tools.distributed.rules import certain
+from nbdebug.tools.distributed.rules import certain, locates
 
 POLL, GRACE = 0.02, 0.2
 FREE, INTERRUPT, LOST = 4.0, 6.0, 12.0
@@ -264,8 +264,11 @@ class _Run:
 
     def settle(self) -> None:
         """A rank has failed, or a verdict is certain: the others may end by themselves, else they are freed."""
-        until = time.monotonic() + GRACE
-        while not all(result.ready() for result in self.results) and time.monotonic() < until:
+        began = time.monotonic()
+        while not all(result.ready() for result in self.results) and (
+            time.monotonic() < began + (LOCATE if locates(self.comparer.facts) else GRACE)
+        ):
+            self.comparer.read()
             self.collect()
             time.sleep(POLL)
         if not all(result.ready() for result in self.results):

@@ -27,9 +27,10 @@ from collections.abc import Sequence
 from nbdebug.report import Report, Symptom, Table
 from nbdebug.text import count, figures
 from nbdebug.tools.distributed.facts import RanksFacts
-from nbdebug.tools.distributed.rules import certain, name_cause
+from nbdebug.tools.distributed.rules import certain, locates, name_cause
 
-POLL = 0.1
+POLL, LOCATE = 0.1, 4.0
+"""Seconds between two looks; the most that are given to a rank that looks for the op behind its loss."""
 FOLDER = "NBDEBUG_RANKS"
 
 
@@ -107,6 +108,9 @@ def judge(comparer: Comparer, question: str) -> Report | None:
     seconds = time.monotonic() - comparer.began
     time.sleep(2 * POLL)
     comparer.read()
+    while locates(comparer.facts) and time.monotonic() < comparer.began + seconds + LOCATE:
+        time.sleep(POLL)
+        comparer.read()
     comparer.stop()
     return report_of(comparer.facts, question, seconds)
 

@@ -350,3 +350,29 @@ def _assigned(block: ast.stmt | None) -> set[str]:
         ):
             names |= {node.func.value.id} if node.func.attr in ("append", "extend", "update", "add_") else set()
     return names
+
+
+def computation(tree: ast.Module, line: int) -> tuple[list[ast.stmt], ast.expr]:
+    """The statements of a block that make the loss whose backward is at a line, and that loss. Raises ValueError
+    where the loss is not made in this block."""
+    here = statement(tree, line)
+    call = here.value if isinstance(here, ast.Expr) else None
+    if here is None or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        raise ValueError("no backward")
+    loss = call.args[0] if call.args else call.func.value
+    lists = [getattr(node, name, None) for node in ast.walk(tree) for name in ("body", "orelse", "finalbody")]
+    block: list[ast.stmt] = next(each for each in lists if isinstance(each, list) and here in each)
+    wanted, fixed, body = set(names_in(loss)), set[str](), list[ast.stmt]()
+    for node in reversed(block[: block.index(here)]):
+        own = _assigned(node)
+        if not own & wanted:
+            continue
+        if not isinstance(node, ast.Assign) or own & fixed or "next" in names_in(node.value):
+            fixed |= own  # a branch, a loop, a stream: what it has made is there
+            wanted -= own
+        else:
+            body.insert(0, node)
+            wanted |= set(names_in(node.value))
+    if not any(isinstance(part, ast.Call) for part in [*body, *ast.walk(loss)] for part in ast.walk(part)):
+        raise ValueError("the loss is made elsewhere")
+    return body, loss

@@ -279,7 +279,9 @@ def rank_nonfinite(facts: RanksFacts) -> Finding | None:
         step, rank = bad[0]
         others = [own[step] for r, own in losses.items() if r != rank and step in own]
         if others and not all(e["bad"] for e in others):
-            return _nonfinite(facts, rank, step, losses[rank][step]["value"], first(losses[rank][step]["lines"]))
+            event = losses[rank][step]
+            trace = next((e["finding"] for e in facts.ranks[rank].events.get("trace", ()) if e["id"] == step), None)
+            return _nonfinite(facts, rank, step, event["value"], first(event["lines"]), trace)
     for rank, error in errors(facts):
         if error.get("nonfinite") and not any(r != rank and e.get("nonfinite") for r, e in errors(facts)):
             line = error.get("blamed") or first(error["lines"])
@@ -287,10 +289,17 @@ def rank_nonfinite(facts: RanksFacts) -> Finding | None:
     return None
 
 
-def _nonfinite(facts: RanksFacts, rank: int, step: int | None, value: str, line: Any) -> Finding:
+def _nonfinite(
+    facts: RanksFacts, rank: int, step: int | None, value: str, line: Any, trace: dict[str, Any] | None = None
+) -> Finding:
+    """trace: what nan_trace has found on that rank."""
     fix = Fix("Look for the op on that rank.", f"if rank == {rank}:\n    print(nbdebug.nan_trace(step, model=model))")
     title = f"The loss of rank {rank} is {value} at step {step}, and finite on the others"
-    return finding("rank-nonfinite", title, at(facts, line, rank, step), [fix], loss=value)
+    where = at(facts, line, rank, step)
+    if trace is None:
+        return finding("rank-nonfinite", title, where, [fix], loss=value)
+    link = Link(f"nan_trace, on rank {rank}: {trace['title']}", at(facts, trace["line"], rank))
+    return finding("rank-nonfinite", title, where, [], [link], loss=value, cause=trace["code"], op=trace["op"])
 
 
 @rule(
@@ -694,6 +703,14 @@ def name_cause(facts: RanksFacts) -> Finding | None:
         return None  # a call may be missing in what is compared
     silent = SILENT if facts.over else ()
     return next((cause for check in (*FATAL, *silent) if (cause := check(facts)) is not None), None)
+
+
+def locates(facts: RanksFacts) -> bool:
+    """Whether a rank still looks for the op that has made its loss not finite."""
+    return any(
+        any(e.get("locates") for e in log.events.get("loss", ())) and not log.events.get("trace")
+        for log in facts.ranks.values()
+    )
 
 
 def certain(facts: RanksFacts) -> bool:
