@@ -128,3 +128,30 @@ def test_hang_watch_shows_the_users_lines_alone(tmp_path) -> None:
     finally:
         dist.destroy_process_group()
     assert not inside and "_Watch(1.0).place()" in lines and "_pytest" not in lines
+
+
+LOSS = """
+import sys, torch
+w = torch.ones(4, requires_grad=True)
+def share(x):
+    return x / x.sum(1, keepdim=True)
+def go(agent):
+    x = torch.ones(3, 4)
+    x[1] = 0.0
+    parts = share(x) * w
+    loss = parts.mean()
+    trace = agent.locate(sys._getframe()); loss.backward()
+    return trace
+"""
+
+
+def test_the_lines_of_a_bad_loss_are_traced_on_their_rank(tmp_path, monkeypatch) -> None:
+    """What was changed in place is not made anew."""
+    import importlib
+
+    from nbdebug.tools.distributed.agent import Agent
+
+    (tmp_path / "loss_of_a_rank.py").write_text(LOSS)
+    monkeypatch.syspath_prepend(tmp_path)
+    trace = importlib.import_module("loss_of_a_rank").go(Agent(tmp_path, 0))
+    assert trace["code"] == "nan/div-by-zero" and trace["line"][1] == 5, trace

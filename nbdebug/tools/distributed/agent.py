@@ -481,18 +481,16 @@ class Agent:
         trail, loops = list(self.trail.passed), dict(self.trail.loops)
         try:
             body, loss = paths.computation(ast.parse("".join(linecache.getlines(file))), frame.f_lineno)
-            code = compile(ast.Module(body, []), file, "exec"), compile(ast.Expression(loss), file, "eval")
+            last = ast.copy_location(ast.Return(loss), loss)
+            step = ast.parse("def nbdebug_step(): pass")
+            step.body[0].body = [*body, last]  # type: ignore[attr-defined]
+            exec(compile(step, file, "exec"), names)
             models = [
                 v for n, v in names.items() if isinstance(v, nn.Module) and any(n in paths.names_in(s) for s in body)
             ]
             self.locating = True
             nn.parallel.DistributedDataParallel.forward = lambda model, *a, **k: model.module(*a, **k)  # type: ignore
-
-            def step() -> Any:
-                exec(code[0], names)
-                return eval(code[1], names)
-
-            finding = nbdebug.nan_trace(step, model=models or None, restore=True).findings[0]
+            finding = nbdebug.nan_trace(names["nbdebug_step"], model=models or None, restore=True).findings[0]
         except Exception:  # whatever the user's lines raise on their own: the loss is told all the same
             return None
         finally:

@@ -352,6 +352,17 @@ def _assigned(block: ast.stmt | None) -> set[str]:
     return names
 
 
+def _changed(node: ast.stmt) -> set[str]:
+    """The names whose value a statement changes in place: `x[0] = 1`, `x.data = y`, `x.mul_(2)`."""
+    parts: list[ast.AST] = []
+    for part in ast.walk(node):
+        if isinstance(part, (ast.Subscript, ast.Attribute)) and isinstance(part.ctx, ast.Store):
+            parts.append(part.value)
+        elif isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr.endswith("_"):
+            parts.append(part.func.value)
+    return {name for part in parts for name in names_in(part)[:1]}
+
+
 def computation(tree: ast.Module, line: int) -> tuple[list[ast.stmt], ast.expr]:
     """The statements of a block that make the loss whose backward is at a line, and that loss. Raises ValueError
     where the loss is not made in this block."""
@@ -364,7 +375,9 @@ def computation(tree: ast.Module, line: int) -> tuple[list[ast.stmt], ast.expr]:
     block: list[ast.stmt] = next(each for each in lists if isinstance(each, list) and here in each)
     wanted, fixed, body = set(names_in(loss)), set[str](), list[ast.stmt]()
     for node in reversed(block[: block.index(here)]):
-        own = _assigned(node)
+        own, changed = _assigned(node), _changed(node)
+        fixed |= changed  # in place: the value is there
+        wanted -= changed
         if not own & wanted:
             continue
         if not isinstance(node, ast.Assign) or own & fixed or "next" in names_in(node.value):
