@@ -56,11 +56,30 @@ def test_a_nan_in_a_notebook_becomes_a_script_that_runs_alone(tmp_path, monkeypa
         from torch import nn
         from torch.nn import functional as F
 
+        from dataclasses import dataclass, field
         EPS = 0.0
+        SHIFT = 0.0
+
+        @dataclass
+        class Settings:
+            eps: float = EPS
 
         class Logs(nn.Module):
+            def __init__(self, shift=SHIFT):
+                super().__init__()
+                self.settings, self.shift = Settings(), shift
+
             def forward(self, x):
-                return (x + EPS).log()
+                return (x + self.settings.eps + self.shift).log()
+
+        def scaled(function):
+            import functools
+            @functools.wraps(function)
+            def inner(*args):
+                return 1.0 * function(*args)
+            return inner
+
+        @scaled
 
         def loss_of(model, x):
             return F.mse_loss(model(x), x[:, :1])

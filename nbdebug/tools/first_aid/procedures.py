@@ -182,10 +182,11 @@ class Surroundings:
         return "one step of your model, loss and optimizer", step, True
 
     def repeated(self, most: int) -> tuple[str, Callable[[], Any], int]:
-        """(text, step of no arguments, steps): the step on one batch after the other, at most so many."""
+        """(text, step of no arguments, steps): the step on one batch after the other, at most so many. A step that
+        takes no batch has batches of its own, or is always the same."""
         text, of_batch, takes_batch = self.step()
         if not takes_batch:
-            return text, lambda: of_batch(None), 1
+            return text, lambda: of_batch(None), most
         batches = list(self.batches(most))
         if not batches:
             raise Missing("a batch: the training loader gives none")

@@ -15,6 +15,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import inspect
 import itertools
 import linecache
 import pathlib
@@ -26,7 +27,7 @@ import time
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from torch import nn
 import nbdebug
 from nbdebug.bisection import ddmin
 from nbdebug.interrupts import interruptible
+from nbdebug.observe.locations import cell_name
 from nbdebug.observe.modules import eager
 from nbdebug.observe.rerun import has_nonfinite, map_tensors
 from nbdebug.observe.sources import nodes_of, source
@@ -55,6 +57,9 @@ SCRIPT = '''"""{title}
 
 Made by nbdebug: {sizes}. It needs torch{beside}, and {fails}.
 """
+
+from __future__ import annotations
+
 {imports}
 
 {sources}
@@ -149,49 +154,55 @@ class FailingProgram:
         return True
 
     def _function(self, name: str, function: types.FunctionType) -> None:
-        code = function.__code__
-        for node in nodes_of(code.co_filename):
-            first = min([n.lineno for n in getattr(node, "decorator_list", [])] or [getattr(node, "lineno", -1)])
-            kind = ast.Lambda if code.co_name == "<lambda>" else ast.FunctionDef
-            if isinstance(node, kind) and first == code.co_firstlineno:
-                break
-        else:
+        own: Any = inspect.unwrap(function)  # of a decorated one, whose decorators are written with it
+        code = own.__code__
+        kind = ast.Lambda if code.co_name == "<lambda>" else ast.FunctionDef
+        node: Any = next(
+            (n for n in nodes_of(code.co_filename) if isinstance(n, kind) and _begin(n) == code.co_firstlineno), None
+        )
+        if node is None:
             raise ValueError(f"the source of {name!r} is not known, so that it can't be written into a script")
-        text = source(code.co_filename, node)
-        indent = " " * node.col_offset
-        if isinstance(node, ast.Lambda):
-            text = f"{name} = {text}"
-        elif name != function.__name__:
-            text = f"{textwrap.dedent(indent + text)}\n\n{name} = {function.__name__}"
-        self._uses(function)
-        self.sources[name] = textwrap.dedent(indent + text)
+        if kind is ast.Lambda:
+            text = f"{name} = {source(code.co_filename, node)}"
+        else:
+            text = _text(code.co_filename, node)
+            text += f"\n\n\n{name} = {own.__name__}" if name != own.__name__ else ""
+        self._uses(own)
+        self._names(_when_defined(node), own.__globals__)
+        self.sources[name] = text
 
     def _uses(self, function: types.FunctionType) -> None:
         names = {n for code in _codes(function.__code__) for n in code.co_names}
-        own = {
-            **{n: function.__globals__[n] for n in names if n in function.__globals__},
-            **closure_variables(function),
-        }
-        for name, value in own.items():
+        space = function.__globals__
+        for name, value in {**{n: space[n] for n in names if n in space}, **closure_variables(function)}.items():
             if name != "__class__":  # of super()
                 self.add(name, value)
 
+    def _names(self, parts: Iterable[ast.AST], space: Mapping[str, Any]) -> None:
+        """Take the names in these parts of the source."""
+        for part in (inside for one in parts for inside in ast.walk(one)):
+            if isinstance(part, ast.Name) and part.id in space:
+                self.add(part.id, space[part.id])
+
     def _class(self, name: str, kind: type) -> None:
-        functions = [v for v in vars(kind).values() if isinstance(v, types.FunctionType)]
+        files = [v.__code__.co_filename for v in vars(kind).values() if isinstance(v, types.FunctionType)]
         for base in kind.__mro__[1:-1]:
             if _is_users(base.__module__):
                 self.add(base.__name__, base)
-        for file in {f.__code__.co_filename for f in functions}:
-            for node in nodes_of(file):
-                if isinstance(node, ast.ClassDef) and node.name == kind.__name__:
-                    for function in functions:
+        module: Any = sys.modules.get(kind.__module__)
+        cells = [file for file in reversed(list(linecache.cache)) if cell_name(str(file))]
+        files += [str(getattr(module, "__file__", None) or ""), *cells]
+        for file, node in ((one, node) for one in dict.fromkeys(files) for node in nodes_of(one)):
+            if isinstance(node, ast.ClassDef) and node.name == kind.__name__:
+                for method in (part.name for part in node.body if isinstance(part, ast.FunctionDef)):
+                    value: Any = vars(kind).get(method)
+                    function = inspect.unwrap(getattr(value, "__func__", None) or getattr(value, "fget", None) or value)
+                    if isinstance(function, types.FunctionType):
                         self._uses(function)
-                    for part in (p for one in (*node.bases, *node.decorator_list) for p in ast.walk(one)):
-                        if isinstance(part, ast.Name) and part.id in functions[0].__globals__:
-                            self.add(part.id, functions[0].__globals__[part.id])
-                    self.classes[name] = kind
-                    self.sources[name] = textwrap.dedent(" " * node.col_offset + source(file, node))
-                    return
+                self._names(_when_defined(node), vars(module) if module is not None else {})
+                self.classes[name] = kind
+                self.sources[name] = _text(file, node)
+                return
         raise ValueError(f"the source of the class {name!r} is not known, so that it can't be written into a script")
 
     def _object(self, name: str, value: Any) -> None:
@@ -203,9 +214,11 @@ class FailingProgram:
 
     # -- running it ---------------------------------------------------------------------------------------------------
 
-    def text(self) -> str:
+    def text(self, classes: bool = False) -> str:
+        """Constants and functions; with the classes, as in the script, or without, as in a try."""
+        kinds = [text for name, text in self.sources.items() if name in self.classes and classes]
         functions = [text for name, text in self.sources.items() if name not in self.classes]
-        return "\n\n\n".join(part for part in ("\n".join(self.plain.values()), *functions) if part)
+        return "\n\n\n".join(part for part in ("\n".join(self.plain.values()), *kinds, *functions) if part)
 
     def space(self, objects: Mapping[str, Any]) -> dict[str, Any]:
         """The names of the program with these objects, its functions made anew."""
@@ -275,6 +288,26 @@ def _as_in_the_script() -> Iterator[None]:
 
 def _first_copy(names: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
     return copy.deepcopy({name: names[name] for name in objects})
+
+
+def _begin(node: Any) -> int:
+    """The first line of a definition, its decorators included."""
+    return min([one.lineno for one in getattr(node, "decorator_list", [])], default=node.lineno)
+
+
+def _text(file: str, node: Any) -> str:
+    return textwrap.dedent("".join(linecache.getlines(file)[_begin(node) - 1 : node.end_lineno])).rstrip()
+
+
+def _when_defined(node: Any) -> Iterator[ast.AST]:
+    """The parts of a definition that run when it is made: decorators, bases, defaults, the body of a class."""
+    yield from getattr(node, "decorator_list", [])
+    if isinstance(node, ast.ClassDef):
+        yield from (*node.bases, *(keyword.value for keyword in node.keywords))
+        for part in node.body:
+            yield from _when_defined(part) if isinstance(part, (ast.FunctionDef, ast.ClassDef)) else [part]
+    else:
+        yield from (part for part in (*node.args.defaults, *node.args.kw_defaults) if part is not None)
 
 
 def _is_users(module: Any) -> bool:
@@ -574,14 +607,13 @@ def _write(
     if program.beside:
         places = sorted(set(program.beside.values()))
         imports = ["import pathlib", "import sys", f"sys.path[:0] = {places!r}", *imports[1:]]
-    classes = [program.sources[name] for name in program.sources if name in program.classes]
     text = SCRIPT.format(
         title=clip(title.replace('"""', "'''").replace("\\", "/"), 110).splitlines()[0],
         sizes=", ".join(_sizes(shrinking)) or "nothing could be taken away",
         beside="".join(f", {pathlib.Path(file).name}" for file in sorted(program.beside)),
         fails=f"ends with {failure.kind if not nan else 'an AssertionError: something is not finite'}",
         imports="\n".join(imports),
-        sources="\n\n\n".join(part for part in (*classes, program.text()) if part.strip()),
+        sources=program.text(classes=True),
         data="smallest.pt",
         names=", ".join(shrinking.objects),
         steps=shrinking.length,
