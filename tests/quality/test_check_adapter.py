@@ -83,6 +83,18 @@ def test_files_of_several_programs_fit(tmp_path: pathlib.Path) -> None:
         nbdebug.check_adapter(model, saved=tmp_path / "none.bin")
 
 
+def test_a_file_that_is_merged_into_a_model_without_adapters() -> None:
+    run = trained(network())
+    file = {**factors(run.model), "0.alpha": torch.tensor(8.0), "2.alpha": torch.tensor(8.0)}
+    model = copy.deepcopy(run.base)
+    assert "no adapter yet" in nbdebug.check_adapter(model, base=run.base, saved=file).headline
+    for words in ("once", "twice"):
+        for place in (0, 2):
+            model[place].weight.data += 2 * (run.model[place].lora_B @ run.model[place].lora_A).detach()
+        report = nbdebug.check_adapter(model, base=run.base, saved=file)
+        assert words in (report.findings[0].title if report.findings else report.headline)
+
+
 def test_layers_of_peft() -> None:
     peft: types.ModuleType = pytest.importorskip("peft")
     run = network(lambda linear: linear)

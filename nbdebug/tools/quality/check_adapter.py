@@ -114,14 +114,16 @@ def check_adapter(
         seen = [*(_saved(model, layers, *file) if saved is not None else ()), *_trained(layers, optimizers, model)]
         unexplained = {row for one in seen for row in one.values.get("layers", ())}
         seen += [*_inactive(layers, effect), *_zero(layers, optimizers, unexplained), *_scales(layers)]
-        seen += [] if weights is None else _merged(layers, weights)
+        inside = _in_file(model, *file) if weights is not None and not layers else []
+        seen += [] if weights is None else _merged(layers or inside, weights)
+        merged = bool(inside) and all(_times(layer, weights or {}) == 1 for layer in inside)
     seen = list({one.code: one for one in reversed(seen)}.values())[::-1]
     rows = [(x.name, x.rank, x.scale, x.change, _state(x), x.adapter) for x in layers]
     rows.sort(key=lambda row: -(row[3] or 0.0))
     columns = ("layer", "rank", "scale", "change / weight", "state", "adapter")
     if not any(x.adapter for x in layers):
         rows, columns = [row[:-1] for row in rows], columns[:-1]  # type: ignore[misc,assignment]
-    headline = "" if seen or not (layers or file[0]) else _headline(layers)
+    headline = "" if seen or not (layers or file[0]) else _headline(layers, merged)
     plain = {"layers": len(layers), "trained numbers": sum(f.numel() for x in layers for f in x.factors.values())}
     return Report(
         CALL.partition("(")[0] + "()",
@@ -571,26 +573,40 @@ def _scales(layers: list[Adapted]) -> Iterator[Evidence]:
 
 def _merged(layers: list[Adapted], base: Mapping[str, torch.Tensor]) -> Iterator[Evidence]:
     """The change stands in the weight already, and is added once more."""
-    twice = []
-    for layer in layers:
-        known = _named(base, layer.name)
-        if known is None or layer.weight is None or layer.product is None or known.shape != layer.weight.shape:
-            continue
-        moved = (layer.weight.detach().float().cpu() - known.detach().float().cpu()).flatten(1)
-        change = (layer.scale or 0.0) * layer.product.cpu()
-        if change.shape != moved.shape or not bool(change.any()) or not bool(moved.any()):
-            continue
-        times = float((moved * change).sum() / change.square().sum())
-        left = float((moved - times * change).norm() / moved.norm())
-        whole = round(times) + (not layer.merged)
-        if left <= EXPLAINED and abs(times - round(times)) < 0.1 and whole >= 2:
-            twice.append((layer.name, whole))
+    whole = {layer.name: _times(layer, base) + (not layer.merged) for layer in layers}
+    twice = {name: times for name, times in whole.items() if times >= 2}
     if twice:
+        name, times = next(iter(twice.items()))
         title = f"{len(twice)} of {count(len(layers), 'layer')} {'has' if len(twice) == 1 else 'have'} the adapter "
-        title += f"{'twice' if twice[0][1] == 2 else f'{twice[0][1]} times'}: it stands in the base weight already "
-        title += f"(`{twice[0][0]}`)"
-        values = {"layers": [name for name, _ in twice], "times": twice[0][1]}
-        yield Evidence("quality/adapter-merged-twice", title, values=values)
+        title += f"{'twice' if times == 2 else f'{times} times'}: it stands in the base weight already (`{name}`)"
+        yield Evidence("quality/adapter-merged-twice", title, values={"layers": list(twice), "times": times})
+
+
+def _times(layer: Adapted, base: Mapping[str, torch.Tensor]) -> int:
+    """How often the layer's change stands in its weight, beside the base's; 0 where it does not explain the weight."""
+    known = _named(base, layer.name)
+    if known is None or layer.weight is None or layer.product is None or known.shape != layer.weight.shape:
+        return 0
+    moved = (layer.weight.detach().float().cpu() - known.detach().float().cpu()).flatten(1)
+    change = (layer.scale or 0.0) * layer.product.detach().float().cpu()
+    if change.shape != moved.shape or not bool(change.any()) or not bool(moved.any()):
+        return 0
+    if change.shape[0] == change.shape[1] and float((moved * change.T).sum()) > float((moved * change).sum()):
+        change = change.T  # a square weight that stands the other way round (Conv1D of transformers)
+    times = float((moved * change).sum() / change.square().sum())
+    left = float((moved - times * change).norm() / moved.norm())
+    return max(0, round(times)) if left <= EXPLAINED and abs(times - round(times)) < 0.1 else 0
+
+
+def _in_file(model: torch.nn.Module, file: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> list[Adapted]:
+    """The layers of a saved adapter, as if they were merged into a model that has none."""
+    weights, layers = _weights(model), []
+    for pair in _saved_layers(file, settings):
+        weight = _named(weights, pair.name)
+        if weight is not None:
+            product = _product(pair.down, pair.up, tuple(weight.flatten(1).shape))
+            layers.append(Adapted(_plain(pair.name), "", {}, product, weight, scale=pair.scale or 1.0, merged=True))
+    return layers
 
 
 # -- tried, and said ---------------------------------------------------------------------------------------------------
@@ -644,9 +660,9 @@ def _span(values: Iterable[float | None], words: Any) -> str:
     return "" if not some else some[0] if len(some) == 1 else f"{some[0]} to {some[-1]}"
 
 
-def _headline(layers: list[Adapted]) -> str:
+def _headline(layers: list[Adapted], merged: bool) -> str:
     if not layers:
-        return "The file fits the model, which has no adapter yet."
+        return f"The file fits the model, {'whose weights hold it, once' if merged else 'which has no adapter yet'}."
     changes = sorted(x.change for x in layers if x.change is not None)
     sizes = ""
     if changes:
