@@ -27,7 +27,7 @@ from typing import Any
 MOST_ROWS = 200_000
 """Rows that are read of one source: of more, evenly spread ones, and those that are RARE."""
 URGENT = (
-    *("nan", "inf,", " inf", "=inf", "val", "traceback", "error", "kill", "warning", "sig", "resum", "restor"),
+    *("nan", "inf,", " inf ", "=inf", "-inf", "val", "traceback", "error", "kill", "warning", "sig", "resum", "restor"),
     *("complete", "finish", "done", "fault", "cancel"),
 )
 """Of very many lines those with one of these are read in any case."""
@@ -51,7 +51,7 @@ NUMBER = (
 )
 PAIR = re.compile(
     r"(?P<before>(?:[A-Za-z]+ )?)(?P<key>(?!is\b)[A-Za-z][A-Za-z0-9_./@-]*)['\"]?(?:\s*\([a-z]+\))?"
-    rf"(?:\s*[:=]\s*|\s+is\s+|\s+)(?:tensor\()?['\"\[(]*(?P<value>{NUMBER})(?!\w)"
+    rf"(?:\s*[:=]\s*|\s+is\s+|\s+\|\s+|\s+)(?:tensor\()?['\"\[(]*(?P<value>{NUMBER})(?!\w)"
     r"(?:\s*(?:/|of)\s*(?P<total>\d[\d,]*)(?![\d.]))?",
     re.IGNORECASE,
 )

@@ -349,7 +349,7 @@ def _plots(watch: Monitor) -> tuple[Plot, ...]:
     panels = {
         "steps a second": {"speed": rates},
         "use in percent": {"card": course("card"), "processor": course("processor"), "busiest core": course("core")},
-        "memory in GiB": {"card": course("card_used", GIB), "this process": course("own", GIB)},
+        "memory in GiB": {"memory of the card": course("card_used", GIB), "memory of this process": course("own", GIB)},
         "traffic in MB a second": {"disks": course("read", 1e6), "network": course("sent", 1e6)},
         "card": {"watts": course("power"), "degrees": course("heat")},
     }
