@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import re
 
@@ -73,6 +74,9 @@ def test_what_is_no_log_is_refused_and_hostile_bytes_are_only_read(tmp_path: pat
         nbdebug.read_log(tmp_path / "nothing")
     with pytest.raises(ValueError, match="no log"):
         nbdebug.read_log(tmp_path)
+    os.mkfifo(tmp_path / "pipe.log")
+    with pytest.raises(ValueError, match="neither a file"):
+        nbdebug.read_log(tmp_path / "pipe.log")
     (tmp_path / "settings.json").write_text('{"lr": 0.1}')
     with pytest.raises(ValueError, match="no history"):
         nbdebug.read_log(tmp_path / "settings.json")

@@ -699,8 +699,8 @@ def rank_of(path: pathlib.Path) -> int:
     return -1
 
 
-def sources(folder: pathlib.Path, most: int = 200) -> tuple[list[pathlib.Path], int]:
-    """The files of a folder that may be logs, in order, and how many were left out. Of several trainer_state.json of
+def sources(folder: pathlib.Path, most: int = 200) -> list[pathlib.Path]:
+    """The files of a folder that may be logs, in order, the first 200 of them. Of several trainer_state.json of
     one run, the newest; links are not followed."""
     found: list[pathlib.Path] = []
     for root, folders, names in os.walk(folder):
@@ -712,7 +712,7 @@ def sources(folder: pathlib.Path, most: int = 200) -> tuple[list[pathlib.Path], 
         for name in sorted(names):
             path = here / name
             wanted = "tfevents" in name or any(path.match(pattern) for pattern in NAMES)
-            if not wanted or name.lower() in NO_LOGS or path.is_symlink():
+            if not wanted or name.lower() in NO_LOGS or path.is_symlink() or not path.is_file():
                 continue
             if name.endswith(".json") and name != "trainer_state.json" and "histor" not in name:
                 continue
@@ -723,7 +723,7 @@ def sources(folder: pathlib.Path, most: int = 200) -> tuple[list[pathlib.Path], 
         run = path.parent.parent if re.fullmatch(r"checkpoint-\d+", path.parent.name) else path.parent
         newest[run] = path
     found = [path for path in found if path not in states or path in newest.values()]
-    return found[:most], max(0, len(found) - most)
+    return found[:most]
 
 
 def texts_of(path: pathlib.Path, numbers: set[int]) -> dict[int, str]:

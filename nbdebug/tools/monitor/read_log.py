@@ -75,6 +75,8 @@ def read_log(path: str | os.PathLike[str], *, follow: bool = False, every: float
     place = pathlib.Path(path).expanduser()
     if not place.exists():
         raise FileNotFoundError(f"There is no log at {os.fspath(path)!r}.")
+    if not place.is_dir() and not place.is_file():
+        raise ValueError(f"{os.fspath(path)!r} is neither a file nor a folder.")
     if not every > 0:
         raise ValueError(f"every is the number of seconds between two looks; got {every!r}.")
     if follow:
@@ -86,7 +88,7 @@ def _follow(place: pathlib.Path, every: float) -> Iterator[Report]:
     followers: dict[pathlib.Path, Follower] = {}
     try:
         while True:
-            paths = sources(place)[0] if place.is_dir() else [place]
+            paths = sources(place) if place.is_dir() else [place]
             for path in paths:
                 followers.setdefault(path, Follower(path))
             grown = [follower.read() for follower in followers.values()]  # each of them
@@ -100,7 +102,7 @@ def _follow(place: pathlib.Path, every: float) -> Iterator[Report]:
 
 def _read(place: pathlib.Path) -> list[LogRows]:
     """The sources that hold something. Raises ValueError where there is none."""
-    paths, _ = sources(place) if place.is_dir() else ([place], 0)
+    paths = sources(place) if place.is_dir() else [place]
     total = sum(path.stat().st_size for path in paths)
     logs, reasons = [], []
     with progress_bar("log", "B", total, wanted=total >= SLOW, unit_scale=True) as bar:
