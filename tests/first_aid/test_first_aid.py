@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+import nbdebug
 from nbdebug import first_aid
 from nbdebug.tools.first_aid import first_aid as module
 from nbdebug.tools.first_aid.procedures import CHECKLISTS, SYMPTOMS
@@ -152,6 +153,22 @@ def test_after_a_crash_the_newest_checkpoint_is_looked_at_though_the_cause_is_kn
     report = first_aid("crash", names={**names, "folder": pathlib.Path("runs")})
     assert report.findings[0].code.startswith("error/")
     assert states(report)[:3] == ["cause", "needs", "well"] and states(report)[3] == "not reached"
+
+
+def test_what_is_watched_during_a_run_is_asked(tmp_path) -> None:
+    names = variables()
+    (tmp_path / "run.log").write_text("".join(f"step {i} loss {2 * 0.9**i + 0.1:.4f}\n" for i in range(40)))
+    with nbdebug.grad_watch(names["model"]) as watch:
+        for batch in names["train_loader"]:
+            loss = names["loss_fn"](names["model"], batch)
+            names["optimizer"].zero_grad()
+            loss.backward()
+            names["optimizer"].step()
+    losses = [2.0, 1.0, 0.5, 0.3, 0.2, 0.15, 0.1]
+    report = first_aid("during", names={**names, "watch": watch, "losses": losses})
+    assert states(report)[:2] == ["well", "well"] and "8 steps" in str(report)
+    report = first_aid("crash", names={**names, "log": "run.log"})
+    assert dict(zip((s["what"] for s in report.facts["steps"]), states(report)))["The log up to the end"] == "well"
 
 
 def test_the_log_tells_what_was_changed_and_asks_for_one_thing_at_a_time() -> None:

@@ -430,12 +430,19 @@ def perplexity(a: Surroundings) -> Report:
     return nbdebug.perplexity(a.subject.model, ids)
 
 
+def comparison(a: Surroundings) -> Report:
+    baseline, metric, inputs = a.first("baseline"), a.first("metric"), a.first("val_inputs", "inputs", "val_loader")
+    if baseline is None or metric is None or inputs is None:
+        raise Missing("`baseline`, `metric(output, input)` and `val_inputs`: nbdebug.compare(model, baseline, ...)")
+    model = a.first("model", "net")
+    return nbdebug.compare(a.subject.model if model is None else model, baseline, inputs, metric)
+
+
 def logs(a: Surroundings) -> Report:
-    read = getattr(nbdebug, "read_log", None)
     paths = a.paths(".log", ".jsonl", "trainer_state.json", ".out")
-    if read is None or not paths:
+    if not paths:
         raise Missing("the run's log: its path among your variables")
-    return read(paths[0])
+    return nbdebug.read_log(paths[0])
 
 
 def losses(a: Surroundings) -> Report:
@@ -449,7 +456,7 @@ def losses(a: Surroundings) -> Report:
         f"the losses in `{name}`",
         symptoms=of_losses(values),
         losses=values,
-        headline="" if of_losses(values) else f"The losses in `{name}` are those of a run that learns.",
+        headline="" if of_losses(values) else f"Nothing is wrong with the losses in `{name}`.",
     )
 
 
@@ -479,16 +486,23 @@ def recorded_losses(names: Mapping[str, Any]) -> tuple[str, list[float]]:
 
 
 def watched(a: Surroundings) -> Report:
-    """What the watches that are on have seen."""
+    """What the watches of the training that are on have seen."""
+    return _running(a, ("GradWatch", "Guard"), "a watch: %grad_watch on, before the run")
+
+
+def machine_watched(a: Surroundings) -> Report:
+    return _running(a, ("Monitor",), "a monitor: %monitor on, before the run")
+
+
+def _running(a: Surroundings, kinds: tuple[str, ...], missing: str) -> Report:
+    """The report of the first watch of these kinds that a magic, or a variable, holds."""
     registry = getattr(getattr(a.shell, "magics_manager", None), "registry", {})
-    for kind in ("GradWatchMagics", "GuardMagics"):
-        running = getattr(registry.get(kind), "running", None)
-        if running is not None:
-            return running.report()
-    for thing in a.names.values():
-        if type(thing).__module__ in ("nbdebug.tools.grad_watch.grad_watch", "nbdebug.tools.guard.guard"):
-            return thing.report()
-    raise Missing("a watch: %grad_watch on, before the run")
+    watches = [getattr(registry.get(f"{kind}Magics"), "running", None) for kind in kinds]
+    own = [w for w in a.names.values() if type(w).__module__.startswith("nbdebug.") and type(w).__name__ in kinds]
+    for watch in (*watches, *own):
+        if watch is not None:
+            return watch.report()
+    raise Missing(missing)
 
 
 def _is_usage(error: BaseException) -> bool:
@@ -554,7 +568,7 @@ SYMPTOMS: dict[str, Procedure] = {
         "the run ended with an error, or is gone",
         (
             Step("The message, with its values", "%explain", 0.2, any_error),
-            Step("The log up to the end", "read_log", 0.5, logs, always=True),
+            Step("The log up to the end", "%read_log", 0.5, logs, always=True),
             Step("The newest checkpoint that loads", "%check_checkpoint", 0.5, checkpoint, always=True),
             MACHINE,
             Step("The settings, as they were", "%check_config", 0.5, settings),
@@ -590,6 +604,7 @@ SYMPTOMS: dict[str, Procedure] = {
             Step("Was every weight loaded", "%check_checkpoint", 0.5, checkpoint),
             Step("Data: files, captions, labels", "%check_data", 2, data),
             Step("Training beside validation", "%preflight", 1, before_training),
+            Step("Better than before, beyond noise", "compare", 1, comparison),
         ),
         ("outputs", "bad-outputs", "poor"),
     ),
@@ -615,6 +630,7 @@ CHECKLISTS: dict[str, Procedure] = {
         (
             Step("Gradients and losses, watched", "%grad_watch", 0.1, watched),
             Step("The losses so far", "losses", 0.1, losses),
+            Step("Card, memory, disk, beside steps", "%monitor", 0.1, machine_watched),
             Step("Memory, by owner", "%mem", 0.2, memory_now),
             Step("The speed of a step", "%bottleneck", 2, times),
             Step("A sample of the outputs", "check_outputs", 1, outputs),
@@ -629,6 +645,7 @@ CHECKLISTS: dict[str, Procedure] = {
             Step("The losses of the run", "losses", 0.1, losses),
             Step("Outputs beside the training set", "check_outputs", 1, outputs),
             Step("Perplexity, with an interval", "perplexity", 1, perplexity),
+            Step("Better than the baseline", "compare", 1, comparison),
             Step("Would the notebook run again", "%check_notebook", 0.2, notebook),
         ),
     ),
