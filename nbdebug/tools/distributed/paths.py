@@ -72,7 +72,8 @@ def departure(facts: RanksFacts, parted: Parting) -> Departure:
     for mine, log in ((0, one), (1, other)):
         loop = _ran_out(facts, windows[mine], windows[1 - mine])
         if loop is not None:
-            return Departure("loop", log.rank, (loop.file, loop.line, ""), loop)
+            skipped = _skipped(facts, loop, one, other) if one.turns[loop.number] == other.turns[loop.number] else None
+            return skipped or Departure("loop", log.rank, (loop.file, loop.line, ""), loop)
     arms = sorted(_arms(facts, parted, (one, other), windows), key=lambda arm: arm[0])
     if arms:
         _, rank, place = arms[0]
@@ -100,6 +101,15 @@ def _ran_out(facts: RanksFacts, mine: list[int], theirs: list[int]) -> Place | N
     for number in dict.fromkeys(-mark for mark in mine if mark < 0):
         if -number not in theirs and theirs.count(number) > mine.count(number) and number in facts.places:
             return facts.places[number]
+    return None
+
+
+def _skipped(facts: RanksFacts, loop: Place, one: RankLog, other: RankLog) -> Departure | None:
+    """In a loop of as many turns on both: the arm that ends a turn early, and that one has taken more often."""
+    for number, place in facts.places.items():
+        more = one.turns[number] - other.turns[number]
+        if more and place.kind == "arm" and loop.holds((place.file, place.line)) and jumps(facts, place):
+            return Departure("arm", (one if more > 0 else other).rank, (place.file, place.line, ""), place)
     return None
 
 

@@ -409,6 +409,12 @@ def collective_mismatch(facts: RanksFacts) -> Finding | None:
     fix = Fix(
         "Make the same calls on all ranks.", "value = validate()  # on all ranks\nif rank == 0:\n    print(value)"
     )
+    if left.place is not None and left.kind == "arm" and paths.jumps(facts, left.place):
+        who = f"Rank {left.rank} takes a branch that leaves out calls of the others"
+        fix = Fix(
+            "Let all ranks decide alike.",
+            "leave = torch.tensor(float(condition))\ndist.all_reduce(leave, op=dist.ReduceOp.MAX)\nif leave:\n    ...",
+        )
     title = f"{who} at call {parted.n + 1}: {each}"
     return finding(
         "collective-mismatch", title, at(facts, left.line, left.rank), [fix], waits(facts, parted), timeout=LONGER
