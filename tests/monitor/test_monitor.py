@@ -69,7 +69,8 @@ def test_what_is_not_certain_is_silent() -> None:
     ]
     capped = [MachineSample(n, n, card=99, power=300, heat=62) for n in range(1, 61)]
     before = [MachineSample(n, 0, card=1, core=100, own=n * gib, free=gib) for n in range(1, 61)]
-    for samples in (warm_up, waves, capped, before, []):
+    mapped = [MachineSample(n, n, own=gib * n / 8, free=9 * gib) for n in range(1, 61)]
+    for samples in (mapped, warm_up, waves, capped, before, []):
         facts = MachineFacts(samples, host=32 * gib)
         assert not [check(facts) for check in MACHINE_RULES if check(facts)]
 

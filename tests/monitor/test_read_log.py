@@ -105,6 +105,12 @@ def test_ranks_with_one_trouble_share_a_sentence_and_the_first_error_is_named(tm
     assert finding.code == "error/shape-mismatch" and finding.where.rank == 1
 
 
+def test_a_crash_at_the_exit_is_no_killed_run(tmp_path: pathlib.Path) -> None:
+    path = logs.plain(tmp_path, logs.healthy(3))
+    path.write_text(path.read_text() + "Segmentation fault (core dumped)\n")
+    assert nbdebug.read_log(path).ok
+
+
 def test_from_a_shell(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     sick = logs.plain(tmp_path, logs.TROUBLES["nan"](1))
     assert main(["read-log", str(sick), "--json"]) == 1

@@ -216,7 +216,7 @@ class MachineSensors:
         return MachineSample(
             now,
             steps,
-            own=float(self.process.memory_info().rss) + self._children,
+            own=self._memory_of(self.process) + self._children,
             free=float(psutil.virtual_memory().available),
             disk=float(psutil.disk_usage(self.folder).free),
             processor=sum(cores) / len(cores),
@@ -226,9 +226,10 @@ class MachineSensors:
             **card,
         )
 
-    def _memory_of(self, child: Any) -> float:
+    def _memory_of(self, process: Any) -> float:
+        """Bytes of its own, without the pages of files and what it shares."""
         with contextlib.suppress(self.psutil.Error):  # it has ended meanwhile
-            memory = child.memory_info()
+            memory = process.memory_info()
             return float(memory.rss - getattr(memory, "shared", 0))
         return 0.0
 

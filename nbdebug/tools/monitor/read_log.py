@@ -527,7 +527,9 @@ def _course_notes(course: Course, name: str) -> list[str]:
 def _killed(log: LogRows, course: Course) -> tuple[int, str] | None:
     """The line that says that the process was killed, where no loss comes after it."""
     last = _last_line(course)
-    return next(((kill.line, kill.text) for kill in log.kills if kill.line >= last), None)
+    kills = [kill for kill in log.kills if kill.line >= last]
+    ended = any(last <= end < kill.line for kill in kills for end in log.ends)  # it was over: a crash at the exit
+    return (kills[0].line, kills[0].text) if kills and not ended else None
 
 
 def _stopped(log: LogRows, course: Course) -> tuple[int, int, str] | None:

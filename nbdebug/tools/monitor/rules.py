@@ -299,6 +299,8 @@ def host_memory_grows(machine: MachineFacts) -> Finding | None:
     speed = (levels[-1] - levels[0]) / (5 / 6 * (last.time - first.time))
     if min(rises) <= 0 or min(rises) < 0.3 * max(rises) or speed <= 0:
         return None
+    if first.free - last.free < 0.5 * (last.own - first.own):
+        return None  # what the system can take back, such as the pages of a file
     left = last.free / speed
     if left > max(LEFT, 0.0) or left > AHEAD * (last.time - samples[0].time):
         return None
