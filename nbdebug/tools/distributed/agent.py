@@ -728,13 +728,16 @@ class Agent:
     def write_state(self, rest: bool = True) -> None:
         """Where the main thread stands, and how far its loops are."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        stack = [
-            f"{s.filename.rpartition('-packages' + os.sep)[2]}, line {s.lineno}, in {s.name}: {s.line}"
-            for s in traceback.extract_stack(frame)
-        ]
-        users = [n for n, (each, _) in enumerate(traceback.walk_stack(frame)) if _kind(each.f_code) == USER]
-        stack = stack[-users[-1] - 1 :] if users else stack
-        own = [line for line in stack if "nbdebug" not in line.split(", line")[0] and "<frozen" not in line]
+        frames = [(each.f_code, line) for each, line in traceback.walk_stack(frame)][::-1]
+        while frames and _kind(frames[0][0]) != USER and any(_kind(code) == USER for code, _ in frames):
+            del frames[0]
+        own = []
+        for code, line in frames:
+            file, text = code.co_filename, linecache.getline(code.co_filename, line).strip()
+            if _kind(code) != USER:  # of a library what is below its folder
+                file = file.rpartition("-packages" + os.sep)[2] if "-packages" in file else os.path.basename(file)
+            if f"{os.sep}nbdebug{os.sep}" not in code.co_filename and "<frozen" not in file:
+                own.append(f"{file}, line {line}, in {code.co_name}: {text}")
         self.write("stack", lines=user_lines(frame) if frame else [], stack=own[-12:])
         self.write("loops", loops=self.loops(rest))
 
