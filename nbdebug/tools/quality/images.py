@@ -30,6 +30,8 @@ nothing is alike. Healthy sets of 15 kinds: 0.41 and more of the least differenc
 GAIN, RIVALS, MANY, FLATTEST = 0.6, 3, 20_000, 4.0
 """Contrast of a copy; training pictures that are compared closely; and most of them; contrast of a picture that shows
 something."""
+FAINT = (8.0, 0.02)
+"""Contrast below which rounding makes pictures alike, and the distance that is then needed."""
 FEWEST = 8
 """Pictures on either side of which colours and sharpness are judged."""
 SHARPNESS, BEYOND = 0.5, 0.9
@@ -92,6 +94,8 @@ def copies(pictures: list[Any], training: list[Any]) -> list[tuple[int, int, flo
     known, some = thumbnails(training, "L"), thumbnails(pictures, "L")
     ranks = [0] * len(training) + [1] * len(pictures)
     pairs = list(near_copies(numpy.concatenate([known, some]), ranks))
+    faint = {row + len(training) for row, picture in enumerate(some) if float(picture.std()) < FAINT[0]}
+    pairs = [pair for pair in pairs if pair[0] not in faint or pair[2] < FAINT[1]]
     if pairs:
         step = max(2, len(training) // ITSELF)
         own = [int(row % step == 0) for row in range(len(training))]
@@ -131,14 +135,17 @@ def _units(thumbs: Any) -> Any:
 
 def _nearest(picture: Any, known: Any, keys: Any, without: int = -1) -> tuple[int, float]:
     """(training picture, root mean square of what is left) with the best flip, shift, gain and offset."""
+    import numpy
+
+    turns = (picture, picture[:, ::-1], picture[::-1])
+    alike = numpy.stack([keys @ _units(turned[None])[0] for turned in turns])
+    if without >= 0:
+        alike[:, without] = -1
     best = (-1, NOTHING_ALIKE)
-    for turned in (picture, picture[:, ::-1], picture[::-1]):
-        alike = keys @ _units(turned[None])[0]
-        if without >= 0:
-            alike[without] = -1
-        for match in alike.argsort()[: -RIVALS - 1 : -1]:
-            if alike[match] > 0.5:
-                best = min(best, (int(match), _left(turned, known[match])), key=lambda pair: pair[1])
+    for place in alike.argsort(axis=None)[: -RIVALS - 1 : -1]:
+        turn, match = divmod(int(place), len(keys))
+        if alike[turn, match] > 0.5:
+            best = min(best, (match, _left(turns[turn], known[match])), key=lambda pair: pair[1])
     return best
 
 

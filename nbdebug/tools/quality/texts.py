@@ -16,6 +16,8 @@ TIMES, SHORT_TIMES, CHARACTERS, SHORT = 4, 8, 48, 12
 characters. Refrains and laughter are shorter, or something follows them."""
 RUN, LEAST = 4, 8
 """Words of a run that two texts share, and of the shortest text of which a changed copy is looked for."""
+LONG = 20
+"""Words of a text that is equal to another one by no chance, in a set of one template."""
 EQUAL = 5
 """Words of the shortest text that counts as a copy where it is equal: shorter replies are anybody's."""
 ALIKE, HALF = 0.8, 0.6
@@ -118,8 +120,10 @@ class TrainingTexts:
 
 def problems(texts: Sequence[str], training: Sequence[str] | None) -> Iterator[Evidence]:
     if training:
-        pairs = TrainingTexts(training).copies(texts)
-        if pairs:
+        learnt = TrainingTexts(training)
+        pairs = learnt.copies(texts)
+        by_chance = learnt.least > 1 and len(pairs) < 3 and all(len(words(texts[row])) < LONG for row, _, _ in pairs)
+        if pairs and not by_chance:
             rows = tuple(row for row, _, _ in pairs)
             title = f"{count(len(rows), 'text')} of {len(texts)} repeat texts of the training set"
             each = [{"sample": row, "training row": match, "words in common": share} for row, match, share in pairs]
