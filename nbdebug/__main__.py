@@ -62,9 +62,11 @@ was found, 2 where there was nothing to check. `run` ends with your script's own
 
 def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
-    with contextlib.suppress(ImportError):  # an extra: Tab in a shell
+    try:
         import argcomplete
-
+    except ImportError:  # an extra: Tab in a shell
+        pass
+    else:
         argcomplete.autocomplete(parser)
     args = parser.parse_args(arguments)
     if args.command is None:
