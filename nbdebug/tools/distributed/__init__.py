@@ -6,6 +6,7 @@ agent         in each rank: writes down what it does, in a file of its own, befo
 marks         the user's script with marks in it: arms of branches, turns of loops
 facts, rules  the ranks' logs, as plain data; the rules that name causes
 paths         where two ranks part; which line an argument or an iterable comes from
+engines       cells on several processes (%%ranks): ipyparallel's engines, each a rank under an agent of its own
 check_ranks   the public function before training
 hang_watch    the public context manager for those who add a line
 

@@ -729,7 +729,7 @@ class Agent:
         """Where the main thread stands, and how far its loops are."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         frames = [(each.f_code, line) for each, line in traceback.walk_stack(frame)][::-1]
-        while frames and _kind(frames[0][0]) != USER and any(_kind(code) == USER for code, _ in frames):
+        while frames and _kind(frames[0][0]) != USER:  # above the user's first line; none where it has ended
             del frames[0]
         own = []
         for code, line in frames:
