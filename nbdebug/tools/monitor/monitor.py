@@ -263,10 +263,12 @@ class CardSensors:
         """None without a card, or without nvidia-ml-py."""
         try:
             import pynvml
-
+        except ImportError:
+            return None
+        try:
             pynvml.nvmlInit()
             return cls(pynvml, _handle(pynvml))
-        except Exception:  # no library, no driver, no card: each raises its own
+        except Exception:  # no driver, no card: each raises its own
             return None
 
     def sample(self) -> dict[str, Any]:
