@@ -50,10 +50,13 @@ ONLY_WITH_ALL = (
     "guard/test_ranks_faults.py",
     "guard/test_ranks_fsdp.py",
     "guard/test_soak.py",
+    "test_loops.py::test_the_answer_is_that_of_a_plain_loop[preflight",
+    "test_it_runs_afresh[00_first_aid",  # test_cli runs it: the demo
     "test_it_runs_afresh[01_nan",
     "test_it_runs_afresh[02_training",
     "test_it_runs_afresh[03_memory",
     "test_it_runs_afresh[04_precision",
+    "test_it_runs_afresh[05_errors",
     "test_it_runs_afresh[06_guard",
     "test_it_runs_afresh[07_trainers",
     "test_it_runs_afresh[08_data",

@@ -43,6 +43,8 @@ TOLD_APART = 0.9
 """Of pairs of validation samples with two labels, whose scores come in one order (or as often in the other)."""
 TARGETS = 32
 """Targets of which one value is no accident."""
+DECIMALS = 5
+"""A loss with fewer is rounded."""
 ZEROS = 5
 """So many zeros in a row, from the first step on, or half of the run (TrainProof: five points)."""
 
@@ -444,12 +446,15 @@ def _one_target(static: StaticFacts) -> str:
 
 
 def _rounded(run: TrainingRunFacts, zeros: Sequence[bool]) -> bool:
-    """Zeros while the gradients of these steps are none, and the loss on fixed batches is not zero either."""
+    """Zeros while the gradients of these steps are none, and the loss on fixed batches is not zero either; and every
+    loss has few decimals. (Cross entropy of float32 is exactly zero where a whole batch is certain.)"""
     if sum(zeros) < max(ZEROS, len(zeros) // 10) or len(run.gradient_norms) != len(zeros) or not run.evaluations:
         return False
     norms = [norm for norm, zero in zip(run.gradient_norms, zeros) if zero]
     end = run.evaluations[-1].train
-    return all(norm > NOTHING for norm in norms) and end > NOTHING and end == end
+    losses = signs.finite(run.losses)
+    few = any(all(abs(loss * 10**n - round(loss * 10**n)) < 1e-6 for loss in losses) for n in range(DECIMALS))
+    return few and all(norm > NOTHING for norm in norms) and end > NOTHING and end == end
 
 
 def _rounding(run: TrainingRunFacts, zeros: int) -> Finding:
