@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pathlib
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from nbdebug.tools.distributed.engines import Engines
 from nbdebug.tools.distributed.launch import alive
 from tests.distributed.programs import HEAD, PROGRAMS
 from tests.shell import Notebook, started
@@ -74,3 +78,19 @@ def test_a_wrapped_model_goes_over_to_the_new_group(book: Notebook) -> None:
     assert apart.result.findings[0].code == "distributed/weights-diverged", apart.shown
     again = book.run("%%ranks\ndist.broadcast(ddp.module.weight.data, 0)\nfor _ in range(3):\n    step()")
     assert again.error is None and again.result is None, again.shown
+
+
+def test_a_start_that_is_interrupted_leaves_nothing(monkeypatch) -> None:
+    ended, folders = [], []
+
+    def interrupted(count: int) -> None:
+        raise KeyboardInterrupt
+
+    def cluster(**settings: object) -> SimpleNamespace:
+        folders.append(pathlib.Path(str(settings["profile_dir"])).parent)
+        return SimpleNamespace(start_cluster_sync=interrupted, stop_cluster_sync=lambda: ended.append(True))
+
+    monkeypatch.setitem(sys.modules, "ipyparallel", SimpleNamespace(Cluster=cluster))
+    with pytest.raises(KeyboardInterrupt):
+        Engines(2)
+    assert ended and not folders[0].exists()

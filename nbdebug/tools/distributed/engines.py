@@ -78,11 +78,20 @@ class Engines:
             tempfile.mkdtemp(prefix="nbdebug-engines-", dir=pathlib.Path.cwd() if profile else None)
         )
         self.cluster: Any = None
+        self.client: Any = None
         self.cells: dict[str, str] = {}
         self.places: dict[int, Place] = {}
         self.cell, self.broken, self.lost = 0, True, ""
         self.processes: list[int] = []
         self.store: Any = None
+        try:
+            self._start(ipyparallel, count, profile)
+            self._join(backend, profile is None)
+        except BaseException:  # Ctrl-C too, and a start that takes too long: no process is left behind
+            self.stop()
+            raise
+
+    def _start(self, ipyparallel: Any, count: int, profile: str | None) -> None:
         if profile is not None:
             self.client = ipyparallel.Client(profile=profile)
         else:
@@ -94,11 +103,6 @@ class Engines:
             self.client = self.cluster.connect_client_sync()
             self.client.wait_for_engines(count, interactive=False, timeout=120)
         self.ids = sorted(self.client.ids)
-        try:
-            self._join(backend, profile is None)
-        except BaseException:
-            self.stop()
-            raise
 
     def _join(self, backend: str | None, local: bool) -> None:
         own = backend or (
@@ -207,7 +211,8 @@ class Engines:
         with contextlib.suppress(Exception):
             if self.cluster is not None:
                 self.cluster.stop_cluster_sync()
-            self.client.close()
+            if self.client is not None:
+                self.client.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
