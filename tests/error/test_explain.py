@@ -15,7 +15,7 @@ from torch import nn
 
 import nbdebug
 from nbdebug import registry as catalogue
-from nbdebug.tools.errors.exceptions import candidate_chains
+from nbdebug.tools.errors.context import candidate_chains
 
 Group = getattr(builtins, "ExceptionGroup", None)
 STATE = "error/state-dict-mismatch"

@@ -5,12 +5,13 @@ The frames of the traceback still hold that: the arguments of the failing op, th
 variables. A detector recognizes one kind of error and reads the frames, a rule names the cause with the user's names,
 and a fix is tried on the operands where that runs none of the user's code.
 
-    dispatch                          the kinds of errors, and the causes of one exception
-    context, exceptions               the traceback's frames; chains, groups and errors of other processes
-    operands, values, syntax, origin  the failing op's tensors, values in the frames, and where a value comes from
-    sandbox                           trials of a fix on copies
-    kinds, rules                      detectors and rules; shapes and autograd have folders of their own
-    facts, unknown                    facts shared by the kinds; the report on an error of no known kind
+    dispatch          the kinds of errors, the causes of one exception; the report on an error of no known kind
+    context           the traceback's frames; chains, groups and errors of other processes
+    operands, values  the failing op's tensors, and the values in the frames
+    origin            where a value comes from
+    sandbox           trials of a fix on copies
+    kinds, rules      detectors and rules; shapes and autograd have folders of their own
+    facts             facts shared by the kinds
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ from nbdebug.observe.variables import (
 )
 from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
 from nbdebug.tools.errors.facts import Raised, TensorFact
-from nbdebug.tools.errors.syntax import callee_name
-from nbdebug.tools.errors.values import UNKNOWN, expression, operands, value_of
+from nbdebug.tools.errors.values import UNKNOWN, callee_name, expression, operands, value_of
 
 CALLS = ("_call_impl", "_wrapped_call_impl", "__call__", "_slow_forward")
 """Frames around a module's forward, which hold the same tensors under no name of their own."""

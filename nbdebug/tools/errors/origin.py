@@ -18,8 +18,7 @@ from nbdebug.observe.sources import SCOPES, functions, nodes_of, tree_of
 from nbdebug.report import Where
 from nbdebug.tools.errors.context import ErrorContext
 from nbdebug.tools.errors.operands import CALLS, is_instance
-from nbdebug.tools.errors.syntax import Key, bindings, callee_name, entries, value_parts
-from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
+from nbdebug.tools.errors.values import UNKNOWN, Key, bindings, callee_name, entries, expression, value_of, value_parts
 
 STEPS = 40
 

@@ -31,8 +31,7 @@ from nbdebug.observe.variables import attributes
 from nbdebug.text import clip
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.operands import library_frames
-from nbdebug.tools.errors.syntax import callee_name
-from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
+from nbdebug.tools.errors.values import UNKNOWN, callee_name, expression, value_of
 
 SMALL = 2_000_000
 """Elements of all tensors together that are copied and computed with: a few hundredths of a second."""

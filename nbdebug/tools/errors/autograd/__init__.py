@@ -3,7 +3,7 @@
 What is left are the graph, from the loss backwards (`graph`), and the sources of the functions that took part
 (`functions`, `calls`). `no_grad` follows a result back to where its gradient ended (`path`), `backward_twice` finds the
 variable that holds a freed graph, `in_place` the statement that overwrote a saved value (`changes`). `trials` reads the
-training again with a fix, and with gradients. `facts`, `rules`
-and `rules_wording` are the roles of every tool."""
+training again with a fix, and with gradients. `rules` holds the facts and the rules.
+"""
 
 from __future__ import annotations

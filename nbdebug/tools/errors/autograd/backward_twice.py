@@ -26,7 +26,6 @@ from nbdebug.tools.errors.autograd.calls import (
     traceback_functions,
 )
 from nbdebug.tools.errors.autograd.changes import changes_in_statement
-from nbdebug.tools.errors.autograd.facts import BackwardTwiceFacts, GraphHolder
 from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
     calls_in,
@@ -49,6 +48,7 @@ from nbdebug.tools.errors.autograd.graph import (
     op_of,
     share_history,
 )
+from nbdebug.tools.errors.autograd.rules import BackwardTwiceFacts, GraphHolder
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.facts import NOWHERE
 from nbdebug.tools.errors.values import UNKNOWN

@@ -14,7 +14,6 @@ from nbdebug.observe.sources import tree_of
 from nbdebug.observe.variables import attributes, named_children, named_modules
 from nbdebug.report import Where
 from nbdebug.text import clip
-from nbdebug.tools.errors.autograd.facts import InPlaceChange
 from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
     function_source,
@@ -24,6 +23,7 @@ from nbdebug.tools.errors.autograd.functions import (
     static_value,
 )
 from nbdebug.tools.errors.autograd.path import no_grad_block
+from nbdebug.tools.errors.autograd.rules import InPlaceChange
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.facts import NOWHERE
 from nbdebug.tools.errors.values import UNKNOWN

@@ -37,7 +37,6 @@ from nbdebug.tools.errors.autograd.changes import (
     in_place_modules,
     inplace_flag,
 )
-from nbdebug.tools.errors.autograd.facts import InPlaceChange, InPlaceFacts
 from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
     assignments,
@@ -64,6 +63,7 @@ from nbdebug.tools.errors.autograd.graph import (
     op_of,
     op_of_name,
 )
+from nbdebug.tools.errors.autograd.rules import InPlaceChange, InPlaceFacts
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.continuation import continued
 from nbdebug.tools.errors.values import UNKNOWN, operands

@@ -19,7 +19,6 @@ from nbdebug.observe.variables import MODULES_OWN, attributes, named_modules, na
 from nbdebug.report import Edit
 from nbdebug.text import clip
 from nbdebug.tools.errors.autograd.calls import callee, enclosing_scopes, method_source, traceback_functions
-from nbdebug.tools.errors.autograd.facts import GraphCut, NoGradFacts
 from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
     assignments,
@@ -32,6 +31,7 @@ from nbdebug.tools.errors.autograd.functions import (
 )
 from nbdebug.tools.errors.autograd.graph import backward_roots, is_leaf_node, loss_expression, node_distances
 from nbdebug.tools.errors.autograd.path import DATA, GRAD, GradientPath, no_grad_block, no_grad_function
+from nbdebug.tools.errors.autograd.rules import GraphCut, NoGradFacts
 from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
 from nbdebug.tools.errors.values import UNKNOWN
 

@@ -30,7 +30,6 @@ from nbdebug.tools.errors.autograd.calls import (
     no_grad_decorator,
     truth,
 )
-from nbdebug.tools.errors.autograd.facts import GraphCut
 from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
     assignments,
@@ -43,6 +42,7 @@ from nbdebug.tools.errors.autograd.functions import (
     targets,
     word_set,
 )
+from nbdebug.tools.errors.autograd.rules import GraphCut
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.values import UNKNOWN
 

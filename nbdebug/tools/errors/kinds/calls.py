@@ -26,8 +26,7 @@ from nbdebug.tools.errors.autograd.functions import function_source, unwrap
 from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
 from nbdebug.tools.errors.operands import OperandNames, library_frames, raised_by_user, raised_facts
 from nbdebug.tools.errors.rules.calls import CallFacts
-from nbdebug.tools.errors.syntax import callee_name
-from nbdebug.tools.errors.values import UNKNOWN, expression, operands, shape_of, statement, value_of
+from nbdebug.tools.errors.values import UNKNOWN, callee_name, expression, operands, shape_of, statement, value_of
 
 METHODS = (BuiltinFunctionType, BuiltinMethodType, MethodType, FunctionType, type(torch.Tensor.add))
 MISSING = re.compile(r"(\w+)\(\) missing \d+ required (?:positional|keyword-only) arguments?: (.+)")

@@ -33,8 +33,7 @@ from nbdebug.tools.errors.context import ErrorContext
 from nbdebug.tools.errors.kinds.workers import iterator_of, loader_of
 from nbdebug.tools.errors.rules.dataloader import CollateMismatch
 from nbdebug.tools.errors.sandbox import quiet
-from nbdebug.tools.errors.syntax import callee_name
-from nbdebug.tools.errors.values import shape_of
+from nbdebug.tools.errors.values import callee_name, shape_of
 
 Path = tuple[Any, ...]
 SAMPLE_ENTRIES = 2000

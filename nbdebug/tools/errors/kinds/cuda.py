@@ -35,8 +35,7 @@ from nbdebug.tools.errors.origin import where_of
 from nbdebug.tools.errors.rules.cuda import AssertFacts, AttentionFacts, CardFacts, CudaCard, CudnnFacts, Layout, Use
 from nbdebug.tools.errors.rules.indices import IndexFacts
 from nbdebug.tools.errors.sandbox import SMALL, rerun
-from nbdebug.tools.errors.syntax import bindings, callee_name, entries, value_parts
-from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
+from nbdebug.tools.errors.values import UNKNOWN, bindings, callee_name, entries, expression, value_of, value_parts
 
 PATTERNS: tuple[tuple[str, str], ...] = (
     ("load", r"Attempting to deserialize object on (?:a CUDA device|CUDA device)"),

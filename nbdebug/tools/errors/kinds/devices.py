@@ -36,8 +36,7 @@ from nbdebug.tools.errors.operands import (
 from nbdebug.tools.errors.origin import origin_of, where_of
 from nbdebug.tools.errors.rules.devices import DeviceFacts
 from nbdebug.tools.errors.sandbox import TrialResult, computed_operands, rerun
-from nbdebug.tools.errors.syntax import callee_name, value_parts
-from nbdebug.tools.errors.values import operands, value_of
+from nbdebug.tools.errors.values import callee_name, operands, value_of, value_parts
 
 MAKERS = frozenset(
     {

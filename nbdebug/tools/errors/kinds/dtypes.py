@@ -37,8 +37,7 @@ from nbdebug.tools.errors.operands import (
 from nbdebug.tools.errors.origin import ExpressionBinding, origin_of, where_of
 from nbdebug.tools.errors.rules.dtypes import DtypeFacts
 from nbdebug.tools.errors.sandbox import computed_operands, rerun
-from nbdebug.tools.errors.syntax import bindings, callee_name, value_parts
-from nbdebug.tools.errors.values import UNKNOWN, expression, operands, value_of
+from nbdebug.tools.errors.values import UNKNOWN, bindings, callee_name, expression, operands, value_of, value_parts
 
 PATTERNS: tuple[tuple[str, str], ...] = (
     ("autocast", r"are unsafe to autocast"),

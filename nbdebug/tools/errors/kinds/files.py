@@ -16,8 +16,7 @@ from typing import Any
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.variables import attributes
 from nbdebug.report import Where
-from nbdebug.tools.errors.context import ErrorContext
-from nbdebug.tools.errors.exceptions import COPIED
+from nbdebug.tools.errors.context import COPIED, ErrorContext
 from nbdebug.tools.errors.facts import Raised
 from nbdebug.tools.errors.operands import raised_by_user
 from nbdebug.tools.errors.rules.files import FileFacts

@@ -39,8 +39,7 @@ from nbdebug.tools.errors.operands import (
 from nbdebug.tools.errors.origin import origin_of
 from nbdebug.tools.errors.rules.indices import IndexFacts, OutOfRange
 from nbdebug.tools.errors.sandbox import SMALL, computed_operands, rerun
-from nbdebug.tools.errors.syntax import callee_name, comprehensions
-from nbdebug.tools.errors.values import UNKNOWN, expression, value_of
+from nbdebug.tools.errors.values import UNKNOWN, callee_name, comprehensions, expression, value_of
 
 
 def beyond(index: torch.Tensor, least: int, most: int, spared: int | None = None) -> OutOfRange | None:

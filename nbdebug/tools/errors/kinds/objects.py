@@ -22,11 +22,9 @@ from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
 from nbdebug.tools.errors.facts import TriedFix
 from nbdebug.tools.errors.operands import OperandNames, argument_texts, library_frames, raised_by_user, raised_facts
 from nbdebug.tools.errors.origin import ExpressionBinding, origin_of
-from nbdebug.tools.errors.rules.calls import CallFacts
-from nbdebug.tools.errors.rules.objects import AttachedFacts, IteratorFacts, ObjectFacts
+from nbdebug.tools.errors.rules.calls import AttachedFacts, CallFacts, IteratorFacts, ObjectFacts
 from nbdebug.tools.errors.sandbox import rerun
-from nbdebug.tools.errors.syntax import callee_name
-from nbdebug.tools.errors.values import UNKNOWN, expression, operands, statement, value_of
+from nbdebug.tools.errors.values import UNKNOWN, callee_name, expression, operands, statement, value_of
 
 ARGUMENT = re.compile(
     r"(\w+)\(\): argument '\w+'(?: \(position \d+\))? must be (?:Tensor|tuple of Tensors), not ([\w.]+)"

@@ -22,8 +22,7 @@ from nbdebug.observe.sources import nodes_of
 from nbdebug.observe.variables import attributes
 from nbdebug.tools.errors.context import ErrorContext
 from nbdebug.tools.errors.rules.dataloader import WorkerDied
-from nbdebug.tools.errors.syntax import callee_name
-from nbdebug.tools.errors.values import shape_of, value_of
+from nbdebug.tools.errors.values import callee_name, shape_of, value_of
 
 
 def iterator_of(context: ErrorContext) -> Any:

@@ -13,7 +13,6 @@ DECLARED = (
     "rules.imports",
     "rules.distributed",
     "rules.files",
-    "rules.objects",
     "rules.calls",
     "rules.state_dict",
     "shapes.rules",

@@ -2,5 +2,5 @@
 
 `detect` puts the facts together: `messages` parses torch's sentence, `call` finds the call and its operands in the
 user's source, `history` follows the size back through layers and ops, `fixes` and `layer_fixes` propose changes, which
-`trials` runs on small copies. `facts`, `rules` and `rules_wording` are the roles of every tool.
+`trials` runs on small copies. `rules` holds the facts and the rule.
 """

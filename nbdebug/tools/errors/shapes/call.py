@@ -26,10 +26,9 @@ from nbdebug.observe.variables import attributes, named_modules
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.operands import OperandNames, library_frames
 from nbdebug.tools.errors.sandbox import Sandbox, quiet
-from nbdebug.tools.errors.shapes.facts import Shape, ShapeOperand
 from nbdebug.tools.errors.shapes.messages import parse_message
-from nbdebug.tools.errors.syntax import bindings, entries
-from nbdebug.tools.errors.values import UNKNOWN, expression, message_of, statement, value_of
+from nbdebug.tools.errors.shapes.rules import Shape, ShapeOperand
+from nbdebug.tools.errors.values import UNKNOWN, bindings, entries, expression, message_of, statement, value_of
 
 SYMBOLS = {
     ast.Add: "+",

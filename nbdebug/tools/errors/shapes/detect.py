@@ -24,15 +24,6 @@ from nbdebug.tools.errors.shapes.call import (
     operand_value,
     operands_of_shapes,
 )
-from nbdebug.tools.errors.shapes.facts import (
-    FailedLayer,
-    Shape,
-    ShapeFacts,
-    ShapeFix,
-    ShapeOperand,
-    ShapeStep,
-    ViewDownstream,
-)
 from nbdebug.tools.errors.shapes.fixes import MAX_FIXES, operand_fixes, token_shift
 from nbdebug.tools.errors.shapes.history import (
     batch_change,
@@ -53,6 +44,15 @@ from nbdebug.tools.errors.shapes.layer_fixes import (
     resized_layer_fixes,
 )
 from nbdebug.tools.errors.shapes.messages import ParsedMessage, parse_message
+from nbdebug.tools.errors.shapes.rules import (
+    FailedLayer,
+    Shape,
+    ShapeFacts,
+    ShapeFix,
+    ShapeOperand,
+    ShapeStep,
+    ViewDownstream,
+)
 from nbdebug.tools.errors.values import UNKNOWN, statement
 
 RAISES = (

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from nbdebug.tools.errors.shapes.call import CallOperand, FailedCall, bindings_back, unflattened
-from nbdebug.tools.errors.shapes.facts import ShapeFix, ShiftedSize
 from nbdebug.tools.errors.shapes.layer_fixes import count_fixes
 from nbdebug.tools.errors.shapes.messages import ParsedMessage
+from nbdebug.tools.errors.shapes.rules import ShapeFix, ShiftedSize
 from nbdebug.tools.errors.shapes.trials import (
     Accept,
     CallTrials,

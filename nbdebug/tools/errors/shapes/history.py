@@ -24,7 +24,7 @@ from nbdebug.report import Link
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.operands import OperandNames, is_instance
 from nbdebug.tools.errors.shapes.call import CallOperand, FailedCall, is_array
-from nbdebug.tools.errors.shapes.facts import Shape, ShapeOperand, ShapeStep
+from nbdebug.tools.errors.shapes.rules import Shape, ShapeOperand, ShapeStep
 from nbdebug.tools.errors.values import operands, tensor_attribute, value_of
 
 MAX_NODES = 60

@@ -24,12 +24,11 @@ from nbdebug.tools.errors.continuation import before_line, continued
 from nbdebug.tools.errors.operands import OperandNames
 from nbdebug.tools.errors.sandbox import quiet
 from nbdebug.tools.errors.shapes.call import FailedCall, next_call, operand_value
-from nbdebug.tools.errors.shapes.facts import Shape, ShapeFix, ShapeStep, ViewDownstream
 from nbdebug.tools.errors.shapes.history import frames_below, layer_sizes, output_shape, path_of, user_input
 from nbdebug.tools.errors.shapes.messages import ParsedMessage
+from nbdebug.tools.errors.shapes.rules import Shape, ShapeFix, ShapeStep, ViewDownstream
 from nbdebug.tools.errors.shapes.trials import CallTrials, result_shape, with_method
-from nbdebug.tools.errors.syntax import callee_name
-from nbdebug.tools.errors.values import expression, shape_of, statement, value_of
+from nbdebug.tools.errors.values import callee_name, expression, shape_of, statement, value_of
 
 LARGEST = 1024
 """The side of the largest image that is tried."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from nbdebug.tools.errors.shapes.facts import Shape
+from nbdebug.tools.errors.shapes.rules import Shape
 
 _SHAPE = r"(?:torch\.Size\()?[\[(]([-\d, ]*)[\])]\)?"
 

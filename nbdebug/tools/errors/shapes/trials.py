@@ -23,8 +23,8 @@ from torch import nn
 from nbdebug.observe.variables import attributes
 from nbdebug.tools.errors.sandbox import CannotRun, Sandbox, quiet
 from nbdebug.tools.errors.shapes.call import CallOperand, FailedCall, is_array
-from nbdebug.tools.errors.shapes.facts import Shape, ShapeFix
 from nbdebug.tools.errors.shapes.history import output_shape
+from nbdebug.tools.errors.shapes.rules import Shape, ShapeFix
 
 Accept = Callable[[Shape], bool]
 SECONDS = 0.25
