@@ -346,6 +346,8 @@ class Report:
     def mended(self, path: str | pathlib.Path) -> pathlib.Path:
         """Write the checkpoint that was examined anew, with the names that the model has. Returns the new path.
 
+        A path that ends as a file (new.pt, new.safetensors) gets all shards in one; one without an ending, for a folder
+        of shards, of a model of transformers, or of torch.distributed.checkpoint, becomes a folder with the same files.
         Raises ValueError where that can't mend it, FileExistsError where there is a file: none is ever replaced."""
         tool = importlib.import_module("nbdebug.tools.checkpoint.checkpoints")
         return pathlib.Path(tool.write_mended(self.facts, pathlib.Path(path)))

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import pathlib
+import pickle
 import random
 
 import pytest
@@ -181,6 +182,7 @@ def test_the_magic_in_a_shell(tmp_path) -> None:
     with started(setup + "torch.save({'module.' + k: v for k, v in net.state_dict().items()}, path)") as book:
         done = book.run("%check_checkpoint path --model net")
         assert codes(done.result) == ["checkpoint/prefix-module"] and "Tried, it works" in done.shown
+        assert "net.load_state_dict({name.replace" in done.result.findings[0].fixes[0].code
         assert book.run("%check_checkpoint path").result.ok
         assert "UsageError" in book.run("%check_checkpoint no.pt").printed
         assert "without loading it" in " ".join(book.run("%check_checkpoint -h").printed.split())
@@ -290,3 +292,72 @@ def test_folders_by_step_whose_files_have_names_of_their_own(tmp_path):
     (tmp_path / "latest").write_text("global_step80")
     found = nbdebug.check_checkpoint(tmp_path, model=model).findings[0]
     assert found.code == "checkpoint/rotated-away" and "global_step80" in found.title
+
+
+def test_folders_of_shards_and_of_torch_distributed_are_mended_whole(model, tmp_path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    state = {f"module.{name}": value for name, value in model.state_dict().items()}
+    names, shards = list(state), tmp_path / "shards"
+    shards.mkdir()
+    places = {name: f"{'ab'[at > 2]}.safetensors" for at, name in enumerate(names)}
+    for part in set(places.values()):
+        safetensors.torch.save_file({n: state[n] for n in names if places[n] == part}, shards / part)
+    (shards / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"a": 1}, "weight_map": places}))
+    (shards / "config.json").write_text("{}")
+    torch.save({"step": 3}, shards / "scheduler.pt")
+    dcp.save({"model": state, "step": 7}, checkpoint_id=tmp_path / "pieces", no_dist=True)
+    for folder in (shards, tmp_path / "pieces"):
+        report = nbdebug.check_checkpoint(folder, model=model)
+        assert codes(report) == ["checkpoint/prefix-module"]
+        for target in ("new.pt", "new"):
+            new = report.mended(tmp_path / target)
+            assert nbdebug.check_checkpoint(new, model=model).ok
+            assert not new.is_dir() or {p.name for p in new.iterdir()} >= {p.name for p in folder.iterdir()}
+            os.rename(new, tmp_path / f"{folder.name}-{target}")
+    assert report.facts["step"] == nbdebug.check_checkpoint(tmp_path / "pieces-new").facts["step"] == 7
+    report = nbdebug.check_checkpoint(shards, model=model)
+    (fix,) = report.findings[0].fixes
+    assert fix.verified and "9 of 9" in str(fix.after), fix
+    exec(fix.code, {"torch": torch, "model": model})
+    single = report.mended(tmp_path / "one.safetensors")
+    assert set(safetensors.torch.load_file(single)) == set(model.state_dict())
+    with pytest.raises(ValueError, match="weights alone"):
+        nbdebug.check_checkpoint(tmp_path / "pieces", model=model).mended(tmp_path / "two.safetensors")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_hostile_part_of_a_folder_is_named(model, tmp_path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    marker = tmp_path / "ran"
+    safetensors.torch.save_file(model.state_dict(), tmp_path / "model.safetensors")
+    torch.save(argparse.Namespace(lr=1), tmp_path / "training_args.bin")
+    assert nbdebug.check_checkpoint(tmp_path, model=model).ok
+    torch.save(Hostile(str(marker)), tmp_path / "training_args.bin")
+    assert codes(nbdebug.check_checkpoint(tmp_path, model=model)) == ["checkpoint/unsafe-pickle"]
+    dcp.save({"model": model.state_dict()}, checkpoint_id=tmp_path / "pieces", no_dist=True)
+    held = pickle.loads((tmp_path / "pieces" / ".metadata").read_bytes())
+    held.planner_data["more"] = (Hostile(str(marker)),)
+    (tmp_path / "pieces" / ".metadata").write_bytes(pickle.dumps(held))
+    report = nbdebug.check_checkpoint(tmp_path / "pieces", model=model)
+    assert codes(report) == ["checkpoint/unsafe-pickle"] and "posix.system" in report.findings[0].title
+    with pytest.raises(ValueError):
+        report.mended(tmp_path / "new")
+    assert not marker.exists()
+
+
+def test_another_file_is_named_only_after_it_was_read(model, tmp_path) -> None:
+    for step in (7, 8, 9, 10):
+        torch.save({"net": model.state_dict(), "step": step}, tmp_path / f"step_{step:02d}.pt")
+    spoiled = {"net": {**model.state_dict(), "0.bias": torch.full((5,), float("nan"))}, "step": 9}
+    torch.save(spoiled, tmp_path / "step_09.pt")
+    os.truncate(tmp_path / "step_08.pt", 500)
+    os.truncate(tmp_path / "step_10.pt", 500)
+    for name, code in (("step_10.pt", "truncated-file"), ("step_09.pt", "nonfinite-weights")):
+        finding = nbdebug.check_checkpoint(tmp_path / name, model=model).findings[0]
+        fix = finding.fixes[0]
+        assert finding.code == f"checkpoint/{code}" and fix.code == "path = 'step_07.pt'" and fix.verified
+    (tmp_path / "latest").write_text("step_11.pt")
+    finding = nbdebug.check_checkpoint(tmp_path).findings[0]
+    assert finding.code == "checkpoint/rotated-away" and finding.fixes[0].code == "path = 'step_07.pt'"

@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import resource
+import shutil
 import signal
 import time
 
@@ -121,15 +122,26 @@ def saves_until_killed(folder: pathlib.Path, told: int) -> None:
     step = ckpt.resume()
     while True:
         step += 1
-        ckpt.save(step)
-        os.write(told, f"{step}\n".encode())
+        try:
+            ckpt.save(step)
+        except OSError as error:  # the disk is full
+            assert "last good checkpoint is" in str(error)
+            os.write(told, b"0\n")
+        else:
+            os.write(told, f"{step}\n".encode())
 
 
 def test_a_kill_at_any_moment_loses_nothing(tmp_path, kills: int = 20) -> None:
-    """Also by hand: `python -m tests.checkpoint.test_checkpoints 300`."""
+    """Also by hand: `python -m tests.checkpoint.test_checkpoints 300 [FOLDER]`. FOLDER may be a small disk (as root:
+    `mount -t tmpfs -o size=600k tmpfs FOLDER`), which is filled up in every other round."""
     torch.set_num_threads(1)
-    dice, last, torn = random.Random(7), 0, 0
-    for _ in range(kills):
+    dice, last, torn, full = random.Random(7), 0, 0, 0
+    ballast = tmp_path / "ballast"
+    small = shutil.disk_usage(tmp_path).total < 2**20
+    for turn in range(kills):
+        ballast.write_bytes(b"")
+        if small and turn % 2:
+            ballast.write_bytes(bytes(max(shutil.disk_usage(tmp_path).free - dice.randrange(140_000), 0)))
         reading, writing = os.pipe()
         child = os.fork()
         if not child:
@@ -142,13 +154,14 @@ def test_a_kill_at_any_moment_loses_nothing(tmp_path, kills: int = 20) -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         with os.fdopen(reading, "rb") as lines:
-            last = max([last, *(int(line) for line in lines.read().split())])
+            steps = [int(line) for line in lines.read().split()]
+        last, full = max([last, *steps]), full + steps.count(0)
         ckpt = nbdebug.Checkpoints(tmp_path, model=nn.Linear(300, 100))
         torn += sum(bool(read_file(path).fault) for path in ckpt.paths())
         assert ckpt.resume() >= last, "a file that was said to be saved is lost"
         assert not list(tmp_path.glob(".*")), "half a file stayed"
     assert last > 0 and torn == 0
-    print(f"{kills} kills, {last} saves, {torn} torn, 0 lost")
+    print(f"{kills} kills, {last} saves, {full} refused by a full disk, {torn} torn, 0 lost")
 
 
 def test_a_full_disk_leaves_the_last_good_file(tmp_path) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,9 +22,9 @@ from nbdebug.process import can_copy, in_copy
 from nbdebug.report import Edit, Finding, Fix, Report, RuledOut, Table, Where
 from nbdebug.text import count, listed, size
 from nbdebug.tools.checkpoint.facts import CheckpointFacts, SavedFile, SavedObject, SavedTensor, Sibling
-from nbdebug.tools.checkpoint.formats import is_checkpoint, read_file
+from nbdebug.tools.checkpoint.formats import is_checkpoint, loaded, read_file
 from nbdebug.tools.checkpoint.names import rename
-from nbdebug.tools.checkpoint.rules import name_all
+from nbdebug.tools.checkpoint.rules import DANGEROUS, name_all
 
 WHOLE = tuple(
     "model.safetensors.index.json pytorch_model.bin.index.json model.safetensors pytorch_model.bin "
@@ -82,15 +83,19 @@ def check_checkpoint(
     if model is not None and not isinstance(model, torch.nn.Module):
         raise TypeError(f"model takes a torch.nn.Module; got {type(model).__name__}.")
     parts = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema, "sampler": sampler}
-    facts = checkpoint_facts(path, model=model, load=load, **parts)
+    caller, names = sys._getframe(1), dict[int, str]()
+    for held in (vars(sys.modules["__main__"]), caller.f_globals, caller.f_locals):  # the user's name of the model
+        names |= {id(thing): name for name, thing in list(held.items()) if not name.startswith("_")}
+    facts = checkpoint_facts(path, model=model, load=load, called=names.get(id(model), "model"), **parts)
     _believe(facts, model, load, path)
     return _report(facts, pathlib.Path(path))
 
 
 def checkpoint_facts(
-    path: Any, *, model: Any = None, optimizer: Any = None, load: Any = None, **parts: Any
+    path: Any, *, model: Any = None, optimizer: Any = None, load: Any = None, called: str = "model", **parts: Any
 ) -> CheckpointFacts:
-    """What there is at the path, beside the model and the optimizer; parts: what else the run has, by name."""
+    """What there is at the path, beside the model and the optimizer. called: the user's name of the model; parts: what
+    else the run has, by name."""
     place = pathlib.Path(os.fspath(path))
     chosen, siblings, lost = _choose(place)
     file = read_file(chosen) if chosen is not None else SavedFile(str(place))
@@ -99,13 +104,13 @@ def checkpoint_facts(
     file.lost = file.lost or lost
     folder = place.is_dir() and chosen is not None and not (chosen.name in WHOLE and chosen.parent == place)
     name = _name(place, chosen)
-    if file.fault and chosen is not None:
-        siblings = tuple(one for one in siblings if one.name != name and _is_whole(chosen.parent / one.name))
-    facts = CheckpointFacts(file, name, siblings, not folder, cuda=torch.cuda.is_available())
+    facts = CheckpointFacts(file, name, siblings, not folder, cuda=torch.cuda.is_available(), called=called)
     own = {"optimizer": optimizer, **parts}
     facts.wanted = tuple(role for role, thing in own.items() if thing is not None)
     _compare(facts, model)
     _compare_optimizer(facts, optimizer, model)
+    if file.fault or file.lost or file.spoiled():
+        facts.good = _good(facts, place / "any" if chosen is None else chosen)
     facts.configs = tuple(_other_settings(file, chosen, getattr(model, "config", None)))
     calls = _loading(facts, load)
     facts.fixes = _tried(facts, model, load, calls, str(chosen))
@@ -125,13 +130,13 @@ def _believe(facts: CheckpointFacts, model: Any, load: Any, path: Any) -> None:
         load(path)
         return _loaded(facts, model, str(path))
 
-    loaded, after = _outcome(lambda: in_copy(run))
+    equal, after = _outcome(lambda: in_copy(run))
     if "tried" in after:
         return
     facts.reshaped, facts.cuda = (), True
     twice = {name for group in facts.tied for name in group}
     facts.missing = tuple(name for name in facts.missing if name not in twice)
-    if loaded and facts.rename is not None:
+    if equal and facts.rename is not None:
         facts.rename, facts.missing, facts.unexpected = None, (), ()
 
 
@@ -213,8 +218,16 @@ def _alike(one: str, other: str) -> bool:
     return NUMBER.sub("#", one) == NUMBER.sub("#", other)
 
 
-def _is_whole(path: pathlib.Path) -> bool:
-    return path.is_file() and not read_file(path).fault
+def _good(facts: CheckpointFacts, path: pathlib.Path) -> Sibling | None:
+    """The newest of the others, beside this path or beside its folder, that is whole, with weights that are finite."""
+    others = [one for one in facts.siblings if one.name != facts.name]
+    folder = next((each for each in path.parents[:3] if others and (each / others[0].name).exists()), path)
+    for one in sorted(others, key=lambda one: -1 if one.step is None else one.step, reverse=True):
+        main = _main_file(folder / one.name) if (folder / one.name).is_dir() else folder / one.name
+        held = read_file(main) if main is not None and main.is_file() else None
+        if held is not None and not (held.fault or held.lost or held.spoiled()):
+            return one
+    return None
 
 
 def _pointed(path: pathlib.Path) -> list[str]:
@@ -274,11 +287,15 @@ def _add_parts(file: SavedFile, folder: pathlib.Path) -> None:
                 part = read_file(folder / name)
                 tree[role] = part.tree
                 file.fault = file.fault or (f"{name}: {part.fault}" if part.fault else "")
+    for each in sorted(folder.iterdir())[:MOST]:  # also settings that are pickled: what they would call is told
+        beside = read_file(each, values=False).globals if is_checkpoint(each) and each.suffix != ".safetensors" else ()
+        file.globals += tuple(one for one in beside if one.name.startswith(DANGEROUS) and one not in file.globals)
     state = folder / "trainer_state.json"
     if state.is_file() and state.stat().st_size < 50_000_000:
         step = json.loads(state.read_text(encoding="utf-8")).get("global_step")
         tree["step"] = step if type(step) is int else None
-    file.tree = tree if len(tree) > 1 else file.tree
+    if len(tree) > 1:
+        file.tree, file.within = tree, "model"
 
 
 # -- beside the model ------------------------------------------------------------------------------------------------
@@ -289,6 +306,8 @@ def _compare(facts: CheckpointFacts, model: torch.nn.Module | None) -> None:
     facts.entries = _entries(facts.file)
     state = {} if model is None else {n: v for n, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
     facts.entry, facts.own = _weights(facts.file, set(state))
+    if facts.file.within:
+        facts.entry = facts.entry.removeprefix(facts.file.within).lstrip(".")
     if model is None:
         return
     facts.model = {name: (tuple(value.shape), str(value.dtype).removeprefix("torch.")) for name, value in state.items()}
@@ -462,7 +481,7 @@ def _new_names(facts: CheckpointFacts) -> dict[str, Any]:
 
 def _tried(facts: CheckpointFacts, model: Any, load: Any, calls: Mapping[str, ast.Call], path: str) -> dict[str, Any]:
     """Fixes that were run: the user's lines as edited, in a copy of the process; or ours, on a copy of the model."""
-    if model is None or facts.file.fault or facts.file.format not in ("zip", "legacy", "safetensors"):
+    if model is None or facts.file.fault or facts.file.format not in ("zip", "legacy", "safetensors", "index"):
         return {}
     if any(not one.allowed for one in facts.file.globals) or (facts.entry and facts.file.format == "safetensors"):
         return {}
@@ -504,11 +523,17 @@ def _by_our_lines(facts: CheckpointFacts, model: Any, change: Callable[[str], st
     lines = f"state = torch.load({path!r}, map_location='cpu'){entry}\n"
     if facts.file.format == "safetensors":
         lines = f"from safetensors.torch import load_file\n\nstate = load_file({path!r})\n"
-    code = f"{lines}model.load_state_dict({change('state')})"
+    elif facts.file.format == "index":
+        folder, safe = os.path.dirname(path), any("safetensors" in name for name in os.listdir(os.path.dirname(path)))
+        load, taken = ("load_file(", "") if safe else ("torch.load(", ", map_location='cpu'")
+        lines = "from safetensors.torch import load_file\n" if safe else ""
+        lines += f"import json\n\nshards = json.load(open({path!r}))['weight_map'].values()\nstate = {{}}\n"
+        lines += f"for shard in set(shards):\n    state.update({load}{folder!r} + '/' + shard{taken}))\n"
+    code = f"{lines}{facts.called}.load_state_dict({change('state')})"
 
     def run() -> tuple[int, int]:
         own = copy.deepcopy(model)
-        exec(code, {"torch": torch, "model": own})  # our own text, with names quoted by repr
+        exec(code, {"torch": torch, facts.called: own})  # our own text, with names quoted by repr
         return _loaded(facts, own, path)
 
     return Fix(LOAD_SO, code, *_outcome(run))
@@ -524,12 +549,7 @@ def _outcome(run: Callable[[], tuple[int, int]]) -> tuple[bool, dict[str, str]]:
 
 def _loaded(facts: CheckpointFacts, model: Any, path: str) -> tuple[int, int]:
     """How many of the file's weights that the model can take are in it now, bit for bit up to the type."""
-    if facts.file.format == "safetensors":
-        from safetensors.torch import load_file
-
-        whole: Any = load_file(path)
-    else:
-        whole = torch.load(path, map_location="cpu", weights_only=True)
+    whole = loaded(pathlib.Path(path))
     for part in facts.entry.split(".") if facts.entry else ():
         whole = whole[part]
     names, state = dict(facts.rename.pairs) if facts.rename else {}, model.state_dict()

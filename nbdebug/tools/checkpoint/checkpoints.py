@@ -7,11 +7,13 @@ safetensors, all else as JSON in the header of the same file, and no pickle.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pathlib
 import random
 import re
+import shutil
 import sys
 import warnings
 import zlib
@@ -23,9 +25,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from nbdebug.text import in_a_line
-from nbdebug.tools.checkpoint.check_checkpoint import check_checkpoint
+from nbdebug.tools.checkpoint.check_checkpoint import WHOLE, check_checkpoint
 from nbdebug.tools.checkpoint.facts import SavedFile
-from nbdebug.tools.checkpoint.formats import SAFETENSORS, decoded, header_checksum, read_file
+from nbdebug.tools.checkpoint.formats import SAFETENSORS, decoded, header_checksum, loaded, read_file
 
 NAME = re.compile(r"step_(\d+)\.safetensors$")
 SHORT = {dtype: name for name, dtype in SAFETENSORS.items()}
@@ -211,28 +213,65 @@ def encoded(value: Any, path: str, tensors: dict[str, torch.Tensor], names: dict
 
 
 def write_mended(facts: Mapping[str, Any], path: pathlib.Path) -> pathlib.Path:
-    """The file that a report of check_checkpoint is about, with the model's names, at a new path."""
-    source, names, copies = (facts.get(key, {}) for key in ("path", "names", "copies"))
-    if not (names or copies) or source.endswith((".json", ".metadata")) or NAME.search(source):
+    """What a report of check_checkpoint is about, with the model's names, at a new path: one file; or a folder as the
+    one that was examined, where that is a folder's checkpoint and the new path has no ending of a file."""
+    source = pathlib.Path(facts["path"])
+    if not (facts.get("names") or facts.get("copies")) or NAME.search(source.name):
         raise ValueError("New names do not mend this file: see what the report says.")
     if path.exists():
         raise FileExistsError(f"{path} is there already; mended() replaces no file.")
-    tensors = source.endswith(".safetensors")
-    whole = load_file(source) if tensors else torch.load(source, map_location="cpu", weights_only=True)
-    state = whole
-    for part in facts["entry"].split(".") if facts["entry"] else ():
-        state = state[part]
-    new = {names.get(name, name): value for name, value in state.items()}
-    new |= {name: state[old].clone() if tensors else state[old] for name, old in copies.items()}
-    state.clear()
-    state.update(new)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        save_file(whole, temporary) if tensors else torch.save(whole, temporary)
+        if source.name in WHOLE and not path.suffix:
+            _mended_folder(source, temporary, facts)
+        else:
+            _mended_file(source, temporary, facts, path.suffix or source.suffix)
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True) if temporary.is_dir() else temporary.unlink(missing_ok=True)
     return path
+
+
+def _mended_file(source: pathlib.Path, path: pathlib.Path, facts: Mapping[str, Any], suffix: str) -> list[str]:
+    """Write one file; the names of its weights."""
+    whole = state = loaded(source)
+    for part in facts["entry"].split(".") if facts["entry"] else ():
+        state = state[part]
+    copies = {name: old for name, old in facts["copies"].items() if old in state}
+    new = {facts["names"].get(name, name): value for name, value in state.items()}
+    new |= {name: state[old].clone() if suffix == ".safetensors" else state[old] for name, old in copies.items()}
+    state.clear()
+    state.update(new)
+    if suffix == ".safetensors" and whole is not state:
+        raise ValueError("safetensors holds weights alone, and this file holds more: choose a path that ends in .pt.")
+    if path.name == ".metadata":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is one process
+            importlib.import_module("torch.distributed.checkpoint").save(whole, checkpoint_id=path.parent, no_dist=True)
+    elif suffix == ".safetensors":
+        save_file({name: value.contiguous() for name, value in new.items()}, path, {"format": "pt"})
+    else:
+        torch.save(whole, path)
+    return list(new)
+
+
+def _mended_folder(source: pathlib.Path, folder: pathlib.Path, facts: Mapping[str, Any]) -> None:
+    """The same files: weights with new names, one file after the other, an index of them, and all others copied."""
+    shards = [source.name]
+    if source.suffix == ".json":
+        index = json.loads(source.read_text(encoding="utf-8"))
+        shards = sorted({*index["weight_map"].values()})
+    folder.mkdir()
+    for each in source.parent.iterdir():
+        if each.is_file() and each.name not in (*shards, source.name) and each.suffix != ".distcp":
+            shutil.copy2(each, folder)
+    names = {
+        shard: _mended_file(source.parent / shard, folder / shard, facts, pathlib.Path(shard).suffix)
+        for shard in shards
+    }
+    if source.suffix == ".json":
+        index["weight_map"] = {name: shard for shard, held in names.items() for name in held}
+        (folder / source.name).write_text(json.dumps(index, indent=2), encoding="utf-8")
 
 
 def _flush_folder(folder: pathlib.Path) -> None:

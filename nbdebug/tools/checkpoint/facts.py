@@ -71,6 +71,8 @@ class SavedFile:
     globals: tuple[SavedGlobal, ...] = ()
     lost: tuple[str, ...] = ()
     """Files that an index or a pointer names and that are not there."""
+    within: str = ""
+    """The entry of the tree that is this file's own, where the others are of the files beside it."""
 
     def walk(self) -> Iterator[tuple[str, Any]]:
         """(dotted path, value) of all entries, those above first."""
@@ -80,6 +82,11 @@ class SavedFile:
     def step(self) -> int | None:
         """How far the run had come when this was saved: the largest number under such a name near the top."""
         return max((number for _, number in self.steps()), default=None)
+
+    def spoiled(self) -> bool:
+        """Whether a tensor holds values that are not finite."""
+        tensors = (value for _, value in self.walk() if isinstance(value, SavedTensor))
+        return any(tensor.nan or tensor.inf and not tensor.mask for tensor in tensors)
 
     def steps(self) -> Iterator[tuple[str, int]]:
         """(path, number) of the counters near the top. A scheduler's own are none of them: it is not always there."""
@@ -131,6 +138,8 @@ class CheckpointFacts:
     name: str
     siblings: tuple[Sibling, ...] = ()
     chosen: bool = True
+    good: Sibling | None = None
+    """The newest of the others that is whole and finite; looked for where this one is not."""
     entry: str = ""
     own: Mapping[str, SavedTensor] = dataclasses.field(default_factory=dict)
     model: Mapping[str, tuple[tuple[int, ...], str]] | None = None
@@ -153,6 +162,8 @@ class CheckpointFacts:
     configs: tuple[tuple[str, Any, Any], ...] = ()
     """(name, the file's value, the model's) of settings that differ."""
     cuda: bool = False
+    called: str = "model"
+    """The user's name of the model."""
     loads: str = ""
     """The text of the user's loading, "" where it is not known."""
     where: Where = dataclasses.field(default_factory=Where)

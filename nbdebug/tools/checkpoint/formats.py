@@ -17,6 +17,8 @@ import pathlib
 import pickle
 import struct
 import sys
+import tempfile
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -46,6 +48,11 @@ STORAGES = {
     "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
     "ComplexFloatStorage": torch.complex64, "ComplexDoubleStorage": torch.complex128, "UntypedStorage": torch.uint8,
 }  # fmt: skip
+METADATA = tuple(
+    "torch.distributed.checkpoint.metadata. torch.distributed.checkpoint.filesystem._StorageInfo "
+    "torch.serialization._get_layout pathlib.".split()
+)
+"""Beginnings of what the `.metadata` of torch.distributed.checkpoint names, besides torch's own list."""
 HARMLESS = {
     f"builtins.{n}"
     for n in "set frozenset dict list tuple int float complex str bytes bytearray bool slice range object".split()
@@ -316,8 +323,9 @@ def _index(file: IO[bytes], saved: SavedFile, values: bool) -> None:
 
 def _distributed(file: IO[bytes], saved: SavedFile, values: bool) -> None:
     """The `.metadata` of a folder of torch.distributed.checkpoint: what it holds, and in which file each piece lies."""
-    held, folder = _Reader(file).load().state, pathlib.Path(saved.path).parent
-    saved.tree, lost = {}, set[str]()
+    reader, folder = _Reader(file), pathlib.Path(saved.path).parent
+    held, lost = reader.load().state, set[str]()
+    saved.tree, saved.globals = {}, _globals(reader.names, held, METADATA)
     paths = held.get("planner_data") or {}
     for name, about in held["state_dict_metadata"].items():
         kind = about.state["properties"].state[0].__dict__["title"].rpartition(".")[2] if about.state else None
@@ -429,7 +437,8 @@ def _note(tensor: SavedTensor, values: torch.Tensor) -> None:
 # -- what a pickle names ---------------------------------------------------------------------------------------------
 
 
-def _globals(names: Mapping[str, Any], tree: Any) -> tuple[SavedGlobal, ...]:
+def _globals(names: Mapping[str, Any], tree: Any, also: tuple[str, ...] = ()) -> tuple[SavedGlobal, ...]:
+    """also: beginnings of names that this kind of file has besides."""
     allowed = _allowed()
     paths: dict[str, str] = {}
     for path, value in [("", tree), *walk(tree)]:
@@ -439,7 +448,8 @@ def _globals(names: Mapping[str, Any], tree: Any) -> tuple[SavedGlobal, ...]:
             paths.setdefault(value.__dict__["title"], path)
     found = []
     for name in names:
-        known = name in allowed or name in HARMLESS or name.startswith("torch.") and name.rpartition(".")[2] in STORAGES
+        known = name in allowed or name in HARMLESS or bool(also) and name.startswith(also)
+        known = known or name.startswith("torch.") and name.rpartition(".")[2] in STORAGES
         missing = "" if known else _missing(name)
         near = tuple(_homes(name)) if missing else ()
         found.append(SavedGlobal(name, paths.get(name, ""), known, missing, near))
@@ -502,6 +512,26 @@ def _homes(name: str) -> Iterator[str]:
             and not title.startswith(("torch", "nbdebug"))
         ):
             yield title
+
+
+def loaded(path: pathlib.Path) -> Any:
+    """The contents of a file, or of an index and its shards, with the tensors. For files whose names are all allowed:
+    those of torch.distributed.checkpoint are read by torch's own reader, which takes any."""
+    if path.name == ".metadata":
+        from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+        with tempfile.NamedTemporaryFile() as whole, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is one process
+            dcp_to_torch_save(path.parent, whole.name)
+            return torch.load(whole.name, map_location="cpu", weights_only=True)
+    if path.suffix == ".json":
+        shards = sorted({*json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()})
+        return {name: value for shard in shards for name, value in loaded(path.parent / shard).items()}
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def is_checkpoint(path: pathlib.Path) -> bool:

@@ -203,8 +203,8 @@ class _Run:
         names = {"run": self.build()}
         try:
             model, *optimizers = (held(kind, names) for kind in ("model", "optimizer", "new_optimizer"))
-            one = {"model": model, "optimizer": optimizers[0] or optimizers[1]}
-            one = {kind: next(iter(things.values())) for kind, things in one.items() if len(things) == 1}
+            pair = {"model": model, "optimizer": optimizers[0] or optimizers[1]}
+            one: dict[str, Any] = {kind: next(iter(each.values())) for kind, each in pair.items() if len(each) == 1}
             facts = checkpoint_facts(place, load=self.load, **one)
         except FileNotFoundError:  # a form that is not known, such as a folder of the user's own: the runs decide alone
             return CheckpointFacts(SavedFile(place), pathlib.Path(place).name), ()

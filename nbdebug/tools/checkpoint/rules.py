@@ -72,16 +72,16 @@ def broken(facts: CheckpointFacts) -> Finding | None:
         return None
     write = Fix("From now on write files whole or not at all.", "ckpt = nbdebug.Checkpoints('checkpoints', keep=3)")
     title, fixes = f"{name} is not whole: {file.fault}", [write]
-    before = _newest(one for one in facts.siblings if one.name != name)
-    if before is not None:
-        title += f"; {before.name} is whole"
-        checked = {"checked": f"{before.name}: 0 checksums differ"}
-        fixes.insert(0, Fix(f"Load {before.name}, the newest that is whole.", f"path = {before.name!r}", True, checked))
+    if facts.good is not None:
+        title += f"; {facts.good.name} is whole"
+        fixes.insert(0, _instead(facts.good))
     return finding(facts, "checkpoint/truncated-file", title, fixes, path=name, size=size(file.bytes))
 
 
-def _newest(siblings: Iterable[Sibling]) -> Sibling | None:
-    return max(siblings, key=lambda one: -1 if one.step is None else one.step, default=None)
+def _instead(good: Sibling) -> Fix:
+    """Another checkpoint, which was read from end to end."""
+    title = f"Load {good.name}, the newest that is whole, with weights that are finite."
+    return Fix(title, f"path = {good.name!r}", True, {"checked": f"{good.name}: 0 checksums differ, 0 NaN"})
 
 
 @rule(
@@ -97,12 +97,11 @@ def _newest(siblings: Iterable[Sibling]) -> Sibling | None:
 def rotated_away(facts: CheckpointFacts) -> Finding | None:
     if not facts.file.lost:
         return None
-    left = _newest(facts.siblings)
     lost = facts.file.lost
     gone = "is not there any more" if len(lost) == 1 else "are not there any more"
     title = f"{facts.name} {gone}" if lost == (facts.name,) else f"{listed(lost)} {gone}, and {facts.name} names them"
-    code = f"path = {left.name!r}" if left else "path = ...  # another checkpoint"
-    fix = Fix(f"Load {left.name}, the newest that is there." if left else "Fetch these files, or load another.", code)
+    other = Fix("Fetch these files, or load another.", "path = ...  # another checkpoint")
+    fix = other if facts.good is None else _instead(facts.good)
     return finding(facts, "checkpoint/rotated-away", title, (fix,), path=facts.name, names=list(lost))
 
 
@@ -261,7 +260,9 @@ def _renamed(code: str) -> Callable[[CheckpointFacts], Finding | None]:
         title = (
             f"{count(len(keys), 'weight')} of {facts.name} with {what}; strict=False would load none, and say nothing"
         )
-        text = f"state = {{{change.text}: value for name, value in state.items()}}\nmodel.load_state_dict(state)"
+        text = (
+            f"state = {{{change.text}: value for name, value in state.items()}}\n{facts.called}.load_state_dict(state)"
+        )
         fix = Fix("Rename them while loading.", text)
         return finding(facts, code, title, (fix,), keys, matched=f"{len(keys)} of {len(facts.own)}")
 
@@ -320,7 +321,8 @@ def tied_weights_missing(facts: CheckpointFacts) -> Finding | None:
         return None
     other = pairs[0][1]
     title = f"{facts.name} lacks {listed(each for each, _ in pairs)}: the model ties it to `{other}`, which is there"
-    code = "".join(f"state[{each!r}] = state[{source!r}]\n" for each, source in pairs) + "model.load_state_dict(state)"
+    code = "".join(f"state[{each!r}] = state[{source!r}]\n" for each, source in pairs)
+    code += f"{facts.called}.load_state_dict(state)"
     return finding(
         facts,
         "checkpoint/tied-weights-missing",
@@ -436,10 +438,8 @@ def nonfinite_weights(facts: CheckpointFacts) -> Finding | None:
     held = " and ".join(f"{number} {word}" for number, word in ((nan, "NaN"), (inf, "infinite")) if number)
     more = f", and {count(len(bad) - 1, 'other weight')}" if len(bad) > 1 else ""
     title = f"`{name}` of {facts.name} holds {held} of {count(_numel(facts.own[name].shape), 'value')}{more}"
-    before = [one.name for one in facts.siblings if one.name != facts.name]
-    fix = Fix(
-        "Load an earlier file, after a look at it.", f"nbdebug.check_checkpoint({(before or ['another.pt'])[-1]!r})"
-    )
+    look = Fix("Load another file, after a look at it.", "nbdebug.check_checkpoint('another.pt')")
+    fix = look if facts.good is None else _instead(facts.good)
     return finding(facts, "checkpoint/nonfinite-weights", title, (fix,), list(bad), nan=nan, infinite=inf)
 
 
