@@ -28,7 +28,7 @@ from nbdebug.tools.errors.kinds import (
     state_dict,
     workers,
 )
-from nbdebug.tools.errors.shapes import messages
+from nbdebug.tools.errors.shapes import call
 from nbdebug.tools.memory import oom
 
 parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
@@ -125,7 +125,7 @@ DETECTORS: dict[str, tuple[Any, ...]] = {
     "kinds.imports.detect": tuple(
         getattr(imports, name) for name in "MODULE NAME PARTIAL RELATIVE CLASS REFUSED".split()
     ),
-    "shapes": (messages.PATTERNS,),
+    "shapes": (call.PATTERNS,),
 }
 
 

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import nbdebug
+from nbdebug.tools.errors.shapes.call import parse_message
 from nbdebug.tools.errors.shapes.history import output_shape
-from nbdebug.tools.errors.shapes.messages import parse_message
 
 CODE = "error/shape-mismatch"
 NONE = (None, None)

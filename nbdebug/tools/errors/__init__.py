@@ -7,8 +7,7 @@ and a fix is tried on the operands where that runs none of the user's code.
 
     dispatch          the kinds of errors, the causes of one exception; the report on an error of no known kind
     context           the traceback's frames; chains, groups and errors of other processes
-    operands, values  the failing op's tensors, and the values in the frames
-    origin            where a value comes from
+    operands, values  the failing op's tensors and where they come from, and the values in the frames
     sandbox           trials of a fix on copies
     kinds, rules      detectors and rules; shapes and autograd have folders of their own
     facts             facts shared by the kinds

@@ -18,26 +18,23 @@ from typing import Any
 
 from nbdebug.observe.variables import MODULES_OWN, attributes, named_modules, user_variables
 from nbdebug.report import Where
-from nbdebug.tools.errors.autograd.calls import (
-    callee,
-    enclosing_scopes,
-    is_skipped,
-    reachable_functions,
-    traceback_functions,
-)
-from nbdebug.tools.errors.autograd.changes import changes_in_statement
 from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
+    callee,
     calls_in,
+    enclosing_scopes,
     failing_node,
     is_module,
+    is_skipped,
     last_name,
     loops_around,
     own_expressions,
     package,
+    reachable_functions,
     statements_of,
     static_value,
     targets,
+    traceback_functions,
     word_set,
 )
 from nbdebug.tools.errors.autograd.graph import (
@@ -48,6 +45,7 @@ from nbdebug.tools.errors.autograd.graph import (
     op_of,
     share_history,
 )
+from nbdebug.tools.errors.autograd.in_place import changes_in_statement
 from nbdebug.tools.errors.autograd.rules import BackwardTwiceFacts, GraphHolder
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.facts import NOWHERE

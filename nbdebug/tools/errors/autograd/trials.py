@@ -38,7 +38,7 @@ from nbdebug.observe.variables import (
 )
 from nbdebug.report import Edit, Finding, Fix
 from nbdebug.text import count
-from nbdebug.tools.errors.autograd.changes import in_place_modules
+from nbdebug.tools.errors.autograd.in_place import in_place_modules
 from nbdebug.tools.errors.context import ErrorContext
 from nbdebug.tools.errors.continuation import (
     DEEPEST,

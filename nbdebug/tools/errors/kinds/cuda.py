@@ -30,8 +30,8 @@ from nbdebug.tools.errors.operands import (
     op_arguments,
     raised_by_user,
     raised_facts,
+    where_of,
 )
-from nbdebug.tools.errors.origin import where_of
 from nbdebug.tools.errors.rules.cuda import AssertFacts, AttentionFacts, CardFacts, CudaCard, CudnnFacts, Layout, Use
 from nbdebug.tools.errors.rules.indices import IndexFacts
 from nbdebug.tools.errors.sandbox import SMALL, rerun

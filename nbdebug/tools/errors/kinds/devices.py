@@ -29,11 +29,12 @@ from nbdebug.tools.errors.operands import (
     failing_module,
     is_instance,
     op_arguments,
+    origin_of,
     raised_by_user,
     raised_facts,
     weights,
+    where_of,
 )
-from nbdebug.tools.errors.origin import origin_of, where_of
 from nbdebug.tools.errors.rules.devices import DeviceFacts
 from nbdebug.tools.errors.sandbox import TrialResult, computed_operands, rerun
 from nbdebug.tools.errors.values import callee_name, operands, value_of, value_parts

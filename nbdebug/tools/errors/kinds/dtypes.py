@@ -23,6 +23,7 @@ from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
 from nbdebug.tools.errors.continuation import edited
 from nbdebug.tools.errors.facts import ArgumentFact, TensorFact, TriedFix, ValueOrigin, bracketed
 from nbdebug.tools.errors.operands import (
+    ExpressionBinding,
     OpArgument,
     OperandNames,
     argument_texts,
@@ -30,11 +31,12 @@ from nbdebug.tools.errors.operands import (
     library_frames,
     model_name,
     op_arguments,
+    origin_of,
     raised_by_user,
     raised_facts,
     weights,
+    where_of,
 )
-from nbdebug.tools.errors.origin import ExpressionBinding, origin_of, where_of
 from nbdebug.tools.errors.rules.dtypes import DtypeFacts
 from nbdebug.tools.errors.sandbox import computed_operands, rerun
 from nbdebug.tools.errors.values import UNKNOWN, bindings, callee_name, expression, operands, value_of, value_parts

@@ -33,10 +33,10 @@ from nbdebug.tools.errors.operands import (
     is_instance,
     library_frames,
     op_arguments,
+    origin_of,
     raised_by_user,
     raised_facts,
 )
-from nbdebug.tools.errors.origin import origin_of
 from nbdebug.tools.errors.rules.indices import IndexFacts, OutOfRange
 from nbdebug.tools.errors.sandbox import SMALL, computed_operands, rerun
 from nbdebug.tools.errors.values import UNKNOWN, callee_name, comprehensions, expression, value_of
@@ -259,7 +259,7 @@ def _embedding(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
 def _made_larger(context: ErrorContext, table: nn.Embedding, fix: TriedFix, rows: int) -> TriedFix:
     """The fix as an edit of the call that makes the table; tried on the program behind the failing line."""
     from nbdebug.tools.errors.continuation import continued
-    from nbdebug.tools.errors.shapes.layer_fixes import constructor
+    from nbdebug.tools.errors.shapes.history import constructor
 
     made = constructor(context, table)
     if made is None or not made[1].args or table.num_embeddings * table.embedding_dim > SMALL:

@@ -20,8 +20,15 @@ from nbdebug.report import Edit, Fix, Link
 from nbdebug.tools.errors.autograd.functions import function_source
 from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
 from nbdebug.tools.errors.facts import TriedFix
-from nbdebug.tools.errors.operands import OperandNames, argument_texts, library_frames, raised_by_user, raised_facts
-from nbdebug.tools.errors.origin import ExpressionBinding, origin_of
+from nbdebug.tools.errors.operands import (
+    ExpressionBinding,
+    OperandNames,
+    argument_texts,
+    library_frames,
+    origin_of,
+    raised_by_user,
+    raised_facts,
+)
 from nbdebug.tools.errors.rules.calls import AttachedFacts, CallFacts, IteratorFacts, ObjectFacts
 from nbdebug.tools.errors.sandbox import rerun
 from nbdebug.tools.errors.values import UNKNOWN, callee_name, expression, operands, statement, value_of

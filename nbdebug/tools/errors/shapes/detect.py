@@ -19,12 +19,26 @@ from nbdebug.tools.errors.operands import OperandNames, library_frames
 from nbdebug.tools.errors.shapes.call import (
     CallOperand,
     FailedCall,
+    ParsedMessage,
     compiled_layer,
     failed_call,
     operand_value,
     operands_of_shapes,
+    parse_message,
 )
-from nbdebug.tools.errors.shapes.fixes import MAX_FIXES, operand_fixes, token_shift
+from nbdebug.tools.errors.shapes.fixes import (
+    MAX_FIXES,
+    as_edits,
+    attention_fixes,
+    attention_message,
+    downstream,
+    downstream_fixes,
+    operand_fixes,
+    other_layer_fixes,
+    remainder,
+    resized_layer_fixes,
+    token_shift,
+)
 from nbdebug.tools.errors.shapes.history import (
     batch_change,
     layer_sizes,
@@ -33,17 +47,6 @@ from nbdebug.tools.errors.shapes.history import (
     user_input,
     user_lines,
 )
-from nbdebug.tools.errors.shapes.layer_fixes import (
-    as_edits,
-    attention_fixes,
-    attention_message,
-    downstream,
-    downstream_fixes,
-    other_layer_fixes,
-    remainder,
-    resized_layer_fixes,
-)
-from nbdebug.tools.errors.shapes.messages import ParsedMessage, parse_message
 from nbdebug.tools.errors.shapes.rules import (
     FailedLayer,
     Shape,

@@ -19,13 +19,24 @@ from torch import nn
 
 from nbdebug.observe.backward import input_nodes
 from nbdebug.observe.frames import Frame
-from nbdebug.observe.variables import attributes, named_modules
+from nbdebug.observe.locations import other_cells
+from nbdebug.observe.sources import nodes_of, statement_at
+from nbdebug.observe.variables import attributes, class_attribute, named_modules
 from nbdebug.report import Link
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
 from nbdebug.tools.errors.operands import OperandNames, is_instance
-from nbdebug.tools.errors.shapes.call import CallOperand, FailedCall, is_array
+from nbdebug.tools.errors.shapes.call import (
+    CallOperand,
+    FailedCall,
+    is_array,
+)
 from nbdebug.tools.errors.shapes.rules import Shape, ShapeOperand, ShapeStep
-from nbdebug.tools.errors.values import operands, tensor_attribute, value_of
+from nbdebug.tools.errors.values import (
+    callee_name,
+    operands,
+    tensor_attribute,
+    value_of,
+)
 
 MAX_NODES = 60
 """Nodes of a tensor's history that are read."""
@@ -494,3 +505,62 @@ FORMULAS: dict[type, Callable[[Settings, Shape], Shape]] = {
     nn.Embedding: lambda settings, shape: (*shape, settings["embedding_dim"]),
     **dict.fromkeys(PADS, _pad_shape),
 }
+
+
+OUT_SIZES = {"Linear": "out_features", "Conv1d": "out_channels", "Conv2d": "out_channels", "Conv3d": "out_channels"}
+
+
+def constructor(context: ErrorContext, layer: nn.Module) -> tuple[str, ast.Call] | None:
+    """(file, call) of the only call in the user's sources that can have made a layer: its class, and its sizes where
+    they are numbers."""
+    own, kind = attributes(layer), type(layer).__name__
+    names = [name for name in (*_FIRST, OUT_SIZES.get(kind, "")) if name in own]
+    wanted = [own[name] for name in names]
+    exact: list[tuple[str, ast.Call]] = []
+    possible: list[tuple[str, ast.Call]] = []
+    for file in _files(context):
+        for node in nodes_of(file):
+            if isinstance(node, ast.Call) and callee_name(node) == kind and node.args:
+                numbers = [_number(arg) for arg in node.args[: len(wanted)]]
+                if any(n is not None and n != w for n, w in zip(numbers, wanted)):
+                    continue
+                (exact if None not in numbers else possible).append((file, node))
+    candidates = exact or possible
+    if len(candidates) > 1:  # the one that the attribute of this name gets
+        name = (context.path(layer) or "").rpartition(".")[2]
+        lines = [(made, statement_at(made[0], made[1].lineno)) for made in candidates]
+        candidates = [
+            made
+            for made, line in lines
+            if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == f"self.{name}"
+        ]
+    return candidates[0] if len(candidates) == 1 else None
+
+
+_FIRST = ("num_embeddings", "in_features", "in_channels", "input_size", "num_features", "normalized_shape")
+
+
+def _number(node: ast.expr) -> int | None:
+    """The value of an expression of whole numbers: `16 * 5 * 5`."""
+    if isinstance(node, ast.Constant):
+        return node.value if type(node.value) is int else None
+    if isinstance(node, ast.BinOp):
+        left, right = _number(node.left), _number(node.right)
+        if left is None or right is None:
+            return None
+        ops: dict[type, Any] = {ast.Mult: left * right, ast.Add: left + right, ast.Sub: left - right}
+        if isinstance(node.op, (ast.FloorDiv, ast.Pow)) and 0 < right < 32:
+            return left // right if isinstance(node.op, ast.FloorDiv) else left**right if abs(left) < 1e4 else None
+        return ops.get(type(node.op))
+    return None
+
+
+def _files(context: ErrorContext) -> Iterator[str]:
+    """The user's files that can have made a layer: those of the traceback, other cells, and those of their models."""
+    files = [frame.site.file for frame in context.users]
+    files += [other for file in files[:1] for other in other_cells(file)]
+    for model in context.owners.models.values():
+        code = getattr(class_attribute(model, "__init__"), "__code__", None)
+        if code is not None and not type(model).__module__.startswith("torch."):
+            files.append(code.co_filename)
+    yield from dict.fromkeys(files)
