@@ -52,8 +52,8 @@ ONLY_WITH_ALL = (
     "guard/test_soak.py",
     "test_loops.py::test_the_answer_is_that_of_a_plain_loop[preflight",
     "test_it_runs_afresh[00_first_aid",  # test_cli runs it: the demo
-    "test_it_runs_afresh[01_nan",
-    "test_it_runs_afresh[02_training",
+    "test_it_runs_afresh[01",
+    "test_it_runs_afresh[02",
     "test_it_runs_afresh[03_memory",
     "test_it_runs_afresh[04_precision",
     "test_it_runs_afresh[05_errors",
@@ -65,6 +65,7 @@ ONLY_WITH_ALL = (
     "test_it_runs_afresh[13_quality",
     "test_it_runs_afresh[12_ranks",
     "test_it_runs_afresh[14_logs",
+    "test_it_runs_afresh[15_four_faults",
     "test_a_wrapped_model_goes_over_to_the_new_group",
     "distributed/test_healthy.py",
 )

@@ -149,7 +149,9 @@ def test_a_demo_that_breaks_says_where_and_fails(tmp_path, capsys, monkeypatch) 
 def test_the_demos_notebook_is_in_the_checkout_and_in_the_wheel() -> None:
     found = shell.find_notebook()
     assert found == ROOT / "notebooks" / "00_first_aid.ipynb"
-    assert f'"notebooks/{shell.DEMO}" = "nbdebug/notebooks/{shell.DEMO}"' in (ROOT / "pyproject.toml").read_text("utf-8")
+    assert f'"notebooks/{shell.DEMO}" = "nbdebug/notebooks/{shell.DEMO}"' in (ROOT / "pyproject.toml").read_text(
+        "utf-8"
+    )
 
 
 def test_a_missing_notebook_is_said(capsys, monkeypatch) -> None:

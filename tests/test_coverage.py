@@ -1,8 +1,8 @@
 """What the five founding documents ask for, item by item, and the test or the notebook's part where each is shown.
 
 `coverage.txt` holds a line for each item: its number, what the document says, the places, the gap if there is one, and
-what the tool says instead where the advice is wrong. A place is `chapter/name` (a patient: sick it is named, healed it is
-left in peace), `file.py::test_name`, or `01#Heading` (a part of a notebook, which runs in the tests as well).
+what the tool says instead where the advice is wrong. A place is `chapter/name` (a patient: sick it is named, healed it
+is left in peace), `file.py::test_name`, or `01#Heading` (a part of a notebook, which runs in the tests as well).
 
 `python -m tests.test_coverage` writes coverage.md from it.
 """
@@ -78,15 +78,21 @@ def page() -> str:
     lines = [
         "# What the founding documents ask for, and where it is shown",
         "",
-        "Written by `python -m tests.test_coverage` from `coverage.txt`; a test keeps them together and looks for each place. A place is a patient",
-        "(`chapter/name`, in `tests/patients`), a test, or a part of a notebook; all of them run in the tests.",
+        "Written by `python -m tests.test_coverage` from `coverage.txt`; a test looks for each place. A place is a",
+        "patient (`chapter/name`, in `tests/patients`), a test, or a part of a notebook; all of them run in the tests.",
         "",
         "| document | works | partly | missing |",
         "|---|---|---|---|",
         *(f"| {' | '.join(map(str, row))} |" for row in rows),
     ]
     for part, title in DOCUMENTS.items():
-        lines += ["", f"## {part}: {title}", "", "| item | asked | shown in | works | in place of the advice, where that is wrong |", "|---|---|---|---|---|"]
+        lines += [
+            "",
+            f"## {part}: {title}",
+            "",
+            "| item | asked | shown in | works | in place of the advice, where that is wrong |",
+            "|---|---|---|---|---|",
+        ]
         for item in every:
             if item.number.startswith(part):
                 places = "<br>".join(f"`{place}`" for place in item.places) or "–"

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import hashlib
 import pathlib
 import re
 import symtable
 import sys
+import time
 from collections.abc import Iterator
 
 import nbclient
@@ -22,6 +25,7 @@ from tests.shell import in_this_checkout
 WIDGET = "application/vnd.jupyter.widget-view+json"
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+TEACHING = ROOT / "notebooks" / "TEACHING.md"
 HERE = re.compile(r"(?:/(?:home|root|Users|tmp|work)/|\b[A-Z]:\\)[\w.-]+|" + re.escape(str(ROOT)))
 
 
@@ -30,12 +34,61 @@ def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 def test_there_are_notebooks() -> None:
-    assert {path.name for path in NOTEBOOKS} >= {
-        "00_first_aid.ipynb",
-        "01_nan.ipynb",
-        "02_training.ipynb",
-        "06_guard.ipynb",
-    }
+    numbers = sorted({path.name[:2] for path in NOTEBOOKS})
+    assert numbers == [f"{number:02d}" for number in range(len(numbers))] and len(numbers) >= 16
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    first = nbformat.read(NOTEBOOKS[0], as_version=4).cells[-1].source + nbformat.read(NOTEBOOKS[0], 4).cells[-2].source
+    for path in NOTEBOOKS:
+        assert f"`{path.stem}`" in readme and f"{path.stem}" in first, f"the lists of the course lack {path.stem}"
+
+
+FORM = ("failure", "diagnosis", "cure", "proof", "exercise")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS[:-1], ids=lambda path: path.name)
+def test_it_goes_from_a_failure_to_its_proof_and_to_an_exercise(path: pathlib.Path) -> None:
+    """The last one is an exercise as a whole."""
+    cells = code_cells(nbformat.read(path, as_version=4))
+    places = [next(i for i, cell in enumerate(cells) if tag in cell.metadata.get("tags", ())) for tag in FORM]
+    assert places == sorted(places), dict(zip(FORM, places))
+    said = {tag: codes([cells[i].outputs])[0] for tag, i in zip(FORM, places)}
+    assert said["diagnosis"], "no cause is named where one should be"
+    assert places[3] == places[1] or not said["proof"], "a cause is named after the cure"
+    assert cells[places[3]].outputs, "a proof that shows nothing"
+
+
+def reading_minutes(notebook: nbformat.NotebookNode) -> float:
+    """Text and visible code, 200 words a minute; outputs are looked at, and not counted."""
+    shown = [cell for cell in notebook.cells if not cell.metadata.get("jupyter", {}).get("source_hidden")]
+    return sum(len(cell.source.split()) for cell in shown) / 200
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_it_is_read_in_a_quarter_of_an_hour_and_the_teachers_page_has_its_times(path: pathlib.Path) -> None:
+    minutes = reading_minutes(nbformat.read(path, as_version=4))
+    assert minutes < 15
+    row = re.search(rf"^\| {path.stem} \| (\d+) min \| (\d+) s \|", TEACHING.read_text(encoding="utf-8"), re.MULTILINE)
+    assert row, f"{path.stem} is not in the table of TEACHING.md"
+    assert int(row[1]) == max(1, round(minutes)), f"reading takes {minutes:.1f} minutes"
+    assert int(row[2]) < 90, "it was measured to run for too long"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_right_answers_are_taken_and_wrong_ones_are_not(path: pathlib.Path) -> None:
+    """Answers in words are compared by digest: those of the teachers' page fit, those in the exercise don't.
+    What is computed is tried by the notebook itself: once as it stands, once with the solution."""
+    line = re.search(rf"^- {path.stem}: (.*)$", TEACHING.read_text(encoding="utf-8"), re.MULTILINE)
+    answers = re.findall(r"`([^`]+)`", line[1]) if line else []
+    right = {hashlib.sha256(answer.encode()).hexdigest()[:12] for answer in answers}
+    for cells in exercises(nbformat.read(path, as_version=4)):
+        (check,) = tagged(cells, "check")
+        digests = set(re.findall(r"\"([0-9a-f]{12})\"", check.source))
+        assert digests <= right, f"{path.stem}: an answer is missing on the teachers' page"
+        source = "\n".join(line for line in cells[0].source.splitlines() if not line.startswith("%"))
+        assigned = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
+        given = {str(node.value) for each in assigned for node in ast.walk(each) if isinstance(node, ast.Constant)}
+        assert not digests & {hashlib.sha256(answer.encode()).hexdigest()[:12] for answer in given}
+        assert not any(answer in check.source for answer in answers if "/" in answer), "the check shows the answer"
 
 
 @pytest.mark.timeout(600)
@@ -131,24 +184,17 @@ def test_its_exercises_are_committed_unsolved_and_solved(path: pathlib.Path) -> 
     assert_exercises_check_themselves(nbformat.read(path, as_version=4))
 
 
-def test_the_training_notebook_has_an_exercise_for_each_part() -> None:
-    notebook = nbformat.read(ROOT / "notebooks" / "02_training.ipynb", as_version=4)
+@pytest.mark.parametrize(("name", "parts"), [("02_training", 3), ("02b_overfitting", 2)])
+def test_the_training_notebooks_have_an_exercise_for_each_part(name: str, parts: int) -> None:
+    notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
     headings = [
         line
         for cell in notebook.cells
         if cell.cell_type == "markdown"
         for line in cell.source.splitlines()
-        if line.startswith("## ")
+        if line.startswith("## ") and line != "## All at a glance"
     ]
-    assert headings == [
-        "## The loss does not go down",
-        "## The gradient explodes",
-        "## Overfitting",
-        "## Underfitting",
-        "## Zero loss",
-        "## All at a glance",
-    ]
-    assert len(list(exercises(notebook))) == 5
+    assert len(headings) == len(list(exercises(notebook))) == parts
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -184,7 +230,8 @@ def test_it_can_be_opened_anywhere(path: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        print(name, flush=True)
+        begin = time.monotonic()
         book = nbformat.read(name, as_version=4)
         execute(book, pathlib.Path(name).resolve().parent, 600)
+        print(f"{name} ran for {time.monotonic() - begin:.0f} s", flush=True)
         nbformat.write(without_progress_bars(book), name)

@@ -105,14 +105,18 @@ def test_constraints_pin_every_requirement_and_name_no_place() -> None:
     assert "torch==2.13.0" in lines
 
 
-def test_binder_gets_the_same_packages_with_condas_cpu_torch() -> None:
-    text = (ROOT / "binder" / "environment.yml").read_text(encoding="utf-8")
+def test_binder_gets_the_same_packages_with_condas_cpu_torch_and_opens_the_first_notebook() -> None:
+    text = (ROOT / "binder" / "environment.yml").read_text(encoding="utf-8").replace("ruamel.yaml", "ruamel-yaml")
     listed = bounds(re.findall(r"^  - (\S+)$", text.split("dependencies:")[1], re.MULTILINE))
-    renamed = {"torch": "pytorch-cpu", "matplotlib": "matplotlib-base"}
-    assert "python" in listed
-    for name, bound in bounds(NEEDED).items():
+    renamed = {"torch": "pytorch-cpu", "matplotlib": "matplotlib-base", "soundfile": "pysoundfile"}
+    of_notebooks = {"jsonschema", "pillow", "soundfile", "pyarrow", "ruamel-yaml", "ipyparallel", "transformers"}
+    of_notebooks |= {"accelerate", "pytorch-lightning", "jupyterlab", "ipykernel", "nbclient"}
+    needed = bounds(NEEDED) | {name: bound for name, bound in bounds(TOOLS).items() if name in of_notebooks}
+    assert "python" in listed and of_notebooks <= set(needed)
+    for name, bound in needed.items():
         assert listed[renamed.get(name, name)] == bound
-    assert "--no-deps" in (ROOT / "binder" / "postBuild").read_text(encoding="utf-8")
+    after = (ROOT / "binder" / "postBuild").read_text(encoding="utf-8")
+    assert "--no-deps" in after and "/lab/tree/notebooks/00_first_aid.ipynb" in after
 
 
 def test_make_help_tells_every_target() -> None:

@@ -73,7 +73,8 @@ def for_terminal(report: Report, most: int = SCREEN) -> str:
 
 def wrapped(text: str, columns: int, first: str = "", then: str = "") -> list[str]:
     """The lines of a paragraph; short `code` and places in it are not broken."""
-    joined = re.sub(r"`[^`]{1,40}`|(In \[\d+\], )?line \d+", lambda part: part[0].replace(" ", "\0"), text)
+    pattern = r"`[^`]+`|(In \[\d+\], )?line \d+"
+    joined = re.sub(pattern, lambda part: part[0].replace(" ", "\0") if len(part[0]) < 43 else part[0], text)
     lines = textwrap.wrap(joined, columns, initial_indent=first, subsequent_indent=then, break_on_hyphens=False)
     return [line.replace("\0", " ") for line in lines]
 

@@ -50,11 +50,12 @@ NUMBER = (
     r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?:nan|inf(?:inity)?)\b)"
 )
 PAIR = re.compile(
-    r"(?P<before>(?:[A-Za-z]+ )?)(?P<key>(?!is\b)[A-Za-z][A-Za-z0-9_./@-]*)['\"]?(?:\s*\([a-z]+\))?"
+    r"(?<![A-Za-z])(?P<key>(?!is\b)[A-Za-z][A-Za-z0-9_./@-]*)(?=[\s'\":=(|])['\"]?(?:\s*\([a-z]+\))?"
     rf"(?:\s*[:=]\s*|\s+is\s+|\s+\|\s+|\s+)(?:tensor\()?['\"\[(]*(?P<value>{NUMBER})(?!\w)"
     r"(?:\s*(?:/|of)\s*(?P<total>\d[\d,]*)(?![\d.]))?",
     re.IGNORECASE,
 )
+WORD_BEFORE = re.compile(r"([a-z]+) $", re.IGNORECASE)
 BAR = re.compile(r"(?<![\d./])(\d[\d,]*)/(\d[\d,]*|\?) ?\[(?:\d+:)?\d+:\d\d<")
 """tqdm's: "50/100 [00:01<00:01, 35.2it/s"."""
 KERAS = re.compile(r"\s*(\d+)/(\d+) (?:\[[=>.]*\]|[━ ]+\x1b?) ")
@@ -328,7 +329,8 @@ class TextLog:
     def line(self, number: int, text: str) -> None:
         rows, rank = self.rows, self.rank
         rows.line = number
-        if rows.stride > 1 and not self._trace and rows.skips() and not any(w in text.lower() for w in URGENT):
+        low = text.lower()
+        if rows.stride > 1 and not self._trace and rows.skips() and not any(map(low.__contains__, URGENT)):
             return
         text = ANSI.sub("", text) if "\x1b" in text else text
         match = RANK.match(text)
@@ -340,11 +342,11 @@ class TextLog:
         if "traceback (most" in low:
             self._begin(number, text, rank)
             return
-        if any(word in low for word in WORDS):
+        if any(map(low.__contains__, WORDS)):
             self._note(number, text, rank)
         if text[:1] == "{" and self._object(number, text, rank):
             return
-        if any(word in low for word in NUMERIC):
+        if any(map(low.__contains__, NUMERIC)):
             self._last = text
             self._numbers(number, text, rank)
 
@@ -436,9 +438,11 @@ class TextLog:
         """The counters (step, place, total) and the measured values that a line names."""
         counters: dict[str, float] = {}
         values: dict[str, float] = {}
+        end = 0
         for match in PAIR.finditer(text):
             key, value = match["key"].lower(), float(match["value"].replace(",", ""))
-            joined = f"{match['before'].strip().lower()}_{key}" if match["before"].strip() else key
+            before, end = WORD_BEFORE.search(text, end, match.start()), match.end()
+            joined = f"{before[1].lower()}_{key}" if before else key
             name = joined if role_of(joined) else key
             role = role_of(name)
             if role in MEASURED:
