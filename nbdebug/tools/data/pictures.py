@@ -9,11 +9,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import math
 import os
 import queue
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,6 +26,8 @@ MOST_PIXELS = 2 * (1024**3 // 12)
 """Pillow refuses a picture of more: 179 million (PIL.Image.MAX_IMAGE_PIXELS twice)."""
 ALONE = 300
 """Up to so many pictures are decoded in this process: others take 0.3 s to start."""
+AHEAD = 32
+"""Paths that a process is given at once: it must not wait for the one that asks."""
 PATIENCE = 60.0
 """Seconds for one file, then its process is ended."""
 FORMATS = {
@@ -176,12 +180,14 @@ def _colours(picture: Any) -> dict[str, Any]:
             type(picture).fromarray(values.astype("uint8")) if hasattr(type(picture), "fromarray") else _grey(values)
         )
     small = small.convert("RGB").resize((SIDE, SIDE), 4)  # 4: the mean of each box
-    pixels = numpy.asarray(small, dtype=numpy.float64).reshape(-1, 3)
-    grey = (pixels @ [0.299, 0.587, 0.114]).round().astype("uint8")
+    pixels = numpy.asarray(small).reshape(-1, 3).astype("float32")
+    grey = (pixels @ numpy.array([0.299, 0.587, 0.114], "float32") + 0.5).astype("uint8")
+    values, number = grey.astype("float32"), len(pixels)
+    spread = max(0.0, float(values @ values) / number - (float(values.sum()) / number) ** 2) ** 0.5
     return {
-        "mean": [round(float(v), 3) for v in pixels.mean(0)],
-        "spread": round(float(grey.std()), 3),
-        "thumb": base64.b64encode(grey.tobytes()).decode(),
+        "mean": [round(float(v) / number, 3) for v in numpy.ones(number, "float32") @ pixels],
+        "spread": round(spread, 3),
+        "thumb": base64.b64encode(grey).decode(),
     }
 
 
@@ -231,13 +237,14 @@ class Pool:
     def __init__(self, workers: int, wanted: bool) -> None:
         self.workers, self.wanted = workers, wanted
         self.processes: list[subprocess.Popen[str]] = []
-        self.closed = False
+        self.answered: dict[int, float] = {}  # of each process that works: when it answered last
+        self.closed = threading.Event()
 
     def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.closed = True
+        self.closed.set()
         for process in self.processes:
             process.kill()
         for process in self.processes:
@@ -247,14 +254,26 @@ class Pool:
                     stream.close()  # type: ignore[union-attr]
 
     def run(self, paths: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-        places: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for place in range(len(paths)):
-            places.put(place)
-        results: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue(maxsize=256)
+        ahead = max(1, min(AHEAD, len(paths) // (4 * self.workers)))
+        waiting: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+        for start in range(0, len(paths), ahead):
+            waiting.put(list(range(start, min(start + ahead, len(paths)))))
+        results: queue.Queue[list[tuple[int, dict[str, Any]]]] = queue.Queue(maxsize=16)
         for _ in range(self.workers):
-            threading.Thread(target=self._feed, args=(paths, places, results), daemon=True).start()
-        for _ in range(len(paths)):
-            yield results.get()
+            threading.Thread(target=self._feed, args=(paths, waiting, results), daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True).start()
+        left = len(paths)
+        while left:
+            answers = results.get()
+            left -= len(answers)
+            yield from answers
+
+    def _watch(self) -> None:
+        """End the process that has not answered for too long: its thread then names the picture."""
+        while not self.closed.wait(1.0):
+            for process in self.processes:
+                if time.monotonic() - self.answered.get(process.pid, math.inf) > PATIENCE:
+                    process.kill()
 
     def _start(self) -> subprocess.Popen[str]:
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -274,33 +293,37 @@ class Pool:
         self.processes.append(process)
         return process
 
-    def _feed(self, paths: Sequence[str], places: Any, results: Any) -> None:
-        """The life of a thread: one process, a few paths ahead of its answers."""
+    def _feed(self, paths: Sequence[str], waiting: Any, results: Any) -> None:
+        """The life of a thread: one process, which has several paths ahead of its answers."""
         process: subprocess.Popen[str] | None = None
-        while not self.closed:
+        while not self.closed.is_set():
             try:
-                place = places.get_nowait()
+                places = waiting.get_nowait()
             except queue.Empty:
                 break
             process = process or self._start()
-            watch = threading.Timer(PATIENCE, process.kill)
-            watch.daemon = True
-            watch.start()
+            answers: list[tuple[int, dict[str, Any]]] = []
             try:
                 assert process.stdin is not None and process.stdout is not None
-                process.stdin.write(json.dumps(paths[place]) + "\n")
+                self.answered[process.pid] = time.monotonic()
+                process.stdin.write("".join(json.dumps(paths[place]) + "\n" for place in places))
                 process.stdin.flush()
-                answer = process.stdout.readline()
+                while len(answers) < len(places) and (line := process.stdout.readline()):
+                    self.answered[process.pid] = time.monotonic()
+                    known = {sys.intern(key): value for key, value in json.loads(line).items()}
+                    answers.append((places[len(answers)], known))
             except (OSError, ValueError):
-                answer = ""
-            finally:
-                watch.cancel()
-            if not answer:
-                result = {"fault": "corrupt", "reason": f"the decoder crashed, or took over {PATIENCE:g} s"}
+                pass
+            if len(answers) < len(places):  # the first without an answer has ended the process
+                place, *rest = places[len(answers) :]
+                reason = f"the decoder crashed, or took over {PATIENCE:g} s"
+                answers.append((place, {"fault": "corrupt", "reason": reason}))
+                if rest:
+                    waiting.put(rest)
                 process = None
             else:
-                result = json.loads(answer)
-            results.put((place, result))
+                self.answered.pop(process.pid, None)
+            results.put(answers)
 
 
 def main(wanted: bool) -> None:
@@ -309,7 +332,7 @@ def main(wanted: bool) -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-    for line in sys.stdin:
+    for line in iter(sys.stdin.readline, ""):
         print(json.dumps(_safely(json.loads(line), wanted)), flush=True)
 
 
