@@ -20,8 +20,8 @@ FLAT = 4.0
 NEAR, RATIO = 0.12, 0.25
 """One minus the correlation of two thumbnails: at most so much, and so much of the distance to the other neighbours.
 Of 4,000 pairs of JPEG (quality 30 to 95), flips, 5% brighter and shifts by 3%, the largest is 0.11. ImageHash's
-hashes have one limit for all sets: phash within 8 of 64 bits finds 64% of photographs moved by 3% (this: all), and calls
-88 of 100 different faces copies (this: none)."""
+hashes have one limit for all sets: phash within 8 of 64 bits finds 64% of photographs moved by 3% (this: all), and
+calls 88 of 100 different faces copies (this: none)."""
 SPARSE = 0.35
 """Distance to the other neighbours in sets of photographs. In a set of digits or of faces it is 0.05 to 0.15, and some
 are much nearer than that by chance."""
