@@ -140,7 +140,8 @@ def go(agent):
     x[1] = 0.0
     parts = share(x) * w
     loss = parts.mean()
-    trace = agent.locate(sys._getframe()); loss.backward()
+    frame = sys._getframe(); trace = agent.locate(frame, frame.f_lineno + 1)
+    loss.backward()
     return trace
 """
 

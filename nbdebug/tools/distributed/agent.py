@@ -11,7 +11,7 @@ import ast
 import builtins
 import contextlib
 import functools
-import hashlib
+import inspect
 import itertools
 import json
 import linecache
@@ -33,6 +33,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import _functional_collectives as functional
 from torch.distributed import distributed_c10d as c10d
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, dataloader
 
@@ -40,13 +41,33 @@ import nbdebug
 from nbdebug.observe.locations import USER, kind_of
 from nbdebug.tools.distributed import paths
 from nbdebug.tools.distributed.facts import CollectiveCall
-from nbdebug.tools.distributed.marks import MARK, SIZED, TURNS, Mark, Trail, compiled, mark_imports
+from nbdebug.tools.distributed.marks import (
+    MARK,
+    SIZED,
+    TURNS,
+    Mark,
+    Trail,
+    compiled,
+    culprit,
+    digest,
+    follow_writes,
+    mark_imports,
+    nonfinite,
+    rows_of,
+    within,
+)  # fmt: skip
 
 COLLECTIVES = (
-    "all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter reduce_scatter_tensor "
-    "all_to_all all_to_all_single barrier monitored_barrier all_gather_object broadcast_object_list gather_object "
-    "scatter_object_list all_reduce_coalesced all_gather_coalesced"
+    "all_reduce broadcast reduce all_gather all_gather_into_tensor all_gather_single gather scatter reduce_scatter "
+    "reduce_scatter_tensor reduce_scatter_single all_to_all all_to_all_single barrier monitored_barrier "
+    "all_gather_object broadcast_object_list gather_object scatter_object_list all_reduce_coalesced "
+    "all_gather_coalesced"
 ).split()
+FUNCTIONAL = (
+    "all_reduce broadcast all_gather_tensor all_gather_single reduce_scatter_tensor reduce_scatter_single "
+    "all_to_all_single"
+).split()
+"""Of DTensor; they return before the others have come."""
 REDUCING = re.compile(r"reduce|gather")
 NUMBER = re.compile(r"\d\.\d|\d ?%")
 SHAPELESS = {"all_to_all", "all_to_all_single", "barrier", "monitored_barrier"}
@@ -56,8 +77,9 @@ PEER = re.compile(
     re.I,
 )
 RANKS = re.compile(r"(RANK|PROCID|WORLD_SIZE)$")
-EARLY, EVERY, ROWS = 9, 50, 4000
-"""Steps after which weights are compared: the first 9, then each 50th. Rows of a pass that are written down."""
+EARLY, EVERY, ROWS, CONTENT = 9, 50, 4000, 32
+"""Steps after which weights are compared: the first 9, then each 50th. Rows of a pass that are written down, by their
+numbers and by what they hold."""
 PART = 1 << 20
 """Bytes of the log after which a new file is begun: the comparer removes those that it has read."""
 
@@ -85,6 +107,7 @@ def user_lines(frame: types.FrameType | None, most: int = 6) -> list[tuple[str, 
     return lines
 
 
+end_process = os._exit
 _kind = functools.lru_cache(maxsize=4096)(kind_of)
 
 
@@ -106,8 +129,10 @@ class Agent:
         self.whole: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.wrapped: dict[int, str] = {}
         self.waiting: dict[int, Any] = {}
+        self.ordered: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self.optimizers: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self.loaders: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.data: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self.samplers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.opening: dict[str, Any] | None = None
         self.passes: list[dict[str, Any]] = []
@@ -155,7 +180,10 @@ class Agent:
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    def call(self, op: str, group: Any = None, shape: str = "", dtype: str = "", root: str = "") -> None:
+    def call(
+        self, op: str, group: Any = None, shape: str = "", dtype: str = "", root: str = "", later: bool = False
+    ) -> None:
+        """later: the caller waits for the others some other time."""
         if self.joining or not dist.is_initialized():
             return
         group = group or c10d._get_default_group()
@@ -163,7 +191,8 @@ class Agent:
             return  # this rank is no member
         name = str(group.group_name)
         number = self.numbers[name]
-        new = {} if number else {"ranks": dist.get_process_group_ranks(group)}
+        new: dict[str, Any] = {} if number else {"ranks": dist.get_process_group_ranks(group)}
+        new |= {"async": True} if later else {}
         self.numbers[name] += 1
         lines = user_lines(sys._getframe(2))
         if self.score is not None and REDUCING.search(op):
@@ -172,21 +201,28 @@ class Agent:
         if self.agree is not None:
             self.agree(CollectiveCall(number, name, op, shape, dtype, root, tuple(lines)))
 
-    def collective(self, name: str) -> Callable[..., None]:
-        """What notes the calls of one of torch's functions."""
+    def collective(self, name: str, of_functional: bool = False) -> Callable[..., None]:
+        """What notes the calls of one of torch's functions; of DTensor's, where a group has many forms."""
 
         def note(*args: Any, **kwargs: Any) -> None:
             group = kwargs.get("group") or next((a for a in args if isinstance(a, dist.ProcessGroup)), None)
+            if of_functional:
+                named = inspect.signature(getattr(functional, name)).bind(*args, **kwargs).arguments
+                group = c10d._resolve_process_group(  # type: ignore[attr-defined]
+                    functional._resolve_group_name(named["group"], named.get("tag", ""))
+                )
             first = next(iter([*args, *kwargs.values()]), None)
             tensors = [first] if isinstance(first, torch.Tensor) else first if isinstance(first, list) else []
             tensors = [t for t in tensors if isinstance(t, torch.Tensor)] if name not in SHAPELESS else []
             shape = ", ".join(str(list(t.shape)) for t in tensors[:4])
             dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
-            self.call(name, group, shape, dtype, _root(name, args, kwargs))
+            later = of_functional or bool(kwargs.get("async_op")) or any(a is True for a in args)
+            self.call(name, group, shape, dtype, _root(name, args, kwargs), later)
             if name in ("all_reduce", "reduce_scatter_tensor") and tensors and self.after_backward:
                 for optimizer, record in self.optimizers.items():
-                    sizes = [p.numel() for g in optimizer.param_groups for p in g["params"]]
-                    record["reduced"] = record["reduced"] or tensors[0].numel() in {*sizes, sum(sizes)}
+                    if not record["reduced"]:
+                        sizes = [p.numel() for g in optimizer.param_groups for p in g["params"]]
+                        record["reduced"] = tensors[0].numel() in {*sizes, sum(sizes)}
 
         return note
 
@@ -246,6 +282,8 @@ class Agent:
 
         @functools.wraps(plain)
         def noted(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return plain(*args, **kwargs)
             if self.locating and flag in ("call", "message"):
                 raise RuntimeError("the other ranks do not take part in this")
             if getattr(self.inside, flag, False):
@@ -265,6 +303,8 @@ class Agent:
         for name in COLLECTIVES:
             if hasattr(c10d, name):
                 self.wrap(c10d, name, self.collective(name))
+        for name in filter(functools.partial(hasattr, functional), FUNCTIONAL):
+            self.wrap(functional, name, self.collective(name, True))
         for name in ("send", "recv", "isend", "irecv"):
             self.wrap(c10d, name, self.message(name), "message")
         self.install_wait()
@@ -288,6 +328,7 @@ class Agent:
         self.install_loader()
         self.install_files()
         self.install_join()
+        self.wrap(os, "_exit", self.left, "exit")
         sys.addaudithook(self.audit)
         self.install_environment()
 
@@ -383,11 +424,11 @@ class Agent:
     def past(self, module: nn.Module, *inputs: Any) -> None:
         """A part of a wrapped model runs with gradients, and its wrapper does not: told three times. A hook of all
         modules: one on the user's own would be copied and pickled with them."""
-        if not torch.is_grad_enabled() and not getattr(self.inside, "forward", 0) and self.is_whole(module):
-            self.evaluated(inputs[0] if inputs else ())
-        if module not in self.parts:
+        if getattr(self.inside, "forward", 0):
             return
-        if getattr(self.inside, "forward", 0) or not torch.is_grad_enabled() or not module.training:
+        if not torch.is_grad_enabled() and self.is_whole(module):
+            self.evaluated(inputs[0] if inputs else ())
+        if module not in self.parts or not torch.is_grad_enabled() or not module.training:
             return
         frame: types.FrameType | None = sys._getframe(1)
         if self.bypassed < 3:
@@ -429,8 +470,12 @@ class Agent:
         self.inside.forward = 1
         if wrapper.will_sync_module_buffers():
             self.call("buffers of DistributedDataParallel", wrapper.process_group)
-        if torch.is_grad_enabled() and wrapper.require_backward_grad_sync:
-            self.waiting[id(wrapper)] = wrapper
+        if torch.is_grad_enabled():
+            if self.ordered.get(wrapper) is False:  # once, in the forward after the first backward
+                self.ordered[wrapper] = True
+                self.call("bucket order of DistributedDataParallel", wrapper.process_group)
+            if wrapper.require_backward_grad_sync:
+                self.waiting[id(wrapper)] = wrapper
 
     def forward_over(self, *_: Any, **__: Any) -> None:
         self.inside.forward = 0
@@ -441,6 +486,8 @@ class Agent:
         lines = user_lines(sys._getframe(2))
         for wrapper in self.waiting.values():
             self.call("backward of DistributedDataParallel", wrapper.process_group)
+            if wrapper.static_graph or not wrapper.find_unused_parameters:
+                self.ordered.setdefault(wrapper, False)
             self.synced[f"{lines[0][0]}:{lines[0][1]}" if lines else ""] += 1
         self.waiting.clear()
         self.note_loss(tensors, lines)
@@ -449,38 +496,53 @@ class Agent:
             one["backwards"] += 1
 
     def note_loss(self, tensors: Any, lines: list[tuple[str, int, str]]) -> None:
-        """On a GPU the value is read one step later: a read would make it wait."""
-        if self.late_loss is not None:
-            value, late = self.late_loss
-            self.late_loss = None
-            self.write_loss(float(value), *late)
+        """On a GPU the value is copied where it stands, and read when the optimizer steps: by then the forward is long
+        over, so that the read waits for nothing that is still to be done."""
+        self.read_late_loss()
+        frame = user_frame(sys._getframe(3))
         if (
             isinstance(tensors, torch.Tensor)
             and tensors.numel() == 1
-            and tensors.dtype in (torch.float32, torch.float64)
+            and tensors.dtype in (torch.float32, torch.float64, torch.bfloat16)
+            and not (tensors.is_cuda and torch.cuda.is_current_stream_capturing())
         ):
-            where = (self.backwards, lines, user_frame(sys._getframe(3)))
-            if tensors.device.type == "cpu":
-                self.write_loss(float(tensors.detach()), *where)
-            else:
-                self.late_loss = (tensors.detach().isfinite().logical_not() * math.inf, (*where[:2], None))
+            loss = tensors.detach().reshape(())
+            if not loss.is_cuda:
+                self.write_loss(float(loss), self.backwards, lines, frame, frame.f_lineno if frame else 0)
+                return
+            value = torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(loss, non_blocking=True)
+            (event := torch.cuda.Event()).record()
+            place = (frame.f_code, frame.f_lineno) if frame else (None, 0)
+            self.late_loss = (value, event, self.backwards, lines, *place)
 
-    def write_loss(self, value: float, n: int, lines: Any, frame: types.FrameType | None) -> None:
+    def read_late_loss(self) -> None:
+        if self.late_loss is None:
+            return
+        (value, event, n, lines, code, line), self.late_loss = self.late_loss, None
+        event.synchronize()
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not code:  # the function that called backward, if it still runs
+            frame = frame.f_back
+        self.write_loss(float(value), n, lines, frame, line)
+
+    def write_loss(self, value: float, n: int, lines: Any, frame: types.FrameType | None, line: int) -> None:
+        """frame: of the user's function that called backward, at this line."""
         bad = not math.isfinite(value)
-        blamed = culprit(frame) if bad and frame is not None else None
+        blamed = culprit(frame, line) if bad and frame is not None else None
         locates, self.located = bad and frame is not None and not self.located, self.located or bad
         self.write("loss", id=n, bad=bad, value=str(value), lines=[blamed] if blamed else lines, locates=locates)
         if locates and frame is not None:
-            self.write("trace", id=n, finding=self.locate(frame))
+            self.write("trace", id=n, finding=self.locate(frame, line))
 
-    def locate(self, frame: types.FrameType) -> dict[str, Any] | None:
-        """What nan_trace says of the lines that have made this loss, run again on this rank alone, without wrappers;
-        None where they can't be, or where it finds no cause. What the lines change is put back."""
+    def locate(self, frame: types.FrameType, line: int) -> dict[str, Any] | None:
+        """What nan_trace says of the lines that have made the loss whose backward is at this line, run again on this
+        rank alone, without wrappers; None where they can't be, or where it finds no cause. What the lines change is put
+        back."""
         file, plain = frame.f_code.co_filename, nn.parallel.DistributedDataParallel.forward
         names = {**frame.f_globals, **frame.f_locals}
         trail, loops = list(self.trail.passed), dict(self.trail.loops)
         try:
-            body, loss = paths.computation(ast.parse("".join(linecache.getlines(file))), frame.f_lineno)
+            body, loss = paths.computation(ast.parse("".join(linecache.getlines(file))), line)
             last = ast.copy_location(ast.Return(loss), loss)
             step = ast.parse("def nbdebug_step(): pass")
             step.body[0].body = [*body, last]  # type: ignore[attr-defined]
@@ -499,8 +561,8 @@ class Agent:
             self.trail.passed[:] = trail
             self.trail.loops.update(loops)
         where = finding.where
-        line = [where.file, where.line, where.module or ""] if where.file and where.line else None
-        return {"title": finding.title, "code": finding.code, "op": where.op, "module": where.module, "line": line}
+        place = [where.file, where.line, where.module or ""] if where.file and where.line else None
+        return {"title": finding.title, "code": finding.code, "op": where.op, "module": where.module, "line": place}
 
     def optimizer_made(self, optimizer: Any, *_: Any, **__: Any) -> None:
         lines = user_lines(sys._getframe(2))
@@ -509,6 +571,7 @@ class Agent:
     def before_step(self, optimizer: Any, *_: Any) -> None:
         if optimizer not in self.optimizers:
             self.optimizers[optimizer] = {"id": next(self.ordinals), "steps": 0, "lines": [], "reduced": False}
+        self.read_late_loss()
         record = self.optimizers[optimizer]
         if record["steps"] < 3 and self.models:
             names = self.names(optimizer)
@@ -541,15 +604,19 @@ class Agent:
         return {id(p): names.get(id(p), f"parameter {n}") for n, p in enumerate(all_of)}
 
     def weights(self, optimizer: Any, record: dict[str, Any], when: str) -> None:
-        parameters = [p for g in optimizer.param_groups for p in g["params"]]
-        some = any(id(p) in self.live() for p in parameters)
+        parameters = [p for g in optimizer.param_groups for p in g["params"] if p.is_floating_point()]
+        live = self.live()
+        some = any(id(p) in live for p in parameters)
         if not (some or record["reduced"]) or any(
             hasattr(p, "_local_tensor") or hasattr(p, "_sharded_size") for p in parameters
         ):
             return
         names = self.names(optimizer)
-        with torch.no_grad():
-            values = {names[id(p)]: [p.double().sum().item(), p.double().norm().item()] for p in parameters}
+        double = {"dtype": torch.float64}
+        with torch.no_grad():  # without copies in float64; one read
+            sums = [torch.stack((p.sum(**double), torch.linalg.vector_norm(p, **double))) for p in parameters]
+            numbers = torch.stack([each.to(sums[0].device) for each in sums]).tolist()
+        values = dict(zip((names[id(p)] for p in parameters), numbers))
         groups = {
             tuple(dist.get_process_group_ranks(m.process_group))
             for made in self.models
@@ -585,7 +652,7 @@ class Agent:
             agent.opening = {
                 "loader": f"{lines[:1]}#{ordinal}", "lines": list(lines), "sampler": list(own[0]), "rows": [],
                 "shuffles": bool(getattr(sampler, "shuffle", False)), "backwards": 0, "complete": False,
-                "streams": streams,
+                "streams": streams, "data": agent.fingerprint(loader), "content": [],
             }  # fmt: skip
             agent.passes.append(agent.opening)
             persistent = getattr(loader, "_iterator", None)
@@ -610,13 +677,24 @@ class Agent:
                 if current is not None:
                     current["complete"] = True
                 raise
-            if current is not None and current["streams"] and len(current["rows"]) < ROWS:
-                current["rows"] += rows_of(batch)
+            if current is not None:
+                part = current["rows" if current["streams"] else "content"]
+                if len(part) < (ROWS if current["streams"] else CONTENT):
+                    with contextlib.suppress(Exception):  # of the user's values
+                        part += rows_of(batch)
             return batch
 
         DataLoader.__iter__ = begin  # type: ignore[method-assign]
         dataloader._BaseDataLoaderIter._next_index = index  # type: ignore[method-assign]
         dataloader._BaseDataLoaderIter.__next__ = following  # type: ignore[method-assign]
+
+    def fingerprint(self, loader: DataLoader) -> str:
+        """Of what a loader's dataset holds: ranks whose datasets are not the same may read rows of the same numbers."""
+        if loader not in self.data:
+            self.data[loader] = ""
+            with contextlib.suppress(Exception):  # of the user's values
+                self.data[loader] = digest(loader.dataset, 1000)
+        return self.data[loader]
 
     def end_passes(self) -> None:
         """Passes that are over, or will not go on: written once."""
@@ -660,12 +738,17 @@ class Agent:
             return
         self.finished = True
         self.end_score()
-        if self.late_loss is not None:
-            self.note_loss(None, [])
+        self.read_late_loss()
         for optimizer, record in list(self.optimizers.items()):
             if record["steps"] >= EARLY:
                 self.weights(optimizer, record, "after")
         self.end_passes()
+
+    def left(self, code: Any) -> None:
+        """Before an end without an exception."""
+        if os.getpid() == self.process:
+            self.finish()
+            self.write("end", code=code if isinstance(code, int) else int(code is not None))
 
     def failed(self, error: BaseException, rest: bool = True) -> None:
         lines: list[Any] = []
@@ -675,8 +758,7 @@ class Agent:
                 lines.insert(0, (each.f_code.co_filename, line, each.f_code.co_name))
                 frame = each
         text = str(error)
-        bad = [] if frame is None else nonfinite(frame)
-        blamed = culprit(frame, bad) if bad and frame is not None else None
+        bad, blamed = within(1.0, nonfinite, frame) or ([], None)
         names = self.unused_names(text)
         peer = (
             bool(PEER.search(text))
@@ -711,9 +793,7 @@ class Agent:
                     with contextlib.suppress(BaseException):  # the user's iterator, in the middle of its work
                         totals[number] += sum(1 for _ in iterator)
 
-        counter = threading.Thread(target=count, daemon=True)
-        counter.start()
-        counter.join(1.0)
+        within(1.0, count)
         return dict(totals)
 
     def watch(self) -> None:
@@ -723,7 +803,7 @@ class Agent:
         self.write_state()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1)
+        end_process(1)
 
     def write_state(self, rest: bool = True) -> None:
         """Where the main thread stands, and how far its loops are."""
@@ -766,11 +846,9 @@ def run(folder: pathlib.Path, script: str, arguments: list[str]) -> None:
         with open(path, "rb") as file:
             source = file.read()
         exec(compiled(source, path, agent.listed), module.__dict__)
-        agent.finish()
-        agent.write("end", code=0)
+        agent.left(0)
     except SystemExit as left:
-        agent.finish()
-        agent.write("end", code=left.code if isinstance(left.code, int) else int(left.code is not None))
+        agent.left(left.code)
         agent.leave()
         raise
     except BaseException as error:
@@ -784,103 +862,3 @@ def user_frame(frame: types.FrameType | None) -> types.FrameType | None:
     while frame is not None and _kind(frame.f_code) != USER:
         frame = frame.f_back
     return frame
-
-
-def is_bad(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return (
-            value.is_floating_point() and value.device.type == "cpu" and not bool(torch.isfinite(value.detach()).all())
-        )
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-def nonfinite(frame: types.FrameType) -> list[str]:
-    """The names of single numbers among a frame's variables that are not finite."""
-    small = {
-        n: v
-        for n, v in frame.f_locals.items()
-        if isinstance(v, float) or isinstance(v, torch.Tensor) and v.numel() == 1
-    }
-    return [name for name, value in small.items() if is_bad(value) and not name.startswith("_")]
-
-
-def culprit(frame: types.FrameType, names: list[str] | None = None) -> tuple[str, int, str] | None:
-    """The assignment in which a number that is not finite came about: that of the loss, or of the model's output that
-    went into it, where that is bad already."""
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return None
-    here = paths.statement(tree, line)
-    wanted, variables, best = names or paths.names_in(here), {**frame.f_globals, **frame.f_locals}, None
-    for _ in range(8):
-        bad = [n for n in wanted if is_bad(variables.get(n))]
-        made = [node for n in bad for node in paths.assignments(tree, n, line)[:1] if node.lineno <= line]
-        calls = [node for node in made if best is None or _calls_model(node, variables)]
-        if not calls:
-            break
-        best = calls[0]
-        line, wanted = best.lineno, [n for n in paths.names_in(getattr(best, "value", None)) if n in variables]
-    return None if best is None else (file, best.lineno, frame.f_code.co_name)
-
-
-def _calls_model(node: Any, variables: dict[str, Any]) -> bool:
-    calls = [part.func for part in ast.walk(node) if isinstance(part, ast.Call)]
-    roots = [f.id for f in calls if isinstance(f, ast.Name)]
-    return any(isinstance(variables.get(name), nn.Module) for name in roots)
-
-
-def digest(value: Any) -> str:
-    """Of an object that is saved: its tensors by their sums, all else by its text."""
-    total = hashlib.sha256()
-
-    def add(part: Any, depth: int = 0) -> None:
-        if isinstance(part, torch.Tensor):
-            number = part.detach().double().sum().item() if part.numel() and not part.is_complex() else 0
-            total.update(f"{tuple(part.shape)}{part.dtype}{number}".encode())
-        elif isinstance(part, dict) and depth < 8:
-            for key, inner in part.items():
-                total.update(str(key).encode())
-                add(inner, depth + 1)
-        elif isinstance(part, (list, tuple)) and depth < 8:
-            total.update(f"{len(part)}".encode())
-            for inner in part:
-                add(inner, depth + 1)
-        elif isinstance(part, (str, int, float, bool, bytes, type(None))):
-            total.update(repr(part).encode())
-        elif isinstance(part, nn.Module):
-            add(part.state_dict(), depth + 1)
-
-    add(value)
-    return total.hexdigest()[:16]
-
-
-def follow_writes(stream: Any, over: Callable[[str], None]) -> None:
-    """Call `over` with the digest of what was written, when the file is closed."""
-    total, write, close, state = hashlib.sha256(), stream.write, stream.close, {"closed": False}
-
-    def noted(data: Any) -> Any:
-        total.update(data.encode("utf-8", "replace") if isinstance(data, str) else bytes(data))
-        return write(data)
-
-    def closed() -> Any:
-        if not state["closed"]:
-            state["closed"] = True
-            over(total.hexdigest()[:16])
-        return close()
-
-    try:
-        stream.write, stream.close = noted, closed
-    except AttributeError:  # a stream without attributes of its own
-        return
-
-
-def rows_of(batch: Any) -> list[str]:
-    """A digest of each row of a batch's first tensor that is no single number a row."""
-    parts = list(batch.values()) if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else [batch]
-    tensors = [part for part in parts if isinstance(part, torch.Tensor) and part.dim() > 0]
-    if not tensors:
-        return []
-    best = max(tensors, key=lambda part: part.numel())
-    return [hashlib.sha256(row.detach().cpu().numpy().tobytes()).hexdigest()[:12] for row in best]

@@ -38,7 +38,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from nbdebug.observe.shell import running_shell
 from nbdebug.report import Report
-from nbdebug.tools.distributed.agent import PEER, Agent, CallsDiffer
+from nbdebug.tools.distributed.agent import PEER, Agent, CallsDiffer, end_process
 from nbdebug.tools.distributed.facts import CollectiveCall, Place
 from nbdebug.tools.distributed.launch import LOCATE, Comparer, alive, report_of
 from nbdebug.tools.distributed.marks import MARK, SIZED, TURNS, Marker
@@ -454,7 +454,7 @@ class Member:
                     shutil.rmtree(self.folder, ignore_errors=True)
                     with contextlib.suppress(OSError):
                         os.kill(self.controller, signal.SIGTERM)
-                os._exit(1)
+                end_process(1)
             if due:
                 freed = self.cell
                 self.free()

@@ -19,7 +19,8 @@ CALLS, MARKS, EVENTS = 500, 20_000, 400
 @dataclasses.dataclass(frozen=True)
 class CollectiveCall:
     """One call in one group. n: its number in the group, from 0; lines: the user's, from the inside out; at: how many
-    marks the rank had passed; root: source, target or reduction, where the call names one."""
+    marks the rank had passed; root: source, target or reduction, where the call names one; waits: the rank goes on only
+    when the others have come; order: its number among all calls of the rank."""
 
     n: int
     group: str
@@ -29,10 +30,12 @@ class CollectiveCall:
     root: str = ""
     lines: tuple[Line, ...] = ()
     at: int = 0
+    waits: bool = True
+    order: int = 0
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
-        return self.op, self.shape, self.dtype, self.root
+    def key(self) -> tuple[str, ...]:
+        return self.group, self.op, self.shape, self.dtype, self.root
 
     def __str__(self) -> str:
         """ "all_reduce of float32 [4, 2]"."""
@@ -72,9 +75,11 @@ class RankLog:
         self.marks = 0
         self.sent: collections.Counter[str] = collections.Counter()
         self.receives: dict[str, Any] | None = None
+        self.time = 0.0
 
     def add(self, event: Mapping[str, Any]) -> None:
         marks = event.get("m", ())
+        self.time = event.get("t", 0.0)
         self.trail += marks
         self.turns.update(marks)
         self.marks += len(marks)
@@ -86,7 +91,8 @@ class RankLog:
             group = event.get("g", "0")
             lines = tuple((str(file), int(line), str(name)) for file, line, name in event.get("lines", ()))
             op, shape, dtype, root = (str(event.get(name, "")) for name in ("op", "shape", "dtype", "root"))
-            self.last = CollectiveCall(self.made(group), group, op, shape, dtype, root, lines, self.marks)
+            order, waits = self.last.order + 1 if self.last else 0, not event.get("async")
+            self.last = CollectiveCall(self.made(group), group, op, shape, dtype, root, lines, self.marks, waits, order)
             self.calls[group].append(self.last)
             if "ranks" in event:
                 self.members[group] = tuple(event["ranks"])
@@ -135,7 +141,7 @@ class RankLog:
 class RanksFacts:
     """The logs of all ranks. launched: how many processes were; sources: file → text; output: what the processes
     printed, its end; over: no process is left, or all have ended; alike: the calls of a group that all its ranks have
-    made alike, counted."""
+    made alike, counted; now: seconds since the epoch when the logs were last looked at."""
 
     launched: int
     ranks: dict[int, RankLog] = dataclasses.field(default_factory=dict)
@@ -144,6 +150,7 @@ class RanksFacts:
     output: str = ""
     over: bool = False
     alike: dict[str, int] = dataclasses.field(default_factory=dict)
+    now: float = 0.0
 
     @classmethod
     def of(cls, logs: Mapping[int, Iterable[Mapping[str, Any]]], source: str = "", **more: Any) -> RanksFacts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import platform
@@ -27,6 +28,7 @@ from collections.abc import Sequence
 from nbdebug.report import Report, Symptom, Table
 from nbdebug.text import count, figures
 from nbdebug.tools.distributed.facts import RanksFacts
+from nbdebug.tools.distributed.paths import STILL
 from nbdebug.tools.distributed.rules import certain, locates, name_cause
 
 POLL, LOCATE = 0.1, 4.0
@@ -40,10 +42,11 @@ class Comparer:
     def __init__(self, folder: pathlib.Path, launched: int) -> None:
         self.folder, self.facts = folder, RanksFacts(launched)
         self.positions: dict[pathlib.Path, int] = {}
-        self.began = time.monotonic()
+        self.began = self.still = time.monotonic()
 
     def read(self) -> bool:
-        """Whether there was something new. A rank begins a file anew after 1 MiB; those that were read are removed."""
+        """Whether there is something to judge: new events, or none for a while. A rank begins a file anew after 1 MiB;
+        those that were read are removed."""
         new, parts = False, list[tuple[int, int, pathlib.Path]]()
         for path in self.folder.glob("rank-*.jsonl"):
             rank, part = map(int, re.findall(r"\d+", path.name))
@@ -62,8 +65,12 @@ class Comparer:
                 new = True
             if path != last[rank]:
                 path.unlink()
+        self.facts.now = time.time()
         if new:
             self.facts.forget()
+            self.still = time.monotonic()
+        elif time.monotonic() > self.still + 2 * STILL:
+            self.still, new = math.inf, True
         return new
 
     def read_source(self, event: dict[str, object]) -> None:
@@ -112,6 +119,7 @@ def judge(comparer: Comparer, question: str) -> Report | None:
         time.sleep(POLL)
         comparer.read()
     comparer.stop()
+    comparer.facts.over = True
     return report_of(comparer.facts, question, seconds)
 
 
@@ -199,7 +207,7 @@ def run_rank(script: str, arguments: list[str]) -> None:
             time.sleep(0.05)
         if (folder / "verdict").exists() and (folder / "verdict").read_text() == "1":
             sys.stdout.flush()
-            os._exit(1)
+            agent.end_process(1)
 
 
 def shared_folder() -> pathlib.Path:

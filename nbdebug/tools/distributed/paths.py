@@ -15,6 +15,8 @@ from typing import Any
 
 from nbdebug.tools.distributed.facts import CollectiveCall, Line, Place, RankLog, RanksFacts
 
+STILL = 1.0
+"""Seconds without an event, after which ranks that wait for each other are taken to wait for good."""
 WRAPPERS = {"enumerate", "zip", "tqdm", "iter", "list", "reversed", "range", "len"}
 
 
@@ -44,9 +46,48 @@ class Departure:
 
 
 def parting(facts: RanksFacts) -> Parting | None:
-    """The first certain one of each group, the group of the lowest name first."""
+    """The first certain one of each group, the group of the lowest name first; else where ranks wait for each other, in
+    calls of groups of their own: the smallest of these, as others wait for its ranks."""
     groups = sorted({group for log in facts.ranks.values() for group in log.calls})
-    return next((parted for group in groups if (parted := _parting_in(facts, group)) is not None), None)
+    parted = next((parted for group in groups if (parted := _parting_in(facts, group)) is not None), None)
+    if parted is not None:
+        return parted
+    calls = {rank: call for rank in blocked(facts) if (call := pending(facts, facts.ranks[rank])) is not None}
+    for own in sorted(calls.values(), key=lambda call: (len(facts.members(call.group)), call.group)):
+        inside = {rank: call for rank, call in sorted(calls.items()) if rank in facts.members(own.group)}
+        if len({(call.group, call.key) for call in inside.values()}) > 1:
+            return Parting(own.group, own.n, dict(inside))
+    return None
+
+
+def pending(facts: RanksFacts, log: RankLog) -> CollectiveCall | None:
+    """The first call that a rank cannot leave, as a member of the group has not come to it."""
+    calls = (
+        call
+        for group, own in log.calls.items()
+        for call in own
+        if call.waits and any(other.made(group) <= call.n for other in facts.members(group).values())
+    )
+    return min(calls, key=lambda call: call.order, default=None)
+
+
+def blocked(facts: RanksFacts) -> set[int]:
+    """The ranks that wait for each other, or for one that has left, and have written nothing for a second."""
+    missing: dict[int, set[int]] = {}
+    for rank, log in facts.ranks.items():
+        if facts.over or facts.now - log.time > STILL:
+            call, wanted = pending(facts, log), log.receives
+            peer = facts.ranks.get(wanted["peer"]) if wanted else None
+            if wanted is not None and peer is not None:
+                group, tag, _ = wanted["key"].split("/")
+                missing[rank] = {peer.rank} if peer.sent[f"{group}/{tag}/{rank}"] <= wanted["n"] else set()
+            elif call is not None:
+                others = facts.members(call.group).items()
+                missing[rank] = {r for r, other in others if other.made(call.group) <= call.n}
+    left = {rank for rank, log in facts.ranks.items() if log.has_left("all")}
+    while freed := {rank for rank, others in missing.items() if not others & (missing.keys() | left)}:
+        missing = {rank: others for rank, others in missing.items() if rank not in freed}
+    return set(missing)
 
 
 def _parting_in(facts: RanksFacts, group: str) -> Parting | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import signal
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Link, Where
 from nbdebug.text import clip, count, listed, percent
 from nbdebug.tools.distributed import paths
-from nbdebug.tools.distributed.facts import Place, RanksFacts
+from nbdebug.tools.distributed.facts import CollectiveCall, Place, RanksFacts
 
 DDP = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
 DISTRIBUTED = "https://docs.pytorch.org/docs/stable/distributed.html"
@@ -373,13 +374,19 @@ def totals(facts: RanksFacts, place: Place) -> dict[int, int]:
     return steps
 
 
+def group_of(parted: paths.Parting, call: CollectiveCall) -> str:
+    """Where the ranks are in calls of several groups, which one this is of."""
+    several = len({each.group for each in parted.calls.values() if each}) > 1
+    return f" in group {call.group}" if several else ""
+
+
 def waits(facts: RanksFacts, parted: paths.Parting) -> list[Link]:
     """What each rank does at the parting."""
     chain = []
     for rank, call in sorted(parted.calls.items()):
         line = first(call.lines) if call is not None else None
         what = (
-            f"rank {rank} calls {call}, its number {parted.n + 1}"
+            f"rank {rank} calls {call}{group_of(parted, call)}, its number {call.n + 1}"
             if call
             else f"rank {rank} has left after {count(parted.n, 'call')}"
         )
@@ -403,7 +410,8 @@ def collective_mismatch(facts: RanksFacts) -> Finding | None:
         return None
     left = paths.departure(facts, parted)
     each = "; ".join(
-        f"rank {rank} " + (f"calls {call}" if call else "has ended") for rank, call in sorted(parted.calls.items())
+        f"rank {rank} " + (f"calls {call}{group_of(parted, call)}" if call else "has ended")
+        for rank, call in sorted(parted.calls.items())
     )
     who = "The ranks part" if left.rank is None else f"Rank {left.rank} leaves the common path"
     fix = Fix(
@@ -431,6 +439,7 @@ def collective_mismatch(facts: RanksFacts) -> Finding | None:
     reference=DISTRIBUTED,
 )
 def message_missing(facts: RanksFacts) -> Finding | None:
+    stuck = paths.blocked(facts)
     for rank, log in sorted(facts.ranks.items()):
         wanted = log.receives
         other = facts.ranks.get(wanted["peer"]) if wanted else None
@@ -439,17 +448,12 @@ def message_missing(facts: RanksFacts) -> Finding | None:
         group, tag, _ = wanted["key"].split("/")
         if other.sent[f"{group}/{tag}/{rank}"] > wanted["n"]:
             continue
-        back = other.receives
-        both = (
-            back is not None
-            and back["peer"] == rank
-            and log.sent[back["key"].rpartition("/")[0] + f"/{other.rank}"] <= back["n"]
-        )
+        back, both = other.receives, {rank, other.rank} <= stuck
         if not both and not other.has_left(group):
             continue
         number, sent = wanted["n"] + 1, other.sent[f"{group}/{tag}/{rank}"]
         title = f"Rank {rank} waits for message {number} of rank {other.rank}, which has sent {sent}"
-        title += ", and waits for a message of its own" if both else " and has ended"
+        title += f", and waits {'for a message of its own' if back else 'itself'}" if both else " and has ended"
         fix = Fix("One send for each receive.", f"dist.send(tensor, dst={rank})  # on rank {other.rank}")
         chain = [Link(f"rank {rank} receives", at(facts, first(wanted["lines"]), rank))]
         if back is not None and both:
@@ -457,6 +461,25 @@ def message_missing(facts: RanksFacts) -> Finding | None:
         line = first(wanted["lines"])
         return finding("message-missing", title, at(facts, line, rank), [fix], chain, timeout=LONGER)
     return None
+
+
+def rank_killed(facts: RanksFacts) -> Finding | None:
+    """A rank whose process ended without an error in Python, as the launcher tells."""
+    died = re.search(r"Root Cause.*?\brank +: (\d+).*?exitcode +: (-?\d+)", facts.output, re.DOTALL)
+    log = facts.ranks.get(int(died[1])) if died else None
+    if died is None or log is None or log.one("error"):
+        return None
+    number = int(died[2])
+    known = {int(each): each.name for each in signal.Signals}
+    how = f"signal {known.get(-number, -number)}" if number < 0 else f"exit status {number}"
+    fix = {
+        -signal.SIGKILL: Fix("Ask the kernel: it kills where memory is short.", "dmesg | grep -i 'killed process'"),
+        -signal.SIGSEGV: Fix("Let Python print where compiled code has crashed.", "export PYTHONFAULTHANDLER=1"),
+        -signal.SIGABRT: Fix("Read the message of the compiled code.", "# in the output above"),
+    }.get(number, Fix("Look for an exit of the program's own.", "os._exit"))
+    line = first(log.last.lines) if log.last else None
+    title = f"The process of rank {log.rank} has ended with {how} and no error in Python"
+    return finding("rank-raised", title, at(facts, line, log.rank), [fix], last_call=str(log.last or ""))
 
 
 # -- silent faults ----------------------------------------------------------------------------------------------------
@@ -604,7 +627,10 @@ def trained(facts: RanksFacts) -> list[tuple[dict[str, Any], dict[str, Any]]]:
 def missing_sampler(facts: RanksFacts) -> Finding | None:
     shares = []
     for one, other in trained(facts):
-        mine, theirs = set(map(str, one["rows"])), set(map(str, other["rows"]))
+        by = "rows" if one.get("data") == other.get("data") else "content"  # each rank may have a part of its own
+        mine, theirs = set(map(str, one[by])), set(map(str, other[by]))
+        if not mine or not theirs:
+            return None
         shares.append((len(mine & theirs) / min(len(mine), len(theirs)), one))
     if not shares or min(share for share, _ in shares) <= OVERLAP:
         return None
@@ -699,7 +725,7 @@ def metric_not_reduced(facts: RanksFacts) -> Finding | None:
 
 FATAL = (
     world_size_wrong, env_incomplete, port_in_use, unused_parameters, rank_nonfinite, rank_raised, uneven_steps,
-    collective_mismatch, message_missing,
+    collective_mismatch, message_missing, rank_killed,
 )  # fmt: skip
 SILENT = (weights_diverged, shared_file, missing_sampler, set_epoch_missing, no_sync_missing, metric_not_reduced)
 
