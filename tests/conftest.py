@@ -66,6 +66,7 @@ ONLY_WITH_ALL = (
     "test_it_runs_afresh[12_ranks",
     "test_it_runs_afresh[14_logs",
     "test_it_runs_afresh[15_four_faults",
+    "browser/test_course.py",
     "test_a_wrapped_model_goes_over_to_the_new_group",
     "distributed/test_healthy.py",
 )
