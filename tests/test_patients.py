@@ -31,7 +31,7 @@ from nbdebug import registry as catalogue
 from nbdebug.tools.distributed.launch import report_of as ranks_report
 from nbdebug.tools.memory.facts import MemoryFacts
 from nbdebug.tools.memory.mem import mem
-from nbdebug.tools.memory.step.report import report_of as memory_report
+from nbdebug.tools.memory.mem import report_of as memory_report
 from nbdebug.tools.monitor.rules import MACHINE_RULES
 from nbdebug.tools.speed.facts import SpeedFacts
 from nbdebug.tools.speed.report import report_of as speed_report

@@ -23,8 +23,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from nbdebug.tools.memory.predict.job import FitRequest, Prediction
-from nbdebug.tools.memory.predict.largest import largest_batch
-from nbdebug.tools.memory.predict.predict import predict
+from nbdebug.tools.memory.predict.predict import largest_batch, predict
 from tests.benchmarks.fit_models import CNN, GPT, MLP, Case, adamw, cases, classified, images, next_token, sgd
 from tests.memory.real_steps import peak_of, training
 

@@ -11,8 +11,7 @@ import torch
 
 from nbdebug.tools.memory.predict.allocator import MIB, Allocator, replay
 from nbdebug.tools.memory.predict.job import FitRequest
-from nbdebug.tools.memory.predict.largest import largest_batch
-from nbdebug.tools.memory.predict.predict import predict
+from nbdebug.tools.memory.predict.predict import largest_batch, predict
 from tests.benchmarks.fit_models import GPT, Case, adamw, cases, next_token
 
 MEASURED = {

@@ -6,9 +6,9 @@ Read `facts` first: plain numbers, from which `rules/` name the cause. Then one 
     mem.py, step/      one step, traced allocation by allocation: its peak, its parts, what grows from step to step
     fit.py, predict/   the peak of a training step, predicted with tensors that have no data, and what each remedy saves
     oom.py             a failed allocation: what was requested, who held what, what would help
-    free.py            what the notebook itself keeps (leftovers.py), and freeing what the user chooses
+    free.py            what the notebook itself keeps, and freeing what the user chooses
 
-`reachability.py` says what memory an object leads to, for leftovers, oom and step.
+`reachability.py` says what memory an object leads to, for free, oom and step.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from nbdebug.observe.variables import MODULES_OWN, attributes, frame_variables, 
 from nbdebug.report import Plot, Report, Symptom, Table, Where
 from nbdebug.text import size
 from nbdebug.tools.memory.facts import FailedWork, Failure, Holding, RefusedRequest
-from nbdebug.tools.memory.leftovers import kept_by_notebook
+from nbdebug.tools.memory.free import kept_by_notebook
 from nbdebug.tools.memory.reachability import HeldBlock, ReachabilityWalk
 
 MESSAGES = re.compile(

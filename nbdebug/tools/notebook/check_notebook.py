@@ -55,7 +55,7 @@ def check_notebook(names: Mapping[str, Any] | None = None, *, shell: Any = None)
     """
     if names is not None and not isinstance(names, Mapping):
         raise TypeError(f"names takes a dict of your variables, such as globals(); got {type(names).__name__}.")
-    from nbdebug.tools.memory.leftovers import kept_by_notebook  # imports torch
+    from nbdebug.tools.memory.free import kept_by_notebook  # imports torch
 
     caller = sys._getframe(1)
     shell = shells.running_shell() if shell is None else shell

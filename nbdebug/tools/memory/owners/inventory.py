@@ -19,9 +19,7 @@ import torch
 from nbdebug.observe.backward import graph_nodes
 from nbdebug.observe.shell import ShellPlaces
 from nbdebug.tools.memory.facts import KINDS, Device, HeldMemory, Holding
-from nbdebug.tools.memory.owners.contents import ATOMS
-from nbdebug.tools.memory.owners.names import Owned, OwnerIndex, Ownership, autograd
-from nbdebug.tools.memory.owners.storages import Key, live
+from nbdebug.tools.memory.owners.names import ATOMS, Key, Owned, OwnerIndex, Ownership, autograd, live
 
 NAMELESS = "a tensor that has no name"
 _names: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()

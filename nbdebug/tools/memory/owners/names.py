@@ -1,13 +1,24 @@
 """From the user's names to all that they lead to: each storage gets every name that leads to it, and one owner.
 
-The walk goes breadth first, so that a thing has its shortest name, and first through what comes first in facts.KINDS.
-A storage may be reached by several names; its owner is the first of them in the order of KINDS, the nearest of those.
+A storage is the memory behind tensors and arrays: where it lies and how much it is, the same for all that show it. A
+view, a tied weight and an expanded tensor have the storage of another; a sparse tensor has those of its parts. What has
+no data of its own (fake and meta tensors, wrappers around others) has none.
+
+What lies inside an object is read without running any of the user's code: no property, `__getattr__`, `__iter__` or
+`__repr__` runs; attributes are read from where they lie, a subclass of a dict is read as the dict that it is, and what
+Python gives no access to comes from the garbage collector.
+
+The walk goes breadth first, so that a thing has its shortest name, and first through what comes first in facts.KINDS. A
+storage may be reached by several names; its owner is the first of them in the order of KINDS, the nearest of those.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+import gc
+import math
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,12 +28,286 @@ from typing import Any, NamedTuple
 import torch
 
 from nbdebug.observe.locations import Site, at_site
-from nbdebug.observe.variables import attributes, is_user_module, user_variables
+from nbdebug.observe.variables import (
+    HEAP_TYPE,
+    attributes,
+    closure_variables,
+    frame_variables,
+    is_user_module,
+    key_text,
+    user_variables,
+)
 from nbdebug.report import Where
 from nbdebug.tools.memory.facts import KINDS, NOWHERE
-from nbdebug.tools.memory.owners.contents import ATOMS, CROWD, HOOK, parts, variables
-from nbdebug.tools.memory.owners.storages import Key, StorageView, array_pieces, pieces
 from nbdebug.tools.memory.reachability import STOPS
+
+# -- the memory behind tensors -----------------------------------------------------------------------------------------
+
+
+Key = tuple[str, int]
+"""A device and an address on it."""
+_SPARSE = {
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+
+
+class StorageView(NamedTuple):
+    """One storage as one tensor shows it. bytes: of the storage; shown: of them, what this tensor shows; dtype, shape:
+    of the tensor. It holds no memory itself."""
+
+    key: Key
+    bytes: int
+    shown: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def device(self) -> str:
+        return self.key[0]
+
+    def on(self, device: str) -> bool:
+        """Whether it is on this device. A device without a number means any of its kind; "" means any at all."""
+        return device in ("", self.device, self.device.partition(":")[0])
+
+
+def pieces(tensor: Any) -> tuple[StorageView, ...]:
+    """The storages of a tensor: one, for a sparse one those of its parts, none where there are no data."""
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            layout = tensor.layout
+            if layout is torch.strided and not tensor.is_nested:
+                view = _piece(tensor)
+                return () if view is None else (view,)
+            return tuple(piece for part in _parts(tensor, layout) if (piece := _piece(part)) is not None)
+    except (RuntimeError, NotImplementedError, TypeError, AttributeError):  # no storage at all: a wrapper
+        return ()
+
+
+def array_pieces(array: Any) -> tuple[StorageView, ...]:
+    """The memory of a numpy array, at the array that owns it; none for one that shows memory of another library."""
+    kind = sys.modules["numpy"].ndarray
+    owner = array
+    while not owner.flags.owndata and issubclass(type(owner.base), kind):
+        owner = owner.base
+    count = int(owner.nbytes)
+    if not owner.flags.owndata or not count or owner.dtype.hasobject:
+        return ()
+    address = kind.__array_interface__.__get__(owner)["data"][0]
+    return (
+        StorageView(("cpu", address), count, min(count, int(array.nbytes)), f"numpy {array.dtype}", tuple(array.shape)),
+    )
+
+
+def live() -> list[Any]:
+    """All tensors that Python knows of. The list holds them: it must not outlive the caller."""
+    things = gc.get_objects()
+    kinds = {kind for kind in set(map(type, things)) if issubclass(kind, torch.Tensor)}
+    return [thing for thing in things if type(thing) in kinds]
+
+
+def _parts(tensor: Any, layout: Any) -> Iterable[Any]:
+    if tensor.is_nested and layout is torch.strided:
+        return (tensor.values(),)
+    if layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if layout in _SPARSE:
+        return (*(getattr(tensor, name)() for name in _SPARSE[layout]), tensor.values())
+    if layout is torch.jagged:  # a nested tensor: its values are an attribute, and a tensor themselves
+        return ()
+    return (tensor,)
+
+
+def _piece(tensor: Any) -> StorageView | None:
+    storage = tensor.untyped_storage()
+    device = storage.device
+    count = storage.nbytes()
+    if not count or device.type == "meta":
+        return None
+    address = storage.data_ptr()
+    if not address:
+        return None
+    shape = tuple(tensor.shape)
+    shown = min(count, math.prod(n for n, step in zip(shape, tensor.stride()) if step) * tensor.element_size())
+    return StorageView((_name(device), address), count, shown, _dtype(tensor.dtype), shape)
+
+
+_names: dict[Any, str] = {}
+
+
+def _name(device: Any) -> str:
+    if device not in _names:
+        _names[device] = str(device)
+    return _names[device]
+
+
+def _dtype(dtype: Any) -> str:
+    if dtype not in _names:
+        _names[dtype] = str(dtype).removeprefix("torch.")
+    return _names[dtype]
+
+
+# -- what lies inside an object ----------------------------------------------------------------------------------------
+
+
+ATOMS = frozenset(
+    {
+        str,
+        bytes,
+        bytearray,
+        int,
+        float,
+        complex,
+        bool,
+        type(None),
+        range,
+        slice,
+        type(Ellipsis),
+        types.CodeType,
+        types.BuiltinFunctionType,
+        torch.dtype,
+        torch.device,
+        torch.Size,
+        torch.layout,
+    }
+)
+"""Kinds that hold no memory worth naming."""
+CROWD = 20_000
+"""Of a container with more members than this, a data set, only tensors and arrays are opened from there on."""
+CLOSURE = "closure"
+HOOK = "the hook "
+"""With this the name of a hook begins."""
+CACHE = functools._lru_cache_wrapper
+
+
+class Content(NamedTuple):
+    """What lies inside. path: what to write behind the name of the whole; kind: one of facts.KINDS where it differs
+    from that of the whole, else "". Where the whole is no part of the name, head and tail are what stands before and
+    behind what is written further: "acts" and " in the closure of `step`"."""
+
+    path: str
+    value: Any
+    kind: str = ""
+    head: str = ""
+    tail: str = ""
+
+
+def parts(thing: Any, name: str) -> Iterable[Content]:
+    """The parts of an object that is no tensor, no module and no exception."""
+    kind = type(thing)
+    if issubclass(kind, dict):
+        return _of_dict(thing, name)
+    if issubclass(kind, (list, tuple, collections.deque)):
+        return _of_sequence(thing, kind)
+    if issubclass(kind, (set, frozenset)):
+        base = set if issubclass(kind, set) else frozenset
+        return [
+            Content("", value, "", "an item", f" of `{name}`")
+            for number, value in enumerate(base.__iter__(thing))
+            if type(value) not in ATOMS and (number < CROWD or _is_leaf(type(value)))
+        ]
+    if kind is types.FunctionType:
+        return of_function(thing, name)
+    if kind is types.MethodType:
+        return [Content(".__self__", thing.__self__), Content("", thing.__func__)]
+    if kind is types.GeneratorType or kind is types.CoroutineType:
+        frame = thing.gi_frame if kind is types.GeneratorType else thing.cr_frame
+        return (
+            []
+            if frame is None
+            else [Content("", value, "", key, f" in {name}") for key, value in variables(frame).items()]
+        )
+    if kind is CACHE:
+        return _of_cache(thing, name)
+    if issubclass(kind, type):
+        return _of_class(thing)
+    values = attributes(thing)
+    own = [Content(f".{key}", value) for key, value in values.items() if type(value) not in ATOMS]
+    return own if values or type.__getattribute__(kind, "__flags__") & HEAP_TYPE else _inside(thing, name)
+
+
+def of_function(function: Any, name: str) -> Iterator[Content]:
+    """The variables of its closure, its defaults, and what hangs on it."""
+    code = function.__code__
+    behind = f" in {name}" if name.startswith(HOOK) else f" in the closure of `{name}`"
+    for variable, value in closure_variables(function).items():
+        if type(value) not in ATOMS:
+            yield Content("", value, CLOSURE, variable, behind)
+    positional = function.__defaults__ or ()
+    defaults = dict(zip(code.co_varnames[code.co_argcount - len(positional) : code.co_argcount], positional))
+    for variable, value in {**defaults, **(function.__kwdefaults__ or {})}.items():
+        if type(value) not in ATOMS:
+            yield Content("", value, "", variable, f", a default of `{name}`")
+    yield from (
+        Content(f".{key}", value)
+        for key, value in function.__dict__.items()
+        if key != "__wrapped__" and type(value) not in ATOMS
+    )
+    if "__wrapped__" in function.__dict__:
+        yield Content("", function.__dict__["__wrapped__"])
+
+
+def variables(frame: types.FrameType) -> dict[str, Any]:
+    """The variables of a function's frame; {} of a frame that is no function's."""
+    return {name: value for name, value in frame_variables(frame).items() if type(value) not in ATOMS}
+
+
+def _of_dict(thing: Any, name: str) -> Iterator[Content]:
+    for number, (key, value) in enumerate(list(dict.items(thing))):
+        if type(value) not in ATOMS and (number < CROWD or _is_leaf(type(value))):
+            yield Content(f"[{key_text(key)}]", value)
+        if type(key) not in ATOMS and number < CROWD:
+            yield Content("", key, "", "a key", f" of `{name}`")
+    if type(thing) not in (dict, collections.OrderedDict, collections.defaultdict):
+        yield from (Content(f".{key}", value) for key, value in attributes(thing).items() if type(value) not in ATOMS)
+
+
+def _of_sequence(thing: Any, kind: type) -> Iterator[Content]:
+    base: Any = list if issubclass(kind, list) else tuple if issubclass(kind, tuple) else collections.deque
+    fields: Any = type.__getattribute__(kind, "__dict__").get("_fields") if base is tuple else None
+    named = type(fields) is tuple and all(type(field) is str for field in fields)
+    for number, value in enumerate(list(base.__iter__(thing))):
+        if type(value) not in ATOMS and (number < CROWD or _is_leaf(type(value))):
+            yield Content(f".{fields[number]}" if named and number < len(fields) else f"[{number}]", value)
+    if kind not in (list, tuple, collections.deque):
+        yield from (Content(f".{name}", value) for name, value in attributes(thing).items() if type(value) not in ATOMS)
+
+
+def _is_leaf(kind: type) -> bool:
+    return issubclass(kind, torch.Tensor) or kind.__name__ == "ndarray"
+
+
+def _of_cache(thing: Any, name: str) -> Iterator[Content]:
+    wrapped = CACHE.__dict__["__dict__"].__get__(thing).get("__wrapped__") if "__dict__" in CACHE.__dict__ else None
+    if wrapped is not None:
+        yield Content("", wrapped)
+    for inside in gc.get_referents(thing):
+        if inside is not wrapped and type(inside) not in ATOMS and not issubclass(type(inside), type):
+            yield Content("", inside, "", "the cache", f" of `{name}`")
+
+
+def _of_class(kind: Any) -> Iterator[Content]:
+    for key, value in type.__getattribute__(kind, "__dict__").items():
+        value = value.__func__ if type(value) in (staticmethod, classmethod) else value
+        value = value.fget if type(value) is property else value
+        if type(value) not in ATOMS and not key.startswith("__"):
+            yield Content(f".{key}", value)
+
+
+def _inside(thing: Any, name: str) -> list[Content]:
+    """What the garbage collector says: of partials, iterators, and other things made in C."""
+    name = name.rpartition(" inside of `")[2].rstrip("`") if name.startswith("something") else name
+    return [
+        Content("", value, "", "something", f" inside of `{name}`")
+        for value in gc.get_referents(thing)
+        if type(value) not in ATOMS and not issubclass(type(value), type)
+    ]
+
+
+# -- names and owners --------------------------------------------------------------------------------------------------
+
 
 RANK = {kind: rank for rank, kind in enumerate(KINDS)}
 

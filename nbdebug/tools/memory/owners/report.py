@@ -16,10 +16,10 @@ from nbdebug.report import Plot, Report, Table
 from nbdebug.text import count as counted
 from nbdebug.text import size
 from nbdebug.tools.memory.facts import KINDS, Device, HeldMemory, Holding, KeptByNotebook, MemoryFacts
-from nbdebug.tools.memory.leftovers import kept_by_notebook
+from nbdebug.tools.memory.free import kept_by_notebook
 from nbdebug.tools.memory.owners.inventory import NAMELESS, UNMET, Inventory, inventory, without_collection
 from nbdebug.tools.memory.rules import name_all
-from nbdebug.tools.memory.rules.retention import MATTERS
+from nbdebug.tools.memory.rules.leaks import MATTERS
 
 CALL = "mem(model=, optimizer=)"
 PLURALS = {

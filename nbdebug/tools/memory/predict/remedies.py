@@ -24,8 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nbdebug.text import listed
 from nbdebug.tools.memory.predict.job import FitRequest, Prediction, resized, rows_of
-from nbdebug.tools.memory.predict.largest import dimensions, fits, with_rows, with_size, within
-from nbdebug.tools.memory.predict.predict import predict
+from nbdebug.tools.memory.predict.predict import dimensions, fits, predict, with_rows, with_size, within
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 

@@ -8,7 +8,7 @@ from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import size
 from nbdebug.tools.memory.facts import MemoryFacts, PeakPart, StepMemory
-from nbdebug.tools.memory.rules.wording import finding
+from nbdebug.tools.memory.rules.leaks import finding
 
 TENFOLD = 10
 """Activations over weights, gradients and optimizer state: beyond that nothing else is worth a thought."""

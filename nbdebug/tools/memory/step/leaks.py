@@ -1,31 +1,353 @@
-"""What every step leaves behind: who holds it, which line stores it, what would stay after the fix."""
+"""What every step leaves behind: who holds it, which line stores it, what would stay after the fix.
+
+First, from several scans of the holders, what grows with every step, how much it holds, and what kind of thing it is;
+then these with the source, and what no holder explains.
+"""
 
 from __future__ import annotations
 
+import bisect
+import collections
 import contextlib
 import dataclasses
 import gc
+import itertools
 import os
 import re
+import statistics
 import types
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 import nbdebug
+from nbdebug.observe.backward import graph_nodes
 from nbdebug.observe.locations import Site, at_site
+from nbdebug.observe.variables import attributes
 from nbdebug.report import Where
 from nbdebug.tools.memory.facts import SMALL, Leak
 from nbdebug.tools.memory.reachability import ReachabilityWalk
 from nbdebug.tools.memory.step import source
-from nbdebug.tools.memory.step.allocations import Allocation
-from nbdebug.tools.memory.step.growth import Growth, distinct, growths_of, still_growing, watch_of
-from nbdebug.tools.memory.step.holders import HolderScan, Key
+from nbdebug.tools.memory.step.holders import CACHE, OUTPUTS, SLOT, Holder, HolderScan, Key, measure, plain_bytes
 from nbdebug.tools.memory.step.source import StoringLine, Tracer
-from nbdebug.tools.memory.step.trace import StepTrace
+from nbdebug.tools.memory.step.trace import Allocation, StepTrace, storages_of
+
+# -- what grows from scan to scan --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Growth:
+    """What grows. holders: of it, more than one where they lie in one container; items: a step adds so many;
+    nodes: so many nodes of a graph; bytes: in tensors and arrays, of a step's items alone; own: of that, what would
+    stay if the items had no graph; shown: what the items are by their shapes, which is less where they are views of
+    larger tensors; plain: in other Python objects."""
+
+    holders: list[Holder]
+    name: str
+    kind: str
+    items: int = 0
+    nodes: int = 0
+    bytes: int = 0
+    own: int = 0
+    shown: int = 0
+    plain: int = 0
+    grad: bool = False
+    errors: bool = False
+    keys: frozenset[Any] = frozenset()
+
+    @property
+    def bounded(self) -> bool:
+        return all(holder.bound is not None for holder in self.holders)
+
+    @property
+    def chain(self) -> bool:
+        return self.kind == "slot"
+
+
+def growths_of(last: HolderScan, sizes: list[dict[Key, int]], known: ReachabilityWalk) -> list[Growth]:
+    """What was longer after each of the last steps than before it. sizes: of the scan before the first step, and of
+    those after each. known: memory of models and optimizers, which is nobody's leak."""
+    after = sizes[-min(3, len(sizes)) :]  # the first step may well fill things that stay as they are from then on
+    growing = [holder for key, holder in last.holders.items() if _rises([s.get(key) for s in after])]
+    step = {key: after[-1][key] - after[-2][key] for key in after[-1] if key in after[-2]}
+    growths = []
+    for holders in _by_container(growing):
+        whole = _measured(holders, [step[_key_of(s)] for s in holders], known)
+        if whole is not None:
+            growths.append(whole)
+    return sorted(growths, key=lambda g: (-g.bytes, -g.nodes, -g.plain, len(g.name)))
+
+
+def _rises(values: list[int | None]) -> bool:
+    return len(values) > 1 and all(b is not None and a is not None and b > a for a, b in itertools.pairwise(values))
+
+
+def _key_of(holder: Holder) -> Key:
+    return (SLOT, holder.name) if holder.kind == "slot" else (id(holder.thing), "")
+
+
+def _by_container(growing: list[Holder]) -> list[list[Holder]]:
+    """Those that lie in one plain container are one: `metrics["loss"]` and `metrics["accuracy"]` are `metrics`."""
+    groups: dict[Any, list[Holder]] = {}
+    for holder in growing:
+        key = (id(holder.within.thing), holder.kind) if holder.within is not None else id(holder)
+        groups.setdefault(key, []).append(holder)
+    return list(groups.values())
+
+
+def _measured(holders: list[Holder], added: list[int], known: ReachabilityWalk) -> Growth | None:
+    first = holders[0]
+    name = first.name if len(holders) == 1 or first.within is None else first.within.name
+    whole = Growth(holders, name, first.kind)
+    if whole.chain:
+        whole.nodes, whole.grad = sum(added), True
+        return whole
+    new = [item for holder, count in zip(holders, added) for item in newest(holder, count)]
+    old = [item for holder, count in zip(holders, added) for item in newest(holder, 2 * count)[count:]]
+    containers = [holder.thing for holder in holders]  # a frame that an item holds may lead back to them
+    before = ReachabilityWalk(after=known, stop=containers)
+    before(*old)
+    blocks = ReachabilityWalk(after=before, stop=containers)(*new)
+    bare = ReachabilityWalk(after=before, stop=containers, graphs=False, tracebacks=False)(*new)
+    whole.items, whole.bytes, whole.own = sum(added), sum(b.bytes for b in blocks), sum(b.bytes for b in bare)
+    whole.keys = frozenset(b.key for b in blocks)
+    tensors = list(tensors_of(new))
+    whole.grad = any(t.requires_grad and t.grad_fn is not None for t in tensors)
+    whole.errors = any(isinstance(item, BaseException) or issubclass(type(item), BaseException) for item in flat(new))
+    whole.shown = sum(t.numel() * t.element_size() for t in tensors if t.layout is torch.strided)
+    whole.plain = plain_bytes(new, old)
+    if first.name.split("[")[0] in OUTPUTS:
+        whole.kind = "output"
+    return whole
+
+
+def newest(holder: Holder, count: int) -> list[Any]:
+    """The last `count` things that were put in, the newest first; of a set, where none is the newest, some."""
+    thing: Any = holder.thing
+    if holder.kind == "list":
+        size = list.__len__(thing)
+        return [list.__getitem__(thing, i) for i in range(size - 1, max(-1, size - 1 - count), -1)]
+    if holder.kind == "deque":
+        return list(itertools.islice(collections.deque.__reversed__(thing), count))
+    if holder.kind in ("dict", "hooks"):
+        return list(itertools.islice(reversed(dict.values(thing)), count))
+    if holder.kind == "set":
+        return list(itertools.islice(set.__iter__(thing), count))
+    if holder.kind == "cache":
+        return _cached(thing, count)
+    return list(attributes(thing).values())[-count:] if holder.kind == "object" else [thing]
+
+
+def _cached(cache: Any, count: int) -> list[Any]:
+    """The newest results of an lru_cache: the dict inside is found through the garbage collector."""
+    import gc
+
+    contents = [r for r in gc.get_referents(cache) if type(r) is dict and len(r) == CACHE.cache_info(cache).currsize]
+    return list(itertools.islice(reversed(contents[0].values()), count)) if contents and count else []
+
+
+def flat(items: Iterable[Any], depth: int = 3) -> Iterable[Any]:
+    """Things, and what lies in them: containers and attributes, a few steps deep."""
+    for item in itertools.islice(items, 200):
+        yield item
+        kind = type(item)
+        if depth and kind in (list, tuple, set):
+            yield from flat(item, depth - 1)
+        elif depth and issubclass(kind, dict):
+            yield from flat(dict.values(item), depth - 1)
+        elif depth and hasattr(kind, "__dict__") and not issubclass(kind, (torch.Tensor, type, BaseException)):
+            yield from flat(attributes(item).values(), depth - 1)
+
+
+def tensors_of(items: Iterable[Any]) -> Iterable[torch.Tensor]:
+    return (item for item in flat(items) if isinstance(item, torch.Tensor))
+
+
+def watch_of(holder: Holder) -> Callable[[], Any]:
+    """A function that gives the state of a holder: it changes when something is put in."""
+    thing, owner, label = holder.thing, holder.owner, holder.label
+    if holder.kind == "slot":
+        return lambda: _state(_slot(owner, label))
+    if holder.kind == "cache":
+        return lambda: CACHE.cache_info(thing).currsize
+    if holder.kind == "object":
+        return lambda: len(attributes(thing))
+    base = next((k for k in (list, dict, collections.deque, set) if isinstance(thing, k)), None)
+    return lambda: base.__len__(thing) if base is not None else 0
+
+
+def _state(tensor: Any) -> tuple[int, int]:
+    return (id(tensor), tensor._version) if isinstance(tensor, torch.Tensor) else (id(tensor), 0)
+
+
+def _slot(owner: Any, label: str) -> Any:
+    """What lies in a slot now."""
+    if isinstance(owner, torch.Tensor):
+        return owner.grad
+    if label.startswith("."):
+        own = attributes(owner)
+        parts = [own, *(own.get(p) or {} for p in ("_buffers", "_parameters", "_modules"))]
+        return next((part[label[1:]] for part in parts if label[1:] in part), None)
+    if isinstance(owner, dict):
+        return next((v for k, v in dict.items(owner) if label in (f"[{k!r}]", k)), None)
+    if isinstance(owner, (list, tuple)) and label[1:-1].isdigit():
+        return owner[int(label[1:-1])] if int(label[1:-1]) < len(owner) else None
+    code = getattr(owner, "__code__", None)
+    if code is not None and label in code.co_freevars:
+        return owner.__closure__[code.co_freevars.index(label)].cell_contents
+    return owner.__globals__.get(label) if code is not None else None
+
+
+def still_growing(growths: list[Growth], step: Callable[[], Any], more: int) -> list[Growth]:
+    """Those that are longer after each of some more steps. A record by batch of an epoch, or a cache of a few sizes,
+    comes to its end; it is told from what never does by waiting a little longer."""
+    for _ in range(more):
+        before = [[measure(holder.thing)[1] for holder in one.holders] for one in growths]
+        step()
+        growths = [
+            one
+            for one, sizes in zip(growths, before)
+            if any(measure(holder.thing)[1] > size for holder, size in zip(one.holders, sizes))
+        ]
+    return growths
+
+
+def distinct(growths: list[Growth], share: float = 0.05) -> list[Growth]:
+    """Without those that hold nothing of their own: memory that another holds as well is reported once."""
+    result: list[Growth] = []
+    counted: set[Any] = set()
+    for one in growths:
+        if one.keys and len(one.keys & counted) >= (1 - share) * len(one.keys):
+            continue
+        counted |= one.keys
+        result.append(one)
+    return result
+
+
+ENOUGH = 6
+"""Iterations; with fewer, memory may still be filling up."""
+SHARE = 0.8
+"""Of the iterations, without the first and the last, from which something must be left."""
+MOST_READ = 5000
+"""Nodes of a graph, or members of a container, that are read."""
+
+
+def leaks_in_loop(trace: StepTrace, scan: HolderScan) -> tuple[Leak, ...]:
+    """What grew with nearly every iteration of the cell's loop; nothing where there were too few."""
+    iterations = len(trace.iterations)
+    if iterations < ENOUGH:
+        return ()
+    source.reload_sources()
+    files = dict.fromkeys(
+        [*scan.files, *(b.op.site.file for b in trace.log.allocations if b.op is not None and b.op.site is not None)]
+    )
+    leaks = []
+    for holder in scan.holders.values():
+        counts = _iterations_of_graph(holder, trace) if holder.kind == "slot" else _iterations_of_members(holder, trace)
+        if len(counts & set(range(1, iterations - 1))) >= SHARE * (iterations - 2):
+            leaks.append(_loop_leak(holder, trace, files, iterations))
+    chained = [g for g in leaks if g.chained]
+    return tuple(sorted(leaks, key=lambda g: (-g.bytes, g.chained, len(g.holder)))[:1] or chained[:1])
+
+
+def _iterations_of_graph(holder: Holder, trace: StepTrace) -> set[int]:
+    """The iterations in which the nodes of a tensor's graph were made."""
+    ends = [number for _, number in trace.iterations]
+    iterations = set[int]()
+    for node in itertools.islice(graph_nodes([holder.thing.grad_fn]), MOST_READ):
+        if node._sequence_nr() < 1 << 62:  # a node that stores a gradient has no number of its own
+            iterations.add(bisect.bisect_left(ends, node._sequence_nr() + 1))
+    return iterations
+
+
+def _iterations_of_members(holder: Holder, trace: StepTrace) -> set[int]:
+    ends = [event for event, _ in trace.iterations]
+    return {
+        bisect.bisect_left(ends, allocation.start)
+        for t in _members(holder)
+        if (allocation := _allocation(t, trace)) is not None
+    }
+
+
+def _members(holder: Holder) -> list[torch.Tensor]:
+    if holder.bound is not None or holder.kind in ("cache", "hooks", "object"):
+        return []
+    values = dict.values(holder.thing) if isinstance(holder.thing, dict) else holder.thing
+    tensors: list[torch.Tensor] = []
+    for value in values if holder.size <= MOST_READ else ():
+        tensors += tensors_of([value])
+    return tensors
+
+
+def _allocation(tensor: torch.Tensor, trace: StepTrace) -> Any:
+    """The entry of a tensor's memory, if it came in this run."""
+    entries = (trace.log.known.get(storage._cdata) for storage in storages_of(tensor))
+    return next((e for e in entries if e is not None and e.step == trace.log.step and not e.role), None)
+
+
+def _loop_leak(holder: Holder, trace: StepTrace, files: Iterable[str], iterations: int) -> Leak:
+    chained = holder.kind == "slot"
+    tensors = [] if chained else _members(holder)
+    grad = chained or any(t.requires_grad and t.grad_fn is not None for t in tensors)
+    own = {b.key: b.nbytes for t in tensors if (b := _allocation(t, trace)) is not None}
+    survivors = trace.log.survivors(trace.log.step)
+    by = int(_steady(trace) if grad else sum(own.values()) / iterations)
+    storing = source.storing_line(files, holder.name)
+    flagged = 2 * sum(b.nbytes for b in survivors if b.evaluation) > sum(b.nbytes for b in survivors)
+    evaluation = grad and not chained and flagged and not trace.backwards
+    takers = [t for t in source.takers(files, holder.name) if source.same_variable(t, files, holder.name, storing)]
+    kind = "output" if holder.name in OUTPUTS else "graph" if grad else holder.kind
+    if kind == "graph" and storing is not None and _in_a_hook(storing, trace):
+        kind = "hook"
+    return Leak(
+        holder.name,
+        kind,
+        by,
+        iterations,
+        at_site(Where(), storing),
+        grad,
+        evaluation,
+        chained=chained,
+        items=round(len(tensors) / iterations),
+        own=int(sum(own.values()) / iterations),
+        names=(holder.name,),
+        backward=bool(trace.backwards),
+        emptied=bool(takers) and not chained,
+    )
+
+
+def _steady(trace: StepTrace) -> float:
+    """Bytes that an iteration leaves: the median."""
+    ends = [event for event, _ in trace.iterations]
+    sums = dict.fromkeys(range(1, len(ends) - 1), 0)
+    for allocation in trace.log.survivors(trace.log.step):
+        iteration = bisect.bisect_left(ends, allocation.start)
+        if iteration in sums:
+            sums[iteration] += allocation.nbytes
+    return statistics.median(sums.values())
+
+
+def _in_a_hook(storing: Site, trace: StepTrace) -> bool:
+    """Whether a line is in a function that is a hook of a module."""
+    for model in trace.names.models.values():
+        for module in model.modules():
+            for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
+                for hook in hooks.values():
+                    code = getattr(vars(type(hook)).get("__call__", hook), "__code__", getattr(hook, "__code__", None))
+                    if (
+                        code is not None
+                        and code.co_filename == storing.file
+                        and storing.line in {line for _, _, line in code.co_lines() if line is not None}
+                    ):
+                        return True
+    return False
+
+
+# -- what every step leaves behind -------------------------------------------------------------------------------------
+
 
 _OURS = os.path.dirname(nbdebug.__file__) + os.sep
 DEEP = 7
