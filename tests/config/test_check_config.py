@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import nbdebug
 from nbdebug import __main__ as shell
+from nbdebug.tools.config.document import read
 from nbdebug.tools.config.yaml_syntax import plain
 from tests.config.healthy import HEALTHY
 
@@ -121,6 +122,111 @@ def write(values: dict[str, Any], form: str) -> str:
         else:
             lines.append(f"{name}{mark}{json.dumps(value, ensure_ascii=False)}")
     return "\n".join(lines) + "\n"
+
+
+def spread(name: str) -> str:
+    """A healthy file, JSON with a line for each entry."""
+    text = HEALTHY[name]
+    return text if not name.endswith(".json") else json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+
+
+def larger(one: Any, document: Any) -> str:
+    """Another whole number of the file, above this one."""
+    return next((k for k, s in document.settings.items() if type(s.value) is int and s.value > one.value), "")
+
+
+CHANGED: dict[str, tuple[Any, Any]] = {
+    "wrong-type": (lambda one: type(one.value) in (int, float), lambda one, document: (f'"{one.word}"', {})),
+    "out-of-range": (
+        lambda one: type(one.value) in (int, float) and one.value >= 0,
+        lambda one, document: ("-7", {"type": "float", "min": 0}),
+    ),
+    "invalid-choice": (
+        lambda one: str(one.value).isidentifier() and isinstance(one.value, str),
+        lambda one, document: ('"zebra"', {"type": "str", "choices": [one.value, "other"]}),
+    ),
+    "not-divisible": (
+        lambda one: type(one.value) is int and one.value > 1,
+        lambda one, document: (str(one.value * 3 + 1), {"type": "int", "multiple_of": one.value}),
+    ),
+    "inconsistent": (
+        lambda one: type(one.value) is int and one.value >= 0,
+        lambda one, document: (
+            str(document.settings[larger(one, document)].value + 1),
+            {"type": "int", "less_than": larger(one, document)},
+        ),
+    ),
+    "missing-path": (
+        lambda one: str(one.value).isidentifier() and isinstance(one.value, str),
+        lambda one, document: ('"no/such"', {"type": "str", "exists": "file"}),
+    ),
+    "invisible-character": (
+        lambda one: str(one.value).isidentifier() and isinstance(one.value, str),
+        lambda one, document: (json.dumps(one.value + "\u200b", ensure_ascii=False), {}),
+    ),
+}
+"""Code → (whether a setting can have this problem, (its value, its rules))."""
+
+
+def rewritten(code: str, one: Any, line: str, form: str) -> tuple[list[str], Any] | None:
+    """(the lines in the place of this one, the key that is at fault) of a problem that is not the value's."""
+    if code == "duplicate-key":
+        again = line if line.rstrip().endswith(",") or form != "JSON" else f"{line},"
+        return [again, line], one.key
+    if code == "syntax":
+        return [line.replace("=" if form == "TOML" else ":", "", 1)], one.line
+    swapped = one.name[:-2] + one.name[-1] + one.name[-2]
+    if code == "unknown-key" and len(swapped) > 5 and swapped.islower() and swapped != one.name:
+        return [line.replace(one.name, swapped, 1)], one.key.removesuffix(one.name) + swapped
+    return None
+
+
+def planted(document: Any, schema: dict[str, dict[str, Any]], code: str) -> tuple[str, Any, dict[str, Any]] | None:
+    """(the text with one problem of this code, the key that is at fault, the schema); None where it has no place."""
+    lines, names = document.text.split("\n"), [one.name for one in document.settings.values()]
+    for key, one in document.settings.items():
+        line = lines[one.line - 1] if one.word and key in schema and names.count(one.name) == 1 else ""
+        mark = re.search(rf"^\s*[\"']?{re.escape(one.name)}[\"']?\s*[:=]\s*", line)
+        if mark is None or line[mark.end() :].rstrip(",") != one.word:
+            continue
+        fits, change = CHANGED.get(code, (None, None))
+        if fits is None:
+            new, fault, rules = *(rewritten(code, one, line, document.format) or (None, key)), schema
+        elif not fits(one) or code == "inconsistent" and larger(one, document) not in schema:
+            continue
+        else:
+            word, more = change(one, document)
+            fault, rules = key, schema | {key: more or schema[key]}
+            new = [line[: mark.end()] + word + line[mark.end() + len(one.word) :]]
+        if new is not None:
+            return "\n".join([*lines[: one.line - 1], *new, *lines[one.line :]]), fault, rules
+    return None
+
+
+CODES = ("syntax", "duplicate-key", "unknown-key", *CHANGED)
+MENDED = ("duplicate-key", "unknown-key", "wrong-type", "out-of-range", "not-divisible", "inconsistent")
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_one_problem_of_each_code_in_a_healthy_file_is_named_alone_and_mended(name: str, tmp_path) -> None:
+    path = tmp_path / name
+    path.write_text(spread(name))
+    document, schema = read(path), nbdebug.schema_from(path)
+    for code in CODES:
+        plant = planted(document, schema, code)
+        if plant is None:
+            continue
+        text, key, rules = plant
+        path.write_text(text)
+        report = nbdebug.check_config(path, schema=rules)
+        assert problems(report) == [(key, code)], (code, text)
+        if code in ("syntax", "duplicate-key", "invisible-character"):
+            assert problems(nbdebug.check_config(path)) == [(key, code)], (code, text)
+        (fix,) = report.findings[0].fixes
+        if code in MENDED or fix.edit:
+            assert fix.edit is not None and fix.verified, (code, fix)
+            report.apply(write=True)
+            assert nbdebug.check_config(path, schema=rules).ok, (code, path.read_text())
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -260,6 +366,32 @@ def test_the_mended_line_is_an_edit_that_can_be_applied(tmp_path) -> None:
     report.apply(write=True)
     assert nbdebug.check_config(tmp_path / "a.yaml").ok
     assert "text/html" in report._repr_mimebundle_()
+
+
+def test_each_edit_is_tried_on_the_text_and_a_near_path_is_found(tmp_path) -> None:
+    (tmp_path / "train.jsonl").write_text("")
+    schema = {"data": {"type": "str", "exists": "file"}, "fp16": {"type": "bool"}, "bf16": {"not_with": "fp16"}}
+    schema |= {"warmup": {"type": "int", "less_than": "steps"}, "steps": {"type": "int"}}
+    text = "data: train.json\nfp16: true\nbf16: true  # both\nwarmup: 20\nsteps: 20\nsteps: 10\n"
+    report = check(tmp_path, "a.yaml", text, schema=schema)
+    expected = [
+        ("data", "missing-path"),
+        ("steps", "duplicate-key"),
+        ("bf16", "inconsistent"),
+        ("warmup", "inconsistent"),
+    ]
+    assert sorted(problems(report)) == sorted(expected)
+    while not report.ok:
+        assert report.edit and "problems with this line" in str(report.findings[0].fixes[0].after)
+        report.apply(write=True)
+        report = nbdebug.check_config(tmp_path / "a.yaml", schema=schema)
+    text = (tmp_path / "a.yaml").read_text()
+    assert text == 'data: "train.jsonl"\nfp16: true\nbf16: false  # both\nwarmup: 9\nsteps: 10\n'
+
+
+def test_a_value_that_is_merged_in_is_told_where_it_stands(tmp_path) -> None:
+    report = check(tmp_path, "a.yaml", "base: &base\n  lr: -1\nlarge:\n  <<: *base\n  batch_size: 4\n")
+    assert problems(report) == [("base.lr", "out-of-range")]
 
 
 def test_from_a_shell_the_exit_status_tells(tmp_path, capsys) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import inspect
 import math
 import pathlib
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from nbdebug.report import Edit, Finding, Fix, Plot, Report, RuledOut, Table, Where
@@ -18,11 +20,10 @@ from nbdebug.tools.config.rules import ORDER
 from nbdebug.tools.config.schema_from import expectations, violations
 from nbdebug.tools.config.syntax import INVISIBLE, Flaw
 
-SURE = ("config/wrong-type", "config/invisible-character", "config/unknown-key", "config/invalid-choice")
-"""Codes whose mended line is no guess: the file is read and checked again with it."""
 BY_NESTING = ("config/unknown-key", "config/duplicate-key")
 """Codes that may come of a bracket or an indentation that was mended as it was not meant."""
 PATHS = ("file", "folder")
+SUFFIXES = {"JSON": ".json", "YAML": ".yaml", "TOML": ".toml"}
 
 
 def check_config(
@@ -52,10 +53,13 @@ def check_config(
     """
     document = read(path_or_mapping)
     expected, closed = expectations(schema) if schema is not None else ({}, False)
-    others = list(_others(document, model, optimizer, loader, checkpoint))
-    findings = _findings(document, expected, closed, others)
-    findings += tuple(_by_library(document, schema, {f.evidence["where"][0] for f in findings}))
-    return _report(document, _tried(findings, document, expected, closed), schema is not None, bool(expected))
+
+    def look(document: Document) -> tuple[Finding, ...]:
+        others = list(_others(document, model, optimizer, loader, checkpoint))
+        findings = _findings(document, expected, closed, others)
+        return findings + tuple(_by_library(document, schema, {f.evidence["where"][0] for f in findings}))
+
+    return _report(document, tuple(_tried(look(document), document, look)), schema is not None)
 
 
 def _findings(
@@ -64,10 +68,14 @@ def _findings(
     facts = _facts(document, expected, closed, others)
     findings = [_syntax(document, flaw) for flaw in document.flaws]
     flawed = {flaw.line for flaw in document.flaws}
+    merges, told = document.format == "YAML" and "<<" in document.text, set[tuple[str, int | None]]()
     for setting in facts.settings.values():
+        if merges and (setting.name, setting.line) in told:
+            continue  # it came in by `<<`, and was told where it stands
         found = next((f for f in (check(OneSetting(setting, facts)) for check in ORDER) if f is not None), None)
         if found is not None and not (flawed and found.code in BY_NESTING or setting.line in flawed):
             findings.append(found)
+            told.add((setting.name, setting.line))
     return tuple(findings)
 
 
@@ -90,15 +98,18 @@ def _facts(
     settings, near = document.settings, dict[str, str]()
     if not expected:
         expected, near = conventions(settings), misspelt(settings)
-    absent: dict[str, str | None] = {}
+    absent, beside = dict[str, str | None](), dict[str, str]()
     folder = pathlib.Path(document.file).parent if document.file else pathlib.Path()
     for key, rules in expected.items():
         value = settings[key].value if key in settings else None
         if rules.exists in PATHS and isinstance(value, str) and not _exists(folder, value, rules.exists):
             clean = value.strip("".join(INVISIBLE) + " \t\r\n")
             absent[key] = clean if clean != value and clean and _exists(folder, clean, rules.exists) else None
+            beside.update((key, near) for near in _nearly(folder, pathlib.PurePath(value), rules.exists))
     lines = tuple(document.mended.split("\n"))
-    return ConfigFacts(document.file, document.format, settings, expected, closed, absent, lines, near, tuple(others))
+    return ConfigFacts(
+        document.file, document.format, settings, expected, closed, absent, beside, lines, near, tuple(others)
+    )
 
 
 def _exists(folder: pathlib.Path, value: str, kind: str) -> bool:
@@ -107,6 +118,17 @@ def _exists(folder: pathlib.Path, value: str, kind: str) -> bool:
         return path.is_dir() if kind == "folder" else path.is_file()
     except (OSError, ValueError):
         return False
+
+
+def _nearly(folder: pathlib.Path, path: pathlib.PurePath, kind: str) -> Iterator[str]:
+    """The path with the nearest name that exists in its folder."""
+    try:
+        names = [each.name for each in (folder / path.parent).iterdir()][:1000]
+    except (OSError, ValueError):
+        return
+    for name in difflib.get_close_matches(path.name, names, n=1, cutoff=0.8):
+        if _exists(folder, str(path.parent / name), kind):
+            yield (path.parent / name).as_posix()
 
 
 def _syntax(document: Document, flaw: Flaw) -> Finding:
@@ -140,33 +162,25 @@ def _visible(line: str) -> str:
 
 
 def _tried(
-    findings: tuple[Finding, ...], document: Document, expected: Mapping[str, Expectation], closed: bool
-) -> tuple[Finding, ...]:
-    """The findings, with each sure edit made on the text and the text checked again."""
-    return tuple(_tried_one(f, len(findings), document, expected, closed) for f in findings)
-
-
-def _tried_one(
-    finding: Finding, before: int, document: Document, expected: Mapping[str, Expectation], closed: bool
-) -> Finding:
-    fixes = []
-    for fix in finding.fixes:
-        if fix.edit is not None and finding.code == "config/syntax" and document.root is not None:
-            after = {"faults of the text with all mended lines": 0}
-            fixes.append(Fix(fix.title, fix.code, True, after, fix.edit))
-            continue
-        if fix.edit is not None and finding.code in SURE and document.file is not None:
-            lines = document.text.split("\n")
-            lines[fix.edit.line - 1] = fix.edit.new
-            suffix = {"JSON": ".json", "YAML": ".yaml", "TOML": ".toml"}.get(document.format, "")
-            again = parsed("\n".join(lines).encode(), document.file, suffix)
-            left = _findings(again, expected, closed, [])
-            gone = not any((f.code, f.evidence["where"]) == (finding.code, finding.evidence["where"]) for f in left)
-            worked = gone and (len(left) < before or again.root is not None)
-            after = {"problems before": before, "problems with this line": len(left)}
-            fix = Fix(fix.title, fix.code, worked or None, after, fix.edit)
-        fixes.append(fix)
-    return Finding(finding.code, finding.title, finding.where, finding.evidence, tuple(fixes), finding.chain)
+    findings: tuple[Finding, ...], document: Document, look: Callable[[Document], tuple[Finding, ...]]
+) -> Iterator[Finding]:
+    """The findings, with each edit made on the text, and the text read and checked again. Faults of the text are mended
+    all together."""
+    before = {(f.code, str(f.evidence["where"])) for f in findings}
+    for finding in findings:
+        fixes, at = [], (finding.code, str(finding.evidence["where"]))
+        for fix in finding.fixes:
+            edit, worked, after = fix.edit, fix.verified, dict(fix.after)
+            if edit is not None and finding.code == "config/syntax":
+                worked, after = document.root is not None or None, {"faults of the text with all mended lines": 0}
+            elif edit is not None and edit.old == "\n".join(document.lines[edit.line - 1 : edit.end_line]):
+                lines = [*document.lines[: edit.line - 1], *edit.new.split("\n"), *document.lines[edit.end_line :]]
+                left = look(parsed("\n".join(lines).encode(), edit.file, SUFFIXES.get(document.format, "")))
+                after = {"problems before": len(findings), "problems with this line": len(left)}
+                keys = {(f.code, str(f.evidence["where"])) for f in left}
+                worked = (at not in keys and keys <= before) or None
+            fixes.append(dataclasses.replace(fix, verified=worked, after=after if worked else {}))
+        yield dataclasses.replace(finding, fixes=tuple(fixes))
 
 
 # -- what the objects of the run say ----------------------------------------------------------------------------------
@@ -283,7 +297,7 @@ def _rates(scheduler: Any, steps: int) -> list[list[float]]:
     return rows
 
 
-def _report(document: Document, findings: tuple[Finding, ...], with_schema: bool, known: bool) -> Report:
+def _report(document: Document, findings: tuple[Finding, ...], with_schema: bool) -> Report:
     name = pathlib.PurePath(document.file).name if document.file else document.format
     values = sum(not setting.section for setting in document.settings.values())
     unchecked = [] if with_schema else ["keys that only your program knows: give a schema (schema_from drafts one)"]

@@ -213,7 +213,7 @@ def _whole(setting: Setting | None) -> bool:
 
 def _heads(here: Mapping[str, Setting]) -> Iterator[tuple[str, dict[str, Any]]]:
     widths, heads = ([here[n] for n in names if _whole(here.get(n))] for names in (WIDTHS, HEADS))
-    if len(widths) == 1 and heads and not OWN_HEADS & here.keys():
+    if len(widths) == 1 and heads and not any(here[name].value is not None for name in OWN_HEADS & here.keys()):
         yield (
             widths[0].key,
             {"multiple_of": heads[0].key, "source": "torch.nn.MultiheadAttention: each head gets an equal part"},
@@ -260,7 +260,7 @@ def _devices(here: Mapping[str, Setting]) -> Iterator[tuple[str, dict[str, Any]]
 def _rates(here: Mapping[str, Setting]) -> Iterator[tuple[str, dict[str, Any]]]:
     low = here.get("min_lr") or here.get("eta_min")
     high = [here[n] for n in ("lr", "learning_rate", "max_lr", "base_lr") if n in here]
-    if low is not None and len(high) == 1:
+    if low is not None and len(high) == 1 and not isinstance(high[0].value, str) and (high[0].value or 0) > 0:
         yield low.key, {"at_most": high[0].key, "source": "a schedule falls from the learning rate to its minimum"}
 
 
@@ -271,7 +271,8 @@ def _warmup(settings: Mapping[str, Setting]) -> Iterator[tuple[str, dict[str, An
         yield warmups[0].key, {"at_most": totals[0].key, "source": "the warm-up is a part of the training"}
 
 
-KNOWN = frozenset(word for names, _, _ in PAGES for word in names.split() if len(word) > 8) | {
+USUAL = frozenset(word for names, _, _ in PAGES for word in names.split())
+KNOWN = {word for word in USUAL if len(word) > 8} | {
     *CHOICES,
     *OWN_HEADS,
     *WARMUPS,
@@ -305,7 +306,7 @@ def misspelt(settings: Mapping[str, Setting]) -> dict[str, str]:
         siblings.setdefault(setting.parent, set()).add(setting.name)
     for key, setting in settings.items():
         name = setting.name
-        if len(name) < 9 or name.lower() in KNOWN or convention(name) or not re.fullmatch(r"[a-z_]+", name):
+        if len(name) < 9 or name.lower() in KNOWN or name in USUAL or not re.fullmatch(r"[a-z_]+", name):
             continue
         for usual in difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.88):
             if (

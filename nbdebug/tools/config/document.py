@@ -70,8 +70,9 @@ class Expectation:
 @dataclasses.dataclass(frozen=True)
 class ConfigFacts:
     """A whole file. settings: by key, sections too; expected: by key; closed: whether other keys are unknown; absent:
-    paths that do not exist, with the same path without white space or invisible characters where that one does; near:
-    misspelt keys, with the usual one; others: (key, name of the object, its value there) where an object differs."""
+    paths that do not exist, with the same path without white space or invisible characters where that one does; beside:
+    those with a path of nearly the same name that does; near: misspelt keys, with the usual one; others: (key, name of
+    the object, its value there) where an object differs."""
 
     file: str | None
     format: str
@@ -79,18 +80,34 @@ class ConfigFacts:
     expected: Mapping[str, Expectation] = dataclasses.field(default_factory=dict)
     closed: bool = False
     absent: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    beside: Mapping[str, str] = dataclasses.field(default_factory=dict)
     lines: tuple[str, ...] = ()
     near: Mapping[str, str] = dataclasses.field(default_factory=dict)
     others: tuple[tuple[str, str, Any], ...] = ()
 
     def edit(self, setting: Setting, old: str, new: str) -> Edit | None:
-        """The setting's line with one piece replaced; None where the piece does not stand there once."""
-        if self.file is None or setting.line is None:
+        """The setting's line with another key or value; None where the old one does not stand there, or in more than
+        one place."""
+        if self.file is None or setting.line is None or not old:
             return None
         line = self.lines[setting.line - 1]
-        if not old or line.count(old) != 1:
+        match = re.search(rf"(?<![\w-])[\"']?({re.escape(setting.name)})[\"']?\s*[:=]\s*", line)
+        places = [match.start(1), match.end()] if match is not None else [line.find(old)] * (line.count(old) == 1)
+        at = next((place for place in places if line.startswith(old, place)), None)
+        if at is None or old == setting.word and match is not None and at != match.end():
             return None
-        return Edit(self.file, setting.line, setting.line, line, line.replace(old, new))
+        return Edit(self.file, setting.line, setting.line, line, line[:at] + new + line[at + len(old) :])
+
+    def without(self, setting: Setting, number: int) -> Edit | None:
+        """The setting's entry in this line removed; None where the line holds anything else, or its value goes on."""
+        if self.file is None or number >= len(self.lines):
+            return None
+        line, after = self.lines[number - 1 : number + 1]
+        name = rf"[\"']?{re.escape(setting.name)}[\"']?\s*[:=]"
+        indents = [len(text) - len(text.lstrip()) for text in (line, after)]
+        if not re.fullmatch(rf"\s*{name}\s*[^\s\[{{|>].*", line) or indents[1] > indents[0] and after.strip():
+            return None
+        return Edit(self.file, number, number + 1, f"{line}\n{after}", after)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from nbdebug.registry import rule
-from nbdebug.report import Edit, Finding, Fix, Where
+from nbdebug.report import Finding, Fix, Where
 from nbdebug.text import clip, listed
 from nbdebug.tools.config.document import ConfigFacts, Expectation, OneSetting, Setting
 from nbdebug.tools.config.syntax import INVISIBLE, SPACES
@@ -75,22 +75,10 @@ def line_with(setting: Setting, value: str, form: str) -> str:
 
 
 def mended(title: str, one: OneSetting, value: str) -> Fix:
-    """The setting's line with another value: as an edit where the value stands there once."""
+    """The setting's line with another value: as an edit where it can be found there."""
     setting, facts = one.setting, one.facts
-    edit = facts.edit(setting, setting.word, value) or _behind_key(facts, setting, value)
+    edit = facts.edit(setting, setting.word, value)
     return Fix.of(title, edit) if edit is not None else Fix(title, line_with(setting, value, facts.format))
-
-
-def _behind_key(facts: ConfigFacts, setting: Setting, value: str) -> Edit | None:
-    """The same where the value's text stands in the line more than once: the one behind the key."""
-    if facts.file is None or setting.line is None or not setting.word:
-        return None
-    line = facts.lines[setting.line - 1]
-    match = re.search(rf"(?<![\w.-])[\"']?{re.escape(setting.name)}[\"']?\s*[:=]\s*(?={re.escape(setting.word)})", line)
-    if match is None:
-        return None
-    new = line[: match.end()] + value + line[match.end() + len(setting.word) :]
-    return Edit(facts.file, setting.line, setting.line, line, new)
 
 
 def template(title: str, one: OneSetting, value: str) -> tuple[Fix, ...]:
@@ -167,14 +155,15 @@ def duplicate_key(one: OneSetting) -> Finding | None:
         return None
     line, word = setting.earlier[0]
     kept = "TOML refuses the file" if facts.format == "TOML" else f"line {setting.line} counts alone"
-    what = "section" if setting.section else "key"
+    what, old = "section" if setting.section else "key", facts.lines[line - 1].strip()
     title = f"The {what} `{setting.key}` stands twice, in lines {line} and {setting.line}: {kept}"
-    if setting.section:
-        fixes = (Fix(f"Move the entries below line {setting.line} to line {line}.", facts.lines[line - 1].strip()),)
+    edit = facts.without(setting, line) if len(setting.earlier) == 1 and not setting.section else None
+    if edit is not None:
+        fixes = (Fix(f"Remove line {line}; line {setting.line} stays.", f"# not: {old}", edit=edit),)
+    elif setting.section:
+        fixes = (Fix(f"Move the entries below line {setting.line} to line {line}.", old),)
     else:
-        fixes = (
-            Fix(f"Keep one of the two: remove line {line} or line {setting.line}.", facts.lines[line - 1].strip()),
-        )
+        fixes = (Fix(f"Keep one of the two: remove line {line} or line {setting.line}.", old),)
     return finding(
         "duplicate-key", one, title, fixes, first=clip(word.split("\n")[0], 60), lines=f"{line} and {setting.line}"
     )
@@ -312,7 +301,8 @@ def _texts_by_habit(one: OneSetting) -> bool:
 def _exponent(one: OneSetting) -> Finding | None:
     """A word such as 1e-4 below a key of which nothing is known."""
     setting = one.setting
-    small = setting.number is not None and re.fullmatch(r"[-+]?[\d.]+[eE]-\d+", setting.word)
+    text = setting.number is not None and isinstance(setting.value, str)
+    small = text and re.fullmatch(r"[-+]?[\d.]+[eE]-\d+", setting.word)
     unknown = one.facts.expected.get(setting.key) is None and not one.facts.closed
     return _type_finding(one, "float") if small and unknown else None
 
@@ -425,8 +415,8 @@ def _foreign(one: OneSetting, value: Any, nearest: Any) -> bool:
     if not isinstance(value, str) or value.lower() in known:
         return False
     names = {s.name for s in one.facts.settings.values() if s is not one.setting}
-    if one.setting.name == "mixed_precision":
-        return bool(names & ACCELERATE)
+    if one.setting.name == "mixed_precision" and names & ACCELERATE:
+        return True
     if one.setting.name.endswith("_strategy") and names & ARGUMENTS:
         return True
     return nearest is not None and bool(difflib.get_close_matches(value, known, n=1, cutoff=0.85))
@@ -500,7 +490,12 @@ def missing_path(one: OneSetting) -> Finding | None:
         return None
     kind = one.expected.exists or "file"
     title = f"`{setting.key}` names no {kind} that exists: {shown(setting.value)}"
-    return finding("missing-path", one, title, template(f"Write the path of a {kind}.", one, f"<path of a {kind}>"))
+    near = facts.beside.get(setting.key)
+    if near is not None:
+        fixes: tuple[Fix, ...] = (mended(f"The {kind} of nearly this name.", one, literal(near, facts.format)),)
+    else:
+        fixes = template(f"Write the path of a {kind}.", one, f"<path of a {kind}>")
+    return finding("missing-path", one, title, fixes)
 
 
 # -- the value and others ---------------------------------------------------------------------------------------------
@@ -542,6 +537,8 @@ def not_divisible(one: OneSetting) -> Finding | None:
 
 
 def _remainder(value: float, other: float) -> bool:
+    if type(value) is int and type(other) is int:
+        return value % other != 0
     share = value / other
     return abs(share - round(share)) > 1e-9 * max(1.0, abs(share))
 
@@ -571,9 +568,11 @@ def inconsistent(one: OneSetting) -> Finding | None:
             value = one.value(other)
             if value is not None and _numbers(setting.value, value) and not holds(setting.value, value):
                 title = f"`{setting.key}` ({shown(setting.value)}) {words} `{other}` ({shown(value)})"
-                fixes = template("Change one of the two.", one, literal(value, one.facts.format))
+                limit = value - 1 if other == expected.less_than and type(value) is int else value
+                change = mended if holds(limit, value) else lambda *parts: template(*parts)[0]
+                fix = change("One that is allowed; choose yours.", one, literal(limit, one.facts.format))
                 return finding(
-                    "inconsistent", one, title, fixes, other=f"{other} = {shown(value)}", source=expected.source
+                    "inconsistent", one, title, (fix,), other=f"{other} = {shown(value)}", source=expected.source
                 )
         other, value = expected.not_with, one.value(expected.not_with)
         if setting.value is True and value is True:
@@ -586,8 +585,11 @@ def inconsistent(one: OneSetting) -> Finding | None:
             expected.lenient and other is not None and setting.value in ("fp16", "16-mixed")
         ):  # a precision and its device
             title = f"`{setting.key}` is {shown(setting.value)}, which `{other}: {shown(value)}` excludes"
-            fixes = template("bfloat16 runs there.", one, literal("bf16-mixed" if "-" in setting.value else "bf16", ""))
-            return finding("inconsistent", one, title, fixes, other=f"{other} = {shown(value)}", source=expected.source)
+            half = literal("bf16-mixed" if "-" in setting.value else "bf16", one.facts.format)
+            fix = mended("bfloat16 runs there.", one, half)
+            return finding(
+                "inconsistent", one, title, (fix,), other=f"{other} = {shown(value)}", source=expected.source
+            )
     for key, owner, value in one.facts.others:
         if key == setting.key:
             title = f"`{setting.key}` is {shown(setting.value)} in the settings and {shown(value)} in the {owner}"

@@ -43,6 +43,8 @@ def schema_from(path_or_mapping: Any) -> dict[str, dict[str, Any]]:
         within_list = any(
             key.startswith(f"{other}.") for other, entry in drafted.items() if entry.get("type") == "list"
         )
+        if setting.section and not any(other.startswith(f"{key}.") for other in document.settings):
+            drafted[key] = {"type": "object"}
         if setting.section or within_list:
             continue
         usual = convention(setting.name)

@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from typing import Any
 
 PACKAGES = (
-    "torch torchvision torchaudio torchtext numpy pandas scipy scikit-learn matplotlib numba pyarrow h5py opencv- "
-    "python opencv-python-headless tensorflow pycocotools xformers triton flash-attn bitsandbytes transformers "
-    "tokenizers huggingface-hub datasets accelerate peft trl diffusers safetensors deepspeed lightning pytorch- "
-    "lightning timm ipython ipykernel jupyterlab"
+    "torch torchvision torchaudio torchtext numpy pandas scipy scikit-learn matplotlib numba pyarrow h5py "
+    "opencv-python opencv-python-headless tensorflow pycocotools xformers triton flash-attn bitsandbytes transformers "
+    "tokenizers huggingface-hub datasets accelerate peft trl diffusers safetensors deepspeed lightning "
+    "pytorch-lightning timm ipython ipykernel jupyterlab"
 ).split()
 VARIABLES = re.compile(
     r"CUDA_|NCCL_|GLOO_|TORCH_|PYTORCH_|TOKENIZERS_|OMP_|MKL_|HIP_|ROCR_|HSA_|NVIDIA_VISIBLE|TRANSFORMERS_|HF_HOME|HF_HUB_|"

@@ -1,7 +1,8 @@
 """Which versions go together: tables, each with the source to check it by. What is not in a table is not known.
 
-The tables of torchvision, torchaudio, the drivers and the newest of xformers were compared with their pages in 2026-11;
-the others were written down without looking it up.
+The tables of torchvision, torchaudio, triton, tokenizers, the drivers and the newest of xformers were compared with
+their pages in 2026-11; those of torchtext, NumPy, the older xformers and the renamed variables were written down in
+2025-11 without looking them up.
 """
 
 from __future__ import annotations
@@ -53,26 +54,30 @@ BUILT_FOR: Mapping[str, Mapping[str, str]] = {
 https://github.com/facebookresearch/xformers/releases)."""
 TRITON = {
     "2.1": "2.1",
-    "2.2": "2.2",
     "2.3": "2.3",
-    "2.4": "3.0",
-    "2.5": "3.1",
     "2.6": "3.2",
     "2.7": "3.3",
     "2.8": "3.4",
+    "2.9": "3.5",
+    "2.11": "3.6",
+    "2.12": "3.7",
 }
-"""torch's own requirement of triton on Linux (the metadata of its wheels)."""
+"""torch's own requirement of triton on Linux, looked up in 2026-11: https://github.com/pytorch/builder/pull/1533 (2.1),
+https://github.com/pytorch/pytorch/pull/127290 (2.3), the metadata of torch 2.6.0 on PyPI, the lists of vLLM 0.10 in
+spack/spack-packages (2.7), .ci/docker/triton_version.txt of pytorch (2.8), pinned pairs in public projects (2.9),
+https://github.com/NixOS/nixpkgs/pull/519925 (2.11, 2.12). No source was found for 2.2, 2.4, 2.5, 2.10 and 2.13."""
 TOKENIZERS = (
-    ((4, 22), (0, 11, 1), (0, 14)),
-    ((4, 34), (0, 14), (0, 15)),
+    ((4, 24), (0, 11, 1), (0, 14)),
+    ((4, 34), (0, 0), (999,)),
     ((4, 35), (0, 14), (0, 19)),
     ((4, 40), (0, 19), (0, 20)),
     ((4, 45), (0, 20), (0, 21)),
     ((4, 47), (0, 21), (0, 22)),
-    ((4, 56), (0, 22), (0, 24)),
-    ((5, 0), (0, 0), (999,)),
+    ((4, 56), (0, 22), (0, 23, 1)),
+    ((5, 1), (0, 0), (999,)),
 )
-"""From this transformers on: tokenizers from, and below (transformers/dependency_versions_table.py of each release)."""
+"""From this transformers on: tokenizers from, and below; looked up in 2026-11 in the metadata of transformers 4.55.4,
+4.56.2 and 5.0.0 on PyPI and, for the others, in py_transformers/package.py of spack/spack-packages."""
 NUMPY_2: Mapping[str, Version] = {
     "torch": (2, 3),
     "pandas": (2, 2, 2),
@@ -87,7 +92,8 @@ NUMPY_2: Mapping[str, Version] = {
     "tensorflow": (2, 18),
     "pycocotools": (2, 0, 8),
 }
-"""The first release of each whose wheels run with NumPy 2 (https://github.com/numpy/numpy/issues/26191)."""
+"""The first release of each whose wheels run with NumPy 2 (https://github.com/numpy/numpy/issues/26191, of which only a
+part could be read in 2026-11: that OpenCV had released; the rows were written down in 2025-11)."""
 DRIVERS: Mapping[int, tuple[Version, Version]] = {
     11: ((450, 80, 2), (452, 39)),
     12: ((525, 60, 13), (528, 33)),
@@ -148,7 +154,7 @@ def partner(package: str, torch: Version) -> str | None:
 def tokenizers_range(transformers: Version) -> tuple[Version, Version] | None:
     """(from, below) of the tokenizers that a transformers takes; None where the table does not know."""
     known = [row for row in TOKENIZERS if row[0] <= transformers[:2]]
-    if not known or known[-1][0] == TOKENIZERS[-1][0]:
+    if not known or known[-1][2] == (999,):
         return None
     return known[-1][1], known[-1][2]
 
