@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -94,3 +95,35 @@ def test_a_start_that_is_interrupted_leaves_nothing(monkeypatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         Engines(2)
     assert ended and not folders[0].exists()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif("NBDEBUG_ALL_TESTS" not in os.environ, reason="half a minute of starting processes")
+def test_engines_of_the_users_own_cluster_in_two_sets(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As engines on two machines: each set has a launcher of its own, and connects to one controller."""
+    import ipyparallel
+
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    cluster = ipyparallel.Cluster(
+        profile_dir=str(tmp_path / "profile_two"), cluster_id="", log_level=40, controller_ip="127.0.0.1", delay=0.1
+    )
+    cluster.start_controller_sync()
+    try:
+        for name in ("here", "there"):
+            cluster.start_engines_sync(n=1, engine_set_id=name)
+        cluster.connect_client_sync().wait_for_engines(2, interactive=False, timeout=60)
+        engines = Engines(profile="two")
+        shown: list[str] = []
+        show = lambda rank, kind, value: shown.append(f"{rank} {value}")
+        ran = engines.run("import torch, torch.distributed as dist\nx = torch.ones(2) * rank\ndist.all_reduce(x)\n"
+                          "print(x.sum().item())", "In [1]", show)  # fmt: skip
+        assert not ran.errors and ran.report is None and shown == ["0 2.0", "1 2.0"]
+        hung = engines.run("for n in range(3 - rank):\n    dist.barrier()", "In [2]", show)
+        assert hung.report is not None and hung.report.findings[0].code == "distributed/uneven-steps"
+        processes = engines.processes
+        engines.stop()
+        assert all(map(alive, processes)), "the user's own engines go on"
+        assert ipyparallel.Client(profile="two")[:].apply_sync(lambda: 3) == [3, 3]
+    finally:
+        cluster.stop_cluster_sync()

@@ -241,7 +241,7 @@ class Agent:
             number, self.messages[key] = self.messages[key], self.messages[key] + 1
             event = {"way": way, "peer": int(peer), "key": key.rpartition("/")[0], "n": number}
             self.last_message = {**event, "lines": user_lines(sys._getframe(3))}
-            self.write("message", waits=name == "recv", **self.last_message)
+            self.write("message", waits=name in ("recv", "send"), **self.last_message)
 
         return note
 

@@ -1,30 +1,51 @@
 """Before training: `nbdebug.check_ranks()` on each rank, or `python -m nbdebug ranks --check`. Are they fit to train
-together: versions, cards, steps, samplers, and the time of an all_reduce."""
+together: versions, cards, steps, samplers, and the time of an all_reduce; what a step's communication costs, and what
+other buckets and `no_sync` do to it (tried on a copy of the model)."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import math
 import os
+import pickle
 import platform
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import nbdebug
 from nbdebug.report import Report, Symptom, Table
-from nbdebug.text import count, figures, size
+from nbdebug.text import count, figures, percent, size
 
 ELEMENTS = 1 << 20
 """Of the float32 tensor that is reduced: 4 MiB, about what a bucket of a small model holds."""
+PAIRS, GAIN, PARTS = 5, 0.05, 4
+"""Steps of each kind that are timed; the part of a step that is worth a change; parts of an accumulated batch."""
+BUCKETS = {"25 MiB, as DDP has it": 25.0, "5 MiB": 5.0, "100 MiB": 100.0, "one: nothing overlaps": 1e6}
 
 
-def check_ranks(loader: Any = None, model: torch.nn.Module | None = None) -> Report:
+def check_ranks(
+    loader: Any = None, model: nn.Module | None = None, step: Callable[[nn.Module], Any] | None = None
+) -> Report:
     """Compare the ranks of the process group. Every rank must call it; each gets the same report.
 
-    loader: its number of batches and its sampler are compared; model: the names and shapes of its parameters are.
-    Raises RuntimeError where there is no process group. Takes no random number and nothing from the loader."""
+    loader: its number of batches and its sampler are compared; model: the names and shapes of its parameters are, and
+    the precision of FSDP. step: a function of a model that makes the forward and the backward of one batch,
+    `lambda model: loss(model(x), y).backward()`; the collectives of one step are counted by kind and bytes, and on
+    copies of the model in DistributedDataParallel it is tried what part of the step waits for them, with other buckets
+    and with `no_sync`. The model keeps its weights and gradients.
+
+    Raises RuntimeError where there is no process group, ValueError for a step without a model. Takes no random number
+    and nothing from the loader."""
+    if step is not None and model is None:
+        raise ValueError("step is tried on a model: check_ranks(model=model, step=lambda model: ...)")
     if not dist.is_initialized():
         raise RuntimeError("check_ranks compares the ranks of a process group: call init_process_group first")
     own = facts_of(loader, model)
@@ -35,19 +56,21 @@ def check_ranks(loader: Any = None, model: torch.nn.Module | None = None) -> Rep
     columns = list(everyone[0])
     rows = [[rank, *(each[name] for name in columns)] for rank, each in enumerate(everyone)]
     rate = size(4 * ELEMENTS / seconds)
+    notes = [f"An all_reduce of 4 MiB takes {figures(1000 * seconds)} ms ({rate} a second)."]
+    communication = {} if step is None or model is None else communicated(model, step)
     return Report(
         "check_ranks()",
         subject=f"{count(len(everyone), 'rank')}, {dist.get_backend()}",
         headline="" if symptoms else f"The {count(len(everyone), 'rank')} agree.",
         symptoms=tuple(symptoms),
-        notes=(f"An all_reduce of 4 MiB takes {figures(1000 * seconds)} ms ({rate} a second).",),
+        notes=(*notes, *advice(communication)),
         steps=1,
-        facts={"ranks": everyone, "seconds": seconds},
-        tables=(Table("The ranks", ("rank", *columns), rows, open=True),),
+        facts={"ranks": everyone, "seconds": seconds, **communication},
+        tables=(Table("The ranks", ("rank", *columns), rows, open=True), *tables(communication)),
     )
 
 
-def facts_of(loader: Any, model: torch.nn.Module | None) -> dict[str, Any]:
+def facts_of(loader: Any, model: nn.Module | None) -> dict[str, Any]:
     """Of this rank, as plain values."""
     facts: dict[str, Any] = {
         "host": platform.node(),
@@ -68,7 +91,20 @@ def facts_of(loader: Any, model: torch.nn.Module | None) -> dict[str, Any]:
     if model is not None:
         shapes = [(name, list(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
         facts["parameters"] = f"{len(shapes)}, {hash_of(shapes)}"
+        if policies := sorted({policy for policy in precision(model) if policy}):
+            facts["precision"] = "; ".join(policies)
     return facts
+
+
+def precision(model: nn.Module) -> list[str]:
+    """The policies of FSDP's parts, of both kinds of FSDP: "param bfloat16, reduce float32"; "" for none."""
+    states = [own() for module in model.modules() if (own := getattr(module, "_get_fsdp_state", None)) is not None]
+    policies = [state._mp_policy for state in states] + [getattr(m, "mixed_precision", None) for m in model.modules()]
+    kinds = [(p, k, getattr(p, f"{k}_dtype", None)) for p in policies for k in ("param", "reduce", "buffer", "output")]
+    return [
+        ", ".join(f"{kind} {str(dtype).removeprefix('torch.')}" for own, kind, dtype in kinds if own is p and dtype)
+        for p in policies
+    ]
 
 
 def hash_of(value: object) -> str:
@@ -101,6 +137,7 @@ def differences(everyone: Sequence[dict[str, Any]]) -> list[Symptom]:
         ("WORLD_SIZE", "Start all ranks with one launcher."),
         ("batches", "The ranks will not end an epoch together: share out evenly, or train within `model.join()`."),
         ("sampler", "Use one kind of sampler on all ranks."),
+        ("precision", "Give each rank one MixedPrecisionPolicy: what they send each other is of unlike types."),
         ("parameters", "The model is not the same on all ranks: a wrapper would refuse it."),
     ):
         values = [str(each.get(name)) for each in everyone]
@@ -110,11 +147,140 @@ def differences(everyone: Sequence[dict[str, Any]]) -> list[Symptom]:
     places = [(each["host"], each["index"]) for each in everyone if "index" in each]
     if len(set(places)) < len(places):
         symptoms.append(Symptom("Two ranks use one card.", "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))"))
+    if "reduce float16" in str(everyone[0].get("precision")):
+        look = "MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float32)"
+        symptoms.append(Symptom("FSDP adds the ranks' gradients up in float16, which ends at 65,504.", look))
     kind = everyone[0].get("sampler")
     if len(everyone) > 1 and kind in ("RandomSampler", "SequentialSampler"):
         look = "DataLoader(rows, sampler=DistributedSampler(rows)), where the rows are not shared out before."
         symptoms.append(Symptom(f"The loader's sampler is a {kind}: each rank goes through all rows.", look))
     return symptoms
+
+
+# -- communication ----------------------------------------------------------------------------------------------------
+
+
+def communicated(model: nn.Module, step: Callable[[nn.Module], Any]) -> dict[str, Any]:
+    """collectives: (kind, number, bytes) of one step; tried: buckets → (seconds of a step, seconds of one in no_sync),
+    of the slowest rank; empty for a model that is shared out, as copies of that are no smaller."""
+    cuda = next((p.is_cuda for p in model.parameters()), False)
+    sharded = any(hasattr(p, "_local_tensor") or hasattr(p, "_sharded_size") for p in model.parameters())
+    tried: dict[str, tuple[float, float]] = {}
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if cuda else []):
+        if sharded:
+            gradients = [p.grad for p in model.parameters()]
+            collectives = counted(lambda: step(model))
+            for p, gradient in zip(model.parameters(), gradients):
+                p.grad = gradient
+            return {"collectives": collectives, "tried": tried}
+        for name, megabytes in BUCKETS.items():
+            wrapper = wrapped(model, megabytes)
+            for _ in range(2):  # the second forward puts the buckets in order
+                timed(wrapper, step, cuda)
+            if not tried:
+                collectives = counted(lambda own=wrapper: step(own))  # type: ignore[misc]
+            with_sync, without = [], []
+            for _ in range(PAIRS):
+                with_sync.append(timed(wrapper, step, cuda))
+                with wrapper.no_sync():
+                    without.append(timed(wrapper, step, cuda))
+                wrapper.zero_grad()
+            times = torch.tensor(
+                [statistics.median(with_sync), statistics.median(without)], device="cuda" if cuda else "cpu"
+            )
+            dist.all_reduce(times, op=dist.ReduceOp.MAX)
+            tried[name] = (times[0].item(), times[1].item())
+            del wrapper
+    return {"collectives": collectives, "tried": tried}
+
+
+def wrapped(model: nn.Module, megabytes: float) -> DistributedDataParallel:
+    """A copy, with the settings of the user's own wrapper where there is one."""
+    own = isinstance(model, DistributedDataParallel)
+    names = ("find_unused_parameters", "gradient_as_bucket_view", "static_graph")
+    settings = {name: getattr(model, name) for name in names} if own else {}
+    module: nn.Module = copy.deepcopy(model.module if own else model)  # type: ignore[assignment]
+    for p in module.parameters():
+        p.grad = None
+    return DistributedDataParallel(module, bucket_cap_mb=megabytes, **settings)
+
+
+def timed(model: nn.Module, step: Callable[[nn.Module], Any], cuda: bool) -> float:
+    """Seconds of a step that all ranks begin together."""
+    dist.barrier()
+    if cuda:
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    step(model)
+    if cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def counted(run: Callable[[], Any]) -> list[tuple[str, int, int]]:
+    """(kind, number, bytes that this rank puts in) of the collectives in a call, as torch's flight recorder has them;
+    DDP's and FSDP's own are among them. Empty where torch does not record."""
+    before = max((entry["record_id"] for entry in recorded()), default=-1)
+    run()
+    sums: dict[str, list[int]] = {}
+    for entry in recorded():
+        if entry["record_id"] > before:
+            own = sums.setdefault(entry["profiling_name"].partition(":")[2].lstrip("_") or "?", [0, 0])
+            widths = [getattr(getattr(torch, kind.lower(), None), "itemsize", 1) for kind in entry["input_dtypes"]]
+            own[0] += 1
+            own[1] += sum(math.prod(shape) * width for shape, width in zip(entry["input_sizes"], widths))
+    return [(kind, number, total) for kind, (number, total) in sorted(sums.items())]
+
+
+def recorded() -> list[dict[str, Any]]:
+    with contextlib.suppress(Exception):  # another torch has no recorder, or gives it another form
+        trace = pickle.loads(torch._C._distributed_c10d._dump_fr_trace())  # type: ignore[attr-defined]
+        return list(trace.get("entries", ()))
+    return []
+
+
+def exposed(tried: dict[str, tuple[float, float]], name: str) -> float:
+    """The part of a step that waits for communication: it is not there in no_sync."""
+    whole, alone = tried[name]
+    return max(whole - alone, 0.0) / whole
+
+
+def advice(communication: dict[str, Any]) -> list[str]:
+    """What was measured, in sentences; of a change only where it is worth one."""
+    tried = communication.get("tried")
+    if not tried:
+        return []
+    usual, *others = tried
+    whole, alone = tried[usual]
+    notes = [f"{percent(exposed(tried, usual))} of a step waits for communication (tried: a step in no_sync)."]
+    parts = (whole + (PARTS - 1) * alone) / PARTS
+    if parts < (1 - GAIN) * whole:
+        notes.append(
+            f"A batch in {PARTS} parts, all but the last in no_sync, takes {percent(1 - parts / whole)} less time "
+            "than with a reduction in each."
+        )
+    best = min(others, key=lambda name: tried[name][0])
+    if tried[best][0] < (1 - GAIN) * whole and exposed(tried, best) < exposed(tried, usual) - GAIN:
+        notes.append(f"Buckets of {best} make the step {percent(1 - tried[best][0] / whole)} shorter (tried).")
+    last = list(tried)[-1]
+    late = tried[last][0]
+    if late > (1 + GAIN) * whole and exposed(tried, last) > exposed(tried, usual) + GAIN:
+        notes.append(f"That communication and backward overlap saves {percent(1 - whole / late)} (tried: one bucket).")
+    return notes
+
+
+def tables(communication: dict[str, Any]) -> list[Table]:
+    rows = [[kind, number, size(total)] for kind, number, total in communication.get("collectives", ())]
+    tried = communication.get("tried", {})
+    times = [[n, *(f"{figures(1000 * s)} ms" for s in pair), percent(exposed(tried, n))] for n, pair in tried.items()]
+    return [
+        table
+        for table in (
+            Table("A step's collectives, of this rank", ("kind", "number", "bytes"), rows, open=True),
+            Table("Tried on copies", ("buckets", "a step", "in no_sync", "waits"), times, open=True),
+        )
+        if table.rows
+    ]
 
 
 if __name__ == "__main__":

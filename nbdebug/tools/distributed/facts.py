@@ -61,8 +61,8 @@ class Place:
 
 class RankLog:
     """What one rank did. calls: of each group, the latest; events: kind → in order; trail: numbers of marks, the latest
-    of `marks` in all; turns: how often each was passed; sent: "group/tag/rank" → messages; receives: the message that
-    its last event waits for."""
+    of `marks` in all; turns: how often each was passed; sent, received: "group/tag/rank" → messages; receives, sends:
+    the message that its last event waits for, or waits to get rid of."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -74,7 +74,9 @@ class RankLog:
         self.last: CollectiveCall | None = None
         self.marks = 0
         self.sent: collections.Counter[str] = collections.Counter()
+        self.received: collections.Counter[str] = collections.Counter()
         self.receives: dict[str, Any] | None = None
+        self.sends: dict[str, Any] | None = None
         self.time = 0.0
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -84,9 +86,12 @@ class RankLog:
         self.turns.update(marks)
         self.marks += len(marks)
         if event["k"] not in ("stack", "loops", "place") and event.get("peer") is not True:
-            self.receives = dict(event) if event["k"] == "message" and event["waits"] else None
+            waits = event["k"] == "message" and event["waits"]
+            self.receives = dict(event) if waits and event["way"] == "receive" else None
+            self.sends = dict(event) if waits and event["way"] == "send" else None
         if event["k"] == "message":
-            self.sent[event["key"]] += event["way"] == "send"
+            counter = self.sent if event["way"] == "send" else self.received
+            counter[event["key"]] += not event.get("again")
         elif event["k"] == "call":
             group = event.get("g", "0")
             lines = tuple((str(file), int(line), str(name)) for file, line, name in event.get("lines", ()))

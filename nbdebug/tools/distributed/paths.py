@@ -76,11 +76,12 @@ def blocked(facts: RanksFacts) -> set[int]:
     missing: dict[int, set[int]] = {}
     for rank, log in facts.ranks.items():
         if facts.over or facts.now - log.time > STILL:
-            call, wanted = pending(facts, log), log.receives
-            peer = facts.ranks.get(wanted["peer"]) if wanted else None
-            if wanted is not None and peer is not None:
-                group, tag, _ = wanted["key"].split("/")
-                missing[rank] = {peer.rank} if peer.sent[f"{group}/{tag}/{rank}"] <= wanted["n"] else set()
+            call, message = pending(facts, log), log.receives or log.sends
+            peer = facts.ranks.get(message["peer"]) if message else None
+            if message is not None and peer is not None:
+                done = peer.sent if log.receives else peer.received
+                group, tag, _ = message["key"].split("/")
+                missing[rank] = {peer.rank} if done[f"{group}/{tag}/{rank}"] <= message["n"] else set()
             elif call is not None:
                 others = facts.members(call.group).items()
                 missing[rank] = {r for r, other in others if other.made(call.group) <= call.n}

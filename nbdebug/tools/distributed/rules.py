@@ -452,7 +452,8 @@ def message_missing(facts: RanksFacts) -> Finding | None:
         if not both and not other.has_left(group):
             continue
         number, sent = wanted["n"] + 1, other.sent[f"{group}/{tag}/{rank}"]
-        title = f"Rank {rank} waits for message {number} of rank {other.rank}, which has sent {sent}"
+        tagged = f" with tag {tag}" if tag != "0" else ""
+        title = f"Rank {rank} waits for message {number}{tagged} of rank {other.rank}, which has sent {sent}"
         title += f", and waits {'for a message of its own' if back else 'itself'}" if both else " and has ended"
         fix = Fix("One send for each receive.", f"dist.send(tensor, dst={rank})  # on rank {other.rank}")
         chain = [Link(f"rank {rank} receives", at(facts, first(wanted["lines"]), rank))]
