@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TESTS ?= tests
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all lint notebooks
@@ -14,11 +15,13 @@ setup: .venv/.installed ## make .venv and install the package and its tools (qui
 demo: setup ## run the first-aid notebook in a fresh kernel (half a minute) and print what nbdebug said
 	@$(BIN)/python -m nbdebug demo
 
+# What fails is run once more, with the values of its asserts: to rewrite all of them takes each process a quarter of a minute.
+FAILED := --last-failed --last-failed-no-failures none
 test: setup ## run the tests (one of three of long lists of situations)
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
+	@$(PYTEST) --assert=plain $(TESTS) || { $(PYTEST) $(FAILED) $(TESTS); exit 1; }
 
 test-all: setup ## run the tests with every situation: some minutes more
-	@NBDEBUG_ALL_TESTS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
+	@NBDEBUG_ALL_TESTS=1 $(PYTEST) $(TESTS)
 
 lint: setup ## ruff, mypy and the import contracts
 	@$(BIN)/ruff check .
@@ -29,10 +32,13 @@ lint: setup ## ruff, mypy and the import contracts
 notebooks: setup ## execute the notebooks again, in place
 	@$(BIN)/python -m tests.test_notebooks notebooks/*.ipynb
 
-# torch goes first and alone: every other install then keeps that build of it.
+# The pinned packages go in by two processes and are compiled as they are imported: half the time on two cores. torch is
+# among them, so that the last install keeps that build of it; that one adds what a Python has without a pin.
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 .venv/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing into .venv (the first time takes minutes: torch is large)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch==2.13.0
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@awk '/^[^#]/ {print > (".venv/pins-" (/^[p-z]/ ? 1 : 2) ".txt")}' constraints.txt
+	@$(PIP) --no-deps --no-compile -r .venv/pins-1.txt & $(PIP) --no-deps --no-compile -r .venv/pins-2.txt && wait $$!
+	@$(PIP) -c constraints.txt -e '.[dev]'
 	@touch $@

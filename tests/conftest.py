@@ -13,8 +13,10 @@ os.environ.pop("COLUMNS", None)  # pytest-xdist gives it to its workers; text is
 ONE_OF = {
     "checkpoint/": 3,
     "error/": 3,
+    "first_aid/": 3,
     "memory/test_fit_card.py": 3,
     "nan/guard/test_faults.py": 6,
+    "nan/guard/test_ranks": 6,
     "nan/guard/": 3,
     "nan/test_healthy_models.py": 3,
     "nan/test_programs.py": 25,
@@ -22,12 +24,14 @@ ONE_OF = {
     "nan/test_search": 3,
     "nan/": 2,
     "notebook/test_notebooks.py": 3,
+    "observe/test_interrupts.py": 4,
     "observe/test_step_hooks.py": 3,
     "precision/test_precision.py": 6,
     "training/test_healthy.py": 24,
     "training/watch/test_report.py": 6,
     "training/": 4,
-    "test_same_bits.py": 3,
+    "test_never_hurts.py": 3,
+    "test_same_bits.py": 6,
 }
 """Of a list of at least eight alike situations in such files one of so many is run; all of them where
 NBDEBUG_ALL_TESTS is set (`make test-all`). The first line that fits a file holds."""
@@ -50,6 +54,7 @@ ONLY_WITH_ALL = (
     "guard/test_ranks_faults.py",
     "guard/test_ranks_fsdp.py",
     "guard/test_soak.py",
+    "test_architecture.py::test_the_walk_of_a_question_is_short",
     "test_loops.py::test_the_answer_is_that_of_a_plain_loop[preflight",
     "test_it_runs_afresh[00_first_aid",  # test_cli runs it: the demo
     "test_it_runs_afresh[01",
