@@ -29,6 +29,7 @@
     %first_aid SYMPTOM         what to try in which order, each step run on what is among your variables
     %checklist MOMENT          the same before, during or after training
     %describe THING            a line for each tensor of anything
+    %smallest STEP             a failing step shrunk while it fails alike, as a script that runs alone
     %explain                   why the last cell failed; %explain CODE shows the catalogue page of a cause
     %nbdebug                   the panel: what is on, what was found, and buttons; %nbdebug off removes everything
 

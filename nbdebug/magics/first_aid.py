@@ -1,16 +1,17 @@
 """%first_aid and %checklist: what to try, in which order, run on what is among the variables; %describe: its tensors, a
-line each. Their answers: `nbdebug.first_aid`, `nbdebug.describe`."""
+line each; %smallest: a failing step as a short script. Their answers: the functions of these names."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from nbdebug.magics._arguments import FULL, HELP, answer, evaluate, parse, variables
+from nbdebug.magics._arguments import FULL, HELP, answer, evaluate, parse, usage_errors, variables
 from nbdebug.report import Report
 
 SYMPTOMS = "nan, memory, slow, hang, crash, not-learning, error or quality"
@@ -18,7 +19,7 @@ SYMPTOMS = "nan, memory, slow, hang, crash, not-learning, error or quality"
 
 @magics_class
 class FirstAidMagics(Magics):
-    """%first_aid, %checklist and %describe."""
+    """%first_aid, %checklist, %describe and %smallest."""
 
     @no_var_expand
     @needs_local_scope
@@ -100,6 +101,46 @@ class FirstAidMagics(Magics):
         report = describe(evaluate(text, variables(self.shell, local_ns)), name=text)
         return answer(dataclasses.replace(report, question=f"%describe {text}"), args, line)
 
+    @no_var_expand
+    @needs_local_scope
+    @magic_arguments()
+    @argument("step", metavar="STEP", nargs="?", help="your step, a function (default: train_step, or a usual name)")
+    @argument(
+        "--batch", metavar="EXPR", help="what it is called with (default: the variable batch, where it takes one)"
+    )
+    @argument("--steps", type=int, default=1, metavar="N", help="calls within which it fails (default 1)")
+    @argument("--folder", default="smallest", metavar="DIR", help="gets smallest.py and smallest.pt")
+    @argument("--seconds", type=float, default=60.0, metavar="S", help="for the tries (default 60)")
+    @FULL
+    @HELP
+    @line_magic
+    def smallest(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+        """Shrink a failing step while it fails in the same way, and write it as a script that runs alone.
+
+            %smallest train_step --batch batch
+            report = %smallest --steps 20
+
+        Steps, rows of the batch, layers and widths are taken away, on copies. The script is run, and the report says
+        whether it fails alike: something to send to a colleague. In a script: nbdebug.smallest(step, batch=batch).
+        """
+        __tracebackhide__ = True
+        args = parse(self.smallest, line)
+        if args is None:
+            return None
+        import nbdebug
+        from nbdebug.tools.first_aid.procedures import STEPS
+
+        names = variables(self.shell, local_ns)
+        text = args.step or next((name for name in STEPS if callable(names.get(name))), "")
+        if not text:
+            raise UsageError(f"%smallest needs a function of yours: %smallest {STEPS[0]} --batch batch")
+        step = evaluate(text, names)
+        batch = args.batch or ("batch" if "batch" in names and _takes_one(step) else None)
+        with usage_errors():
+            value = None if batch is None else evaluate(batch, names)
+            report = nbdebug.smallest(step, batch=value, steps=args.steps, folder=args.folder, seconds=args.seconds)
+        return answer(dataclasses.replace(report, question=f"%smallest {text}"), args, line)
+
     def _answer(
         self,
         args: Any,
@@ -117,3 +158,10 @@ class FirstAidMagics(Magics):
         except ValueError as error:
             raise UsageError(str(error)) from None
         return answer(report, args, line)
+
+
+def _takes_one(step: Any) -> bool:
+    try:
+        return any(p.default is p.empty for p in inspect.signature(step).parameters.values())
+    except (TypeError, ValueError):
+        return False

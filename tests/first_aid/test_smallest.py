@@ -170,3 +170,21 @@ def test_what_it_refuses(not_run) -> None:
         smallest(streaming)
     with pytest.raises(ValueError, match="a function of yours"):
         smallest(model)
+
+
+def test_the_magic(not_run, tmp_path) -> None:
+    setup = """
+        import torch
+        model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        batch = torch.ones(6, 3)
+        def train_step(rows):
+            return model(rows).view(5, -1).mean()
+    """
+    with started(textwrap.dedent(setup)) as book:
+        done = book.run("%smallest --folder small")
+        assert what(done.result)["rows of the batch"][0] == 6 and (tmp_path / "small" / "smallest.py").exists()
+        assert "%smallest train_step" in done.shown
+        assert "does not fail" in book.run("%smallest train_step --batch batch[:5]").printed
+        assert "cannot be evaluated" in book.run("%smallest nothing").printed
+        book.run("del train_step")
+        assert "needs a function" in book.run("%smallest").printed
