@@ -87,6 +87,12 @@ class Snapshot:
             for part in reversed(self._parts):  # a gradient comes after its tensor, and has to fit when it is set
                 part.restore()
 
+    def move_to_host(self) -> None:
+        """Keep the saved bytes in the host's memory: a device has more room for other things then."""
+        for part in self._parts:
+            if isinstance(part, _StorageBytes):
+                part.before = part.before.cpu()
+
     def differences(self) -> list[str]:
         """The names of what has changed since `take`, each once."""
         with _plainly():
@@ -225,7 +231,7 @@ class _StorageBytes:
 
     def changes(self) -> list[str]:
         same_size = self.storage.nbytes() == self.before.nbytes()
-        same = same_size and torch.equal(storage_bytes(self.storage), storage_bytes(self.before))
+        same = same_size and torch.equal(storage_bytes(self.storage).to(self.before.device), storage_bytes(self.before))
         return [] if same else [self.name]
 
 
@@ -353,7 +359,8 @@ _ATOMS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.
 _REFILLED = (list, dict, set)
 _EMPTY: tuple[Any, ...] = ([], (), range(0), "", {}, set(), {}.items(), {}.values(), b"")
 _ITERATORS = (zip, enumerate, map, filter, reversed, type(reversed([])), *{type(iter(thing)) for thing in _EMPTY})
-_OUTSIDE = frozenset({"open", "input", "save", "system", "savez", "to_csv", "imsave", "savefig"})
+_WRITERS = frozenset({"open", "save", "savez", "to_csv", "imsave", "savefig"})
+_OUTSIDE = _WRITERS | {"input", "system"}
 """Calls that leave the process: a step that makes one is not run again."""
 _REACH_OUT = (
     "os shutil subprocess socket ssl http urllib ftplib smtplib sqlite3 logging asyncio multiprocessing threading"
@@ -371,6 +378,7 @@ class StepState:
 
     def __init__(self) -> None:
         self.why_not = ""
+        self._outside: frozenset[str] = _OUTSIDE
         self.snapshot: Snapshot | None = None
         self._visited: dict[int, Any] = {}
         self._undo: list[Callable[[], Any]] = []
@@ -383,9 +391,12 @@ class StepState:
         models: Mapping[str, nn.Module],
         optimizers: Mapping[str, torch.optim.Optimizer],
         others: Iterable[Any] = (),
+        writes: bool = False,
     ) -> StepState:
-        """Save what the step starts from. Costs one copy of the memory of models and optimizers."""
+        """Save what the step starts from. Costs one copy of the memory of models and optimizers. writes: whether it
+        may write files, since the caller sends them elsewhere."""
         state = cls()
+        state._outside = _OUTSIDE - _WRITERS if writes else _OUTSIDE
         try:
             state._visit("the step", step, None)
             for name, model in models.items():
@@ -451,10 +462,14 @@ class StepState:
 
     def _function(self, name: str, function: types.FunctionType) -> None:
         code = function.__code__
-        if kind_of(code) != USER and code.co_name != "<lambda>":
-            if _home(function) not in _KNOWN:
+        own = kind_of(code) == USER or code.co_name == "<lambda>"
+        if not own:
+            made = code.co_filename == "<string>" and code.co_name.startswith("__")  # by `dataclass`, `namedtuple`
+            home = str(function.__globals__.get("__name__")).partition(".")[0]  # of a decorator too
+            if home not in _KNOWN and not made:
                 self.why_not = f"it calls `{name}` of {_home(function)}"
-            return
+            if home == _home(function) or made:
+                return
         cells = [cell for cell in function.__closure__ or () if cell != types.CellType()]  # those that are not empty
         lines = [cell.cell_contents for cell in cells if type(cell.cell_contents) is types.CodeType]
         if lines:  # of a magic: the code of the line that was typed, and the user's variables
@@ -466,11 +481,12 @@ class StepState:
                 self._visit(variable, cell.cell_contents, functools.partial(setattr, cell, "cell_contents"))
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._visit(name, default, None)
-        self._code(code, function.__globals__)
+        if own:
+            self._code(code, function.__globals__)
 
     def _code(self, code: types.CodeType, names: dict[str, Any]) -> None:
         for used in code.co_names:
-            if used in _OUTSIDE:
+            if used in self._outside:
                 self.why_not = f"it calls `{used}`"
             elif used in names:
                 self._visit(used, names[used], functools.partial(names.__setitem__, used))

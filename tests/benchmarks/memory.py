@@ -105,8 +105,18 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"{fault:10} {limit:4} {tool.__name__:8} peak {peak:.2f} in {took:5.1f} s: {answer}", flush=True)
     plant(training, None)
     clear()
+    loss(training, training.model, training.batch).backward()  # precision compares with this step, in float32
+    single = torch.cuda.max_memory_allocated()
+    training.optimizer.zero_grad(set_to_none=True)
+    peaks = []
+    measured, reset = torch.cuda.max_memory_allocated, torch.cuda.reset_peak_memory_stats
+    torch.cuda.reset_peak_memory_stats = lambda *device: (peaks.append(measured()), reset())[1]  # it measures its own
+    clear()
+    begin = time.perf_counter()
     nbdebug.precision(training.model, training.batch, functools.partial(loss, training), "bfloat16", progress=False)
-    print(f"precision: peak {torch.cuda.max_memory_allocated() / bare:.2f}")
+    torch.cuda.reset_peak_memory_stats = reset
+    peak, took = max(*peaks[1:], measured()), time.perf_counter() - begin
+    print(f"precision: peak {peak / bare:.2f}, {peak / single:.2f} of the step in float32, in {took:.1f} s")
     return 0
 
 

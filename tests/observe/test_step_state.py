@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import logging
 import types
@@ -125,3 +126,30 @@ def test_the_variables_of_a_namespace_are_put_back():
     step()
     state.restore()
     assert names.scale == 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    rate: float = 0.1
+
+
+@torch.no_grad()
+def judged(model):
+    return model(torch.ones(1, 2))
+
+
+def test_a_class_made_by_dataclass_and_a_decorated_function_are_the_users_own():
+    trainer, settings = Trainer(iter(data())), Settings()
+
+    def step():
+        judged(trainer.model)
+        return trainer.step() * settings.rate
+
+    def writes():
+        judged(trainer.model)
+        torch.save(trainer.model, "model.pt")
+
+    models, optimizers = {"model": trainer.model}, {"optimizer": trainer.optimizer}
+    assert not StepState.take(step, models, optimizers).why_not
+    assert "save" in StepState.take(writes, models, optimizers).why_not
+    assert not StepState.take(writes, models, optimizers, writes=True).why_not

@@ -23,7 +23,7 @@ from nbdebug.observe.sources import edited_functions
 from nbdebug.observe.tape import CallEntry, CannotReplay, Tape
 from nbdebug.observe.tensors import can_be_nonfinite, tensors_in
 from nbdebug.report import PHASES, Edit, Finding, Report, Where
-from nbdebug.tools.guard.rollback import BufferBackup, before_overwritten
+from nbdebug.tools.guard.rollback import BufferBackup, UpdateBackup, before_overwritten
 from nbdebug.tools.guard.trip import Trip
 from nbdebug.tools.nan.facts import Target, UnlocatedStep
 from nbdebug.tools.nan.fixes import Cure
@@ -57,16 +57,18 @@ def locate(
     question: str = "guard(model, optimizer)",
     subject: str = "",
     redo: Callable[[], Any] | None = None,
-    undo: Callable[[], Any] | None = None,
-    closure: bool = False,
+    backup: UpdateBackup | None = None,
     batches: Any = None,
 ) -> Report:
     """The report on a remembered step. models: by the names that the tape knows them by, in the state before that step.
 
-    history: the run until then. redo: what to do after the step's own backward (an optimizer's step that made a
-    parameter bad); undo: takes that back; closure: it runs the whole step by itself; batches: the ItemLog of what
-    loaders gave. Nothing raises: a step that can't be replayed, or is finite then, gets a finding that says so.
+    history: the run until then. backup: of an optimizer's step that made a parameter bad; that is made again after the
+    step's own backward, or, with a closure, runs the whole step by itself. redo: makes it where there is no backup.
+    batches: the ItemLog of what loaders gave.
+    Nothing raises: a step that can't be replayed, or is finite then, gets a finding that says so.
     """
+    redo, undo = (redo, None) if backup is None else (backup.redo, backup.restore)
+    closure = backup is not None and backup.closure
 
     def trace(live: bool, spilled: bool) -> Report | str:
         probe = Probe(models, optimizers, live=live, named=True)
@@ -100,13 +102,13 @@ def locate(
         return report
 
     on_cpu = all(p.device.type == "cpu" for model in models.values() for p in model.parameters())
-    report = _with_what_memory_there_is(search)
+    report = _with_what_memory_there_is(search, backup)
     return report if isinstance(report, Report) else not_located(trip, question, subject, report)
 
 
-def _with_what_memory_there_is(search: Callable[[bool], Report | str]) -> Report | str:
-    """The report, or why there is none; searched with the activations in the host's memory where the device's is too
-    little. Nothing raises: the step has been stopped, and that must be reported."""
+def _with_what_memory_there_is(search: Callable[[bool], Report | str], backup: UpdateBackup | None) -> Report | str:
+    """The report, or why there is none; searched with activations and backup in the host's memory where the device's
+    is too little. Nothing raises: the step has been stopped, and that must be reported."""
     for spilled in (False, True):
         try:
             with activations_on_host() if spilled else contextlib.nullcontext():
@@ -115,6 +117,8 @@ def _with_what_memory_there_is(search: Callable[[bool], Report | str]) -> Report
             pass  # what it held is freed with this exception
         except Exception as reason:
             return f"it can't be replayed ({type(reason).__name__}: {reason})"
+        if backup is not None:
+            backup.move_to_host()
         free_memory()
     return TOO_LITTLE
 

@@ -184,9 +184,7 @@ class Locator:
                     history=guard.history.until(trip.step),
                     question=QUESTION,
                     subject=subject,
-                    redo=None if self.backup is None else self.backup.redo,
-                    undo=None if self.backup is None else self.backup.restore,
-                    closure=self.backup is not None and self.backup.closure,
+                    backup=self.backup,
                     batches=guard.batches.log,
                 )
         finally:

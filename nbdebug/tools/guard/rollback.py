@@ -90,6 +90,10 @@ class UpdateBackup:
         """Parameters, their gradients and the optimizer's state as they were before the step."""
         self._before.restore()
 
+    def move_to_host(self) -> None:
+        """Give the device's memory back."""
+        self._before.move_to_host()
+
     def redo(self) -> None:
         """Make the optimizer's step again; `restore` undoes it again."""
         self.optimizer.step(*([self._closure] if self.closure else []))

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from nbdebug.observe.snapshot import random_sources
+from nbdebug.observe.tensors import all_finite
 from nbdebug.tools.precision.casting import CastCopies, device_of
 from nbdebug.tools.precision.facts import Exact
 from nbdebug.tools.precision.trial import HalfTrials, TrialOutcome, norm_off, off
@@ -121,12 +122,10 @@ class ReferenceRun:
 
     def _sizes(self, measurement: ModuleMeasurement, floats: list[torch.Tensor]) -> None:
         for tensor in floats:
-            sizes = tensor.detach().abs()
-            known = sizes[(sizes > 0) & sizes.isfinite()]
-            if known.numel():
-                measurement.largest = max(measurement.largest, float(known.max()))
-                measurement.smallest = min(measurement.smallest, float(known.min()))
-                measurement.tiny = max(measurement.tiny, float((known < self.info.tiny).double().mean()))
+            if (sizes := magnitudes(tensor, self.info.tiny)) is not None:
+                measurement.largest = max(measurement.largest, sizes[0])
+                measurement.smallest = min(measurement.smallest, sizes[1])
+                measurement.tiny = max(measurement.tiny, sizes[2])
 
     def _compare(self, measurement: ModuleMeasurement, floats: list[torch.Tensor], beside: list[Any]) -> None:
         halves = [t for t in beside if isinstance(t, torch.Tensor) and t.is_floating_point()]
@@ -141,14 +140,11 @@ class ReferenceRun:
         self, measurement: ModuleMeasurement, call: _ModuleCall, place: int
     ) -> Callable[[torch.Tensor], None]:
         def arrived(gradient: torch.Tensor) -> None:
-            sizes = gradient.detach().abs()
-            known = sizes[(sizes > 0) & sizes.isfinite()]
-            if known.numel():
-                measurement.gradient = max(measurement.gradient, float(known.max()))
-                measurement.gradient_tiny = max(
-                    measurement.gradient_tiny, float((known < self.info.tiny).double().mean())
-                )
-            if not measurement.broken and known.numel() and bool(gradient.isfinite().all()):
+            sizes = magnitudes(gradient, self.info.tiny)
+            if sizes is not None:
+                measurement.gradient = max(measurement.gradient, sizes[0])
+                measurement.gradient_tiny = max(measurement.gradient_tiny, sizes[2])
+            if not measurement.broken and sizes is not None and all_finite(gradient):
                 with contextlib.suppress(*ERRORS):
                     measurement.broken = self._breaks_backward(measurement.name, call, place, gradient.detach())
 
@@ -184,14 +180,40 @@ class ReferenceRun:
 def relative_error(exact: torch.Tensor, rounded: torch.Tensor) -> float | None:
     """The 2-norm of the difference over that of the exact tensor, where that is finite; inf where the other is not
     finite there; None where nothing can be compared."""
-    exact, rounded = exact.detach().double(), rounded.detach().double()
     if exact.shape != rounded.shape or not exact.numel():
         return None
-    fine = exact.isfinite()
-    if not bool(rounded[fine].isfinite().all()):
-        return math.inf
-    scale = float(exact[fine].norm())
-    return float((rounded[fine] - exact[fine]).norm()) / scale if scale > 0 else None
+    sums = torch.zeros(3, dtype=torch.float64, device=exact.device)
+    for one, other in zip(pieces(exact), pieces(rounded)):
+        one, other = one.double(), other.double()
+        fine = one.isfinite()
+        one, off_by = torch.where(fine, one, 0.0), torch.where(fine, other - one, 0.0)
+        sums += torch.stack([one.square().sum(), off_by.square().sum(), (~off_by.isfinite()).sum()])
+    scale, error, broken = sums.tolist()
+    return math.inf if broken else math.sqrt(error / scale) if scale > 0 else None
+
+
+def magnitudes(tensor: torch.Tensor, tiny: float) -> tuple[float, float, float] | None:
+    """The largest and the smallest magnitude, and the share below `tiny`, of what is finite and not zero; None of
+    nothing."""
+    found: list[torch.Tensor] = []
+    for piece in pieces(tensor):
+        sizes = piece.abs()
+        known = (sizes > 0) & sizes.isfinite()
+        ends = torch.where(known, sizes, 0.0).max(), torch.where(known, sizes, math.inf).min()
+        found.append(torch.stack([*(end.double() for end in ends), (known & (sizes < tiny)).sum(), known.sum()]))
+    rows = torch.stack(found).tolist() if found and tensor.numel() else []
+    number = sum(row[3] for row in rows)
+    if not number:
+        return None
+    return max(row[0] for row in rows), min(row[1] for row in rows), sum(row[2] for row in rows) / number
+
+
+PIECE = 2**22
+"""Elements that are compared at once: of the scores of a language model a copy in float64 would take gigabytes."""
+
+
+def pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tensor.detach().reshape(-1).split(PIECE)
 
 
 def rng_states() -> list[tuple[Callable[[Any], Any], Any]]:

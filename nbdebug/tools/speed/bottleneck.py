@@ -16,12 +16,13 @@ from nbdebug.observe.locations import at_site
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, optimizers_of
 from nbdebug.report import Report, Where
 from nbdebug.robust_stats import rank_correlation
+from nbdebug.text import figures
 from nbdebug.tools.speed import cures
 from nbdebug.tools.speed.clock import Clock, branch_line
 from nbdebug.tools.speed.driver import Training, apart, drive, needs_batch, until
 from nbdebug.tools.speed.facts import Line, Recompiles, Slower, SpeedCure, SpeedFacts
 from nbdebug.tools.speed.report import report_of
-from nbdebug.tools.speed.rules import name_cause
+from nbdebug.tools.speed.rules import BATCHED, COPIES, READS, name_cause, small_kernels
 
 CALL = "bottleneck(step, model=, optimizer=)"
 SECONDS = 10.0
@@ -99,27 +100,25 @@ def measure(training: Training, steps: int, try_cures: bool = True) -> SpeedFact
     before = apart(training, lambda: cures.observe(training))
     with clock:
         drive(training, clock, steps)
-    if before is None:
-        before = _in_process(training, facts)
     _clocked(facts, clock)
     _devices(facts, training)
+    own = before is None and torch.cuda.is_initialized() and not training.whole
+    if own:  # where a step can't be wound back: three more of the user's own
+        before = cures.observe(training)
     if before is not None:
         facts.reads, facts.repeated, facts.growth = before.reads, before.repeated, before.growth
         facts.loop, facts.double, facts.attention = before.loop, before.double, before.attention
-        _trend(facts, training, before, clock)
+        if not own:
+            _trend(facts, training, before, clock)
+    else:
+        facts.unchecked.append("The ops of a step: they are followed in a copy of the process, which failed")
+    if facts.device == "cuda":
+        facts.kernels = cures.kernels(training) if own else apart(training, lambda: cures.kernels(training))
     if facts.share("waiting for data") > 0.3:
         facts.loading = apart(training, lambda: cures.loading_line(training, clock.source)) or Where()
     if try_cures:
         _try(facts, training)
     return facts
-
-
-def _in_process(training: Training, facts: SpeedFacts) -> Any:
-    """The same on the user's own objects, where a GPU is in use: three steps more."""
-    if not torch.cuda.is_initialized() or training.whole:
-        facts.unchecked.append("The ops of a step: they are followed in a copy of the process, which failed")
-        return None
-    return cures.observe(training)
 
 
 def _clocked(facts: SpeedFacts, clock: Clock) -> None:
@@ -129,10 +128,12 @@ def _clocked(facts: SpeedFacts, clock: Clock) -> None:
     dearest = sorted(clock.lines.items(), key=lambda each: -each[1])
     facts.lines = tuple(Line(at_site(Where(), site), t / whole) for site, t in dearest[:20])
     facts.workers, facts.backwards = clock.workers, clock.backwards
-    facts.saves, facts.validations, facts.eval_batches = len(clock.writes), len(clock.validations), clock.eval_batches
+    facts.saves, facts.validations, facts.eval_batches = clock.writes, len(clock.validations), clock.eval_batches
     facts.ran = len(clock.steps)
-    facts.busy = statistics.fmean(clock.busy) if clock.busy else None
-    facts.saving = at_site(Where(), clock.writes[-1] if clock.writes else None)
+    facts.saving, facts.copying = (
+        at_site(Where(), max(clock.places[label], key=clock.places[label].__getitem__, default=None))
+        for label in ("saving", "copy")
+    )
     if clock.validations:
         trunk = clock.updates[0] if clock.updates else ()
         facts.validating = at_site(Where(), branch_line(clock.validations[-1], trunk))
@@ -160,10 +161,10 @@ def _devices(facts: SpeedFacts, training: Training) -> None:
 
 def _trend(facts: SpeedFacts, training: Training, before: cures.Observation, clock: Clock) -> None:
     """Steps that grow: by their time, and then by what they do."""
-    times = [step.total - step.phases.get("waiting for data", 0.0) for step in facts.steps]
-    if len(times) < MANY or facts.recompiles is not None:
+    times = [step.total - step.phases.get("waiting for data", 0.0) for step in facts.parted]
+    if len(facts.steps) < MANY or facts.recompiles is not None:
         return
-    block = max(len(times) // 6, 2)
+    block = max(len(times) // 6, 1 if facts.device == "cuda" else 2)
     lows = [min(times[i : i + block]) for i in range(0, len(times) - block + 1, block)]  # what else runs only adds
     ratio = min(lows[-2:]) / max(min(lows[:2]), 1e-9)
     if ratio < 1.25 or rank_correlation(lows) < 0.6:
@@ -179,28 +180,34 @@ def _trend(facts: SpeedFacts, training: Training, before: cures.Observation, clo
 def _try(facts: SpeedFacts, training: Training) -> None:
     """The cures that the facts call for, the one that decides first; of a training without a cause what is left."""
     if facts.recompiles is not None and len(facts.recompiles.reasons) > 1:
-        slow = [step.total for step in facts.steps if step.compiled]
+        slow, quick = ([step.total for step in facts.steps if step.compiled is kind] for kind in (True, False))
         fast = cures.eager_steps(training)
-        facts.cures.append(
-            SpeedCure("no torch.compile", None, statistics.median(slow) / fast if slow and fast else None)
-        )
+        predicted = statistics.median(slow) / statistics.median(quick) if slow and quick else None
+        measured = statistics.median(slow) / fast if slow and fast else None
+        facts.cures.append(SpeedCure("no torch.compile", predicted, measured))
         return
     chosen = _experiment(facts)
     if chosen is not None:
-        facts.cures.append(cures.try_cure(training, chosen))
-        if facts.share("waiting for data") > 0.5 and facts.workers == 0:
+        facts.cures.append(cures.try_cure(training, chosen, facts))
+        if chosen.phase == "waiting for data" and facts.workers == 0:
             facts.cures.append(cures.with_workers(training, 2, facts.seconds()))
+    elif facts.loop is not None and facts.loop.gain >= BATCHED:  # no change of ours: the loop is the user's text
+        saved = facts.loop.of_time * (1 - 1 / facts.loop.gain)
+        share = facts.share("forward") + facts.share("backward")
+        why = f"its ops alone: {figures(facts.loop.gain)} times as fast, measured"
+        facts.cures.append(SpeedCure("the loop as one op", 1 / (1 - saved * share), why_not=why))
     elif name_cause(facts) is None and facts.backwards:  # what is left: lower precision, and more rows at once
         half = cures.SpeedTrial("autocast to bfloat16", cures.autocast, seconds=1.0)
-        more = cures.SpeedTrial("twice the batch", cures.doubled, rows=2.0, seconds=1.0)
+        rows = min(2.0, 1 / facts.busy) if facts.busy else None  # kernels take twice the time, their launches the same
+        more = cures.SpeedTrial("twice the batch", cures.doubled, predicted=rows, rows=2.0, seconds=1.0)
         cuda = [cures.SpeedTrial("TF32", cures.tf32, seconds=1.0)] if facts.device == "cuda" else []
-        tried = [cures.try_cure(training, each) for each in (half, *cuda, more)]
+        tried = [cures.try_cure(training, each, facts) for each in (half, *cuda, more)]
         facts.cures += [cure for cure in tried if cure.measured is not None]
 
 
 def _experiment(facts: SpeedFacts) -> cures.SpeedTrial | None:
     """The experiment that decides."""
-    saving, validating = facts.share("saving"), facts.share("validating")
+    saving, validating, copying = (facts.share(phase) for phase in ("saving", "validating", "copy"))
     if facts.share("waiting for data") > 0.3:
         return cures.SpeedTrial("the same batch again", cures.same_batch, "waiting for data")
     if max(saving, validating) > 0.4:
@@ -209,12 +216,22 @@ def _experiment(facts: SpeedFacts) -> cures.SpeedTrial | None:
         kept = facts.validations / facts.eval_batches if facts.eval_batches else 0.0
         name = "one batch of validation" if kept else "no validation"
         return cures.SpeedTrial(name, cures.no_validation, "validating", 1 - kept)
+    if facts.device != "cpu" and copying >= COPIES:
+        return cures.SpeedTrial("batches that are on the GPU", cures.no_copies, "copy")
     if facts.growth is not None:
         return None
     if facts.repeated is not None and facts.repeated.share > 0.4:
         return cures.SpeedTrial("equal results remembered", cures.memoised, "forward", facts.repeated.of_forward)
     if facts.double is not None and facts.double.share > 0.4:
-        return cures.SpeedTrial("float32", cures.single_precision, predicted=1 / (1 - facts.double.share / 2))
-    if facts.device != "cpu" and facts.reads:
-        return cures.SpeedTrial("reads dropped", cures.no_reads, "synchronisation")
+        half = facts.double.share / 2 * (facts.busy or 1.0)
+        return cures.SpeedTrial("float32", cures.single_precision, predicted=1 / (1 - half))
+    return None if facts.device == "cpu" or small_kernels(facts) is not None else _experiment_on_gpu(facts)
+
+
+def _experiment_on_gpu(facts: SpeedFacts) -> cures.SpeedTrial | None:
+    if facts.reads and facts.reads[0].per_step >= READS:
+        return cures.SpeedTrial("reads dropped", cures.no_reads, predicted=1 / facts.busy if facts.busy else None)
+    if facts.attention is not None:
+        share = facts.attention.of_forward * (facts.share("forward") + facts.share("backward"))
+        return cures.SpeedTrial("fused attention", cures.fused_attention, predicted=1 / (1 - 0.9 * share))
     return None

@@ -6,15 +6,14 @@
 
 Nothing of the models is hooked, so that compiled code stays as it is: the loader's `__next__`, autograd's engine, the
 optimizers' hooks, `Module.train` (validation is what a trained model does in eval mode), and the functions that write
-files or move and read tensors. On a GPU the host's time lies: there every second step is synchronised at each border,
-and tells the phases; the others tell how long a step takes. A thread looks where the user's code is, each few
-milliseconds, and weighs a look by the time since the last one.
+files or move and read tensors. On a GPU the host's time lies: there some steps are synchronised at each border, and
+tell the phases; others run as always, FREE in a row, and tell how long a step takes. A thread looks where the user's
+code is, each few milliseconds, and weighs a look by the time since the last one.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import re
 import sys
@@ -32,7 +31,7 @@ from nbdebug.interrupts import uninterrupted
 from nbdebug.observe.backward import EngineWatch
 from nbdebug.observe.locations import USER, Site, kind_of, locate
 from nbdebug.observe.step_hooks import StepHook
-from nbdebug.tools.speed.facts import StepTimes
+from nbdebug.tools.speed.facts import FREE, StepTimes
 
 LOOK = 0.005
 """Seconds between two looks at the user's code: 1.02 to 1.08 of a step; each millisecond would cost up to 1.3."""
@@ -55,6 +54,8 @@ COLLECTIVES = tuple(
 )
 MOVES, READS = ("to", "cuda", "pin_memory"), ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
 DATA, FORWARD, REST = "waiting for data", "forward", "rest"
+SYNCED = 2
+"""Steps with a wait at each border, after FREE ones."""
 LOOP_UPDATES = 3
 """Updates of one optimizer in one call: it is a loop then, and no step."""
 ASIDE = (DATA, "saving")
@@ -98,7 +99,9 @@ class Clock:
     """ended: called after each whole step with its number; it may raise to end the loop. driven: the caller says when a
     step ends (`tick`); else each update of the first optimizer that steps ends one. looking: whether a thread looks at
     the user's lines. aside, batch: called where work that is not the model's begins and ends, and with each batch.
-    source: data set, collate function and index sampler of the loader that is read."""
+    source: data set, collate function and index sampler of the loader that is read. places: by phase the seconds that
+    end at each of the user's lines, where files are written and tensors moved. waits: 2 for a step of a GPU with a wait
+    at each border, 1 for one at its end, 0 for none."""
 
     def __init__(
         self,
@@ -115,8 +118,10 @@ class Clock:
         self.ended, self.driven, self.cuda = ended, driven, torch.cuda.is_available() and torch.cuda.is_initialized()
         self.steps: list[StepTimes] = []
         self.lines: dict[Site, float] = collections.defaultdict(float)
-        self.writes: list[Site] = []
-        self.busy: list[float] = []
+        self.places: dict[str, dict[Site, float]] = {
+            label: collections.defaultdict(float) for label in ("saving", "copy")
+        }
+        self.writes = 0
         self.validations: list[tuple[Site, ...]] = []
         self.updates: list[tuple[Site, ...]] = []
         self.backwards, self.eval_batches, self.compiles = 0, 0, Compiles()
@@ -129,6 +134,7 @@ class Clock:
         self._deep = 0
         self._phases: dict[str, float] = collections.defaultdict(float)
         self._thread, self._looks = threading.get_ident(), Looks(self)
+        self.waits: Callable[[int], int] = waits_in_turn
         self._begin(time.perf_counter())
         self._first_optimizer: int | None = None
 
@@ -145,8 +151,8 @@ class Clock:
             )
         return "validating" if self._eval else FORWARD if self._before_backward else REST
 
-    def mark(self) -> None:
-        if self.cuda and len(self.steps) % 2:
+    def mark(self, least: int = 2) -> None:
+        if self.cuda and self.waits(len(self.steps)) >= least:
             torch.cuda.synchronize()
         now = time.perf_counter()
         self._phases[self.label] += now - self._last
@@ -170,13 +176,14 @@ class Clock:
 
     def tick(self) -> None:
         """A step has ended."""
-        self.mark()
+        self.mark(1)
         if not self.backwards:
             self._phases[FORWARD] += self._phases.pop(REST, 0.0)
         compiled = self.compiles.take()
         if not self.steps:
             self.lines.clear()  # the first step warms up; of a script it is all that comes before
-        self.steps.append(StepTimes(dict(self._phases), self._samples, bool(compiled)))
+        synced = self.cuda and self.waits(len(self.steps)) > 1
+        self.steps.append(StepTimes(dict(self._phases), self._samples, bool(compiled), synced))
         self._phases.clear()
         try:
             self.ended(len(self.steps))
@@ -233,12 +240,14 @@ class Clock:
         def timed(*args: Any, **kwargs: Any) -> Any:
             if not self._here() or self._stack[-1:] == [label] or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
-            if label == "saving":
-                self.writes.append(locate().site or Site("?", 0, ""))
+            self.writes += label == "saving"
             self.enter(label)
+            begin = time.perf_counter()
             try:
                 return original(*args, **kwargs)
             finally:
+                if label in self.places:
+                    self.places[label][locate().site or Site("?", 0, "")] += time.perf_counter() - begin
                 self.leave()
 
         return timed
@@ -329,6 +338,11 @@ class Clock:
                     self.tick()
 
 
+def waits_in_turn(step: int) -> int:
+    place = (step - 1) % (FREE + SYNCED)  # the first step warms up
+    return 2 if place >= FREE else int(place == FREE - 1)
+
+
 def users_frames(frame: FrameType | None, until: frozenset[CodeType]) -> Iterator[FrameType]:
     """The frames of the user's own code, the innermost first, up to the one that drives the loop."""
     while frame is not None and frame.f_code not in until:
@@ -391,9 +405,6 @@ class Looks:
                 self.clock.lines[site] += now - last
             del frame, line
             last = now
-            if self.clock.cuda:
-                with contextlib.suppress(Exception):  # it takes nvidia-ml-py
-                    self.clock.busy.append(torch.cuda.utilization() / 100)
 
 
 class Recompilation(NamedTuple):

@@ -1,7 +1,8 @@
 """Experiments in a copy of the process: the same steps with one thing changed and without, in turn, in one run.
 
 Steps with and without follow each other as off, on, on, off, …, so that what else the machine does falls on both; the
-ratio of the medians is the speed-up. The first step warms up. None of it touches the user's own objects: see `driver`.
+ratio of the medians is the speed-up. On a GPU, which is behind the host, rows of steps do so. The first step of either
+kind warms up. None of it touches the user's own objects: see `driver`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
@@ -31,15 +33,14 @@ from nbdebug.observe.sources import source as text_of
 from nbdebug.observe.step_hooks import stop_training
 from nbdebug.observe.tensors import fingerprint, tensors_in
 from nbdebug.report import Where
-from nbdebug.tools.speed.clock import READS, WRITERS, Patches, code_kind, module_of, users_lines
-from nbdebug.tools.speed.driver import Training, apart, drive, workers_without_modes
-from nbdebug.tools.speed.facts import LongerInput, Loop, Reads, SpeedCure, WorkShare
-from nbdebug.tools.speed.ops import OpWatch
+from nbdebug.tools.speed.clock import MOVES, READS, WRITERS, Patches, code_kind, module_of, users_lines
+from nbdebug.tools.speed.driver import Training, apart, drive, endless, workers_without_modes
+from nbdebug.tools.speed.facts import FREE, LongerInput, Loop, Reads, SpeedCure, SpeedFacts, WorkShare
+from nbdebug.tools.speed.ops import OpWatch, attention_refused
 
 PAIRS, SECONDS = 20, 2.5
 """Of an experiment: steps with and without, at most; and the time after which three of each are enough."""
 LOADING_SECONDS = 1.0
-Change = Callable[[Training, Patches], Callable[[bool], None]]
 
 
 class Observation:
@@ -182,8 +183,10 @@ def double_origin(watch: OpWatch, training: Training) -> Where:
     """The user's line that makes values double: an op of the step's own, else an assignment that speaks of it."""
     makers = ("to_copy", "scalar_tensor", "arange", "full", "linspace")
     for op in watch.last:
-        if op.double and op.phase == "forward" and op.name in makers and op.line is not None:
-            return at_site(Where(phase="forward"), op.line)
+        if op.double and op.phase == "forward" and op.line is not None:
+            if op.name in makers:
+                return at_site(Where(phase="forward"), op.line)
+            break  # what the step begins with is double
     files = dict.fromkeys(op.line.file for op in watch.last if op.line is not None)
     held = {name for name, value in training.names.items() if _is_double(value)}
     ranked: list[tuple[int, Site]] = []
@@ -214,24 +217,60 @@ def _is_double(value: Any) -> bool:
 
 
 def slow_attention(watch: OpWatch) -> WorkShare | None:
-    """Attention that runs as plain products, where a fused kernel would take the same call."""
-    math, where, what = 0, None, ""
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    choose: Any = torch._fused_sdp_choice
-    for args, kwargs, _, _, site in watch.attentions:
-        with contextlib.suppress(Exception):
-            given = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, **dict(zip(names, args)), **kwargs}
-            query = given["query"]
-            if query.is_cuda and query.shape[-2] > 1 and choose(**given) == 0:
-                masked = "a mask" if given["attn_mask"] is not None else "no mask"
-                math, where = math + 1, site
-                what = f"{str(query.dtype).removeprefix('torch.')}, heads of {query.shape[-1]}, {masked}"
-    if not math:
+    """Attention that runs as plain products on a GPU, and why."""
+    slow = [call for call in watch.attentions if call[1]]
+    if not slow:
         return None
-    return WorkShare(at_site(Where(phase="forward"), where), math / len(watch.attentions), what)
+    site, why = slow[-1]
+    forward = [op for op in watch.last if op.phase == "forward"]
+    inside = sum(op.seconds for op in forward if op.line == site) / (sum(op.seconds for op in forward) or 1.0)
+    return WorkShare(at_site(Where(phase="forward"), site), len(slow) / len(watch.attentions), why, inside)
+
+
+def kernels(training: Training, steps: int = 3) -> tuple[float, float]:
+    """Of a step on a GPU: how many kernels run, and the seconds in which at least one of them does."""
+    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+
+    def ended(number: int) -> None:
+        if number == 1:
+            profile.start()
+        if number > steps:
+            stop_training()
+
+    clock = training.clock(ended)
+    clock.waits = lambda step: 1
+    try:
+        with clock:
+            drive(training, clock, steps + 1)
+    finally:
+        if clock.steps:
+            profile.stop()
+    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    cuda = [e for e in events if e.device_type() == torch._C._autograd.DeviceType.CUDA]
+    spans = sorted((e.start_ns(), e.end_ns()) for e in cuda if not e.name().startswith(("Memcpy", "Memset")))
+    busy, last, ran = 0, 0, max(len(clock.steps) - 1, 1)
+    for start, end in spans:
+        busy += max(0, end - max(start, last))
+        last = max(last, end)
+    return len(spans) / ran, busy / 1e9 / ran
 
 
 # -- with and without --------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Switch:
+    """on: whether the change is in place; used: how often it changed something; turned: called at each turn."""
+
+    on: bool = False
+    used: int = 0
+    turned: Callable[[bool], None] | None = None
+
+    def turn(self, on: bool) -> None:
+        self.on = on
+        if self.turned is not None:
+            self.turned(on)
+            self.used += on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +279,7 @@ class SpeedTrial:
     phase tells how many times faster a step should be; rows: how many times more rows a step has with it."""
 
     name: str
-    change: Change
+    change: Callable[[Training, Patches, Switch], None]
     phase: str = ""
     part: float = 1.0
     predicted: float | None = None
@@ -248,131 +287,150 @@ class SpeedTrial:
     seconds: float = SECONDS
 
 
-def try_cure(training: Training, what: SpeedTrial) -> SpeedCure:
-    """The cure with its predicted and its measured speed-up, both from the same steps, and the last losses."""
-    return apart(training, lambda: _paired(training, what), 10 * SECONDS) or SpeedCure(
-        what.name, what.predicted, why_not="it could not be tried on a copy of this process"
-    )
+def try_cure(training: Training, what: SpeedTrial, facts: SpeedFacts) -> SpeedCure:
+    """The cure with its predicted and its measured speed-up, on a CPU from the same steps, and the last losses."""
+    predicted = facts.faster(what.phase, what.part) if what.phase else what.predicted
+    on_gpu = facts.device != "cpu"
+    block = FREE if on_gpu and facts.seconds() < 0.25 else 1
+    tried: SpeedCure | None = apart(training, lambda: _paired(training, what, block), 10 * SECONDS)
+    if tried is None:
+        return SpeedCure(what.name, predicted, why_not="it could not be tried on a copy of this process")
+    return dataclasses.replace(tried, predicted=predicted) if on_gpu else tried
 
 
-def _paired(training: Training, what: SpeedTrial) -> SpeedCure:
-    patches, flags = Patches(), [False]
-    switch, begun = what.change(training, patches), time.monotonic()
+def _paired(training: Training, what: SpeedTrial, block: int) -> SpeedCure:
+    patches, switch = Patches(), Switch()
+    begun = time.monotonic()
+
+    def is_on(step: int) -> bool:
+        return step == 1 or (step > 1 and (step - 2) // block % 4 in (1, 2))
 
     def ended(number: int) -> None:
-        if number > 2 * PAIRS or (number > 6 and time.monotonic() - begun > what.seconds):
+        rows = number - 2
+        late = rows >= 4 * block + 2 * (block == 1) and time.monotonic() - begun > what.seconds
+        if rows >= 2 * PAIRS or (late and rows % (2 * block) == 0):
             stop_training()
-        flags.append(number % 4 in (2, 3))
-        switch(flags[-1])
+        switch.turn(is_on(number))
 
     clock = training.clock(ended)
+    clock.waits = lambda step: int((step - 2) % block == block - 1)
     try:
+        what.change(training, patches, switch)
         with clock:
-            drive(training, clock, 2 * PAIRS + 1)
+            drive(training, clock, 2 * PAIRS + 2)
     finally:
-        switch(False)
+        if switch.on:
+            switch.turn(False)
         patches.undo()
-    if getattr(switch, "uses", None) == []:
-        raise LookupError("no module does the repeated work alone")
-    rows = list(zip(clock.steps, flags))[1:]
-    off, on = ([step for step, flag in rows if flag is wanted] for wanted in (False, True))
-    usual = statistics.median if all(step.phases.get(what.phase) for step in off) else statistics.fmean
-    without, with_it = (usual([step.total for step in steps]) for steps in (off, on))
-    left = usual([step.total - what.part * step.phases.get(what.phase, 0.0) for step in off])
+    if not switch.used:
+        raise LookupError("it changes nothing in these steps")
+    rows = [(clock.steps[i : i + block], is_on(i)) for i in range(2, len(clock.steps) - block + 1, block)]
+    off, on = ([steps for steps, flag in rows if flag is wanted] for wanted in (False, True))
+    usual = statistics.median if all(s.phases.get(what.phase) for steps in off for s in steps) else statistics.fmean
+    without, with_it = (usual([statistics.fmean(s.total for s in steps) for steps in part]) for part in (off, on))
+    left = usual([s.total - what.part * s.phases.get(what.phase, 0.0) for steps in off for s in steps])
     predicted = without / left if what.phase else what.predicted
-    losses = list(zip(training.losses, flags))
-    last = [[loss for loss, flag in losses if flag is wanted][-1:] for wanted in (False, True)]
+    last = [[loss for i, loss in enumerate(training.losses) if is_on(i) is wanted][-1:] for wanted in (False, True)]
     pair = (float(last[0][0]), float(last[1][0])) if all(last) else None
     return SpeedCure(what.name, predicted, what.rows * without / with_it, pair)
 
 
-def same_batch(training: Training, patches: Patches) -> Callable[[bool], None]:
-    """The loader gives a batch that it gave before."""
-    state: dict[str, Any] = {"on": False}
+def through(training: Training, patches: Patches, fetch: Callable[[Callable[[], Any]], Any]) -> None:
+    """Each batch is what `fetch(read)` gives, where `read()` reads the loader."""
 
     def following(original: Callable[..., Any]) -> Callable[..., Any]:
-        def __next__(iterator: Any) -> Any:
-            if not state["on"] or "batch" not in state:
-                state["batch"] = original(iterator)
-            return state["batch"]
+        return lambda iterator: fetch(lambda: original(iterator))
 
-        return __next__
+    def again(own: Iterator[Any]) -> Iterator[Any]:
+        with contextlib.suppress(StopIteration):
+            while True:
+                yield fetch(lambda: next(own))
 
     patches.put(dataloader._BaseDataLoaderIter, "__next__", following)
-    if training.loader is not None:
-        own = training.loader
-
-        def again() -> Iterator[Any]:
-            batches: Any = iter(own)
-            while True:
-                if not state["on"] or "whole" not in state:
-                    try:
-                        state["whole"] = next(batches)
-                    except StopIteration:
-                        batches = iter(own)
-                        state["whole"] = next(batches)
-                yield state["whole"]
-
-        training.loader = again()
-    return lambda on: state.update(on=on)
+    if training.loader is not None and not isinstance(training.loader, DataLoader):
+        training.loader = again(endless(training.loader))
 
 
-def no_saving(training: Training, patches: Patches) -> Callable[[bool], None]:
-    state = {"on": False}
+def same_batch(training: Training, patches: Patches, switch: Switch) -> None:
+    """The loader gives a batch that it gave before."""
+    before: list[Any] = []
 
+    def fetch(read: Callable[[], Any]) -> Any:
+        if switch.on and before:
+            switch.used += 1
+        else:
+            before[:] = [read()]
+        return before[0]
+
+    through(training, patches, fetch)
+
+
+def no_saving(training: Training, patches: Patches, switch: Switch) -> None:
     def dropped(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: None if state["on"] else original(*args, **kwargs)
+        def save(*args: Any, **kwargs: Any) -> Any:
+            switch.used += switch.on
+            return None if switch.on else original(*args, **kwargs)
+
+        return save
 
     for module, name in WRITERS:
         if hasattr(module_of(module), name):
             patches.put(module_of(module), name, dropped)
-    return lambda on: state.update(on=on)
 
 
-def no_reads(training: Training, patches: Patches) -> Callable[[bool], None]:
+def no_reads(training: Training, patches: Patches, switch: Switch) -> None:
     """A read gives what it gave the last time at its line."""
-    state: dict[str, Any] = {"on": False}
+    _remembered(READS, lambda tensor: True, patches, switch)
+
+
+def no_copies(training: Training, patches: Patches, switch: Switch) -> None:
+    """A copy of a tensor of the host gives what it gave the last time at its line."""
+    _remembered(MOVES, lambda tensor: tensor.device.type == "cpu", patches, switch)
+
+
+def _remembered(names: Iterable[str], applies: Callable[[Any], bool], patches: Patches, switch: Switch) -> None:
     before: dict[Any, Any] = {}
 
-    def remembered(name: str) -> Callable[..., Any]:
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            def read(tensor: Any, *args: Any) -> Any:
-                lines = users_lines()
-                key = name, lines[-1] if lines else None
-                if not state["on"] or key not in before:
-                    before[key] = original(tensor, *args)
-                return before[key]
+    def remembered(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if not applies(tensor):
+                return original(tensor, *args, **kwargs)
+            key = name, users_lines()[-1:], tuple(tensor.shape)
+            switch.used += switch.on and key in before
+            if not switch.on or key not in before:
+                before[key] = original(tensor, *args, **kwargs)
+            return before[key]
 
-            return read
+        return call
 
-        return wrap
-
-    for name in READS:
-        patches.put(torch.Tensor, name, remembered(name))
-    return lambda on: state.update(on=on)
+    for name in names:
+        patches.put(torch.Tensor, name, functools.partial(remembered, name))
 
 
-def no_validation(training: Training, patches: Patches) -> Callable[[bool], None]:
+def no_validation(training: Training, patches: Patches, switch: Switch) -> None:
     """A loader gives one batch to a model in eval mode; without a loader the model answers what it answered before."""
-    state: dict[str, Any] = {"on": False, "read": False, "models": []}
-    remember = _memory(training, patches, lambda m: not (m.training or state["read"] or torch.is_grad_enabled()), False)
+    state: dict[str, Any] = {"read": False, "models": []}
+    _memory(training, patches, switch, lambda m: not (m.training or state["read"] or torch.is_grad_enabled()), False)
+    remember = switch.turned
 
     def following(original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:
             if not all(m.training for m in state["models"]):
                 state["read"] = True
-                if state["on"] and iterator._num_yielded:
+                if switch.on and iterator._num_yielded:
+                    switch.used += 1
                     raise StopIteration
             return original(iterator)
 
         return __next__
 
-    def switch(on: bool) -> None:
-        state.update(on=on, models=state["models"] or list(learners(training)))
-        remember(on)
+    def turned(on: bool) -> None:
+        state["models"] = state["models"] or list(learners(training))
+        if remember is not None:
+            remember(on)
 
     patches.put(dataloader._BaseDataLoaderIter, "__next__", following)
-    return switch
+    switch.turned = turned
 
 
 def learners(training: Training) -> Iterator[Any]:
@@ -386,73 +444,62 @@ def learners(training: Training) -> Iterator[Any]:
     return (m for m in models if any(id(p) in held or p.grad is not None for p in m.parameters()))
 
 
-def memoised(training: Training, patches: Patches) -> Callable[[bool], None]:
+def memoised(training: Training, patches: Patches, switch: Switch) -> None:
     """A module with equal inputs and weights answers what it answered before."""
-    return _memory(training, patches, lambda module: True, content=True)
+    _memory(training, patches, switch, lambda module: True, content=True)
 
 
 def _memory(
-    training: Training, patches: Patches, applies: Callable[[Any], bool], content: bool
-) -> Callable[[bool], None]:
+    training: Training, patches: Patches, switch: Switch, applies: Callable[[Any], bool], content: bool
+) -> None:
     """Modules that answer what they answered before: all of them to equal inputs (content), or the models to inputs of
-    equal shapes. A graph serves its own step. uses: one entry for each answer that was not computed."""
-    state: dict[str, Any] = {"on": False, "step": 0}
+    equal shapes. A graph serves its own step."""
+    step = [0]
     answers: dict[Any, Any] = {}
-    uses: list[int] = []
 
     def key_of(module: Any, values: list[Any]) -> Any:
         graph = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         if not content:
             return id(module), tuple(tuple(t.shape) for t in tensors_in(values)), graph
         inputs = tuple(fingerprint(t) for t in tensors_in(values))
-        return id(module), inputs, tuple(p._version for p in module.parameters()), graph and state["step"]
+        return id(module), inputs, tuple(p._version for p in module.parameters()), graph and step[0]
 
     def remembering(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
         def answer(*args: Any, **kwargs: Any) -> Any:
-            if not state["on"] or not applies(module):
+            if not switch.on or not applies(module):
                 return forward(*args, **kwargs)
             key = key_of(module, [*args, *kwargs.values()])
-            uses.extend([1] * (key in answers))
+            switch.used += key in answers
             if key not in answers:
                 answers[key] = forward(*args, **kwargs)
             return answers[key]
 
         return answer
 
-    def switch(on: bool) -> None:
-        if not state["step"]:
+    def turned(on: bool) -> None:
+        switch.used -= on  # a turn alone changes nothing
+        if not step[0]:
             known = [*training.models.values(), *training.names.values()] if content else []
-            others = [thing for thing in known if isinstance(thing, torch.nn.Module)]
-            for module in dict.fromkeys(part for m in (*learners(training), *others) for part in _parts(m, content)):
+            models = [*learners(training), *(thing for thing in known if isinstance(thing, torch.nn.Module))]
+            parts = (part for model in models for part in (model.modules() if content else [model]))
+            for module in dict.fromkeys(part for part in parts if any(True for _ in part.parameters())):
                 patches.put(module, "forward", functools.partial(remembering, module))
-        state.update(on=on, step=state["step"] + 1)
+        step[0] += 1
 
-    switch.uses = uses  # type: ignore[attr-defined]
-    return switch
-
-
-def _parts(model: Any, content: bool) -> list[Any]:
-    return [m for m in (model.modules() if content else [model]) if any(True for _ in m.parameters())]
+    switch.turned = turned
 
 
-def single_precision(training: Training, patches: Patches) -> Callable[[bool], None]:
+def single_precision(training: Training, patches: Patches, switch: Switch) -> None:
     """Weights, the optimizer's state, the step's own tensors and the batches in float32."""
     tensors = [t for model in training.models.values() for t in (*model.parameters(), *model.buffers())]
     tensors += [value for value in training.names.values() if isinstance(value, torch.Tensor)]
     tensors = [t for t in tensors if t.dtype == torch.float64]
-    state = {"on": False}
 
     def cast(value: Any) -> Any:
         wide = isinstance(value, torch.Tensor) and value.dtype == torch.float64
-        return value.float() if wide and state["on"] else value
+        return value.float() if wide and switch.on else value
 
-    def following(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda iterator: tree_map(cast, original(iterator))
-
-    patches.put(dataloader._BaseDataLoaderIter, "__next__", following)
-
-    def switch(on: bool) -> None:
-        state["on"] = on
+    def turned(on: bool) -> None:
         kind = torch.float32 if on else torch.float64
         torch.set_default_dtype(torch.float32)
         for tensor in tensors:
@@ -464,41 +511,57 @@ def single_precision(training: Training, patches: Patches) -> Callable[[bool], N
                     if isinstance(value, torch.Tensor) and value.dim() and value.is_floating_point():
                         values[name] = value.to(kind)
 
-    return switch
+    through(training, patches, lambda read: tree_map(cast, read()))
+    switch.turned = turned
 
 
-def autocast(training: Training, patches: Patches) -> Callable[[bool], None]:
+def autocast(training: Training, patches: Patches, switch: Switch) -> None:
     device = next((d.type for d in accelerators_in_use()), "cpu")
     before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
-    def switch(on: bool) -> None:
+    def turned(on: bool) -> None:
         torch.set_autocast_enabled(device, on or before[0])
         torch.set_autocast_dtype(device, torch.bfloat16 if on else before[1])
 
-    return switch
+    switch.turned = turned
 
 
-def tf32(training: Training, patches: Patches) -> Callable[[bool], None]:
+def tf32(training: Training, patches: Patches, switch: Switch) -> None:
     before = torch.get_float32_matmul_precision()
-    return lambda on: torch.set_float32_matmul_precision("high" if on else before)
+    switch.turned = lambda on: torch.set_float32_matmul_precision("high" if on else before)
 
 
-def doubled(training: Training, patches: Patches) -> Callable[[bool], None]:
+def fused_attention(training: Training, patches: Patches, switch: Switch) -> None:
+    """The fused kernels may run, in bfloat16 where they refuse float32."""
+
+    def attention(original: Callable[..., Any]) -> Callable[..., Any]:
+        def scaled_dot_product_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+            if not switch.on:
+                return original(query, key, value, *args, **kwargs)
+            switch.used += 1
+            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+                if query.dtype != torch.float64 and not attention_refused((query, key, value, *args), kwargs):
+                    return original(query, key, value, *args, **kwargs)
+                half = [t.to(torch.bfloat16) for t in (query, key, value)]
+                return original(*half, *args, **kwargs).to(query.dtype)
+
+        return scaled_dot_product_attention
+
+    patches.put(torch.nn.functional, "scaled_dot_product_attention", attention)
+
+
+def doubled(training: Training, patches: Patches, switch: Switch) -> None:
     """Each batch with its rows twice."""
-    state = {"on": False}
 
     def twice(value: Any) -> Any:
         return torch.cat([value, value]) if isinstance(value, torch.Tensor) and value.dim() else value
 
-    def following(original: Callable[..., Any]) -> Callable[..., Any]:
-        def __next__(iterator: Any) -> Any:
-            batch = original(iterator)
-            return tree_map(twice, batch) if state["on"] else batch
+    def fetch(read: Callable[[], Any]) -> Any:
+        batch = read()
+        switch.used += switch.on
+        return tree_map(twice, batch) if switch.on else batch
 
-        return __next__
-
-    patches.put(dataloader._BaseDataLoaderIter, "__next__", following)
-    return lambda on: state.update(on=on)
+    through(training, patches, fetch)
 
 
 def with_workers(training: Training, number: int, base: float) -> SpeedCure:
@@ -525,6 +588,7 @@ def with_workers(training: Training, number: int, base: float) -> SpeedCure:
                 stop_training()
 
         clock = training.clock(ended)
+        clock.waits = lambda step: 1
         with clock:
             drive(training, clock, 15)
         return statistics.median(step.total for step in clock.steps[3:])
@@ -541,6 +605,7 @@ def eager_steps(training: Training) -> float:
     def run() -> float:
         with torch.compiler.set_stance("force_eager"):
             clock = training.clock(lambda number: stop_training() if number > 6 else None)
+            clock.waits = lambda step: 1
             with clock:
                 drive(training, clock, 7)
         return statistics.median(step.total for step in clock.steps[1:])

@@ -60,10 +60,9 @@ def needs_batch(step: Callable[..., Any]) -> bool:
     return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) == 1
 
 
-def drive(training: Training, clock: Clock, steps: int, exchange: Callable[[Any], Any] | None = None) -> None:
-    """Call the training until `steps` steps have ended, its data have, or what the clock calls has stopped it.
-    exchange: gives the batch that the step gets."""
-    batches = _endless(training.loader) if training.loader is not None else None
+def drive(training: Training, clock: Clock, steps: int) -> None:
+    """Call the training until `steps` steps have ended, its data have, or what the clock calls has stopped it."""
+    batches = endless(training.loader) if training.loader is not None else None
     try:
         while len(clock.steps) < steps:
             before = len(clock.steps)
@@ -73,7 +72,6 @@ def drive(training: Training, clock: Clock, steps: int, exchange: Callable[[Any]
                     batch = next(batches)
                 finally:
                     clock.leave()
-                batch = batch if exchange is None else exchange(batch)
                 clock.samples(batch)
                 result = training.call(batch)
             else:
@@ -97,7 +95,7 @@ def drive(training: Training, clock: Clock, steps: int, exchange: Callable[[Any]
 DRIVERS.add(drive.__code__)
 
 
-def _endless(loader: Any) -> Iterator[Any]:
+def endless(loader: Any) -> Iterator[Any]:
     """The batches of a loader, again from the start where they end; of an iterator until it ends."""
     while True:
         empty = True
@@ -147,10 +145,10 @@ def apart(training: Training, experiment: Callable[[], Any], seconds: float = 60
 
 
 def _put_back(training: Training, experiment: Callable[[], Any]) -> Any:
-    """None for a step that can't be wound back: a whole loop, an iterator of a loader, a generator of the loader's."""
-    if training.whole or getattr(training.loader, "generator", None) is not None:
+    """None for what can't be wound back, such as an iterator of a loader, or a generator of the loader's."""
+    if isinstance(training.loader, Iterator) or getattr(training.loader, "generator", None) is not None:
         return None
-    state = StepState.take(training.call, training.models, training.optimizers)
+    state = StepState.take(training.call, training.models, training.optimizers, writes=True)
     if state.why_not:
         return None
     before = training.loader, list(training.losses)

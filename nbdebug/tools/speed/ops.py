@@ -92,7 +92,7 @@ class OpWatch(TorchDispatchMode):
         self.sequences: list[Sequence] = []
         self.free_calls: collections.Counter[int] = collections.Counter()
         self.data_loops: set[Any] = set()
-        self.attentions: list[tuple[Any, Any, Any, str, Site | None]] = []
+        self.attentions: list[tuple[Site | None, str]] = []
         self._numbers: dict[int, tuple[Any, int, int]] = {}
         self._after: dict[int, tuple[Any, dict[Any, int], frozenset[Any]]] = {}
         self._done: set[int] = set()
@@ -247,7 +247,7 @@ class OpWatch(TorchDispatchMode):
             def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
                 if len(self.attentions) < 200 and not self.paused:
                     lines = users_lines()
-                    self.attentions.append((args, kwargs, self.step, "", lines[-1] if lines else None))
+                    self.attentions.append((lines[-1] if lines else None, attention_refused(args, kwargs)))
                 return original(*args, **kwargs)
 
             return scaled_dot_product_attention
@@ -410,7 +410,7 @@ class OpWatch(TorchDispatchMode):
         elements = int(statistics.median(op.elements for op, _, _ in members))
         file, line = head[0], head[1]
         where = at_site(Where(phase="forward"), Site(file, line, ""))
-        return Loop(where, max(turns.values()), len(members), len(members) / len(forward), 0.0, elements)
+        return Loop(where, max(turns.values()), len(members), len(members) / len(forward), 0.0, elements, spent)
 
 
 class Sequence:
@@ -502,6 +502,26 @@ def _function(file: str, line: int, name: str) -> Any:
             if first <= line <= node.lineno:
                 return node
     return None
+
+
+def attention_refused(args: Any, kwargs: Any) -> str:
+    """Why a call of scaled_dot_product_attention on a GPU runs as plain products; "" where a fused kernel takes it."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    call = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, **dict(zip(names, args)), **kwargs}
+    query, cuda = call["query"], torch.backends.cuda
+    if not query.is_cuda or query.shape[-2] < 2 or query.dtype == torch.float64:
+        return ""
+    choose: Any = torch._fused_sdp_choice
+    try:
+        with _disable_current_modes():
+            if choose(**call) != 0:
+                return ""
+    except Exception:  # what torch can't answer is not judged
+        return ""
+    if not (cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()):
+        return "the fused kernels are switched off: `sdpa_kernel` or `torch.backends.cuda.enable_flash_sdp`"
+    mask = "a mask" if call["attn_mask"] is not None else "no mask"
+    return f"they refuse {str(query.dtype).removeprefix('torch.')}, heads of {query.shape[-1]}, {mask}"
 
 
 def _plain(value: Any) -> Any:

@@ -44,12 +44,15 @@ def rate(facts: SpeedFacts) -> str:
 def headline(facts: SpeedFacts) -> str:
     if not facts.steps:
         return "No step was seen."
-    work = sum(facts.share(phase) for phase in ("forward", "backward", "optimizer"))
-    return (
-        f"No bottleneck was found: {percent(work)} of the time is the model's own work (compute-bound), {rate(facts)}."
-        if work >= 0.5
-        else f"No single cause makes it slow: {rate(facts)}."
+    work, busy = sum(facts.share(phase) for phase in ("forward", "backward", "optimizer")), facts.busy
+    if min(work, 1.0 if busy is None else busy) < 0.5:
+        return f"No single cause makes it slow: {rate(facts)}."
+    share = (
+        f"{percent(work)} of the time is the model's own work"
+        if busy is None
+        else f"the GPU works {percent(busy)} of the time"
     )
+    return f"No bottleneck was found: {share} (compute-bound), {rate(facts)}."
 
 
 def phases(facts: SpeedFacts) -> Table:
@@ -66,7 +69,7 @@ def parts(facts: SpeedFacts) -> list[tuple[str, float, float, float, float]]:
     """(name, median, ends of the middle half, share of all time) of each part that takes time."""
     rows = []
     for phase in PHASES:
-        values = [step.phases.get(phase, 0.0) for step in facts.steps]
+        values = [step.phases.get(phase, 0.0) for step in facts.parted]
         if facts.share(phase) >= 0.001:
             low, _, high = statistics.quantiles(values, n=4) if len(values) > 3 else (min(values), 0, max(values))
             rows.append((phase, statistics.median(values), max(low, 0.0), high, facts.share(phase)))
@@ -135,8 +138,8 @@ def notes(facts: SpeedFacts, goal: float | None) -> Iterator[str]:
         reached = 1 / seconds >= goal
         said = "reached" if reached else "not reached"
         yield f"Goal: {figures(goal)} steps a second; {said} with {figures(1 / seconds)}."
-    if facts.busy is not None:
-        yield f"The GPU worked {percent(facts.busy)} of the time."
+    if facts.kernels is not None and facts.busy is not None:
+        yield f"The GPU works {percent(facts.busy)} of a step, in {figures(round(facts.kernels[0]))} kernels."
     if facts.device == "cpu":
         yield "Measured on a CPU. A GPU makes the model's part shorter, and what it waits for as long as here."
 
@@ -145,7 +148,7 @@ def plain(facts: SpeedFacts) -> dict[str, Any]:
     """What `--json` prints and `--against` compares."""
     return {
         "seconds": facts.seconds(),
-        "steps": [dict(step.phases) for step in facts.steps],
+        "steps": [dict(step.phases) for step in facts.parted],
         "samples": statistics.median([step.samples for step in facts.steps] or [0]),
         "shares": {phase: facts.share(phase) for phase in PHASES if facts.share(phase)},
         "device": facts.device,

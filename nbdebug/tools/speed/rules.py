@@ -6,6 +6,7 @@ are those of a trial on 27 trainings with their healthy twins; where an experime
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,8 +27,12 @@ BATCHED = 3.0
 """Times faster in one op: loops that should be one op gained 6 to 7, a loop that is none 1.5."""
 GROWN = 1.3
 """Of the work (ops and elements) of a late step over an early one."""
-IDLE, UNCHANGED, DOUBLE_ROWS = 0.7, 1.2, 1.6
-"""Of a GPU; of a step with twice the rows."""
+COPIES = 0.4
+"""Of a step's time, spent in copies to the GPU."""
+IDLE, MORE_ROWS = 0.3, 1.6
+"""Of a step the kernels' share, under which a GPU has little to do; rows a second of a step with twice the rows."""
+LAUNCH = 60e-6
+"""Seconds of a step for each of its kernels: eager torch starts one in 10 to 20 microseconds, with its backward."""
 
 
 def milliseconds(seconds: float) -> str:
@@ -100,13 +105,14 @@ def compile_recompiles(facts: SpeedFacts) -> Finding | None:
 )
 def loader_bound(facts: SpeedFacts) -> Finding | None:
     share, cure = facts.share("waiting for data"), facts.cure("the same batch again")
-    proven = cure is not None and cure.measured is not None and facts.device != "cpu" and cure.measured > 1.8
-    usual = facts.seconds("waiting for data") / (facts.seconds() or 1.0)  # else only the epochs' first steps wait
-    if min(share, usual + 0.05) < WAITING and not (proven and share > 0.4):
+    proven = cure is not None and cure.measured is not None and facts.device != "cpu" and cure.measured > 1.5
+    whole = statistics.median(step.total for step in facts.parted) if facts.steps else 0.0
+    usual = facts.seconds("waiting for data") / (whole or 1.0)  # else only the epochs' first steps wait
+    if min(share, usual + 0.05) < WAITING and not (proven and share > 0.3):
         return None
     if cure is not None and cure.measured is not None and cure.measured < 1.2:
         return None
-    each = f"waits {milliseconds(facts.seconds('waiting for data'))} of {milliseconds(facts.seconds())} for its batch"
+    each = f"waits {milliseconds(facts.seconds('waiting for data'))} of {milliseconds(whole)} for its batch"
     title = f"A step {each}: {percent(share)} of the time goes into loading"
     workers = [cure for cure in facts.cures if cure.name.startswith("num_workers") and cure.measured]
     best = max(workers, key=lambda cure: cure.measured or 0.0, default=None)
@@ -158,11 +164,14 @@ def checkpoint_too_often(facts: SpeedFacts) -> Finding | None:
 )
 def transfer_bound(facts: SpeedFacts) -> Finding | None:
     share = facts.share("copy")
-    if facts.device == "cpu" or share < 0.4:
+    if facts.device == "cpu" or share < COPIES:
         return None
     title = f"Copies to the GPU take {percent(share)} of a step"
     fixes = [Fix("Copy from pinned memory, while the GPU works.", "batch = batch.to(device, non_blocking=True)")]
-    return finding(facts, "speed/transfer-bound", "transfer", title, facts.loading, fixes, copies=percent(share))
+    return finding(
+        facts, "speed/transfer-bound", "transfer", title, facts.copying, fixes,
+        copies=percent(share), on_the_GPU_already=gain(facts, "batches that are on the GPU"),
+    )  # fmt: skip
 
 
 @rule(
@@ -316,6 +325,9 @@ def host_sync(facts: SpeedFacts) -> Finding | None:
             break
     else:
         return None
+    cure = facts.cure("reads dropped")
+    if facts.device != "cpu" and cure is not None and cure.measured is not None and cure.measured < 1.03:
+        return None
     effect = " (a GPU would wait for each; here it costs little)" if facts.device == "cpu" else ""
     title = f"The host reads {figures(round(reads.per_step))} values a step at one line{effect}"
     fixes = [Fix("Collect tensors, and read them together, now and then.", "values = torch.stack(values).tolist()")]
@@ -357,9 +369,17 @@ def slow_attention(facts: SpeedFacts) -> Finding | None:
     seen = facts.attention
     if seen is None or seen.share < HALF:
         return None
-    fixes = [Fix("Let a fused kernel run.", "with torch.autocast('cuda', torch.bfloat16): ...")]
-    title = f"Attention runs without a fused kernel ({seen.what})"
-    return finding(facts, "speed/slow-attention", "forward", title, seen.where, fixes, calls=percent(seen.share))
+    cure = facts.cure("fused attention")
+    if cure is not None and cure.measured is not None and cure.measured < 1.1:
+        return None
+    off = seen.what.startswith("the fused")
+    fix = ("Let them run: leave out what switches them off.", "torch.backends.cuda.enable_flash_sdp(True)")
+    cast = ("Cast to bfloat16 or float16.", "with torch.autocast('cuda', torch.bfloat16): ...")
+    title = f"Attention runs as plain products: {seen.what}"
+    return finding(
+        facts, "speed/slow-attention", "forward", title, seen.where, [Fix(*(fix if off else cast))],
+        calls=percent(seen.share), fused=gain(facts, "fused attention"),
+    )  # fmt: skip
 
 
 @rule(
@@ -372,16 +392,19 @@ def slow_attention(facts: SpeedFacts) -> Finding | None:
     reference=TUNING,
 )
 def launch_bound(facts: SpeedFacts) -> Finding | None:
-    cure = facts.cure("twice the batch")
-    if facts.device == "cpu" or cure is None or not cure.measured or (facts.busy is not None and facts.busy > 1 - IDLE):
+    cure, busy, kernels = facts.cure("twice the batch"), facts.busy, facts.kernels
+    if facts.device == "cpu" or busy is None or kernels is None or busy > IDLE:
         return None
-    if cure.measured < 2 / UNCHANGED:
+    more = cure.measured if cure is not None else None
+    if (more or MORE_ROWS) < MORE_ROWS or facts.seconds() > LAUNCH * kernels[0]:
         return None
-    title = f"A step of twice the batch takes the same time: {figures(cure.measured)} times the samples a second"
-    fixes = [Fix("Train with a larger batch.", "DataLoader(..., batch_size=2 * batch_size)")]
-    return finding(
-        facts, "speed/launch-bound", "forward", title, Where(), fixes, twice_the_batch=gain(facts, "twice the batch")
-    )
+    title = f"The GPU works {percent(busy)} of a step, and waits for {figures(round(kernels[0]))} kernels to be started"
+    fixes = [
+        Fix("Train with a larger batch.", "DataLoader(..., batch_size=2 * batch_size)"),
+        Fix("Start all kernels at once.", "model = torch.compile(model, mode='reduce-overhead')"),
+    ]
+    rows = f"{figures(more)} times the samples a second" if more else ""
+    return finding(facts, "speed/launch-bound", "forward", title, Where(), fixes, twice_the_batch=rows)
 
 
 @rule(

@@ -11,8 +11,8 @@ def facts(device="cuda", cards=1, phases=None, **seen):
 
 
 def sick():
-    return facts(busy=0.2, cures=[SpeedCure("twice the batch", None, 1.9)])
+    return facts(kernels=(2000, 0.006), cures=[SpeedCure("twice the batch", None, 1.9)])
 
 
 def healthy():
-    return facts(busy=0.95, cures=[SpeedCure("twice the batch", None, 1.1)])
+    return facts(kernels=(2000, 0.06), cures=[SpeedCure("twice the batch", None, 1.1)])
