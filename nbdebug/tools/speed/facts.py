@@ -192,7 +192,7 @@ class SpeedFacts:
         return sum(step.phases.get(phase, 0.0) for step in self.parted) / whole if whole else 0.0
 
     def faster(self, phase: str, part: float) -> float:
-        """How many times faster a step is without this part of a phase. Without one of the host's a GPU works as long."""
+        """How many times faster a step is without this part of a phase. A GPU works as long without the host's."""
         whole = statistics.fmean(step.total for step in self.parted)
         least = self.kernels[1] if self.kernels is not None and phase in ("waiting for data", "copy", "saving") else 0.0
         left = max(whole * (1 - part * self.share(phase)), least)
