@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -67,6 +70,28 @@ def test_cells_run_on_each_rank_and_survive_what_fails(book: Notebook) -> None:
     assert within.error is None and within.shown.count("[rank") == 2, within.shown
     typo = book.run("%%ranks\nnothing_of_this_name")
     assert typo.result is None and "NameError" in typo.shown
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "import time\nwhile True:\n    time.sleep(0.01)",
+        "if rank:\n    dist.barrier()\nelse:\n    while True:\n        pass",
+    ],
+)
+def test_an_interrupt_ends_the_cell_on_all_ranks_and_the_next_one_runs(book: Notebook, cell: str) -> None:
+    engines = book.shell.magics_manager.registry["RanksMagics"].engines
+    engines.run("import torch, torch.distributed as dist", "In [1]", lambda *_: None)
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        engines.run(cell, "In [2]", lambda *_: None)
+    assert time.monotonic() - began < 12
+    shown: list[str] = []
+    after = engines.run("x = torch.ones(2)\ndist.all_reduce(x)\nprint(x.sum().item())", "In [3]",
+                        lambda rank, kind, value: shown.append(value))  # fmt: skip
+    assert not after.errors and shown == ["4.0", "4.0"]
 
 
 @pytest.mark.timeout(120)

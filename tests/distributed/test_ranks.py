@@ -117,6 +117,24 @@ def test_the_agents_files_are_removed_once_read(tmp_path, monkeypatch) -> None:
     assert folder == shared_folder() and folder.stat().st_mode & 0o077 == 0 == folder.parent.stat().st_mode & 0o077
 
 
+def test_the_collectives_of_a_step_are_counted_on_copies() -> None:
+    import torch
+    import torch.distributed as dist
+
+    import nbdebug
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model, x = torch.nn.Linear(300, 300), torch.ones(2, 300)
+        state = torch.get_rng_state()
+        report = nbdebug.check_ranks(model=model, step=lambda model: model(x).square().mean().backward())
+        assert torch.equal(torch.get_rng_state(), state) and model.weight.grad is None
+        assert report.facts["collectives"] == [("all_reduce", 1, 300 * 301 * 4)] and len(report.facts["tried"]) == 4
+        assert "Tried on copies" in str(report.full()), report
+    finally:
+        dist.destroy_process_group()
+
+
 def test_hang_watch_shows_the_users_lines_alone(tmp_path) -> None:
     import torch.distributed as dist
 

@@ -123,6 +123,7 @@ class Agent:
         self.rank, self.process, self.file = rank, os.getpid(), -1
         self.trail, self.inside, self.lock = Trail(), threading.local(), threading.RLock()
         self.agree: Callable[[CollectiveCall], None] | None = None
+        self.hook: Any = None
         self.locating = False
         self.models: list[weakref.ref[Any]] = []
         self.parts: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -322,7 +323,7 @@ class Agent:
         optimizers = sys.modules["torch.optim.optimizer"]
         optimizers.register_optimizer_step_pre_hook(functools.partial(self.attempt, self.before_step))
         optimizers.register_optimizer_step_post_hook(functools.partial(self.attempt, self.after_step))
-        nn.modules.module.register_module_forward_pre_hook(functools.partial(self.attempt, self.past))
+        self.look(True)
         self.wrap(builtins, "print", self.shown, "print")
         self.wrap(logging.Logger, "handle", lambda _, record: self.shown(record.getMessage()), "print")
         self.install_loader()
@@ -439,6 +440,14 @@ class Agent:
                 frame = frame.f_back
             self.write("past", lines=user_lines(frame))
 
+    def look(self, on: bool) -> None:
+        """The hook of all modules that calls `past`; off within a wrapper's forward, where each module would pay it."""
+        if on and self.hook is None:
+            self.hook = nn.modules.module.register_module_forward_pre_hook(functools.partial(self.attempt, self.past))
+        elif not on and self.hook is not None:
+            self.hook.remove()
+            self.hook = None
+
     def is_whole(self, module: nn.Module) -> bool:
         """Whether it is a wrapped model; where none is wrapped, one that the user's lines call, and no other module."""
         if self.models:
@@ -468,6 +477,7 @@ class Agent:
 
     def forward(self, wrapper: Any, *_: Any, **__: Any) -> None:
         self.inside.forward = 1
+        self.look(False)
         if wrapper.will_sync_module_buffers():
             self.call("buffers of DistributedDataParallel", wrapper.process_group)
         if torch.is_grad_enabled():
@@ -479,9 +489,10 @@ class Agent:
 
     def forward_over(self, *_: Any, **__: Any) -> None:
         self.inside.forward = 0
+        self.look(True)
 
     def backward(self, tensors: Any = None, *_: Any, **__: Any) -> None:
-        self.inside.forward = 0
+        self.forward_over()
         self.end_score()
         lines = user_lines(sys._getframe(2))
         for wrapper in self.waiting.values():
