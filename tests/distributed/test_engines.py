@@ -79,6 +79,7 @@ def test_cells_run_on_each_rank_and_survive_what_fails(book: Notebook) -> None:
         "import time\nwhile True:\n    time.sleep(0.01)",
         "if rank:\n    dist.barrier()\nelse:\n    while True:\n        pass",
     ],
+    ids=["all compute", "one waits"],
 )
 def test_an_interrupt_ends_the_cell_on_all_ranks_and_the_next_one_runs(book: Notebook, cell: str) -> None:
     engines = book.shell.magics_manager.registry["RanksMagics"].engines
