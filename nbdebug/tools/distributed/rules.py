@@ -72,7 +72,7 @@ def world_size_wrong(facts: RanksFacts) -> Finding | None:
         line = first(init["lines"])
         if line and init.get("by_argument"):
             line = paths.argument_line(facts, line, "world_size") if "world_size" in facts.text(line) else line
-            line = _argument_origin(facts, line, "world_size")
+            line = paths.argument_line(facts, line, "", "world_size")
         elif line:
             line = paths.find(facts, line[0], lambda n: _sets(n, "WORLD_SIZE")) or line
         title = f"The group is made for {count(init['world'], 'process', 'processes')}; {facts.launched} were launched"
@@ -83,22 +83,6 @@ def world_size_wrong(facts: RanksFacts) -> Finding | None:
             "world-size-wrong", title, at(facts, line), [fix], world_size=init["world"], launched=facts.launched
         )
     return None
-
-
-def _argument_origin(facts: RanksFacts, line: Any, keyword: str) -> Any:
-    """Where the name that is given as a keyword got its value."""
-    tree = paths.parsed(facts, line[0])
-    node = paths.statement(tree, line[1]) if tree else None
-    for part in ast.walk(node) if node is not None else ():
-        if (
-            isinstance(part, ast.keyword)
-            and part.arg == keyword
-            and isinstance(part.value, ast.Name)
-            and tree is not None
-        ):
-            for made in paths.assignments(tree, part.value.id, line[1])[:1]:
-                return (line[0], made.lineno, "")
-    return line
 
 
 def _sets(node: ast.AST, variable: str) -> bool:
@@ -218,7 +202,7 @@ def unused_parameters(facts: RanksFacts) -> Finding | None:
     with_error, without = {rank for rank, _ in failed}, [r for r, u in unused.items() if not u]
     alone = [r for r, u in unused.items() if u] if without and any(unused.values()) else []
     lone = alone[0] if len(alone) == 1 and len(with_error) < len(facts.ranks) else None
-    line = _module_line(facts, names, lone)
+    line = _made_at(facts, names[0], lone is not None)
     title = f"{count(len(names), 'parameter')} without a gradient: {listed(names)}" + (
         f", on rank {lone} alone" if lone is not None else ""
     )
@@ -235,28 +219,33 @@ def first_unused(events: Sequence[dict[str, Any]]) -> list[str]:
     return next((e["names"] for e in events if e["names"]), [])
 
 
-def _module_line(facts: RanksFacts, names: list[str], lone: int | None) -> Any:
-    """Where the module is made; of one rank alone the branch that speaks of it."""
-    module = names[0].rpartition(".")[0].split(".")
+def _made_at(facts: RanksFacts, parameter: str, of_one: bool = False, late: bool = False) -> Any:
+    """Where the module of a parameter is made: below the line of the wrapper, where it came `late`; or the branch that
+    speaks of it, where it concerns one rank alone. Else the line of the wrapper."""
+    wrappers = [e["lines"][0] for log in facts.ranks.values() for e in log.events.get("wrapper", ()) if e["lines"]]
+    begin = first(wrappers)
+    module = parameter.split(".")[:-1] or [parameter]
     for part in [p for p in module if not p.isdigit()] or module:
         for file in facts.sources:
-            if lone is not None:
-                place = paths.find(
-                    facts, file, lambda n, p=part: isinstance(n, (ast.If, ast.IfExp)) and _mentions(n, p)
-                )
+            low = begin[1] if late and begin and begin[0] == file else 0
+            for wanted in (_branch_of,) * of_one + (_assigns,) + (_names,) * late:
+                place = paths.find(facts, file, lambda n, f=wanted, p=part, low=low: n.lineno > low and f(n, p))
                 if place:
                     return place
-            place = paths.find(
-                facts, file, lambda n, p=part: isinstance(n, ast.Assign) and any(_is_attribute(t, p) for t in n.targets)
-            )
-            if place:
-                return place
-    wrappers = [e for log in facts.ranks.values() for e in log.events.get("wrapper", ())]
-    return first(wrappers[0]["lines"]) if wrappers else None
+    return begin
 
 
-def _mentions(node: ast.AST, name: str) -> bool:
-    return any(_is_attribute(part, name) for part in ast.walk(node))
+def _branch_of(node: ast.AST, name: str) -> bool:
+    return isinstance(node, (ast.If, ast.IfExp)) and any(_is_attribute(part, name) for part in ast.walk(node))
+
+
+def _assigns(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Assign) and any(_is_attribute(target, name) for target in node.targets)
+
+
+def _names(node: ast.AST, name: str) -> bool:
+    """`model.add_module("head", …)`"""
+    return isinstance(node, ast.Call) and any(isinstance(a, ast.Constant) and a.value == name for a in node.args)
 
 
 def _is_attribute(node: ast.AST, name: str) -> bool:
@@ -526,7 +515,7 @@ def _reason(
 ) -> tuple[str, Any, int | None]:
     late = [n for n in one["late"] if n in apart]
     if late and len(late) == len(apart):
-        return f"{listed(late)} came in after the wrapper was made", _added_line(facts, late[0]), None
+        return f"{listed(late)} came in after the wrapper was made", _made_at(facts, late[0], late=True), None
     if one["when"] == "before":
         seeds = [facts.ranks[e["rank"]].one("seed") for e in (one, other)]
         if seeds[0] and seeds[1] and seeds[0]["value"] != seeds[1]["value"]:
@@ -536,36 +525,13 @@ def _reason(
         return f"rank {arm[0]} alone went through line {arm[1].line}", (arm[1].file, arm[1].line, ""), arm[0]
     if one["lr"] != other["lr"]:
         line = first(one["lines"])
-        return "their learning rates differ", line and _argument_origin(facts, line, "lr"), None
+        return "their learning rates differ", line and paths.argument_line(facts, line, "", "lr"), None
     past = next((e for log in facts.ranks.values() for e in log.events.get("past", ()) if e["lines"]), None)
     if past is not None:
         return "the forward passes the wrapper by, so that no gradient is reduced", first(past["lines"]), None
     if one["when"] == "before":
         return "they were not the same when training began", first(one["lines"]), None
     return "their gradients are not the same", first(one["lines"]), None
-
-
-def _added_line(facts: RanksFacts, name: str) -> Any:
-    part = name.split(".")
-    wrappers = [e for log in facts.ranks.values() for e in log.events.get("wrapper", ()) if e["lines"]]
-    begin = wrappers[0]["lines"][0] if wrappers else None
-    for word in part[:-1] or part:
-        for file in facts.sources:
-            low = _line_in(begin, file)
-            for wanted in (
-                lambda n, w=word: isinstance(n, ast.Assign) and any(_is_attribute(t, w) for t in n.targets),
-                lambda n, w=word: (
-                    isinstance(n, ast.Call) and any(isinstance(a, ast.Constant) and a.value == w for a in n.args)
-                ),
-            ):
-                place = paths.find(facts, file, lambda n, f=wanted, low=low: f(n) and n.lineno > low)
-                if place:
-                    return place
-    return begin
-
-
-def _line_in(line: Any, file: str) -> int:
-    return line[1] if line is not None and line[0] == file else 0
 
 
 def _arm_of_one(facts: RanksFacts, one: dict[str, Any], other: dict[str, Any]) -> tuple[int, Place] | None:
