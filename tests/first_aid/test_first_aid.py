@@ -153,6 +153,8 @@ def test_after_a_crash_the_newest_checkpoint_is_looked_at_though_the_cause_is_kn
     report = first_aid("crash", names={**names, "folder": pathlib.Path("runs")})
     assert report.findings[0].code.startswith("error/")
     assert states(report)[:3] == ["cause", "needs", "well"] and states(report)[3] == "not reached"
+    (tmp_path / "train.log").write_text("".join(f"step {i} loss {2 * 0.9**i + 0.1:.4f}\n" for i in range(40)))
+    assert states(first_aid("crash", names={**names, "folder": pathlib.Path("runs")}))[:3] == ["cause", "well", "well"]
 
 
 def test_what_is_watched_during_a_run_is_asked(tmp_path) -> None:

@@ -41,6 +41,7 @@ SETTINGS = (".json", ".yaml", ".yml", ".toml")
 WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".index.json")
 FOLDERS = ("checkpoints", "ckpt", "ckpts", "runs", "outputs", "output", "lightning_logs", "models", "weights")
 """Folders of the working directory in which checkpoints are looked for, where no variable names one."""
+LOGS = ("train*.log", "logs/train*.log", "slurm-*.out")
 HALF = ("autocast", "half", "float16", "bfloat16", "GradScaler", "fp16", "bf16")
 """Names in the code of a step that uses half precision."""
 TRACED = 20
@@ -439,10 +440,12 @@ def comparison(a: Surroundings) -> Report:
 
 
 def logs(a: Surroundings) -> Report:
+    """Of the path that a variable names, or of the one here that is called as a run's log is."""
     paths = a.paths(".log", ".jsonl", "trainer_state.json", ".out")
-    if not paths:
+    here = [path for pattern in LOGS for path in pathlib.Path().glob(pattern)]
+    if not paths and len(here) != 1:
         raise Missing("the run's log: its path among your variables")
-    return nbdebug.read_log(paths[0])
+    return nbdebug.read_log((paths or here)[0])
 
 
 def losses(a: Surroundings) -> Report:

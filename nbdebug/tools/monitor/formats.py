@@ -98,16 +98,7 @@ ERROR = re.compile(
     r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Iteration)\b(?::|$)|^(?:[a-z_]\w*\.)+[A-Z]\w*: "
 )
 
-TRAIN_LOSS = (
-    "loss",
-    "train_loss",
-    "training_loss",
-    "total_loss",
-    "train_total_loss",
-    "train_loss_step",
-    "lm_loss",
-    "loss_train",
-)
+TRAIN_LOSS = "loss train_loss training_loss total_loss train_total_loss train_loss_step lm_loss loss_train".split()
 VALIDATION = re.compile(r"(?:^|_)(?:val|valid|validation|eval|evaluation|dev|test)(?:_|$)")
 
 
@@ -129,32 +120,14 @@ def role_of(key: str) -> str:
     return ""
 
 
-ROLES = {
-    **dict.fromkeys(
-        (
-            "step",
-            "global_step",
-            "steps",
-            "iteration",
-            "iter",
-            "it",
-            "itr",
-            "num_updates",
-            "num_update",
-            "_step",
-            "trainer_global_step",
-            "update",
-            "updates",
-            "global_iteration",
-            "train_step",
-            "global_steps",
-        ),
-        "step",
-    ),
-    **dict.fromkeys(("epoch", "epochs", "train_epoch", "ep", "training_epoch", "current_epoch"), "epoch"),
-    **dict.fromkeys(("batch", "batch_idx", "minibatch", "batches"), "batch"),
-    **dict.fromkeys(("rank", "local_rank", "global_rank"), "rank"),
+PLACES = {
+    "step": "step global_step steps iteration iter it itr num_updates num_update _step trainer_global_step update "
+    "updates global_iteration train_step global_steps",
+    "epoch": "epoch epochs train_epoch ep training_epoch current_epoch",
+    "batch": "batch batch_idx minibatch batches",
+    "rank": "rank local_rank global_rank",
 }
+ROLES = {key: role for role, keys in PLACES.items() for key in keys.split()}
 
 
 @dataclasses.dataclass
