@@ -182,7 +182,7 @@ def test_the_magic_in_a_shell(tmp_path) -> None:
     with started(setup + "torch.save({'module.' + k: v for k, v in net.state_dict().items()}, path)") as book:
         done = book.run("%check_checkpoint path --model net")
         assert codes(done.result) == ["checkpoint/prefix-module"] and "Tried, it works" in done.shown
-        assert "net.load_state_dict({name.replace" in done.result.findings[0].fixes[0].code
+        assert "net.load_state_dict({name.removeprefix" in done.result.findings[0].fixes[0].code
         assert book.run("%check_checkpoint path").result.ok
         assert "UsageError" in book.run("%check_checkpoint no.pt").printed
         assert "without loading it" in " ".join(book.run("%check_checkpoint -h").printed.split())

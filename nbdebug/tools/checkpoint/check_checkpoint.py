@@ -24,7 +24,7 @@ from nbdebug.text import count, listed, size
 from nbdebug.tools.checkpoint.facts import CheckpointFacts, SavedFile, SavedObject, SavedTensor, Sibling
 from nbdebug.tools.checkpoint.formats import is_checkpoint, loaded, read_file
 from nbdebug.tools.checkpoint.names import rename
-from nbdebug.tools.checkpoint.rules import DANGEROUS, name_all
+from nbdebug.tools.checkpoint.rules import DANGEROUS, WORDS, name_all
 
 WHOLE = tuple(
     "model.safetensors.index.json pytorch_model.bin.index.json model.safetensors pytorch_model.bin "
@@ -243,11 +243,8 @@ def _pointed(path: pathlib.Path) -> list[str]:
             held = json.loads(text)
         except ValueError:
             return []
-        names = [
-            v
-            for k, v in held.items()
-            if isinstance(v, str) and re.search(r"latest|last|best|checkpoint|resume", k, re.IGNORECASE)
-        ]
+        named = re.compile(r"latest|last|best|checkpoint|resume", re.IGNORECASE)
+        names = [value for key, value in held.items() if isinstance(value, str) and named.search(key)]
     else:
         names = [text] if text and "\n" not in text and len(text) < 300 else []
     return [name for name in names if _names_checkpoint(path.parent, name)]
@@ -436,11 +433,8 @@ def _loading(facts: CheckpointFacts, load: Any) -> dict[str, ast.Call]:
     calls: dict[str, ast.Call] = {}
     names = {**getattr(load, "__globals__", {}), **closure_variables(load)} if inspect.isfunction(load) else {}
     for node in nodes_of(file):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and first <= node.lineno < first + len(lines)
-        ):
+        own = isinstance(node, ast.Call) and first <= node.lineno < first + len(lines)
+        if own and isinstance(node.func, ast.Attribute):
             owner = node.func.value
             thing = names.get(owner.id) if isinstance(owner, ast.Name) else None
             if node.func.attr == "load_state_dict" and not isinstance(thing, torch.optim.Optimizer):
@@ -459,9 +453,8 @@ def _mended(facts: CheckpointFacts) -> dict[str, Callable[[str], str]]:
     if facts.rename is not None:
         text = facts.rename.text
         changes[facts.rename.code] = lambda old: f"{{{text}: value for name, value in {old}.items()}}"
-    pairs = [(n, next((o for o in g if o in facts.own), "")) for g in facts.tied for n in g if n in facts.missing]
-    if pairs and all(other for _, other in pairs):
-        more = ", ".join(f"{name!r}: state[{other!r}]" for name, other in pairs)
+    if facts.doubled:
+        more = ", ".join(f"{name!r}: state[{other!r}]" for name, other in facts.doubled.items())
         changes["checkpoint/tied-weights-missing"] = lambda old: f"{{**(state := {old}), {more}}}"
     if facts.reshaped:
         left = sorted(facts.reshaped)
@@ -474,9 +467,8 @@ def _new_names(facts: CheckpointFacts) -> dict[str, Any]:
     """What `Report.mended` needs: the file's names → the model's; names that the model has besides → the file's."""
     if facts.file.fault or facts.file.lost or any(not one.allowed for one in facts.file.globals):
         return {}
-    twice = {n: next((o for o in g if o in facts.own), "") for g in facts.tied for n in g if n in facts.missing}
     names = dict(facts.rename.pairs) if facts.rename else {}
-    return {"entry": facts.entry, "names": names, "copies": {new: old for new, old in twice.items() if old}}
+    return {"entry": facts.entry, "names": names, "copies": facts.doubled}
 
 
 def _tried(facts: CheckpointFacts, model: Any, load: Any, calls: Mapping[str, ast.Call], path: str) -> dict[str, Any]:
@@ -553,12 +545,8 @@ def _loaded(facts: CheckpointFacts, model: Any, path: str) -> tuple[int, int]:
     for part in facts.entry.split(".") if facts.entry else ():
         whole = whole[part]
     names, state = dict(facts.rename.pairs) if facts.rename else {}, model.state_dict()
-    pairs = [
-        (whole[old], state[new])
-        for old in facts.own
-        for new in [names.get(old, old)]
-        if new in state and old not in facts.reshaped
-    ]
+    taken = [old for old in facts.own if names.get(old, old) in state and old not in facts.reshaped]
+    pairs = [(whole[old], state[names.get(old, old)]) for old in taken]
     equal = sum(bool(torch.equal(a.to(b.dtype), b.cpu())) or bool(a.isnan().any()) for a, b in pairs)
     return equal, len(pairs)
 
@@ -567,24 +555,21 @@ def _loaded(facts: CheckpointFacts, model: Any, path: str) -> tuple[int, int]:
 
 
 def _report(facts: CheckpointFacts, place: pathlib.Path) -> Report:
-    findings = tuple(name_all(facts))
-    file = facts.file
+    findings, file = tuple(name_all(facts)), facts.file
+    held = {"path": str(file.path), "bytes": file.bytes, "step": file.step, "entries": dict(facts.entries)}
+    unchecked = ["names, shapes and types: give the model (model=…)"] if facts.model is None else []
+    if not facts.wanted:
+        unchecked.append("whether training can go on from it: give the optimizer and what else the run has")
     subject = f"{facts.name}, {size(file.bytes)}, {file.format or 'no format of weights'}"
     subject += f", step {file.step}" if file.step is not None else ""
     return Report(
         f"check_checkpoint({place.name!r})",
         findings,
         tuple(_ruled_out(facts, findings)),
-        tuple(_unchecked(facts)),
+        tuple(unchecked),
         tuple(_notes(facts)),
         subject,
-        {
-            "path": str(file.path),
-            "bytes": file.bytes,
-            "step": file.step,
-            "entries": dict(facts.entries),
-            **_new_names(facts),
-        },
+        held | _new_names(facts),
         headline="" if findings else f"{facts.name} is whole, and fits what it was compared with.",
         tables=_tables(facts),
         independent=True,
@@ -596,40 +581,21 @@ def _ruled_out(facts: CheckpointFacts, findings: tuple[Finding, ...]) -> Iterato
     if not facts.file.fault and facts.file.format:
         yield RuledOut("a file that ends early", f"all {size(facts.file.bytes)} were read")
     if facts.file.globals and all(one.allowed for one in facts.file.globals):
-        yield RuledOut(
-            "code in the file",
-            (
-                f"it names {count(len(facts.file.globals), 'function or class', 'functions and classes')}, all of "
-                "torch's own list"
-            ),
-        )
+        names = count(len(facts.file.globals), "function or class", "functions and classes")
+        yield RuledOut("code in the file", f"it names {names}, all of torch's own list")
     if facts.own and "checkpoint/nonfinite-weights" not in codes:
         yield RuledOut("weights that are not finite", f"{count(len(facts.own), 'tensor')} read")
     if facts.model and facts.own and not (facts.missing or facts.unexpected or facts.reshaped or facts.rename):
         yield RuledOut("weights that stay random", f"all {len(facts.model)} names and shapes are in the file")
 
 
-def _unchecked(facts: CheckpointFacts) -> Iterator[str]:
-    if facts.model is None:
-        yield "names, shapes and types: give the model (model=…)"
-    if not facts.wanted:
-        yield "whether training can go on from it: give the optimizer and what else the run has"
-
-
 def _notes(facts: CheckpointFacts) -> Iterator[str]:
     zeros = [n for n, t in facts.own.items() if t.zero and len(t.shape) > 1 and "lora_B" not in n]
     if zeros:
         yield f"{listed(zeros)} {'is' if len(zeros) == 1 else 'are'} all zeros."
-    if facts.wanted:
-        absent = [
-            what
-            for role, what in (("step", "the step"), ("rng", "random states"), ("sampler", "a position in the data"))
-            if role not in facts.entries
-        ]
-        if absent:
-            yield (
-                f"It does not hold {listed(absent, quote='')}. nbdebug.resume_proof tells whether your run needs them."
-            )
+    absent = [WORDS[role] for role in ("step", "rng", "sampler") if role not in facts.entries]
+    if facts.wanted and absent:
+        yield f"It does not hold {listed(absent, quote='')}. nbdebug.resume_proof tells whether your run needs them."
     if facts.configs:
         named = [f"{name} = {saved!r} (the model: {own!r})" for name, saved, own in facts.configs]
         yield f"Settings saved with it that differ from the model's: {listed(named, quote='')}."
@@ -637,16 +603,9 @@ def _notes(facts: CheckpointFacts) -> Iterator[str]:
     if not facts.chosen and len(numbered) > 1:
         first = min(numbered, key=lambda one: one.step or 0).name
         yield f"A rotation that keeps {len(numbered)} deletes {first} next."
-    if (
-        not facts.chosen
-        and numbered
-        and max(one.name for one in numbered) != facts.name
-        and facts.name in [one.name for one in numbered]
-    ):
-        yield (
-            f"By name the last would be {max(one.name for one in numbered)}: take the largest number, not "
-            "sorted(…)[-1]."
-        )
+    last = max((one.name for one in numbered), default="")
+    if not facts.chosen and last != facts.name in [one.name for one in numbered]:
+        yield f"By name the last would be {last}: take the largest number, not sorted(…)[-1]."
 
 
 def _tables(facts: CheckpointFacts) -> tuple[Table, ...]:

@@ -11,10 +11,8 @@ import importlib
 import json
 import os
 import pathlib
-import random
 import re
 import shutil
-import sys
 import warnings
 import zlib
 from collections.abc import Mapping
@@ -28,6 +26,7 @@ from nbdebug.text import in_a_line
 from nbdebug.tools.checkpoint.check_checkpoint import WHOLE, check_checkpoint
 from nbdebug.tools.checkpoint.facts import SavedFile
 from nbdebug.tools.checkpoint.formats import SAFETENSORS, decoded, header_checksum, loaded, read_file
+from nbdebug.tools.checkpoint.run_state import get_random, set_random
 
 NAME = re.compile(r"step_(\d+)\.safetensors$")
 SHORT = {dtype: name for name, dtype in SAFETENSORS.items()}
@@ -87,7 +86,7 @@ class Checkpoints:
             return None
         self.folder.mkdir(parents=True, exist_ok=True)
         numbers = {name: float(value) for name, value in values.items()}
-        state = {"step": step, "values": numbers, "random": _random_states()}
+        state = {"step": step, "values": numbers, "random": get_random()}
         state |= {name: _state(part) for name, part in self.parts.items()}
         path = self.folder / f"step_{step:08d}.safetensors"
         temporary = self.folder / f".{path.name}.{os.getpid()}.tmp"
@@ -124,7 +123,7 @@ class Checkpoints:
                     part.set_state(state[name])
                 else:
                     part.load_state_dict(state[name])
-            _set_random_states(state["random"])
+            set_random(state["random"])
             return int(state["step"])
         return 0
 
@@ -309,30 +308,3 @@ def _bare(part: Any) -> Any:
 
 def _state(part: Any) -> Any:
     return part.get_state() if isinstance(part, torch.Generator) else part.state_dict()
-
-
-def _random_states() -> dict[str, Any]:
-    """The states of all global generators, as plain values and tensors."""
-    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        name, keys, *rest = numpy.random.get_state()
-        states["numpy"] = [name, keys.tolist(), *rest]
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state_all()
-    return states
-
-
-def _set_random_states(states: dict[str, Any]) -> None:
-    torch.set_rng_state(states["torch"])
-    random.setstate(_tuples(states["python"]))
-    if "numpy" in states:
-        import numpy as np
-
-        np.random.set_state(tuple(states["numpy"]))
-    if "cuda" in states and torch.cuda.device_count() == len(states["cuda"]):
-        torch.cuda.set_rng_state_all(states["cuda"])
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(each) for each in value) if isinstance(value, (list, tuple)) else value

@@ -169,3 +169,14 @@ class CheckpointFacts:
     where: Where = dataclasses.field(default_factory=Where)
     fixes: Mapping[str, tuple[Fix, ...]] = dataclasses.field(default_factory=dict)
     """Fixes that were tried, by the code that they are for."""
+
+    @property
+    def doubled(self) -> dict[str, str]:
+        """Names that the file lacks, each with the one that the model ties to it and the file has."""
+        pairs = [(name, next((n for n in group if n in self.own), "")) for group in self.tied for name in group]
+        return {name: other for name, other in pairs if other and name in self.missing}
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether the user's loading passes over names that do not fit."""
+        return "strict=False" in self.loads.replace(" ", "")

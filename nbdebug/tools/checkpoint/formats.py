@@ -59,6 +59,11 @@ HARMLESS = {
 }
 
 
+TORN = (pickle.UnpicklingError, EOFError, zipfile.BadZipFile, struct.error, zlib.error)
+SENSELESS = (ValueError, TypeError, LookupError, AttributeError, MemoryError, OverflowError, ImportError)
+"""What reading raises of a file that ends early, and of one that was never good."""
+
+
 # -- a pickle, without what it names ---------------------------------------------------------------------------------
 
 
@@ -164,18 +169,9 @@ def read_file(path: pathlib.Path, values: bool = True) -> SavedFile:
         elif saved.format:
             try:
                 _READERS[saved.format](file, saved, values)
-            except (pickle.UnpicklingError, EOFError, zipfile.BadZipFile, struct.error, zlib.error) as error:
+            except TORN as error:
                 saved.fault = f"it ends early, after {size(saved.bytes)} ({type(error).__name__}: {str(error)[:80]})"
-            except (
-                ValueError,
-                TypeError,
-                KeyError,
-                IndexError,
-                AttributeError,
-                MemoryError,
-                OverflowError,
-                ImportError,
-            ) as error:
+            except SENSELESS as error:
                 saved.fault = f"its contents make no sense ({type(error).__name__}: {str(error)[:80]})"
     return saved
 
@@ -411,10 +407,7 @@ def _extent(tensor: SavedTensor) -> int:
         return 0
     if len(tensor.stride) == len(tensor.shape):
         return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride))
-    total = 1
-    for n in tensor.shape:
-        total *= n
-    return total
+    return math.prod(tensor.shape)
 
 
 def _note(tensor: SavedTensor, values: torch.Tensor) -> None:
@@ -463,12 +456,8 @@ def _allowed() -> set[str]:
 
         return {*_get_allowed_globals(), *_get_user_allowed_globals()}
     except ImportError:  # another version of torch: its private names may move
-        return {
-            "collections.OrderedDict",
-            "torch._utils._rebuild_tensor_v2",
-            "torch._utils._rebuild_parameter",
-            "torch.Size",
-        }
+        names = "collections.OrderedDict torch._utils._rebuild_tensor_v2 torch._utils._rebuild_parameter torch.Size"
+        return set(names.split())
 
 
 def _missing(name: str) -> str:

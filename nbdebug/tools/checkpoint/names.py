@@ -28,11 +28,7 @@ def rename(own: Shapes, model: Shapes) -> Rename | None:
     unexpected, missing = [n for n in own if n not in model], [n for n in model if n not in own]
     if not unexpected or not missing:
         return None
-    options = [
-        *_without_wrapper(unexpected, model),
-        *_with_wrapper(missing, own),
-        *_prefixes(unexpected, missing, own, model),
-    ]
+    options = [*_wrappers(unexpected, missing), *_prefixes(unexpected, missing, own, model)]
     scored = [(len(_fitting(option, own, model)), -place, option) for place, option in enumerate(options)]
     best = max(scored, key=lambda one: one[:2], default=None)
     by_order = None if best is not None and best[0] == len(unexpected) else _by_order(unexpected, missing, own, model)
@@ -48,35 +44,29 @@ def _fitting(option: Rename, own: Shapes, model: Shapes) -> list[tuple[str, str]
     ]
 
 
-def _without_wrapper(unexpected: Sequence[str], model: Shapes) -> list[Rename]:
-    """A part that a wrapper of torch has put into the names of the file is left out, wherever it stands."""
-    options = []
-    for token, kind in WRAPPERS.items():
-        pairs = [(n, ".".join(p for p in n.split(".") if p != token)) for n in unexpected if token in n.split(".")]
-        if pairs:
-            options.append(
-                Rename(kind, f"the part `{token}.` too many", tuple(pairs), f"name.replace({token + '.'!r}, '')")
-            )
-    present = [token for token in WRAPPERS if any(token in n.split(".") for n in unexpected)]
-    if len(present) > 1:
-        pairs = [(n, ".".join(p for p in n.split(".") if p not in present)) for n in unexpected]
-        code = "name" + "".join(f".replace({token + '.'!r}, '')" for token in present)
-        what = " and ".join(f"`{token}.`" for token in present)
-        options.append(Rename(WRAPPERS[present[0]], f"the parts {what} too many", tuple(pairs), code))
-    return options
+def _wrappers(unexpected: Sequence[str], missing: Sequence[str]) -> list[Rename]:
+    """Parts that wrappers of torch put into names, wherever they stand: those of the file too many, or too few."""
+    whole = {_bare(name): name for name in missing}
+    pairs = [(old, whole[_bare(old)]) for old in unexpected if _bare(old) in whole]
+    for many in (True, False):
+        chosen = [(old, new) for old, new in pairs if (len(old) > len(new)) is many]
+        longer = [name for pair in chosen for name in [pair[0] if many else pair[1]]]
+        tokens = [token for token in WRAPPERS if any(token in name.split(".") for name in longer)]
+        if tokens:
+            first, text = f"{tokens[0]}.", f"{dict(chosen)!r}.get(name, name)"
+            if all(old == first + new for old, new in chosen):
+                text = f"name.removeprefix({first!r})"
+            elif all(new == first + old for old, new in chosen):
+                text = f"{first!r} + name"
+            elif many and all(_bare(old) == new for old, new in chosen):
+                text = "name" + "".join(f".replace({token + '.'!r}, '')" for token in tokens)
+            parts = f"the part{'s' * (len(tokens) > 1)} {' and '.join(f'`{token}.`' for token in tokens)}"
+            return [Rename(WRAPPERS[tokens[0]], f"{parts} too {'many' if many else 'few'}", tuple(chosen), text)]
+    return []
 
 
-def _with_wrapper(missing: Sequence[str], own: Shapes) -> list[Rename]:
-    """The model is wrapped, the file is of the bare one: names with the wrapper's part left out are looked up."""
-    options = []
-    for token, kind in WRAPPERS.items():
-        pairs = [(".".join(p for p in n.split(".") if p != token), n) for n in missing if token in n.split(".")]
-        pairs = [(old, new) for old, new in pairs if old in own]
-        if pairs:
-            front = all(new == f"{token}.{old}" for old, new in pairs)
-            code = f"{token + '.'!r} + name" if front else f"{dict(pairs)!r}.get(name, name)"
-            options.append(Rename(kind, f"the part `{token}.` too few", tuple(pairs), code))
-    return options
+def _bare(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def _prefixes(unexpected: Sequence[str], missing: Sequence[str], own: Shapes, model: Shapes) -> list[Rename]:

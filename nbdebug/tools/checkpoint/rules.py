@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import count, listed, size
-from nbdebug.tools.checkpoint.facts import DTYPES, CheckpointFacts, SavedGlobal, Sibling
+from nbdebug.tools.checkpoint.facts import DTYPES, CheckpointFacts, Sibling
 
 LOADING = "https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html"
 ADAPTERS = ("lora_", "adapter", "prompt_encoder", "prefix_encoder", "ia3_", "hada_")
@@ -18,21 +19,15 @@ DANGEROUS = tuple(f"{m}." for m in "os posix nt subprocess sys builtins runpy so
 
 
 def finding(
-    facts: CheckpointFacts,
-    code: str,
-    title: str,
-    fixes: Iterable[Fix],
-    keys: Iterable[str] = (),
-    path: str = "",
-    **evidence: Any,
+    facts: CheckpointFacts, code: str, title: str, fixes: Fix | list[Fix], keys: Iterable[str] = (), **evidence: Any
 ) -> Finding:
-    """keys: the file's own names at fault. `_` in names of evidence is a space. Fixes that were tried come first."""
-    rows = {key.replace("_", " "): value for key, value in evidence.items() if value not in (None, "", (), [], 0)}
+    """code: without its chapter, where that is this one. keys: the file's own names at fault. `_` in names of evidence
+    is a space. Fixes that were tried come first."""
+    whole = code if "/" in code else f"checkpoint/{code}"
     held: dict[str, Any] = {"keys": list(keys)} if keys else {}
-    tried = facts.fixes.get(code, ())
-    return Finding(
-        code, title, facts.where, {**held, **({"path": path} if path else {}), **rows}, tuple(tried) or tuple(fixes)
-    )
+    held |= {key.replace("_", " "): value for key, value in evidence.items() if value not in (None, "", (), [], 0)}
+    own = (fixes,) if isinstance(fixes, Fix) else tuple(fixes)
+    return Finding(whole, title, facts.where, held, tuple(facts.fixes.get(whole, ())) or own)
 
 
 @rule(
@@ -67,7 +62,7 @@ def broken(facts: CheckpointFacts) -> Finding | None:
         kinds = {"lfs": "a pointer of Git LFS", "html": "a page of HTML", "text": "text"}
         title = f"{name} ({size(file.bytes)}) is {kinds.get(file.begins, 'no format of weights')}, not weights"
         code = "!git lfs install && git lfs pull" if file.begins == "lfs" else f"# download {name} again"
-        return finding(facts, "checkpoint/not-weights", title, (Fix("Fetch the file itself.", code),), path=name)
+        return finding(facts, "not-weights", title, (Fix("Fetch the file itself.", code),), path=name)
     if not file.fault:
         return None
     write = Fix("From now on write files whole or not at all.", "ckpt = nbdebug.Checkpoints('checkpoints', keep=3)")
@@ -75,7 +70,7 @@ def broken(facts: CheckpointFacts) -> Finding | None:
     if facts.good is not None:
         title += f"; {facts.good.name} is whole"
         fixes.insert(0, _instead(facts.good))
-    return finding(facts, "checkpoint/truncated-file", title, fixes, path=name, size=size(file.bytes))
+    return finding(facts, "truncated-file", title, fixes, path=name, size=size(file.bytes))
 
 
 def _instead(good: Sibling) -> Fix:
@@ -102,7 +97,7 @@ def rotated_away(facts: CheckpointFacts) -> Finding | None:
     title = f"{facts.name} {gone}" if lost == (facts.name,) else f"{listed(lost)} {gone}, and {facts.name} names them"
     other = Fix("Fetch these files, or load another.", "path = ...  # another checkpoint")
     fix = other if facts.good is None else _instead(facts.good)
-    return finding(facts, "checkpoint/rotated-away", title, (fix,), path=facts.name, names=list(lost))
+    return finding(facts, "rotated-away", title, fix, path=facts.name, names=list(lost))
 
 
 @rule(
@@ -124,23 +119,12 @@ def class_moved(facts: CheckpointFacts) -> Finding | None:
     what = f"there is no module `{module}`" if one.missing == "module" else f"`{module}` has no `{name}`"
     near = f"; `{one.near[0]}` has a class `{name}` now" if one.near else ""
     new = one.near[0] if one.near else "new_module"
-    code = (
-        f"import sys\nimport {new}\n\nsys.modules[{module!r}] = {new}\nmodel = torch.load({facts.name!r}, "
-        "weights_only=False)"
-    )
-    fix = Fix(
-        "Give the old name to the module that has the class now, load once, and save the state dict.",
-        code + "\ntorch.save(model.state_dict(), 'weights.pt')",
-    )
+    code = f"import sys\nimport {new}\n\nsys.modules[{module!r}] = {new}\n"
+    code += f"model = torch.load({facts.name!r}, weights_only=False)\ntorch.save(model.state_dict(), 'weights.pt')"
+    fix = Fix("Give the old name to the module that has the class now, load once, and save the state dict.", code)
     title = f"{facts.name} holds an object of `{one.name}`, and {what}{near}"
-    return finding(
-        facts,
-        "checkpoint/class-moved",
-        title,
-        (fix,),
-        [each.path for each in moved if each.path],
-        names=[each.name for each in moved],
-    )
+    keys, names = [each.path for each in moved if each.path], [each.name for each in moved]
+    return finding(facts, "class-moved", title, fix, keys, names=names)
 
 
 @rule(
@@ -159,43 +143,22 @@ def unsafe_pickle(facts: CheckpointFacts) -> Finding | None:
     hostile = [one for one in refused if one.name.startswith(DANGEROUS)]
     if not refused or (not hostile and "weights_only=False" in facts.loads.replace(" ", "")):
         return None
-    keys = _paths(refused)
-    if hostile:
-        title = (
-            f"{facts.name} would call {listed(each.name for each in hostile)} when it is loaded: weights never "
-            "need that"
-        )
-        fix = Fix(
-            "Do not load it. Get the weights as safetensors, or from their author again.",
-            f"# not: torch.load({facts.name!r}, weights_only=False)",
-        )
-        return finding(facts, "checkpoint/unsafe-pickle", title, (fix,), keys, names=[each.name for each in hostile])
-    at = f" at {listed(keys)}" if keys else ""
-    title = f"{facts.name} holds {listed(each.name for each in refused)}{at}, which torch.load refuses"
-    return finding(
-        facts,
-        "checkpoint/unsafe-pickle",
-        title,
-        (_allow(refused, facts.name),),
-        keys,
-        names=[each.name for each in refused],
-    )
-
-
-def _paths(refused: Iterable[SavedGlobal]) -> list[str]:
-    """The outermost places of refused objects."""
     paths = sorted({one.path for one in refused if one.path}, key=lambda path: path.count("."))
-    return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
-
-
-def _allow(refused: list[SavedGlobal], name: str) -> Fix:
-    modules = sorted({one.name.rpartition(".")[0] for one in refused})
-    code = "".join(f"import {module}\n" for module in modules)
-    code += (
-        f"\nwith torch.serialization.safe_globals([{', '.join(one.name for one in refused)}]):\n    state = "
-        f"torch.load({name!r})"
-    )
-    return Fix("If the file is your own: allow these names for this one file.", code)
+    keys = [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]  # the outermost
+    names = [each.name for each in hostile or refused]
+    if hostile:
+        title = f"{facts.name} would call {listed(names)} when it is loaded: weights never need that"
+        what = "Do not load it. Get the weights as safetensors, or from their author again."
+        fix = Fix(what, f"# not: torch.load({facts.name!r}, weights_only=False)")
+    else:
+        at = f" at {listed(keys)}" if keys else ""
+        title = f"{facts.name} holds {listed(names)}{at}, which torch.load refuses"
+        code = "".join(f"import {module}\n" for module in sorted({name.rpartition(".")[0] for name in names}))
+        code += (
+            f"\nwith torch.serialization.safe_globals([{', '.join(names)}]):\n    state = torch.load({facts.name!r})"
+        )
+        fix = Fix("If the file is your own: allow these names for this one file.", code)
+    return finding(facts, "unsafe-pickle", title, fix, keys, names=names)
 
 
 @rule(
@@ -220,9 +183,7 @@ def lexicographic_latest(facts: CheckpointFacts) -> Finding | None:
     fix = Fix(
         "Take the largest number.", "path = max(folder.iterdir(), key=lambda p: int(re.findall(r'\\d+', p.stem)[-1]))"
     )
-    return finding(
-        facts, "checkpoint/lexicographic-latest", title, (fix,), path=newest.name, taken=mine.name, newest=newest.name
-    )
+    return finding(facts, "lexicographic-latest", title, fix, path=newest.name, taken=mine.name, newest=newest.name)
 
 
 @rule(
@@ -239,12 +200,10 @@ def device_mapping(facts: CheckpointFacts) -> Finding | None:
     if not lacking or "map_location" in facts.loads:
         return None
     devices = sorted(set(lacking.values()))
-    title = (
-        f"{count(len(lacking), 'tensor')} of {facts.name} {'lies' if len(lacking) == 1 else 'lie'} on "
-        f"{listed(devices)}, and this machine has no CUDA"
-    )
+    number = f"{count(len(lacking), 'tensor')} of {facts.name} {'lies' if len(lacking) == 1 else 'lie'}"
+    title = f"{number} on {listed(devices)}, and this machine has no CUDA"
     fix = Fix("Map the tensors while loading.", f"state = torch.load({facts.name!r}, map_location='cpu')")
-    return finding(facts, "checkpoint/device-mapping", title, (fix,), list(lacking), devices=devices)
+    return finding(facts, "device-mapping", title, fix, list(lacking), devices=devices)
 
 
 def _renamed(code: str) -> Callable[[CheckpointFacts], Finding | None]:
@@ -264,7 +223,7 @@ def _renamed(code: str) -> Callable[[CheckpointFacts], Finding | None]:
             f"state = {{{change.text}: value for name, value in state.items()}}\n{facts.called}.load_state_dict(state)"
         )
         fix = Fix("Rename them while loading.", text)
-        return finding(facts, code, title, (fix,), keys, matched=f"{len(keys)} of {len(facts.own)}")
+        return finding(facts, code, title, fix, keys, matched=f"{len(keys)} of {len(facts.own)}")
 
     return check
 
@@ -311,25 +270,14 @@ _modules = _renamed("error/state-dict-mismatch")
     reference="https://huggingface.co/docs/safetensors/torch_shared_tensors",
 )
 def tied_weights_missing(facts: CheckpointFacts) -> Finding | None:
-    pairs = [
-        (name, next(other for other in group if other in facts.own))
-        for group in facts.tied
-        for name in group
-        if name in facts.missing and any(other in facts.own for other in group)
-    ]
-    if not pairs or len(pairs) < len(facts.missing) or "strict=False" in facts.loads.replace(" ", ""):
+    pairs = facts.doubled
+    if not pairs or len(pairs) < len(facts.missing) or facts.is_loose:
         return None
-    other = pairs[0][1]
-    title = f"{facts.name} lacks {listed(each for each, _ in pairs)}: the model ties it to `{other}`, which is there"
-    code = "".join(f"state[{each!r}] = state[{source!r}]\n" for each, source in pairs)
+    title = f"{facts.name} lacks {listed(pairs)}: the model ties it to `{next(iter(pairs.values()))}`, which is there"
+    code = "".join(f"state[{each!r}] = state[{source!r}]\n" for each, source in pairs.items())
     code += f"{facts.called}.load_state_dict(state)"
-    return finding(
-        facts,
-        "checkpoint/tied-weights-missing",
-        title,
-        (Fix("Give the weight its second name.", code),),
-        tied=[f"{a} = {b}" for a, b in pairs],
-    )
+    fix, tied = Fix("Give the weight its second name.", code), [f"{a} = {b}" for a, b in pairs.items()]
+    return finding(facts, "tied-weights-missing", title, fix, tied=tied)
 
 
 @rule(
@@ -347,52 +295,39 @@ def shape_changed(facts: CheckpointFacts) -> Finding | None:
         return None
     name = facts.reshaped[0]
     rows = {each: (facts.own[each].shape, facts.model[each][0]) for each in facts.reshaped}
-    saved, wanted = rows[name]
-    title = (
-        f"{listed(facts.reshaped)} {'has' if len(rows) == 1 else 'have'} another size: `{name}` is {list(saved)} "
-        f"in {facts.name}, {list(wanted)} in the model"
-    )
-    code = (
-        "own = model.state_dict()\nmodel.load_state_dict({n: v for n, v in state.items() if v.shape == "
-        "own[n].shape}, strict=False)"
-    )
+    saved, wanted = map(list, rows[name])
+    what = f"{listed(facts.reshaped)} {'has' if len(rows) == 1 else 'have'} another size"
+    title = f"{what}: `{name}` is {saved} in {facts.name}, {wanted} in the model"
+    same = "{n: v for n, v in state.items() if v.shape == own[n].shape}"
+    code = f"own = {facts.called}.state_dict()\n{facts.called}.load_state_dict({same}, strict=False)"
     fix = Fix(f"Load all the others; {count(len(rows), 'weight')} stay as the model began.", code)
-    return finding(
-        facts,
-        "checkpoint/shape-changed",
-        title,
-        (fix,),
-        list(facts.reshaped),
-        shapes={n: f"{list(a)} saved, {list(b)} wanted" for n, (a, b) in list(rows.items())[:6]},
-    )
+    shapes = {n: f"{list(a)} saved, {list(b)} wanted" for n, (a, b) in list(rows.items())[:6]}
+    return finding(facts, "shape-changed", title, fix, list(facts.reshaped), shapes=shapes)
 
 
 def mismatch(facts: CheckpointFacts) -> Finding | None:
     """Names that no single change explains. Its page is in the chapter of errors."""
     if facts.model is None or facts.rename is not None or not facts.own:
         return None
-    loose = "strict=False" in facts.loads.replace(" ", "")
     part = all(any(mark in name for mark in ADAPTERS) for name in facts.own) and not facts.unexpected
-    twice = {name for group in facts.tied if any(other in facts.own for other in group) for name in group}
-    missing = [n for n in facts.missing if not n.endswith("num_batches_tracked") and n not in twice]
-    if part or (not missing and not facts.unexpected) or (loose and facts.unexpected and not missing):
+    missing = [n for n in facts.missing if not n.endswith("num_batches_tracked") and n not in facts.doubled]
+    if part or not missing and (facts.is_loose or not facts.unexpected):
         return None
-    if loose and len(facts.unexpected) < len(facts.own):
+    if facts.is_loose and len(facts.unexpected) < len(facts.own):
         return None
     random = f"{count(len(missing), 'weight')} would stay random ({listed(missing) or 'none'})"
     unknown = f"{count(len(facts.unexpected), 'name')} unknown ({listed(facts.unexpected) or 'none'})"
     title = f"{facts.name} does not fit the model: {random}, {unknown}"
     fix = Fix("See what is loaded and what is not.", "print(model.load_state_dict(state, strict=False))")
-    return finding(facts, "error/state-dict-mismatch", title, (fix,), list(facts.unexpected), missing=missing[:20])
+    return finding(facts, "error/state-dict-mismatch", title, fix, list(facts.unexpected), missing=missing[:20])
 
 
 @rule(
     code="checkpoint/dtype-changed",
     title="The weights were saved with fewer digits than the model has, and are cast without a word.",
     symptom="A file half as large as it was; a continued run leaves the curve of one that never stopped.",
-    cause="`state_dict()` was taken from a half-precision copy, or cast to save space. `load_state_dict` casts back "
-    "to the "
-    "model's type, and the digits are gone.",
+    cause="`state_dict()` was taken from a half-precision copy, or cast to save space. `load_state_dict` casts back to "
+    "the model's type, and the digits are gone.",
     confirm="`{v.dtype for v in state.values()}` beside `{p.dtype for p in model.parameters()}`.",
     fix="Save the weights in the type in which they are trained; keep a smaller file for inference beside it.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.load_state_dict",
@@ -414,7 +349,7 @@ def dtype_changed(facts: CheckpointFacts) -> Finding | None:
     )
     entry = f"[{facts.entry!r}]" if facts.entry else ""
     fix = Fix(f"Save them as {large}.", f"state{entry} = model.state_dict()  # no .half() before torch.save")
-    return finding(facts, "checkpoint/dtype-changed", title, (fix,), cast, saved=small, model=large)
+    return finding(facts, "dtype-changed", title, fix, cast, saved=small, model=large)
 
 
 @rule(
@@ -437,25 +372,17 @@ def nonfinite_weights(facts: CheckpointFacts) -> Finding | None:
     name, (nan, inf) = next(iter(bad.items()))
     held = " and ".join(f"{number} {word}" for number, word in ((nan, "NaN"), (inf, "infinite")) if number)
     more = f", and {count(len(bad) - 1, 'other weight')}" if len(bad) > 1 else ""
-    title = f"`{name}` of {facts.name} holds {held} of {count(_numel(facts.own[name].shape), 'value')}{more}"
+    title = f"`{name}` of {facts.name} holds {held} of {count(math.prod(facts.own[name].shape), 'value')}{more}"
     look = Fix("Load another file, after a look at it.", "nbdebug.check_checkpoint('another.pt')")
     fix = look if facts.good is None else _instead(facts.good)
-    return finding(facts, "checkpoint/nonfinite-weights", title, (fix,), list(bad), nan=nan, infinite=inf)
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    total = 1
-    for n in shape:
-        total *= n
-    return total
+    return finding(facts, "nonfinite-weights", title, fix, list(bad), nan=nan, infinite=inf)
 
 
 @rule(
     code="checkpoint/optimizer-mismatch",
     title="The saved optimizer has other parameters, or is of another kind.",
     symptom="ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's "
-    "group; or "
-    "no error, and moments of one weight are used for another.",
+    "group; or no error, and moments of one weight are used for another.",
     cause="An optimizer's state is numbered, not named. Layers were frozen or unfrozen, groups were made in another "
     "way or order, or it is another class.",
     confirm="`[len(g['params']) for g in state['optimizer']['param_groups']]` beside `optimizer.param_groups`.",
@@ -488,7 +415,7 @@ def optimizer_mismatch(facts: CheckpointFacts) -> Finding | None:
         "old.load_state_dict(state)\nold.add_param_group({'params': new_parameters})"
     )
     fix = Fix("Build it as it was saved, load, then add the new parameters.", code)
-    return finding(facts, "checkpoint/optimizer-mismatch", title, (fix,), [path] if path else [], groups=sizes)
+    return finding(facts, "optimizer-mismatch", title, fix, [path] if path else [], groups=sizes)
 
 
 def _lacking(role: str, code: str, why: str) -> Callable[[CheckpointFacts], Finding | None]:
@@ -525,7 +452,7 @@ def missing_part(facts: CheckpointFacts, role: str, code: str, why: str, name: s
         lines = f"state[{key!r}] = {thing}.{get}()  # when saving\n{thing}.{put}(state[{key!r}])"
     fix = Fix(f"Save it, and put it back: {words}.", lines)
     evidence: dict[str, Any] = {"where": [name], "put back": name} if name else {}
-    return finding(facts, code, f"{facts.name} {fails}: {why}", (fix,), entries=sorted(facts.entries), **evidence)
+    return finding(facts, code, f"{facts.name} {fails}: {why}", fix, entries=sorted(facts.entries), **evidence)
 
 
 DICTS = ("state_dict", "load_state_dict")

@@ -7,6 +7,7 @@ The moment is the first forward of training after so many backwards. A run is ob
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 import random
 import re
@@ -278,20 +279,24 @@ def put_back(kind: str, thing: Any, state: Any) -> None:
 
 
 def get_random() -> dict[str, Any]:
-    """The states of the global generators of torch, Python and numpy."""
-    import numpy as np
-
-    return {"torch": torch.get_rng_state(), "Python": random.getstate(), "numpy": np.random.get_state()}
+    """The states of the global generators of torch, its cards in use, Python and numpy: tensors and plain values."""
+    states: dict[str, Any] = {"torch": torch.get_rng_state(), "Python": random.getstate()}
+    if "numpy" in sys.modules:
+        name, keys, *rest = sys.modules["numpy"].random.get_state()
+        states["numpy"] = (name, keys.tolist(), *rest)
+    if torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
 
 
 def set_random(states: Mapping[str, Any]) -> None:
-    """Set those that are given."""
-    import numpy as np
-
-    setters: dict[str, Callable[[Any], Any]] = {
-        "torch": torch.set_rng_state,
-        "Python": random.setstate,
-        "numpy": np.random.set_state,
-    }
+    """Set those that are given; those of cards where there are as many."""
     for name, state in states.items():
-        setters[name](state)
+        if name == "numpy":
+            importlib.import_module("numpy").random.set_state(state)
+        elif name == "Python":
+            random.setstate(state)
+        elif name == "torch":
+            torch.set_rng_state(state)
+        elif torch.cuda.device_count() == len(state):
+            torch.cuda.set_rng_state_all(state)

@@ -65,12 +65,10 @@ def cpu_only_build(facts: EnvironmentFacts) -> Finding | None:
 @rule(
     code="environment/gpu-arch-missing",
     title="torch has no kernels for the card.",
-    symptom="`no kernel image is available for execution on the device` at the first computation; a warning at "
-    "the start names "
-    "the card's capability.",
-    cause="A wheel holds compiled kernels for some architectures. They run on cards of the same generation, of "
-    "the same or a "
-    "higher minor number; other cards need another wheel.",
+    symptom="`no kernel image is available for execution on the device` at the first computation; a warning at the "
+    "start names the card's capability.",
+    cause="A wheel holds compiled kernels for some architectures. They run on cards of the same generation, of the "
+    "same or a higher minor number; other cards need another wheel.",
     confirm="`torch.cuda.get_arch_list()` and `torch.cuda.get_device_capability()`.",
     fix="For a newer card install a newer torch, of a newer CUDA; for an old one the last torch that has its "
     "architecture.",
@@ -131,12 +129,10 @@ def serves(arch: str, capability: tuple[int, ...]) -> bool:
 @rule(
     code="environment/driver-too-old",
     title="The NVIDIA driver is older than torch's CUDA needs.",
-    symptom="`The NVIDIA driver on your system is too old`, `CUDA driver version is insufficient for CUDA "
-    "runtime version`, or "
-    "no card is seen at all.",
-    cause="Each major version of CUDA needs a driver of its generation or a newer one. Within one major version "
-    "an older "
-    "driver serves.",
+    symptom="`The NVIDIA driver on your system is too old`, `CUDA driver version is insufficient for CUDA runtime "
+    "version`, or no card is seen at all.",
+    cause="Each major version of CUDA needs a driver of its generation or a newer one. Within one major version an "
+    "older driver serves.",
     confirm="`nvidia-smi` shows the driver, and the newest CUDA that it serves.",
     fix="Install a newer driver, or a torch built for the older CUDA.",
     reference="https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html",
@@ -173,9 +169,8 @@ def driver_too_old(facts: EnvironmentFacts) -> Finding | None:
     title="A variable hides the cards that the run asks for.",
     symptom="`No CUDA GPUs are available`, a training that falls back to the processor without a word, `invalid "
     "device ordinal`.",
-    cause="CUDA_VISIBLE_DEVICES lists the cards that a process may see, by their number from 0. The list ends at "
-    "the first "
-    "entry that is no card; an empty one hides all.",
+    cause="CUDA_VISIBLE_DEVICES lists the cards that a process may see, by their number from 0. The list ends at the "
+    "first entry that is no card; an empty one hides all.",
     confirm="`torch.cuda.device_count()` with and without the variable.",
     fix="Unset the variable, or list numbers that `nvidia-smi -L` shows.",
     reference="https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars",
@@ -205,9 +200,8 @@ def devices_hidden(facts: EnvironmentFacts) -> Finding | None:
 @rule(
     code="environment/dtype-unsupported",
     title="The device has no instructions for the number type.",
-    symptom="`Your setup doesn't support bf16/gpu`, `Cannot convert a MPS Tensor to float64 dtype`, or a step "
-    "that is several times "
-    "slower than in float32.",
+    symptom="`Your setup doesn't support bf16/gpu`, `Cannot convert a MPS Tensor to float64 dtype`, or a step that is "
+    "several times slower than in float32.",
     cause="bfloat16 came with the capability 8.0 (Ampere), float8 with 8.9 (Ada); Apple's cards have no float64. torch "
     "imitates some of them slowly, and refuses others.",
     confirm="`torch.cuda.get_device_capability()`.",
@@ -245,8 +239,7 @@ def dtype_unsupported(facts: EnvironmentFacts) -> Finding | None:
     code="environment/numpy-abi",
     title="A package is built for NumPy 1 and runs with NumPy 2.",
     symptom="`A module that was compiled using NumPy 1.x cannot be run in NumPy 2`, `Numpy is not available`, "
-    "`numpy.dtype size "
-    "changed`, often only when an array becomes a tensor.",
+    "`numpy.dtype size changed`, often only when an array becomes a tensor.",
     cause="NumPy 2 changed the layout of its structures; packages with compiled parts must be built for it.",
     confirm="`pip list` shows both versions.",
     fix="Keep NumPy below 2, or install a newer release of the package.",
@@ -276,12 +269,10 @@ def numpy_abi(facts: EnvironmentFacts) -> Finding | None:
 @rule(
     code="environment/version-mismatch",
     title="Two packages are of releases that don't go together.",
-    symptom="`operator torchvision::nms does not exist`, `undefined symbol` at an import, an ImportError that "
-    "names a range of "
-    "versions.",
-    cause="Packages with compiled parts are built for one release of torch. A later `pip install` of something "
-    "else has "
-    "replaced one of the two.",
+    symptom="`operator torchvision::nms does not exist`, `undefined symbol` at an import, an ImportError that names a "
+    "range of versions.",
+    cause="Packages with compiled parts are built for one release of torch. A later `pip install` of something else "
+    "has replaced one of the two.",
     confirm="`pip check`, and the table on the package's page.",
     fix="Install the two together, in one command.",
     reference="https://github.com/pytorch/vision#installation",
@@ -372,8 +363,7 @@ def _pins(facts: EnvironmentFacts) -> Iterator[Mismatch]:
     title="The workers' batches do not fit into shared memory.",
     symptom="`DataLoader worker is killed by signal: Bus error`, in a container, within the first batches.",
     cause="Workers hand over batches through /dev/shm. A container gets 64 MB of it by default; workers x "
-    "prefetch_factor "
-    "batches lie there at once.",
+    "prefetch_factor batches lie there at once.",
     confirm="`df -h /dev/shm`.",
     fix="Start the container with more (--shm-size=8g, or --ipc=host), or take fewer workers.",
     reference="https://docs.pytorch.org/docs/stable/multiprocessing.html#sharing-strategies",
