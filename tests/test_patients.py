@@ -309,6 +309,8 @@ def every_fix_is_shown_and_proven_by_numbers(report):
         assert all(line.strip() in str(report.full()) for line in fix.code.splitlines())
         if report.findings[0].chapter == "training":  # called tried is a text alone, and the text that was run
             assert fix.verified is None or (fix.edit is not None and "tried on" in fix.after)
+        if report.question == "check_data()":
+            assert any(fix.verified for fix in fixes), "what it prints was run, and what it gave was checked again"
         if fix.verified is not None:
             assert any(re.search(r"\d", str(value)) for value in fix.after.values())
 

@@ -10,6 +10,7 @@
     rows          the rows of a data set in memory, or of a file of records: tokens, labels, tensors
     similarity    near copies, and folders of another colour
     expectation   what the user means, or what a processor, a tokenizer or a model asks for
+    cures         what helps, as code that was tried in a copy of the process
     rules         the problems as plain values, and the rules that name them
 
 Files are opened as untrusted: no pickle, no picture beyond a limit of pixels, no text beyond a limit of bytes, nothing

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import functools
 import io
+import itertools
 import json
 import os
 import pathlib
 import random
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nbdebug.live import progress_bar
-from nbdebug.report import Plot, Report, RuledOut, Table
-from nbdebug.text import count, listed
-from nbdebug.tools.data import audio, media, pictures, tables
+from nbdebug.report import Finding, Plot, Report, RuledOut, Table
+from nbdebug.text import count, listed, size
+from nbdebug.tools.data import audio, cures, media, pictures, tables
+from nbdebug.tools.data.cures import DataFacts, Problem
 from nbdebug.tools.data.expectation import DataExpectation, expectation
 from nbdebug.tools.data.inventory import Entry, FolderInventory, entry_of, inventory, split_of
 from nbdebug.tools.data.rows import Rows, pulled, shared_inputs
-from nbdebug.tools.data.rules import CODES, ORDER, DataFacts, Problem, first_of_each
+from nbdebug.tools.data.rules import CODES, ORDER, first_of_each
 from nbdebug.tools.data.similarity import Thumbnails
 
 KINDS = ("images", "audio", "text", "tables", "rows")
@@ -30,6 +36,8 @@ THUMBNAILS, THUMB = 12, 96
 ABOUT = ("readme", "license", "notice", "classes", "labels", "names", "metadata", "info", "changelog")
 """Texts about a set, which may well be equal in all of its splits."""
 PLAIN = (str, int, float, bool, type(None))
+TRIED_FILES, TRIED_BYTES, TRIED_SECONDS = 2_000, 64 << 20, 20.0
+"""Of a set whose cures are tried, and the time for all of them."""
 LINE = 8 << 20
 """Bytes of one record."""
 
@@ -85,7 +93,7 @@ class Check:
     """A check that goes on. What it has is a report at any moment."""
 
     subject = ""
-    root = ""
+    dataset: Any = None
 
     def __init__(self, wanted: DataExpectation, sample: int | None, progress: bool) -> None:
         self.wanted, self.sample, self.progress = wanted, sample, progress
@@ -110,7 +118,7 @@ class Check:
 
     def report(self) -> Report:
         problems = first_of_each(iter(self.problems), CODES)
-        facts = DataFacts(problems, self.root, self.total, self.wanted.stated())
+        facts = DataFacts(problems, total=self.total, **self.circumstances())
         findings = tuple(finding for finding in (check(facts) for check in ORDER) if finding is not None)
         looked = ", ".join(count(n, noun) for noun, n in self.total.items() if n) or "nothing"
         rows = [(_encodable(p.item), p.code, p.detail) for code in CODES for p in facts.of(code)]
@@ -122,7 +130,7 @@ class Check:
         healthy = f"No problem was seen in {looked}." if self.total else "There is nothing here that can be checked."
         summary = [(f.code, f.evidence["items"]) for f in findings]
         listing = [Table("Problems", ("item", "code", "detail"), rows, open=False)] if rows else []
-        return Report(
+        report = Report(
             "check_data()",
             findings,
             (RuledOut("a problem of the kinds in the catalogue", f"{looked} checked"),)
@@ -137,6 +145,25 @@ class Check:
             plots=self.gallery(problems),
             independent=True,
         )
+        if findings and self.sample is None and not any("interrupted" in text for text in self.unchecked):
+            names = {"report": report, "dataset": self.dataset}
+            report = dataclasses.replace(report, findings=tuple(tried(findings, names, facts, self.again)))
+        return report
+
+    def circumstances(self) -> dict[str, Any]:
+        """Fields of `DataFacts` that cures need."""
+        raise NotImplementedError
+
+    def anew(self, mended: Any) -> Check:
+        """This check, of what a cure gave."""
+        raise NotImplementedError
+
+    def again(self, mended: Any) -> tuple[dict[str, int], int]:
+        """(items by code, items that were looked at) of what a cure gave."""
+        check = self.anew(mended)
+        check.run()
+        problems = first_of_each(iter(check.problems), CODES)
+        return collections.Counter(problem.code for problem in problems), sum(check.total.values())
 
     def gallery(self, problems: Sequence[Problem]) -> tuple[Plot, ...]:
         """Thumbnails of the worst: of each kind in turn."""
@@ -174,6 +201,29 @@ class FolderCheck(Check):
         self.known: dict[str, dict[str, Any]] = {}
         self.tables: list[tables.DataTable] = []
         self.digest = functools.lru_cache(maxsize=None)(media.file_digest)
+
+    def circumstances(self) -> dict[str, Any]:
+        pictures_ = [known for known in self.known.values() if "mode" in known]
+        sounds = [known for known in self.known.values() if "rate" in known]
+        usual: dict[str, Any] = {}
+        for field, own, key in (
+            ("size", pictures_, "size"),
+            ("mode", pictures_, "mode"),
+            ("sample_rate", sounds, "rate"),
+            ("channels", sounds, "channels"),
+        ):
+            values = collections.Counter(tuple(k[key]) if key == "size" else k[key] for k in own)
+            usual.update((field, value) for value, _ in values.most_common(1))
+        labels = [table.label for table in self.tables if table.label]
+        return {
+            "root": os.path.abspath(self.root),
+            "form": self.only or "",
+            "expected": {**usual, **({"label": labels[0]} if labels else {}), **self.wanted.stated()},
+            "separators": {table.name: table.frame.attrs.get("separator", ",") for table in self.tables},
+        }
+
+    def anew(self, mended: Any) -> Check:
+        return FolderCheck(mended, self.wanted, self.kind, self.splits, None, 0, False)
 
     def run(self) -> None:
         files = self._inventory()
@@ -414,7 +464,17 @@ class MemoryCheck(Check):
                     f"check_data takes a path, a list, a DataFrame or a set with a length; got {type(part).__name__}"
                     + (" (check_loader reads streams)" if hasattr(part, "__iter__") else "")
                 )
+        self.dataset = dataset
         self.subject = f"{type(dataset).__name__} with {sum(map(len, self.sets.values())):,} rows"
+
+    def circumstances(self) -> dict[str, Any]:
+        part = next(iter(self.sets.values()))
+        form = "select" if callable(getattr(part, "select", None)) else "Dataset"
+        form = "DataFrame" if hasattr(part, "itertuples") else "list" if isinstance(part, (list, tuple)) else form
+        return {"form": form, "expected": self.wanted.stated()}
+
+    def anew(self, mended: Any) -> Check:
+        return MemoryCheck(mended, self.wanted, None, False)
 
     def run(self) -> None:
         if all(hasattr(part, "itertuples") for part in self.sets.values()):
@@ -537,3 +597,95 @@ def _drawn(picture: Any) -> dict[str, Any]:
     colours = ["#" + bytes(c).hex() for c in zip(*[iter(tiny.tobytes())] * 3)]
     rows = [colours[i : i + wide] for i in range(0, len(colours), wide)]
     return {"jpeg": base64.b64encode(data.getvalue()).decode(), "size": list(small.size), "rows": rows}
+
+
+# -- cures are tried -------------------------------------------------------------------------------------------------
+
+
+def tried(
+    findings: Sequence[Finding],
+    names: Mapping[str, Any],
+    facts: DataFacts,
+    again: Callable[[Any], tuple[Mapping[str, int], int]],
+) -> list[Finding]:
+    """The findings with their fixes tried. names: what the code may use (`report`, `dataset`); again: from a folder or
+    a set to (how many items have each code, how many were looked at). A converter that does not help is left out."""
+    from nbdebug.process import CopyFailed, can_copy, in_copy
+
+    root = pathlib.Path(facts.root)
+    why = "" if can_copy() else "it is tried in a copy of the process, which can't be made here"
+    if facts.root and not why:
+        found = [root / facts.form] if facts.form else (path for path in root.rglob("*") if path.is_file())
+        files = list(itertools.islice(found, TRIED_FILES + 1))
+        whole = sum(path.stat().st_size for path in files)
+        if len(files) > TRIED_FILES or whole > TRIED_BYTES:
+            why = f"sets of up to {TRIED_FILES:,} files and {size(TRIED_BYTES)} are tried"
+    outcomes: dict[tuple[str, str], tuple[bool | None, dict[str, Any]]] = {}
+    if not why:
+        deadline = time.monotonic() + TRIED_SECONDS
+        try:
+            outcomes = in_copy(lambda: _outcomes(findings, names, facts, again, deadline), TRIED_SECONDS + 10)
+        except (CopyFailed, RuntimeError) as error:
+            why = str(error)
+    result = []
+    for finding in findings:
+        fixes_ = []
+        for fix in finding.fixes:
+            worked, after = outcomes.get((finding.code, fix.code), (None, {"not tried": why} if why else {}))
+            if worked is not False and (worked or fix.after is not cures.GUESS):
+                fixes_.append(dataclasses.replace(fix, verified=worked, after=after))
+        result.append(dataclasses.replace(finding, fixes=tuple(fixes_)))
+    return result
+
+
+def _outcomes(
+    findings: Sequence[Finding],
+    names: Mapping[str, Any],
+    facts: DataFacts,
+    again: Callable[[Any], tuple[Mapping[str, int], int]],
+    deadline: float,
+) -> dict[tuple[str, str], tuple[bool | None, dict[str, Any]]]:
+    """What became of each text, by its code and text. It runs in the copy, in a folder of its own each time."""
+    result: dict[tuple[str, str], tuple[bool | None, dict[str, Any]]] = {}
+    total = sum(facts.total.values())
+    for finding in findings:
+        for fix in finding.fixes:
+            if time.monotonic() > deadline or not _stands_alone(fix.code):
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                os.chdir(folder)
+                scope = dict(names)
+                try:
+                    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+                        exec(compile(fix.code, "<cure>", "exec"), scope)  # our own text
+                    codes, looked = again(scope["dataset"] if not facts.root else _outcome(scope, facts, folder))
+                except Exception:
+                    result[finding.code, fix.code] = False, {}
+                    continue
+                finally:
+                    os.chdir("/")
+            before, left = int(finding.evidence["items"]), codes.get(finding.code, 0)
+            after = {"after it": f"{count(left, 'item')} of {before:,} at fault in {looked:,} checked"}
+            result[finding.code, fix.code] = (left == 0 and 2 * looked >= total - before), after
+    return result
+
+
+def _stands_alone(text: str) -> bool:
+    """Suggestions use names of the user's program."""
+    return "\nroot" in text or "\nsource = " in text or "dataset = " in text
+
+
+def _outcome(scope: Mapping[str, Any], facts: DataFacts, folder: str) -> str:
+    """The folder to check again: the one that was written, or links to the paths and to the tables that were."""
+    if "target" in scope:
+        return os.path.join(folder, scope["target"])
+    root = pathlib.Path(facts.root)
+    linked = pathlib.Path(folder, root.name or "set")
+    mended = {name: pathlib.Path(folder, name) for name in os.listdir(folder)}
+    everything = [root / facts.form] if facts.form else [path for path in root.rglob("*") if path.is_file()]
+    kept: list[pathlib.Path] = scope.get("paths", everything)
+    for path in kept:
+        link = linked / os.path.relpath(path, root)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(mended.get(f"{path.stem}_mended{path.suffix}", path))
+    return str(linked)

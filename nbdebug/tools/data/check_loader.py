@@ -17,9 +17,10 @@ from typing import Any
 from nbdebug.process import CopyFailed, can_copy, in_copy
 from nbdebug.report import Report, RuledOut, Table
 from nbdebug.text import count, figures, in_a_line, listed, percent, size
+from nbdebug.tools.data.cures import DataFacts, Problem
 from nbdebug.tools.data.expectation import DataExpectation
 from nbdebug.tools.data.rows import TORCH_IGNORES, Row, array
-from nbdebug.tools.data.rules import STREAM, DataFacts, Problem
+from nbdebug.tools.data.rules import STREAM
 
 STEPS, SECONDS = 200, 60.0
 """Batches of a pass that are watched, and the time for all of it."""

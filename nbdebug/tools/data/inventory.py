@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 
 from nbdebug.text import size
-from nbdebug.tools.data.rules import Problem
+from nbdebug.tools.data.cures import Problem
 
 ENDINGS = {
     "picture": "jpg jpeg jpe jfif png bmp dib gif webp tif tiff ppm pgm pbm pnm jp2 tga avif heic heif ico".split(),

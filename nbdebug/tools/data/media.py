@@ -10,10 +10,10 @@ from typing import Any
 
 from nbdebug.text import figures, percent, size
 from nbdebug.tools.data import audio
+from nbdebug.tools.data.cures import Problem
 from nbdebug.tools.data.expectation import DataExpectation
 from nbdebug.tools.data.inventory import KINDS, RANK, Entry, FolderInventory, head
 from nbdebug.tools.data.pictures import ENDINGS, pillow
-from nbdebug.tools.data.rules import Problem
 from nbdebug.tools.data.similarity import Thumbnails, features, near_copies, shifted_folder
 
 MAJORITY, LEAST = 0.9, 10

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nbdebug.text import clip, figures, in_a_line
+from nbdebug.tools.data.cures import Problem
 from nbdebug.tools.data.expectation import DataExpectation
 from nbdebug.tools.data.inventory import RANK
-from nbdebug.tools.data.rules import Problem
 from nbdebug.tools.data.tables import box_fault
 
 TOKENS = ("input_ids", "ids", "token_ids", "tokens", "words", "input", "text_ids")

@@ -5,40 +5,12 @@ One item has one problem: the first of these that it has, in the order in which 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import clip, count, listed
-
-
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """One item with one problem. code: as in the catalogue; item: a path below the root, a folder, `table.csv#row` or
-    `table.csv#column`, or the number of a row; detail: what was measured, in a few words; file: the picture that shows
-    it, a whole path, or ""; guess: by the majority alone, so that any other problem of the item comes first."""
-
-    code: str
-    item: str | int
-    detail: str
-    file: str = ""
-    guess: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class DataFacts:
-    """All problems of a set, one for each item. root: the folder, "" in memory; total: how many items were looked at,
-    by kind ("picture", "row" …); expected: the fields that the user gave."""
-
-    problems: tuple[Problem, ...] = ()
-    root: str = ""
-    total: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    expected: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def of(self, code: str) -> list[Problem]:
-        return [problem for problem in self.problems if problem.code == code]
+from nbdebug.tools.data.cures import Cure, DataFacts, Problem, fixes
 
 
 def first_of_each(problems: Iterator[Problem], order: Mapping[str, int]) -> tuple[Problem, ...]:
@@ -51,44 +23,12 @@ def first_of_each(problems: Iterator[Problem], order: Mapping[str, int]) -> tupl
     return tuple(best.values())
 
 
-SHOWN = 8
-"""Items that a cure lists; of more it takes them from `report.frame()`."""
-Cure = tuple[str, str]
-"""Title and code. In the code BAD stands for the list of the items, ITEM for the first, ROOT for the folder, and <size>
-for what is expected of sizes."""
-WALK = (
-    "import pathlib\nfrom PIL import Image, ImageOps\nfor name in BAD:\n"
-    "    target = pathlib.Path(ROOT + '_mended', name)\n"
-    "    target.parent.mkdir(parents=True, exist_ok=True)\n    image = Image.open(pathlib.Path(ROOT, name))\n    "
-)
-"""The beginning of cures that write copies of pictures into a folder of their own; and of captions."""
-TEXTS = (
-    "import pathlib\nfor name in BAD:\n    caption = pathlib.Path(ROOT, name).with_suffix(<caption_extension>)\n"
-    "    target = pathlib.Path(ROOT + '_mended', name).with_suffix(<caption_extension>)\n"
-    "    target.parent.mkdir(parents=True, exist_ok=True)\n    "
-)
-LEAVE = (
-    "Leave them out, and fetch or make them again.",
-    "bad = BAD\nitems = [item for item in items if item not in bad]",
-)
-ROWS = (
-    "Leave these rows out.",
-    "bad = [int(str(item).rpartition('#')[2]) for item in BAD]\ntable = table.drop(index=bad)",
-)
-INDICES = (
-    "Leave these rows out.",
-    "bad = BAD\ndataset = torch.utils.data.Subset(dataset, [i for i in range(len(dataset)) if i not in bad])",
-)
-COLUMNS = (
-    "Take the column out of the features.",
-    "bad = [str(item).rpartition('#')[2] for item in BAD]\ncolumns = [name for name in columns if name not in bad]",
-)
 ORDER: list[Callable[[DataFacts], Finding | None]] = []
 CODES: dict[str, int] = {}
 """The place of each code: what lies deeper comes first."""
 
 
-def names(code: str, noun: str, verb: str, cure: Cure = LEAVE, plural: str = "", **page: str) -> None:
+def names(code: str, noun: str, verb: str, cure: Cure | None = None, plural: str = "", **page: str) -> None:
     """Declare the rule of a code. noun, plural: of its items; verb: the rest of the sentence, in singular and plural
     parted by |; page: as `rule` takes it, or nothing where another chapter has the page."""
 
@@ -101,11 +41,7 @@ def names(code: str, noun: str, verb: str, cure: Cure = LEAVE, plural: str = "",
     CODES[f"data/{code}"] = len(CODES)
 
 
-def _from_frame(code: str) -> str:
-    return f"set(report.frame().query(\"code == 'data/{code}'\")['item'])"
-
-
-def _finding(facts: DataFacts, code: str, noun: str, verb: str, cure: Cure, plural: str) -> Finding:
+def _finding(facts: DataFacts, code: str, noun: str, verb: str, cure: Cure | None, plural: str) -> Finding:
     problems = facts.of(f"data/{code}")
     items = [problem.item for problem in problems]
     one, _, many = verb.partition("|")
@@ -113,24 +49,19 @@ def _finding(facts: DataFacts, code: str, noun: str, verb: str, cure: Cure, plur
     title = f"{count(len(items), noun, plural)} {words}: {listed([clip(str(i), 60) for i in items], 3)}"
     if len(items) == 1:
         title += f" ({problems[0].detail})"
-    cure = INDICES if cure is ROWS and not facts.root else cure
-    text = cure[1].replace("ROOT", repr(facts.root)).replace("ITEM", repr(items[0]))
-    text = text.replace("BAD", repr(items) if len(items) <= SHOWN else _from_frame(code))
-    for field in ("size", "mode", "caption_extension", "trigger", "sample_rate", "max_length"):
-        text = text.replace(f"<{field}>", repr(facts.expected[field]) if field in facts.expected else field)
     rows = [{"item": problem.item, "detail": problem.detail} for problem in problems]
     evidence = {"where": [str(i) for i in items[:20]], "items": len(items), "each": rows}
-    return Finding(f"data/{code}", title, evidence=evidence, fixes=(Fix(cure[0], text),))
+    return Finding(f"data/{code}", title, evidence=evidence, fixes=fixes(f"data/{code}", items, facts, cure))
 
 
 names(
     "unread-extension",
     "file",
     "is passed over by the loader|are passed over by the loader",
-    (
-        "Compare endings in small letters.",
-        "endings = {'.jpg', '.jpeg', '.png', '.webp'}\n"
-        "paths = [p for p in pathlib.Path(ROOT).rglob('*') if p.suffix.lower() in endings]",
+    Cure(
+        "Give them small letters in a copy (or compare `path.suffix.lower()`).",
+        "(target / name).rename((target / name).with_suffix(pathlib.Path(name).suffix.lower()))",
+        "file",
     ),
     title="The loader passes over files because of their endings.",
     symptom="An epoch has fewer samples than the folder has files; there is no error and no warning.",
@@ -171,7 +102,7 @@ names(
     "unfinished-file",
     "file",
     "was never finished|were never finished",
-    (
+    Cure(
         "Make it again, and write it in one piece from now on.",
         "temporary = f'{path}.tmp'\n"
         "pathlib.Path(temporary).write_text(json.dumps(progress))\n"
@@ -214,7 +145,7 @@ names(
     "item-fails",
     "item",
     "can't be made",
-    ("Look at the first error by itself.", "dataset[ITEM]"),
+    Cure("Look at the first error by itself.", "dataset[index]"),
     title="An item of the data set raises an error.",
     symptom="Training ends in the middle of an epoch, in a worker.",
     cause="The data set's own `__getitem__` fails on it.",
@@ -227,7 +158,7 @@ names(
     "format-mismatch",
     "file",
     "holds another format than its name says|hold another format than their names say",
-    ("Write copies in the format of the name.", WALK + "image.convert('RGB').save(target)"),
+    Cure("Write copies in the format of the name.", "image.convert('RGB').save(target / name)", "picture"),
     title="A file holds another format than its name says.",
     symptom="A decoder for one format (turbojpeg, DALI, tf.io.decode_jpeg) refuses the file, or a loader skips "
     "it; viewers show it.",
@@ -241,7 +172,11 @@ names(
     "exif-orientation",
     "picture",
     "is turned by its EXIF tag alone|are turned by their EXIF tags alone",
-    ("Write copies with turned pixels.", WALK + "ImageOps.exif_transpose(image).save(target)"),
+    Cure(
+        "Write copies with turned pixels.",
+        "ImageOps.exif_transpose(image).save(target / name, quality=95)",
+        "picture",
+    ),
     title="A picture stands upright by its EXIF tag alone.",
     symptom="Portraits lie on their side in training, and upright in every viewer; boxes and masks do not fit.",
     cause="Phones store the pixels as the sensor has them, with a tag that says how to turn them. Pillow and "
@@ -255,7 +190,11 @@ names(
     "wrong-image-size",
     "picture",
     "has another size|have another size",
-    ("Write copies of the right size (cut at the edges).", WALK + "ImageOps.fit(image, <size>).save(target)"),
+    Cure(
+        "Write copies of the right size (cut at the edges).",
+        "ImageOps.fit(image, <size>).save(target / name)",
+        "picture",
+    ),
     title="A picture has another size than the others.",
     symptom="stack expects each tensor to be equal size, in some batches; never with a batch of one.",
     cause="Tiles at the edge, pictures from another source, or a resize that keeps the shape.",
@@ -280,7 +219,7 @@ names(
     "wrong-image-mode",
     "picture",
     "has another mode|have another mode",
-    ("Write copies in the right mode.", WALK + "image.convert(<mode>).save(target)"),
+    Cure("Write copies in the right mode.", "image.convert(<mode>).save(target / name)", "picture"),
     title="A picture has another mode (channels, depth) than it should.",
     symptom="Expected input to have 3 channels, but got 4 (or 1), in some batches.",
     cause="An alpha channel, a palette, greyscale, CMYK or 16 bits: viewers show all of them alike.",
@@ -293,7 +232,7 @@ names(
     "mask-size-mismatch",
     "mask",
     "has another size than its picture|have another size than their pictures",
-    (
+    Cure(
         "Resize the mask to its picture, if it shows the same part of it.",
         "mask = mask.resize(image.size, Image.NEAREST)  # NEAREST: no value in between",
     ),
@@ -309,11 +248,12 @@ names(
     "caption-encoding",
     "caption",
     "is not UTF-8|are not UTF-8",
-    (
+    Cure(
         "Write copies in UTF-8, and read them.",
-        TEXTS + "data = caption.read_bytes()\n"
-        "    coding = 'utf-16' if data[:2] in (b'\\xff\\xfe', b'\\xfe\\xff') else 'cp1252'\n"
-        "    target.write_text(data.decode(coding), encoding='utf-8')",
+        "marked = data[:2] in (b'\\xff\\xfe', b'\\xfe\\xff')\n"
+        "coding = 'utf-16' if marked else 'utf-16-le' if b'\\0' in data else 'cp1252'\n"
+        "caption.write_text(data.decode(coding), encoding='utf-8')",
+        "caption",
     ),
     title="A caption is not UTF-8.",
     symptom="UnicodeDecodeError: 'utf-8' codec can't decode byte 0x92, at another step each time.",
@@ -351,9 +291,10 @@ names(
     "trigger-missing",
     "caption",
     "lacks the trigger|lack the trigger",
-    (
+    Cure(
         "Write copies with the word in front.",
-        TEXTS + "target.write_text(<trigger> + ', ' + caption.read_text(encoding='utf-8'), encoding='utf-8')",
+        "caption.write_text(<trigger> + ', ' + data.decode('utf-8-sig'), encoding='utf-8')",
+        "caption",
     ),
     title="A caption lacks the trigger word.",
     symptom="The trained adapter hardly reacts to its trigger.",
@@ -379,10 +320,13 @@ names(
     "wrong-sample-rate",
     "sound",
     "has another sample rate|have another sample rate",
-    (
-        "Resample them in the loader.",
-        "waveform, own = torchaudio.load(path)\n"
-        "waveform = torchaudio.functional.resample(waveform, own, <sample_rate>)",
+    Cure(
+        "Write copies with the right rate.",
+        "new = round(len(values) * <sample_rate> / rate)\n"
+        "spectrum = numpy.fft.rfft(values, axis=0)[: new // 2 + 1]\n"
+        "values = numpy.fft.irfft(spectrum, new, axis=0) * (new / len(values))\n"
+        "soundfile.write(target / name, values.clip(-1, 1), <sample_rate>)",
+        "sound",
     ),
     title="A sound has another sample rate.",
     symptom="Speech is too fast or too deep for the model; alignment stays blurred. It plays well in any player.",
@@ -396,7 +340,11 @@ names(
     "wrong-channels",
     "item",
     "has another number of channels|have another number of channels",
-    ("Average them in the loader.", "waveform = waveform.mean(0, keepdim=True)  # one channel of all"),
+    Cure(
+        "Write copies with the mean of the channels.",
+        "soundfile.write(target / name, values.mean(1, keepdims=True).repeat(<channels>, 1), rate)",
+        "sound",
+    ),
     title="A sound (or a picture as an array) has another number of channels.",
     symptom="Shapes do not match in some batches, or left and right are taken for two samples.",
     cause="Stereo recordings among mono ones.",
@@ -433,7 +381,6 @@ names(
     "file-missing",
     "row",
     "names a file that is not there|name files that are not there",
-    ROWS,
     title="A row names a file that is not there.",
     symptom="FileNotFoundError in the middle of an epoch.",
     cause="The files were moved or renamed, or a copy stopped.",
@@ -446,7 +393,6 @@ names(
     "nonfinite-values",
     "item",
     "has a value that is missing or not finite|have values that are missing or not finite",
-    ROWS,
     title="A value is missing, NaN or infinite.",
     symptom="The loss is nan, in some batches or from the first one on.",
     cause="An empty cell, a division by zero in the preparation, a number beyond float32.",
@@ -459,10 +405,13 @@ names(
     "non-numeric",
     "item",
     "holds text in place of a number|hold text in place of numbers",
-    (
+    Cure(
         "Read them as numbers, and leave out what is none.",
-        "numbers = table[columns].apply(pandas.to_numeric, errors='coerce')\n"
-        "table = table.assign(**numbers).dropna(subset=columns)",
+        "for column in <columns>:\n"
+        "    rows[column] = pandas.to_numeric(rows[column].str.replace(',', '.'), errors='coerce')\n"
+        "rows = rows.dropna(subset=<columns>)",
+        "table",
+        guess=True,
     ),
     title="Text stands in a column of numbers.",
     symptom="could not convert string to float; or the whole column becomes text, and is taken for categories.",
@@ -476,7 +425,7 @@ names(
     "token-out-of-vocabulary",
     "row",
     "holds a token beyond the vocabulary|hold tokens beyond the vocabulary",
-    ("Enlarge the embedding.", "model.resize_token_embeddings(len(tokenizer))"),
+    Cure("Enlarge the embedding.", "model.resize_token_embeddings(len(tokenizer))"),
     title="A token is beyond the vocabulary.",
     symptom="index out of range in self, on the CPU; a device-side assertion on a card.",
     cause="Tokens were added to the tokenizer and the model's embedding was not enlarged; or the ids are another's.",
@@ -489,7 +438,6 @@ names(
     "all-padding",
     "row",
     "holds no token but padding|hold no token but padding",
-    INDICES,
     title="A row holds padding alone.",
     symptom="The loss or an attention is nan about once in an epoch.",
     cause="An empty line was tokenized.",
@@ -502,7 +450,7 @@ names(
     "sequence-too-long",
     "row",
     "is longer than the model has positions|are longer than the model has positions",
-    ("Cut them when they are tokenized.", "encoding = tokenizer(text, truncation=True, max_length=<max_length>)"),
+    Cure("Cut them when they are tokenized.", "encoding = tokenizer(text, truncation=True, max_length=<max_length>)"),
     title="A row is longer than the model has positions.",
     symptom="index out of range in self, in the embedding of positions; or the end is cut in silence.",
     cause="Truncation was not asked for, or to another length than the model's.",
@@ -515,7 +463,7 @@ names(
     "labels-misaligned",
     "row",
     "has not as many labels as tokens|have not as many labels as tokens",
-    (
+    Cure(
         "Spread the labels over the tokens of each word.",
         "labels = [-100 if word is None else word_labels[word] for word in encoding.word_ids()]",
     ),
@@ -531,7 +479,7 @@ names(
     "eos-missing",
     "row",
     "lacks its end token|lack their end tokens",
-    ("Append it before padding.", "ids = tokenizer(text)['input_ids'] + [tokenizer.eos_token_id]"),
+    Cure("Append it before padding.", "ids = tokenizer(text)['input_ids'] + [tokenizer.eos_token_id]"),
     title="A row lacks its end token.",
     symptom="Generation does not stop.",
     cause="The tokenizer does not add it by itself, or a part of the set was prepared without it.",
@@ -544,9 +492,8 @@ names(
     "label-out-of-range",
     "item",
     "has a label that is no class|have labels that are no class",
-    (
-        "Map the labels to 0 … classes - 1.",
-        "classes = sorted(set(labels))\nlabels = [classes.index(label) for label in labels]",
+    Cure(
+        "Count the labels from 0.", "rows[<label>] = rows[<label>].astype(float).astype(int) - 1", "table", guess=True
     ),
     title="A label is no class.",
     symptom="Target is out of bounds on the CPU, an assertion on a card.",
@@ -560,7 +507,6 @@ names(
     "invalid-box",
     "row",
     "has a box that is none|have boxes that are none",
-    ROWS,
     title="A box has no area, or lies beyond the picture.",
     symptom="All bounding boxes should have positive height and width; or the detector's loss is nan.",
     cause="Boxes were scaled and rounded, corners exchanged, or x, y, width, height taken for two corners.",
@@ -573,7 +519,6 @@ names(
     "empty-text",
     "row",
     "has no text|have no text",
-    ROWS,
     title="A text is empty.",
     symptom="A length of zero is refused, or a mean over no words is nan.",
     cause="Empty lines of the source became rows.",
@@ -586,7 +531,6 @@ names(
     "conflicting-labels",
     "item",
     "shares its input with one of another label|share their input with one of another label",
-    ROWS,
     title="The same input has two labels.",
     symptom="No model gets beyond a certain accuracy on the training set.",
     cause="Lists of classes were joined, and an item stands in two of them; or several people labelled it.",
@@ -599,10 +543,6 @@ names(
     "duplicate-across-splits",
     "item",
     "of a later split is a copy|of later splits are copies",
-    (
-        "Take the copies out of the later split.",
-        "bad = BAD\nvalidation = [item for item in validation if item not in bad]",
-    ),
     title="An item outside of the training set is in the training set, too.",
     symptom="Validation is far better than on new data.",
     cause="The set was split at random while it held items twice: under two names, saved again, mirrored.",
@@ -615,7 +555,6 @@ names(
     "index-column",
     "column",
     "counts the rows|count the rows",
-    COLUMNS,
     title="The number of the row is among the features.",
     symptom="Good scores that fall when the rows are shuffled; a column `Unnamed: 0`.",
     cause="`to_csv` writes the index as a column, and `read_csv` reads it as data.",
@@ -628,7 +567,6 @@ names(
     "target-leakage",
     "column",
     "gives the label away|give the label away",
-    COLUMNS,
     title="A column gives the label away.",
     symptom="Nearly no error from the first epochs on, and none of it on new data.",
     cause="The column is made from the label, or is written when the outcome is known.",
@@ -641,9 +579,11 @@ names(
     "color-shift",
     "folder",
     "has other colours than the others|have other colours than the others",
-    (
-        "Look at both; exchange the channels if they were.",
-        "image = Image.fromarray(numpy.asarray(image)[..., ::-1])  # where red and blue were exchanged",
+    Cure(
+        "Exchange red and blue, in a copy.",
+        "Image.fromarray(numpy.asarray(image)[..., ::-1]).save(target / name, quality=95)",
+        "folder",
+        guess=True,
     ),
     title="The pictures of one folder have other colours than those of all others.",
     symptom="Validation is worse than it should be, or samples have a tint.",
@@ -660,7 +600,7 @@ STREAM: dict[str, Callable[[DataFacts], Finding | None]] = {}
 """The rules of loaders, by code, most fundamental first."""
 
 
-def stream(code: str, cure: Cure, **page: str) -> None:
+def stream(code: str, cure: tuple[str, str], **page: str) -> None:
     """Declare the rule of what a loader does. Its title is what the first problem says."""
 
     def check(facts: DataFacts) -> Finding | None:

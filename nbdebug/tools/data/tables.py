@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nbdebug.text import clip, figures, percent, size
+from nbdebug.tools.data.cures import Problem
 from nbdebug.tools.data.expectation import DataExpectation
 from nbdebug.tools.data.inventory import RANK, Entry, split_of
 from nbdebug.tools.data.pictures import pillow
-from nbdebug.tools.data.rules import Problem
 
 MOST_BYTES = 256 << 20
 """Of a table that is read whole; of a larger one the first rows are."""
@@ -55,6 +55,7 @@ def read(entry: Entry) -> Any:
         )
     except pandas.errors.EmptyDataError:
         frame = pandas.DataFrame()
+    frame.attrs["separator"] = separator
     frame.attrs["cut"] = rows is not None and len(frame) == rows
     return frame
 
