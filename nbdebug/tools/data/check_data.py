@@ -20,7 +20,7 @@ from typing import Any
 from nbdebug.live import progress_bar
 from nbdebug.report import Finding, Plot, Report, RuledOut, Table
 from nbdebug.text import count, listed, size
-from nbdebug.tools.data import audio, cures, media, pictures, tables
+from nbdebug.tools.data import cures, media, pictures, tables
 from nbdebug.tools.data.cures import DataFacts, Problem
 from nbdebug.tools.data.expectation import DataExpectation, expectation
 from nbdebug.tools.data.inventory import Entry, FolderInventory, entry_of, inventory, split_of
@@ -307,7 +307,7 @@ class FolderCheck(Check):
         entries = list(self.sampled(files.of("sound"), "sounds"))
         if not entries:
             return
-        if audio.soundfile() is None:
+        if media.soundfile() is None:
             self.unchecked.append(
                 "sounds other than WAV: soundfile is not installed (pip install 'torch-nbdebug[data]')"
             )
@@ -315,7 +315,7 @@ class FolderCheck(Check):
         with progress_bar("check_data", "sounds", len(entries), wanted=self.progress) as bar:
             try:
                 for entry in entries:
-                    self.known[entry.item] = audio.measure(entry.path)
+                    self.known[entry.item] = media.measure_sound(entry.path)
                     done.append(entry)
                     self.counted("sound")
                     bar.update(1)
