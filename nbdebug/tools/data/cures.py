@@ -45,7 +45,7 @@ class DataFacts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cure:
+class DataCure:
     """What helps, other than leaving the items out. each: text is what is done with each "picture", "caption", "sound",
     "file" or "folder" at fault, in a copy of all, or with each "table"; "": a suggestion. In the text <field> stands
     for what is expected, or usual in the set. guess: it is told only where it was tried and helps."""
@@ -97,7 +97,7 @@ GUESS = {"guess": True}
 SAME = {".tsv": ".csv", ".pq": ".parquet", ".ndjson": ".jsonl"}
 
 
-def fixes(code: str, items: Sequence[str | int], facts: DataFacts, cure: Cure | None) -> tuple[Fix, ...]:
+def fixes(code: str, items: Sequence[str | int], facts: DataFacts, cure: DataCure | None) -> tuple[Fix, ...]:
     """A converter, a suggestion and what is left out, as far as there are such."""
     bad = repr(list(items)) if len(items) <= SHOWN else f"list(report.frame().query(\"code == '{code}'\")['item'])"
     folder, in_tables = facts.root and not facts.form, facts.root and any("#" in str(item) for item in items)
@@ -135,7 +135,7 @@ def _paths(bad: str, facts: DataFacts, folder: bool) -> str:
     )
 
 
-def _converter(cure: Cure, bad: str, facts: DataFacts) -> str:
+def _converter(cure: DataCure, bad: str, facts: DataFacts) -> str:
     """Copies of all, in a folder beside the notebook; those at fault are then written anew."""
     name = f"{os.path.basename(facts.root) or 'set'}_mended"
     loop = "for name in bad:"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import clip, count, listed
-from nbdebug.tools.data.cures import Cure, DataFacts, Problem, fixes
+from nbdebug.tools.data.cures import DataCure, DataFacts, Problem, fixes
 
 
 def first_of_each(problems: Iterator[Problem], order: Mapping[str, int]) -> tuple[Problem, ...]:
@@ -28,7 +28,7 @@ CODES: dict[str, int] = {}
 """The place of each code: what lies deeper comes first."""
 
 
-def names(code: str, noun: str, verb: str, cure: Cure | None = None, plural: str = "", **page: str) -> None:
+def names(code: str, noun: str, verb: str, cure: DataCure | None = None, plural: str = "", **page: str) -> None:
     """Declare the rule of a code. noun, plural: of its items; verb: the rest of the sentence, in singular and plural
     parted by |; page: as `rule` takes it, or nothing where another chapter has the page."""
 
@@ -41,7 +41,7 @@ def names(code: str, noun: str, verb: str, cure: Cure | None = None, plural: str
     CODES[f"data/{code}"] = len(CODES)
 
 
-def _finding(facts: DataFacts, code: str, noun: str, verb: str, cure: Cure | None, plural: str) -> Finding:
+def _finding(facts: DataFacts, code: str, noun: str, verb: str, cure: DataCure | None, plural: str) -> Finding:
     problems = facts.of(f"data/{code}")
     items = [problem.item for problem in problems]
     one, _, many = verb.partition("|")
@@ -58,7 +58,7 @@ names(
     "unread-extension",
     "file",
     "is passed over by the loader|are passed over by the loader",
-    Cure(
+    DataCure(
         "Give them small letters in a copy (or compare `path.suffix.lower()`).",
         "(target / name).rename((target / name).with_suffix(pathlib.Path(name).suffix.lower()))",
         "file",
@@ -102,7 +102,7 @@ names(
     "unfinished-file",
     "file",
     "was never finished|were never finished",
-    Cure(
+    DataCure(
         "Make it again, and write it in one piece from now on.",
         "temporary = f'{path}.tmp'\n"
         "pathlib.Path(temporary).write_text(json.dumps(progress))\n"
@@ -145,7 +145,7 @@ names(
     "item-fails",
     "item",
     "can't be made",
-    Cure("Look at the first error by itself.", "dataset[index]"),
+    DataCure("Look at the first error by itself.", "dataset[index]"),
     title="An item of the data set raises an error.",
     symptom="Training ends in the middle of an epoch, in a worker.",
     cause="The data set's own `__getitem__` fails on it.",
@@ -158,7 +158,7 @@ names(
     "format-mismatch",
     "file",
     "holds another format than its name says|hold another format than their names say",
-    Cure("Write copies in the format of the name.", "image.convert('RGB').save(target / name)", "picture"),
+    DataCure("Write copies in the format of the name.", "image.convert('RGB').save(target / name)", "picture"),
     title="A file holds another format than its name says.",
     symptom="A decoder for one format (turbojpeg, DALI, tf.io.decode_jpeg) refuses the file, or a loader skips "
     "it; viewers show it.",
@@ -172,7 +172,7 @@ names(
     "exif-orientation",
     "picture",
     "is turned by its EXIF tag alone|are turned by their EXIF tags alone",
-    Cure(
+    DataCure(
         "Write copies with turned pixels.",
         "ImageOps.exif_transpose(image).save(target / name, quality=95)",
         "picture",
@@ -190,7 +190,7 @@ names(
     "wrong-image-size",
     "picture",
     "has another size|have another size",
-    Cure(
+    DataCure(
         "Write copies of the right size (cut at the edges).",
         "ImageOps.fit(image, <size>).save(target / name)",
         "picture",
@@ -219,7 +219,7 @@ names(
     "wrong-image-mode",
     "picture",
     "has another mode|have another mode",
-    Cure("Write copies in the right mode.", "image.convert(<mode>).save(target / name)", "picture"),
+    DataCure("Write copies in the right mode.", "image.convert(<mode>).save(target / name)", "picture"),
     title="A picture has another mode (channels, depth) than it should.",
     symptom="Expected input to have 3 channels, but got 4 (or 1), in some batches.",
     cause="An alpha channel, a palette, greyscale, CMYK or 16 bits: viewers show all of them alike.",
@@ -232,7 +232,7 @@ names(
     "mask-size-mismatch",
     "mask",
     "has another size than its picture|have another size than their pictures",
-    Cure(
+    DataCure(
         "Resize the mask to its picture, if it shows the same part of it.",
         "mask = mask.resize(image.size, Image.NEAREST)  # NEAREST: no value in between",
     ),
@@ -248,7 +248,7 @@ names(
     "caption-encoding",
     "caption",
     "is not UTF-8|are not UTF-8",
-    Cure(
+    DataCure(
         "Write copies in UTF-8, and read them.",
         "marked = data[:2] in (b'\\xff\\xfe', b'\\xfe\\xff')\n"
         "coding = 'utf-16' if marked else 'utf-16-le' if b'\\0' in data else 'cp1252'\n"
@@ -291,7 +291,7 @@ names(
     "trigger-missing",
     "caption",
     "lacks the trigger|lack the trigger",
-    Cure(
+    DataCure(
         "Write copies with the word in front.",
         "caption.write_text(<trigger> + ', ' + data.decode('utf-8-sig'), encoding='utf-8')",
         "caption",
@@ -320,7 +320,7 @@ names(
     "wrong-sample-rate",
     "sound",
     "has another sample rate|have another sample rate",
-    Cure(
+    DataCure(
         "Write copies with the right rate.",
         "new = round(len(values) * <sample_rate> / rate)\n"
         "spectrum = numpy.fft.rfft(values, axis=0)[: new // 2 + 1]\n"
@@ -340,7 +340,7 @@ names(
     "wrong-channels",
     "item",
     "has another number of channels|have another number of channels",
-    Cure(
+    DataCure(
         "Write copies with the mean of the channels.",
         "soundfile.write(target / name, values.mean(1, keepdims=True).repeat(<channels>, 1), rate)",
         "sound",
@@ -405,7 +405,7 @@ names(
     "non-numeric",
     "item",
     "holds text in place of a number|hold text in place of numbers",
-    Cure(
+    DataCure(
         "Read them as numbers, and leave out what is none.",
         "for column in <columns>:\n"
         "    rows[column] = pandas.to_numeric(rows[column].str.replace(',', '.'), errors='coerce')\n"
@@ -425,7 +425,7 @@ names(
     "token-out-of-vocabulary",
     "row",
     "holds a token beyond the vocabulary|hold tokens beyond the vocabulary",
-    Cure("Enlarge the embedding.", "model.resize_token_embeddings(len(tokenizer))"),
+    DataCure("Enlarge the embedding.", "model.resize_token_embeddings(len(tokenizer))"),
     title="A token is beyond the vocabulary.",
     symptom="index out of range in self, on the CPU; a device-side assertion on a card.",
     cause="Tokens were added to the tokenizer and the model's embedding was not enlarged; or the ids are another's.",
@@ -450,7 +450,9 @@ names(
     "sequence-too-long",
     "row",
     "is longer than the model has positions|are longer than the model has positions",
-    Cure("Cut them when they are tokenized.", "encoding = tokenizer(text, truncation=True, max_length=<max_length>)"),
+    DataCure(
+        "Cut them when they are tokenized.", "encoding = tokenizer(text, truncation=True, max_length=<max_length>)"
+    ),
     title="A row is longer than the model has positions.",
     symptom="index out of range in self, in the embedding of positions; or the end is cut in silence.",
     cause="Truncation was not asked for, or to another length than the model's.",
@@ -463,7 +465,7 @@ names(
     "labels-misaligned",
     "row",
     "has not as many labels as tokens|have not as many labels as tokens",
-    Cure(
+    DataCure(
         "Spread the labels over the tokens of each word.",
         "labels = [-100 if word is None else word_labels[word] for word in encoding.word_ids()]",
     ),
@@ -479,7 +481,7 @@ names(
     "eos-missing",
     "row",
     "lacks its end token|lack their end tokens",
-    Cure("Append it before padding.", "ids = tokenizer(text)['input_ids'] + [tokenizer.eos_token_id]"),
+    DataCure("Append it before padding.", "ids = tokenizer(text)['input_ids'] + [tokenizer.eos_token_id]"),
     title="A row lacks its end token.",
     symptom="Generation does not stop.",
     cause="The tokenizer does not add it by itself, or a part of the set was prepared without it.",
@@ -492,7 +494,7 @@ names(
     "label-out-of-range",
     "item",
     "has a label that is no class|have labels that are no class",
-    Cure(
+    DataCure(
         "Count the labels from 0.", "rows[<label>] = rows[<label>].astype(float).astype(int) - 1", "table", guess=True
     ),
     title="A label is no class.",
@@ -579,7 +581,7 @@ names(
     "color-shift",
     "folder",
     "has other colours than the others|have other colours than the others",
-    Cure(
+    DataCure(
         "Exchange red and blue, in a copy.",
         "Image.fromarray(numpy.asarray(image)[..., ::-1]).save(target / name, quality=95)",
         "folder",
