@@ -387,6 +387,8 @@ def test_each_edit_is_tried_on_the_text_and_a_near_path_is_found(tmp_path) -> No
         report = nbdebug.check_config(tmp_path / "a.yaml", schema=schema)
     text = (tmp_path / "a.yaml").read_text()
     assert text == 'data: "train.jsonl"\nfp16: true\nbf16: false  # both\nwarmup: 9\nsteps: 10\n'
+    report = check(tmp_path, "b.yaml", "lr: 0.1\nlr: 1e-4\n")
+    assert problems(report) == [("lr", "duplicate-key")] and report.edit.new == "lr: 1e-4", "what stays is wrong too"
 
 
 def test_a_value_that_is_merged_in_is_told_where_it_stands(tmp_path) -> None:

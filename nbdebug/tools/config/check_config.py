@@ -178,7 +178,8 @@ def _tried(
                 left = look(parsed("\n".join(lines).encode(), edit.file, SUFFIXES.get(document.format, "")))
                 after = {"problems before": len(findings), "problems with this line": len(left)}
                 keys = {(f.code, str(f.evidence["where"])) for f in left}
-                worked = (at not in keys and keys <= before) or None
+                hidden = {key for key in keys if finding.code == "config/duplicate-key" and key[1] == at[1]}
+                worked = (at not in keys and keys - hidden <= before) or None  # the entry that stays may be wrong too
             fixes.append(dataclasses.replace(fix, verified=worked, after=after if worked else {}))
         yield dataclasses.replace(finding, fixes=tuple(fixes))
 
@@ -306,11 +307,7 @@ def _report(document: Document, findings: tuple[Finding, ...], with_schema: bool
     rates, refused = planned_rates(document.settings)
     curve = {"curves of": "learning rate of each step", "curves": {"as planned": rates}}
     headline = "" if findings else f"No problem was found in {name}."
-    ruled_out = (
-        ()
-        if findings
-        else (RuledOut("a problem of the text", f"it was read as {document.format}, {count(values, 'value')}"),)
-    )
+    read_whole = RuledOut("a problem of the text", f"it was read as {document.format}, {count(values, 'value')}")
     subject = f"{name}: {document.format}, {count(values, 'value')}"
     problems = [
         {"key": int(f.evidence["line"]) if f.code == "config/syntax" else f.evidence["where"][0], "code": f.code}
@@ -319,7 +316,7 @@ def _report(document: Document, findings: tuple[Finding, ...], with_schema: bool
     return Report(
         "check_config()",
         findings,
-        ruled_out,
+        () if findings else (read_whole,),
         tuple(unchecked),
         (f"No learning rate was drawn: {refused}.",) if refused else (),
         subject,

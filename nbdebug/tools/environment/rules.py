@@ -14,10 +14,11 @@ from nbdebug.tools.environment.facts import EnvironmentFacts
 from nbdebug.tools.environment.versions import DATE, dotted, local, public, version
 
 
-def finding(code: str, title: str, fixes: list[Fix], blamed: list[str], **evidence: Any) -> Finding:
+def finding(code: str, title: str, fixes: Fix | list[Fix], blamed: list[str], **evidence: Any) -> Finding:
     """`_` in names of evidence is a space."""
     rows = {name.replace("_", " "): value for name, value in evidence.items() if value not in (None, "", (), [])}
-    return Finding(f"environment/{code}", title, evidence={"where": blamed, **rows}, fixes=tuple(fixes))
+    own = (fixes,) if isinstance(fixes, Fix) else tuple(fixes)
+    return Finding(f"environment/{code}", title, evidence={"where": blamed, **rows}, fixes=own)
 
 
 def installed(facts: EnvironmentFacts, names: list[str]) -> str:
@@ -30,6 +31,7 @@ def torch_of(facts: EnvironmentFacts) -> str:
 
 
 INSTALL = "https://pytorch.org/get-started/locally/"
+WHEELS = "--index-url https://download.pytorch.org/whl"
 
 
 @rule(
@@ -48,17 +50,12 @@ def cpu_only_build(facts: EnvironmentFacts) -> Finding | None:
     if not facts.cards:
         return None
     name, driver = torch_of(facts), facts.driver or {}
-    title = (
-        f"torch {name} is built without CUDA; the machine has "
-        f"{listed([card.name for card in facts.cards[:3]], quote='')}"
-    )
-    fix = Fix(
-        "Install the build with CUDA.",
-        "pip uninstall -y torch\npip install torch --index-url https://download.pytorch.org/whl/cu126",
-    )
+    cards = listed([card.name for card in facts.cards[:3]], quote="")
+    title = f"torch {name} is built without CUDA; the machine has {cards}"
+    fix = Fix("Install the build with CUDA.", f"pip uninstall -y torch\npip install torch {WHEELS}/cu126")
     served = f"CUDA {driver['cuda']} and older" if driver.get("cuda") else None
     return finding(
-        "cpu-only-build", title, [fix], ["torch"], version=name, driver=driver.get("version"), driver_serves=served
+        "cpu-only-build", title, fix, ["torch"], version=name, driver=driver.get("version"), driver_serves=served
     )
 
 
@@ -86,25 +83,12 @@ def gpu_arch_missing(facts: EnvironmentFacts) -> Finding | None:
         newest = max((_capability(arch) for arch in arches), default=())
         newer = card.capability > newest
         title = f"torch {name} has no kernels for {card.name} ({needed}); it has {listed(arches, 12, '')}"
-        advice = (
-            "Install a newer torch, of a CUDA version that knows the card."
-            if newer
-            else "Install the last torch that has it."
-        )
-        code = (
-            "pip install --upgrade torch --index-url https://download.pytorch.org/whl/cu128"
-            if newer
-            else "pip install 'torch<2.8'"
-        )
-        return finding(
-            "gpu-arch-missing",
-            title,
-            [Fix(advice, code)],
-            ["torch"],
-            needed=needed,
-            torch=name,
-            CUDA=facts.build["cuda"],
-        )
+        fix = Fix("Install the last torch that has it.", "pip install 'torch<2.8'")
+        if newer:
+            advice = "Install a newer torch, of a CUDA version that knows the card."
+            fix = Fix(advice, f"pip install --upgrade torch {WHEELS}/cu128")
+        cuda = facts.build["cuda"]
+        return finding("gpu-arch-missing", title, fix, ["torch"], needed=needed, torch=name, CUDA=cuda)
     return None
 
 
@@ -155,12 +139,7 @@ def driver_too_old(facts: EnvironmentFacts) -> Finding | None:
     fixes = [Fix(f"Install a driver of {dotted(least) if least else 'that CUDA'} or newer.", "nvidia-smi")]
     if newest:
         tag = f"cu{newest[0]}{newest[1] if len(newest) > 1 else 0}"
-        fixes.append(
-            Fix(
-                "Or install a torch for the older CUDA.",
-                f"pip install torch --index-url https://download.pytorch.org/whl/{tag}",
-            )
-        )
+        fixes.append(Fix("Or install a torch for the older CUDA.", f"pip install torch {WHEELS}/{tag}"))
     return finding("driver-too-old", title, fixes, ["driver"], CUDA_of_torch=dotted(built), tables_of=DATE)
 
 
@@ -232,7 +211,7 @@ def dtype_unsupported(facts: EnvironmentFacts) -> Finding | None:
         return None
     title = f"{card.name} (capability {dotted(card.capability)}) has no {dtype}; it came with {dotted(least)}"
     fix = Fix("Use float16 with a GradScaler.", "with torch.autocast('cuda', dtype=torch.float16):")
-    return finding("dtype-unsupported", title, [fix], [dtype], device=card.name, needed=f"capability {dotted(least)}")
+    return finding("dtype-unsupported", title, fix, [dtype], device=card.name, needed=f"capability {dotted(least)}")
 
 
 @rule(
@@ -257,13 +236,10 @@ def numpy_abi(facts: EnvironmentFacts) -> Finding | None:
         f"numpy {facts.packages['numpy']} is installed; {named} {'is' if len(old) == 1 else 'are'} built for NumPy 1"
     )
     newer = " ".join(f"'{name}>={dotted(first)}'" for name, first in old.items())
-    fixes = [
-        Fix("Keep NumPy below 2.", "pip install 'numpy<2'"),
-        Fix("Or install newer releases.", f"pip install {newer}"),
-    ]
-    return finding(
-        "numpy-abi", title, fixes, ["numpy", *old], installed=installed(facts, ["numpy", *old]), tables_of=DATE
-    )
+    fixes = [Fix("Keep NumPy below 2.", "pip install 'numpy<2'")]
+    fixes.append(Fix("Or install newer releases.", f"pip install {newer}"))
+    names = ["numpy", *old]
+    return finding("numpy-abi", title, fixes, names, installed=installed(facts, names), tables_of=DATE)
 
 
 @rule(
@@ -283,10 +259,8 @@ def version_mismatch(facts: EnvironmentFacts) -> Finding | None:
         return None
     title, command, names = problems[0]
     more = listed([problem[0] for problem in problems[1:]], 5, "")
-    fixes = [Fix("Install releases that go together.", command)]
-    return finding(
-        "version-mismatch", title, fixes, names, installed=installed(facts, names), also=more, tables_of=DATE
-    )
+    fix, there = Fix("Install releases that go together.", command), installed(facts, names)
+    return finding("version-mismatch", title, fix, names, installed=there, also=more, tables_of=DATE)
 
 
 Mismatch = tuple[str, str, list[str]]
@@ -298,10 +272,8 @@ def _torch_partners(facts: EnvironmentFacts) -> Iterator[Mismatch]:
     for name in ("torchvision", "torchaudio"):
         have, wanted = facts.installed(name), versions.partner(name, torch)
         if have and wanted is not None and have[:2] != version(wanted):
-            what = (
-                f"{name} {public(facts.packages[name])} is built for another torch than {public(whole)}, which "
-                f"goes with {name} {wanted}"
-            )
+            own = f"{name} {public(facts.packages[name])}"
+            what = f"{own} is built for another torch than {public(whole)}, which goes with {name} {wanted}"
             yield what, f"pip install 'torch=={public(whole)}' '{name}=={wanted}.*'", [name, "torch"]
         elif have and _other_cuda(whole, facts.packages[name]):
             what = f"{name} {facts.packages[name]} and torch {whole} are built for different CUDA versions"
@@ -332,30 +304,21 @@ def _triton(facts: EnvironmentFacts) -> Iterator[Mismatch]:
 
 def _hub(facts: EnvironmentFacts) -> Iterator[Mismatch]:
     transformers, tokenizers = facts.installed("transformers"), facts.installed("tokenizers")
-    limits = versions.tokenizers_range(transformers) if transformers else None
+    limits, own = versions.tokenizers_range(transformers), f"transformers {facts.packages.get('transformers')}"
     if limits is not None and tokenizers and not limits[0] <= tokenizers < limits[1]:
         span = f">={dotted(limits[0])},<{dotted(limits[1])}"
-        what = (
-            f"transformers {facts.packages['transformers']} needs tokenizers {span}; "
-            f"{facts.packages['tokenizers']} is installed"
-        )
+        what = f"{own} needs tokenizers {span}; {facts.packages['tokenizers']} is installed"
         yield what, f"pip install 'tokenizers{span}'", ["tokenizers", "transformers"]
     hub = facts.installed("huggingface-hub")
-    if transformers and hub and (4, 20) <= transformers < (5,) and hub >= (1,):
-        what = (
-            f"transformers {facts.packages['transformers']} needs huggingface-hub below 1.0; "
-            f"{facts.packages['huggingface-hub']} is installed"
-        )
+    if (4, 20) <= transformers < (5,) and hub >= (1,):
+        what = f"{own} needs huggingface-hub below 1.0; {facts.packages['huggingface-hub']} is installed"
         yield what, "pip install 'huggingface-hub<1.0'", ["huggingface-hub", "transformers"]
 
 
 def _pins(facts: EnvironmentFacts) -> Iterator[Mismatch]:
     for wanted, have in facts.pins:
-        yield (
-            f"{wanted} is required; {have or 'nothing'} is installed",
-            f"pip install '{wanted}'",
-            [re.split(r"[^\w.-]", wanted)[0]],
-        )
+        what, name = f"{wanted} is required; {have or 'nothing'} is installed", re.split(r"[^\w.-]", wanted)[0]
+        yield what, f"pip install '{wanted}'", [name]
 
 
 @rule(
@@ -417,7 +380,7 @@ def network_interface_missing(facts: EnvironmentFacts) -> Finding | None:
         )
         fix = Fix("Name one that is there, or unset it.", f"export {name}={real[0] if real else ''}")
         return finding(
-            "network-interface-missing", title, [fix], [name], value=value, interfaces=listed(facts.interfaces, 20, "")
+            "network-interface-missing", title, fix, [name], value=value, interfaces=listed(facts.interfaces, 20, "")
         )
     return None
 
@@ -458,7 +421,7 @@ def tokenizers_fork(facts: EnvironmentFacts) -> Finding | None:
         f"TOKENIZERS_PARALLELISM {state}; the tokenizer is used before {count(run['num_workers'], 'worker')} are forked"
     )
     fix = Fix("Set it before the first use.", 'os.environ["TOKENIZERS_PARALLELISM"] = "false"')
-    return finding("tokenizers-fork", title, [fix], ["TOKENIZERS_PARALLELISM"], start_method=method)
+    return finding("tokenizers-fork", title, fix, ["TOKENIZERS_PARALLELISM"], start_method=method)
 
 
 @rule(
@@ -477,16 +440,9 @@ def deprecated_variable(facts: EnvironmentFacts) -> Finding | None:
     _, _, package, since = old[0]
     titles = [f"{a} is now {b}" for a, b, _, _ in old]
     title = f"{titles[0]}: {package} renamed it in {dotted(since)}"
-    code = "\n".join(
-        f"unset {a}; export {b}={facts.env[a]}" if "TOKEN" not in a else f"unset {a}" for a, b, _, _ in old
-    )
-    return finding(
-        "deprecated-variable",
-        title,
-        [Fix("Set the new name.", code)],
-        [row[0] for row in old],
-        also=listed(titles[1:], 9, ""),
-    )
+    lines = [f"unset {a}" + (f"; export {b}={facts.env[a]}" if "TOKEN" not in a else "") for a, b, _, _ in old]
+    fix = Fix("Set the new name.", "\n".join(lines))
+    return finding("deprecated-variable", title, fix, [row[0] for row in old], also=listed(titles[1:], 9, ""))
 
 
 @rule(
@@ -502,21 +458,13 @@ def deprecated_variable(facts: EnvironmentFacts) -> Finding | None:
 def pin_memory_unsupported(facts: EnvironmentFacts) -> Finding | None:
     if not facts.run.get("pin_memory") or facts.device not in ("mps", "cpu"):
         return None
-    if (
-        facts.device == "cpu"
-        and (facts.cards or facts.cards is None)
-        and (facts.build.get("cuda") or facts.build.get("hip"))
-    ):
+    built = facts.build.get("cuda") or facts.build.get("hip")
+    if facts.device == "cpu" and built and (facts.cards or facts.cards is None):
         return None  # the card is there, though this run does not compute on it
     why = "MPS has none" if facts.device == "mps" else "there is no card to copy to"
     fix = Fix("Pin memory for CUDA alone.", "DataLoader(…, pin_memory=torch.cuda.is_available())")
-    return finding(
-        "pin-memory-unsupported",
-        f"pin_memory is on for the device {facts.device}: {why}",
-        [fix],
-        ["pin_memory"],
-        device=facts.device,
-    )
+    title = f"pin_memory is on for the device {facts.device}: {why}"
+    return finding("pin-memory-unsupported", title, fix, ["pin_memory"], device=facts.device)
 
 
 ORDER = (
