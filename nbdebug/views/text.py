@@ -151,7 +151,8 @@ class ReportText:
         question = " · ".join(words.clean(part, 300) for part in (self.report.question, self.report.subject) if part)
         details = len(self.left) == 1  # they are named where nothing else is left out
         left = [count(n, noun, plural) for (noun, plural), n in self.left.items() if noun != DETAIL or details]
-        self.lines.append("")
+        if self.lines[-1:] != [""]:
+            self.lines.append("")
         self.say(question, style="pale", most=2 if self.report.folded else 0)
         if left:
             self.say(f"Left out (report.full() shows it): {', '.join(left)}.", style="pale", most=1)

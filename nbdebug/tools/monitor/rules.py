@@ -164,8 +164,8 @@ def killed(run: LoggedRun) -> Finding | None:
     "log is full, or the program hangs.",
     confirm="Is the process still there (`ps`, the scheduler's queue)? Then it hangs. Is there a newer checkpoint than "
     "the last line? Then only the log has ended.",
-    fix="Where it hangs: `%hang_watch on` in the next run. Where it was killed: resume, and watch memory and disk with "
-    "`%monitor on`. Start long runs so that they outlive the terminal (nohup, tmux, a job).",
+    fix="Where it hangs: `with nbdebug.hang_watch():` around the loop. Where it was killed: resume, and watch memory "
+    "and disk with `%monitor on`. Start long runs so that they outlive the terminal (nohup, tmux, a job).",
     reference="https://docs.python.org/3/library/faulthandler.html",
 )
 def stopped(run: LoggedRun) -> Finding | None:
