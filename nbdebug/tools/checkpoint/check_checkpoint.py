@@ -547,8 +547,9 @@ def _loading(facts: CheckpointFacts, load: Any) -> dict[str, ast.Call]:
     calls: dict[str, ast.Call] = {}
     names = {**getattr(load, "__globals__", {}), **closure_variables(load)} if inspect.isfunction(load) else {}
     for node in nodes_of(file):
-        own = isinstance(node, ast.Call) and first <= node.lineno < first + len(lines)
-        if own and isinstance(node.func, ast.Attribute):
+        if not isinstance(node, ast.Call) or not first <= node.lineno < first + len(lines):
+            continue
+        if isinstance(node.func, ast.Attribute):
             owner = node.func.value
             thing = names.get(owner.id) if isinstance(owner, ast.Name) else None
             if node.func.attr == "load_state_dict" and not isinstance(thing, torch.optim.Optimizer):

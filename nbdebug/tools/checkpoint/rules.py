@@ -62,7 +62,7 @@ def broken(facts: CheckpointFacts) -> Finding | None:
         kinds = {"lfs": "a pointer of Git LFS", "html": "a page of HTML", "text": "text"}
         title = f"{name} ({size(file.bytes)}) is {kinds.get(file.begins, 'no format of weights')}, not weights"
         code = "!git lfs install && git lfs pull" if file.begins == "lfs" else f"# download {name} again"
-        return finding(facts, "not-weights", title, (Fix("Fetch the file itself.", code),), path=name)
+        return finding(facts, "not-weights", title, Fix("Fetch the file itself.", code), path=name)
     if not file.fault:
         return None
     write = Fix("From now on write files whole or not at all.", "ckpt = nbdebug.Checkpoints('checkpoints', keep=3)")

@@ -33,7 +33,7 @@ PYTHON = {
 NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 
 
-def finding(code: str, one: OneSetting, title: str, fixes: tuple[Fix, ...], **evidence: Any) -> Finding:
+def finding(code: str, one: OneSetting, title: str, fix: Fix, **evidence: Any) -> Finding:
     """`_` in names of evidence is a space."""
     setting, facts = one.setting, one.facts
     text = (
@@ -42,7 +42,7 @@ def finding(code: str, one: OneSetting, title: str, fixes: tuple[Fix, ...], **ev
     rows = {name.replace("_", " "): value for name, value in evidence.items() if value not in (None, "")}
     where = Where(file=facts.file, line=setting.line, text=clip(text, 160) if text else None)
     return Finding(
-        f"config/{code}", title, where, {"where": [setting.key], "value": shown(setting.value), **rows}, fixes
+        f"config/{code}", title, where, {"where": [setting.key], "value": shown(setting.value), **rows}, (fix,)
     )
 
 
@@ -81,8 +81,8 @@ def mended(title: str, one: OneSetting, value: str) -> Fix:
     return Fix.of(title, edit) if edit is not None else Fix(title, line_with(setting, value, facts.format))
 
 
-def template(title: str, one: OneSetting, value: str) -> tuple[Fix, ...]:
-    return (Fix(title, line_with(one.setting, value, one.facts.format)),)
+def template(title: str, one: OneSetting, value: str) -> Fix:
+    return Fix(title, line_with(one.setting, value, one.facts.format))
 
 
 # -- the key and the characters ---------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def invisible_character(one: OneSetting) -> Finding | None:
         return None
     if spaces:
         title = f"`{setting.key}` has white space at an end that cannot be seen: {shown(value)}"
-        return finding("invisible-character", one, title, (mended("Without it.", one, literal(spaces, facts.format)),))
+        return finding("invisible-character", one, title, mended("Without it.", one, literal(spaces, facts.format)))
     characters = listed([f"U+{ord(c):04X}" for c in dict.fromkeys(in_key or in_value)], quote="")
     clean = (
         (setting.name if in_key else value).translate({ord(c): " " if c in SPACES else None for c in INVISIBLE}).strip()
@@ -125,9 +125,7 @@ def invisible_character(one: OneSetting) -> Finding | None:
         )
     else:
         fix = mended("The value without it.", one, literal(clean, facts.format))
-    return finding(
-        "invisible-character", one, title, (fix,), as_Python_shows_it=ascii(setting.name if in_key else value)
-    )
+    return finding("invisible-character", one, title, fix, as_Python_shows_it=ascii(setting.name if in_key else value))
 
 
 def _unmeant(character: str, value: str, expected: Expectation) -> bool:
@@ -159,13 +157,13 @@ def duplicate_key(one: OneSetting) -> Finding | None:
     title = f"The {what} `{setting.key}` stands twice, in lines {line} and {setting.line}: {kept}"
     edit = facts.without(setting, line) if len(setting.earlier) == 1 and not setting.section else None
     if edit is not None:
-        fixes = (Fix(f"Remove line {line}; line {setting.line} stays.", f"# not: {old}", edit=edit),)
+        fix = Fix(f"Remove line {line}; line {setting.line} stays.", f"# not: {old}", edit=edit)
     elif setting.section:
-        fixes = (Fix(f"Move the entries below line {setting.line} to line {line}.", old),)
+        fix = Fix(f"Move the entries below line {setting.line} to line {line}.", old)
     else:
-        fixes = (Fix(f"Keep one of the two: remove line {line} or line {setting.line}.", old),)
+        fix = Fix(f"Keep one of the two: remove line {line} or line {setting.line}.", old)
     return finding(
-        "duplicate-key", one, title, fixes, first=clip(word.split("\n")[0], 60), lines=f"{line} and {setting.line}"
+        "duplicate-key", one, title, fix, first=clip(word.split("\n")[0], 60), lines=f"{line} and {setting.line}"
     )
 
 
@@ -192,7 +190,7 @@ def unknown_key(one: OneSetting) -> Finding | None:
         fix = Fix.of("The key as the program knows it.", edit)
     else:
         fix = Fix("Write the key as the program knows it, or remove it.", new or setting.name)
-    return finding("unknown-key", one, title, (fix,), nearest=nearest)
+    return finding("unknown-key", one, title, fix, nearest=nearest)
 
 
 def _parent(key: str, setting: Setting) -> bool:
@@ -321,10 +319,10 @@ def _type_finding(one: OneSetting, kind: str) -> Finding:
         title = f"`{setting.key}: {setting.word}` is {value} to PyYAML; {KINDS[kind]} is expected"
     new = _converted(setting, kind, form)
     if new is not None:
-        fixes: tuple[Fix, ...] = (mended(f"The same value as {KINDS[kind]}.", one, new),)
+        fix = mended(f"The same value as {KINDS[kind]}.", one, new)
     else:
-        fixes = template(f"Write {KINDS[kind]}.", one, f"<{KINDS[kind]}>")
-    return finding("wrong-type", one, title, fixes, expected=KINDS[kind], why=why, source=one.expected.source)
+        fix = template(f"Write {KINDS[kind]}.", one, f"<{KINDS[kind]}>")
+    return finding("wrong-type", one, title, fix, expected=KINDS[kind], why=why, source=one.expected.source)
 
 
 def _kind_of(value: Any) -> str:
@@ -383,14 +381,10 @@ def invalid_choice(one: OneSetting) -> Finding | None:
         return None
     title = f"`{setting.key}` is {shown(bad[0])}; allowed are {listed([shown(c) for c in expected.choices], 8, '')}"
     if nearest is not None and not isinstance(setting.value, list):
-        fixes: tuple[Fix, ...] = (
-            mended("The nearest of the allowed values.", one, literal(nearest, one.facts.format)),
-        )
+        fix = mended("The nearest of the allowed values.", one, literal(nearest, one.facts.format))
     else:
-        fixes = template("Write one of the allowed values.", one, literal(expected.choices[0], one.facts.format))
-    return finding(
-        "invalid-choice", one, title, fixes, allowed=listed(expected.choices, 20, ""), source=expected.source
-    )
+        fix = template("Write one of the allowed values.", one, literal(expected.choices[0], one.facts.format))
+    return finding("invalid-choice", one, title, fix, allowed=listed(expected.choices, 20, ""), source=expected.source)
 
 
 FULL = {"fp32", "float32", "full", "none", "32"}
@@ -443,11 +437,11 @@ def out_of_range(one: OneSetting) -> Finding | None:
     guesses = [-value, value / 100, value / 10, expected.min, expected.max]
     guess = next((g for g in guesses if g is not None and g != 0 and within(g, expected) and _whole(g, expected)), None)
     if guess is None or verb == "holds":
-        fixes = template("Write a number within the range.", one, f"<{range_of(expected)}>")
+        fix = template("Write a number within the range.", one, f"<{range_of(expected)}>")
     else:
         number = int(guess) if expected.type == "int" else guess
-        fixes = (mended("One that is allowed; choose yours.", one, literal(number, one.facts.format)),)
-    return finding("out-of-range", one, title, fixes, allowed=range_of(expected), source=expected.source)
+        fix = mended("One that is allowed; choose yours.", one, literal(number, one.facts.format))
+    return finding("out-of-range", one, title, fix, allowed=range_of(expected), source=expected.source)
 
 
 def _whole(value: float, expected: Expectation) -> bool:
@@ -492,10 +486,10 @@ def missing_path(one: OneSetting) -> Finding | None:
     title = f"`{setting.key}` names no {kind} that exists: {shown(setting.value)}"
     near = facts.beside.get(setting.key)
     if near is not None:
-        fixes: tuple[Fix, ...] = (mended(f"The {kind} of nearly this name.", one, literal(near, facts.format)),)
+        fix = mended(f"The {kind} of nearly this name.", one, literal(near, facts.format))
     else:
-        fixes = template(f"Write the path of a {kind}.", one, f"<path of a {kind}>")
-    return finding("missing-path", one, title, fixes)
+        fix = template(f"Write the path of a {kind}.", one, f"<path of a {kind}>")
+    return finding("missing-path", one, title, fix)
 
 
 # -- the value and others ---------------------------------------------------------------------------------------------
@@ -530,10 +524,10 @@ def not_divisible(one: OneSetting) -> Finding | None:
     nearest = sorted(sorted(parts, key=lambda n: abs(n - other))[:2])
     below, above = math.floor(value / other) * other, math.ceil(value / other) * other
     number = above if abs(above - value) <= abs(value - below) or not below else below
-    fixes = (mended(f"The nearest multiple of {shown(other)}.", one, literal(number, one.facts.format)),)
+    fix = mended(f"The nearest multiple of {shown(other)}.", one, literal(number, one.facts.format))
     near = listed(nearest, quote="") if isinstance(multiple, str) else None
     divisors = {f"divisors of {value} near {other}": near} if near else {}
-    return finding("not-divisible", one, title, fixes, source=expected.source, **divisors)
+    return finding("not-divisible", one, title, fix, source=expected.source, **divisors)
 
 
 def _remainder(value: float, other: float) -> bool:
@@ -569,10 +563,10 @@ def inconsistent(one: OneSetting) -> Finding | None:
             if value is not None and _numbers(setting.value, value) and not holds(setting.value, value):
                 title = f"`{setting.key}` ({shown(setting.value)}) {words} `{other}` ({shown(value)})"
                 limit = value - 1 if other == expected.less_than and type(value) is int else value
-                change = mended if holds(limit, value) else lambda *parts: template(*parts)[0]
+                change = mended if holds(limit, value) else template
                 fix = change("One that is allowed; choose yours.", one, literal(limit, one.facts.format))
                 return finding(
-                    "inconsistent", one, title, (fix,), other=f"{other} = {shown(value)}", source=expected.source
+                    "inconsistent", one, title, fix, other=f"{other} = {shown(value)}", source=expected.source
                 )
         other, value = expected.not_with, one.value(expected.not_with)
         if setting.value is True and value is True:
@@ -580,21 +574,19 @@ def inconsistent(one: OneSetting) -> Finding | None:
             fix = mended(
                 "One of the two, off.", one, "False" if one.facts.format not in ("JSON", "YAML", "TOML") else "false"
             )
-            return finding("inconsistent", one, title, (fix,), other=other, source=expected.source)
+            return finding("inconsistent", one, title, fix, other=other, source=expected.source)
         if (
             expected.lenient and other is not None and setting.value in ("fp16", "16-mixed")
         ):  # a precision and its device
             title = f"`{setting.key}` is {shown(setting.value)}, which `{other}: {shown(value)}` excludes"
             half = literal("bf16-mixed" if "-" in setting.value else "bf16", one.facts.format)
             fix = mended("bfloat16 runs there.", one, half)
-            return finding(
-                "inconsistent", one, title, (fix,), other=f"{other} = {shown(value)}", source=expected.source
-            )
+            return finding("inconsistent", one, title, fix, other=f"{other} = {shown(value)}", source=expected.source)
     for key, owner, value in one.facts.others:
         if key == setting.key:
             title = f"`{setting.key}` is {shown(setting.value)} in the settings and {shown(value)} in the {owner}"
             fix = mended(f"The value of the {owner}.", one, literal(value, one.facts.format))
-            return finding("inconsistent", one, title, (fix,), other=f"{owner}: {shown(value)}")
+            return finding("inconsistent", one, title, fix, other=f"{owner}: {shown(value)}")
     return None
 
 
