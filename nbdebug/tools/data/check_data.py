@@ -120,7 +120,10 @@ class Check:
         problems = first_of_each(iter(self.problems), CODES)
         facts = DataFacts(problems, total=self.total, **self.circumstances())
         findings = tuple(finding for finding in (check(facts) for check in ORDER) if finding is not None)
-        looked = ", ".join(count(n, noun) for noun, n in self.total.items() if n) or "nothing"
+        looked = (
+            ", ".join(count(n, noun, "boxes" if noun == "box" else "") for noun, n in self.total.items() if n)
+            or "nothing"
+        )
         rows = [(_encodable(p.item), p.code, p.detail) for code in CODES for p in facts.of(code)]
         affected = (
             f"{count(len(problems), 'problem')} of {count(len(findings), 'kind')} in {looked}." if findings else ""
@@ -200,6 +203,7 @@ class FolderCheck(Check):
         self.subject = f"{os.path.basename(os.path.abspath(path))}: {'a folder' if self.only is None else 'a file'}"
         self.known: dict[str, dict[str, Any]] = {}
         self.tables: list[tables.DataTable] = []
+        self.coco: list[str] = []
         self.digest = functools.lru_cache(maxsize=None)(media.file_digest)
 
     def circumstances(self) -> dict[str, Any]:
@@ -219,7 +223,8 @@ class FolderCheck(Check):
             "root": os.path.abspath(self.root),
             "form": self.only or "",
             "expected": {**usual, **({"label": labels[0]} if labels else {}), **self.wanted.stated()},
-            "separators": {table.name: table.frame.attrs.get("separator", ",") for table in self.tables},
+            "separators": {table.name: table.frame.attrs.get("separator", ",") for table in self.tables}
+            | dict.fromkeys(self.coco, "annotations"),
         }
 
     def anew(self, mended: Any) -> Check:
@@ -243,6 +248,8 @@ class FolderCheck(Check):
             self._tables(files)
         if self.kind in (None, "tables", "rows"):
             self._records(files)
+        if self.kind in (None, "images", "tables"):
+            self._boxes(files)
         self.problems += tables.shared_rows(self.tables)
         self._leftovers(files)
 
@@ -357,6 +364,31 @@ class FolderCheck(Check):
         self.counted("row", table.row_count)
         self.problems += table.problems()
         self.notes += tables.remarks(table)
+
+    def _boxes(self, files: FolderInventory) -> None:
+        """Files of boxes in the forms of COCO and YOLO."""
+        names = {entry.item.rpartition("/")[2] for entry in files.of("picture")}
+        for entry in files.of("json") if names else ():
+            with contextlib.suppress(ValueError, RecursionError, OSError, AttributeError, TypeError):
+                value = json.loads(pathlib.Path(entry.path).read_bytes()) if entry.bytes <= 64 << 20 else None
+                if isinstance(value, dict) and {"images", "annotations"} <= set(value):
+                    self.coco.append(entry.item)
+                    self.counted("box", len(value["annotations"]))
+                    self.problems += tables.coco_problems(entry.item, value, names)
+        stems = {entry.stem for entry in files.of("picture")}
+        beside = [
+            e for e in files.of("text") if e.stem in stems and e.ending == ".txt" and e.bytes < media.CAPTION_LIMIT
+        ]
+        rows = {}
+        for entry in beside:
+            lines = pathlib.Path(entry.path).read_bytes().decode("utf-8", "replace").split("\n")
+            rows[entry.item] = tables.yolo_rows([line for line in lines if line.strip()])
+        full = [own for own in rows.values() if own]
+        unit = sum(max(map(abs, row[1:])) <= 1.5 for own in full for row in own)
+        if len(full) >= 3 and all(own is not None for own in rows.values()) and unit > sum(map(len, full)) / 2:
+            for item, own in rows.items():
+                self.counted("box", len(own or ()))
+                self.problems += tables.yolo_problems(item, own or (), self.wanted.num_classes)
 
     def _records(self, files: FolderInventory) -> None:
         sets = []

@@ -31,7 +31,8 @@ class Problem:
 class DataFacts:
     """All problems of a set, one for each item. root: the folder, "" in memory; total: how many items were looked at,
     by kind ("picture", "row" …); expected: the fields that the user gave, and what is usual; form: of a set in memory
-    ("DataFrame", "Dataset", "select", "list"); separators: of the tables, by name."""
+    ("DataFrame", "Dataset", "select", "list"); separators: of the tables, by name; of COCO the
+    key of the rows."""
 
     problems: tuple[Problem, ...] = ()
     root: str = ""
@@ -94,7 +95,7 @@ ROWS_OF = {
 """How the rows of a file are read and written again."""
 TABLES = (".csv", ".parquet", ".feather")
 GUESS = {"guess": True}
-SAME = {".tsv": ".csv", ".pq": ".parquet", ".ndjson": ".jsonl"}
+SAME = {".tsv": ".csv", ".pq": ".parquet", ".ndjson": ".jsonl", ".txt": ".jsonl"}
 
 
 def fixes(code: str, items: Sequence[str | int], facts: DataFacts, cure: DataCure | None) -> tuple[Fix, ...]:
@@ -165,11 +166,11 @@ def _of_tables(items: Sequence[str | int], facts: DataFacts, each: str = "") -> 
         source, written = os.path.join(facts.root, name), f"{os.path.basename(stem)}_mended{ending}"
         form = SAME.get(ending.lower(), ending.lower())
         known = form in (TABLES if each else ROWS_OF) and (columns or "<columns>" not in each)
-        if not known or (columns and form in (".json", ".npy")) or len(by_file) > 4:
+        if not known or (columns and form in (".json", ".npy")) or len(by_file) > SHOWN:
             return ""
         head, read, write = ROWS_OF[form]
         sep = facts.separators.get(name, ",")
-        change = each or _left_out(form, rows, columns)
+        change = each or _left_out(form, rows, columns, sep)
         text = f"{head}\nsource = {source!r}\nrows = {read}\n{change}\n"
         text += (
             write.format(repr(written))
@@ -180,13 +181,14 @@ def _of_tables(items: Sequence[str | int], facts: DataFacts, each: str = "") -> 
     return "\n".join(parts)
 
 
-def _left_out(form: str, rows: list[int], columns: list[str]) -> str:
+def _left_out(form: str, rows: list[int], columns: list[str], key: str) -> str:
     if form in TABLES:
         parts = ([f"index={rows}"] if rows else []) + ([f"columns={columns}"] if columns else [])
         return f"rows = rows.drop({', '.join(parts)})" + ".reset_index(drop=True)" * (form == ".feather")
     if form == ".npy":
         return f"rows = numpy.delete(rows, {rows}, 0)"
-    text = f"bad = {set(rows)}\nrows = [row for number, row in enumerate(rows) if number not in bad]" if rows else ""
+    own = f"rows[{key!r}]" if form == ".json" and key != "," else "rows"
+    text = f"bad = {set(rows)}\n{own} = [row for number, row in enumerate({own}) if number not in bad]" if rows else ""
     if columns:
         text += (
             "\nimport json\nrows = [json.dumps({key: value for key, value in json.loads(row).items()"

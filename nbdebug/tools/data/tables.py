@@ -7,7 +7,7 @@ import collections
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from nbdebug.text import clip, figures, percent, size
@@ -426,16 +426,67 @@ def split_column(name: str) -> str | None:
     return name if name.lower() in ("split", "subset", "fold", "partition", "set", "phase") else None
 
 
-def box_fault(box: Sequence[float], limit: tuple[int, int] | None) -> str:
-    """What is wrong with x1, y1, x2, y2; "" for nothing. limit: width and height, or None."""
+def box_fault(box: Sequence[float], limit: tuple[int, int] | None, slack: float = 0.0) -> str:
+    """What is wrong with x1, y1, x2, y2; "" for nothing. limit: width and height, or None; slack: how far a box may lie
+    beyond them."""
     x1, y1, x2, y2 = box
     words = []
     if x2 <= x1 or y2 <= y1:
         words.append("no area" if x2 == x1 or y2 == y1 else "its corners are in the wrong order")
-    if min(x1, y1) < 0 or (limit and (x2 > limit[0] or y2 > limit[1])):
+    if min(x1, y1) < -slack or (limit and (x2 > limit[0] + slack or y2 > limit[1] + slack)):
         words.append(f"beyond {f'{limit[0]} x {limit[1]}' if limit else 'the edge'}")
     shown = ", ".join(figures(v) for v in box)
     return f"({shown}): {' and '.join(words)}" if words else ""
+
+
+SLACK = 1e-3
+"""Of a picture's side, by which a box may lie beyond the edge: numbers are rounded in files."""
+
+
+def coco_problems(item: str, value: Mapping[str, Any], pictures: Collection[str]) -> Iterator[Problem]:
+    """Boxes (x, y, width, height) beyond their picture or without an area, categories and pictures that are not there.
+    value: a file in the form of COCO; pictures: the names of those that are there."""
+    images = {image.get("id"): image for image in value["images"] if isinstance(image, dict)}
+    categories = {one.get("id") for one in value.get("categories") or () if isinstance(one, dict)}
+    names = {id_: str(image.get("file_name", "")) for id_, image in images.items()}
+    absent = {id_ for id_, name in names.items() if name and name.rpartition("/")[2] not in pictures}
+    for row, annotation in enumerate(value["annotations"]):
+        box, of = annotation.get("bbox"), annotation.get("image_id")
+        image, kind = images.get(of, {}), annotation.get("category_id")
+        if of not in images:
+            yield Problem("data/file-missing", f"{item}#{row}", f"there is no picture with the id {of}")
+        elif of in absent and len(absent) < len(names):
+            yield Problem("data/file-missing", f"{item}#{row}", f"{names[of]} is not there")
+        elif categories and kind not in categories:
+            yield Problem("data/label-out-of-range", f"{item}#{row}", f"category {kind} is none of {len(categories)}")
+        if not isinstance(box, list) or len(box) != 4 or not all(isinstance(v, (int, float)) for v in box):
+            continue
+        width, height = image.get("width"), image.get("height")
+        limit = (width, height) if isinstance(width, int) and isinstance(height, int) else None
+        wrong = box_fault([box[0], box[1], box[0] + box[2], box[1] + box[3]], limit, 1.0)
+        if wrong:
+            yield Problem("data/invalid-box", f"{item}#{row}", wrong)
+
+
+def yolo_rows(lines: Sequence[str]) -> list[list[float]] | None:
+    """The rows of a file in the form of YOLO: class, centre and size (or a polygon), from 0 to 1; None of another."""
+    try:
+        rows = [[float(word) for word in line.split()] for line in lines]
+    except ValueError:
+        return None
+    return rows if all(len(row) >= 5 and row[0] == int(row[0]) for row in rows) else None
+
+
+def yolo_problems(item: str, rows: Sequence[Sequence[float]], classes: int | None) -> Iterator[Problem]:
+    for number, (kind, *box) in enumerate(rows):
+        if kind < 0 or (classes is not None and kind >= classes):
+            detail = f"class {figures(kind)}" + (f"; {classes} classes are 0 to {classes - 1}" if classes else "")
+            yield Problem("data/label-out-of-range", f"{item}#{number}", detail)
+        corners = [box[0] - box[2] / 2, box[1] - box[3] / 2, box[0] + box[2] / 2, box[1] + box[3] / 2]
+        if len(box) != 4:
+            corners = [min(box[::2]), min(box[1::2]), max(box[::2]), max(box[1::2])]
+        if wrong := box_fault(corners, (1, 1), SLACK):
+            yield Problem("data/invalid-box", f"{item}#{number}", wrong)
 
 
 def picture_size(path: str) -> tuple[int, int] | None:
