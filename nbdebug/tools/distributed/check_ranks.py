@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import math
 import os
 import pickle
@@ -61,7 +62,7 @@ def check_ranks(
     return Report(
         "check_ranks()",
         subject=f"{count(len(everyone), 'rank')}, {dist.get_backend()}",
-        headline="" if symptoms else f"The {count(len(everyone), 'rank')} agree.",
+        headline="" if symptoms else f"{count(len(everyone), 'rank')}: nothing differs that should be the same.",
         symptoms=tuple(symptoms),
         notes=(*notes, *advice(communication)),
         steps=1,
@@ -160,12 +161,34 @@ def differences(everyone: Sequence[dict[str, Any]]) -> list[Symptom]:
 # -- communication ----------------------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """Seconds of a step and of one in no_sync: the fastest, the median, the slowest, of the ranks' slowest medians."""
+
+    step: tuple[float, float, float]
+    no_sync: tuple[float, float, float]
+
+    @classmethod
+    def of(cls, step: Sequence[float], no_sync: Sequence[float], device: str) -> Tried:
+        """The same on all ranks. Collective."""
+        times = [(-min(own), statistics.median(own), max(own)) for own in (step, no_sync)]
+        numbers = torch.tensor(times, dtype=torch.float64, device=device)
+        dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
+        pairs = [(-low, middle, high) for low, middle, high in numbers.tolist()]
+        return cls(*pairs)
+
+    @property
+    def waits(self) -> float:
+        """The part of a step that is not there in no_sync."""
+        return max(self.step[1] - self.no_sync[1], 0.0) / self.step[1]
+
+
 def communicated(model: nn.Module, step: Callable[[nn.Module], Any]) -> dict[str, Any]:
-    """collectives: (kind, number, bytes) of one step; tried: buckets → (seconds of a step, seconds of one in no_sync),
-    of the slowest rank; empty for a model that is shared out, as copies of that are no smaller."""
+    """collectives: (kind, number, bytes) of one step; tried: buckets → times; empty for a model that is shared out over
+    the ranks, which cannot be copied."""
     cuda = next((p.is_cuda for p in model.parameters()), False)
     sharded = any(hasattr(p, "_local_tensor") or hasattr(p, "_sharded_size") for p in model.parameters())
-    tried: dict[str, tuple[float, float]] = {}
+    tried: dict[str, Tried] = {}
     with torch.random.fork_rng(devices=[torch.cuda.current_device()] if cuda else []):
         if sharded:
             gradients = [p.grad for p in model.parameters()]
@@ -185,11 +208,7 @@ def communicated(model: nn.Module, step: Callable[[nn.Module], Any]) -> dict[str
                 with wrapper.no_sync():
                     without.append(timed(wrapper, step, cuda))
                 wrapper.zero_grad()
-            times = torch.tensor(
-                [statistics.median(with_sync), statistics.median(without)], device="cuda" if cuda else "cpu"
-            )
-            dist.all_reduce(times, op=dist.ReduceOp.MAX)
-            tried[name] = (times[0].item(), times[1].item())
+            tried[name] = Tried.of(with_sync, without, "cuda" if cuda else "cpu")
             del wrapper
     return {"collectives": collectives, "tried": tried}
 
@@ -239,40 +258,41 @@ def recorded() -> list[dict[str, Any]]:
     return []
 
 
-def exposed(tried: dict[str, tuple[float, float]], name: str) -> float:
-    """The part of a step that waits for communication: it is not there in no_sync."""
-    whole, alone = tried[name]
-    return max(whole - alone, 0.0) / whole
-
-
 def advice(communication: dict[str, Any]) -> list[str]:
-    """What was measured, in sentences; of a change only where it is worth one."""
-    tried = communication.get("tried")
+    """What was measured, in sentences; of a change only where it is worth one, and all steps with it were faster than
+    all without."""
+    tried: dict[str, Tried] = communication.get("tried", {})
     if not tried:
         return []
-    usual, *others = tried
-    whole, alone = tried[usual]
-    notes = [f"{percent(exposed(tried, usual))} of a step waits for communication (tried: a step in no_sync)."]
-    parts = (whole + (PARTS - 1) * alone) / PARTS
-    if parts < (1 - GAIN) * whole:
+    usual, *others = tried.values()
+    if usual.no_sync[2] >= usual.step[0]:
+        low, high = (figures(1000 * seconds) for seconds in (usual.step[0], usual.step[2]))
+        return [f"No part of a step that waits for communication stands out: steps took {low} to {high} ms."]
+    notes = [f"{percent(usual.waits)} of a step waits for communication (tried: a step in no_sync)."]
+    parts = (usual.step[1] + (PARTS - 1) * usual.no_sync[1]) / PARTS
+    if parts < (1 - GAIN) * usual.step[1]:
         notes.append(
-            f"A batch in {PARTS} parts, all but the last in no_sync, takes {percent(1 - parts / whole)} less time "
-            "than with a reduction in each."
+            f"A batch in {PARTS} parts, all but the last in no_sync, takes {percent(1 - parts / usual.step[1])} less "
+            "time than with a reduction in each."
         )
-    best = min(others, key=lambda name: tried[name][0])
-    if tried[best][0] < (1 - GAIN) * whole and exposed(tried, best) < exposed(tried, usual) - GAIN:
-        notes.append(f"Buckets of {best} make the step {percent(1 - tried[best][0] / whole)} shorter (tried).")
-    last = list(tried)[-1]
-    late = tried[last][0]
-    if late > (1 + GAIN) * whole and exposed(tried, last) > exposed(tried, usual) + GAIN:
-        notes.append(f"That communication and backward overlap saves {percent(1 - whole / late)} (tried: one bucket).")
+    best = min(others, key=lambda one: one.step[1])
+    if best.step[2] < usual.step[0] and best.step[1] < (1 - GAIN) * usual.step[1]:
+        name = next(name for name, one in tried.items() if one is best)
+        notes.append(f"Buckets of {name} make the step {percent(1 - best.step[1] / usual.step[1])} shorter (tried).")
+    late = others[-1]
+    if late.step[0] > usual.step[2] and late.step[1] > (1 + GAIN) * usual.step[1]:
+        saved = percent(1 - usual.step[1] / late.step[1])
+        notes.append(f"That communication and backward overlap saves {saved} (tried: one bucket).")
     return notes
 
 
 def tables(communication: dict[str, Any]) -> list[Table]:
     rows = [[kind, number, size(total)] for kind, number, total in communication.get("collectives", ())]
     tried = communication.get("tried", {})
-    times = [[n, *(f"{figures(1000 * s)} ms" for s in pair), percent(exposed(tried, n))] for n, pair in tried.items()]
+    times = [
+        [name, *(f"{figures(1000 * each[1])} ms" for each in (one.step, one.no_sync)), percent(one.waits)]
+        for name, one in tried.items()
+    ]
     return [
         table
         for table in (
