@@ -29,6 +29,21 @@ ELEMENTS = 1 << 20
 """Of the float32 tensor that is reduced: 4 MiB, about what a bucket of a small model holds."""
 PAIRS, GAIN, PARTS = 5, 0.05, 4
 """Steps of each kind that are timed; the part of a step that is worth a change; parts of an accumulated batch."""
+EFFECTS = {
+    "NCCL_P2P_DISABLE": "1: cards of one machine do not write to each other, all goes through host memory",
+    "NCCL_SHM_DISABLE": "1: what cannot go from card to card goes over the network, within a machine too",
+    "NCCL_IB_DISABLE": "1: no InfiniBand or RoCE, sockets instead",
+    "NCCL_SOCKET_IFNAME": "the network interfaces that ranks meet over",
+    "NCCL_NVLS_ENABLE": "0: no multicast over NVLink",
+    "NCCL_ALGO": "takes the choice of the algorithm from NCCL",
+    "NCCL_PROTO": "takes the choice of the protocol from NCCL",
+    "NCCL_DEBUG": "INFO and TRACE print what NCCL does",
+    "TORCH_NCCL_BLOCKING_WAIT": "1: the host waits in each wait(), nothing overlaps",
+    "CUDA_LAUNCH_BLOCKING": "1: each kernel is waited for, nothing overlaps",
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL compares each call between the ranks, which takes time",
+    "GLOO_SOCKET_IFNAME": "the network interface of gloo",
+}
+"""Variables that change how ranks talk: NCCL's and torch.distributed's documents."""
 BUCKETS = {"25 MiB, as DDP has it": 25.0, "5 MiB": 5.0, "100 MiB": 100.0, "one: nothing overlaps": 1e6}
 
 
@@ -67,7 +82,7 @@ def check_ranks(
         notes=(*notes, *advice(communication)),
         steps=1,
         facts={"ranks": everyone, "seconds": seconds, **communication},
-        tables=(Table("The ranks", ("rank", *columns), rows, open=True), *tables(communication)),
+        tables=(Table("The ranks", ("rank", *columns), rows, open=True), *tables(communication), *variables()),
     )
 
 
@@ -81,6 +96,8 @@ def facts_of(loader: Any, model: nn.Module | None) -> dict[str, Any]:
         "WORLD_SIZE": os.environ.get("WORLD_SIZE", ""),
         "card": "",
     }
+    if variables := [f"{name}={os.environ[name]}" for name in EFFECTS if os.environ.get(name)]:
+        facts["variables"] = ", ".join(variables)
     if dist.get_backend() == "nccl":
         free, _ = torch.cuda.mem_get_info()
         facts |= {"card": torch.cuda.get_device_name(), "index": str(torch.cuda.current_device()), "free (bytes)": free}
@@ -95,6 +112,11 @@ def facts_of(loader: Any, model: nn.Module | None) -> dict[str, Any]:
         if policies := sorted({policy for policy in precision(model) if policy}):
             facts["precision"] = "; ".join(policies)
     return facts
+
+
+def variables() -> list[Table]:
+    rows = [[name, os.environ[name], effect] for name, effect in EFFECTS.items() if os.environ.get(name)]
+    return [Table("Variables that are set on this rank", ("name", "value", "effect"), rows, open=True)] if rows else []
 
 
 def precision(model: nn.Module) -> list[str]:
@@ -138,6 +160,7 @@ def differences(everyone: Sequence[dict[str, Any]]) -> list[Symptom]:
         ("WORLD_SIZE", "Start all ranks with one launcher."),
         ("batches", "The ranks will not end an epoch together: share out evenly, or train within `model.join()`."),
         ("sampler", "Use one kind of sampler on all ranks."),
+        ("variables", "Set the same on all machines: ranks with unlike settings may not meet."),
         ("precision", "Give each rank one MixedPrecisionPolicy: what they send each other is of unlike types."),
         ("parameters", "The model is not the same on all ranks: a wrapper would refuse it."),
     ):
@@ -162,14 +185,14 @@ def differences(everyone: Sequence[dict[str, Any]]) -> list[Symptom]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tried:
+class BucketTimes:
     """Seconds of a step and of one in no_sync: the fastest, the median, the slowest, of the ranks' slowest medians."""
 
     step: tuple[float, float, float]
     no_sync: tuple[float, float, float]
 
     @classmethod
-    def of(cls, step: Sequence[float], no_sync: Sequence[float], device: str) -> Tried:
+    def of(cls, step: Sequence[float], no_sync: Sequence[float], device: str) -> BucketTimes:
         """The same on all ranks. Collective."""
         times = [(-min(own), statistics.median(own), max(own)) for own in (step, no_sync)]
         numbers = torch.tensor(times, dtype=torch.float64, device=device)
@@ -188,7 +211,7 @@ def communicated(model: nn.Module, step: Callable[[nn.Module], Any]) -> dict[str
     the ranks, which cannot be copied."""
     cuda = next((p.is_cuda for p in model.parameters()), False)
     sharded = any(hasattr(p, "_local_tensor") or hasattr(p, "_sharded_size") for p in model.parameters())
-    tried: dict[str, Tried] = {}
+    tried: dict[str, BucketTimes] = {}
     with torch.random.fork_rng(devices=[torch.cuda.current_device()] if cuda else []):
         if sharded:
             gradients = [p.grad for p in model.parameters()]
@@ -208,7 +231,7 @@ def communicated(model: nn.Module, step: Callable[[nn.Module], Any]) -> dict[str
                 with wrapper.no_sync():
                     without.append(timed(wrapper, step, cuda))
                 wrapper.zero_grad()
-            tried[name] = Tried.of(with_sync, without, "cuda" if cuda else "cpu")
+            tried[name] = BucketTimes.of(with_sync, without, "cuda" if cuda else "cpu")
             del wrapper
     return {"collectives": collectives, "tried": tried}
 
@@ -261,7 +284,7 @@ def recorded() -> list[dict[str, Any]]:
 def advice(communication: dict[str, Any]) -> list[str]:
     """What was measured, in sentences; of a change only where it is worth one, and all steps with it were faster than
     all without."""
-    tried: dict[str, Tried] = communication.get("tried", {})
+    tried: dict[str, BucketTimes] = communication.get("tried", {})
     if not tried:
         return []
     usual, *others = tried.values()
