@@ -329,7 +329,7 @@ class Agent:
         self.install_loader()
         self.install_files()
         self.install_join()
-        self.wrap(os, "_exit", self.left, "exit")
+        self.wrap(os, "_exit", lambda code: self.write("end", code=code), "exit")  # of a thread, too: nothing is read
         sys.addaudithook(self.audit)
         self.install_environment()
 
@@ -756,10 +756,8 @@ class Agent:
         self.end_passes()
 
     def left(self, code: Any) -> None:
-        """Before an end without an exception."""
-        if os.getpid() == self.process:
-            self.finish()
-            self.write("end", code=code if isinstance(code, int) else int(code is not None))
+        self.finish()
+        self.write("end", code=code if isinstance(code, int) else int(code is not None))
 
     def failed(self, error: BaseException, rest: bool = True) -> None:
         lines: list[Any] = []
