@@ -78,6 +78,7 @@ def place(report: nbdebug.Report) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.memory", description=__doc__)
     parser.add_argument("--size", choices=SIZES, default="gpt2")
+    parser.add_argument("--faults", nargs="*", choices=FAULTS, default=FAULTS)
     args = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("no CUDA device here: nothing was measured")
@@ -89,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     bare, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     total = torch.cuda.get_device_properties(0).total_memory
     print(f"{machine('cuda')}\n{training.size}\nbare step: {bare / 2**30:.2f} GiB, {reserved / 2**30:.2f} GiB reserved")
-    for fault in FAULTS:
+    for fault in args.faults:
         for limit in LIMITS:
             for tool in (trace, guarded):
                 plant(training, fault)

@@ -14,7 +14,7 @@ from nbdebug.arguments import Subject, discover, part
 from nbdebug.interrupts import interruptible
 from nbdebug.observe.locations import at_site
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, optimizers_of
-from nbdebug.report import Report, Where
+from nbdebug.report import Finding, Report, Where
 from nbdebug.robust_stats import rank_correlation
 from nbdebug.text import figures
 from nbdebug.tools.speed import cures
@@ -196,12 +196,19 @@ def _try(facts: SpeedFacts, training: Training) -> None:
         share = facts.share("forward") + facts.share("backward")
         why = f"its ops alone: {figures(facts.loop.gain)} times as fast, measured"
         facts.cures.append(SpeedCure("the loop as one op", 1 / (1 - saved * share), why_not=why))
-    elif name_cause(facts) is None and facts.backwards:  # what is left: lower precision, and more rows at once
+    elif facts.backwards:
+        _try_what_is_left(facts, training, name_cause(facts))
+
+
+def _try_what_is_left(facts: SpeedFacts, training: Training, cause: Finding | None) -> None:
+    """Lower precision, and more rows at once; the latter also where a GPU waits for its kernels to be started."""
+    if cause is None or cause.code == "speed/launch-bound":
         half = cures.SpeedTrial("autocast to bfloat16", cures.autocast, seconds=1.0)
         rows = min(2.0, 1 / facts.busy) if facts.busy else None  # kernels take twice the time, their launches the same
         more = cures.SpeedTrial("twice the batch", cures.doubled, predicted=rows, rows=2.0, seconds=1.0)
         cuda = [cures.SpeedTrial("TF32", cures.tf32, seconds=1.0)] if facts.device == "cuda" else []
-        tried = [cures.try_cure(training, each, facts) for each in (half, *cuda, more)]
+        trials = (half, *cuda, more) if cause is None else (more,)
+        tried = [cures.try_cure(training, each, facts) for each in trials]
         facts.cures += [cure for cure in tried if cure.measured is not None]
 
 
