@@ -311,15 +311,12 @@ def _headline(watch: Monitor) -> str:
         return "The machine was not looked at yet."
     last, seconds = samples[-1], samples[-1].time - watch.began
     rate = _rates(samples)
-    parts = [f"{count(watch.steps, 'step')} in {_length(seconds)}"]
+    length = f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} minutes"
+    parts = [f"{count(watch.steps, 'step')} in {length}"]
     parts += [f"{figures(rate[-1][1])} steps a second now"] if watch.steps and rate else []
     parts += [f"card at {last.card:.0f}%"] if math.isfinite(last.card) else []
     parts += [f"processor at {last.processor:.0f}%", f"{size(last.own)} of memory here, {size(last.free)} free"]
     return "; ".join(parts) + "."
-
-
-def _length(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} minutes"
 
 
 def _rates(samples: Sequence[MachineSample]) -> list[tuple[int, float]]:
@@ -371,7 +368,6 @@ def _at(when: float, samples: Sequence[MachineSample], place: Callable[[MachineS
 
 
 COLUMNS = (
-    ("steps", "steps", 1.0, ""),
     ("card", "use of the card", 1.0, "%"),
     ("heat", "heat of the card", 1.0, " °C"),
     ("power", "power of the card", 1.0, " W"),
@@ -389,7 +385,7 @@ COLUMNS = (
 def _table(facts: MachineFacts) -> Table:
     """First, last, lowest and highest of each quantity."""
     rows = []
-    for name, title, unit, ending in COLUMNS[1:]:
+    for name, title, unit, ending in COLUMNS:
         values = [v / unit for s in facts.samples if math.isfinite(v := getattr(s, name))]
         if values:
             rows.append([title, *(f"{figures(v)}{ending}" for v in (values[0], values[-1], min(values), max(values)))])
@@ -412,20 +408,12 @@ def _ruled_out(facts: MachineFacts, findings: Sequence[Finding]) -> Iterator[Rul
 def _unchecked(watch: Monitor) -> Iterable[str]:
     if watch.fault:
         yield f"Everything after an error in monitor itself ({watch.fault}); please report it."
-    if watch._machine.card is None and _has_card():
+    torch = sys.modules.get("torch")
+    if watch._machine.card is None and torch is not None and torch.cuda.is_available():
         yield "The card: NVIDIA's library is missing. pip install nvidia-ml-py"
-    yield from _enough(watch)
-
-
-def _enough(watch: Monitor) -> Iterator[str]:
     looks = len(watch.facts.training)
     if looks < SAMPLES:
         yield f"The course of memory and card: {count(looks, 'look')} while it trains, and it takes {SAMPLES}."
-
-
-def _has_card() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_available()
 
 
 def _notes(watch: Monitor) -> Iterable[str]:
