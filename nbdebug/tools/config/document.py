@@ -107,7 +107,10 @@ class ConfigFacts:
         indents = [len(text) - len(text.lstrip()) for text in (line, after)]
         if not re.fullmatch(rf"\s*{name}\s*[^\s\[{{|>].*", line) or indents[1] > indents[0] and after.strip():
             return None
-        return Edit(self.file, number, number + 1, f"{line}\n{after}", after)
+        if after.strip():
+            return Edit(self.file, number, number + 1, f"{line}\n{after}", after)
+        before = self.lines[number - 2] if number > 1 else ""
+        return Edit(self.file, number - 1, number, f"{before}\n{line}", before) if before.strip() else None
 
 
 @dataclasses.dataclass(frozen=True)

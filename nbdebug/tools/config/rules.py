@@ -157,7 +157,7 @@ def duplicate_key(one: OneSetting) -> Finding | None:
     title = f"The {what} `{setting.key}` stands twice, in lines {line} and {setting.line}: {kept}"
     edit = facts.without(setting, line) if len(setting.earlier) == 1 and not setting.section else None
     if edit is not None:
-        fix = Fix(f"Remove line {line}; line {setting.line} stays.", f"# not: {old}", edit=edit)
+        fix = Fix.of(f"Remove line {line}; line {setting.line} stays.", edit)
     elif setting.section:
         fix = Fix(f"Move the entries below line {setting.line} to line {line}.", old)
     else:
