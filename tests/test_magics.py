@@ -298,7 +298,7 @@ def test_help_is_printed(notebook: Notebook, cell: str, words: list[str]) -> Non
 def test_help_fits_80_columns_and_is_the_docstring_as_well(notebook: Notebook) -> None:
     lines = notebook.shell.magics_manager.magics["line"]
     ours = {name: magic for name, magic in lines.items() if isinstance(getattr(magic, "__self__", None), OURS)}
-    assert len(ours) == 33
+    assert len(ours) == 35
     for name, magic in ours.items():
         text = help_text(magic)
         assert text.startswith(f"%{name} [OPTIONS]") and "  -h, --help  " in text

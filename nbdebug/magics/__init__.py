@@ -23,6 +23,8 @@
     %check_loader              what is wrong with the stream that a loader makes of it
     %check_outputs SAMPLES     what is wrong with what a model made: copies, collapse, tints, loops
     %check_adapter MODEL       what a LoRA changes, layer by layer, and what keeps it from doing so
+    %perplexity MODEL DATA     the perplexity per real next token, and the mistake that gives another
+    %compare A B INPUTS METRIC which of two models is better, where noise does not explain it
     %check_config FILE         what is wrong with the settings of a run, before anything runs
     %check_environment         whether this machine can do what a run asks of it
     %check_notebook            what cells that ran again, or out of order, have left behind

@@ -1,6 +1,6 @@
 """%check: looks at what a thing is and asks the function that knows it; %check_notebook: what cells that ran again or
-out of order have left; %check_outputs: what is wrong with what a model made; %check_adapter: what its LoRA does. Their
-answers: `nbdebug.check_notebook`, `nbdebug.check_outputs`, `nbdebug.check_adapter`."""
+out of order have left; %check_outputs: what is wrong with what a model made; %check_adapter: what its LoRA does;
+%perplexity and %compare: how good it is, beside another. Their answers: `nbdebug.check_notebook` and so on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BESIDE = ("training", "reference", "evaluation", "prompts", "embed")
 
 @magics_class
 class CheckMagics(Magics):
-    """%check, %check_notebook, %check_outputs and %check_adapter."""
+    """%check, %check_notebook, %check_outputs, %check_adapter, %perplexity and %compare."""
 
     @no_var_expand
     @needs_local_scope
@@ -169,6 +169,70 @@ class CheckMagics(Magics):
         except FileNotFoundError as error:
             raise UsageError(str(error)) from None
         return answer(dataclasses.replace(report, question=f"%check_adapter {line.strip()}".rstrip()), args, line)
+
+    @no_var_expand
+    @needs_local_scope
+    @magic_arguments()
+    @argument("model", metavar="MODEL", help="a causal language model, or logits (N, T, V)")
+    @argument("data", metavar="DATA", help="token ids (N, T), or batches of them")
+    @argument("--pad-id", type=int, metavar="N", help="the padding token, which is no target")
+    @argument("--baseline", metavar="NAME", help="another model, or its logits, on the same data")
+    @argument("--reported", metavar="EXPR", help="your own number, or your function that computes it")
+    @argument("--batch-size", type=int, metavar="N", help="of your own evaluation")
+    @argument("--window", type=int, metavar="N", help="tokens of its windows, where it cuts texts")
+    @FULL
+    @HELP
+    @line_magic
+    def perplexity(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+        """The perplexity per real next token, with an interval, and the mistake that gives another number.
+
+            %perplexity model ids --pad-id 0
+            report = %perplexity logits ids --pad-id 0 --reported evaluate
+
+        In a script: nbdebug.perplexity(model, ids, pad_id=0, reported=evaluate).
+        """
+        __tracebackhide__ = True
+        args = parse(self.perplexity, line)
+        if args is None:
+            return None
+        names = variables(self.shell, local_ns)
+        parts = {part: evaluate(getattr(args, part), names) for part in ("baseline", "reported") if getattr(args, part)}
+        subject = [evaluate(part, names) for part in (args.model, args.data)]
+        with usage_errors():
+            report = nbdebug.perplexity(
+                *subject, pad_id=args.pad_id, batch_size=args.batch_size, window=args.window, **parts
+            )
+        return answer(dataclasses.replace(report, question=f"%perplexity {line.strip()}"), args, line)
+
+    @no_var_expand
+    @needs_local_scope
+    @magic_arguments()
+    @argument("a", metavar="A", help="a model, a function, runs of it, or its outputs")
+    @argument("b", metavar="B", help="the other")
+    @argument("inputs", metavar="INPUTS", help="a list or a loader, read once")
+    @argument("metric", metavar="METRIC", help="your function from (output, input) to a number, or one for each row")
+    @argument("--seeds", type=int, default=1, metavar="N", help="passes, each with a seed of its own (default: 1)")
+    @argument("--lower", action="store_true", help="lower is better: the metric is a loss")
+    @FULL
+    @HELP
+    @line_magic
+    def compare(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+        """Say which of two models is better on the same inputs and seeds, where noise does not explain it.
+
+            %compare old new val_batches accuracy
+            report = %compare old new val_batches loss --lower --seeds 3
+
+        In a script: nbdebug.compare(old, new, val_batches, accuracy, seeds=range(3)).
+        """
+        __tracebackhide__ = True
+        args = parse(self.compare, line)
+        if args is None:
+            return None
+        names = variables(self.shell, local_ns)
+        subject = [evaluate(part, names) for part in (args.a, args.b, args.inputs, args.metric)]
+        with usage_errors():
+            report = nbdebug.compare(*subject, seeds=range(args.seeds), better="lower" if args.lower else "higher")
+        return answer(dataclasses.replace(report, question=f"%compare {line.strip()}"), args, line)
 
 
 def check_of(thing: Any) -> tuple[str, Callable[[], Report]]:

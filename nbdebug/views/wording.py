@@ -153,12 +153,14 @@ def stop(where: Where) -> str:
 def spot(where: Where) -> list[tuple[str, str]]:
     """What is known about a place beside its source line: pairs of a heading and a value."""
     op = clean(where.op, 80) if where.op else ""
+    of_step = where.step is not None or where.phase or where.module is not None or where.op
+    row = "Batch row" if of_step else "Sample"  # of a data set, or of what a model made
     known = [
         ("Step", "" if where.step is None else f"{where.step} (from 0)" if where.step else "0 (the first)"),
         ("Phase", clean(where.phase or "", 40)),
         ("Module", module(where)),
         ("Op", f"derivative of {op}" if op and where.phase == "backward" else op),
-        (f"Batch row{'s' * (len(where.samples or ()) != 1)}", rows(where.samples) if where.samples else ""),
+        (f"{row}{'s' * (len(where.samples or ()) != 1)}", rows(where.samples) if where.samples else ""),
         (f"Data set item{'s' * (len(where.items or ()) != 1)}", _items(where)),
         ("In", clean(where.library, 160) if where.library else ""),
         ("Rank", "" if where.rank is None else str(where.rank)),

@@ -40,3 +40,14 @@ def test_they_ask_the_functions_of_the_same_names(notebook: Notebook) -> None:
     notebook.run("file = 'none.bin'")
     for line in ("%check_outputs", "%check_outputs 3", "%check_adapter model --saved file", "%check_adapter opt"):
         assert isinstance(notebook.run(line).error, UsageError), line
+
+
+def test_numbers_of_one_model_and_of_two(notebook: Notebook) -> None:
+    notebook.run("import torch, nbdebug; ids = torch.randint(1, 9, (6, 5)); logits = torch.zeros(6, 5, 9)")
+    done = notebook.run("%perplexity logits ids --pad-id 0 --reported 9.0")
+    assert abs(done.result.facts["value"] - 9) < 1e-6 and done.result.question.startswith("%perplexity logits ids")
+    notebook.run("near = lambda output, x: abs(output - x)")
+    done = notebook.run("%compare [1.0]*8 [2.0]*8 [1.5]*4+[1.0]*4 near --lower --seeds 2")
+    assert done.error is None and done.result.question.startswith("%compare")
+    for line in ("%compare ids ids", "%perplexity nothing ids", "%compare [1.0] [1.0]*2 [1.0] near"):
+        assert "rror" in notebook.run(line).printed, line
