@@ -19,14 +19,14 @@ __all__ = ["one_thread"]  # a fixture for every test
 
 
 def test_a_fault_of_ours_is_told_with_what_is_not_known_for_it(monkeypatch) -> None:
-    from nbdebug.tools.training.run import probe, updates
+    from nbdebug.tools.training.run import loop, probe
 
     def broken(*given):
         raise LookupError("ours")
 
     monkeypatch.setattr(probe, "gradient_flow", broken)
     monkeypatch.setattr(probe, "penalty", broken)
-    monkeypatch.setattr(updates.UpdateWatch, "_stepped", broken)
+    monkeypatch.setattr(loop.UpdateWatch, "_stepped", broken)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     losses: list[float] = []

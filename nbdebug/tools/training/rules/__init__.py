@@ -4,12 +4,13 @@ One fault gives one finding. Calls that are wrong or missing, data that is wrong
 are causes; a loss that stays, rises or overfits follows from them. So where a cause of the first kind is found, its
 consequences become a part of its chain; among the others the first of ORDER is kept.
 
-    parameters, outputs, data      what is known before training
-    loop, learning_rate            the calls that the loop makes, and the size of its steps
-    overfitting, layers            what the run reaches, layer by layer
-    static_only                    what preflight says of causes that only a run shows for certain
-    signs                          what the course of a run shows, before anything is tried
-    wording                        findings, fixes and places in sentences
+    outputs, data   the losses and what they take in; what the loaders give
+    layers          parameters that are not trained though they should be, initial weights, single layers
+    loop            the calls that the loop makes, and the size of its steps
+    overfitting     what the run reaches
+    static_only     what preflight says of causes that only a run shows for certain
+    signs           what the course of a run shows, before anything is tried
+    wording         findings, fixes and places in sentences
 """
 
 from __future__ import annotations
@@ -19,18 +20,9 @@ import dataclasses
 from nbdebug.registry import rules
 from nbdebug.report import Finding, Link
 from nbdebug.tools.training.facts import TrainingFacts
-from nbdebug.tools.training.rules import (
-    data,
-    layers,
-    learning_rate,
-    loop,
-    outputs,
-    overfitting,
-    parameters,
-    static_only,
-)
+from nbdebug.tools.training.rules import data, layers, loop, outputs, overfitting, static_only
 
-DECLARED = (parameters, outputs, data, loop, overfitting, layers, learning_rate)
+DECLARED = (layers, outputs, data, loop, overfitting)
 """Where the rules stand: to import these modules is to declare them."""
 
 ORDER = (

@@ -1,15 +1,381 @@
-"""Rules for single layers: dead, saturated, without a gradient, not trained at all."""
+"""Rules for parameters and single layers: parameters that are not trained though they should be, and why; initial
+weights; layers that are dead, saturated or without a gradient."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import count, figures, listed, percent
-from nbdebug.tools.training.facts import FrozenParameter, SmallFactor, TrainingFacts, TrainingRunFacts, UnitsFact
+from nbdebug.tools.training.facts import (
+    DetachedAt,
+    FrozenParameter,
+    InitialWeight,
+    Parameter,
+    SmallFactor,
+    StaticFacts,
+    TrainingFacts,
+    TrainingRunFacts,
+    UnitsFact,
+)
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.wording import GLOROT_INIT, HE_INIT, at_line, finding, tested_fix
+from nbdebug.tools.training.rules.wording import GLOROT_INIT, HE_INIT, at_line, finding, tested_fix, without_call
+
+# -- parameters and initial weights ------------------------------------------------------------------------------------
+
+
+ADAPTERS = re.compile(
+    r"(^|[._])(lora|adapter|ia3|soft_prompt|prompt_embeddings|prompt_learner|prefix_encoder)", re.IGNORECASE
+)
+"""Names that libraries give to what is added to a frozen model in order to be trained."""
+TIMES = 3.0
+"""Deviation of a weight over that of He's scheme (SageMaker Debugger: ten times the variance). torch's own
+initialization is at 0.41, Glorot's at about 0.7, a trained layer's rarely above 2."""
+SMALL = 0.1
+"""… and below this part of it a signal fades by ten in each layer."""
+FADED = 1e-3
+"""Size of the signal at the last layer over that at the first, without normalization."""
+SURPRISED = 3.0
+"""Loss at the start over that of guessing (TheDeepChecker allows twice)."""
+
+
+@rule(
+    code="training/frozen-parameters",
+    title="Parameters that were meant to be trained are frozen.",
+    symptom="The loss falls a little, as if only a part of the model learned; after training, an adapter's second "
+    "factor is still all zeros, or a new head still has its initial values.",
+    cause="`requires_grad` was set to False after the part was added (the whole model has to be frozen first, then the "
+    "part is added), or a pattern of names froze more than was meant. An optimizer does not complain about a frozen "
+    "parameter.",
+    confirm="`[n for n, p in model.named_parameters() if not p.requires_grad]`",
+    fix="Freeze first and add the new part afterwards, or unfreeze it: `p.requires_grad_(True)` for its parameters, "
+    "before the optimizer is created.",
+    reference="https://github.com/huggingface/transformers/issues/26098",
+)
+def frozen_parameters(facts: TrainingFacts) -> Finding | None:
+    static = facts.static
+    if static is None or not static.parameters:
+        return None
+    why, frozen = _frozen(static)
+    if not frozen:
+        return None
+    names = [p.name for p in frozen]
+    trained = sum(p.elements for p in static.parameters if p.trained)
+    total = sum(p.elements for p in static.parameters)
+    return finding(
+        "frozen-parameters",
+        f"{listed(names)} {'is' if len(names) == 1 else 'are'} frozen: {why}",
+        names,
+        [_unfreeze(names)],
+        module=frozen[0].module,
+        evidence={
+            "frozen": names[:20],
+            "trained elements": f"{trained:,} of {total:,}",
+            "held by the optimizer": f"{sum(bool(p.held) for p in frozen)} of {len(frozen)}",
+            "only zeros": [p.name for p in frozen if p.zero] or None,
+        },
+    )
+
+
+def _frozen(static: StaticFacts) -> tuple[str, list[Parameter]]:
+    """(why they should be trained, the parameters). A part frozen on purpose gives none of these reasons."""
+    used = [p for p in static.parameters if p.used and not p.trained and p.registered]
+    if used and not static.trained:
+        return "no parameter of the model requires a gradient, so nothing can learn", used
+    multiplied = {w.name for w in static.weights}  # a first hidden state of zeros is none, and no fault
+    fresh = [p for p in used if p.fresh and not p.normal]
+    if fresh and static.trained and all(p.reached and p.gradient == 0 for p in static.trained):
+        return "they still have random initial values, and no parameter that is trained has an effect on the loss", used
+    zeros = [p for p in used if p.zero and p.dims > 1 and p.name in multiplied]
+    if zeros:
+        modules = {p.module for p in zeros}
+        return (
+            f"`{zeros[0].name}` holds nothing but zeros, which do not come from training, so its part of the model "
+            "does nothing and never will",
+            [p for p in used if p.module in modules],
+        )
+    added = [p for p in static.parameters if ADAPTERS.search(p.name)]
+    idle = [p for p in added if p in used and (p.held or p.fresh)]
+    if idle and not any(p.trained for p in added):
+        held = "the optimizer holds them" if any(p.held for p in idle) else "they still have their initial values"
+        return (f"by their names they were added in order to be trained, {held}, and none of them is trained"), [
+            p for p in added if p in used
+        ]
+    last = [p for p in used if p.last and p.held and not p.normal]
+    if any(p.fresh for p in last) and static.trained:
+        return (
+            "the output layer still has its random initial values, the optimizer holds it, and the layers before it "
+            "are trained"
+        ), last
+    return "", []
+
+
+def _unfreeze(names: Sequence[str]) -> Fix:
+    """By a part of the name that all have: that of an adapter, or else their module."""
+    part = next((w for w in ("lora_", "adapter", "prompt") if all(w in name.lower() for name in names)), "")
+    part = part or names[0].rpartition(".")[0] or names[0]
+    return Fix(
+        "Unfreeze them before the optimizer is created. If they are frozen on purpose, take them out of the optimizer.",
+        f"for name, p in model.named_parameters():\n    if {part!r} in name:\n        p.requires_grad_(True)",
+    )
+
+
+@rule(
+    code="training/detached-graph",
+    title="The graph is cut between the parameters and the loss.",
+    symptom="The loss falls somewhat and stops. Some parameters are the same before and after training, though they "
+    "require gradients and the optimizer holds them; their `.grad` is None.",
+    cause="`.detach()`, `.data`, `torch.no_grad()`, `torch.tensor(t)`, `.numpy()` or an op without a derivative "
+    "(argmax, round) is between them and the loss. The values pass, the gradient does not.",
+    confirm="After `loss.backward()`: `[n for n, p in model.named_parameters() if p.grad is None]`",
+    fix="Remove the cut. Where it is meant (a target, a teacher), leave these parameters out of the optimizer and call "
+    "`requires_grad_(False)` on them.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.Tensor.detach.html",
+)
+def detached_graph(facts: TrainingFacts) -> Finding | None:
+    places = (*(() if facts.static is None else facts.static.detached), *_severed(facts))
+    if not places:
+        return None
+    cut = places[0]
+    names = list(cut.parameters)
+    one = len(names) == 1
+    reason, title, code = {
+        "no_grad": (
+            f"`{cut.op}` runs under torch.no_grad()",
+            "Compute it outside of torch.no_grad().",
+            f"with torch.enable_grad():\n    {(cut.where.text or '...').strip()}",
+        ),
+        "detach": (
+            f"`{cut.op}` cuts the graph",
+            "Remove the detach.",
+            without_call(cut.where.text, cut.op) or f"# without {cut.op}",
+        ),
+        "checkpoint": (
+            "a reentrant checkpoint, none of whose inputs requires a gradient, runs its layers without autograd",
+            "Use the form that is not reentrant.",
+            "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+        ),
+        "left torch": (
+            f"`{cut.op}` takes the values out of torch",
+            "Stay in torch: do the same with torch's own functions.",
+            "# torch's own functions: no .numpy(), float() or .item() on the way",
+        ),
+    }.get(
+        cut.how,
+        (
+            f"`{cut.op}` has a derivative of zero" if cut.how == "flat" else f"`{cut.op}` has no derivative",
+            "Use a function that has a derivative (softmax for argmax, a straight-through estimate for round).",
+            "soft = scores.softmax(-1)\nhard = (scores == scores.amax(-1, keepdim=True)).float()\n"
+            "chosen = hard + soft - soft.detach()  # the value of the one, the gradient of the other",
+        ),
+    )
+    cut_off = [name for d in places for name in d.parameters]
+    trained = () if facts.static is None else facts.static.trained
+    what = "anything but zeros" if cut.how == "flat" else "a gradient"
+    if places == _severed(facts):
+        what = "the gradient of this part of the loss"
+    return finding(
+        "detached-graph",
+        f"{reason}{at_line(cut.where)}: {listed(names)} never get{'s' if one else ''} {what}, though the loss "
+        f"depends on {'it' if one else 'them'}",
+        [*names, "forward", "loss_fn", *(["checkpoint"] if cut.how == "checkpoint" else [])],
+        [Fix(title, code)],
+        place=cut.where,
+        evidence={
+            "cut by": cut.op,
+            "without gradient": cut_off[:20],
+            "trained parameters cut off": f"{len(cut_off)} of {len(trained)}",
+        },
+    )
+
+
+def _severed(facts: TrainingFacts) -> tuple[DetachedAt, ...]:
+    return () if facts.run is None or facts.run.severed is None else (facts.run.severed,)
+
+
+@rule(
+    code="training/parameters-not-in-optimizer",
+    title="The optimizer does not hold parameters that the loss depends on.",
+    symptom="The loss falls less than it should, or not at all. Gradients are there, and some weights never move.",
+    cause="A part was added after the optimizer was created; only a part was passed to it; layers are in a plain "
+    "Python list, which `model.parameters()` does not see; or the cell that creates the model ran again, and the "
+    "optimizer still holds the old model's tensors.",
+    confirm="`held = {id(p) for g in optimizer.param_groups for p in g['params']}`, then "
+    "`[n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]`",
+    fix="Create the optimizer last, from `model.parameters()`; keep layers in `nn.ModuleList`. If they are meant to "
+    "stay as they are, call `requires_grad_(False)` on them: it saves their share of the backward too.",
+    reference="https://github.com/pytorch/pytorch/issues/14467",
+)
+def parameters_not_in_optimizer(facts: TrainingFacts) -> Finding | None:
+    static = facts.static
+    if static is None:
+        return None
+    reached = [p for p in static.parameters if p.trained and p.reached]
+    unregistered = [p for p in reached if not p.registered and not p.held]
+    if unregistered:
+        return _in_a_container(unregistered)
+    missing = [p for p in reached if p.held is False]
+    if not missing:
+        return None
+    names = [p.name for p in missing]
+    if static.foreign is not None and static.foreign.alike:
+        title = (
+            f"The optimizer holds {count(static.foreign.count, 'tensor')} of another model, and not {listed(names)}: "
+            "the model was created again after the optimizer"
+        )
+        fixes = [Fix("Create the optimizer again, after the model.", f"optimizer = torch.optim.{_optimizer(static)}")]
+    else:
+        trained = len([p for p in static.trained if p.registered])
+        title = (
+            f"{len(names)} of {count(trained, 'trained parameter')} {'is' if len(names) == 1 else 'are'} in no "
+            f"optimizer and never change{'s' if len(names) == 1 else ''}: {listed(names)}"
+        )
+        fixes = [Fix("Pass all of them to the optimizer.", f"optimizer = torch.optim.{_optimizer(static, missing)}")]
+        own = [p for p in missing if not p.outside]
+        if own:
+            code = "\n".join(f"model.get_parameter({p.name!r}).requires_grad_(False)" for p in own[:3])
+            fixes.append(Fix("If they are meant to stay as they are, freeze them: the backward is faster then.", code))
+    elements = sum(p.elements for p in missing), sum(p.elements for p in static.trained)
+    return finding(
+        "parameters-not-in-optimizer",
+        title,
+        [*names, "optimizer"],
+        fixes,
+        module=missing[0].module,
+        evidence={"missing": names[:20], "elements not held": f"{elements[0]:,} of {elements[1]:,}"},
+    )
+
+
+def _optimizer(static: StaticFacts, missing: Sequence[Parameter] = ()) -> str:
+    """The user's own optimizer over all parameters, including those that the loss function has itself."""
+    code = static.optimizer or "Adam(model.parameters(), lr=…)"
+    owners = dict.fromkeys(p.name.partition(".")[0] for p in missing if p.outside)
+    everything = "".join(f", *{owner}.parameters()" for owner in owners)
+    return code.replace("model.parameters()", f"[*model.parameters(){everything}]") if owners else code
+
+
+def _in_a_container(unregistered: list[Parameter]) -> Finding:
+    """Layers in a plain list, tuple or dict."""
+    names = [p.name for p in unregistered]
+    parts = names[0].split(".")
+    end = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
+    path = ".".join(parts[:end]) or names[0]
+    title = (
+        f"`{path}` is a plain Python container, so model.parameters() does not give its "
+        f"{count(len(names), 'parameter')} ({listed(names, 2)}): no optimizer holds them"
+    )
+    fix = Fix("Keep the layers where the model can see them.", f"self.{path} = nn.ModuleList({path.split('.')[-1]})")
+    return finding(
+        "parameters-not-in-optimizer",
+        title,
+        [path, *names, "optimizer"],
+        [fix],
+        evidence={"missing": names[:20], "elements not held": f"{sum(p.elements for p in unregistered):,}"},
+    )
+
+
+@rule(
+    code="training/bad-init",
+    title="The initial weights keep the model from learning.",
+    symptom="The loss starts far above guessing, or stays there; units of a layer stay copies of one another; the "
+    "signal fades or grows from layer to layer.",
+    cause="Weights drawn too large or too small for the layer's width, the same value in all, or zeros in two layers "
+    "that follow each other, so that neither ever gets a gradient.",
+    confirm="`w.std() * (w[0].numel() / 2) ** 0.5` is about 0.4 to 1.5 for each weight; `(w == w[:1]).all()` is False.",
+    fix="`nn.init.kaiming_normal_(w, nonlinearity='relu')` for ReLU, `nn.init.xavier_uniform_(w)` for tanh; biases "
+    "zero; zeros at most in the last layer of a branch.",
+    reference="https://arxiv.org/abs/1502.01852",
+)
+def bad_init(facts: TrainingFacts) -> Finding | None:
+    static = facts.static
+    if static is None or not static.weights:
+        return None
+    for fault in (_copies, _zeros, _too_large, _too_small):
+        title, weights = fault(static)
+        if weights:
+            return finding(
+                "bad-init",
+                title,
+                [*(w.module or w.name for w in weights), *(w.name for w in weights)],
+                [_drawn(weights) if fault is _zeros else Fix("Draw the weights for the layer's width.", HE_INIT[1])],
+                module=weights[0].module,
+                evidence={
+                    "deviation over He's": {w.name: w.std / w.he_std for w in static.weights[:8]},
+                    "loss at the start": static.loss,
+                    "loss of guessing": _guess(static),
+                },
+            )
+    return None
+
+
+def _drawn(weights: Sequence[InitialWeight]) -> Fix:
+    """One of the two factors of an adapter, for instance: what is frozen beside it stays."""
+    return Fix(
+        "Draw the first of them at random; zeros are right in the last factor of a branch alone.",
+        f"torch.nn.init.kaiming_uniform_(model.get_parameter({weights[0].name!r}), a=5**0.5)",
+    )
+
+
+def _layers(weights: Sequence[InitialWeight]) -> str:
+    return listed(w.module or w.name for w in weights)
+
+
+def _guess(static: StaticFacts) -> float | None:
+    return next((call.guess for call in static.loss_calls if call.guess), None)
+
+
+def _copies(static: StaticFacts) -> tuple[str, Sequence[InitialWeight]]:
+    same = [w for w in static.weights if w.symmetric and w.hidden and w.trained]
+    return (
+        f"All units of {_layers(same)} have the same weights and get the same gradient: they stay copies of one "
+        "another, and the layer counts as a single unit",
+        same,
+    )
+
+
+def _zeros(static: StaticFacts) -> tuple[str, Sequence[InitialWeight]]:
+    trained = [w for w in static.weights if w.trained and w.gradient is not None]
+    zero = [w for w in trained if w.std == 0 and w.constant and w.hidden]
+    stuck = len(trained) > 1 and zero and all(w.gradient == 0 for w in trained)
+    return (
+        f"Every weight gets a gradient of exactly zero: all values of {_layers(zero)} are the same, and no gradient "
+        "passes",
+        zero if stuck else [],
+    )
+
+
+def _too_large(static: StaticFacts) -> tuple[str, Sequence[InitialWeight]]:
+    large = [w for w in static.weights if w.trained and w.std > TIMES * w.he_std]
+    guess, loss = _guess(static), static.loss
+    regression = any(call.op == "mse_loss" for call in static.loss_calls)
+    if not large or guess is None or loss is None or regression or loss <= SURPRISED * guess:
+        return "", []  # where they only saturate an activation, that is the cause to name
+    worst = max(large, key=lambda w: w.std / w.he_std)
+    return (
+        f"The weights of {_layers(large)} start {worst.std / worst.he_std:.0f} times as large as their width allows "
+        f"(deviation {figures(worst.std)}, He's scheme {figures(worst.he_std)}): the loss starts at {figures(loss)}, "
+        f"and guessing gives {figures(guess)}",
+        large,
+    )
+
+
+def _too_small(static: StaticFacts) -> tuple[str, Sequence[InitialWeight]]:
+    small = [w for w in static.weights if w.trained and 0 < w.std < SMALL * w.he_std]
+    first, last = static.weights[0].input_rms, static.weights[-1].input_rms
+    if len(small) < 2 or not (first > 0 and last < FADED * first) or static.normalized:
+        return "", []
+    worst = min(small, key=lambda w: w.std / w.he_std)
+    return (
+        f"The weights of {_layers(small)} start {worst.he_std / worst.std:.0f} times smaller than their width allows: "
+        f"the signal fades from {figures(first)} at the first layer to {figures(last)} at the last",
+        small,
+    )
+
+
+# -- single layers -----------------------------------------------------------------------------------------------------
+
 
 WHOLE = 0.98
 """A layer in which no unit is alive passes no gradient; no experiment is needed to tell."""

@@ -1,13 +1,14 @@
 """One run of the user's own loop, watched; then the same start again, with one thing changed at a time.
 
 probe          the whole: run, measure what it left, repeat the start, try what the signs call for: `run_facts`
-loop           the loop under watch: losses, batches, learning rates, evaluations on fixed batches
-updates        the mode of each module; what backward leaves in the gradients, and what the optimizer does with it
+loop           the loop under watch: losses, batches, learning rates, evaluations on fixed batches, modes of the
+               modules, what backward leaves in the gradients, and what the optimizer does with it
 layers         activations, and gradients through depth and time
-data           reading batches without using up random numbers
-evaluate       the loss on fixed batches, in either mode; which classes are found
+evaluate       reading batches without using up random numbers; the loss on fixed batches, in
+               either mode; which classes are found
 retrain        the start of the run, trained on again with one change
 experiments    which changes a run calls for
+interventions  those for a run that is not well and of which no rule has named a cause
 """
 
 from __future__ import annotations

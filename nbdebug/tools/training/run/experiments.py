@@ -30,7 +30,6 @@ from nbdebug.observe.tensors import tensors_in
 from nbdebug.tools.training.facts import Experiment, HeldOut, SmallFactor, TrainingRunFacts
 from nbdebug.tools.training.probe_errors import ProbeErrors
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.run.data import preserve_rng, rows_of, shuffled, targets_of, with_targets
 from nbdebug.tools.training.run.evaluate import (
     FixedBatches,
     LossFn,
@@ -39,6 +38,11 @@ from nbdebug.tools.training.run.evaluate import (
     loss_value,
     mean_and_error,
     mode,
+    preserve_rng,
+    rows_of,
+    shuffled,
+    targets_of,
+    with_targets,
 )
 from nbdebug.tools.training.run.retrain import RetrainChange, Retrainer, RetrainResult
 from nbdebug.tools.training.static.one_step import calls_for, record

@@ -41,12 +41,10 @@ from nbdebug.tools.training.facts import (
 from nbdebug.tools.training.probe_errors import ProbeErrors
 from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.rules.wording import pos_weight
-from nbdebug.tools.training.run.data import preserve_rng
-from nbdebug.tools.training.run.evaluate import LABEL_LOSSES, LossFn, loss_root, mode
+from nbdebug.tools.training.run.evaluate import LABEL_LOSSES, LossFn, loss_root, mode, preserve_rng
 from nbdebug.tools.training.run.experiments import held_out
 from nbdebug.tools.training.run.retrain import RetrainChange, Retrainer, RetrainResult
-from nbdebug.tools.training.static.one_step import VIEWS, Calls, OpCall, calls_for, record
-from nbdebug.tools.training.static.parameters import DETACHES, detached_at
+from nbdebug.tools.training.static.one_step import DETACHES, VIEWS, Calls, OpCall, calls_for, detached_at, record
 
 UNUSED, HARDLY, TASK = 0.3, 0.4, 0.1
 """Inputs dealt to other samples raise what the other terms amount to by less than this share: they do not use them (up

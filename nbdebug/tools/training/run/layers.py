@@ -16,8 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from nbdebug.observe.tensors import output_tensors, read_scalars
 from nbdebug.tools.training.facts import LayerSignal, TimeGradient, UnitsFact
-from nbdebug.tools.training.run.data import preserve_rng
-from nbdebug.tools.training.run.evaluate import LossFn, loss_root, mode
+from nbdebug.tools.training.run.evaluate import LossFn, loss_root, mode, preserve_rng
 
 BATCHES = 4
 """Batches after which a unit that was zero for every sample counts as dead (a research tool's "over 3 batches")."""

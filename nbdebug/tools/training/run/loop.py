@@ -1,30 +1,508 @@
-"""The user's own loop, run once under light watch.
+"""The user's own loop, run once under light watch: losses, batches, the mode of each module while it runs, what
+backward leaves in the gradients, and what the optimizer does with it.
 
 `LoopRun.run(train)` runs it and keeps the raw record. Nothing that is watched changes what the loop computes: the same
 weights come out, bit for bit. Evaluations on fixed batches happen inside the callback, and take at most half as long as
 the loop itself.
+
+Before a backward: is there still a gradient from before the optimizer's last step? After it, and before the optimizer
+steps: how large are the gradients? Around a step, now and then: how far does each parameter move, against its size?
+With a GradScaler: were gradients made smaller while they still carried its scale?
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, SequentialSampler
 
-from nbdebug.observe.snapshot import random_sources
+from nbdebug.observe.backward import Backward, EngineWatch, OptimizerWatch
+from nbdebug.observe.locations import USER, kind_of, locate
+from nbdebug.observe.snapshot import Snapshot, random_sources
 from nbdebug.observe.step_hooks import StepHook
-from nbdebug.observe.tensors import tensors_in
-from nbdebug.tools.training.facts import BatchEvaluation, TargetOrder
+from nbdebug.observe.tensors import read_scalars, tensors_in
+from nbdebug.tools.training.facts import BatchEvaluation, LayerFact, ModuleMode, ScalerFact, StaleGradients, TargetOrder
 from nbdebug.tools.training.probe_errors import ProbeErrors
-from nbdebug.tools.training.run.data import MOST_BYTES, preserve_rng, targets_of
-from nbdebug.tools.training.run.evaluate import FixedBatches
-from nbdebug.tools.training.run.updates import ModeWatch, UpdateWatch
+from nbdebug.tools.training.run.evaluate import MOST_BYTES, FixedBatches, preserve_rng, targets_of
+from nbdebug.tools.training.run.interventions import graph_signature
+
+# -- modes, gradients and updates --------------------------------------------------------------------------------------
+
+
+RARE = 0.2
+"""An evaluation happens in at most every fifth step. What runs without gradients in each step (the generator of a GAN
+while its discriminator learns, a momentum encoder, a policy that collects data) is a part of training."""
+UPDATE_PACE = 1.15
+"""Steps at which every parameter is measured are ever further apart, by this factor: some forty in a thousand."""
+SHRUNK = 0.99
+"""A gradient whose norm falls below this share of what backward left has been changed on purpose, not by rounding."""
+FIRST_STEPS = 20
+"""Steps in which it is checked whether gradients that backward has filled are gone when the optimizer steps."""
+SAME = 0.02
+"""Divided by one constant (accumulation), norms keep their ratio to this; clipping brings them to one size instead."""
+REMEMBERED = 20_000
+"""Calls of backward of which it is noted which optimizers stepped after them."""
+
+MODES = "In which mode (train or eval) each module ran"
+ORDER = "Gradients, updates and the order of backward, step and zero_grad"
+SCALER = "Whether gradients are clipped before GradScaler unscales them"
+
+_LOOP = os.path.join(os.path.dirname(__file__), "loop.py")
+
+
+def calling_functions() -> tuple[tuple[str, ...], Any]:
+    """The user's functions that are running, innermost first, and their innermost line."""
+    stop = locate()
+    if stop.user is None:
+        return (), stop.site
+    names, frame = [], stop.frame
+    while frame is not None and frame.f_code.co_filename != _LOOP:  # beyond it is whoever called diagnose
+        if kind_of(frame.f_code) == USER and not frame.f_code.co_name.startswith("<"):
+            names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return tuple(dict.fromkeys(names)), stop.user
+
+
+# Modes
+
+
+class ModeHook:
+    """A hook that stays out of copies of the model, and never stops the training by an error of its own."""
+
+    def __init__(self, note: Callable[..., None], errors: ProbeErrors):
+        self.note = errors.wrap(MODES, note)
+
+    def __call__(self, *args: Any) -> None:
+        self.note(*args)
+
+    def __deepcopy__(self, memo: dict) -> Any:
+        return contextlib.nullcontext().__exit__
+
+    def __reduce__(self) -> Any:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def _depends_on_mode(module: nn.Module) -> bool:
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    if isinstance(module, _NormBase):
+        return module.running_mean is not None
+    return bool(getattr(module, "dropout", 0.0)) and isinstance(module, (nn.MultiheadAttention, nn.RNNBase))
+
+
+class ModeWatch:
+    """Counts, for each module that behaves differently in eval mode, the steps in which it ran in train mode, in eval
+    mode, with and without gradients.
+
+    evaluating: says whether validation batches are being read now; None where that is not known. paused: our own
+    calls of the model are no part of the run.
+    """
+
+    def __init__(self, model: nn.Module, evaluating: Callable[[], bool | None], errors: ProbeErrors):
+        self.model, self.evaluating, self.paused, self.errors = model, evaluating, False, errors
+        self.modules = {name: module for name, module in model.named_modules() if _depends_on_mode(module)}
+        self.steps = 0
+        self.counts = {name: dict.fromkeys(("train_steps", "eval_steps", "train", "eval"), 0) for name in self.modules}
+        self.switched_at: dict[str, int] = {}
+        self.trained_first: dict[str, bool] = {}
+        self.ran: dict[str, set[tuple[bool, bool]]] = {name: set() for name in self.modules}
+        self.functions: dict[str, tuple[str, ...]] = {}
+        self.sites: dict[str, Any] = {}
+        self._roots: set[bool] = set()
+        self._rare: dict[str, list[int]] = {}  # steps in which a module ran in train mode without gradients
+        self._handles: list[Any] = []
+
+    def attach(self) -> None:
+        for name, module in self.modules.items():
+            hook = ModeHook(lambda m, args, name=name: self._module_runs(name, m), self.errors)
+            self._handles.append(module.register_forward_pre_hook(hook))
+        self._handles.append(self.model.register_forward_pre_hook(ModeHook(self._model_runs, self.errors)))
+
+    def detach(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _model_runs(self, module: nn.Module, args: Any) -> None:
+        kind = "training" if torch.is_grad_enabled() else "evaluation"
+        if not self.paused and kind == "training":
+            self._roots.add(module.training)
+        if not self.paused and kind not in self.functions:
+            self.functions[kind], self.sites[kind] = calling_functions()
+
+    def _module_runs(self, name: str, module: nn.Module) -> None:
+        if self.paused:
+            return
+        learning = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        self.ran[name].add((module.training, learning))
+        if not learning:
+            evaluating = self.evaluating()
+            if evaluating:
+                self.counts[name]["train" if module.training else "eval"] += 1
+            elif evaluating is None and module.training:
+                steps = self._rare.setdefault(name, [])
+                if not steps or steps[-1] != self.steps:
+                    steps.append(self.steps)
+
+    def stepped(self) -> None:
+        """An optimizer has stepped: what ran with gradients since the last step was training."""
+        for name, ran in self.ran.items():
+            counts = self.counts[name]
+            if (True, True) in ran:
+                counts["train_steps"] += 1
+                self.trained_first.setdefault(name, True)
+                self.switched_at.pop(name, None)  # it was only for a while
+            elif (False, True) in ran:
+                counts["eval_steps"] += 1
+                if counts["train_steps"]:
+                    self.switched_at.setdefault(name, self.steps)
+                self.trained_first.setdefault(name, False)
+            ran.clear()
+        self.steps += 1
+
+    @property
+    def root_evaluated(self) -> bool:
+        """Whether the model itself was in eval mode whenever it was called with gradients."""
+        return self._roots == {False}
+
+    def facts(self) -> tuple[ModuleMode, ...]:
+        return tuple(self._fact(name, module) for name, module in self.modules.items())
+
+    def _fact(self, name: str, module: nn.Module) -> ModuleMode:
+        counts, rare = self.counts[name], len(self._rare.get(name, []))
+        parent = self.model.get_submodule(name.rpartition(".")[0])
+        own = list(module.parameters()) or list(parent.parameters())
+        return ModuleMode(
+            name,
+            type(module).__name__,
+            counts["train_steps"],
+            counts["eval_steps"],
+            self.switched_at.get(name),
+            self.trained_first.get(name) is False,
+            counts["train"] + (rare if 0 < rare <= RARE * self.steps else 0),
+            counts["eval"],
+            bool(own) and not any(p.requires_grad for p in own),
+        )
+
+
+# Gradients and updates
+
+
+class UpdateWatch:
+    """Follows backward and the optimizers' steps while attached.
+
+    norms: total gradient norm before each step; rates: every group's learning rate at each; root: the last loss, as
+    backward got it. used, stepped: for each call of backward, the index of the batch that was read last, and the
+    optimizers that stepped after it; roots, signatures: the losses of the first of these calls, and their graphs.
+    changed: gradient norms after backward, and before the step; waiting: how often an optimizer that had not stepped
+    found its gradients gone, and still there. after_step is called after each step, read gives the number of batches
+    read. taken: where there are no optimizers yet, each that trains the model is taken when it first steps, added to
+    the list, and passed to this.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: list[Any],
+        after_step: Callable[[], None],
+        read: Callable[[], int],
+        errors: ProbeErrors,
+        taken: Callable[[Any], None] | None = None,
+    ):
+        self.names = {id(p): name for name, p in model.named_parameters()}
+        self.optimizers, self.after_step, self.read = optimizers, after_step, read
+        self.taken = None if optimizers else taken
+        self.norms: list[torch.Tensor] = []
+        self.rates: list[list[float]] = []
+        self.steps = self.empty_steps = self.backwards = 0
+        self.stale_steps: dict[int, int] = {}  # by the optimizer's id, as in the next
+        self.steps_of: dict[int, int] = {}
+        self.stale_names: dict[str, int] = {}
+        self.functions: tuple[str, ...] = ()
+        self.backward_site: Any = None
+        self.step_site: Any = None
+        self.root: float | None = None
+        self.roots: list[float] = []
+        self.signatures: list[Counter[str]] = []
+        self.used: list[int] = []
+        self.stepped: list[list[int]] = []
+        self.changed: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.waiting = [0, 0]
+        self.measured: dict[str, list[tuple[float, float, float]]] = {}
+        self.scaling: list[tuple[float, float, float]] = []
+        self.scalers: list[Snapshot] = []
+        self._uncleared: dict[int, set[int]] = {}  # optimizer -> parameters not cleared since its last step
+        self._filled: set[int] = set()  # optimizers for which the last backward left a gradient
+        self._ready: set[int] = set()  # optimizers since whose last step a backward has run
+        self._next = 0
+        self._before_step: dict[str, torch.Tensor] = {}
+        self._left: dict[int, float] = {}  # optimizer -> gradient norm that backward left
+        self._norm_after_backward: dict[int, torch.Tensor] = {}
+        self._live_scalers: dict[int, Any] = {}
+        self._engine = EngineWatch(errors.wrap(ORDER, self._backward_begins), errors.wrap(ORDER, self._backward_ended))
+        self._steps = OptimizerWatch(errors.wrap(ORDER, self._step_begins), errors.wrap(ORDER, self._stepped))
+        self._unscales, self._scales = (
+            errors.wrap(SCALER, self._unscale_begins),
+            errors.wrap(SCALER, self._scale_begins),
+        )
+        self._unpatched: Any = None
+
+    def attach(self) -> None:
+        self._engine.attach()
+        self._steps.attach()
+        kind = torch.amp.GradScaler
+        self._unpatched = kind.unscale_, kind.scale
+        kind.unscale_ = _preceded(kind.unscale_, self._unscales)  # type: ignore[method-assign]
+        kind.scale = _preceded(kind.scale, self._scales)  # type: ignore[method-assign]
+
+    def detach(self) -> None:
+        self._engine.detach()
+        self._steps.detach()
+        if self._unpatched is not None:
+            torch.amp.GradScaler.unscale_, torch.amp.GradScaler.scale = self._unpatched  # type: ignore[method-assign]
+            self._unpatched = None
+
+    def _backward_begins(self, call: Backward) -> None:
+        if not call.accumulate:
+            return
+        if not self.functions:
+            self.functions, self.backward_site = calling_functions()
+        if call.roots[0].numel() == 1:
+            scale = next((float(s.get_scale()) for s in self._live_scalers.values()), 1.0)
+            self.root = float(call.roots[0].detach()) / scale
+            self.roots += [self.root] * (len(self.roots) < FIRST_STEPS)
+        if len(self.signatures) < FIRST_STEPS:
+            self.signatures.append(graph_signature(call.roots[0]))
+        self._note_backward()
+        parameters = {id(p): p for o in self.optimizers for g in o.param_groups for p in g["params"]}
+        for key, waiting in self._uncleared.items():
+            self._uncleared[key] = _with_gradient(waiting, parameters)
+            self._ready.add(key)
+
+    def _note_backward(self) -> None:
+        """Another call of backward. Optimizers that did not step after the last: are their gradients still there?"""
+        if 0 < len(self.stepped) <= FIRST_STEPS:
+            for place, optimizer in enumerate(self.optimizers):
+                if place not in self.stepped[-1]:
+                    self.waiting[norm_of(optimizer) > 0] += 1
+        if len(self.stepped) < REMEMBERED:
+            self.stepped.append([])
+            self.used.append(self.read() - 1)
+        self.backwards += 1
+
+    def _backward_ended(self, call: Backward, result: Any) -> None:
+        if not call.accumulate:
+            return
+        norms = {id(o): _total(_gradients(o)) for o in self.optimizers}
+        self._norm_after_backward = {key: norm for key, norm in norms.items() if norm is not None}
+        if self._live_scalers:
+            self._left = {id(o): norm_of(o) for o in self.optimizers}
+        self._filled = {id(o) for o in self.optimizers if self.steps < FIRST_STEPS and norm_of(o) > 0}
+
+    def _scale_begins(self, scaler: Any, *args: Any) -> None:
+        if scaler.is_enabled() and id(scaler) not in self._live_scalers:
+            self._live_scalers[id(scaler)] = scaler
+            self.scalers.append(Snapshot.take((), (), devices=(), others=(scaler,)))
+
+    def _unscale_begins(self, scaler: Any, optimizer: Any) -> None:
+        left = self._left.get(id(optimizer))
+        if left:
+            self.scaling.append((left, norm_of(optimizer), float(scaler.get_scale())))
+
+    def _step_begins(self, optimizer: Any, place: Any) -> None:
+        number = self._number(optimizer)
+        if number is None:
+            return
+        if self.stepped and self.backwards == len(self.stepped):
+            self.stepped[-1].append(number)
+        self.step_site = self.step_site or place.site
+        stale = self._uncleared.get(id(optimizer))
+        if stale and id(optimizer) in self._ready:  # else its closure has yet to run: LBFGS
+            self.stale_steps[id(optimizer)] = self.stale_steps.get(id(optimizer), 0) + 1
+            for key in stale:
+                name = self.names.get(key, "a parameter outside the model")
+                self.stale_names[name] = self.stale_names.get(name, 0) + 1
+        self.rates.append([float(g["lr"]) for o in self.optimizers for g in o.param_groups])
+        grads = _gradients(optimizer)
+        total = _total(grads)
+        if total is not None:
+            self.norms.append(total)
+            if id(optimizer) in self._norm_after_backward and not self._live_scalers:
+                self.changed.append((self._norm_after_backward[id(optimizer)], total))
+        if id(optimizer) in self._filled and (not grads or not float(self.norms[-1])):
+            self.empty_steps += 1
+        self._filled.clear()
+        if self.steps >= self._next:
+            self._save_weights(optimizer)
+
+    def _number(self, optimizer: Any) -> int | None:
+        """Which one of ours is about to step; None for another's."""
+        number = next((i for i, o in enumerate(self.optimizers) if o is optimizer), None)
+        if number is not None or self.taken is None:
+            return number
+        if not any(id(p) in self.names for group in optimizer.param_groups for p in group["params"]):
+            return None
+        self.optimizers.append(optimizer)
+        self.taken(optimizer)
+        return len(self.optimizers) - 1
+
+    def _save_weights(self, optimizer: Any) -> None:
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            name = self.names.get(id(p))
+            if name is not None and p.grad is not None and not p.grad.is_sparse:
+                self._before_step[name] = p.detach().clone()
+
+    def _stepped(self, optimizer: Any) -> None:
+        if all(o is not optimizer for o in self.optimizers):
+            return
+        self.steps_of[id(optimizer)] = self.steps_of.get(id(optimizer), 0) + 1
+        self._ready.discard(id(optimizer))
+        self._uncleared[id(optimizer)] = {
+            id(p) for g in optimizer.param_groups for p in g["params"] if p.grad is not None and g["lr"] != 0
+        }
+        if self._before_step:
+            parameters = {
+                self.names[id(p)]: p for g in optimizer.param_groups for p in g["params"] if id(p) in self.names
+            }
+            for name, before in self._before_step.items():
+                self._measure(name, before, parameters.get(name))
+            self._before_step = {}
+            self._next = max(self.steps + 1, int(self.steps * UPDATE_PACE))
+        self.steps += 1
+        self.after_step()
+
+    def _measure(self, name: str, before: torch.Tensor, now: torch.Tensor | None) -> None:
+        """Root mean square of gradient and weight, and update over weight."""
+        if now is None or now.grad is None:
+            return
+        moved, size, grad = read_scalars(
+            [torch.linalg.vector_norm(t.detach().float()) for t in (now.detach() - before, before, now.grad)]
+        )
+        self.measured.setdefault(name, []).append(
+            (grad / now.numel() ** 0.5, size / now.numel() ** 0.5, moved / size if size else float("nan"))
+        )
+
+    # What it comes to
+
+    def gradient_norms(self) -> tuple[float, ...]:
+        return tuple(read_scalars(self.norms))
+
+    def stale_gradients(self) -> StaleGradients:
+        """How often an optimizer stepped on gradients that held older ones; the worst optimizer counts."""
+        shares = [(self.stale_steps.get(key, 0) / max(steps - 1, 1), steps) for key, steps in self.steps_of.items()]
+        share, steps = max(shares, default=(0.0, 0))
+        usual = [name for name, count in self.stale_names.items() if count > 0.5 * max(steps - 1, 1)]
+        return StaleGradients(share, steps, self.empty_steps, tuple(usual), self.functions)
+
+    def scaler_fact(self) -> ScalerFact | None:
+        """Whether gradients were clipped before they were unscaled: smaller, and not by one constant."""
+        if not self.scaling:
+            return None
+        shrunk = [(before, after) for before, after, _ in self.scaling if after < SHRUNK * before]
+        ratios = [after / before for before, after in shrunk]
+        constant = bool(ratios) and max(ratios) - min(ratios) < SAME * max(ratios) and len(ratios) > 2
+        constant = constant and not all(_is_round(after) for _, after in shrunk)
+        return ScalerFact(
+            len(self.scaling),
+            0 if constant else len(shrunk),
+            statistics.median(b for b, _, _ in self.scaling),
+            statistics.median(a for _, a, _ in self.scaling),
+            self.scaling[-1][2],
+        )
+
+    def clip_limit(self) -> tuple[float | None, bool]:
+        """(the largest norm that the loop lets pass, whether it changes gradients between backward and step). The norm
+        is None where it changes them in another way than by limiting their norm."""
+        before, after = (read_scalars([norms[side] for norms in self.changed]) for side in (0, 1))
+        shrunk = [(b, a) for b, a in zip(before, after) if a < SHRUNK * b]
+        others = any(a > b / SHRUNK for b, a in zip(before, after))
+        if not shrunk or others:
+            return None, others
+        limit = statistics.median(a for _, a in shrunk)
+        clipped = all(abs(a - limit) <= SAME * limit for _, a in shrunk) and all(
+            b <= limit * (1 + SAME) for b, a in zip(before, after) if a >= SHRUNK * b
+        )
+        return (limit if clipped else None), True
+
+    def layers(self, order: dict[str, tuple[str, int]]) -> tuple[LayerFact, ...]:
+        """The layers that were measured, in the order of the forward pass: `order` gives name → (type, calls)."""
+        layers = []
+        for name, (kind, calls) in order.items():
+            own = [rows for n, rows in self.measured.items() if n.rpartition(".")[0] == name and not n.endswith("bias")]
+            if own:
+                rows = max(own, key=lambda r: r[0][1])
+                gradients, weights, updates = zip(*rows)
+                layers.append(
+                    LayerFact(
+                        name,
+                        kind,
+                        statistics.median(gradients),
+                        gradients[0],
+                        statistics.median(weights),
+                        statistics.median(updates),
+                        calls,
+                        max(updates[:3]),
+                    )
+                )
+        return tuple(layers)
+
+
+def norm_of(*optimizers: Any) -> float:
+    """The total norm of the gradients of these optimizers."""
+    total = _total([grad for optimizer in optimizers for grad in _gradients(optimizer)])
+    return 0.0 if total is None else float(total)
+
+
+def _gradients(optimizer: Any) -> list[torch.Tensor]:
+    return [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None and not p.grad.is_sparse]
+
+
+def _total(grads: list[torch.Tensor]) -> torch.Tensor | None:
+    """The total norm of these gradients, left on their device; None where there are none."""
+    return (
+        torch.linalg.vector_norm(torch.stack([n.float().to(grads[0].device) for n in torch._foreach_norm(grads)]))
+        if grads
+        else None
+    )
+
+
+def _with_gradient(keys: set[int], parameters: dict[int, torch.Tensor]) -> set[int]:
+    """The ids of the parameters whose gradient is there and not all zero."""
+    dense = [(k, g) for k in keys if k in parameters and (g := parameters[k].grad) is not None and not g.is_sparse]
+    if not dense:
+        return set()
+    sizes = read_scalars([n.float() for n in torch._foreach_norm([g for _, g in dense])])
+    return {k for (k, _), size in zip(dense, sizes) if size != 0}
+
+
+def _is_round(norm: float) -> bool:
+    """Whether this is a limit that somebody typed, such as 1.0, 0.5 or 10: two digits, to a ten-thousandth."""
+    return abs(norm - float(f"{norm:.1e}")) < 1e-4 * norm
+
+
+def _preceded(original: Any, note: Any) -> Any:
+    """A method that calls `note` first."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        note(self, *args)
+        return original(self, *args, **kwargs)
+
+    return method
+
+
+# -- the loop under watch ----------------------------------------------------------------------------------------------
+
 
 MOST = 2400
 """Batches: four for each step that an experiment has at most."""

@@ -34,8 +34,20 @@ from nbdebug.tools.training.facts import (
 from nbdebug.tools.training.probe_errors import ProbeErrors
 from nbdebug.tools.training.rules import name_all, signs, slug
 from nbdebug.tools.training.rules.wording import pos_weight, tensor_of
-from nbdebug.tools.training.run.data import batches_of, is_iterator, no_warnings, preserve_rng, save_rng
-from nbdebug.tools.training.run.evaluate import MOST, FixedBatches, LossFn, loss_root, mean_and_error, mode, recalls
+from nbdebug.tools.training.run.evaluate import (
+    MOST,
+    FixedBatches,
+    LossFn,
+    batches_of,
+    is_iterator,
+    loss_root,
+    mean_and_error,
+    mode,
+    no_warnings,
+    preserve_rng,
+    recalls,
+    save_rng,
+)
 from nbdebug.tools.training.run.experiments import (
     EMPTY_STEPS,
     RATE,
@@ -53,10 +65,9 @@ from nbdebug.tools.training.run.interventions import (
     undecided_pair,
 )
 from nbdebug.tools.training.run.layers import Order, activation_units, gradient_flow
-from nbdebug.tools.training.run.loop import LoopRun, target_order
+from nbdebug.tools.training.run.loop import LoopRun, norm_of, target_order
 from nbdebug.tools.training.run.retrain import LoopSchedule, RetrainChange, Retrainer, RetrainResult, loop_schedule
-from nbdebug.tools.training.run.updates import norm_of
-from nbdebug.tools.training.static.parameters import is_fresh
+from nbdebug.tools.training.static.one_step import is_fresh
 
 TIMES = 3.0
 """Experiments may take this many times the run's own time …"""

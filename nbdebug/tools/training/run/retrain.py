@@ -22,8 +22,7 @@ from torch import nn
 
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.tools.training.facts import Experiment
-from nbdebug.tools.training.run.data import no_warnings
-from nbdebug.tools.training.run.evaluate import FixedBatches, LossFn, loss_root, loss_value
+from nbdebug.tools.training.run.evaluate import FixedBatches, LossFn, loss_root, loss_value, no_warnings
 
 NEAR = 0.15
 """Relative difference up to which a loss counts as divided by that number: dropout may draw other numbers."""

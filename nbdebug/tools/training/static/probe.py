@@ -27,28 +27,38 @@ from nbdebug.text import size
 from nbdebug.tools.training.facts import Attempt, OverfitResult, Parameter, StaticFacts, TrainingFacts
 from nbdebug.tools.training.probe_errors import ProbeErrors
 from nbdebug.tools.training.rules import name_all, slug
-from nbdebug.tools.training.run.data import is_iterator, preserve_rng
-from nbdebug.tools.training.run.evaluate import LossFn
+from nbdebug.tools.training.run.evaluate import LossFn, is_iterator, preserve_rng
 from nbdebug.tools.training.run.layers import activation_units
-from nbdebug.tools.training.static.batch_mixing import batch_mixing, batch_size, repeatable_loss, sees_ahead
-from nbdebug.tools.training.static.batches import Batches, ignores_input
-from nbdebug.tools.training.static.environment import environment_notes, loss_reduction, worker_draws
-from nbdebug.tools.training.static.fixes import attempt, edit_fixes, fix_for, overfit_batch
-from nbdebug.tools.training.static.one_step import StepGraph, calls_for, has_nonfinite, step_graph
-from nbdebug.tools.training.static.outputs import (
-    broadcasts,
-    loss_calls,
-    over_all_batches,
-    refused_labels,
-    with_measured_reach,
+from nbdebug.tools.training.static.batches import (
+    Batches,
+    environment_notes,
+    ignores_input,
+    loss_reduction,
+    worker_draws,
 )
-from nbdebug.tools.training.static.parameters import (
+from nbdebug.tools.training.static.fixes import attempt, edit_fixes, fix_for, overfit_batch
+from nbdebug.tools.training.static.one_step import (
+    StepGraph,
+    calls_for,
     detached_places,
     foreign_tensors,
+    has_nonfinite,
     held_elsewhere,
     loss_parameters,
     optimizer_code,
     parameter_table,
+    step_graph,
+)
+from nbdebug.tools.training.static.outputs import (
+    batch_mixing,
+    batch_size,
+    broadcasts,
+    loss_calls,
+    over_all_batches,
+    refused_labels,
+    repeatable_loss,
+    sees_ahead,
+    with_measured_reach,
 )
 from nbdebug.tools.training.static.signals import first_layers, initial_weights
 
