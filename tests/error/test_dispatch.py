@@ -18,6 +18,7 @@ from nbdebug.tools.errors.dispatch import KINDS
 from nbdebug.tools.errors.kinds import (
     calls,
     cuda,
+    dataloader,
     devices,
     distributed,
     dtypes,
@@ -26,7 +27,6 @@ from nbdebug.tools.errors.kinds import (
     indices,
     objects,
     state_dict,
-    workers,
 )
 from nbdebug.tools.errors.shapes import call
 from nbdebug.tools.memory import oom
@@ -88,7 +88,7 @@ def matching(pattern: str | re.Pattern[str]) -> list[str]:
 
 
 DETECTORS: dict[str, tuple[Any, ...]] = {
-    "kinds.workers.detect": (workers.SIGNAL, workers.KINDS),
+    "kinds.dataloader.detect_dead_worker": (dataloader.SIGNAL, dataloader.ENDS),
     "kinds.distributed.detect": (distributed.ABOUT,),
     "kinds.cuda.detect_unavailable": (cuda.PATTERNS,),
     "kinds.cuda.detect_index": (cuda.ASSERT_WORDS,),

@@ -286,12 +286,12 @@ def _function(path: str) -> Callable[..., Any]:
 ON_DEVICE = r"assert|memory access|misaligned|launch|cublas|cudnn"
 KINDS: tuple[ErrorKind, ...] = (
     ErrorKind(
-        "kinds.collate.detect",
+        "kinds.dataloader.detect_collate",
         "rules.dataloader.collate_mismatch",
         files=r"[\\/]utils[\\/]data[\\/]_utils[\\/](collate|fetch)\.py$",  # whatever is raised there
     ),
     ErrorKind(
-        "kinds.workers.detect",
+        "kinds.dataloader.detect_dead_worker",
         "rules.dataloader.loader_worker_died",
         r"dataloader|re-initialize|open files|ancdata|space left|memory|mmap|bootstrap|pickl|local object|lookup|"
         r"^(connectionreset|eof|brokenpipe)error",
@@ -428,7 +428,7 @@ CURES = {
     "error/no-grad-path": "autograd.trials.cured",
     "error/backward-twice": "autograd.trials.cured",
     "error/inplace-modified": "autograd.trials.cured",
-    "error/collate-mismatch": "kinds.collate.cured",
+    "error/collate-mismatch": "kinds.dataloader.cured",
 }
 """What makes edits of the fixes of a code, and tries them elsewhere than from the failing line on."""
 MOST_FINDINGS = 5
@@ -517,7 +517,7 @@ def _proven(context: ErrorContext, finding: Finding, notes: list[str]) -> Findin
     if all(fix.edit is not None or not fix.verified for fix in finding.fixes):
         return finding
     try:
-        from nbdebug.tools.errors.continuation import proven  # only where there is a fix to prove
+        from nbdebug.tools.errors.sandbox import proven  # only where there is a fix to prove
 
         return proven(context, finding)
     except Exception as error:

@@ -2,7 +2,7 @@
 
 An error often appears behind its cause: in `backward()`, in the second round of a loop, at the end of a loader. So the
 program is read from before the error, on copies; what torch would refuse is refused here with the same words. Nothing
-of the user's is run (see `continuation`).
+of the user's is run (see `sandbox`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ from nbdebug.observe.variables import (
 from nbdebug.report import Edit
 from nbdebug.tools.errors.autograd.functions import unwrap
 from nbdebug.tools.errors.context import is_tensor
-from nbdebug.tools.errors.continuation import (
+from nbdebug.tools.errors.sandbox import (
+    ATTRIBUTES,
+    IN_PLACE,
+    TENSORS,
+    CannotRun,
     End,
     ProgramSandbox,
     Returned,
@@ -44,7 +48,6 @@ from nbdebug.tools.errors.continuation import (
     read_block,
     unpacked,
 )
-from nbdebug.tools.errors.sandbox import ATTRIBUTES, IN_PLACE, TENSORS, CannotRun
 from nbdebug.tools.errors.values import UNKNOWN, value_of
 
 ROUNDS = 3

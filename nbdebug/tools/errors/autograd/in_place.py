@@ -63,8 +63,8 @@ from nbdebug.tools.errors.autograd.graph import (
 from nbdebug.tools.errors.autograd.no_grad import no_grad_block
 from nbdebug.tools.errors.autograd.rules import InPlaceChange, InPlaceFacts
 from nbdebug.tools.errors.context import ErrorContext, is_tensor
-from nbdebug.tools.errors.continuation import continued
 from nbdebug.tools.errors.facts import NOWHERE
+from nbdebug.tools.errors.sandbox import continued
 from nbdebug.tools.errors.values import UNKNOWN, operands
 
 # -- changes in the source ---------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 A missing gradient, a graph that is walked twice, a value changed in place: the error appears in `backward()`, and the
 cure stands elsewhere. So the function is read from its beginning, or from the loop around, over some rounds. Without
-the edit the error must appear again; with it no error may. Nothing of the user's is run (see `continuation`).
+the edit the error must appear again; with it no error may. Nothing of the user's is run (see `sandbox`).
 """
 
 from __future__ import annotations
@@ -40,15 +40,17 @@ from nbdebug.report import Edit, Finding, Fix
 from nbdebug.text import count
 from nbdebug.tools.errors.autograd.in_place import in_place_modules
 from nbdebug.tools.errors.context import ErrorContext
-from nbdebug.tools.errors.continuation import (
+from nbdebug.tools.errors.sandbox import (
     DEEPEST,
+    CannotRun,
     End,
     Returned,
     Run,
+    TrialResult,
     continued,
+    quiet,
     read_block,
 )
-from nbdebug.tools.errors.sandbox import CannotRun, TrialResult, quiet
 from nbdebug.tools.errors.training import (
     GRAD_MODES,
     ROUNDS,

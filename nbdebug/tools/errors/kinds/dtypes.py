@@ -20,7 +20,6 @@ from nbdebug.observe.frames import phase
 from nbdebug.observe.sources import edit_of, nodes_of, with_keyword
 from nbdebug.report import Link
 from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
-from nbdebug.tools.errors.continuation import edited
 from nbdebug.tools.errors.facts import ArgumentFact, TensorFact, TriedFix, ValueOrigin, bracketed
 from nbdebug.tools.errors.operands import (
     ExpressionBinding,
@@ -38,7 +37,7 @@ from nbdebug.tools.errors.operands import (
     where_of,
 )
 from nbdebug.tools.errors.rules.dtypes import DtypeFacts
-from nbdebug.tools.errors.sandbox import computed_operands, rerun
+from nbdebug.tools.errors.sandbox import computed_operands, edited, rerun
 from nbdebug.tools.errors.values import UNKNOWN, bindings, callee_name, expression, operands, value_of, value_parts
 
 PATTERNS: tuple[tuple[str, str], ...] = (

@@ -25,7 +25,7 @@ from nbdebug.observe.variables import attributes, named_modules
 from nbdebug.report import Link
 from nbdebug.tools.errors.context import READ_AT_MOST, ErrorContext, is_tensor
 from nbdebug.tools.errors.facts import ArgumentFact, TriedFix, ValueOrigin
-from nbdebug.tools.errors.kinds.workers import iterator_of, loader_of
+from nbdebug.tools.errors.kinds.dataloader import iterator_of, loader_of
 from nbdebug.tools.errors.operands import (
     OpArgument,
     OperandNames,
@@ -258,7 +258,7 @@ def _embedding(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
 
 def _made_larger(context: ErrorContext, table: nn.Embedding, fix: TriedFix, rows: int) -> TriedFix:
     """The fix as an edit of the call that makes the table; tried on the program behind the failing line."""
-    from nbdebug.tools.errors.continuation import continued
+    from nbdebug.tools.errors.sandbox import continued
     from nbdebug.tools.errors.shapes.history import constructor
 
     made = constructor(context, table)

@@ -25,9 +25,8 @@ from nbdebug.observe.sources import edit_of, nodes_of, parse
 from nbdebug.observe.variables import attributes
 from nbdebug.report import Edit
 from nbdebug.tools.errors.context import ErrorContext
-from nbdebug.tools.errors.continuation import before_line, continued
 from nbdebug.tools.errors.operands import OperandNames
-from nbdebug.tools.errors.sandbox import quiet
+from nbdebug.tools.errors.sandbox import before_line, continued, quiet
 from nbdebug.tools.errors.shapes.call import (
     CallOperand,
     FailedCall,

@@ -1,4 +1,5 @@
-"""A batch that can't be collated: its samples are in the frame of the loader's fetcher.
+"""A data loader that fails: a worker that ended, could not start or did not respond, by the message, the loader and the
+machine; and a batch that can't be collated, by the samples in the frame of the loader's fetcher.
 
 For a worker of the loader these frames no longer exist: then the message, the number of the batch, the order of the
 sampler and the lists of the data set are the evidence.
@@ -13,15 +14,21 @@ import inspect
 import linecache
 import math
 import multiprocessing
+import os
 import re
+import shutil
+import signal as signals
+import sys
 import textwrap
 import time
+import types
 from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.process import BaseProcess
 from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import BatchSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.locations import source_text
@@ -30,10 +37,290 @@ from nbdebug.observe.variables import attributes, class_attribute
 from nbdebug.report import Edit, Finding, Fix
 from nbdebug.tools.errors.autograd.functions import function_source
 from nbdebug.tools.errors.context import ErrorContext
-from nbdebug.tools.errors.kinds.workers import iterator_of, loader_of
-from nbdebug.tools.errors.rules.dataloader import CollateMismatch
-from nbdebug.tools.errors.sandbox import quiet
-from nbdebug.tools.errors.values import callee_name, shape_of
+from nbdebug.tools.errors.rules.dataloader import CollateMismatch, WorkerDied
+from nbdebug.tools.errors.sandbox import Run, quiet
+from nbdebug.tools.errors.values import callee_name, shape_of, value_of
+
+# -- the loader and its workers ----------------------------------------------------------------------------------------
+
+
+def iterator_of(context: ErrorContext) -> Any:
+    """The loader's iterator, whose method is in the traceback; None where there is none."""
+    for frame in reversed(context.trail):
+        mine = frame.names.get("self")
+        if "DataLoaderIter" in type(mine).__name__:
+            return mine
+    return None
+
+
+def iterator_state(context: ErrorContext) -> dict[str, Any]:
+    """The attributes of the same; {} where there is none."""
+    iterator = iterator_of(context)
+    return attributes(iterator) if iterator is not None else {}
+
+
+def loader_of(context: ErrorContext) -> tuple[str, str, int | None]:
+    """(the loader's name, the data set's name or class, the number of the batch); "" and None where not known."""
+    state = iterator_state(context)
+    dataset = state.get("_dataset")
+    loader = set_name = ""
+    for name, value, _ in context.variables():
+        if dataset is None:
+            break
+        if issubclass(type(value), DataLoader) and attributes(value).get("dataset") is dataset:
+            loader = loader or name
+        if value is dataset and not name.startswith("self"):
+            set_name = set_name or name
+    done = state.get("_rcvd_idx") if "_rcvd_idx" in state else state.get("_num_yielded")
+    number = done - 1 if "_rcvd_idx" in state and type(done) is int else done
+    return loader, set_name or (type(dataset).__name__ if dataset is not None else ""), number
+
+
+def active_loader(context: ErrorContext) -> tuple[str, Any]:
+    """(name, loader) of the active loader: the traceback's, else the first with workers among the variables (the error
+    of a dead worker is raised at whatever line is running)."""
+    for frame in reversed(context.trail):
+        for name in ("loader", "self"):
+            if issubclass(type(frame.names.get(name)), DataLoader):
+                loader = frame.names[name]
+                named = next((n for n, value, _ in context.variables() if value is loader and n != "self"), "loader")
+                return named, loader
+    dataset = iterator_state(context).get("_dataset")
+    for name, value, _ in context.variables():
+        if issubclass(type(value), DataLoader):
+            state = attributes(value)
+            if state.get("dataset") is dataset if dataset is not None else state.get("num_workers"):
+                return name, value
+    return "", iterator_of(context)
+
+
+def loader_in_source(context: ErrorContext) -> tuple[str, int | None]:
+    """(the data set's class or name, num_workers) of the loop over a loader around the user's line, from its source:
+    the error of a dead worker is raised at whatever line is running, and such a loader may have no name."""
+    for frame in context.users:
+        loops = [
+            node
+            for node in nodes_of(frame.site.file)
+            if isinstance(node, (ast.For, ast.comprehension))
+            and node.iter.lineno <= frame.site.line <= (getattr(node, "end_lineno", None) or node.iter.lineno)
+        ]
+        for loop in sorted(loops, key=lambda node: -node.iter.lineno):
+            for call in ast.walk(loop.iter):
+                if isinstance(call, ast.Call) and callee_name(call).endswith("DataLoader"):
+                    keywords = {one.arg: one.value for one in call.keywords}
+                    source = call.args[0] if call.args else keywords.get("dataset")
+                    workers = keywords.get("num_workers")
+                    count = value_of(workers, frame) if workers is not None else None
+                    name = callee_name(source) or ast.unparse(source) if source is not None else ""
+                    return name, count if type(count) is int else None
+    return "", None
+
+
+SIGNAL = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([A-Za-z ]+)")
+ENDS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("cuda after fork", re.compile(r"Cannot re-initialize CUDA in forked subprocess")),
+    ("open files", re.compile(r"Too many open files|received 0 items of ancdata")),
+    (
+        "shared memory",
+        re.compile(r"No space left on device|out of shared memory|unable to (mmap|(allocate|open) shared memory)"),
+    ),
+    ("timeout", re.compile(r"DataLoader timed out after")),
+    ("bootstrap", re.compile(r"before the\s+current process has finished its bootstrapping phase")),
+    ("exited", re.compile(r"DataLoader worker \(pid(?:\(s\))? .*\) exited unexpectedly")),
+    (
+        "not picklable",
+        re.compile(r"[Cc]an(?:'t|not) (?:pickle|get local object)|not picklable|attribute lookup .* failed"),
+    ),
+)
+BROKEN = ("ConnectionResetError", "EOFError", "BrokenPipeError")
+"""The errors of a worker's broken pipe in this process."""
+WAIT = 0.2
+"""Seconds after which a dead process has its exit code."""
+SHARED = "/dev/shm"
+LOADERS = re.compile(r"[\\/]utils[\\/]data[\\/]|[\\/]multiprocessing[\\/]")
+STARTING = re.compile(r"[\\/]multiprocessing[\\/](reduction|popen_\w+|process|context)\.py$|[\\/]utils[\\/]data[\\/]")
+
+
+def detect_dead_worker(context: ErrorContext) -> WorkerDied | None:
+    what, signal = _kind(context)
+    if what is None:
+        return None
+    raised, context = context.raised(), _at_the_loader(context)
+    name, loader = active_loader(context)
+    state = attributes(loader) if loader is not None else {}
+    dataset = state.get("dataset", state.get("_dataset"))
+    total, free = _shared()
+    guilty, is_a = next(_unpicklable(state, name), ("", "")) if what == "not picklable" else ("", "")
+    dataset_name, count = loader_in_source(context) if dataset is None else ("", None)
+    workers = _whole(state.get("num_workers", state.get("_num_workers")))
+    parts = list(_parts(dataset)) if dataset is not None else []
+    prefetch = state.get("prefetch_factor", state.get("_prefetch_factor"))
+    return WorkerDied(
+        dataclasses.replace(raised, where=context.raised().where),
+        what,
+        signal,
+        name,
+        type(dataset).__name__ if dataset is not None else dataset_name,
+        count if workers is None else workers,
+        _whole(prefetch),
+        _timeout(state),
+        _start(state),
+        total,
+        free,
+        _memory_free(),
+        sum(count for _, count in parts if count) if parts else None,
+        sum(len(value) for value, _ in parts if type(value) in (list, dict, tuple)) or None,
+        guilty,
+        is_a,
+        _in_notebook(type(dataset)) if dataset is not None else False,
+        _files(),
+    )
+
+
+def _kind(context: ErrorContext) -> tuple[str | None, str]:
+    """(what happened, the signal's name); (None, "") where the error is not about a loader's workers."""
+    message = context.message
+    if (killed := SIGNAL.search(message)) is not None:
+        return _by(killed[1].strip())
+    what = next((kind for kind, pattern in ENDS if pattern.search(message)), None)
+    if what in ("timeout", "exited", "bootstrap"):
+        ended = re.search(r"exit code (-?\d+)", message)
+        return (what, f"exit code {ended[1]}") if ended else _ended(context) if what == "exited" else (what, "")
+    if what == "not picklable":
+        near = iterator_of(context) is not None or any(f.site.function == "_get_iterator" for f in context.trail)
+        return (what, "") if near and any(STARTING.search(f.site.file) for f in context.trail) else (None, "")
+    in_worker = context.carried is not None and "worker" in context.carried.where
+    loading = any(LOADERS.search(frame.site.file) for frame in context.trail[-6:])
+    near = in_worker or loading or iterator_of(context) is not None
+    if what is None and context.type in BROKEN and iterator_of(context) is not None:
+        return _ended(context)
+    return (what, "") if what is not None and near else (None, "")
+
+
+def _at_the_loader(context: ErrorContext) -> ErrorContext:
+    """The context of the broken pipe that was being handled when torch's handler of SIGCHLD reported a dead worker, at
+    whatever line was running; else the context itself."""
+    before = vars(BaseException)["__context__"].__get__(context.error)
+    if iterator_of(context) is not None or type(before).__name__ not in BROKEN:
+        return context
+    pipe = ErrorContext.of(before, context.names)
+    return context if iterator_of(pipe) is None else pipe
+
+
+def _by(signal: str) -> tuple[str, str]:
+    return {"Killed": "killed", "Bus error": "shared memory"}.get(signal, "crashed"), signal
+
+
+def _ended(context: ErrorContext) -> tuple[str, str]:
+    """How a process of the iterator's ended, by the exit codes within WAIT."""
+    processes = iterator_state(context).get("_workers")
+    workers = [one for one in processes if isinstance(one, BaseProcess)] if type(processes) is list else []
+    until, codes = time.perf_counter() + WAIT, set[int]()
+    try:
+        while workers and not codes and time.perf_counter() < until:
+            codes = {code for one in workers if (code := one.exitcode)} - {-int(signals.SIGTERM)}  # torch's own end
+            if not codes:
+                time.sleep(0.01)
+    except RuntimeError as error:  # torch's handler of SIGCHLD reports it now, at this line
+        if (killed := SIGNAL.search(str(error))) is not None:
+            return _by(killed[1].strip())
+    code = min(codes, default=0)
+    if code < 0:
+        return _by("Killed" if code == -9 else signals.strsignal(-code) or f"signal {-code}")
+    return "exited", f"exit code {code}" if code else ""
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def _timeout(state: dict[str, Any]) -> float | None:
+    value: Any = state.get("timeout", state.get("_timeout"))
+    return float(value) if type(value) in (int, float) and value > 0 else None
+
+
+def _start(state: dict[str, Any]) -> str:
+    """How the loader's processes start."""
+    start = state.get("_DataLoader__multiprocessing_context", state.get("_multiprocessing_context"))
+    name = type(start).__name__ if start is not None else ""
+    if name.endswith("Context") and name != "DefaultContext":
+        return name.removesuffix("Context").lower()
+    usual = torch.multiprocessing.get_start_method(allow_none=True)
+    return usual or torch.multiprocessing.get_context().get_start_method()
+
+
+def _parts(dataset: Any) -> Iterator[tuple[Any, int]]:
+    """(value, bytes) of the data set's own attributes."""
+    for value in attributes(dataset).values():
+        if shape_of(value) is not None and type(value) in (torch.Tensor, torch.nn.Parameter):
+            yield value, value.numel() * value.element_size()
+        elif type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
+            yield value, int(value.nbytes)
+        elif type(value) in (list, dict, tuple):
+            yield value, 0
+
+
+def _unpicklable(state: dict[str, Any], loader: str) -> Iterator[tuple[str, str]]:
+    """(name, description) of the objects that can't be pickled for a new process."""
+    dataset = state.get("dataset", state.get("_dataset"))
+    arguments = {
+        "dataset": dataset,
+        "collate_fn": state.get("collate_fn", state.get("_collate_fn")),
+        "worker_init_fn": state.get("worker_init_fn"),
+        "sampler": state.get("sampler"),
+    }
+    for name, value in arguments.items():
+        if value is not None and (reason := _why_not(value)):
+            yield f"{loader or 'loader'}.{name}", reason
+    for name, value in attributes(dataset).items() if dataset is not None else ():
+        if reason := _why_not(value):
+            yield f"{type(dataset).__name__}.{name}", reason
+        for inner, thing in attributes(value).items() if type(value).__module__ not in ("builtins", "torch") else ():
+            if reason := _why_not(thing):
+                yield f"{type(dataset).__name__}.{name}.{inner}", reason
+
+
+def _why_not(value: Any) -> str:
+    kind = type(value)
+    if kind is types.FunctionType and "<lambda>" in value.__qualname__:
+        return "a lambda"
+    if kind is types.FunctionType:
+        return "a function defined inside another one" if "<locals>" in value.__qualname__ else ""
+    if kind in (types.GeneratorType, types.ModuleType) or kind.__module__ in ("_thread", "_io", "sqlite3", "_sqlite3"):
+        return f"a `{kind.__name__}`"
+    qualified = type.__dict__["__qualname__"].__get__(kind)
+    return f"an object of `{kind.__name__}`, a class defined inside a function" if "<locals>" in qualified else ""
+
+
+def _in_notebook(kind: type) -> bool:
+    module = sys.modules.get("__main__")
+    return kind.__module__ == "__main__" and getattr(module, "__file__", None) is None
+
+
+def _shared() -> tuple[int | None, int | None]:
+    try:
+        usage = shutil.disk_usage(SHARED)
+    except OSError:  # not Linux
+        return None, None
+    return usage.total, usage.free
+
+
+def _memory_free() -> int | None:
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def _files() -> int | None:
+    if os.name == "nt":
+        return None
+    import resource
+
+    return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+# -- a batch that can't be collated ------------------------------------------------------------------------------------
+
 
 Path = tuple[Any, ...]
 SAMPLE_ENTRIES = 2000
@@ -159,13 +446,8 @@ def _at(path: Path, there: list[SampleEntry | None]) -> Difference | None:
         return None
     most = shapes.most_common(1)[0][0]
     odd = [i for i, entry in enumerate(present) if entry.shape != most]
-    return Difference(
-        "shape" if usual.sort == "tensor" else "length",
-        path,
-        tuple(odd),
-        present[odd[0]],
-        next(entry for entry in present if entry.shape == most),
-    )
+    what, other = "shape" if usual.sort == "tensor" else "length", next(e for e in present if e.shape == most)
+    return Difference(what, path, tuple(odd), present[odd[0]], other)
 
 
 def unsupported(samples: Sequence[Any]) -> Difference | None:
@@ -177,9 +459,8 @@ def unsupported(samples: Sequence[Any]) -> Difference | None:
             continue
         if entry.kind == "array" and not (entry.dtype == "object" or "U" in entry.dtype[:2]):
             continue
-        return Difference(
-            "none" if entry.kind == "None" else "unsupported", path, tuple(range(len(samples))), entry, None
-        )
+        what = "none" if entry.kind == "None" else "unsupported"
+        return Difference(what, path, tuple(range(len(samples))), entry, None)
     return None
 
 
@@ -202,8 +483,8 @@ SMALL = 4_000_000
 """Elements of all samples with which a fix is tried: some milliseconds."""
 
 
-def detect(context: ErrorContext) -> CollateMismatch | None:
-    fetch = next((frame for frame in reversed(context.trail) if FETCH.search(frame.site.file)), None)
+def detect_collate(context: ErrorContext) -> CollateMismatch | None:
+    fetch = _fetching(context)
     collating = [frame for frame in context.trail if COLLATE.search(frame.site.file)]
     own = _own_collate(context)
     if not collating and not (own and (STACKED.search(context.message) or context.type in ("KeyError", "TypeError"))):
@@ -234,6 +515,11 @@ def detect(context: ErrorContext) -> CollateMismatch | None:
     return dataclasses.replace(
         facts, own=own, indices=tuple(indices[i] for i in difference.positions if i < len(indices))
     )
+
+
+def _fetching(context: ErrorContext) -> Frame | None:
+    """The frame of the loader's fetcher."""
+    return next((frame for frame in reversed(context.trail) if FETCH.search(frame.site.file)), None)
 
 
 def _own_collate(context: ErrorContext) -> str:
@@ -279,13 +565,10 @@ def _path_of(batch: Any, samples: Sequence[Any]) -> Path | None:
 def _indices(fetch: Frame | None, count: int) -> list[int]:
     indices: Any = fetch.names.get("possibly_batched_index") if fetch is not None else None
     dataset = attributes(fetch.names.get("self")).get("dataset") if fetch is not None else None
-    if (
-        type(indices) not in (list, tuple)
-        or len(indices) != count
-        or issubclass(type(dataset), torch.utils.data.IterableDataset)
-    ):
+    if issubclass(type(dataset), torch.utils.data.IterableDataset):
         return []
-    return [i for i in indices if type(i) is int]
+    known = type(indices) in (list, tuple) and len(indices) == count
+    return [i for i in indices if type(i) is int] if known else []
 
 
 def _mismatch_facts(context: ErrorContext, difference: Difference, samples: Sequence[Any]) -> CollateMismatch:
@@ -331,22 +614,12 @@ def _from_message(context: ErrorContext, own: str) -> CollateMismatch | None:
     loader, dataset, batch = loader_of(context)
     worker = context.carried.where if context.carried else ""
     sizes, kind, element = (pattern.search(context.message) for pattern in (ENTRIES, CLASS, ELEMENT))
-    facts = CollateMismatch(
-        context.raised(),
-        "shape",
-        batch=batch,
-        dataset=dataset,
-        loader=loader,
-        own=own,
-        worker=worker,
-        entries=_entries(context),
-    )
+    facts = CollateMismatch(context.raised(), "shape", batch=batch, dataset=dataset, loader=loader, own=own)
+    facts = dataclasses.replace(facts, worker=worker, entries=_entries(context))
     indices = _batch_indices(context, batch)
     if kind is not None and "default_collate" in context.message:
         name = (kind[1] or kind[2]).rpartition(".")[2]
-        return dataclasses.replace(
-            facts, what="none" if name == "NoneType" else "unsupported", odd=NAMED.get(name, f"a `{name}`")
-        )
+        return _of_class(facts, name)
     if element is not None:
         place, odd = int(element[1]), NAMED.get(element[2], f"a `{element[2]}`")
         return dataclasses.replace(
@@ -358,19 +631,20 @@ def _from_message(context: ErrorContext, own: str) -> CollateMismatch | None:
             indices=tuple(indices[place : place + 1]),
         )
     if (lacks := NO_ATTRIBUTE.search(context.message)) is not None:
-        return dataclasses.replace(
-            facts, what="none" if lacks[1] == "NoneType" else "unsupported", odd=NAMED.get(lacks[1], f"a `{lacks[1]}`")
-        )
+        return _of_class(facts, lacks[1])
     if sizes is not None:
         return _shape_mismatch(facts, context, sizes, indices)
-    what = (
-        "keys"
-        if context.type == "KeyError"
-        else "length"
-        if "each element" in context.message
-        else ("shape" if STACKED.search(context.message) else "type")
+    if context.type == "KeyError":
+        return dataclasses.replace(facts, what="keys", lacking=(context.message.strip("'"),))
+    what = "shape" if STACKED.search(context.message) else "type"
+    return dataclasses.replace(facts, what="length" if "each element" in context.message else what)
+
+
+def _of_class(facts: CollateMismatch, name: str) -> CollateMismatch:
+    """An entry of a class that can't be collated."""
+    return dataclasses.replace(
+        facts, what="none" if name == "NoneType" else "unsupported", odd=NAMED.get(name, f"a `{name}`")
     )
-    return dataclasses.replace(facts, what=what, lacking=(context.message.strip("'"),) if what == "keys" else ())
 
 
 def _shape_mismatch(
@@ -399,7 +673,7 @@ def _shape_mismatch(
 
 def _batch_indices(context: ErrorContext, batch: int | None) -> Sequence[int]:
     """The data set's indices of a batch, where the sampler runs through it in order."""
-    sampler = attributes(iterator_of(context)).get("_index_sampler") if iterator_of(context) is not None else None
+    sampler = iterator_state(context).get("_index_sampler")
     state = attributes(sampler) if type(sampler) is BatchSampler else {}
     size = state.get("batch_size")
     if type(state.get("sampler")) is not SequentialSampler or type(size) is not int or batch is None:
@@ -412,8 +686,7 @@ def _odd_in_dataset(
 ) -> tuple[str, int | None]:
     """("images[5]", 0 where it is the first that is odd) from a list of tensors, or of their sizes, in the
     data set, or from a batch before it; None where the odd one of the first two is not known."""
-    iterator = iterator_of(context)
-    dataset = attributes(iterator).get("_dataset") if iterator is not None else None
+    dataset = iterator_state(context).get("_dataset")
     for name, value in attributes(dataset).items() if dataset is not None and position < len(indices) else ():
         if (
             type(value) is list
@@ -450,8 +723,7 @@ def _unlike_batches(context: ErrorContext, position: int, first: tuple[int, ...]
 
 def _entries(context: ErrorContext) -> tuple[str, ...]:
     """The keys of the samples, from the source of the data set's `__getitem__`."""
-    iterator = iterator_of(context)
-    dataset = attributes(iterator).get("_dataset") if iterator is not None else None
+    dataset = iterator_state(context).get("_dataset")
     method = next((vars(kind)["__getitem__"] for kind in type(dataset).__mro__ if "__getitem__" in vars(kind)), None)
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(method))) if inspect.isfunction(method) else None
@@ -482,24 +754,16 @@ def _tried(difference: Difference, samples: Sequence[Any]) -> Mapping[str, Any] 
     with torch.no_grad():
         plain, size = [value.detach() for value in values], difference.usual.shape if difference.usual else ()
         if values[0].dim() >= 3 and size and all(value.shape[:-2] == size[:-2] for value in values):
-            whole = torch.stack(
-                [
-                    torch.nn.functional.interpolate(value[None].float(), size=size[-2:])[0]
-                    for value in plain
-                    if value.dim() == 3
-                ]
-            )
+            resize = torch.nn.functional.interpolate
+            whole = torch.stack([resize(v[None].float(), size=size[-2:])[0] for v in plain if v.dim() == 3])
             return {"the batch then has": str(list(whole.shape))} if len(whole) == len(values) else None
         return _tried_padded(plain)
 
 
 def _tried_on_shapes(values: list[torch.Tensor]) -> Mapping[str, Any] | None:
     """The same on tensors of the two shapes in a worker's message."""
-    if (
-        len({value.dim() for value in values}) > 1
-        or values[0].dim() >= 3
-        and values[0].shape[:-2] == (values[1].shape[:-2])
-    ):
+    images = values[0].dim() >= 3 and values[0].shape[:-2] == values[1].shape[:-2]
+    if images or len({value.dim() for value in values}) > 1:
         return None
     with torch.no_grad():
         result = _tried_padded(values)
@@ -525,17 +789,15 @@ def _tried_padded(values: list[torch.Tensor]) -> dict[str, Any] | None:
 
 
 def _dataset_of(context: ErrorContext) -> Any:
-    fetch = next((frame for frame in reversed(context.trail) if FETCH.search(frame.site.file)), None)
+    fetch = _fetching(context)
     if fetch is not None and "self" in fetch.names:
         return attributes(fetch.names["self"]).get("dataset")
-    iterator = iterator_of(context)
-    return attributes(iterator).get("_dataset") if iterator is not None else None
+    return iterator_state(context).get("_dataset")
 
 
 def read_samples(context: ErrorContext, indices: Sequence[int], edit: Edit | None = None) -> list[Any] | None:
     """The samples of these indices, as the user's `__getitem__` makes them by torch's functions alone, with an edit of
     it; None where it needs more. Nothing of the user's is run."""
-    from nbdebug.tools.errors.continuation import Run
     from nbdebug.tools.errors.training import TRAINING_SECONDS, TrainingSandbox
 
     dataset = _dataset_of(context)
@@ -612,7 +874,7 @@ def _of_item(context: ErrorContext, code: str) -> Edit | None:
 
 def _batch_with(context: ErrorContext, code: str, edit: Edit) -> dict[str, Any] | None:
     """What the batch becomes with an edit; None where it can't be told, or still can't be collated."""
-    fetch = next((frame for frame in reversed(context.trail) if FETCH.search(frame.site.file)), None)
+    fetch = _fetching(context)
     collating = [frame for frame in context.trail if COLLATE.search(frame.site.file)]
     samples = _samples(fetch, collating)
     indices = _indices(fetch, len(samples)) if samples else _batch_indices(context, loader_of(context)[2])
