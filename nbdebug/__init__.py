@@ -105,7 +105,7 @@ _HOMES = {
     "describe": "tools.first_aid.describe",
     "smallest": "tools.first_aid.smallest",
     "first_aid": "tools.first_aid.first_aid",
-    "NonFiniteStep": "tools.guard.trip",
+    "NonFiniteStep": "tools.guard.step",
     "incident": "tools.monitor.incident",
     "monitor": "tools.monitor.monitor",
     "read_log": "tools.monitor.read_log",

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from nbdebug.report import Finding, Fix, Link, Plot, Report, RuledOut, Table, Where
-from nbdebug.tools.guard.record.step_lines import StepLine, last_steps
+from nbdebug.tools.guard.record.files import StepLine, last_steps
 
 
 def counts(first: int, *numbers: int) -> dict[str, int]:

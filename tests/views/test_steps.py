@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbdebug.tools.guard.record.step_lines import StepLine, last_steps
+from nbdebug.tools.guard.record.files import StepLine, last_steps
 from nbdebug.views import html, text
 from nbdebug.views import wording as words
 from tests.views import reports

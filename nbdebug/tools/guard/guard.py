@@ -25,12 +25,11 @@ from nbdebug.report import Report
 from nbdebug.text import in_a_line
 from nbdebug.tools.guard.distributed import GuardShutdown, Ranks
 from nbdebug.tools.guard.finite_check import Policy
-from nbdebug.tools.guard.record.step_lines import StepLine
+from nbdebug.tools.guard.record.files import StepLine
 from nbdebug.tools.guard.report import Locator, guard_report
 from nbdebug.tools.guard.rollback import BufferBackup, UpdateBackup, restore_overwritten
-from nbdebug.tools.guard.step import GuardedStep, StepHistory
+from nbdebug.tools.guard.step import GuardedStep, NonFiniteStep, StepHistory, Trip
 from nbdebug.tools.guard.step_tracker import StepTracker
-from nbdebug.tools.guard.trip import NonFiniteStep, Trip
 
 CALL = "guard(model, optimizer)"
 

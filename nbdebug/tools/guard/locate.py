@@ -24,7 +24,7 @@ from nbdebug.observe.tape import CallEntry, CannotReplay, Tape
 from nbdebug.observe.tensors import can_be_nonfinite, tensors_in
 from nbdebug.report import PHASES, Edit, Finding, Report, Where
 from nbdebug.tools.guard.rollback import BufferBackup, UpdateBackup, before_overwritten
-from nbdebug.tools.guard.trip import Trip
+from nbdebug.tools.guard.step import Trip
 from nbdebug.tools.nan.facts import Target, UnlocatedStep
 from nbdebug.tools.nan.fixes import Cure
 from nbdebug.tools.nan.locate import (

@@ -12,9 +12,9 @@ from nbdebug.report import Report, Symptom
 from nbdebug.text import count, percent
 from nbdebug.tools.guard.distributed import unwrapped, without_communication
 from nbdebug.tools.guard.locate import SHARDED, locate, not_located, report_of_all, report_of_one
-from nbdebug.tools.guard.record.step_lines import CLIPPED_TOO_OFTEN, last_steps, too_often_clipped
+from nbdebug.tools.guard.record.files import CLIPPED_TOO_OFTEN, last_steps, too_often_clipped
 from nbdebug.tools.guard.rollback import UpdateBackup
-from nbdebug.tools.guard.trip import Trip
+from nbdebug.tools.guard.step import Trip
 
 QUESTION = "guard(model, optimizer)"
 

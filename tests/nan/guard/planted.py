@@ -13,7 +13,7 @@ from typing import Any
 
 import nbdebug.tools.guard as package
 
-CORE = ["pending_reads", "finite_check", "guard", "locate", "report", "rollback", "step", "step_tracker", "trip"]
+CORE = ["finite_check", "guard", "locate", "report", "rollback", "step", "step_tracker"]
 """The guard proper. Its record and its agreement with other processes have tests of their own."""
 BENEATH = ["norms", "step_log", "backward", "modules", "snapshot", "tape"]
 MODULES = [importlib.import_module(f"{package.__name__}.{name}") for name in CORE]

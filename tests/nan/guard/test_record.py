@@ -22,7 +22,7 @@ import torch
 
 import nbdebug
 from nbdebug.tools.guard.record import writer as recording
-from nbdebug.tools.guard.record.step_lines import StepLine
+from nbdebug.tools.guard.record.files import StepLine
 from nbdebug.tools.guard.record.writer import RecordWriter
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -275,7 +275,7 @@ def test_a_real_full_disk(path) -> None:
     """The system's own limit on a file's size, in a process of its own: a write is cut off there, and then fails."""
     program = """
         import resource, sys, warnings
-        from nbdebug.tools.guard.record.step_lines import StepLine
+        from nbdebug.tools.guard.record.files import StepLine
         from nbdebug.tools.guard.record.writer import RecordWriter
         record = RecordWriter(sys.argv[1], {})
         size = record._size
@@ -518,7 +518,7 @@ def run(program: str, *args: object) -> None:
 
 KILLED = """
     import os, sys, time
-    from nbdebug.tools.guard.record.step_lines import StepLine
+    from nbdebug.tools.guard.record.files import StepLine
     from nbdebug.tools.guard.record.writer import RecordWriter
     record = RecordWriter(sys.argv[1], {})
     write, count = os.write, 0

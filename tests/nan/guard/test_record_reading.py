@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import nbdebug
 from nbdebug.report import Finding, Report, Where
-from nbdebug.tools.guard.record import step_lines as record_lines
-from nbdebug.tools.guard.record.report import downsample, history_of
-from nbdebug.tools.guard.record.step_lines import StepLine, decode, encode, strict
+from nbdebug.tools.guard.record import files as record_lines
+from nbdebug.tools.guard.record.files import StepLine, decode, encode, strict
+from nbdebug.tools.guard.record.open_record import downsample, history_of
 from nbdebug.tools.guard.record.trips import report_from
 from nbdebug.tools.guard.record.writer import RecordWriter
 from tests.views import reports

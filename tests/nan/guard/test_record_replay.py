@@ -18,7 +18,7 @@ from torch import nn
 
 import nbdebug
 from nbdebug.tools.guard.record import pack as trip_folder
-from nbdebug.tools.guard.record.op_allowlist import name_of, op_of
+from nbdebug.tools.guard.record.pack import name_of, op_of
 from tests.nan.judge import answer_of
 from tests.nan.leftovers import assert_nothing_is_left
 

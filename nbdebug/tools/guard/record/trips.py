@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from nbdebug.report import Finding, Fix, Item, LibraryLine, Link, Plot, Report, RuledOut, Symptom, Table, Where
 from nbdebug.text import figures
-from nbdebug.tools.guard.record.files import TripFolder, read_plain
-from nbdebug.tools.guard.record.step_lines import WORDS, StepLine, decode, last_steps
+from nbdebug.tools.guard.record.files import WORDS, StepLine, TripFolder, decode, last_steps, read_plain
 
 T = TypeVar("T")
 

@@ -21,8 +21,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbdebug import __version__
-from nbdebug.tools.guard.record.files import CURRENT, FULL_FILES, LIMIT, PART, contents, is_foreign, steps_name
-from nbdebug.tools.guard.record.step_lines import StepLine, encode, strict
+from nbdebug.tools.guard.record.files import (
+    CURRENT,
+    FULL_FILES,
+    LIMIT,
+    PART,
+    StepLine,
+    contents,
+    encode,
+    is_foreign,
+    steps_name,
+    strict,
+)
 
 WAITING = 10_000
 """Lines that are kept in memory while the disk does not take them; the oldest go first."""
