@@ -77,9 +77,9 @@ PEER = re.compile(
     re.I,
 )
 RANKS = re.compile(r"(RANK|PROCID|WORLD_SIZE)$")
-EARLY, EVERY, ROWS, CONTENT = 9, 50, 4000, 32
-"""Steps after which weights are compared: the first 9, then each 50th. Rows of a pass that are written down, by their
-numbers and by what they hold."""
+EARLY, EVERY, LARGE, ROWS, CONTENT = 9, 50, 10_000_000, 4000, 32
+"""Steps after which weights are compared: the first 8 (of a large model the 1st, 2nd, 4th and 8th), then each 50th. Rows
+of a pass that are written down, by their numbers and by what they hold."""
 PART = 1 << 20
 """Bytes of the log after which a new file is begun: the comparer removes those that it has read."""
 
@@ -600,7 +600,8 @@ class Agent:
         if self.synced:
             self.write("step", id=f"{record['id']}/{record['steps']}", synced=dict(self.synced))
             self.synced.clear()
-        if record["steps"] < EARLY or record["steps"] % EVERY == 0:
+        large = sum(p.numel() for g in optimizer.param_groups for p in g["params"]) > LARGE
+        if record["steps"] in ((1, 2, 4, 8) if large else range(EARLY)) or record["steps"] % EVERY == 0:
             self.weights(optimizer, record, "after")
 
     def live(self) -> dict[int, str]:
