@@ -78,8 +78,8 @@ PEER = re.compile(
 )
 RANKS = re.compile(r"(RANK|PROCID|WORLD_SIZE)$")
 EARLY, EVERY, LARGE, ROWS, CONTENT = 9, 50, 10_000_000, 4000, 32
-"""Steps after which weights are compared: the first 8 (of a large model the 1st, 2nd, 4th and 8th), then each 50th. Rows
-of a pass that are written down, by their numbers and by what they hold."""
+"""Steps after which weights are compared: the first 8 (of a large model the 1st, 2nd, 4th and 8th), then each 50th.
+Rows of a pass that are written down, by their numbers and by what they hold."""
 PART = 1 << 20
 """Bytes of the log after which a new file is begun: the comparer removes those that it has read."""
 
