@@ -88,8 +88,9 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
             [],
         )
         unchecked += broken
+        again = part("cells that ran again", lambda: runs_twice(variables, history, error))
         notes = [
-            *part("double runs", lambda: applied_twice(variables, history)),
+            *part("double runs", lambda: applied_twice(variables, history, [one.name for one in again])),
             *part("settings", lambda: left_on_notes(variables, owners, history)),
         ]
         outputs = list(memory)
@@ -106,7 +107,7 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
             tuple(part("modes", lambda: modes_left_on(owners, history, error))),
             tuple(notes),
             tuple(part("shadowed names", lambda: names_shadowed(variables, history, error))),
-            tuple(part("cells that ran again", lambda: runs_twice(variables, history, error))),
+            tuple(again),
             tuple(unchecked),
         )
 
@@ -181,7 +182,7 @@ def notebook_causes(error: BaseException, names: Mapping[str, Any], shell: Any =
                     classes=tuple(classes),
                     early=tuple(cells_too_early(variables, history, error)),
                     shadowed=tuple(names_shadowed(variables, history, error)),
-                    repeated=tuple(runs_twice(variables, history, error)),
+                    repeated=tuple(one for one in runs_twice(variables, history, error) if one.error),
                 )
             )
         )

@@ -157,8 +157,8 @@ class Shadowed:
 
 @dataclasses.dataclass(frozen=True)
 class RunTwice:
-    """A cell failed because its statement consumes its own result, and had run before. name: the variable; times: how
-    often the statement has been started; error: the exception's class; renewal: the statement that makes the variable
+    """A statement that consumes its own result ran again. name: the variable; times: how often the statement has been
+    started; error: the class of the exception with which it failed, "" if it did not; renewal: the statement that makes the variable
     anew; where: the failed line, first: of its first run; fresh: of the renewal."""
 
     name: str

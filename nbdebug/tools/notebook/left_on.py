@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dataclasses
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -19,10 +20,12 @@ from nbdebug.observe.duplicate_hooks import DuplicateHook, find_duplicate_hooks
 from nbdebug.observe.variables import attributes
 from nbdebug.report import Where
 from nbdebug.tools.notebook.cells import (
+    CellBinding,
     CellHistory,
     bound,
     dotted,
     error_message,
+    first_training_use,
     names_in,
     nodes,
     root_of,
@@ -429,39 +432,73 @@ REFUSED = (KeyError, AttributeError, TypeError, ValueError, IndexError, RuntimeE
 
 def runs_twice(names: Mapping[str, Any], history: CellHistory, error: BaseException | None) -> list[RunTwice]:
     """The last failure, if its statement consumes its own result (`table = table.drop(…)`, `y = table.pop("y")`) and
-    ran before on the same variable."""
-    if error is None or not issubclass(type(error), REFUSED):
-        return []
-    for number, line in reversed(list(_cell_lines(error, history))):
-        statement = _statement(history, number, line)
-        if statement is None or statement not in history.cells[number].statements:
-            continue
-        text = ast.unparse(statement)
-        for path in _consumed(statement):
-            made = [b for b in history.bindings(path) if b.number <= number and path not in names_in(b.value)]
-            fresh = max((b for b in made if b.at < (number, line)), key=lambda b: b.at, default=None)
-            since = fresh.at if fresh is not None else (0, 0)
-            before = [
-                (cell.number, one.lineno)
-                for cell in history.mentioning(root_of(path))
-                if cell.number < number
-                for one in cell.statements
-                if (cell.number, one.lineno) > since and ast.unparse(one) == text
-            ]
-            if before and root_of(path) in names:
-                return [
-                    RunTwice(
-                        path,
-                        history.text_of(number, statement),
-                        1 + len(before),
-                        type(error).__name__,
-                        history.text(fresh) if fresh is not None else "",
-                        history.cells[number].place(line),
-                        history.cells[before[0][0]].place(before[0][1]),
-                        history.place(fresh) if fresh is not None else NOWHERE,
-                    )
-                ]
+    ran before on the same variable; else a tensor or an array that a statement has divided a second time by what does
+    not come from it (`x = x / 255`), if a call takes it after that."""
+    if error is not None and issubclass(type(error), REFUSED):
+        for number, line in reversed(list(_cell_lines(error, history))):
+            statement = _statement(history, number, line)
+            if statement is None or statement not in history.cells[number].statements:
+                continue
+            for path in _consumed(statement):
+                if root_of(path) in names and (twice := _run_before(history, number, statement, path)) is not None:
+                    return [dataclasses.replace(twice, error=type(error).__name__)]
+    for number in reversed(history.cells):
+        for last in history.cells[number].bindings:
+            if (
+                last is history.bindings(last.path)[-1]
+                and last.node in history.cells[number].body
+                and _rescales(last)
+                and _is_array(names.get(last.path))
+                and (twice := _run_before(history, number, last.node, last.path)) is not None
+                and first_training_use(history, last.path, last.at) is not None
+            ):
+                return [twice]
     return []
+
+
+def _run_before(history: CellHistory, number: int, statement: ast.stmt, path: str) -> RunTwice | None:
+    """Where the statement has run in an earlier cell, since the variable was last made anew."""
+    at, text = (number, statement.lineno), ast.unparse(statement)
+    made = [
+        b
+        for b in history.bindings(path)
+        if b.at < at and path not in names_in(b.value) and not isinstance(b.node, ast.AugAssign)
+    ]
+    fresh = max(made, key=lambda b: b.at, default=None)
+    since = fresh.at if fresh is not None else (0, 0)
+    before = [
+        (cell.number, one.lineno)
+        for cell in history.mentioning(root_of(path))
+        if cell.number < number
+        for one in cell.statements
+        if (cell.number, one.lineno) > since and ast.unparse(one) == text
+    ]
+    if not before:
+        return None
+    return RunTwice(
+        path,
+        history.text_of(number, statement),
+        1 + len(before),
+        "",
+        history.text(fresh) if fresh is not None else "",
+        history.cells[number].place(statement.lineno),
+        history.cells[before[0][0]].place(before[0][1]),
+        history.place(fresh) if fresh is not None else NOWHERE,
+    )
+
+
+def _rescales(binding: CellBinding) -> bool:
+    """`x = x / 255`, `x = (x - mean) / std`, `x /= 255`: once more is another value. `x = x / x.max()` is not."""
+    node, path = binding.node, binding.path
+    if isinstance(node, ast.AugAssign):
+        return isinstance(node.op, ast.Div) and path not in names_in(node.value)
+    value = binding.value
+    if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Div) or path in names_in(value.right):
+        return False
+    left = value.left
+    if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Sub) and path not in names_in(left.right):
+        left = left.left
+    return dotted(left) == path
 
 
 def _consumed(statement: ast.stmt) -> Iterator[str]:
@@ -481,8 +518,9 @@ def _consumed(statement: ast.stmt) -> Iterator[str]:
                 yield dotted(node.func.value)
 
 
-def applied_twice(names: Mapping[str, Any], history: CellHistory) -> list[str]:
-    """Notes on cells that ran more than once and compute a tensor or an array from itself: `x = x / 255`."""
+def applied_twice(names: Mapping[str, Any], history: CellHistory, named: Container[str]) -> list[str]:
+    """Notes on cells that ran more than once and compute a tensor or an array from itself: `x = x - 1`. named: the
+    variables of which a finding tells it."""
     runs: dict[str, list[int]] = {}
     for number, cell in history.cells.items():
         runs.setdefault(cell.source.strip(), []).append(number)
@@ -495,6 +533,7 @@ def applied_twice(names: Mapping[str, Any], history: CellHistory) -> list[str]:
                 and isinstance(value, ast.BinOp)
                 and isinstance(value.op, (ast.Div, ast.Sub, ast.Mult))
                 and last.path in names_in(value)
+                and last.path not in named
                 and _is_array(names.get(last.path))
                 and last is history.bindings(last.path)[-1]
                 and not [b for b in history.bindings(last.path) if numbers[-2] < b.number < numbers[-1]]

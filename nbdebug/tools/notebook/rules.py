@@ -536,9 +536,9 @@ def name_shadowed(facts: NotebookFacts) -> Finding | None:
     code="notebook/cell-run-twice",
     title="A cell that consumes its own result ran again.",
     symptom='KeyError, or "not found in axis", at `table = table.drop(…)` or `y = table.pop(…)` that has worked '
-    "before; 'list' object has no attribute 'split'.",
+    "before; 'list' object has no attribute 'split'. Or no error: inputs that are 255 times too small.",
     cause="`x = f(x)` takes the present `x`. When its cell runs again, that is the result of the last run: the column "
-    "is gone, the text is split already, an axis is added a second time.",
+    "is gone, the text is split already, an axis is added a second time, the pixels are divided by 255 twice.",
     confirm="Run the cell that makes the variable, then this one once: it works.",
     fix="Give the result another name (`features = table.drop(…)`), or make the variable in the same cell.",
     reference="https://docs.jupyter.org/en/latest/projects/architecture/content-architecture.html",
@@ -560,7 +560,7 @@ def cell_run_twice(facts: NotebookFacts) -> Finding | None:
     chain = [Link(f"{cell(one.fresh)} makes `{one.name}`", one.fresh)] if one.renewal else []
     chain += [
         Link(f"{cell(one.first)} replaces it by the result", one.first),
-        Link(f"{cell(one.where)} applies it again ({one.error})", one.where),
+        Link(f"{cell(one.where)} applies it again" + (f" ({one.error})" if one.error else ""), one.where),
     ]
     return finding(
         "notebook/cell-run-twice", title, one.where, [one.name], fixes, chain, times=one.times, statement=one.statement
