@@ -399,6 +399,15 @@ def _compare_optimizer(facts: CheckpointFacts, optimizer: Any, model: Any) -> No
     if there and here:
         a, b = set(there[0]) - MINOR, set(here[0]) - MINOR
         facts.settings = tuple(sorted(a - b)), tuple(sorted(b - a))
+    rates, own = _rates(there), _rates(here)
+    if rates != own and sorted(rates) == sorted(own):
+        facts.rates = rates, own
+
+
+def _rates(groups: list[dict[str, Any]]) -> tuple[tuple[float, float], ...]:
+    """Learning rate (before any schedule) and weight decay of each group; () where one is no number."""
+    pairs = [(g.get("initial_lr", g.get("lr")), g.get("weight_decay", 0.0)) for g in groups]
+    return tuple(pairs) if all(isinstance(value, (int, float)) for pair in pairs for value in pair) else ()
 
 
 def _other_settings(file: SavedFile, chosen: pathlib.Path | None, config: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -159,6 +159,8 @@ class CheckpointFacts:
     """(name of the parameter, shape of its saved state, its own shape) where they differ."""
     settings: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     """Settings of a group that only the file's optimizer has, and only the user's."""
+    rates: tuple[tuple[tuple[float, float], ...], ...] = ()
+    """(learning rate, weight decay) of each group: the file's, the user's, where they are the same in another order."""
     configs: tuple[tuple[str, Any, Any], ...] = ()
     """(name, the file's value, the model's) of settings that differ."""
     cuda: bool = False
