@@ -362,7 +362,8 @@ class _Proof:
         """What was not saved, or not put back: as the runs prove it, in the words of `check_checkpoint` where it has
         seen why. Where the runs prove nothing, what it has seen."""
         found = []
-        for kind, name, proof in self._causes():
+        known = any(re.search(code, one.code) for one in static for code in CONFIRMED.values())
+        for kind, name, proof in self._causes(known):
             because, cost = f"{self.difference}. {proof}", self.cost()
             seen = [one for one in static if kind in CONFIRMED and re.search(CONFIRMED[kind], one.code)]
             if seen:
@@ -386,8 +387,8 @@ class _Proof:
         fix = Fix("Save and load all of it, buffers too.", lines)
         return Finding(CODES["model"], title, self.facts.where, {"where": [name], "keys": other}, (fix,))
 
-    def _causes(self) -> Iterator[tuple[str, str, str]]:
-        """(kind, name, how it was proven)."""
+    def _causes(self, known: bool) -> Iterator[tuple[str, str, str]]:
+        """(kind, name, how it was proven). known: the file itself shows a cause; the order of the data proves less."""
         other_rows = self.plainly["rows"] != self.rows[self.past :]
         order = ("sampler", "generator") if other_rows else ("optimizer", "scheduler", "scaler", "ema")
         options = [put for put in self.state.parts if put[0] in CODES]
@@ -412,7 +413,8 @@ class _Proof:
             how = f"With {count(len(found), 'state')} put back together, both agree"
             yield from ((kind, name, how) for kind, name in found)
             return
-        yield from self._by_the_data(other_rows)
+        if not known:
+            yield from self._by_the_data(other_rows)
 
     def _counter(self, put: Put) -> Put:
         """An object of the user's that differs in a counter of steps alone is that counter."""
