@@ -406,7 +406,7 @@ def _compare_optimizer(facts: CheckpointFacts, optimizer: Any, model: Any) -> No
 
 def _rates(groups: list[dict[str, Any]]) -> tuple[tuple[float, float], ...]:
     """Learning rate (before any schedule) and weight decay of each group; () where one is no number."""
-    pairs = [(g.get("initial_lr", g.get("lr")), g.get("weight_decay", 0.0)) for g in groups]
+    pairs: list[tuple[Any, Any]] = [(g.get("initial_lr", g.get("lr")), g.get("weight_decay", 0.0)) for g in groups]
     return tuple(pairs) if all(isinstance(value, (int, float)) for pair in pairs for value in pair) else ()
 
 

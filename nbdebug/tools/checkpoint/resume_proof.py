@@ -441,7 +441,10 @@ class _Proof:
         """Causes that no state in a variable explains: a loop that counts from zero, an order that begins anew."""
         start = self._start()
         counters = {n: (v, start.counters[n]) for n, v in self.state.counters.items() if start.counters.get(n, v) != v}
-        first, due = self.plainly["rows"][:1], self.rows[self.past : self.past + 1]  # the same: what differs is computed
+        first, due = (
+            self.plainly["rows"][:1],
+            self.rows[self.past : self.past + 1],
+        )  # the same: what differs is computed
         if other_rows and first and first != due and not (counters and "step" not in self.facts.entries):
             mark = first[0]
             place = self.rows.index(mark) if mark in self.rows else None

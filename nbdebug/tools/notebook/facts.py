@@ -158,8 +158,8 @@ class Shadowed:
 @dataclasses.dataclass(frozen=True)
 class RunTwice:
     """A statement that consumes its own result ran again. name: the variable; times: how often the statement has been
-    started; error: the class of the exception with which it failed, "" if it did not; renewal: the statement that makes the variable
-    anew; where: the failed line, first: of its first run; fresh: of the renewal."""
+    started; error: the class of the exception with which it failed, "" if it did not; renewal: the statement that makes
+    the variable anew; where: the line, first: of its first run; fresh: of the renewal."""
 
     name: str
     statement: str

@@ -1,4 +1,4 @@
-"""Body and head, two groups of equal layers with rates of their own, are given to the new optimizer in another order."""
+"""Body and head, equal layers with rates of their own, are given to the new optimizer in another order."""
 
 from types import SimpleNamespace
 
