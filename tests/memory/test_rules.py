@@ -127,6 +127,10 @@ def test_fragmentation(device: dict, wanted: list[str]) -> None:
         ("mean = 0.9 * mean + 0.1 * loss", "mean = (0.9 * mean + 0.1 * loss).detach()"),
         ("sum_ = sum_ + f(x)", "sum_ = sum_ + f(x).detach()"),
         ("kept[step] = a + b * c", "kept[step] = (a + b * c).detach()"),
+        (
+            "kept.append((loss, i))",
+            "kept.append(tuple(part.detach() if torch.is_tensor(part) else part for part in (loss, i)))",
+        ),
         ("if kept:", "kept = value.detach()"),
     ],
 )

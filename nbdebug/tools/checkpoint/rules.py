@@ -404,12 +404,10 @@ def optimizer_mismatch(facts: CheckpointFacts) -> Finding | None:
             f"the parameter {list(here)}"
         )
     elif facts.rates:
-        there, here = (
-            [f"{rate:g} ({decay:g})" if decay else f"{rate:g}" for rate, decay in one] for one in facts.rates
-        )
+        rates = [[f"{rate:g} ({decay:g})" if decay else f"{rate:g}" for rate, decay in one] for one in facts.rates]
         title = (
-            f"The groups of the saved optimizer are in another order: learning rates {listed(there, quote='')} in "
-            f"{facts.name}, {listed(here, quote='')} in yours, so that each gets the moments and the rate of another"
+            f"The groups of the saved optimizer are in another order: learning rates {listed(rates[0], quote='')} in "
+            f"{facts.name}, {listed(rates[1], quote='')} in yours, so that each gets the moments and rate of another"
         )
     elif all(facts.settings):
         title = (

@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 
-from nbdebug.text import clip, count, listed
+from nbdebug.text import clip, count, listed, percent
 from nbdebug.tools.quality.rules import Evidence
 
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
@@ -126,7 +126,9 @@ def problems(texts: Sequence[str], training: Sequence[str] | None) -> Iterator[E
         if pairs and not by_chance:
             rows = tuple(row for row, _, _ in pairs)
             title = f"{count(len(rows), 'text')} of {len(texts)} repeat texts of the training set"
-            each = [{"sample": row, "training row": match, "words in common": share} for row, match, share in pairs]
+            each = [
+                {"sample": row, "training row": match, "words in common": percent(share)} for row, match, share in pairs
+            ]
             yield Evidence("quality/memorized", title, rows, {"pairs": each})
     loops = {row: known for row, text in enumerate(texts) if (known := loop(text)) is not None}
     usual = sum(loop(text) is not None for text in training or ()) / len(training) if training else 0.0

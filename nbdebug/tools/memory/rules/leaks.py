@@ -85,6 +85,8 @@ def detached(growth: Leak, to: str = ".detach()") -> str:
     source = ast.get_source_segment(text, value) or "value"
     wrapped = source if isinstance(value, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)) else f"({source})"
     new = f"tuple(part{to} for part in {source})" if parts else f"{wrapped}{to}"
+    if isinstance(value, (ast.Tuple, ast.List)):
+        new = f"tuple(part{to} if torch.is_tensor(part) else part for part in {source})"
     return text[: value.col_offset] + new + text[value.end_col_offset :]
 
 

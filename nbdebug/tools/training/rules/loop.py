@@ -414,10 +414,11 @@ def lr_too_low(facts: TrainingFacts) -> Finding | None:
         fixes.append(
             Fix(why, "target = (target - train_mean) / train_std  # and output * train_std + train_mean later")
         )
+    most = percent(max(signs.updates(run))).removeprefix("under ")
     return finding(
         "lr-too-low",
-        f"lr={rate:g} is too low: a step changes no layer's weights by more than {percent(max(signs.updates(run)))} "
-        f"of their size, and the loss stays at {figures(signs.last_loss(run))}; with lr={rate * factor:g} the same "
+        f"lr={rate:g} is too low: a step changes no layer's weights by more than {most} of their size, and "
+        f"the loss stays at {figures(signs.last_loss(run))}; with lr={rate * factor:g} the same "
         f"steps end at {figures(experiment.end_changed)}",
         ["lr", "optimizer"],
         fixes,
