@@ -119,14 +119,16 @@ def _copies_of(images: Any, queries: Any, originals: Any) -> Iterator[tuple[int,
             top = products.max(1)
             for i in numpy.flatnonzero(top > [value for value, _, _ in best]).tolist():
                 nearest = numpy.argpartition(-products[i], min(RIVALS, len(originals)) - 1)[:RIVALS]
-                best[i] = float(top[i]), number, nearest
+                best[i] = float(top[i]), number, nearest[numpy.argsort(-products[i][nearest], kind="stable")]
         for i, (_, number, nearest) in enumerate(best):
             if nearest is None:
                 continue
             turned = next(itertools.islice(_flips(images[some[i] : some[i] + 1]), number, None))
             aligned = aligned_distances(turned[0], images[originals[nearest]])
+            if aligned[:2].min() > NEAR:  # moved further: in sets of patterns, some of the others fit by chance
+                continue
             order = numpy.argsort(aligned, kind="stable")
-            distance, original = float(aligned[order[0]]), int(originals[nearest[order[0]]])
+            distance, original = max(0.0, float(aligned[order[0]])), int(originals[nearest[order[0]]])
             # the third of the others is the measure: one or two may be further copies
             rival = float(aligned[order[3]]) if len(order) > 3 else usual
             pixels = float(numpy.abs(turned[0].astype("float32") - images[original]).mean())
