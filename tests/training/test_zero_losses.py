@@ -89,20 +89,61 @@ def test_a_task_that_is_solved_is_left_in_peace() -> None:
     assert not report.findings and any("Both losses" in note for note in report.notes), report
 
 
+def named(x: torch.Tensor, y: torch.Tensor) -> tuple[str, int] | None:
+    feature = signals.telling_feature(x, y)
+    return None if feature is None else (feature.kind, feature.which)
+
+
 def test_the_probe_names_one_column_token_or_pixel() -> None:
     x, y = data()
-    assert signals.revealing(x, y) is None
+    assert named(x, y) is None
     x[:, 3] = y * 2 - 1 + 0.3 * torch.randn(400)
-    assert (signals.revealing(x, y) or ())[:2] == ("column", 3)
-    apart = torch.randn(400, 8) + 6 * y[:, None]
-    assert signals.revealing(apart, y) is None, "classes that lie far apart"
+    assert named(x, y) == ("column", 3)
+    assert named(torch.randn(400, 8) + 6 * y[:, None], y) is None, "classes that lie far apart"
     tokens = torch.randint(0, 30, (400, 12))
-    assert signals.revealing(tokens, y) is None
+    assert named(tokens, y) is None
     tokens[:, 5] = torch.where(y == 1, 77, tokens[:, 5])
-    assert (signals.revealing(tokens, y) or ())[:2] == ("token", 77)
+    assert named(tokens, y) == ("token", 77)
     pixels = torch.rand(400, 1, 8, 8)
     pixels[:, 0, 0, 7] = y.float()
-    assert (signals.revealing(pixels, y) or ())[:2] == ("number", 7)
+    assert named(pixels, y) == ("number", 7)
+
+
+def leaking(change: Any) -> bool:
+    """Whether it is a leak: told on validation samples, too. change: given inputs that tell a part, and labels."""
+    torch.manual_seed(3)
+    x = torch.randn(900, 8)
+    y = (x[:, 0] + 0.6 * x[:, 1] + torch.randn(900) > 0).long()
+    x = change(x, y)
+    feature = signals.telling_feature(x[:600], y[:600], (x[600:], y[600:]))
+    return feature is not None and feature.others is not None
+
+
+def in_column(x: torch.Tensor, value: torch.Tensor, column: int = 3) -> torch.Tensor:
+    return x.index_copy(1, torch.tensor([column]), value[:, None])
+
+
+def as_tokens(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.cat(
+        [(x.clamp(-2, 2) * 3).long() + 6 + 20 * torch.arange(8), torch.where(y == 1, 500, 501)[:, None]], 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "leak"),
+    [
+        (lambda x, y: in_column(x, 2 * y + 0.3 * torch.randn(900)), True),
+        (lambda x, y: in_column(x, 2 * y + 0.3 * torch.randn(900))[:, None, None].expand(-1, 1, 2, -1), True),
+        (as_tokens, True),
+        (lambda x, y: in_column(torch.randn(900, 8), 2 * y + 0.3 * torch.randn(900)), False),  # made by hand
+        (lambda x, y: in_column(in_column(x, y + 0.2 * torch.randn(900)), y + 0.4 * torch.randn(900), 4), False),
+        (lambda x, y: in_column(x, torch.where(torch.arange(900) < 600, y + 0.2 * torch.randn(900), 0.5)), False),
+        (lambda x, y: in_column(x, torch.rand(900) * (2 * y - 1)), False),  # the label is its sign
+    ],
+    ids=["column", "pixel", "token", "alone", "supported", "not-in-validation", "threshold"],
+)
+def test_a_leak_stands_among_weaker_features_and_holds_on_validation(change: Any, leak: bool) -> None:
+    assert leaking(change) is leak
 
 
 def test_early_stop() -> None:

@@ -217,6 +217,28 @@ class Overlap:
 
 
 @dataclasses.dataclass(frozen=True)
+class TellingFeature:
+    """One feature that tells the label of samples that it was not found on. kind: "column", "token" (that occurs or
+    not) or "number" of the flattened input; which; share of each label's samples; others: the share that all the others
+    together tell, where it is a leak (the share is that of validation samples then), and not only a question."""
+
+    kind: str
+    which: int
+    share: float
+    others: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswersAmongInputs:
+    """How: columns of the inputs are the "label" in other numbers, tell it "nearly", are the "target" (a quantity), or
+    "copied" to it; → the share that they leave open. "one": there are no such columns, only `feature`."""
+
+    how: str
+    columns: Mapping[int, float]
+    feature: TellingFeature | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class SharedGroups:
     """Samples of one subject (patient, speaker, recording) in training and in validation. name: of the key; column: of
     the inputs, where it is one of these; groups: in training; seen: share of validation samples whose group training
@@ -357,9 +379,7 @@ class StaticFacts:
     input_shift: InputShift | None = None
     overlap: Overlap | None = None
     labels: Labels | None = None
-    label_columns: tuple[int, ...] = ()
-    target_columns: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    revealing: tuple[str, int, float] | None = None
+    answers: AnswersAmongInputs | None = None
     groups: SharedGroups | None = None
     workers: WorkerDraws | None = None
     weights: tuple[InitialWeight, ...] = ()

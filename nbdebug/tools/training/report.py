@@ -20,7 +20,7 @@ from nbdebug.tools.training.facts import (
     UndecidedPair,
 )
 from nbdebug.tools.training.rules import signs, slug
-from nbdebug.tools.training.rules.wording import CURES, EXPERIMENT, NOT_REPEATED, in_words, suggestion
+from nbdebug.tools.training.rules.wording import CURES, EXPERIMENT, NOT_REPEATED, feature_name, in_words, suggestion
 
 POINTS = 100
 """Points of a curve that go into a report."""
@@ -254,7 +254,7 @@ def _notes(static: StaticFacts, named: set[str]) -> Iterable[str]:
         )
     if static.eval_mode:
         yield "The model is in eval mode now; your loop has to call model.train() first."
-    yield from _revealing_note(static, named)
+    yield from _feature_note(static, named)
     yield from static.notes
 
 
@@ -324,18 +324,15 @@ def _both_zero(facts: TrainingFacts, named: set[str]) -> Iterable[str]:
         "Both losses end next to zero. No label among the inputs, no copied rows, no single class or target and no "
         "rounding was seen: either the task is solved, or the inputs hold the answer in another form."
     )
-    yield from _revealing_note(static, named)
+    yield from _feature_note(static, named)
 
 
-def _revealing_note(static: StaticFacts, named: set[str]) -> Iterable[str]:
+def _feature_note(static: StaticFacts, named: set[str]) -> Iterable[str]:
     """What the leak probe says: a question, since a made-up task may well have one feature."""
-    if static.revealing is not None and "leakage" not in named:
-        kind, which, share = static.revealing
-        what = {"number": f"Number {which} of the flattened input"}.get(
-            kind, f"{kind.capitalize()} {which} of the inputs"
-        )
-        how = " (whether it occurs)" if kind == "token" else ""
-        yield f"{what}{how} alone tells the label in {percent(share)} of samples: is it known before the answer is?"
+    feature = static.answers.feature if static.answers is not None else None
+    if feature is not None and "leakage" not in named:
+        share = percent(feature.share)
+        yield f"{feature_name(feature)} alone tells the label in {share} of samples: is it known before the answer is?"
 
 
 NOT_FINITE = "The loss became NaN or inf during the run: %nan_trace (or nbdebug.guard) names the op."

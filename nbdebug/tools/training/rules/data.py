@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import figures, listed, percent
 from nbdebug.tools.training.facts import (
+    AnswersAmongInputs,
     ClassWeighting,
     HeldOut,
     Overlap,
     SeesAhead,
     SharedGroups,
-    StaticFacts,
+    TellingFeature,
     TrainingFacts,
 )
 from nbdebug.tools.training.rules import signs
@@ -22,6 +23,7 @@ from nbdebug.tools.training.rules.signs import helps, helps_validation
 from nbdebug.tools.training.rules.wording import (
     at_line,
     confused,
+    feature_name,
     finding,
     pos_weight,
     suggestion,
@@ -387,12 +389,13 @@ def _as_number(pair: tuple[str, int]) -> float:
 )
 def leakage(facts: TrainingFacts) -> Finding | None:
     overlap = None if facts.static is None else facts.static.overlap
-    if facts.static is not None and facts.static.label_columns:
-        return _label_among_inputs(facts.static.label_columns)
+    if facts.static is not None and (answers := facts.static.answers) is not None:
+        if answers.columns:
+            return _answer_among_inputs(answers)
+        if answers.feature is not None and answers.feature.others is not None:
+            return _one_feature_tells(answers.feature, answers.feature.others)
     if facts.static is not None and facts.static.ahead is not None:
         return _sees_ahead(facts.static.ahead)
-    if facts.static is not None and facts.static.target_columns:
-        return _target_among_inputs(facts.static)
     if facts.static is not None and facts.static.groups is not None:
         return _on_both_sides(facts.static.groups)
     if overlap is not None and overlap.near > max(NEAR, 3 * overlap.near_by_chance + 0.1) and not overlap.shared:
@@ -442,41 +445,52 @@ def _sees_ahead(ahead: SeesAhead) -> Finding:
     )
 
 
-def _label_among_inputs(columns: Sequence[int]) -> Finding:
-    one = len(columns) == 1
-    code = f"x = x[:, [c for c in range(x.shape[1]) if c not in {list(columns)}]]"
-    return finding(
-        "leakage",
-        f"Column{'' if one else 's'} {listed([str(c) for c in columns])} of the inputs (flattened, from 0) "
-        f"{'is' if one else 'are'} the label in other numbers: the model reads the answer off",
-        ["train_loader", "target", "features", "forward"],
-        [Fix("Take the label out of the inputs.", code)],
-        evidence={"columns": list(columns[:12])},
-    )
-
-
-def _target_among_inputs(static: StaticFacts) -> Finding:
-    column, left = min(static.target_columns.items(), key=lambda pair: pair[1])
-    labels = static.labels is not None
-    what = (
-        f"tells the label in {f'all but {percent(left)}' if left else 'each'} of the training samples"
-        if labels
-        else "is a column of the target"
-        if left == 0
-        else f"is the target{' in another unit' if left < SAME else ' with a little noise'}: a line through it leaves "
-        f"{figures(left)} of the target's variance, and all other columns can't tell that part"
+def _answer_among_inputs(answers: AnswersAmongInputs) -> Finding:
+    column, left = min(answers.columns.items(), key=lambda pair: pair[1])
+    columns = sorted(answers.columns)
+    what = f"Column {column} of the inputs (from 0) "
+    if answers.how == "label":
+        names = listed([str(c) for c in columns])
+        one = len(columns) == 1
+        what = f"Column{'' if one else 's'} {names} of the inputs (flattened, from 0) {'is' if one else 'are'} "
+    what += {
+        "label": "the label in other numbers",
+        "nearly": f"tells the label in {f'all but {percent(left)}' if left else 'each'} of the training samples",
+        "copied": "is a column of the target",
+    }.get(
+        answers.how,
+        f"is the target{' in another unit' if left < SAME else ' with a little noise'}: a line through it leaves "
+        f"{figures(left)} of the target's variance, and all other columns can't tell that part",
     )
     return finding(
         "leakage",
-        f"Column {column} of the inputs (from 0) {what}. The model reads the answer off",
+        f"{what}{': the' if answers.how == 'label' else '. The'} model reads the answer off",
         ["train_loader", "target", "features", "forward"],
         [
             Fix(
-                "Take the target out of the inputs, and all that is only known after it.",
-                f"x = x[:, [c for c in range(x.shape[1]) if c not in {sorted(static.target_columns)}]]",
+                "Take the label out of the inputs."
+                if answers.how == "label"
+                else "Take the target out of the inputs, and all that is only known after it.",
+                f"x = x[:, [c for c in range(x.shape[1]) if c not in {columns}]]",
             )
         ],
-        evidence={"columns": sorted(static.target_columns)[:12], "share left open": left},
+        evidence={"columns": columns[:12], "share left open": left},
+    )
+
+
+def _one_feature_tells(feature: TellingFeature, others: float) -> Finding:
+    code = {
+        "token": f"x = x.masked_fill(x == {feature.which}, padding)",
+        "column": f"x = x[:, [c for c in range(x.shape[1]) if c != {feature.which}]]",
+    }.get(feature.kind, f"x = x.flatten(1).index_fill(1, torch.tensor([{feature.which}]), 0.0).view_as(x)")
+    return finding(
+        "leakage",
+        f"{feature_name(feature)} alone tells the label in {percent(feature.share)} of the validation samples, "
+        f"judged by its means in training samples; all others together tell {percent(others)}. The model reads the "
+        "answer off",
+        ["train_loader", "target", "features", "forward"],
+        [Fix("Leave it out, unless it is known before the answer is.", code)],
+        evidence={feature.kind: feature.which, "told": feature.share, "told by all others": others},
     )
 
 

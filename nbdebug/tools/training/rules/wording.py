@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nbdebug.report import Finding, Fix, Link, Where
-from nbdebug.tools.training.facts import Experiment, HeldOut, TrainingRunFacts
+from nbdebug.tools.training.facts import Experiment, HeldOut, TellingFeature, TrainingRunFacts
 from nbdebug.tools.training.rules.signs import BETTER, helps
 
 EXPERIMENT = "experiment"
@@ -187,3 +187,12 @@ def _end(text: str, mark: str) -> int | None:
             return i
         depth += (character in "([{") - (character in ")]}")
     return None
+
+
+def feature_name(feature: TellingFeature) -> str:
+    """A feature of the inputs, at the start of a sentence."""
+    if feature.kind == "number":
+        return f"Number {feature.which} of the flattened input"
+    return (
+        f"{feature.kind.capitalize()} {feature.which} of the inputs{' (whether it occurs)' * (feature.kind == 'token')}"
+    )

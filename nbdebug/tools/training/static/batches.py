@@ -32,7 +32,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSam
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.observe.variables import attributes
 from nbdebug.text import count, listed
-from nbdebug.tools.training.facts import InputShift, Labels, LossCall, Overlap, SharedGroups, WorkerDraws
+from nbdebug.tools.training.facts import (
+    AnswersAmongInputs,
+    InputShift,
+    Labels,
+    LossCall,
+    Overlap,
+    SharedGroups,
+    WorkerDraws,
+)
 from nbdebug.tools.training.run.evaluate import LossFn, batches_of, preserve_rng
 from nbdebug.tools.training.static import signals
 from nbdebug.tools.training.static.one_step import StepGraph
@@ -159,45 +167,36 @@ class Batches:
         near, by_chance = signals.near_copies(*(torch.cat(part) for part in tables))
         return dataclasses.replace(exact, near=near, near_by_chance=by_chance)
 
-    def label_columns(self) -> tuple[int, ...]:
-        """Columns of the first input that give the label away."""
-        if self.target is None or not self.inputs:
-            return ()
-        pairs = [(tensors_at(b, self.inputs[:1]), tensors_at(b, [self.target])) for b in self.train]
-        rows = [(x[0], _classes(t[0], self.loss)) for x, t in pairs if x and t]
-        known = [
-            (x, y) for x, y in rows if y is not None and x.is_floating_point() and x.dim() > 1 and len(x) == len(y)
-        ]
-        if not known or len(known) < len(rows) or len({x.shape[1:] for x, _ in known}) > 1:
-            return ()
-        return tuple(signals.label_columns(*(torch.cat(column) for column in zip(*known))))
-
-    def target_columns(self) -> Mapping[int, float]:
-        """Columns of a table that give a quantity, or nearly each label, away; with the share that they leave open."""
-        if self.target is None or not self.inputs:
-            return {}
-        pairs = [(tensors_at(b, self.inputs[:1]), tensors_at(b, [self.target])) for b in self.train]
-        rows = [(x[0], t[0]) for x, t in pairs if x and t]
-        if not rows or any(x.dim() != 2 or len(x) != len(t) for x, t in rows) or len({x.shape[1] for x, _ in rows}) > 1:
-            return {}
-        if all(t.dim() == 2 and t.shape[1] > 1 for _, t in rows) and len({t.shape[1] for _, t in rows}) == 1:
-            return signals.copied_columns(*(torch.cat(part) for part in zip(*rows)))
-        if any(t.numel() != len(t) for _, t in rows):
-            return {}
-        x, target = torch.cat([x for x, _ in rows]), torch.cat([t.flatten() for _, t in rows])
+    def answers_among_inputs(self) -> AnswersAmongInputs | None:
+        """Columns, tokens or numbers of the first input that give the label, or a quantity of a table, away."""
+        known, val = self._inputs_and_targets(self.train), self._inputs_and_targets(self.val)
+        if known is None:
+            return None
+        x, target = known
+        if x.dim() == 2 == target.dim() and target.shape[1] > 1:
+            columns = signals.copied_columns(x, target)
+            return AnswersAmongInputs("copied", columns) if columns else None
         labels = _classes(target, self.loss)
-        return signals.target_columns(x, target) if labels is None else signals.near_label_columns(x, labels)
+        if labels is None:
+            columns = signals.target_columns(x, target.flatten()) if x.dim() == 2 and target.numel() == len(x) else {}
+            return AnswersAmongInputs("target", columns) if columns else None
+        same, columns = signals.label_columns(x, labels)
+        if columns:
+            return AnswersAmongInputs("label" if same else "nearly", columns)
+        answers = None if val is None or val[0].shape[1:] != x.shape[1:] else _classes(val[1], self.loss)
+        feature = signals.telling_feature(x, labels, None if val is None or answers is None else (val[0], answers))
+        return AnswersAmongInputs("one", {}, feature) if feature is not None else None
 
-    def revealing(self) -> tuple[str, int, float] | None:
-        """The one column, token or number of the first input that tells the label, and how often."""
+    def _inputs_and_targets(self, batches: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The first input and the target of all samples; None where they are no rows side by side."""
         if self.target is None or not self.inputs:
             return None
-        pairs = [(tensors_at(b, self.inputs[:1]), tensors_at(b, [self.target])) for b in self.train]
-        rows = [(x[0], _classes(t[0], self.loss)) for x, t in pairs if x and t]
-        known = [(x, y) for x, y in rows if y is not None and x.dim() > 1 and y.dim() == 1 and len(x) == len(y)]
-        if not known or len(known) < len(rows) or len({x.shape[1:] for x, _ in known}) > 1:
+        pairs = [(tensors_at(b, self.inputs[:1]), tensors_at(b, [self.target])) for b in batches]
+        rows = [(x[0], t[0]) for x, t in pairs if x and t]
+        if any(x.dim() < 2 or not t.dim() or len(x) != len(t) for x, t in rows):
             return None
-        return signals.revealing(*(torch.cat(part) for part in zip(*known)))
+        alike = len({(x.shape[1:], t.shape[1:]) for x, t in rows}) == 1
+        return (torch.cat([x for x, _ in rows]), torch.cat([t for _, t in rows])) if alike else None
 
     # -- subjects
 

@@ -261,9 +261,7 @@ class _Probes:
             "input_shift": self._probe("Training against validation inputs", batches.input_shift, None),
             "overlap": self._probe("Rows in both training and validation", batches.overlap, None),
         }
-        facts["label_columns"] = self._probe("Labels among the inputs", batches.label_columns, ())
-        facts["target_columns"] = self._probe("Targets among the inputs", batches.target_columns, {})
-        facts["revealing"] = self._probe("One feature that tells the label", batches.revealing, None)
+        facts["answers"] = self._probe("Answers among the inputs", batches.answers_among_inputs, None)
         facts["groups"] = self._probe(
             "Subjects in both training and validation", lambda: batches.groups(self.users_loss_fn), None
         )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nbdebug.observe.tensors import output_tensors
-from nbdebug.tools.training.facts import FirstLayer, InitialWeight, InputShift, Overlap, SharedGroups
+from nbdebug.tools.training.facts import FirstLayer, InitialWeight, InputShift, Overlap, SharedGroups, TellingFeature
 from nbdebug.tools.training.static.one_step import WEIGHTED_OPS, Calls, OpCall, StepGraph, rms
 
 NORMS = frozenset(
@@ -315,22 +315,6 @@ def _moved(train: torch.Tensor, val: torch.Tensor) -> float:
     return float((moved & (val.std(1) > 0)).float().mean())
 
 
-def label_columns(x: torch.Tensor, labels: torch.Tensor) -> list[int]:
-    """Columns of floating inputs that are the label in other numbers: one value for each label, and as many; or a
-    column of an own 0 or 1 for each label."""
-    x, classes = x.detach().cpu().float().flatten(1), labels.unique()
-    if x.shape[1] < 3 or not 2 <= len(classes) <= 100 or len(x) < max(4 * len(classes), 2 * LEAST):
-        return []
-    rows = [x[labels == c] for c in classes]
-    constant = torch.stack([(r == r[:1]).all(0) for r in rows]).all(0)
-    values = torch.stack([r[0] for r in rows])
-    whole = constant & (values.sort(0).values.diff(dim=0) > 0).all(0)
-    single = constant & (values > values.amin(0)).sum(0).eq(1)
-    marked = values.argmax(0)[single].unique()
-    columns = whole if bool(whole.any()) or len(marked) < len(classes) else single
-    return columns.nonzero().flatten().tolist()
-
-
 SAME, LEFT_OPEN, EXPLAINED = 1e-9, 0.01, 0.3
 """A column is the target where a line through it leaves no more than the first of the variance, or up to the second
 where the other columns do not tell the rest (no more of it than the third: else the column is a strong feature) …"""
@@ -361,11 +345,18 @@ def target_columns(x: torch.Tensor, target: torch.Tensor) -> dict[int, float]:
     left = (y[:, None] - x * slopes).square().sum(0) / total
     near = (left < LEFT_OPEN).nonzero().flatten().tolist()
     others = x[:, [i for i in range(x.shape[1]) if i not in near and bool(live[i])]]
-    by_others = _left_open(others, y)
+
+    def left_by_others(y: torch.Tensor) -> float:  # for their number
+        if not others.shape[1]:
+            return 1.0
+        rest = (y - _fitted(others, y[:, None])[:, 0]).square().sum() / y.square().sum()
+        return float(rest) * len(y) / max(1, len(y) - others.shape[1])
+
+    by_others = left_by_others(y)
     known = {}
     for column in near:
         own = float(left[column])
-        explained = 0.0 if own < SAME else 1 - _left_open(others, y - x[:, column] * slopes[column])
+        explained = 0.0 if own < SAME else 1 - left_by_others(y - x[:, column] * slopes[column])
         elsewhere = torch.isin(target.detach().cpu(), table[:, column]) & (target.detach().cpu() != table[:, column])
         series = (
             float(elsewhere.double().mean()) > 0.5
@@ -376,12 +367,9 @@ def target_columns(x: torch.Tensor, target: torch.Tensor) -> dict[int, float]:
     return known
 
 
-def _left_open(x: torch.Tensor, y: torch.Tensor) -> float:
-    """The share of the variance of y that a linear function of x leaves, for its number of columns."""
-    if not x.shape[1]:
-        return 1.0
-    rest = y - x @ torch.linalg.lstsq(x, y[:, None], driver="gelsd").solution[:, 0]
-    return float(rest.square().sum() / y.square().sum()) * len(y) / max(1, len(y) - x.shape[1])
+def _fitted(x: torch.Tensor, y: torch.Tensor, at: torch.Tensor | None = None) -> torch.Tensor:
+    """What the linear function of x that fits y best gives for the rows `at` (those of x). x: (N, F), y: (N, k)."""
+    return (x if at is None else at) @ torch.linalg.lstsq(x, y, driver="gelsd").solution
 
 
 def copied_columns(x: torch.Tensor, target: torch.Tensor) -> dict[int, float]:
@@ -394,14 +382,96 @@ def copied_columns(x: torch.Tensor, target: torch.Tensor) -> dict[int, float]:
     return dict.fromkeys(same.any(1).nonzero().flatten().tolist(), 0.0) if bool(same.any(0).all()) else {}
 
 
+TIGHT, ABOVE_COMMONEST = 0.1, 0.05
+"""A column of more values than labels gives each label away where no label's values spread wider than this share of the
+distance between two labels' means; the other columns must tell this much more than the commonest label, and not all: a
+feature that is the only one, or one of many that tell, is none that came from the label."""
+
+
+def label_columns(x: torch.Tensor, labels: torch.Tensor) -> tuple[bool, dict[int, float]]:
+    """(whether they are the label in other numbers, columns that give it away → the share that they do not tell).
+
+    The label in other numbers: one value for each label, and as many; or a column of an own 0 or 1 for each label. Of
+    tables (two dimensions) also what tells nearly each label, with as many values as there are labels or with a narrow
+    range for each. x: (N, …), columns are those of the flattened samples; labels: (N)."""
+    table = x.dim() == 2
+    floating, x, labels = x.is_floating_point(), x.detach().cpu().float().flatten(1), labels.cpu()
+    classes, count = labels.unique(return_counts=True)
+    if x.shape[1] < 3 or not 2 <= len(classes) <= 100 or len(x) < max(4 * len(classes), 2 * LEAST):
+        return True, {}
+    rows = [x[labels == c] for c in classes]
+    if floating and (same := _in_other_numbers(rows)):
+        return True, dict.fromkeys(same, 0.0)
+    if not table or len(classes) > 20 or len(x) < max(20 * len(classes), 4 * LEAST):
+        return False, {}
+    known, narrow = {}, []
+    for column in range(min(x.shape[1], 500)):
+        values, place = x[:, column].unique(return_inverse=True)
+        if len(values) > len(classes) and _width([r[:, column] for r in rows]) < TIGHT:
+            narrow.append(column)
+        if len(values) == len(classes):
+            table = torch.stack([place[labels == c].bincount(minlength=len(values)) for c in classes])
+            known[column] = _not_told(table)
+    known = {column: wrong for column, wrong in known.items() if 0 < wrong < 1 - AGREES}
+    if narrow:
+        told = _told_by(x[:, [c for c in range(x.shape[1]) if c not in narrow]], labels)
+        if float(count.max()) / len(labels) + ABOVE_COMMONEST < told < 1 - ABOVE_COMMONEST:
+            known |= dict.fromkeys(narrow, 0.0)
+    return False, known
+
+
+def _in_other_numbers(rows: list[torch.Tensor]) -> list[int]:
+    """Columns that are the label. rows: (samples of a label, columns), for each label."""
+    constant = torch.stack([(r == r[:1]).all(0) for r in rows]).all(0)
+    values = torch.stack([r[0] for r in rows])
+    whole = constant & (values.sort(0).values.diff(dim=0) > 0).all(0)
+    single = constant & (values > values.amin(0)).sum(0).eq(1)
+    marked = values.argmax(0)[single].unique()
+    return (whole if bool(whole.any()) or len(marked) < len(rows) else single).nonzero().flatten().tolist()
+
+
+def _not_told(table: torch.Tensor) -> float:
+    """The share of samples that have another value than the most of their label; 1 where these are the same of two labels,
+    or too few of one. table: counts (labels, values)."""
+    hits, best = table.max(1)
+    clear = len(best.unique()) == len(table) and bool((hits > OF_EACH * table.sum(1)).all())
+    return 1 - float(hits.sum() / table.sum()) if clear else 1.0
+
+
+def _width(values: list[torch.Tensor]) -> float:
+    """The widest spread of a label over the smallest distance of two means. values: a column's, by label."""
+    means = torch.stack([v.mean() for v in values]).sort().values
+    wide = max(float(v.std()) for v in values if len(v) > 1)
+    return wide / max(1e-30, float(means.diff().min())) if bool(torch.isfinite(means).all()) else math.inf
+
+
+def _told_by(x: torch.Tensor, labels: torch.Tensor, fit: torch.Tensor | None = None) -> float:
+    """The share of the labels that a linear function of x tells. fit: the samples that it is fitted on, while the
+    others are judged; else all of them both times."""
+    if not x.shape[1]:
+        return 0.0
+    x = torch.cat([x, torch.ones(len(x), 1)], 1).double()
+    wanted = torch.nn.functional.one_hot(labels.unique(return_inverse=True)[1]).double()
+    fit, judge = (fit, ~fit) if fit is not None else (torch.ones(len(x), dtype=torch.bool),) * 2
+    return float((_fitted(x[fit], wanted[fit], x[judge]).argmax(1) == wanted[judge].argmax(1)).double().mean())
+
+
 TELLS, OTHERS_TELL, SAMPLES = 0.99, 0.9, 1000
 """Share of each label's samples that one feature tells, on samples that were not used to find it; of the next feature,
 at most (else the classes lie far apart, and no feature is alone); samples that are looked at."""
+EACH, HALVES, TOGETHER, BEST = 20, 0.2, 0.8, 50
+"""It is a leak, and not only a question, where it tells the labels of validation samples as well (so many of each label
+at least), with a spread of at most this share of the distance of two labels' means (the halves of one bump, of which a
+label is made by a threshold, have 0.29 at the least: those of even numbers), and where all the others together (the
+fifty that tell most) tell at most that share, but more than the commonest label: a feature that others support is
+strong, one that stands alone is what data made by hand has."""
 
 
-def revealing(x: torch.Tensor, labels: torch.Tensor) -> tuple[str, int, float] | None:
-    """("column", "token" or "number", which, share) of the one feature that tells the label: by the nearest mean of the
-    classes on the other half of the samples. x: (N, …), floats, or tokens (N, T), of which presence counts."""
+def telling_feature(
+    x: torch.Tensor, labels: torch.Tensor, val: tuple[torch.Tensor, torch.Tensor] | None = None
+) -> TellingFeature | None:
+    """The one feature that tells the label: by the nearest mean of the classes on the other half of the samples. x: (N,
+    …), floats, or tokens (N, T), of which presence counts. val: the same of validation."""
     x, labels = x.detach().cpu()[:SAMPLES], labels.cpu()[:SAMPLES]
     classes, kind = labels.unique(), "column" if x.dim() == 2 else "number"
     names: Any = None
@@ -419,72 +489,40 @@ def revealing(x: torch.Tensor, labels: torch.Tensor) -> tuple[str, int, float] |
     if not bool(torch.isfinite(x).all()) or min(int((labels[even] == c).sum()) for c in classes) < 5:
         return None
     means = torch.stack([x[even & (labels == c)].mean(0) for c in classes])
-    best = torch.full((int((~even).sum()), x.shape[1]), math.inf)
-    choice = torch.zeros_like(best, dtype=torch.long)
-    for index, mean in enumerate(means):
-        distance = (x[~even] - mean).abs()
-        choice[distance < best] = index
-        best = torch.minimum(best, distance)
-    right = torch.stack([(choice[labels[~even] == c] == i).float().mean(0) for i, c in enumerate(classes)]).amin(0)
+    right = _nearest_is_right(x[~even], labels[~even], means, classes)
     top = int(right.argmax())
     alike = torch.corrcoef(x.T)[top].abs().nan_to_num(0.0) > OTHERS_TELL if x.shape[1] <= 1000 else right < 0
     alike[top] = True
     others = float(right[~alike].max()) if bool((~alike).any()) else 1.0
     if float(right[top]) < TELLS or others > OTHERS_TELL:
         return None
-    return kind, top if names is None else int(names[top]), float(right[top])
+    feature = TellingFeature(kind, top if names is None else int(names[top]), float(right[top]))
+    if val is None or _width([x[labels == c, top] for c in classes]) > HALVES:
+        return feature
+    at, answers = val[0].detach().cpu(), val[1].cpu()
+    at = at.float().flatten(1)[:, [top]] if names is None else (at == names[top]).any(1, keepdim=True).float()
+    if min(int((answers == c).sum()) for c in classes) < EACH or not bool(torch.isin(answers, classes).all()):
+        return feature
+    best = right.masked_fill(alike, -1.0).topk(min(BEST, int((~alike).sum()))).indices
+    together = _told_by(x[:, best], labels, even)
+    commonest = float(labels.unique(return_counts=True)[1].max()) / len(labels)
+    share = float(_nearest_is_right(at, answers, means[:, [top]], classes)[0])
+    leaks = share >= TELLS and commonest + ABOVE_COMMONEST < together < TOGETHER
+    return dataclasses.replace(feature, share=share, others=together) if leaks else feature
 
 
-TIGHT, ABOVE_COMMONEST = 0.1, 0.05
-"""A column of more values than labels gives each label away where no label's values spread wider than this share of the
-distance between two labels' means; the other columns must tell this much more than the commonest label, and not all: a
-feature that is the only one, or one of many that tell, is none that came from the label."""
-
-
-def near_label_columns(x: torch.Tensor, labels: torch.Tensor) -> dict[int, float]:
-    """Columns that tell nearly each label, with as many values as there are labels or with a narrow range for each →
-    the share that they do not tell. x: (N, F), labels: (N)."""
-    x, labels = x.detach().cpu().float(), labels.cpu()
-    classes = labels.unique()
-    if x.shape[1] < 3 or not 2 <= len(classes) <= 20 or len(x) < max(20 * len(classes), 4 * LEAST):
-        return {}
-    known, narrow = {}, []
-    for column in range(min(x.shape[1], 500)):
-        values, place = x[:, column].unique(return_inverse=True)
-        if len(values) > len(classes) and _is_narrow([x[labels == c, column] for c in classes]):
-            narrow.append(column)
-        if len(values) != len(classes):
-            continue
-        table = torch.stack([place[labels == c].bincount(minlength=len(values)) for c in classes]).float()
-        best = table.argmax(1)
-        hits = table.amax(1)
-        if len(best.unique()) == len(classes) and bool((hits > OF_EACH * table.sum(1)).all()):
-            wrong = 1 - float(hits.sum() / table.sum())
-            if 0 < wrong < 1 - AGREES:
-                known[column] = wrong
-    if narrow:
-        told = _told_by(x[:, [c for c in range(x.shape[1]) if c not in narrow]], labels)
-        commonest = float(labels.unique(return_counts=True)[1].max()) / len(labels)
-        if commonest + ABOVE_COMMONEST < told < 1 - ABOVE_COMMONEST:
-            known |= dict.fromkeys(narrow, 0.0)
-    return known
-
-
-def _is_narrow(values: list[torch.Tensor]) -> bool:
-    """values: of a column, those of each label."""
-    means = torch.stack([v.mean() for v in values]).sort().values
-    wide = max(float(v.std()) for v in values if len(v) > 1)
-    return bool(torch.isfinite(means).all()) and wide < TIGHT * float(means.diff().min())
-
-
-def _told_by(x: torch.Tensor, labels: torch.Tensor) -> float:
-    """The share of the labels that a linear function of x tells."""
-    if not x.shape[1]:
-        return 0.0
-    x = torch.cat([x, torch.ones(len(x), 1)], 1).double()
-    wanted = torch.nn.functional.one_hot(labels.unique(return_inverse=True)[1]).double()
-    answer = x @ torch.linalg.lstsq(x, wanted, driver="gelsd").solution
-    return float((answer.argmax(1) == wanted.argmax(1)).double().mean())
+def _nearest_is_right(
+    x: torch.Tensor, labels: torch.Tensor, means: torch.Tensor, classes: torch.Tensor
+) -> torch.Tensor:
+    """Of each feature the share of the samples of that label, of which it tells the fewest, whose own label has the
+    nearest mean. x: (N, F), means: (classes, F)."""
+    best = torch.full(x.shape, math.inf)
+    choice = torch.zeros_like(best, dtype=torch.long)
+    for index, mean in enumerate(means):
+        distance = (x - mean).abs()
+        choice[distance < best] = index
+        best = torch.minimum(best, distance)
+    return torch.stack([(choice[labels == c] == i).float().mean(0) for i, c in enumerate(classes)]).amin(0)
 
 
 @dataclasses.dataclass
