@@ -80,10 +80,12 @@ def of_losses(
     rates: Mapping[int, float] | Iterable[float] | None = None,
     several: bool = False,
     resumed: bool = False,
+    at_floor: float = 0.0,
 ) -> list[Symptom]:
     """What the losses of a run show, step by step. losses: numbers, or (step, loss) or (step, loss, validation loss) in
     order. rates: as in `verdicts`. several: losses of several optimizers that may pull at each other (a
-    generator and its critic): they need not fall. resumed: the run had begun before, and may have converged."""
+    generator and its critic): they need not fall. resumed: the run had begun before, and may have converged. at_floor:
+    a loss below it has come down to the lowest that can be."""
     rows = [row if isinstance(row, (tuple, list)) else (step, row) for step, row in enumerate(losses)]
     if any(b[0] <= a[0] for a, b in itertools.pairwise(rows)):  # counted anew in each pass
         rows = [(step, *row[1:]) for step, row in enumerate(rows)]
@@ -103,7 +105,8 @@ def of_losses(
     if (swings := oscillation(record)) is not None:
         return [*found, Symptom(swings.said, CURVE)]
     level = plateau(record)
-    if level is not None and level.evidence["from the start"] and min(record.values) >= 0 and not found and not resumed:
+    from_start = level is not None and level.evidence["from the start"] and level.evidence["level"] >= at_floor
+    if level is not None and from_start and min(record.values) >= 0 and not found and not resumed:
         found.append(Symptom(level.said, DATA))
     return found
 
@@ -151,17 +154,22 @@ def _rise(record: LossRecord, least: float = ROSE) -> list[Symptom]:
 
 
 def of_evaluations(
-    evaluations: Sequence[tuple[float, float | None, float]], *, guess: float | None = None, several: bool = False
+    evaluations: Sequence[tuple[float, float | None, float]],
+    *,
+    guess: float | None = None,
+    several: bool = False,
+    floor: tuple[float, float] = (0.0, 0.0),
 ) -> list[Symptom]:
     """What the losses on the same batches show, in the order of the run: (training loss, validation loss or None, its
     standard error). guess: the training loss of an answer that does not look at the input, where it is known. several:
-    as in `of_losses`."""
+    as in `of_losses`. floor: the lowest loss that can be, and the loss below which a run has come down to it."""
     if len(evaluations) < 2:
         return []
     train, val = [t for t, _, _ in evaluations], [v for _, v, _ in evaluations if v is not None]
     if not all(map(math.isfinite, (*train, *val))):
         return [Symptom("The loss on fixed batches was not finite.", FINITE)]
     first, last, found = train[0], train[-1], []
+    above, above_first, guess_above = last - floor[0], first - floor[0], (guess or 0.0) - floor[0]
     went = f"from {figures(first)} to {figures(last)}"
     if last > (1 + PULLED if several else WORSE) * first > 0:
         found.append(Symptom(f"On the same training batches the loss rose {went}.", CURVE))
@@ -169,9 +177,9 @@ def of_evaluations(
         found.append(Symptom("On the same training batches the loss is exactly 0 from the start.", DATA))
     elif several:
         return []
-    elif last > LEVEL * first > 0 and (guess is None or last > LEVEL * guess):
+    elif last >= floor[1] and above > LEVEL * above_first > 0 and (guess is None or above > LEVEL * guess_above):
         found.append(Symptom(f"On the same training batches the loss stayed level: {went}.", DATA))
-    elif guess is not None and NEAR * guess > first > 0 and last >= NO_BETTER * guess:
+    elif guess is not None and NEAR * guess > first > 0 and last >= floor[1] and above >= NO_BETTER * guess_above:
         said = f"On the same training batches the loss went {went}; a constant answer has {figures(guess)}."
         found.append(Symptom(said, DATA))
     if len(val) == len(train) and not found:

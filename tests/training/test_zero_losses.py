@@ -1,5 +1,5 @@
 """Both losses are zero: a leak, copied rows, one class, one target, rounding; a task that is solved is left in peace.
-EarlyStop, and the leak probe."""
+The floor of smoothed labels, EarlyStop, and the leak probe."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import nbdebug
 from nbdebug.tools.training.static import signals
+from tests.training.loops import clusters
 
 
-def diagnosed(x: torch.Tensor, y: torch.Tensor, digits: int | None = None) -> nbdebug.Report:
+def diagnosed(
+    x: torch.Tensor, y: torch.Tensor, digits: int | None = None, smoothing: float = 0.0, rate: float = 1e-2
+) -> nbdebug.Report:
     torch.manual_seed(1)
     regression = y.is_floating_point()
-    outputs = y.shape[1] if regression else 2
+    outputs = y.shape[1] if regression else int(y.max()) + 1 + (int(y.max()) == 0)
     model = nn.Sequential(nn.Linear(x.shape[1], 64), nn.ReLU(), nn.Linear(64, outputs))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    criterion: Any = nn.MSELoss() if regression else nn.CrossEntropyLoss()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    criterion: Any = nn.MSELoss() if regression else nn.CrossEntropyLoss(label_smoothing=smoothing)
     half = len(x) // 2
     loaders = [
         DataLoader(TensorDataset(x[part], y[part]), batch_size=40, shuffle=part.start is None)
@@ -87,6 +90,29 @@ def test_a_task_that_is_solved_is_left_in_peace() -> None:
     x, _ = data()
     report = diagnosed(x, x[:, :1] * 2 + x[:, 1:2])
     assert not report.findings and any("Both losses" in note for note in report.notes), report
+
+
+@pytest.mark.parametrize(("smoothing", "floor"), [(0.1, "0.349"), (0.9, "1.37")])
+def test_a_run_that_comes_down_to_the_floor_of_smoothed_labels_is_no_plateau(smoothing: float, floor: str) -> None:
+    x, y = clusters(400, classes=4, width=8, spread=0.3)
+    report = diagnosed(x, y, smoothing=smoothing)
+    note = next(n for n in report.notes if "can't fall below" in n)
+    assert report.ok and floor in note and "no plateau" in note, report
+    stays = diagnosed(x, y, smoothing=smoothing, rate=1e-7)
+    assert not stays.ok and not any("no plateau" in n for n in stays.notes), stays
+
+
+def test_a_batch_is_memorized_at_the_floor() -> None:
+    x, y = clusters(64, classes=4, width=8, spread=0.3)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    loader = DataLoader(TensorDataset(x, y), batch_size=32)
+    by_hand = nn.functional.one_hot(y, 4) * 0.9 + 0.025
+    for targets, smoothing in ((y, 0.1), (by_hand, 0.0)):
+        loader = DataLoader(TensorDataset(x, targets), batch_size=32)
+        report = nbdebug.preflight(model, loader, nn.CrossEntropyLoss(label_smoothing=smoothing), optimizer=optimizer)
+        notes = " ".join(report.notes)
+        assert "memorizes one batch" in notes and "below 0.349: labels are smoothed by 0.1 over 4 classes" in notes
 
 
 def named(x: torch.Tensor, y: torch.Tensor) -> tuple[str, int] | None:

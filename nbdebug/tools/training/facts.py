@@ -90,7 +90,9 @@ class LossCall:
     batch's tensor that holds the targets; guess: the loss of an answer that knows nothing; moving: targets depend on
     parameters, or samples are weighted; weights: of each class (of `pos_weight`: 1 and itself). bounded: whatever the
     model's weights, the output stays in a range (measured; reach is then measured too, for quantities). target_sum: of
-    a sample's targets, where its outputs sum to 1 and they do not.
+    a sample's targets, where its outputs sum to 1 and they do not. smoothing: the share of a label that goes to all
+    classes alike; entropy: of labels so smoothed, below which their mean loss can't fall; value: the loss itself, where
+    it is one number.
     """
 
     op: str
@@ -121,6 +123,15 @@ class LossCall:
     moving: bool = False
     bounded: bool = False
     target_sum: float | None = None
+    smoothing: float = 0.0
+    entropy: float = 0.0
+    value: float | None = None
+
+
+AT_FLOOR = 0.1
+"""Of the way from the loss of guessing down to the lowest possible one, what is left to a run that has come down."""
+SAME_LOSS = 1e-3
+"""Relative difference of the loss of a batch and of the one call in it, below which there is nothing else in it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -400,6 +411,16 @@ class StaticFacts:
     def trained(self) -> tuple[Parameter, ...]:
         return tuple(p for p in self.parameters if p.trained)
 
+    @property
+    def floor(self) -> tuple[float, float]:
+        """(The lowest loss that smoothed labels leave, the loss below which a run has come down to it); (0, 0) where
+        there are none, or the loss is more than the one call."""
+        call = self.loss_calls[0] if len(self.loss_calls) == 1 else LossCall("", NOWHERE, (), (), 0.0, 0.0)
+        same = self.loss is not None and call.value is not None
+        if not same or not call.entropy or abs(call.value - self.loss) > SAME_LOSS * abs(self.loss):
+            return 0.0, 0.0
+        return call.entropy, call.entropy + AT_FLOOR * max(0.0, (call.guess or call.entropy) - call.entropy)
+
 
 @dataclasses.dataclass(frozen=True)
 class StaleGradients:
@@ -623,6 +644,7 @@ class TrainingRunFacts:
     "weaker term" has weakened; edits: by the cause, an edit of the user's own lines that was run. stopped_at: batches
     of the last pass, where the loop left it early; bad_end: a loss at the end that is not finite, and where, in a
     sentence; linear: the model as a whole is a linear function of its input.
+    floor, at_floor: see `StaticFacts.floor`.
     """
 
     losses: tuple[float, ...] = ()
@@ -675,6 +697,8 @@ class TrainingRunFacts:
     stopped_at: int | None = None
     bad_end: str = ""
     linear: bool = False
+    floor: float = 0.0
+    at_floor: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

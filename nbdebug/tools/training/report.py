@@ -273,6 +273,7 @@ def _start_notes(static: StaticFacts, named: set[str]) -> Iterable[str]:
         high = static.loss > SURPRISED * guess
         more = ". That is far above it: check the scale of inputs and weights" if high else ""
         yield f"The loss starts at {figures(static.loss)}; guessing gives {figures(guess)}{more}."
+    yield from _floor_note(static)
     if static.ignores_input and "zero-loss" not in named:
         yield (
             "The loss stays the same when the inputs are exchanged between samples: at the start the output does not "
@@ -308,11 +309,30 @@ def diagnose_report(facts: TrainingFacts, findings: list[Finding], question: str
         tuple(findings),
         tuple({r.what: r for r in (*before, *_ruled_out_run(run, named))}.values()),
         tuple(dict.fromkeys((*(static.unchecked if static is not None else ()), *run.unchecked))),
-        (_course(run), *[NOT_FINITE] * (bool(findings) and signs.not_finite(run)), *_both_zero(facts, named)),
+        (
+            _course(run),
+            *[NOT_FINITE] * (bool(findings) and signs.not_finite(run)),
+            *_floor_note(static, run),
+            *_both_zero(facts, named),
+        ),
         subject,
         symptoms=_symptoms(facts),
         steps=len(run.losses),
         plots=(Plot("losses", _curves(run, findings)),),
+    )
+
+
+def _floor_note(static: StaticFacts | None, run: TrainingRunFacts | None = None) -> Iterable[str]:
+    """What smoothed labels leave of the loss at best, and whether the run has come down to that."""
+    floor = run.floor if run is not None else static.floor[0] if static is not None else 0.0
+    if not floor or static is None:
+        return
+    call, end = static.loss_calls[0], ""
+    if run is not None and signs.at_floor(run):
+        end = f" The run has come down to it, at {figures(signs.last_loss(run))}: that is no plateau."
+    yield (
+        f"The loss can't fall below {figures(floor)}: labels are smoothed by {figures(call.smoothing)} over "
+        f"{count(call.classes or 0, 'class', 'classes')}, and that much is left when every answer is right.{end}"
     )
 
 
@@ -351,8 +371,10 @@ def _symptoms(facts: TrainingFacts) -> list[Symptom]:
     return [
         *[Symptom(text, verdict.FINITE) for text in [run.bad_end] if text],
         *[_undecided(pair) for pair in [run.undecided] if pair is not None],
-        *verdict.of_losses(zip(run.step_numbers, run.losses), rates=rates, several=run.adversaries),
-        *verdict.of_evaluations(fixed, guess=guess, several=run.adversaries),
+        *verdict.of_losses(
+            zip(run.step_numbers, run.losses), rates=rates, several=run.adversaries, at_floor=run.at_floor
+        ),
+        *verdict.of_evaluations(fixed, guess=guess, several=run.adversaries, floor=(run.floor, run.at_floor)),
     ]
 
 

@@ -144,6 +144,8 @@ def underfit(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     if run is None or run.reference is None or not signs.settled(run) or signs.updates_are_small(run):
         return None
+    if signs.at_floor(run):
+        return None
     end = run.evaluations[-1]
     reference = run.reference.get("train" if end.val is None else "val")
     loss = end.train if end.val is None else end.val

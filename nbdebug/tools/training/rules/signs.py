@@ -104,11 +104,19 @@ def not_finite(run: TrainingRunFacts) -> bool:
 
 
 def loss_left(run: TrainingRunFacts) -> float:
-    """The last loss over the first; meant for losses that are not negative. 1 where that cannot be said."""
-    start, end = first_loss(run), last_loss(run)
+    """The last loss over the first, both above the lowest that it can be; 0 where it has come down to that. Meant for
+    losses that are not negative. 1 where that cannot be said."""
+    if at_floor(run):
+        return 0.0
+    start, end = first_loss(run) - run.floor, last_loss(run) - run.floor
     if not math.isfinite(start) or start <= 0 or end < 0:
         return 1.0 if end >= start else 0.0
     return end / start
+
+
+def at_floor(run: TrainingRunFacts) -> bool:
+    """The loss has come down to what smoothed labels leave of it."""
+    return last_loss(run) < run.at_floor
 
 
 def learns_nothing(run: TrainingRunFacts) -> bool:

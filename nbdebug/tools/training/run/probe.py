@@ -22,6 +22,7 @@ from nbdebug.report import Edit, Where
 from nbdebug.text import count, figures, listed
 from nbdebug.tools.training.edits import in_call, in_label_loss, in_loop, joined, users_files
 from nbdebug.tools.training.facts import (
+    SAME_LOSS,
     DetachedAt,
     FrozenParameter,
     Schedule,
@@ -167,6 +168,8 @@ def run_facts(
             TrainingRunFacts(losses=tuple(run.losses), step_numbers=tuple(run.step_numbers), seconds=run.seconds),
         )
         facts = dataclasses.replace(facts, start_units=units, **_end_facts(arguments, run, errors))
+        if static is not None:
+            facts = _with_floor(facts, *static.floor)
         restore_rng()
         start.restore()
         severed = errors.run("Whether a term of the loss is cut off", lambda: _severed(arguments, run), None)
@@ -387,6 +390,13 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         batches_per_pass=run.reading.per_pass,
         unchecked=tuple(_unchecked(arguments)),
     )
+
+
+def _with_floor(facts: TrainingRunFacts, floor: float, at_floor: float) -> TrainingRunFacts:
+    """Where no loss on fixed batches is below it: labels may be smoothed in training only."""
+    ends = [e.train for e in facts.evaluations]
+    sure = bool(ends) and min(ends) >= floor * (1 - SAME_LOSS)
+    return dataclasses.replace(facts, floor=floor, at_floor=at_floor) if sure else facts
 
 
 def _schedule(arguments: LoopArguments, run: LoopRun) -> Schedule | None:

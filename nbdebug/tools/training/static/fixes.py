@@ -513,21 +513,26 @@ _Try = tuple[str, float, list[float]]
 
 
 def overfit_batch(
-    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], loss_fn: LossFn, batch: Any, deadline: float
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    loss_fn: LossFn,
+    batch: Any,
+    deadline: float,
+    floor: float,
 ) -> OverfitResult | None:
     """Tries on copies of copies; None where the model can't be copied or nothing is trained. deadline: by the
-    monotonic clock; a try ends there."""
+    monotonic clock; a try ends there. floor: the lowest loss that can be."""
     tries: list[_Try] = []
     if optimizers:
         own = " and ".join(type(o).__name__ for o in optimizers)
         tries.append((own, largest_rate(optimizers), _try(model, optimizers, None, loss_fn, batch, deadline)))
     for rate in RATES:
-        if not (tries and memorized(tries[-1][2])) and (not tries or time.monotonic() < deadline):
+        if not (tries and memorized(tries[-1][2], floor)) and (not tries or time.monotonic() < deadline):
             tries.append(("Adam", rate, _try(model, (), rate, loss_fn, batch, deadline)))
     if not tries or not all(math.isfinite(losses[0]) and losses[0] > 0 for _, _, losses in tries):
         return None
     rows = tuple((name, rate, losses[0], losses[-1], len(losses) - 1) for name, rate, losses in tries)
-    return OverfitResult(rows, memorized(tries[-1][2]), *_in_sentences(tries, bool(optimizers)))
+    return OverfitResult(rows, memorized(tries[-1][2], floor), *_in_sentences(tries, bool(optimizers), floor))
 
 
 def _try(
@@ -539,17 +544,17 @@ def _try(
     return train_on(model, optimizers, loss_fn, batch, ALONE_STEPS, min(deadline, time.monotonic() + ALONE_SECONDS))
 
 
-def _in_sentences(tries: Sequence[_Try], own: bool) -> tuple[str, str]:
+def _in_sentences(tries: Sequence[_Try], own: bool, floor: float) -> tuple[str, str]:
     """(the result, what to do next), in sentences."""
     name, rate, losses = tries[0]
     fell = f"from {figures(losses[0])} to {figures(losses[-1])} in {count(len(losses) - 1, 'step')}"
-    if memorized(losses):
+    if memorized(losses, floor):
         return (
             f"The model memorizes one batch with {name} at {rate:g}: the loss falls {fell}",
             "Model, loss and gradients work together; look at data and schedule next.",
         )
     _, last_rate, last = tries[-1]
-    if own and memorized(last):
+    if own and memorized(last, floor):
         return (
             f"The model does not memorize one batch with your {name} at {rate:g} (the loss goes {fell}), but does with "
             f"Adam over all trained parameters at {last_rate:g} (down to {figures(last[-1])} in "
@@ -610,8 +615,9 @@ def _loss_and_gradients(model: nn.Module, loss_fn: LossFn, batch: Any, members: 
     return float(loss.detach())
 
 
-def memorized(losses: Sequence[float]) -> bool:
-    return bool(losses) and math.isfinite(losses[-1]) and losses[-1] <= MEMORIZED * losses[0]
+def memorized(losses: Sequence[float], floor: float = 0.0) -> bool:
+    """floor: the lowest loss that can be."""
+    return bool(losses) and math.isfinite(losses[-1]) and losses[-1] - floor <= MEMORIZED * (losses[0] - floor)
 
 
 def largest_rate(optimizers: Sequence[torch.optim.Optimizer]) -> float:

@@ -68,6 +68,8 @@ NORMS = frozenset("norm linalg_vector_norm linalg_norm vector_norm".split())
 DIFFERENCES = frozenset({"sub", "__sub__", "rsub", "__rsub__"})
 UNLIKE = 0.2
 """Mean distance of the targets' sum from 1; smoothed and mixed labels sum to 1."""
+ALIKE = 0.05
+"""Relative difference of the entropies of smoothed labels, by rounding."""
 CERTAIN = 80.0
 """A score that is as good as infinite: beyond it the logistic loss is zero in single precision."""
 
@@ -126,6 +128,7 @@ def _describe(calls: Calls, op: str, call: OpCall, output: torch.Tensor, target:
         softmax_size=size,
         weighted=op != "difference" and _weighted(call),
         weights=class_weights(op, call.args, call.kwargs),
+        value=float(call.outputs[0]) if len(call.outputs) == 1 == call.outputs[0].numel() else None,
         target=_batch_position(calls, target),
     )
 
@@ -158,7 +161,28 @@ def _class_loss(loss: LossCall, call: OpCall, o: torch.Tensor, t: torch.Tensor) 
         guess=_log(classes),
         reach=reach,
         **labels,
+        **_smoothing(loss, call, classes, t, dim),
     )
+
+
+def _smoothing(loss: LossCall, call: OpCall, classes: int, t: torch.Tensor, dim: int) -> dict[str, Any]:
+    """Of a cross entropy: smoothing (by the argument, or by hand: each sample's targets have the same entropy), and the
+    entropy that it leaves where all classes weigh the same."""
+    share = float(call.argument(7, "label_smoothing", 0.0) or 0.0)
+    if call.op != "cross_entropy" or loss.weighted or classes < 2 or call.argument(6, "reduction", "mean") != "mean":
+        return {}
+    if not t.is_floating_point():
+        targets = (torch.arange(classes) == 0).float()
+    elif bool((t < 0).any()) or float((t.sum(dim) - 1).abs().max()) > UNLIKE / 100:
+        return {}
+    else:
+        targets = t.float().movedim(dim, -1)
+    smoothed = (1 - share) * targets + share / classes
+    entropies = torch.special.entr(smoothed).sum(-1)
+    entropy = float(entropies.mean())
+    alike = float((entropies - entropy).abs().max()) < ALIKE * entropy  # mixed labels, or a teacher's, are not
+    by_hand = 1 - float(smoothed.amax(-1).mean())
+    return {"smoothing": share or by_hand * classes / (classes - 1), "entropy": entropy} if alike else {}
 
 
 def _binary_loss(loss: LossCall, o: torch.Tensor, t: torch.Tensor) -> LossCall:

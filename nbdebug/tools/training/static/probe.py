@@ -172,7 +172,7 @@ class _Probes:
         facts = dataclasses.replace(facts, **self._model_facts(batch, batches))
         facts = dataclasses.replace(facts, attempts=self._attempts(facts, batches, overfit))
         if overfit and not any(a.verified for a in facts.attempts.values()):
-            facts = dataclasses.replace(facts, overfit=self._overfit(batch))
+            facts = dataclasses.replace(facts, overfit=self._overfit(batch, facts.floor[0]))
         return self._finished(facts)
 
     def _finished(self, facts: StaticFacts) -> StaticFacts:
@@ -303,14 +303,14 @@ class _Probes:
         facts["notes"] = tuple(environment_notes(self.model, self.loader, self.users_loss_fn))
         return facts
 
-    def _overfit(self, batch: Any) -> OverfitResult | None:
+    def _overfit(self, batch: Any, floor: float) -> OverfitResult | None:
         topic = "Overfitting one batch"
         if self._too_large:
             self.unchecked.append(f"{topic}: {self._too_large}")
             return None
         self.tick("one batch")
         return self._probe(
-            topic, lambda: overfit_batch(self.work, self.optimizers, self.loss_fn, batch, self.deadline), None
+            topic, lambda: overfit_batch(self.work, self.optimizers, self.loss_fn, batch, self.deadline, floor), None
         )
 
     def _attempts(self, facts: StaticFacts, batches: Batches, overfit: bool) -> dict[str, Attempt]:

@@ -431,8 +431,8 @@ def _in_other_numbers(rows: list[torch.Tensor]) -> list[int]:
 
 
 def _not_told(table: torch.Tensor) -> float:
-    """The share of samples that have another value than the most of their label; 1 where these are the same of two labels,
-    or too few of one. table: counts (labels, values)."""
+    """The share of samples with another value than most of their label; 1 where most of two labels have the same, or
+    too few of one label any. table: counts (labels, values)."""
     hits, best = table.max(1)
     clear = len(best.unique()) == len(table) and bool((hits > OF_EACH * table.sum(1)).all())
     return 1 - float(hits.sum() / table.sum()) if clear else 1.0
