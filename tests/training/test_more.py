@@ -187,6 +187,41 @@ def test_two_labels_that_are_not_told_apart_keep_the_verdict_from_green(exchange
     assert any("Labels 1 and 2" in s.what for s in report.symptoms) is exchanged
 
 
+@pytest.mark.parametrize(("each", "words"), [(1, ""), (60, "reads val_loader 1 time"), (0, "never reads val_loader")])
+def test_validation_that_comes_late_is_told_how_often_by_the_run(each, words):
+    torch.manual_seed(51)
+    x = torch.randn(360, 20)
+    y = (x[:, 0] + torch.randn(360) > 0).long()
+    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
+    optimizer, (train_loader, val_loader) = torch.optim.Adam(model.parameters(), lr=5e-3), dealt(x, y, held=300)
+
+    def train(callback):
+        for epoch in range(80):
+            for step, batch in enumerate(train_loader):
+                optimizer.zero_grad()
+                loss = cross_entropy(model, batch)
+                loss.backward()
+                optimizer.step()
+                callback(2 * epoch + step, loss.item())
+            if each and epoch % each == each - 1:
+                with torch.no_grad():
+                    sum(cross_entropy(model, batch).item() for batch in val_loader)
+
+    report = nbdebug.diagnose(
+        train,
+        model=model,
+        optimizer=optimizer,
+        loss_fn=cross_entropy,
+        train_loader=train_loader,
+        val_loader=val_loader,
+        progress=False,
+    )
+
+    assert report.findings[0].code.startswith("training/")
+    notes = [note for note in report.notes if note.startswith("Validation is best at step")]
+    assert len(notes) == bool(words) and all(words in note and "validate every" in note for note in notes), notes
+
+
 def test_the_value_that_the_next_row_has_is_no_leak():
     torch.manual_seed(5)
     price = torch.randn(601).cumsum(0) + 100

@@ -415,9 +415,10 @@ class StaticFacts:
     def floor(self) -> tuple[float, float]:
         """(The lowest loss that smoothed labels leave, the loss below which a run has come down to it); (0, 0) where
         there are none, or the loss is more than the one call."""
-        call = self.loss_calls[0] if len(self.loss_calls) == 1 else LossCall("", NOWHERE, (), (), 0.0, 0.0)
-        same = self.loss is not None and call.value is not None
-        if not same or not call.entropy or abs(call.value - self.loss) > SAME_LOSS * abs(self.loss):
+        call = self.loss_calls[0] if len(self.loss_calls) == 1 else None
+        if call is None or not call.entropy or call.value is None or self.loss is None:
+            return 0.0, 0.0
+        if abs(call.value - self.loss) > SAME_LOSS * abs(self.loss):
             return 0.0, 0.0
         return call.entropy, call.entropy + AT_FLOOR * max(0.0, (call.guess or call.entropy) - call.entropy)
 
@@ -644,7 +645,8 @@ class TrainingRunFacts:
     "weaker term" has weakened; edits: by the cause, an edit of the user's own lines that was run. stopped_at: batches
     of the last pass, where the loop left it early; bad_end: a loss at the end that is not finite, and where, in a
     sentence; linear: the model as a whole is a linear function of its input.
-    floor, at_floor: see `StaticFacts.floor`.
+    floor, at_floor: see `StaticFacts.floor`. validations: the steps after which the loop read val_loader; None where
+    that is not known.
     """
 
     losses: tuple[float, ...] = ()
@@ -699,6 +701,7 @@ class TrainingRunFacts:
     linear: bool = False
     floor: float = 0.0
     at_floor: float = 0.0
+    validations: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -313,6 +313,7 @@ def diagnose_report(facts: TrainingFacts, findings: list[Finding], question: str
             _course(run),
             *[NOT_FINITE] * (bool(findings) and signs.not_finite(run)),
             *_floor_note(static, run),
+            *_validation_note(run),
             *_both_zero(facts, named),
         ),
         subject,
@@ -333,6 +334,25 @@ def _floor_note(static: StaticFacts | None, run: TrainingRunFacts | None = None)
     yield (
         f"The loss can't fall below {figures(floor)}: labels are smoothed by {figures(call.smoothing)} over "
         f"{count(call.classes or 0, 'class', 'classes')}, and that much is left when every answer is right.{end}"
+    )
+
+
+def _validation_note(run: TrainingRunFacts) -> Iterable[str]:
+    """How often to validate, by how fast validation rises in this run; nothing where the loop would see it in time."""
+    rise = signs.rise_of_validation(run)
+    if rise is None or run.validations is None:
+        return
+    (best, rose), steps, times = rise, len(run.losses), len(run.validations)
+    shows = next((step for step in run.validations if step >= rose), steps)
+    if shows - rose <= rose - best:
+        return
+    how = f"reads val_loader {count(times, 'time')}" if times else "never reads val_loader"
+    when = f", and sees that {count(shows - rose, 'step')} later still" if shows in run.validations else ""
+    every = count((rose - best) // 2, "step") if rose - best > 3 else "step"
+    yield (
+        f"Validation is best at step {run.step_numbers[min(best, steps - 1)]:,} and clearly worse "
+        f"{count(rose - best, 'step')} later; your loop {how} in {count(steps, 'step')}{when}. To stop in time, "
+        f"validate every {every}."
     )
 
 

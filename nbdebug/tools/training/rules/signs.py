@@ -58,6 +58,8 @@ OF_START = 0.02
 SURE = 2.0
 """Standard errors between the lowest validation loss and the last ones. The batches are the same ones each time, so the
 spread between them overstates the doubt."""
+CLEARLY = 1.1
+"""A validation loss over its lowest that a person would see as a rise."""
 AHEAD = 0.85
 """Validation over training loss below which wrong training labels are considered."""
 NO_GAIN = 0.7
@@ -388,6 +390,16 @@ def overfits(run: TrainingRunFacts) -> tuple[int, float, float] | None:
     fell = memorized or last.train < 0.8 * lowest.train and last.train < 0.5 * end
     early = memorized or lowest.step <= 0.6 * last.step
     return (lowest.step, values[best], values[-1]) if rose and fell and early else None
+
+
+def rise_of_validation(run: TrainingRunFacts) -> tuple[int, int] | None:
+    """(step of the lowest validation loss, the first one after it at which it is surely and clearly higher), of a run
+    that overfits."""
+    best, lowest, _ = overfits(run) or (0, math.inf, 0.0)
+    error = max((e.val_error for e in run.evaluations if e.step == best), default=0.0)
+    high = max(CLEARLY * lowest, lowest + SURE * error)
+    rose = next((e.step for e in run.evaluations if e.step > best and (e.val or 0.0) > high), None)
+    return None if rose is None else (best, rose)
 
 
 def best_validation(run: TrainingRunFacts) -> BatchEvaluation | None:

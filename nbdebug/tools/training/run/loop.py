@@ -711,7 +711,8 @@ def _save_torch_rng() -> Callable[[], None]:
 class LoaderWatch:
     """Watches `train` and `val` being read. read: batches of `train` so far; passes: how often it was begun; per_pass:
     batches of its last whole pass; stopped_at: batches of the last pass, where it ended early; last: the newest batch.
-    save: called with each of these batches."""
+    save: called with each of these batches; validated_at: batches of `train` read when `val` was begun, each time; None
+    where it can't be watched."""
 
     def __init__(self, train: Any, val: Any, save: Callable[[Any], None]):
         self.train, self.val, self.save = train, val, save
@@ -719,6 +720,7 @@ class LoaderWatch:
         self.stopped_at: int | None = None
         self.last: Any = None
         self.per_pass: int | None = None
+        self.validated_at: list[int] | None = None
         self._open: list[Any] = []
         self._patched: list[tuple[type, Any]] = []
 
@@ -730,6 +732,8 @@ class LoaderWatch:
                 continue
             self._patched.append((kind, own))
             kind.__iter__ = _watched_iter(method, self)
+            if type(self.val) is kind:
+                self.validated_at = []
 
     def detach(self) -> None:
         while self._patched:
@@ -750,6 +754,8 @@ class LoaderWatch:
         self._open.append(loader)
         of_train = _is_loader(loader, self.train)
         self.passes += of_train
+        if self.validated_at is not None and not of_train and _is_loader(loader, self.val):
+            self.validated_at.append(self.read)
         count = 0
         try:
             for batch in batches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import io
@@ -388,6 +389,9 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         samples=_samples(arguments.train_loader),
         regularization=_regularization(arguments),
         batches_per_pass=run.reading.per_pass,
+        validations=None
+        if (validated_at := run.reading.validated_at) is None
+        else tuple(bisect.bisect_right(run.read_at, read) for read in validated_at),
         unchecked=tuple(_unchecked(arguments)),
     )
 

@@ -410,8 +410,8 @@ def label_columns(x: torch.Tensor, labels: torch.Tensor) -> tuple[bool, dict[int
         if len(values) > len(classes) and _width([r[:, column] for r in rows]) < TIGHT:
             narrow.append(column)
         if len(values) == len(classes):
-            table = torch.stack([place[labels == c].bincount(minlength=len(values)) for c in classes])
-            known[column] = _not_told(table)
+            counts = torch.stack([place[labels == c].bincount(minlength=len(values)) for c in classes])
+            known[column] = _not_told(counts)
     known = {column: wrong for column, wrong in known.items() if 0 < wrong < 1 - AGREES}
     if narrow:
         told = _told_by(x[:, [c for c in range(x.shape[1]) if c not in narrow]], labels)
