@@ -39,6 +39,6 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing into .venv (the first time takes minutes: torch is large)"
 	@awk '/^[^#]/ {print > (".venv/pins-" (/^[p-z]/ ? 1 : 2) ".txt")}' constraints.txt
-	@$(PIP) --no-deps --no-compile -r .venv/pins-1.txt & $(PIP) --no-deps --no-compile -r .venv/pins-2.txt && wait $$!
+	@$(PIP) --no-deps --no-compile --no-warn-conflicts -r .venv/pins-1.txt & $(PIP) --no-deps --no-compile --no-warn-conflicts -r .venv/pins-2.txt && wait $$!
 	@$(PIP) -c constraints.txt -e '.[dev]'
 	@touch $@

@@ -16,7 +16,7 @@ ONE_OF = {
     "first_aid/": 3,
     "memory/test_fit_card.py": 3,
     "nan/guard/test_faults.py": 6,
-    "nan/guard/test_ranks": 6,
+    "nan/guard/test_ranks": 10,
     "nan/guard/": 3,
     "nan/test_healthy_models.py": 3,
     "nan/test_programs.py": 25,
@@ -74,6 +74,10 @@ ONLY_WITH_ALL = (
     "browser/test_course.py",
     "test_a_wrapped_model_goes_over_to_the_new_group",
     "distributed/test_healthy.py",
+    "distributed/test_ranks.py::test_a_healthy_program_is_not_disturbed",
+    "distributed/test_engines.py::test_engines_of_the_users_own_cluster_in_two_sets",
+    "test_magics.py::test_a_kernel_names_its_cells_too",
+    "test_magics_explain.py::test_in_a_kernel_the_report_stands_below_the_traceback",
 )
 """What takes a quarter of a minute or more where something quicker tests most of it: a C++ compiler (the other backends
 are tested each time), two processes (faults of the guard's own are tested in one, in test_faults), steps that grow

@@ -229,11 +229,14 @@ ASK = {
 }
 
 
-BEFORE_TRAINING = {f"nbdebug.tools.training.rules.{name}" for name in ("parameters", "outputs", "data")}
+BEFORE_TRAINING = {f"nbdebug.tools.training.rules.{name}" for name in ("outputs", "data")} | {
+    f"training/{code}" for code in ("frozen-parameters", "detached-graph", "parameters-not-in-optimizer", "bad-init")
+}
 
 
 def ask(patient, training):
-    if catalogue.look_up(patient.CODE).check.__module__ in BEFORE_TRAINING and not hasattr(patient, "RUN"):
+    before = {patient.CODE, catalogue.look_up(patient.CODE).check.__module__} & BEFORE_TRAINING
+    if before and not hasattr(patient, "RUN"):
         return preflighted(training)
     return ASK.get(patient.CODE, ASK[patient.CODE.split("/")[0]])(training)
 

@@ -219,8 +219,10 @@ class FolderCheck(Check):
             values = collections.Counter(tuple(k[key]) if key == "size" else k[key] for k in own)
             usual.update((field, value) for value, _ in values.most_common(1))
         labels = [table.label for table in self.tables if table.label]
+        below = self.only or os.path.normpath(self.root) != "."
         return {
             "root": os.path.abspath(self.root),
+            "written": "" if os.path.isabs(self.root) or self.root.startswith("..") or not below else self.root,
             "form": self.only or "",
             "expected": {**usual, **({"label": labels[0]} if labels else {}), **self.wanted.stated()},
             "separators": {table.name: table.frame.attrs.get("separator", ",") for table in self.tables}
@@ -679,7 +681,7 @@ def _outcomes(
 ) -> dict[tuple[str, str], tuple[bool | None, dict[str, Any]]]:
     """What became of each text, by its code and text. It runs in the copy, in a folder of its own each time."""
     result: dict[tuple[str, str], tuple[bool | None, dict[str, Any]]] = {}
-    total = sum(facts.total.values())
+    total, cwd = sum(facts.total.values()), os.getcwd()
     for finding in findings:
         for fix in finding.fixes:
             if time.monotonic() > deadline or not _stands_alone(fix.code):
@@ -687,6 +689,9 @@ def _outcomes(
             with tempfile.TemporaryDirectory() as folder:
                 os.chdir(folder)
                 scope = dict(names)
+                if facts.written:  # a path as the user writes it leads to the same place from here
+                    first = pathlib.Path(facts.written, facts.form).parts[0]
+                    pathlib.Path(first).symlink_to(pathlib.Path(cwd, first))
                 try:
                     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
                         exec(compile(fix.code, "<cure>", "exec"), scope)  # our own text
@@ -712,12 +717,12 @@ def _outcome(scope: Mapping[str, Any], facts: DataFacts, folder: str) -> str:
     if "target" in scope:
         return os.path.join(folder, scope["target"])
     root = pathlib.Path(facts.root)
-    linked = pathlib.Path(folder, root.name or "set")
+    linked = pathlib.Path(folder, "links", root.name or "set")
     mended = {name: pathlib.Path(folder, name) for name in os.listdir(folder)}
     everything = [root / facts.form] if facts.form else [path for path in root.rglob("*") if path.is_file()]
     kept: list[pathlib.Path] = scope.get("paths", everything)
     for path in kept:
-        link = linked / os.path.relpath(path, root)
+        link = linked / os.path.relpath(path, scope["root"] if "paths" in scope else root)
         link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(mended.get(f"{path.stem}_mended{path.suffix}", path))
+        link.symlink_to(mended.get(f"{path.stem}_mended{path.suffix}", path.absolute()))
     return str(linked)

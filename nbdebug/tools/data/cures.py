@@ -29,13 +29,15 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class DataFacts:
-    """All problems of a set, one for each item. root: the folder, "" in memory; total: how many items were looked at,
-    by kind ("picture", "row" …); expected: the fields that the user gave, and what is usual; form: of a set in memory
-    ("DataFrame", "Dataset", "select", "list"); separators: of the tables, by name; of COCO the
-    key of the rows."""
+    """All problems of a set, one for each item. root: the folder, "" in memory; written: as the user has it, where that
+    lies below the working folder; total: how many items were looked at, by kind ("picture", "row" …); expected: the
+    fields that the user gave, and what is usual; form: the name of a file that was given alone, or the kind of a set in
+    memory ("DataFrame", "Dataset", "select", "list"); separators: of the tables, by name; of COCO the key of the
+    rows."""
 
     problems: tuple[Problem, ...] = ()
     root: str = ""
+    written: str = ""
     total: Mapping[str, int] = dataclasses.field(default_factory=dict)
     expected: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     form: str = ""
@@ -129,7 +131,7 @@ def _expected(text: str, facts: DataFacts) -> str:
 def _paths(bad: str, facts: DataFacts, folder: bool) -> str:
     out = "not name.startswith(tuple(f'{one}/' for one in bad))" if folder else "name not in bad"
     return (
-        f"import os, pathlib\nroot, bad = pathlib.Path({facts.root!r}), {bad}\n"
+        f"import os, pathlib\nroot, bad = pathlib.Path({facts.written or facts.root!r}), {bad}\n"
         "files = [path for path in sorted(root.rglob('*')) if path.is_file()]\n"
         "names = [os.path.relpath(path, root).replace(os.sep, '/') for path in files]\n"
         f"paths = [root / name for name in names if {out}]"
@@ -145,7 +147,7 @@ def _converter(cure: DataCure, bad: str, facts: DataFacts) -> str:
     body = f"{LOOPS[cure.each]}\n{cure.text}".strip().replace("\n", "\n    ")
     return (
         f"import pathlib, shutil\n{HEADS[cure.each]}\n".replace("\n\n", "\n")
-        + f"root, target = pathlib.Path({facts.root!r}), pathlib.Path({name!r})\nbad = {bad}\n"
+        + f"root, target = pathlib.Path({facts.written or facts.root!r}), pathlib.Path({name!r})\nbad = {bad}\n"
         + f"shutil.copytree(root, target)\n{loop}\n    {body}"
     )
 
@@ -163,7 +165,8 @@ def _of_tables(items: Sequence[str | int], facts: DataFacts, each: str = "") -> 
     parts = []
     for name, (rows, columns) in by_file.items():
         stem, ending = os.path.splitext(name)
-        source, written = os.path.join(facts.root, name), f"{os.path.basename(stem)}_mended{ending}"
+        source = os.path.normpath(os.path.join(facts.written or facts.root, name))
+        written = f"{os.path.basename(stem)}_mended{ending}"
         form = SAME.get(ending.lower(), ending.lower())
         known = form in (TABLES if each else ROWS_OF) and (columns or "<columns>" not in each)
         if not known or (columns and form in (".json", ".npy")) or len(by_file) > SHOWN:

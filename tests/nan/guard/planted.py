@@ -27,6 +27,7 @@ BORDER = {
     "_scaler_updates",
     "_detach",
     "__call__",
+    "__torch_dispatch__",
     "disable",
     "_raise",
     "_inputs",
