@@ -6,6 +6,7 @@ weak reference keeps the storage's record from being taken for another's, and do
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import itertools
@@ -18,6 +19,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
+
+from nbdebug.text import count, listed
 
 SMALL = 4096
 """Up to this many elements `isfinite` on each takes no longer than a sum (measured: about 18 µs on a CPU)."""
@@ -334,3 +337,11 @@ def base_name(op: Any) -> str:
     for suffix in ("_backward_data", "_backward", "_forward"):
         name = name.removesuffix(suffix)
     return _ALIASES.get(name, name)
+
+
+def kinds_of(tensors: Iterable[torch.Tensor]) -> str:
+    """ "float32 on cpu", or each of several with its number of tensors."""
+    kinds = collections.Counter(f"{str(t.dtype).removeprefix('torch.')} on {t.device}" for t in tensors)
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return listed((f"{kind} ({count(n, 'tensor')})" for kind, n in kinds.most_common()), 4, quote="")

@@ -124,6 +124,7 @@ def test_the_collectives_of_a_step_are_counted_on_copies(monkeypatch) -> None:
     import nbdebug
 
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    monkeypatch.setenv("NCCL_IB_DISABLE", "1")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         model, x = torch.nn.Linear(300, 300), torch.ones(2, 300)
@@ -132,8 +133,47 @@ def test_the_collectives_of_a_step_are_counted_on_copies(monkeypatch) -> None:
         assert torch.equal(torch.get_rng_state(), state) and model.weight.grad is None
         assert report.facts["collectives"] == [("all_reduce", 1, 300 * 301 * 4)] and len(report.facts["tried"]) == 4
         assert "Tried on copies" in str(report.full()) and "NCCL_P2P_DISABLE" in str(report.full()), report
+        effects = dict(report.frame("Variables that are set on this rank")[["name", "effect"]].itertuples(index=False))
+        assert "not to keep" in effects["NCCL_IB_DISABLE"], effects
     finally:
         dist.destroy_process_group()
+
+
+def test_the_precision_of_both_kinds_of_fsdp() -> None:
+    """buffer_dtype is told for what it is, where the parameters are in half precision."""
+    import torch
+    from torch.distributed.fsdp import MixedPrecision
+
+    from nbdebug.tools.distributed.check_ranks import buffers, differences, precision
+
+    model, half = torch.nn.Linear(2, 2), torch.bfloat16
+    notes = []
+    for policy in (
+        MixedPrecision(param_dtype=half, buffer_dtype=torch.float32),
+        MixedPrecision(param_dtype=half, reduce_dtype=torch.float32, buffer_dtype=half),
+        MixedPrecision(buffer_dtype=torch.float32),
+        MixedPrecision(param_dtype=torch.float16, reduce_dtype=torch.float16),
+    ):
+        model.mixed_precision = policy  # as FullyShardedDataParallel keeps it
+        facts = {"host": "a", "precision": "; ".join(sorted({one for one in precision(model) if one}))}
+        notes.append((facts["precision"], len(buffers(facts)), len(differences([facts]))))
+    assert notes == [
+        ("param bfloat16, buffer float32", 1, 0),
+        ("param bfloat16, reduce float32, buffer bfloat16", 0, 0),
+        ("buffer float32", 0, 0),
+        ("param float16, reduce float16", 0, 1),
+    ]
+
+
+def test_an_error_of_all_ranks_is_looked_for_in_one_process() -> None:
+    from nbdebug.tools.distributed.facts import RanksFacts
+    from nbdebug.tools.distributed.launch import report_of
+
+    error = {"k": "error", "type": "ValueError", "text": "no rows", "lines": [("train.py", 2, "<module>")], "t": 1.0}
+    for ranks, fixes in (({0: [error], 1: [error]}, 2), ({0: [error], 1: []}, 1)):
+        (finding,) = report_of(RanksFacts.of(ranks), "ranks").findings
+        assert finding.code == "distributed/rank-raised" and len(finding.fixes) == fixes
+        assert ("--nproc 1" in finding.fixes[-1].code) is (fixes == 2)
 
 
 def test_hang_watch_shows_the_users_lines_alone(tmp_path) -> None:

@@ -157,6 +157,52 @@ def test_one_fault_is_named_alone(code: str, parts: dict[str, Any]) -> None:
     assert "text/html" in report._repr_mimebundle_() and report.findings[0].fixes[0].code
 
 
+MAC = {
+    "gpus": [],
+    "driver": None,
+    "platform": "darwin",
+    "run": {"device": "mps", "dtype": "float32", "pin_memory": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({**MAC, "torch": {"cuda": None, "version": "2.4.1"}}, ["of torch 2.4.1 does not exist"]),
+        (
+            {**MAC, "torch": {"cuda": None, "version": "2.5.0"}, "packages": {"torch": "2.5.0"}},
+            ["torch 2.5.0 computes in float16"],
+        ),
+        (
+            {
+                **MAC,
+                "torch": {"cuda": None, "version": "2.7.0", "float32 products": "high"},
+                "packages": {"torch": "2.7.0"},
+            },
+            ["('high') changes nothing on MPS", "computes in float16 and bfloat16, bfloat16 from macOS 14 on"],
+        ),
+        (
+            {"torch": {"float32 products": "highest"}},
+            ["set_float32_matmul_precision('high') lets NVIDIA A100 use TF32"],
+        ),
+        ({"torch": {"float32 products": "high"}}, []),
+        (
+            {
+                "torch": {"float32 products": "high"},
+                "gpus": [{**CARD, "capability": [7, 5]}] * 2,
+                "run": {"dtype": "float16"},
+            },
+            ["changes nothing on NVIDIA A100: TF32 came with capability 8.0"],
+        ),
+        ({"run": {"device": "cpu", "dtype": "float32"}, "torch": {"float32 products": "high"}}, []),
+    ],
+    ids=str,
+)
+def test_what_two_switches_do_on_this_device(parts: dict[str, Any], words: list[str]) -> None:
+    notes = nbdebug.check_environment(facts=changed(**parts)).notes
+    assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes)), notes
+
+
 @pytest.mark.parametrize(
     ("arch", "capability", "runs"),
     [
@@ -225,6 +271,7 @@ def test_switches_warnings_and_the_saved_text(tmp_path, capsys, monkeypatch) -> 
     monkeypatch.setitem(globals(), "__warningregistry__", {"version": 1, (text, FutureWarning, 7): True})
     report = nbdebug.check_environment()
     rows = dict(report.frame("The machine").itertuples(index=False))
+    assert rows["FSDP"] == "fully_shard (torch.distributed.fsdp), FullyShardedDataParallel"
     assert "cuDNN benchmark" in rows["switches"] and "math" in rows["attention kernels allowed"]
     shown = report.frame("Warnings of this kernel")
     assert (f"{__name__}, line 7", "torch.amp.GradScaler('cuda')") in zip(shown["where"], shown["write instead"])

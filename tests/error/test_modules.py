@@ -60,6 +60,31 @@ def test_a_file_in_a_folder_that_is_not_searched(folder) -> None:
     assert "lib/layers" in explained(imported("from layers import Block"))[1]
 
 
+@pytest.mark.parametrize(("file", "text", "place", "command"), [
+    ("pyproject.toml", "[project]\nname = 'nets'\n", "src/nets_q7/__init__.py", "%pip install -e '.'"),
+    ("setup.py", "", "src/nets_q7.py", "%pip install -e '.'"),
+    ("pyproject.toml", "[tool.ruff]\n", "src/nets_q7.py", 'PYTHONPATH="$PWD/src:$PYTHONPATH"'),
+    ("setup.py", "", "lib/nets_q7.py", 'PYTHONPATH="$PWD/lib:$PYTHONPATH"'),
+])  # fmt: skip
+def test_a_project_is_installed_once_and_a_folder_is_put_on_the_path(folder, file, text, place, command) -> None:
+    (folder / file).write_text(text)
+    (folder / place).parent.mkdir(parents=True)
+    (folder / place).write_text("")
+    fixes = only(explained(imported("import nets_q7"))[0]).fixes
+    assert "sys.path.append" in fixes[0].code and command in fixes[1].code and len(fixes) == 2, fixes
+
+
+def test_the_root_of_a_project_above_the_notebooks_folder(folder, monkeypatch) -> None:
+    (folder / "pyproject.toml").write_text("[build-system]\n")
+    for part in ("nets_q8", "notebooks"):
+        (folder / part).mkdir()
+    (folder / "nets_q8" / "__init__.py").write_text("")
+    monkeypatch.chdir(folder / "notebooks")
+    monkeypatch.setattr(sys, "path", [part for part in sys.path if part != str(folder)])
+    fixes = only(explained(imported("import nets_q8"))[0]).fixes
+    assert fixes[1].code == "%pip install -e '..'"
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [

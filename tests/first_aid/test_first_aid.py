@@ -72,6 +72,7 @@ def test_a_healthy_program_stays_silent_and_as_it_was(symptom: str) -> None:
     assert len(lines) <= 30 and max(map(len, lines)) <= 100
     assert all(step["state"] in ("well", "needs", "not needed") for step in report.facts["steps"])
     assert "could not run" not in str(report)
+    assert symptom != "hang" or "interrupt it" in str(report)
 
 
 @pytest.mark.parametrize("symptom", [*SYMPTOMS, *CHECKLISTS])

@@ -70,6 +70,16 @@ def test_what_is_left_behind(growth: Leak, wanted: list[str]) -> None:
     assert codes(MemoryFacts(growth=(growth,))) == wanted
 
 
+@pytest.mark.parametrize(("growth", "by_lines"), [
+    (Leak("rows", "list", MIB, 3, plain=MIB), True),
+    (Leak("rows", "list", MIB, 3), False),
+    (Leak("rows", "dict", MIB, 3, plain=MIB), False),
+])  # fmt: skip
+def test_text_that_is_collected_can_be_read_by_lines(growth: Leak, by_lines: bool) -> None:
+    (finding,) = name_all(MemoryFacts(growth=(growth,)))
+    assert any("file.readline()" in fix.code for fix in finding.fixes) is by_lines
+
+
 def test_a_leak_is_told_and_not_the_peak_that_it_swells() -> None:
     growth = Leak("recorded", "hook", 3 * MIB, 3, grad=True)
     assert codes(MemoryFacts(step=step(activations=900 * MIB), growth=(growth,))) == ["hook-held"]

@@ -154,7 +154,8 @@ def test_later_steps_are_a_part_of_the_trial(tmp_path):
     made = program(tmp_path, text.format(body="    return torch.log(h.abs() * s).mean()", values=[1.0, 1.0, 0.0],
                                          dtype="", names="")).build()  # fmt: skip
     fix = fix_of(made)
-    assert not fix.verified, "the step behind it divides by zero"
+    assert fix.verified is None and fix.edit is None, "the step behind it divides by zero"
+    assert "tried, none of which helped (step 1 behind it is bad)" in fix.after["why not"]
 
 
 def test_everything_is_as_the_failing_step_has_left_it(tmp_path):

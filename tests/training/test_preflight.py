@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import nbdebug
 from nbdebug.observe.snapshot import Snapshot
-from nbdebug.tools.training.static.probe import static_facts
+from nbdebug.tools.training.static.probe import _placed, static_facts
 from tests.training.loops import clusters, cross_entropy, loaders, mse, shapes
 
 
@@ -57,9 +57,18 @@ def test_model_optimizer_and_random_numbers_stay_as_they_were(everything):
     model, optimizer, pair = everything
     before = Snapshot.take(model, optimizer, others=())
     order = pair[0].generator.get_state()
-    looked_at(model, pair, cross_entropy, optimizer)
+    report = looked_at(model, pair, cross_entropy, optimizer)
+    assert any("are trained; float32 on cpu." in note for note in report.notes), report.notes
     assert before.differences() == []
     assert torch.equal(pair[0].generator.get_state(), order)
+
+
+def test_parts_of_other_types_and_devices_are_told_apart():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).half(), nn.BatchNorm1d(2))
+    assert _placed(model) == "float32 on cpu (4 tensors) and float16 on cpu (2 tensors)"
+    assert _placed(nn.BatchNorm1d(2)) == "float32 on cpu"
+    model[2].running_mean = torch.zeros(2, device="meta")
+    assert _placed(model).endswith("(2 tensors); buffers on meta")
 
 
 def test_a_run_after_it_is_the_run_without_it(everything):

@@ -32,7 +32,7 @@ PAIRS, GAIN, PARTS = 5, 0.05, 4
 EFFECTS = {
     "NCCL_P2P_DISABLE": "1: cards of one machine do not write to each other, all goes through host memory",
     "NCCL_SHM_DISABLE": "1: what cannot go from card to card goes over the network, within a machine too",
-    "NCCL_IB_DISABLE": "1: no InfiniBand or RoCE, sockets instead",
+    "NCCL_IB_DISABLE": "1: sockets, no InfiniBand or RoCE: a test, not to keep",
     "NCCL_SOCKET_IFNAME": "the network interfaces that ranks meet over",
     "NCCL_NVLS_ENABLE": "0: no multicast over NVLink",
     "NCCL_ALGO": "takes the choice of the algorithm from NCCL",
@@ -79,7 +79,7 @@ def check_ranks(
         subject=f"{count(len(everyone), 'rank')}, {dist.get_backend()}",
         headline="" if symptoms else f"{count(len(everyone), 'rank')}: nothing differs that should be the same.",
         symptoms=tuple(symptoms),
-        notes=(*notes, *advice(communication)),
+        notes=(*notes, *advice(communication), *buffers(own)),
         steps=1,
         facts={"ranks": everyone, "seconds": seconds, **communication},
         tables=(Table("The ranks", ("rank", *columns), rows, open=True), *tables(communication), *variables()),
@@ -127,6 +127,17 @@ def precision(model: nn.Module) -> list[str]:
     return [
         ", ".join(f"{kind} {str(dtype).removeprefix('torch.')}" for own, kind, dtype in kinds if own is p and dtype)
         for p in policies
+    ]
+
+
+def buffers(own: dict[str, Any]) -> list[str]:
+    """Where FSDP keeps buffers in float32 beside parameters in half precision, which is often meant for the loss."""
+    mixed = [one for one in own.get("precision", "").split("; ") if "param" in one and "buffer float32" in one]
+    if not any("param float16" in one or "param bfloat16" in one for one in mixed):
+        return []
+    return [
+        "FSDP's buffer_dtype=torch.float32 keeps buffers (running statistics, for instance) in float32 and moves no op "
+        "there: parameters and ops are in half precision. Compute the loss with .float()."
     ]
 
 

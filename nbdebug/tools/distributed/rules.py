@@ -307,14 +307,17 @@ def rank_raised(facts: RanksFacts) -> Finding | None:
         if UNFINISHED in error["text"]:
             continue
         everywhere = len(errors(facts)) == len(facts.ranks) > 1
-        fix = Fix("Ask what the error is about.", "nbdebug.explain(error)  # or %explain, in a notebook")
+        fixes = [Fix("Ask what the error is about.", "nbdebug.explain(error)  # or %explain, in a notebook")]
+        if everywhere:
+            alone = "Look for it in one process first: it does not come from the ranks' being several."
+            fixes.append(Fix(alone, "python -m nbdebug ranks --nproc 1 script.py"))
         title = f"{'Every rank' if everywhere else f'Rank {rank}'} has failed: {text}"
         step = error.get("step")
         return finding(
             "rank-raised",
             title,
             at(facts, first(error["lines"]), None if everywhere else rank, step),
-            [fix],
+            fixes,
             error=text,
         )
     return None

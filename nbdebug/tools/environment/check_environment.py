@@ -14,7 +14,7 @@ from nbdebug.text import clip, count, listed, size
 from nbdebug.tools.environment.facts import EnvironmentFacts
 from nbdebug.tools.environment.machine import machine_facts, shell_python
 from nbdebug.tools.environment.rules import ORDER, torch_of
-from nbdebug.tools.environment.versions import DATE
+from nbdebug.tools.environment.versions import DATE, MPS_AUTOCAST, TF32
 
 LITTLE_DISK = 2 * 2**30
 """Bytes: a checkpoint of a small language model, with its optimizer's state, is as large."""
@@ -43,7 +43,7 @@ def check_environment(*, requirements: Any = None, facts: Mapping[str, Any] | No
     pins = tuple(_unmet(_lines(requirements), unchecked)) if requirements is not None else ()
     known = EnvironmentFacts.of(raw, pins)
     findings = tuple(found for found in (check(known) for check in ORDER) if found is not None)
-    notes = _notes(raw) if own else ()
+    notes = (*(_notes(raw) if own else ()), *_precision(known))
     ruled_out = (
         ()
         if findings
@@ -62,7 +62,7 @@ def check_environment(*, requirements: Any = None, facts: Mapping[str, Any] | No
         findings,
         ruled_out,
         tuple(unchecked),
-        tuple(notes),
+        notes,
         "this machine" if own else "the machine of the facts",
         {"machine": dict(raw)},
         headline="" if findings else "No problem was found in this environment.",
@@ -116,6 +116,30 @@ def _notes(raw: Mapping[str, Any]) -> Iterator[str]:
         yield f"/dev/shm has {size(shm)}: a loader with workers needs more (docker run --shm-size=8g)"
 
 
+def _precision(known: EnvironmentFacts) -> Iterator[str]:
+    """What two switches do here that are often copied from a program for another device."""
+    chosen, torch = known.build.get("float32 products"), known.installed("torch")
+    call = f"torch.set_float32_matmul_precision({chosen!r})"
+    if known.device == "mps" or not known.device and known.build.get("mps") and not known.cards:
+        if chosen not in (None, "highest"):
+            yield f"{call} changes nothing on MPS: it acts on CUDA cards alone"
+        types = [name for name, since in MPS_AUTOCAST.items() if torch >= since]
+        which = f"computes in {listed(types, quote='')}" + (", bfloat16 from macOS 14 on" if types[1:] else "")
+        if torch:
+            yield f"torch.autocast('mps') of torch {torch_of(known)} " + (
+                which if types else "does not exist (2.5 has it)"
+            )
+    elif known.wants_cuda and known.is_cuda_build and chosen and (cards := [c for c in known.used if c.capability]):
+        able = [card.capability >= TF32 for card in cards]
+        if chosen == "highest" and all(able):
+            yield (
+                "Products of float32 matrices are computed in full: torch.set_float32_matmul_precision('high') lets "
+                f"{cards[0].name} use TF32, which is faster and keeps 10 bits of mantissa"
+            )
+        elif chosen != "highest" and not any(able):
+            yield f"{call} changes nothing on {cards[0].name}: TF32 came with capability {TF32[0]}.{TF32[1]}"
+
+
 REWRITES = (
     (r"torch\.cuda\.amp\.autocast", "torch.amp.autocast('cuda')"),
     (r"torch\.cuda\.amp\.GradScaler", "torch.amp.GradScaler('cuda')"),
@@ -166,6 +190,8 @@ def _rows(raw: Mapping[str, Any], known: EnvironmentFacts) -> Iterator[tuple[str
     parts += [f"ROCm {build['hip']}"] if build.get("hip") else []
     parts += [f"{name} {build[key]}" for key, name in (("cudnn", "cuDNN"), ("nccl", "NCCL")) if build.get(key)]
     yield "torch", ", ".join(parts)
+    if build.get("fsdp"):
+        yield "FSDP", ", ".join(build["fsdp"])
     if build.get("deterministic"):
         yield "switches", ", ".join(f"{name} {'on' if on else 'off'}" for name, on in build["deterministic"].items())
     if build.get("attention"):

@@ -30,6 +30,12 @@ VARIABLES = re.compile(
     r"CUDA_|NCCL_|GLOO_|TORCH_|PYTORCH_|TOKENIZERS_|OMP_|MKL_|HIP_|ROCR_|HSA_|NVIDIA_VISIBLE|TRANSFORMERS_|HF_HOME|HF_HUB_|"
     r"KMP_|OPENBLAS_|XLA_|MASTER_PORT|WORLD_SIZE|RANK|LOCAL_RANK|LD_LIBRARY_PATH|CUBLAS_|HUGGING_FACE_HUB_TOKEN"
 )
+FSDP = {
+    "fully_shard (torch.distributed.fsdp)": "distributed/fsdp/_fully_shard",
+    "fully_shard (torch.distributed._composable.fsdp)": "distributed/_composable/fsdp/fully_shard.py",
+    "FullyShardedDataParallel": "distributed/fsdp/fully_sharded_data_parallel.py",
+}
+"""The interfaces of FSDP, of its second version and of its first, and torch's file of each."""
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
 
 
@@ -85,8 +91,12 @@ def _torch() -> dict[str, Any]:
             match = re.search(rf"^{name}\b[^=\n]*= *(?:'([^']*)'|\"([^\"]*)\"|None)", text, re.MULTILINE)
             if match:
                 build[key] = match[1] or match[2]
+        there = [name for name, path in FSDP.items() if (pathlib.Path(spec.origin).parent / path).exists()]
+        build["fsdp"] = [name for name in there if "_composable" not in name or name == there[0]]
     torch = sys.modules.get("torch")
     if torch is not None:
+        with contextlib.suppress(RuntimeError):  # where the newer switches by backend were set
+            build["float32 products"] = torch.get_float32_matmul_precision()
         arches = torch.cuda.get_arch_list()
         build |= {"arch_list": arches} if arches else {}
         build["mps"] = bool(torch.backends.mps.is_built())

@@ -120,6 +120,12 @@ BFLOAT16, FLOAT8 = (8, 0), (8, 9)
 (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#features-and-technical-specifications)."""
 
 
+TF32 = (8, 0)
+"""The first compute capability whose products of float32 matrices can use TF32, 10 bits of mantissa
+(https://docs.pytorch.org/docs/stable/notes/cuda.html#tf32-on-ampere)."""
+MPS_AUTOCAST = {"float16": (2, 5), "bfloat16": (2, 6)}
+"""The first torch whose autocast has the type on MPS: https://github.com/pytorch/pytorch/pull/99272 and
+https://github.com/pytorch/pytorch/pull/139390 (macOS 14); accelerate asks for the same versions."""
 HALF_ON_CPU = (2, 1)
 """Before this torch, products of float16 matrices were not implemented for the processor (addmm_impl_cpu_)."""
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nbdebug.observe.tensors import can_be_nonfinite, dense
+from nbdebug.observe.tensors import can_be_nonfinite, dense, kinds_of
 from nbdebug.observe.variables import attributes, key_text, members, named_parameters
 from nbdebug.report import Report, Symptom, Table
 from nbdebug.text import count, listed, percent, size
@@ -245,15 +245,6 @@ def _finite(tensor: torch.Tensor) -> bool:
 # -- in sentences -----------------------------------------------------------------------------------------------------
 
 
-def _kinds(tensors: list[torch.Tensor]) -> str:
-    """ "float32 on cpu", or each of several with its number of tensors."""
-    kinds = collections.Counter((str(t.dtype).removeprefix("torch."), str(t.device)) for t in tensors)
-    if len(kinds) == 1:
-        ((dtype, device),) = kinds
-        return f"{dtype} on {device}"
-    return listed((f"{dtype} on {device} ({n} tensors)" for (dtype, device), n in kinds.most_common()), 4, quote="")
-
-
 def _of_model(name: str, x: Any) -> str:
     if not issubclass(type(x), torch.nn.Module):
         return ""
@@ -269,7 +260,7 @@ def _of_model(name: str, x: Any) -> str:
     mode = "train" if attributes(x).get("training") else "eval"
     return (
         f"`{name}` ({type(x).__name__}): {count(total, 'parameter')} in {count(len(made), 'tensor')}, {share}, "
-        f"{_kinds(parameters)}; {mode} mode; {gradients}{f', {bad} of them not finite' if bad else ''}."
+        f"{kinds_of(parameters)}; {mode} mode; {gradients}{f', {bad} of them not finite' if bad else ''}."
     )
 
 

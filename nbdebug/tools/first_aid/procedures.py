@@ -383,7 +383,14 @@ def ranks(a: Surroundings) -> Report:
 
 
 def hang(a: Surroundings) -> Report:
-    raise Missing("the hanging run itself, in every rank, with hang_watch(after=60) around the loop")
+    import torch
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise Missing("the hanging run itself, in every rank, with hang_watch(after=60) around the loop")
+    raise Missing(
+        "the hanging run: interrupt it, and its traceback ends at the line that waits (a script: timeout -s INT 60 "
+        "python train.py)"
+    )
 
 
 def settings(a: Surroundings) -> Report:
@@ -562,7 +569,7 @@ SYMPTOMS: dict[str, Procedure] = {
             MACHINE,
             Step("Loader and workers, in a copy", "%check_loader", 1, stream),
             Step("Do the ranks agree", "check_ranks", 1, ranks),
-            Step("Which rank and line waits", "hang_watch", 5, hang),
+            Step("Which line waits, and which rank", "hang_watch", 5, hang),
         ),
         ("deadlock", "stuck", "freeze", "timeout"),
     ),

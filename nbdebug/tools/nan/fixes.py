@@ -34,6 +34,7 @@ from nbdebug.observe.recorder import Op
 from nbdebug.observe.tape import CannotReplay
 from nbdebug.observe.tensors import can_be_nonfinite, finite
 from nbdebug.report import Edit, Finding, Fix
+from nbdebug.text import count
 from nbdebug.tools.nan.facts import NanFacts
 from nbdebug.tools.nan.origins import Origin
 from nbdebug.tools.nan.probe import Detection, Probe
@@ -165,9 +166,10 @@ def try_fixes(
 
 
 def _tried(fix: Fix, fault: Fault, trial: FixTrial, again: Trial | None) -> Fix:
-    """The first cure that works; else the first one, with what came of it; else the fix as it stands, a suggestion."""
+    """The first cure that works; else the first that could not be tried; else, and where all were tried in vain, the
+    fix as it stands, a suggestion."""
     first: Fix | None = None
-    began = time.monotonic()
+    began, failed = time.monotonic(), 0
     with contextlib.nullcontext() if again is None else again():
         for number, (cure, edit) in enumerate(_edits(fault)):
             if number == MOST or time.monotonic() - began > LONGEST_WAIT:
@@ -176,10 +178,15 @@ def _tried(fix: Fix, fault: Fault, trial: FixTrial, again: Trial | None) -> Fix:
             works, after = _attempt(cure, edit, trial, again)
             if works:
                 return Fix.of(title, edit, True, after)
+            failed += works is False
             if first is None or (first.verified is None) < (works is None):
                 first = Fix.of(title, edit, works, after)
-    if first is not None:
+    if first is not None and first.verified is None:
         return first
+    if first is not None and not fix.after:
+        reason = first.after.get("why not")
+        tried = f"{count(failed, 'edit')} of your line tried, none of which helped{f' ({reason})' if reason else ''}"
+        return dataclasses.replace(fix, after={"why not": tried})
     return fix if fix.after else dataclasses.replace(fix, after={"why not": "no line of yours was found for it"})
 
 

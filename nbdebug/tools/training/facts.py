@@ -368,8 +368,8 @@ class TriedEdit:
 @dataclasses.dataclass(frozen=True)
 class StaticFacts:
     """What is known before training. loss_form: how loss_fn is called; optimizer: as a person would write it;
-    normalized: the model has normalization layers; reduction: "mean" or "sum" over the batch, "neither", or "" (not
-    known); attempts: by the cause."""
+    placed: types and devices of the parameters; normalized: the model has normalization layers; reduction: "mean" or
+    "sum" over the batch, "neither", or "" (not known); attempts: by the cause."""
 
     loss_form: str = "loss_fn(model, batch)"
     loss: float | None = None
@@ -378,6 +378,7 @@ class StaticFacts:
     has_optimizer: bool = False
     optimizer: str = ""
     parameters: tuple[Parameter, ...] = ()
+    placed: str = ""
     detached: tuple[DetachedAt, ...] = ()
     foreign: ForeignTensors | None = None
     loss_calls: tuple[LossCall, ...] = ()

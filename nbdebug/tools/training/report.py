@@ -292,6 +292,7 @@ def _parameter_note(static: StaticFacts) -> str:
         "with a learning rate of zero": [p for p in trained if p.held and p.rate == 0.0],
     }
     parts = [f"{len(group):,} {kind} ({listed([p.name for p in group], 2)})" for kind, group in kinds.items() if group]
+    parts += [static.placed] if static.placed else []
     return "; ".join([f"Parameters: {len(trained):,} of {len(static.parameters):,} are trained", *parts]) + "."
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import glob
@@ -144,6 +145,21 @@ def files_of(module: str, beside: Iterable[str]) -> tuple[tuple[str, ...], str]:
             matches.append((path + ".py" if os.path.isfile(path + ".py") else path, folder))
     files = tuple(_relative(path) for path, _ in matches[:3])
     return files, _relative(matches[0][1]) if matches else ""
+
+
+def project_of(top: str, folder: str) -> str:
+    """The folder of a pyproject.toml or setup.py that packages what lies in `folder`, or in its `src`; "" for none. A
+    file beside packages is left out by setuptools, so it must be a package there."""
+    inside = os.path.basename(os.path.abspath(folder)) == "src"
+    root = os.path.dirname(os.path.abspath(folder)) if inside else folder
+    if top == "src" or not inside and not os.path.isfile(os.path.join(folder, top, "__init__.py")):
+        return ""
+    if os.path.isfile(os.path.join(root, "setup.py")):
+        return _relative(root)
+    with contextlib.suppress(OSError, UnicodeDecodeError), open(os.path.join(root, "pyproject.toml")) as file:
+        if re.search(r"^\[(project|build-system|tool\.poetry)\]", file.read(), re.MULTILINE):
+            return _relative(root)
+    return ""
 
 
 def _folders(starts: Iterable[str]) -> Iterator[str]:
@@ -314,6 +330,7 @@ def _missing(context: ErrorContext, module: str, blocker: str | None) -> ModuleM
         _python(),
         _asking_library(context),
         next(iter(() if top in WELL_KNOWN else _near(top, WELL_KNOWN)), ""),
+        project_of(top, folder) if files else "",
     )
 
 

@@ -21,8 +21,9 @@ class ModuleMissing:
     name. files: where a file of this module is, relative to the working folder; folder: the one to add to sys.path.
     near: similar names. package: its name on PyPI, where that differs. elsewhere: the interpreter of another
     environment that has it. taken_by: the file that is imported in its place. python: the running interpreter. meant: a
-    well-known module with a similar name that is not installed. edit: the failing line behind one that gives the module
-    its old name; complete: whether all classes that the file names are then found.
+    well-known module with a similar name that is not installed. project: the folder from which `pip install -e` makes
+    the module importable. edit: the failing line behind one that gives the module its old name; complete: whether all
+    classes that the file names are then found.
     """
 
     raised: Raised
@@ -41,6 +42,7 @@ class ModuleMissing:
     python: str = ""
     needed_by: str = ""
     meant: str = ""
+    project: str = ""
     edit: Edit | None = None
     complete: int = 0
 
@@ -180,7 +182,7 @@ def _fixes(facts: ModuleMissing) -> list[Fix]:
 def _for_absent(facts: ModuleMissing) -> list[Fix]:
     """For a module that is not there at all."""
     if facts.files:
-        return [Fix("Add that folder to sys.path.", f"import sys\nsys.path.append({facts.folder!r})")]
+        return [Fix("Add that folder to sys.path.", f"import sys\nsys.path.append({facts.folder!r})"), _for_good(facts)]
     if facts.near:
         return [Fix("Use the name that exists.", f"import {facts.near[0]}")]
     top = facts.module.partition(".")[0]
@@ -205,6 +207,15 @@ def _for_absent(facts: ModuleMissing) -> list[Fix]:
             f"%pip install {facts.package or top}",
         )
     ]
+
+
+def _for_good(facts: ModuleMissing) -> Fix:
+    """For every program that is started later, and not for this one alone."""
+    if facts.project:
+        return Fix("Or install the project once, as it stands, and restart.", f"%pip install -e {facts.project!r}")
+    folder = facts.folder if facts.folder.startswith(("/", "~")) else f"$PWD/{facts.folder}".removesuffix("/.")
+    title = "Or for all that is started from a shell (Jupyter, torchrun)."
+    return Fix(title, f'export PYTHONPATH="{folder}:$PYTHONPATH"')
 
 
 OWN_FOLDERS = frozenset(

@@ -362,7 +362,16 @@ def cache_unbounded(facts: MemoryFacts) -> Finding | None:
         cure = f"{name}.pop(next(iter({name})))" if growth.kind == "dict" else f"del {name}[:-256]"
         fix = Fix("Keep a fixed number.", f"if len({name}) > 256:\n    {cure}", None, saving(by))
     what = f"{count(growth.items, 'new entry', 'new entries')} a step, {size(by)} in total"
-    return grew("cache-unbounded", growth, title, [fix], [what])
+    by_lines = [BY_LINES] if growth.kind in ("list", "deque") and growth.plain > growth.bytes // 2 else []
+    return grew("cache-unbounded", growth, title, [fix, *by_lines], [what])
+
+
+BY_LINES = Fix(
+    "Where these come from a file: read it line by line, and keep the place to go on from.",
+    "with open(path) as file:\n    file.seek(place)  # 0, or what was saved\n"
+    "    while line := file.readline():\n        use(line)\n        place = file.tell()",
+)
+"""For text and other plain objects, which are there again whenever they are needed."""
 
 
 # -- what is held at this moment, without a step -----------------------------------------------------------------------

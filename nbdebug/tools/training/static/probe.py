@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from nbdebug.live import progress_bar
 from nbdebug.observe.snapshot import Snapshot
+from nbdebug.observe.tensors import kinds_of
 from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
 from nbdebug.report import Finding
 from nbdebug.text import size
@@ -117,6 +118,14 @@ def _checked(model: Any, loader: Any, loss_fn: Any, optimizer: Any) -> list[torc
             f"batches; got {type(loader).__name__}, which goes on where it was left (check_loader says more)"
         )
     return list(optimizers_of(optimizer, CALL).values())
+
+
+def _placed(model: nn.Module) -> str:
+    """ "float32 on cpu; buffers on cuda:0": buffers only where no parameter is on their device."""
+    parameters = list(model.parameters())
+    apart = {str(b.device) for b in model.buffers()} - {str(p.device) for p in parameters}
+    others = f"; buffers on {', '.join(sorted(apart))}" if apart and parameters else ""
+    return kinds_of(parameters) + others if parameters else ""
 
 
 class _Probes:
@@ -233,6 +242,7 @@ class _Probes:
             has_optimizer=has_optimizer,
             optimizer=optimizer_code(self.users_optimizers),
             parameters=table,
+            placed=_placed(self.model),
             bad_gradients=tuple(
                 name for name, p in step.calls.parameters if name and has_nonfinite(step.gradients.get(id(p)))
             ),
