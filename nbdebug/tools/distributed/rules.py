@@ -309,7 +309,7 @@ def rank_raised(facts: RanksFacts) -> Finding | None:
         everywhere = len(errors(facts)) == len(facts.ranks) > 1
         fixes = [Fix("Ask what the error is about.", "nbdebug.explain(error)  # or %explain, in a notebook")]
         if everywhere:
-            alone = "Look for it in one process first: it does not come from the ranks' being several."
+            alone = "All ranks have it: look first whether one process by itself has it, too."
             fixes.append(Fix(alone, "python -m nbdebug ranks --nproc 1 script.py"))
         title = f"{'Every rank' if everywhere else f'Rank {rank}'} has failed: {text}"
         step = error.get("step")
