@@ -125,9 +125,10 @@ def test_only_the_expression_at_fault_is_rewritten(kind, tmp_path):
     body, expected = LINES[kind]
     values = (1.0, 2.0, 0.5) if kind == "a denominator of both signs" else (1.0, 1.0, 0.0)
     fix = asked(tmp_path, body, values)
-    assert fix.edit is not None and expected in fix.code, fix
-    if kind != "a library's function":
-        assert fix.verified, fix
+    if kind == "a library's function":  # the logarithm of zero is in the line twice: no edit of the call alone helps
+        assert fix.edit is None and "none of which helped" in fix.after["why not"], fix
+    else:
+        assert fix.edit is not None and expected in fix.code and fix.verified, fix
 
 
 def test_constants_fit_the_dtype(tmp_path):
