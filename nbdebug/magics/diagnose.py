@@ -105,6 +105,11 @@ class DiagnoseMagics(Magics):
     @TRAIN_LOADER
     @VAL_LOADER
     @SCHEDULER
+    @argument(
+        "--regularize",
+        action="store_true",
+        help="try dropout, weight decay and label smoothing one at a time, and compare the validation loss",
+    )
     @argument("--keep", action="store_true", help="leave the model as the loop leaves it (default: it is put back)")
     @argument(
         "train",
@@ -119,6 +124,7 @@ class DiagnoseMagics(Magics):
 
             %diagnose train
             report = %diagnose --model net --loss-fn criterion train(5, callback)
+            %diagnose --regularize train
 
         %diagnose runs your loop once, as train(callback). %%diagnose runs the cell below, which is the loop itself; it
         may call callback(step, loss), and if it does not, each step of the optimizer counts. Without a loss and
@@ -155,6 +161,7 @@ class DiagnoseMagics(Magics):
             names.pop("callback", None)
             if before is not NOTHING:
                 names["callback"] = before
+        args.full |= args.regularize  # for its table
         trained = report.subject.rpartition(", trained by ")[2]
         report.question = question
         report.subject = subject.replace("no optimizer", f"optimizer {trained}, made in it", 1)
@@ -174,7 +181,13 @@ def _call_arguments(args: Any, names: dict[str, Any]) -> tuple[dict[str, Any], s
     taken = {kind: option_or_usual(kind, getattr(args, kind), names, subject.model) for kind in kinds}
     values = {kind: value for kind, (_, value) in taken.items()}
     parts = [str(subject), *(f"{kind} `{name}`" for kind, (name, _) in taken.items() if name)]
-    return {"model": subject.model, "optimizer": subject.optimizer, "keep": args.keep, **values}, ", ".join(parts)
+    return {
+        "model": subject.model,
+        "optimizer": subject.optimizer,
+        "keep": args.keep,
+        "regularize": args.regularize,
+        **values,
+    }, ", ".join(parts)
 
 
 def with_data(report: Report, train: Any, val: Any, model: Any) -> Report:

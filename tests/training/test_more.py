@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import nbdebug
+from nbdebug.tools.training.facts import RegularizerTrial, StaticFacts, TrainingFacts, TrainingRunFacts
+from nbdebug.tools.training.report import diagnose_report
 from nbdebug.tools.training.rules.signs import weights_follow
 from nbdebug.tools.training.static.signals import target_columns
 from tests.training.loops import clusters, cross_entropy, made, mse
@@ -220,6 +222,42 @@ def test_validation_that_comes_late_is_told_how_often_by_the_run(each, words):
     assert report.findings[0].code.startswith("training/")
     notes = [note for note in report.notes if note.startswith("Validation is best at step")]
     assert len(notes) == bool(words) and all(words in note and "validate every" in note for note in notes), notes
+
+
+def test_regularizers_are_tried_one_at_a_time_by_the_plain_validation_loss():
+    torch.manual_seed(51)
+    x = torch.randn(360, 20)
+    y = (x[:, 0] + torch.randn(360) > 0).long()
+    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    training = made(model, optimizer, cross_entropy, dealt(x, y, held=300), 25)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    report = nbdebug.diagnose(
+        training.train,
+        model=model,
+        optimizer=optimizer,
+        loss_fn=cross_entropy,
+        train_loader=training.train_loader,
+        val_loader=training.val_loader,
+        regularize=True,
+        progress=False,
+    )
+
+    (table,) = [t for t in report.tables if t.title.startswith("Regularizers")]
+    rows = {row[0]: row for row in table.rows}
+    assert list(rows) == ["as it is", "dropout 0.1", "dropout 0.3", "weight decay 0.1", "label smoothing 0.1"]
+    assert rows["label smoothing 0.1"][2] < 0.9 * rows["as it is"][2]
+    assert "lowest validation loss is that with label smoothing" in table.note
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert optimizer.param_groups[0]["weight_decay"] == 0.01 and not model[1]._forward_hooks
+
+
+def test_a_regularizer_that_does_no_more_than_batches_differ_is_not_named():
+    trials = [RegularizerTrial("", 0.5, 0.6, 0.0, 0.0), RegularizerTrial("dropout 0.1", 0.5, 0.59, -0.01, 0.02)]
+    run = TrainingRunFacts(losses=(1.0,) * 9, step_numbers=tuple(range(9)), regularizers=tuple(trials))
+    (table,) = diagnose_report(TrainingFacts(StaticFacts(), run), [], "", "").tables
+    assert table.note.startswith("None lowers the validation loss")
 
 
 def test_the_value_that_the_next_row_has_is_no_leak():

@@ -7,6 +7,7 @@ is left as it was.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -36,6 +37,7 @@ def diagnose(
     train_loader: Any = None,
     val_loader: Any = None,
     scheduler: Any = None,
+    regularize: bool = False,
     keep: bool = False,
     progress: bool = True,
 ) -> Report:
@@ -44,9 +46,11 @@ def diagnose(
     train: your own loop; it calls `callback(step, loss)` after each step. model: a Module, or a trainer that holds it;
     what is None is then the trainer's. optimizer: one, or several in a list; without one, each that trains the model is
     taken when it first steps. loss_fn: `loss_fn(model, batch)`, which gives the loss of one batch (or a criterion,
-    `loss_fn(outputs, targets)`); without it and `train_loader` nothing can be tried, and the report says so. keep:
-    leave the model, the optimizer and the scheduler as the loop left them; else they are put back, bit for bit, and the
-    random numbers too. progress: show a bar.
+    `loss_fn(outputs, targets)`); without it and `train_loader` nothing can be tried, and the report says so.
+    regularize: dropout, weight decay and label smoothing are tried, too, one at a time from the start of the run, and
+    compared by the validation loss without smoothing, in a table of the report (`report.full()` shows it); that takes
+    as long as six runs, two minutes at most. keep: leave the model, the optimizer and the scheduler as the loop left
+    them; else they are put back, bit for bit, and the random numbers too. progress: show a bar.
 
     The experiments do what the loop did, batch by batch: several optimizers, accumulation, a closure, clipping. Where
     that does not give the same losses, nothing is concluded from them, and the report says why. They take at most
@@ -57,7 +61,7 @@ def diagnose(
     """
     parts = {"optimizer": optimizer, "loss_fn": loss_fn, "train_loader": train_loader, "val_loader": val_loader}
     parts = completed(model, {**parts, "scheduler": scheduler})
-    model, arguments = parts["model"], _arguments(train, **parts)
+    model, arguments = parts["model"], dataclasses.replace(_arguments(train, **parts), regularize=regularize)
     static = _static(arguments)
 
     def answer(facts: TrainingFacts) -> Report:

@@ -634,6 +634,19 @@ class HeldOut:
 
 
 @dataclasses.dataclass(frozen=True)
+class RegularizerTrial:
+    """The run, trained once more with one regularizer ("" for none): losses at its end on fixed batches, without label
+    smoothing and in eval mode. change: of the validation loss, batch by batch, against the run as it is; error: its
+    standard error, None where there are too few batches."""
+
+    what: str
+    train: float
+    val: float
+    change: float
+    error: float | None
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainingRunFacts:
     """What one run of the loop showed. Fields that could not be measured keep their defaults; `unchecked` says why.
 
@@ -703,6 +716,7 @@ class TrainingRunFacts:
     floor: float = 0.0
     at_floor: float = 0.0
     validations: tuple[int, ...] | None = None
+    regularizers: tuple[RegularizerTrial, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nbdebug import verdict
-from nbdebug.report import Finding, Fix, Plot, Report, RuledOut, Symptom
+from nbdebug.report import Finding, Fix, Plot, Report, RuledOut, Symptom, Table
 from nbdebug.text import count, figures, listed, percent
 from nbdebug.tools.training.facts import (
     Attempt,
@@ -321,6 +321,7 @@ def diagnose_report(facts: TrainingFacts, findings: list[Finding], question: str
         symptoms=_symptoms(facts),
         steps=len(run.losses),
         plots=(Plot("losses", _curves(run, findings)),),
+        tables=_regularizers(run),
     )
 
 
@@ -336,6 +337,31 @@ def _floor_note(static: StaticFacts | None, run: TrainingRunFacts | None = None)
         f"The loss can't fall below {figures(floor)}: labels are smoothed by {figures(call.smoothing)} over "
         f"{count(call.classes or 0, 'class', 'classes')}, and that much is left when every answer is right.{end}"
     )
+
+
+def _regularizers(run: TrainingRunFacts) -> tuple[Table, ...]:
+    """What each regularizer made of the validation loss."""
+    if len(run.regularizers) < 2:
+        return ()
+    rows = [
+        (
+            trial.what or "as it is",
+            trial.train,
+            trial.val,
+            trial.change if trial.what else None,
+            trial.error if trial.what else None,
+        )
+        for trial in run.regularizers
+    ]
+    sure = [t for t in run.regularizers if t.error is not None and t.change < -signs.SURE * t.error and t.what]
+    best = min(sure, key=lambda trial: trial.val, default=None)
+    note = (
+        "None lowers the validation loss by more than its batches differ."
+        if best is None
+        else f"The lowest validation loss is that with {best.what}."
+    )
+    columns = "regularizer", "training loss", "validation loss", "change", "give or take"
+    return (Table("Regularizers, one at a time", columns, rows, f"{note} Without smoothing; one run each.", True),)
 
 
 def _validation_note(run: TrainingRunFacts) -> Iterable[str]:

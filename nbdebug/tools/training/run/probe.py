@@ -57,6 +57,7 @@ from nbdebug.tools.training.run.experiments import (
     loss_spike,
     penalty,
     reference,
+    regularizers,
     small_factor,
 )
 from nbdebug.tools.training.run.interventions import (
@@ -113,6 +114,7 @@ class LoopArguments:
     train_loader: Any
     val_loader: Any
     scheduler: Any
+    regularize: bool = False
 
 
 def run_facts(
@@ -565,6 +567,8 @@ def _experiment_facts(
         facts = experiments(facts, retrainer, steps, errors, _result_as_is(facts, steps))
         if facts.repeats and not _names_a_cause(static, facts):
             facts = interventions(facts, retrainer, steps, static, errors)
+        if arguments.regularize:
+            facts = errors.run("Regularization", lambda: regularizers(facts, retrainer, steps, static), facts)
         return _with_reference(facts, retrainer, steps, errors)
     changes = updates.clip_limit() == (None, True)
     return _without_experiments(facts, why or (CHANGES if changes else UNLIKE))
