@@ -34,7 +34,6 @@ from nbdebug.observe.recorder import Op
 from nbdebug.observe.tape import CannotReplay
 from nbdebug.observe.tensors import can_be_nonfinite, finite
 from nbdebug.report import Edit, Finding, Fix
-from nbdebug.text import count
 from nbdebug.tools.nan.facts import NanFacts
 from nbdebug.tools.nan.origins import Origin
 from nbdebug.tools.nan.probe import Detection, Probe
@@ -185,7 +184,8 @@ def _tried(fix: Fix, fault: Fault, trial: FixTrial, again: Trial | None) -> Fix:
         return first
     if first is not None and not fix.after:
         reason = first.after.get("why not")
-        tried = f"{count(failed, 'edit')} of your line tried, none of which helped{f' ({reason})' if reason else ''}"
+        tried = "the edit of your line did not help" if failed == 1 else f"none of {failed} edits of your line helped"
+        tried += f" ({reason})" if reason else ""
         return dataclasses.replace(fix, after={"why not": tried})
     return fix if fix.after else dataclasses.replace(fix, after={"why not": "no line of yours was found for it"})
 
