@@ -163,6 +163,17 @@ def test_the_precision_of_both_kinds_of_fsdp() -> None:
         ("buffer float32", 0, 0),
         ("param float16, reduce float16", 0, 1),
     ]
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
+        second = fully_shard(torch.nn.Linear(2, 2), mesh=init_device_mesh("cpu", (1,)), mp_policy=policy)
+        assert "param bfloat16, reduce float32" in precision(second)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_an_error_of_all_ranks_is_looked_for_in_one_process() -> None:
