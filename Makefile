@@ -35,10 +35,11 @@ notebooks: setup ## execute the notebooks again, in place
 # The pinned packages go in by two processes and are compiled as they are imported: half the time on two cores. torch is
 # among them, so that the last install keeps that build of it; that one adds what a Python has without a pin.
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+PINS := $(PIP) -q --no-deps --no-compile --no-warn-conflicts -r .venv/pins
 .venv/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing into .venv (the first time takes minutes: torch is large)"
 	@awk '/^[^#]/ {print > (".venv/pins-" (/^[p-z]/ ? 1 : 2) ".txt")}' constraints.txt
-	@$(PIP) --no-deps --no-compile --no-warn-conflicts -r .venv/pins-1.txt & $(PIP) --no-deps --no-compile --no-warn-conflicts -r .venv/pins-2.txt && wait $$!
+	@$(PINS)-1.txt & $(PINS)-2.txt && wait $$!
 	@$(PIP) -c constraints.txt -e '.[dev]'
 	@touch $@
