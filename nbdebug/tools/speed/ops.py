@@ -160,7 +160,7 @@ class OpWatch(TorchDispatchMode):
                 lines=tuple(Site(f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames)[::-1],
                 loops=loops,
                 after=after,
-                repeated=known and not backward,
+                repeated=known and not backward and not after,  # a recurrence that has come to rest is none
                 double=any(t.dtype in (torch.float64, torch.complex128) for t in outputs),
                 elements=max((t.numel() for t in outputs), default=0),
                 grad=torch.is_grad_enabled(),
