@@ -17,7 +17,7 @@ demo: setup ## run the first-aid notebook in a fresh kernel (half a minute) and 
 
 # What fails is run once more, with the values of its asserts: to rewrite all of them takes each process a quarter of a minute.
 FAILED := --last-failed --last-failed-no-failures none
-test: setup ## run the tests (one of three of long lists of situations)
+test: setup ## run the tests (a sample of the long lists of situations)
 	@$(PYTEST) --assert=plain $(TESTS) || { $(PYTEST) $(FAILED) $(TESTS); exit 1; }
 
 test-all: setup ## run the tests with every situation: some minutes more
