@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 import nbdebug
 from nbdebug.__main__ import main
+from nbdebug.tools.speed import ops
 from nbdebug.tools.speed.script import share_of, slower
 from nbdebug.tools.speed.watch import OWN, RECENT, WARM, SpeedWatch
 from tests.shell import started
@@ -150,3 +151,34 @@ def test_a_cache_that_is_off_is_named_and_the_tokens_are_the_same() -> None:
     assert nbdebug.generation(model, torch.tensor([1, 2, 3]), max_new_tokens=24).ok
     with pytest.raises(TypeError, match="whole numbers"):
         nbdebug.generation(model, torch.randn(1, 3))
+
+
+def test_one_op_that_had_to_wait_makes_no_share() -> None:
+    """The machine did something else while one op ran: that is no work of the step's."""
+    weight, rows = torch.rand(64, 64), torch.rand(64, 64)
+    watch = ops.OpWatch(salted=True)
+    with watch:
+        for number in range(3):
+            watch.begin_step(number, {})
+            (rows @ weight).sum()
+            _ = rows * 2.0
+            _ = rows * 2.0
+    waited = next(op for op in watch.last if op.repeated)
+    waited.seconds = 1.0
+    before = watch.repeated()
+    watch.drop_waits()
+    after = watch.repeated()
+    assert before is not None and before.share > 0.99
+    assert after is not None and after.share < 0.9 and watch.seconds() < 0.5
+
+
+def test_what_an_optimizer_counts_is_no_repeated_work() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    watch = ops.OpWatch(salted=True)
+    with watch:
+        for number in range(3):
+            watch.begin_step(number, {id(p): p for p in model.parameters()})
+            model(torch.rand(2, 4)).sum().backward()
+            optimizer.step()
+    assert any(op.phase == "optimizer" for op in watch.ops) and not any(op.repeated for op in watch.ops)

@@ -103,6 +103,7 @@ def _loaders(training: Training) -> bool:
 
 def _observation(watch: OpWatch, training: Training, source: Any) -> Observation:
     seen = Observation()
+    watch.drop_waits()
     seen.reads, seen.repeated, seen.growth, seen.loop = watch.reads(), watch.repeated(), watch.growth(), watch.loop()
     seen.double = WorkShare(double_origin(watch, training), watch.double(), "float64")
     by_line: collections.Counter[Site] = collections.Counter()

@@ -72,6 +72,10 @@ class TimedOp:
     def line(self) -> Site | None:
         return self.lines[-1] if self.lines else None
 
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        return self.func, self.phase, self.lines, self.repeated, self.double, self.elements
+
 
 class OpWatch(TorchDispatchMode):
     """salted: whether a step's leaves are other ones in each step though
@@ -160,7 +164,7 @@ class OpWatch(TorchDispatchMode):
                 lines=tuple(Site(f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames)[::-1],
                 loops=loops,
                 after=after,
-                repeated=known and not backward and not after,  # a recurrence that has come to rest is none
+                repeated=known and not backward and not optimizer and not after,  # a recurrence at rest repeats nothing
                 double=any(t.dtype in (torch.float64, torch.complex128) for t in outputs),
                 elements=max((t.numel() for t in outputs), default=0),
                 grad=torch.is_grad_enabled(),
@@ -308,6 +312,14 @@ class OpWatch(TorchDispatchMode):
         sequence.add(tensor, shape, took)
 
     # -- answers -------------------------------------------------------------------------------------------------------
+
+    def drop_waits(self) -> None:
+        """Gives each op the least time of those like it, in all steps: what else the machine does only adds."""
+        least: dict[Any, float] = {}
+        for op in self.ops:
+            least[op.kind] = min(op.seconds, least.get(op.kind, op.seconds))
+        for op in self.ops:
+            op.seconds = least[op.kind]
 
     @property
     def last(self) -> list[TimedOp]:

@@ -242,14 +242,14 @@ def no_kv_cache(facts: SpeedFacts) -> Finding | None:
 )
 def redundant_work(facts: SpeedFacts) -> Finding | None:
     seen = facts.repeated
-    if seen is None or seen.share < HALF:
+    if seen is None or seen.share < HALF or seen.where.line is None:
         return None
     cure = facts.cure("equal results remembered")
     if cure is not None and cure.measured is not None and cure.measured < 1.1:
         return None
     what = "repeats what was computed before, with equal inputs" if seen.what == "computed again" else "only copies"
     title = f"{percent(seen.share)} of a step's work {what}"
-    fixes = [Fix("Do it once before the loop, and use the result.", f"{seen.where.text or '...'}  # before the loop")]
+    fixes = [Fix("Do it once before the loop, and use the result.", f"{seen.where.text}  # before the loop")]
     return finding(
         facts, "speed/redundant-work", "forward", title, seen.where, fixes,
         repeated=percent(seen.share), remembered=gain(facts, "equal results remembered"),
