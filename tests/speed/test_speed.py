@@ -155,11 +155,12 @@ def test_a_cache_that_is_off_is_named_and_the_tokens_are_the_same() -> None:
 
 def test_one_op_that_had_to_wait_makes_no_share() -> None:
     """The machine did something else while one op ran: that is no work of the step's."""
-    weight, rows = torch.rand(64, 64), torch.rand(64, 64)
+    weight = torch.rand(64, 64)
     watch = ops.OpWatch(salted=True)
     with watch:
         for number in range(3):
             watch.begin_step(number, {})
+            rows = torch.rand(64, 64)
             (rows @ weight).sum()
             _ = rows * 2.0
             _ = rows * 2.0
