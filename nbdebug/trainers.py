@@ -9,7 +9,6 @@ documented methods are called (a loader is made, with the random numbers as befo
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import sys
 import types
@@ -21,7 +20,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
-from nbdebug.observe.snapshot import random_sources
+from nbdebug.observe.snapshot import same_random_numbers
 from nbdebug.observe.variables import attributes, children, class_attribute, is_user_module, user_variables
 
 TYPES: dict[str, type] = {
@@ -227,7 +226,7 @@ def _transformers(kind: str, name: str, trainer: Any) -> Parts:
 
 def _loader(trainer: Any, make: Callable[[], Any]) -> Any:
     """A loader as the trainer makes one for itself, which forgets it again."""
-    with _same_random_numbers():
+    with same_random_numbers():
         listed = attributes(trainer.accelerator).get("_dataloaders", [])
         before = list(listed)
         try:
@@ -241,7 +240,7 @@ def _new_optimizer(trainer: Any) -> Any:
     """The optimizer that the trainer would make; it makes its own later."""
     if trainer.optimizer is not None:
         return bare(trainer.optimizer)
-    with _same_random_numbers():
+    with same_random_numbers():
         try:
             return trainer.create_optimizer()
         finally:
@@ -255,16 +254,6 @@ def _trainer_loss(trainer: Any) -> Callable[[Any, Any], Any]:
             return trainer.compute_loss(model, inputs)
 
     return loss
-
-
-@contextlib.contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    states = [(write, read()) for _, read, write in random_sources()]
-    try:
-        yield
-    finally:
-        for write, state in states:
-            write(state)
 
 
 def _lightning_trainer(kind: str, name: str, trainer: Any) -> Parts:
@@ -289,7 +278,7 @@ def _lightning_module(kind: str, name: str, module: Any) -> Parts:
     if kind == "model":
         return [(name, module)]
     if kind == "new_optimizer":
-        with _same_random_numbers():
+        with same_random_numbers():
             return [
                 (f"{name}.configure_optimizers()", optimizer)
                 for optimizer in _optimizers_in(module.configure_optimizers() if _overridden(module, kind) else None)
@@ -311,7 +300,7 @@ def _data_module(kind: str, name: str, module: Any) -> Parts:
     """The loaders that a data module, or a LightningModule, makes. What it prepares for that, it prepares in a copy."""
     if not kind.endswith("_loader") or not _overridden(module, kind):
         return []
-    with _same_random_numbers():
+    with same_random_numbers():
         try:
             loader = getattr(module, _METHODS[kind])()
         except Exception:  # it needs setup first

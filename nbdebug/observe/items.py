@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import IterableDataset, Subset, default_collate
 
 from nbdebug.observe.locations import locate
-from nbdebug.observe.snapshot import random_sources
+from nbdebug.observe.snapshot import same_random_numbers
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.observe.variables import attributes
 from nbdebug.report import Item
@@ -182,15 +182,11 @@ def _keeps_order(batch: LoadedBatch) -> bool:
     some of the items, and with the same in reverse: what it gives must be reversed, too."""
     if batch.collate is default_collate or isinstance(batch.dataset, IterableDataset):
         return True
-    states = [(write, read()) for _, read, write in random_sources()]
     try:
-        with _disable_current_modes(), torch.no_grad():
+        with same_random_numbers(), _disable_current_modes(), torch.no_grad():
             items = [batch.dataset[index] for index in batch.indices[:MOST_TRIED]]
             there, back = (tensors_in(batch.collate(part)) for part in (list(items), items[::-1]))
             rows = [(a, b) for a, b in zip(there, back, strict=True) if a.dim() and len(a) == len(items)]
             return bool(rows) and all(_equal(a.flip(0), b) for a, b in rows if a.shape == b.shape)
     except Exception:  # the user's own code, called at another time: nothing is known then
         return False
-    finally:
-        for write, state in states:
-            write(state)

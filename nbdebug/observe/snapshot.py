@@ -329,6 +329,17 @@ def random_sources(
             yield f"the random numbers of {device}", *_accelerator(device)
 
 
+@contextlib.contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """All of these generators are as before afterwards."""
+    states = [(write, read()) for _, read, write in random_sources()]
+    try:
+        yield
+    finally:
+        for write, state in states:
+            write(state)
+
+
 def accelerators_in_use() -> list[torch.device]:
     """Every accelerator that has been used; one that has not is not initialized."""
     kinds = [(kind, getattr(torch, kind)) for kind in ("cuda", "xpu")]

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from nbdebug.observe.snapshot import same_random_numbers
 from nbdebug.process import CopyFailed, can_copy, in_copy
 from nbdebug.report import Report, RuledOut, Table
 from nbdebug.text import count, figures, in_a_line, listed, percent, size
@@ -24,17 +25,7 @@ from nbdebug.tools.data.rules import STREAM
 
 STEPS, SECONDS = 200, 60.0
 """Batches of a pass that are watched, and the time for all of it."""
-SKIPS = (
-    "skip_samples",
-    "skip",
-    "num_skip",
-    "skip_first",
-    "skip_batches",
-    "skip_steps",
-    "start_index",
-    "start_at",
-    "resume_from",
-)
+SKIPS = "skip_samples skip num_skip skip_first skip_batches skip_steps start_index start_at resume_from".split()
 """Names of what a data set leaves out when a run goes on."""
 PADDING = 0.5
 """Of the tokens: more is worth a note."""
@@ -67,20 +58,19 @@ def check_loader(
     for name, number in (("epochs", epochs), ("max_steps", max_steps), ("ranks", ranks), ("steps", steps)):
         if number is not None and (not isinstance(number, int) or number < 1):
             raise ValueError(f"{name} takes a whole number from 1 on; got {number!r}")
-    watch = LoaderPasses(loader, epochs, max_steps, resume_at, ranks, max(steps, max_steps or 0), seconds)
+    plan = {"epochs": epochs, "max_steps": max_steps, "resume_at": resume_at, "ranks": ranks}
+    watch = LoaderPasses(loader, **plan, steps=max(steps, max_steps or 0), seconds=seconds)
     if can_copy():
         try:
-            result = in_copy(watch.run, seconds + 30)
+            watch.out = in_copy(watch.run, seconds + 30)
         except CopyFailed as error:
-            return _report(watch, StreamFacts(unchecked=[f"the batches: {error}"]))
-    elif is_one_shot(loader) or is_one_shot(getattr(loader, "dataset", None)):
-        return _report(
-            watch, StreamFacts(unchecked=["the batches: a stream can only be read once, and there can be no copy"])
-        )
+            watch.out.unchecked.append(f"the batches: {error}")
+    elif is_one_shot(loader) or is_one_shot(watch.dataset):
+        watch.out.unchecked.append("the batches: a stream can only be read once, and there can be no copy")
     else:
         with own_random_numbers(loader):
-            result = watch.run(copied=False)
-    return _report(watch, result)
+            watch.run(copied=False)
+    return watch.report()
 
 
 def is_one_shot(thing: Any) -> bool:
@@ -112,49 +102,36 @@ class Pass:
     padding: tuple[int, int] = (0, 0)
 
 
+@dataclasses.dataclass
 class LoaderPasses:
     """The loader and the plan; `run` reads it, in the copy."""
 
-    def __init__(
-        self,
-        loader: Any,
-        epochs: int | None,
-        max_steps: int | None,
-        resume_at: int | None,
-        ranks: int,
-        steps: int,
-        seconds: float,
-    ) -> None:
-        self.loader, self.epochs, self.max_steps, self.resume_at = loader, epochs, max_steps, resume_at
-        self.ranks, self.steps, self.seconds = ranks, steps, seconds
-        self.dataset = getattr(loader, "dataset", None)
-        self.workers = int(getattr(loader, "num_workers", 0) or 0)
-        self.out = StreamFacts()
+    loader: Any
+    epochs: int | None
+    max_steps: int | None
+    resume_at: int | None
+    ranks: int
+    steps: int
+    seconds: float
+    out: StreamFacts = dataclasses.field(default_factory=StreamFacts)
 
-    @property
-    def streams(self) -> bool:
-        """Whether the rows come one after the other, with no number of their own."""
-        return (
-            self.dataset is None
-            and not hasattr(self.loader, "__getitem__")
-            or (
-                self.dataset is not None
-                and not hasattr(type(self.dataset), "__getitem__")
-                or _is_iterable_set(self.dataset)
-            )
-        )
+    def __post_init__(self) -> None:
+        self.dataset = getattr(self.loader, "dataset", None)
+        self.workers = int(getattr(self.loader, "num_workers", 0) or 0)
+        source = self.loader if self.dataset is None else self.dataset
+        # rows come one after the other, with no number of their own
+        self.streams = not hasattr(type(source), "__getitem__") or _is_iterable_set(source)
 
     def problem(self, code: str, sentence: str, item: str = "loader") -> None:
-        self.out.problems.append(Problem(f"data/{code}", item, sentence))
+        self.out.problems.append(Problem(code if "/" in code else f"data/{code}", item, sentence))
 
     def run(self, copied: bool = True) -> StreamFacts:
         import torch.distributed
 
         self.deadline = time.monotonic() + self.seconds
-        if self.ranks > 1 and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            with as_rank(0, self.ranks):
-                return self._run(copied)
-        return self._run(copied)
+        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        with as_rank(0, self.ranks) if self.ranks > 1 and alone else contextlib.nullcontext():
+            return self._run(copied)
 
     def _run(self, copied: bool) -> StreamFacts:
         if copied:
@@ -172,8 +149,8 @@ class LoaderPasses:
         for check in (self._workers, self._random, self._resume, self._ranks):
             if time.monotonic() > self.deadline:
                 self.out.unchecked.append(f"{check.__name__.strip('_')}: the time was over ({self.seconds:g} s)")
-                continue
-            check(first)
+            else:
+                check(first)
         return self.out
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -211,19 +188,17 @@ class LoaderPasses:
             result.bytes = max(result.bytes, values.nbytes) if step else result.bytes + values.nbytes
             if values.dtype.kind == "f" and not numpy.isfinite(values).all() and len(self.out.problems) < 100:
                 bad = numpy.flatnonzero(~numpy.isfinite(values).reshape(len(values), -1).all(1)).tolist()
+                indices: Any = result.indices[step] if step < len(result.indices) else None
                 for r in bad[:8]:
-                    indices: Any = result.indices[step] if step < len(result.indices) else None
-                    item = f"item {indices[r]}" if indices is not None else f"batch {step}, row {r}"
-                    sentence = f"Row {r} of batch {step} is not finite in `{name}`" + f" ({item})" * (
-                        indices is not None
-                    )
+                    item = f"batch {step}, row {r}" if indices is None else f"item {indices[r]}"
+                    sentence = f"Row {r} of batch {step} is not finite in `{name}`"
+                    sentence += "" if indices is None else f" ({item})"
                     self.problem("nonfinite-values", sentence, item)
         labels = array(row.label)
         if labels is not None and labels.ndim and labels.dtype.kind in "iu" and (labels == TORCH_IGNORES).all():
             what = "no label at all" if not labels.size else "every label is -100, which the loss passes over"
-            self.problem(
-                "batch-without-labels", f"batch {step}: {what}, and the mean over no label is nan", f"batch {step}"
-            )
+            sentence = f"batch {step}: {what}, and the mean over no label is nan"
+            self.problem("batch-without-labels", sentence, f"batch {step}")
         mask = array(row.fields.get("attention_mask"))
         if mask is not None and mask.ndim == 2:
             result.padding = (result.padding[0] + int((mask == 0).sum()), result.padding[1] + mask.size)
@@ -231,12 +206,10 @@ class LoaderPasses:
     def _failure(self, first: Pass) -> None:
         """The batch that can't be made, and the item of it that fails by itself."""
         last = first.indices[min(first.batches, len(first.indices) - 1)] if first.indices else []
-        items = list(last) if _listed(last) else [last]
         culprit = ""
-        dataset: Any = self.dataset
-        for index in items if dataset is not None and not self.streams else ():
+        for index in [] if self.streams else _flat([last]):
             try:
-                dataset[index]
+                self.loader.dataset[index]
             except Exception as error:
                 culprit = f"; item {index} can't be made: {in_a_line(error)}"
                 break
@@ -258,7 +231,7 @@ class LoaderPasses:
         batches = count(first.batches, "batch", "batches")
         once = first.ended and (not second.batches or second.batches < first.batches and second.ended and self.streams)
         if once:
-            left = f"{count(second.batches, 'batch', 'batches')}" if second.batches else "nothing"
+            left = count(second.batches, "batch", "batches") if second.batches else "nothing"
             planned = self.epochs is None or self.epochs > 1
             if planned and (self.max_steps is None or first.batches < self.max_steps):
                 self.problem("one-shot", f"The stream can be read once: {batches} in epoch 1, {left} in epoch 2")
@@ -280,17 +253,14 @@ class LoaderPasses:
     def _order(self, first: Pass, second: Pass) -> None:
         """Shuffled, and the same in each epoch."""
         order, again = _flat(first.indices), _flat(second.indices)
-        sampler = _sampler(self.loader)
+        sampler = (_samplers(self.loader) or [None])[-1]
         shuffles = any(hasattr(sampler, name) for name in ("set_epoch", "seed", "generator", "rng", "shuffle"))
         if len(order) < 16 or order != again or not shuffles or not all(isinstance(i, int) for i in order):
             return
         rising = sum(b > a for a, b in itertools.pairwise(order)) / (len(order) - 1)
         if 0.3 < rising < 0.7 and len(set(order)) > len(order) / 2:
-            how = (
-                "although set_epoch(1) was called before the second"
-                if hasattr(sampler, "set_epoch")
-                else "its seed is set anew in each"
-            )
+            how = "although set_epoch(1) was called before the second"
+            how = how if hasattr(sampler, "set_epoch") else "its seed is set anew in each"
             self.problem("same-order", f"The order is shuffled, and the same in both epochs: {how}")
 
     def _set_epoch(self, epoch: int) -> None:
@@ -298,24 +268,21 @@ class LoaderPasses:
             if callable(getattr(sampler, "set_epoch", None)):
                 with contextlib.suppress(Exception):
                     sampler.set_epoch(epoch)
-                    self.out.notes.append(
-                        f"{type(sampler).__name__}: set_epoch was called between the passes, as your loop must do."
-                    )
+                    called = "set_epoch was called between the passes, as your loop must do."
+                    self.out.notes.append(f"{type(sampler).__name__}: {called}")
 
     def _shares(self, first: Pass) -> None:
         """Padding; room in shared memory."""
         padded, all_of = first.padding
         if all_of and padded > PADDING * all_of:
-            self.out.notes.append(
-                f"{percent(padded / all_of)} of the tokens are padding: sort rows of like length into a batch."
-            )
+            share = percent(padded / all_of)
+            self.out.notes.append(f"{share} of the tokens are padding: sort rows of like length into a batch.")
         waiting = first.bytes * self.workers * (getattr(self.loader, "prefetch_factor", None) or 2)
         with contextlib.suppress(OSError):
             free = shutil.disk_usage("/dev/shm").free
             if waiting > free:
-                self.out.notes.append(
-                    f"Workers may hold {size(waiting)} of batches, and /dev/shm has {size(free)} free."
-                )
+                there = f"/dev/shm has {size(free)} free"
+                self.out.notes.append(f"Workers may hold {size(waiting)} of batches, and {there}.")
 
     # -- workers, ranks, resuming --------------------------------------------------------------------------------------
 
@@ -324,25 +291,19 @@ class LoaderPasses:
         if self.workers < 2 or not self.streams or self.dataset is None:
             return
         alone = self.read(_loader_like(self.loader, num_workers=0))
-        whole = first.ended and alone.ended
-        copies = collections.Counter(first.digests)
-        times = len(first.digests) / max(1, len(alone.digests))
-        twice = (
-            copies and min(copies.values()) >= self.workers and max(collections.Counter(alone.digests).values()) == 1
-        )
-        ahead = not whole and len(set(first.digests[: len(first.digests) // self.workers])) <= len(
-            first.digests
-        ) / self.workers / (self.workers - 0.5)
-        if (
-            (whole and times == self.workers and len(alone.digests))
-            or (whole and twice)
-            or (ahead and len(first.digests) >= 8 * self.workers)
-        ):
-            rows = (
-                f"{len(first.digests):,} rows in an epoch, {len(alone.digests):,} without workers"
-                if whole
-                else "the same rows, one after the other"
+        copies, single = collections.Counter(first.digests), collections.Counter(alone.digests)
+        if first.ended and alone.ended:
+            times = len(first.digests) / max(1, len(alone.digests))
+            distinct = single and copies and max(single.values()) == 1
+            repeated = times == self.workers or (distinct and min(copies.values()) >= self.workers)
+            rows = f"{len(first.digests):,} rows in an epoch, {len(alone.digests):,} without workers"
+        else:
+            share = first.digests[: len(first.digests) // self.workers]
+            repeated = len(first.digests) >= 8 * self.workers and len(set(share)) <= len(first.digests) / (
+                self.workers * (self.workers - 0.5)
             )
+            rows = "the same rows, one after the other"
+        if repeated:
             self.problem("not-sharded", f"Each of the {self.workers} workers serves every row: {rows}")
 
     def _random(self, first: Pass) -> None:
@@ -350,17 +311,16 @@ class LoaderPasses:
         if self.workers < 2 or self.streams or not _length(self.dataset):
             return
         probe = _loader_like(self.loader, batch_sampler=[[0]] * (2 * self.workers), num_workers=self.workers)
-        passes = [[row_digest(batch, 0) for batch in probe] for _ in range(2)]
-        draws = passes[0]
+        draws, again = ([row_digest(batch, 0) for batch in probe] for _ in range(2))
         if draws[0] == draws[self.workers]:  # nothing random in it
             return
+        code = "training/same-seed-workers"
         if len(set(draws[: self.workers])) == 1:
-            detail = f"Each of the {self.workers} workers draws the same random numbers: item 0 comes alike from all"
-        elif passes[0] == passes[1]:
-            detail = "The workers draw the same random numbers in each epoch: an item is augmented alike in all of them"
-        else:
-            return
-        self.out.problems.append(Problem("training/same-seed-workers", "loader", detail))
+            how = "draws the same random numbers: item 0 comes alike from all"
+            self.problem(code, f"Each of the {self.workers} workers {how}")
+        elif draws == again:
+            how = "an item is augmented alike in all of them"
+            self.problem(code, f"The workers draw the same random numbers in each epoch: {how}")
 
     def _resume(self, first: Pass) -> None:
         """The data set's own way to leave out what was read: does it reach the workers, and does it end?"""
@@ -368,9 +328,8 @@ class LoaderPasses:
             return
         name = next((n for n in SKIPS if isinstance(getattr(self.dataset, n, None), int)), None)
         if name is None:
-            self.out.notes.append(
-                "The data set has no number of rows to skip (skip_samples): a run goes on by reading and throwing away."
-            )
+            how = "a run goes on by reading and throwing away"
+            self.out.notes.append(f"The data set has no number of rows to skip (skip_samples): {how}.")
             return
         per = getattr(self.loader, "batch_size", None) or 1
         rows = self.resume_at if "batch" in name or "step" in name else self.resume_at * per
@@ -394,15 +353,11 @@ class LoaderPasses:
         common = len(shares[0] & shares[1]) / max(1, min(len(shares[0]), len(shares[1])))
         steps = [p.batches for p in own]
         if common > 0.5:
-            self.problem(
-                "not-sharded",
-                f"Each of the {self.ranks} ranks reads the same rows: {percent(common)} of rank 1's are rank 0's",
-            )
+            same = f"{percent(common)} of rank 1's are rank 0's"
+            self.problem("not-sharded", f"Each of the {self.ranks} ranks reads the same rows: {same}")
         elif len(set(steps)) > 1 and all(p.ended for p in own):
-            self.problem(
-                "uneven-ranks",
-                f"The ranks have {listed(steps, 8, quote='')} batches: the others wait for ever at the end",
-            )
+            batches = f"{listed(steps, 8, quote='')} batches"
+            self.problem("uneven-ranks", f"The ranks have {batches}: the others wait for ever at the end")
 
     def _as_rank(self, rank: int) -> Pass:
         with as_rank(rank, self.ranks):
@@ -412,6 +367,29 @@ class LoaderPasses:
             with contextlib.suppress(AttributeError):
                 self.loader._iterator = None
             return self.read()
+
+    def report(self) -> Report:
+        out = self.out
+        facts = DataFacts(tuple(out.problems))
+        findings = tuple(finding for check in STREAM.values() if (finding := check(facts)) is not None)
+        rows = [
+            (place + 1, batches, n, "yes" if end else "no") for place, (batches, n, end) in enumerate(out.passes[:2])
+        ]
+        watched = " and ".join(f"{batches:,} batches" for _, batches, _, _ in rows) or "nothing"
+        headline = f"No problem was seen in two passes: {watched}." if rows else "Nothing could be read."
+        source = "" if self.dataset is None else f" over {type(self.dataset).__name__}"
+        return Report(
+            "check_loader()",
+            findings,
+            (RuledOut("a stream that ends or repeats", f"{watched} in two passes"),) if rows and not findings else (),
+            tuple(out.unchecked),
+            tuple(dict.fromkeys(out.notes)),
+            f"{type(self.loader).__name__}{source}, {count(self.workers, 'worker')}",
+            {"passes": [list(p) for p in out.passes], "items": {p.item: p.code for p in out.problems}},
+            headline="" if findings else headline,
+            tables=[Table("Passes", ("pass", "batches", "rows", "to the end"), rows)] if rows else [],
+            independent=True,
+        )
 
 
 @contextlib.contextmanager
@@ -445,14 +423,9 @@ def _is_iterable_set(dataset: Any) -> bool:
 
 
 def _samplers(loader: Any) -> list[Any]:
-    """The sampler, the batch sampler and what that holds."""
+    """The sampler, the batch sampler and what that holds: the last of them gives the order."""
     batches = getattr(loader, "batch_sampler", None)
     return [s for s in (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)) if s is not None]
-
-
-def _sampler(loader: Any) -> Any:
-    batches = getattr(loader, "batch_sampler", None)
-    return getattr(batches, "sampler", batches) if batches is not None else getattr(loader, "sampler", None)
 
 
 def _length(thing: Any) -> int | None:
@@ -509,11 +482,8 @@ def _loader_like(loader: Any, **options: Any) -> Any:
     from torch.utils.data import DataLoader
 
     batched = {} if "batch_sampler" in options else {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    worker = (
-        {"worker_init_fn": loader.worker_init_fn, "multiprocessing_context": loader.multiprocessing_context}
-        if options.get("num_workers")
-        else {}
-    )
+    names = ("worker_init_fn", "multiprocessing_context") if options.get("num_workers") else ()
+    worker = {name: getattr(loader, name) for name in names}
     return DataLoader(loader.dataset, collate_fn=loader.collate_fn, **batched, **worker, **options)
 
 
@@ -560,38 +530,11 @@ def _feed(value: Any, row: int, digest: Any) -> None:
 @contextlib.contextmanager
 def own_random_numbers(loader: Any) -> Iterator[None]:
     """All generators are as before afterwards, those of the loader and its samplers too."""
-    import torch
-
-    from nbdebug.tools.data.check_data import same_random_numbers
-
-    own = {id(g): g for s in [loader, *_samplers(loader)] if (g := getattr(s, "generator", None)) is not None}.values()
-    states = [generator.get_state() for generator in own if isinstance(generator, torch.Generator)]
+    own = [getattr(one, "generator", None) for one in (loader, *_samplers(loader))]
+    states = [(g, g.get_state()) for g in own if hasattr(g, "get_state")]
     with same_random_numbers():
         try:
             yield
         finally:
-            for generator, state in zip(own, states):
+            for generator, state in states:
                 generator.set_state(state)
-
-
-def _report(watch: LoaderPasses, result: StreamFacts) -> Report:
-    facts = DataFacts(tuple(result.problems), expected={"loader": "loader"})
-    order = {code: place for place, code in enumerate(STREAM)}
-    findings = [check(facts) for code, check in STREAM.items()]
-    named = tuple(sorted((f for f in findings if f is not None), key=lambda f: order[f.code]))
-    rows = [(place + 1, *numbers[:2], "yes" if numbers[2] else "no") for place, numbers in enumerate(result.passes[:2])]
-    watched = " and ".join(f"{batches:,} batches" for batches, _, _ in result.passes[:2]) or "nothing"
-    headline = "" if named else f"No problem was seen in two passes: {watched}." if rows else "Nothing could be read."
-    kind = type(watch.loader).__name__ + (f" over {type(watch.dataset).__name__}" if watch.dataset is not None else "")
-    return Report(
-        "check_loader()",
-        named,
-        (RuledOut("a stream that ends or repeats", f"{watched} in two passes"),) if rows and not named else (),
-        tuple(result.unchecked),
-        tuple(dict.fromkeys(result.notes)),
-        f"{kind}, {count(watch.workers, 'worker')}",
-        {"passes": [list(p) for p in result.passes], "items": {p.item: p.code for p in result.problems}},
-        headline=headline,
-        tables=[Table("Passes", ("pass", "batches", "rows", "to the end"), rows)] if rows else [],
-        independent=True,
-    )

@@ -59,6 +59,11 @@ class DataCure:
     guess: bool = False
 
 
+def part(name: str, row: str | int) -> str | int:
+    """The item that is a row or a column. name: of the table, "" in memory."""
+    return f"{name}#{row}" if name else row
+
+
 HEADS = {
     "picture": "from PIL import Image, ImageOps",
     "caption": "",

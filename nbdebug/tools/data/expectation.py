@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from nbdebug.text import figures
 
 NEVER = 1_000_000
 """A length that tokenizers without one give: transformers writes 1e30."""
+
+SIXTEEN = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+"""Modes of one picture with 16 bits: which of them Pillow gives depends on its version."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +53,25 @@ class DataExpectation:
         """The fields that are there."""
         return {key: value for key, value in vars(self).items() if value is not None}
 
+    def picture_faults(self, size: tuple[int, int], mode: str | None) -> Iterator[tuple[str, str]]:
+        """(code, detail) of a picture of another size or mode. mode: None of one that has none, as an array."""
+        width, height = size
+        if self.size is not None and size != self.size:
+            yield "wrong-image-size", f"{width} x {height} in place of {self.size[0]} x {self.size[1]}"
+        if self.min_size is not None and min(size) < self.min_size:
+            yield "image-too-small", f"{width} x {height}: the shorter side is under {self.min_size}"
+        alike = mode in (None, self.mode) or (mode in SIXTEEN and self.mode in SIXTEEN)
+        if self.mode is not None and not alike:
+            yield "wrong-image-mode", f"{mode} in place of {self.mode}"
+
+    def label_fault(self, labels: Iterable[float], ignored: int | None = None) -> str:
+        """Labels that are no class, in words; "" where there are none. ignored: where no `ignore_index` is given."""
+        classes, ignored = self.num_classes, ignored if self.ignore_index is None else self.ignore_index
+        if classes is None:
+            return ""
+        bad = {v for v in labels if v == v and v != ignored and not (0 <= v < classes and v == int(v))}
+        return f"{', '.join(map(figures, sorted(bad)[:6]))}; {classes} classes are 0 to {classes - 1}" if bad else ""
+
 
 FIELDS = tuple(field.name for field in dataclasses.fields(DataExpectation))
 LISTS = ("extensions", "columns", "boxes")
@@ -78,23 +102,24 @@ def _normal(values: dict[str, Any]) -> dict[str, Any]:
     size = values.get("size")
     if size is not None:
         values["size"] = (size, size) if isinstance(size, int) else tuple(int(side) for side in size)
-    if len(values.get("size") or (1, 1)) != 2 or len(values.get("boxes") or "1234") != 4:
+    if len(values.get("size") or "12") != 2 or len(values.get("boxes") or "1234") != 4:
         raise ValueError("size takes (width, height), and boxes the names of four columns: x1, y1, x2, y2")
     if values.get("extensions"):
-        values["extensions"] = tuple(map(_dotted, values["extensions"]))
+        values["extensions"] = tuple(f".{ending.removeprefix('.')}" for ending in values["extensions"])
     if values.get("caption_extension"):
-        values["caption_extension"] = _dotted(values["caption_extension"])
+        values["caption_extension"] = f".{values['caption_extension'].removeprefix('.')}"
     return values
 
 
-def _dotted(ending: str) -> str:
-    return ending if ending.startswith(".") else f".{ending}"
+CONFIG = {"vocab_size": ("vocab_size",), "max_length": ("max_position_embeddings", "n_positions")}
+"""What a model's config calls the fields."""
 
 
 def demands(thing: Any) -> dict[str, Any]:
     """What a processor, a tokenizer or a model asks for, by its own attributes."""
     values: dict[str, Any] = {}
-    for part in _parts(thing):
+    parts = [getattr(thing, name, None) for name in ("tokenizer", "image_processor", "feature_extractor")]
+    for part in [thing, *filter(None, parts)]:  # a processor of several kinds holds one for each
         if callable(getattr(part, "convert_ids_to_tokens", None)):
             longest = getattr(part, "model_max_length", None)
             values |= {"vocab_size": len(part), "max_length": longest if longest and longest < NEVER else None}
@@ -102,23 +127,13 @@ def demands(thing: Any) -> dict[str, Any]:
         elif getattr(part, "sampling_rate", None):
             values["sample_rate"] = int(part.sampling_rate)
         elif getattr(part, "do_resize", None) is False and isinstance(getattr(part, "size", None), Mapping):
-            size = part.size
-            values["size"] = (size["width"], size["height"]) if "width" in size else None
+            values["size"] = (part.size["width"], part.size["height"]) if "width" in part.size else None
     config = getattr(thing, "config", None)
     for key, names in CONFIG.items():
-        number = next((n for n in (getattr(config, name, None) for name in names) if isinstance(n, int)), None)
-        if number is not None and number > 0:
+        number = next((n for n in (getattr(config, name, None) for name in names) if isinstance(n, int)), 0)
+        if number > 0:
             values[key] = number
     if not values and callable(getattr(thing, "modules", None)):
         tables = [m for m in thing.modules() if type(m).__name__ == "Embedding"]
         values["vocab_size"] = max((m.num_embeddings for m in tables), default=None)
     return {key: value for key, value in values.items() if value is not None}
-
-
-CONFIG = {"vocab_size": ("vocab_size",), "max_length": ("max_position_embeddings", "n_positions")}
-
-
-def _parts(thing: Any) -> Iterable[Any]:
-    """A processor of several kinds holds one for each."""
-    parts = [getattr(thing, name, None) for name in ("tokenizer", "image_processor", "feature_extractor")]
-    return [thing, *(part for part in parts if part is not None)]

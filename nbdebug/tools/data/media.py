@@ -12,10 +12,17 @@ from typing import Any
 
 from nbdebug.text import figures, percent, size
 from nbdebug.tools.data.cures import Problem
-from nbdebug.tools.data.expectation import DataExpectation
+from nbdebug.tools.data.expectation import SIXTEEN, DataExpectation
 from nbdebug.tools.data.inventory import KINDS, RANK, Entry, FolderInventory, head
 from nbdebug.tools.data.pictures import ENDINGS, pillow
-from nbdebug.tools.data.similarity import Thumbnails, features, near_copies, shifted_folder
+from nbdebug.tools.data.similarity import (
+    Thumbnails,
+    contradictions,
+    equal_across_splits,
+    features,
+    near_copies,
+    shifted_folder,
+)
 
 MAJORITY, LEAST = 0.9, 10
 """Of pictures that are alike, where nothing is expected: the others are then named."""
@@ -25,8 +32,6 @@ CAPTION_LIMIT = 1 << 20
 NUMBER = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?")
 CAPTIONED = 0.5
 """Of the pictures, that have a text file beside them: then a caption is meant for all."""
-SIXTEEN = ("I", "I;16", "I;16B", "I;16L", "I;16N")
-"""Modes of one picture with 16 bits: which of them Pillow gives depends on its version."""
 SCRIPTS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 """Writing without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese. Each character counts as a word."""
 PAIRED = re.compile(
@@ -52,17 +57,13 @@ def has_trigger(text: str, trigger: str) -> bool:
 
 def unread(entries: Sequence[Entry], wanted: DataExpectation) -> Iterator[Problem]:
     """Pictures and sounds that a loader of these endings passes over."""
-    if not wanted.extensions:
-        return
-    kinds = {KINDS.get(ending.lower(), "") for ending in wanted.extensions} & {"picture", "sound"}
-    for entry in entries:
-        if entry.kind in (kinds or {"picture", "sound"}) and entry.ending not in wanted.extensions:
-            near = [e for e in wanted.extensions if e.lower() == entry.ending.lower()]
-            detail = (
-                f"the loader takes {near[0]}, and this is {entry.ending}"
-                if near
-                else (f"{entry.ending or 'no ending'} is not among {', '.join(wanted.extensions)}")
-            )
+    endings = wanted.extensions or ()
+    kinds = {KINDS.get(ending.lower()) for ending in endings} & {"picture", "sound"} or {"picture", "sound"}
+    for entry in entries if endings else ():
+        if entry.kind in kinds and entry.ending not in endings:
+            near = [ending for ending in endings if ending.lower() == entry.ending.lower()]
+            detail = f"{entry.ending or 'no ending'} is not among {', '.join(endings)}"
+            detail = f"the loader takes {near[0]}, and this is {entry.ending}" if near else detail
             yield Problem("data/unread-extension", entry.item, detail, entry.path)
 
 
@@ -94,12 +95,7 @@ def picture_problems(entry: Entry, known: Mapping[str, Any], wanted: DataExpecta
     turn = known.get("turn", 1)
     if turn in range(2, 9) and (wanted.size is None or wanted.size in ((width, height), (height, width))):
         yield problem("exif-orientation", f"EXIF orientation {turn}: {TURNS[turn]}, stored as {width} x {height}")
-    if wanted.size is not None and (width, height) != wanted.size:
-        yield problem("wrong-image-size", f"{width} x {height} in place of {wanted.size[0]} x {wanted.size[1]}")
-    if wanted.min_size is not None and min(width, height) < wanted.min_size:
-        yield problem("image-too-small", f"{width} x {height}: the shorter side is under {wanted.min_size}")
-    if wanted.mode is not None and not same_mode(known["mode"], wanted.mode):
-        yield problem("wrong-image-mode", f"{known['mode']} in place of {wanted.mode}")
+    yield from (problem(*fault) for fault in wanted.picture_faults((width, height), known["mode"]))
 
 
 FAULTS = {
@@ -108,24 +104,8 @@ FAULTS = {
     "large": "oversized-file",
     "unreadable": "unreadable-file",
 }
-TURNS = dict(
-    zip(
-        range(2, 9),
-        (
-            "mirrored",
-            "upside down",
-            "mirrored and upside down",
-            "mirrored and on its side",
-            "on its side",
-            "mirrored and on its side",
-            "on its side",
-        ),
-    )
-)
-
-
-def same_mode(one: str, other: str) -> bool:
-    return one == other or (one in SIXTEEN and other in SIXTEEN)
+SIDEWAYS = "mirrored and on its side", "on its side"
+TURNS = dict(enumerate(("mirrored", "upside down", "mirrored and upside down", *SIDEWAYS, *SIDEWAYS), 2))
 
 
 def by_majority(
@@ -136,18 +116,21 @@ def by_majority(
     if len(whole) < LEAST:
         return
     if wanted.size is None and wanted.min_size is None:
-        sizes = [f"{known['size'][0]} x {known['size'][1]}" for _, known in whole]
-        yield from _minority(whole, sizes, "wrong-image-size")
-    if wanted.mode is None:
-        modes = ["I;16" if known["mode"] in SIXTEEN else known["mode"] for _, known in whole]
-        yield from _minority(whole, modes, "wrong-image-mode")
-    if wanted.min_size is None and wanted.size is None:
-        sides = sorted(min(k["size"]) for _, k in whole)
-        usual_side = sides[len(sides) // 2]
+        yield from _minority(whole, [_by(facts) for _, facts in whole], "wrong-image-size")
+        sides = sorted(min(facts["size"]) for _, facts in whole)
+        usual = sides[len(sides) // 2]
         for entry, facts in whole:
-            if min(facts["size"]) <= min(8, usual_side / 16):
-                detail = f"{facts['size'][0]} x {facts['size'][1]}; the usual shorter side is {usual_side}"
+            if min(facts["size"]) <= min(8, usual / 16):
+                detail = f"{_by(facts)}; the usual shorter side is {usual}"
                 yield Problem("data/image-too-small", entry.item, detail, entry.path, True)
+    if wanted.mode is None:
+        modes = ["I;16" if facts["mode"] in SIXTEEN else facts["mode"] for _, facts in whole]
+        yield from _minority(whole, modes, "wrong-image-mode")
+
+
+def _by(facts: Mapping[str, Any]) -> str:
+    """ "64 x 48"."""
+    return f"{facts['size'][0]} x {facts['size'][1]}"
 
 
 def _minority(whole: Sequence[tuple[Entry, Any]], values: Sequence[str], code: str) -> Iterator[Problem]:
@@ -197,7 +180,8 @@ def _caption(file: Entry | None, ending: str, wanted: DataExpectation) -> tuple[
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        return "caption-encoding", f"byte 0x{data[error.start]:02x} at {error.start} is no UTF-8: {_encoding(data)}"
+        coding = "it is UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "perhaps Windows-1252 or Latin-1"
+        return "caption-encoding", f"byte 0x{data[error.start]:02x} at {error.start} is no UTF-8: {coding}"
     if "\x00" in text:
         return "caption-encoding", "it holds zero bytes, as UTF-16 without a mark does"
     text = text.replace("\u200b", "").strip()
@@ -209,12 +193,6 @@ def _caption(file: Entry | None, ending: str, wanted: DataExpectation) -> tuple[
     if wanted.min_words is not None and words < wanted.min_words:
         return "caption-too-short", f"{text[:60]!r}: {words} of at least {wanted.min_words} words"
     return "", ""
-
-
-def _encoding(data: bytes) -> str:
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return "it is UTF-16"
-    return "perhaps Windows-1252 or Latin-1"
 
 
 def orphans(entries: Sequence[Entry], files: Mapping[str, Entry], ending: str) -> list[str]:
@@ -239,27 +217,17 @@ def mask_problems(
             yield Problem(f"data/{FAULTS[own['fault']]}", mask.item, own["reason"], mask.path)
         if "size" not in own or own.get("fault"):
             continue
-        stem = (
-            mask.stem
-            if mask.stem in by_stem
-            else re.sub(r"[-_. ]?(mask|seg|segmentation|gt|label|labels|labelIds)s?$", "", mask.stem, flags=re.I)
-        )
+        bare = re.sub(r"[-_. ]?(mask|seg|segmentation|gt|label|labels|labelIds)s?$", "", mask.stem, flags=re.I)
+        stem = mask.stem if mask.stem in by_stem else bare
         before = f"/{mask.folder}/".partition(f"/{(wanted.masks or '').strip('/')}/")[0].lstrip("/")
         beside = [p for p in by_stem.get(stem, []) if f"{p.folder}/".startswith(before + "/" if before else "")]
         picture: Entry | None = max(beside, key=lambda p: _common_end(p.folder, mask.folder), default=None)
         other = known.get(picture.item, {}).get("size") if picture else None
         if other and picture and tuple(other) != tuple(own["size"]):
-            detail = f"{own['size'][0]} x {own['size'][1]}; {picture.item} has {other[0]} x {other[1]}"
+            detail = f"{_by(own)}; {picture.item} has {other[0]} x {other[1]}"
             yield Problem("data/mask-size-mismatch", mask.item, detail, mask.path)
-        elif wanted.num_classes is not None:
-            bad = _mask_values(mask.path, wanted)
-            if bad:
-                yield Problem(
-                    "data/label-out-of-range",
-                    mask.item,
-                    f"values {', '.join(map(str, bad[:6]))}; {wanted.num_classes} classes",
-                    mask.path,
-                )
+        elif fault := wanted.label_fault(_mask_values(mask.path)):
+            yield Problem("data/label-out-of-range", mask.item, f"values {fault}", mask.path)
 
 
 def _common_end(one: str, other: str) -> int:
@@ -267,44 +235,33 @@ def _common_end(one: str, other: str) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), 99)
 
 
-def _mask_values(path: str, wanted: DataExpectation) -> list[int]:
-    """Values of a mask that are no class, and not passed over. A picture in colour has none."""
+def _mask_values(path: str) -> list[int]:
+    """The values of a mask. A picture in colour has none."""
     import numpy
 
-    Image = pillow()[0]
-
-    with Image.open(path) as mask:
+    with pillow()[0].open(path) as mask:
         values = numpy.asarray(mask)
-    if values.ndim != 2:
-        return []
-    classes = numpy.unique(values)
-    return [int(v) for v in classes if not 0 <= int(v) < (wanted.num_classes or 0) and int(v) != wanted.ignore_index]
+    return numpy.unique(values).tolist() if values.ndim == 2 else []
 
 
 # -- pictures beside pictures ------------------------------------------------------------------------------------------
 
 
 def copies(entries: Sequence[Entry], thumbs: Thumbnails, digests: Callable[[Entry], str]) -> Iterator[Problem]:
-    """Copies outside of the training set, near ones too; and one picture in two folders of classes."""
+    """Copies outside of the training set, near ones too."""
     order = [RANK[entry.split] for entry in entries]
     if len(set(order)) < 2:
         return
     yield from equal_files([entries[p] for p in thumbs.distinct()], digests)
-    images = thumbs.array()
-    for one, other, distance in near_copies(images, [order[p] for p in thumbs.places]):
+    for one, other, distance in near_copies(thumbs.array(), [order[p] for p in thumbs.places]):
         copy, original = entries[thumbs.places[one]], entries[thumbs.places[other]]
         detail = f"a near copy of {original.item} (correlation {1 - distance:.3f})"
         yield Problem("data/duplicate-across-splits", copy.item, detail, copy.path)
 
 
 def equal_files(entries: Sequence[Entry], digests: Callable[[Entry], str | None]) -> Iterator[Problem]:
-    """Copies outside of the training set among sounds and texts: of the same digest."""
-    first: dict[str, Entry] = {}
-    for entry in sorted(entries, key=lambda e: RANK[e.split]):
-        digest = digests(entry)
-        before = first.setdefault(digest, entry) if digest else entry
-        if before.split != entry.split:
-            yield Problem("data/duplicate-across-splits", entry.item, f"the same contents as {before.item}", entry.path)
+    """Copies outside of the training set, of the same digest."""
+    return equal_across_splits(((e.split, digests(e), e.item, e.path) for e in entries), "the same contents as")
 
 
 def conflicts(entries: Sequence[Entry], digests: Callable[[Entry], str]) -> Iterator[Problem]:
@@ -312,20 +269,13 @@ def conflicts(entries: Sequence[Entry], digests: Callable[[Entry], str]) -> Iter
     folders = collections.Counter(entry.folder.rpartition("/")[2] for entry in entries)
     if len(folders) < 2 or any(PAIRED.search(name.lower()) for name in folders):
         return
-    by_size = collections.defaultdict(list)
-    for entry in entries:
-        by_size[entry.bytes, entry.split].append(entry)
-    groups = collections.defaultdict(list)
-    for same in by_size.values():
-        for entry in same if len(same) > 1 else ():
-            groups[digests(entry), entry.split].append(entry)
-    bad = [group for group in groups.values() if len({e.folder for e in group}) > 1]
-    if sum(map(len, bad)) > 0.2 * len(entries):  # then folders are no classes
-        return
-    for group in bad:
-        for entry in group:
-            other = next(e for e in group if e.folder != entry.folder)
-            yield Problem("data/conflicting-labels", entry.item, f"the same picture is {other.item}", entry.path)
+    sizes = collections.Counter((entry.bytes, entry.split) for entry in entries)
+    labelled = [
+        ((digests(entry) if sizes[entry.bytes, entry.split] > 1 else entry.item, entry.split), entry.folder, entry)
+        for entry in entries
+    ]
+    for entry, other in contradictions(labelled, 0.2):
+        yield Problem("data/conflicting-labels", entry.item, f"the same picture is {other.item}", entry.path)
 
 
 def file_digest(entry: Entry) -> str:
@@ -339,27 +289,27 @@ def file_digest(entry: Entry) -> str:
 
 def colours(entries: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], classes: bool) -> Iterator[Problem]:
     """The folder whose pictures are unlike those of its neighbours. classes: the folders are classes for sure."""
-    children: dict[str, dict[str, list[tuple[float, ...]]]] = collections.defaultdict(
-        lambda: collections.defaultdict(list)
-    )
+    children: dict[str, dict[str, list[tuple[float, ...]]]] = collections.defaultdict(dict)
     split_of: dict[str, str] = {}
     for entry in entries:
         facts = known.get(entry.item, {})
-        parts = entry.folder.split("/") if entry.folder else []
-        for depth in range(len(parts) if "mean" in facts else 0):
-            name = "/".join(parts[: depth + 1])
-            children["/".join(parts[:depth])][name].append(features(facts["mean"], facts["spread"]))
+        if "mean" not in facts:
+            continue
+        own, name = features(facts["mean"], facts["spread"]), entry.folder
+        while name:
+            children[name.rpartition("/")[0]].setdefault(name, []).append(own)
             split_of[name] = entry.split if split_of.get(name, entry.split) == entry.split else ""
+            name = name.rpartition("/")[0]
+    parents = collections.defaultdict(set)
+    for name in split_of:
+        parents[name.rpartition("/")[2]].add(name.rpartition("/")[0])
     for folders in children.values():
-        own = [split_of[name] for name in folders]
-        splits = all(own) and len(set(own)) == len(own)
-        repeated = any(
-            name.rpartition("/")[2] in {n.rpartition("/")[2] for o in children.values() if o is not folders for n in o}
-            for name in folders
-        )
-        shift = shifted_folder(folders, splits) if splits or not (classes or repeated) else None
+        splits = {split_of[name] for name in folders}
+        by_split = "" not in splits and len(splits) == len(folders)
+        repeated = any(len(parents[name.rpartition("/")[2]]) > 1 for name in folders)
+        shift = shifted_folder(folders, by_split) if by_split or not (classes or repeated) else None
         if shift is not None:
-            yield Problem("data/color-shift", shift[0], shift[1])
+            yield Problem("data/color-shift", *shift)
 
 
 # -- sounds ------------------------------------------------------------------------------------------------------------
@@ -370,38 +320,37 @@ def sound_problems(
 ) -> Iterator[Problem]:
     """Sounds that do not open, of another rate or number of channels, silent ones, clipped ones."""
     whole = [known[e.item] for e in entries if "rate" in known[e.item]]
-    rate = wanted.sample_rate or _usual([k["rate"] for k in whole])
-    channels = wanted.channels or _usual([k["channels"] for k in whole])
+    usual_rate = wanted.sample_rate or _usual([k["rate"] for k in whole])
+    usual_channels = wanted.channels or _usual([k["channels"] for k in whole])
     for entry in entries:
         facts = known[entry.item]
-        problems = []
         if facts.get("fault") in ("corrupt", "large"):
-            problems.append(("corrupt-audio" if facts["fault"] == "corrupt" else "oversized-file", facts["reason"]))
-        if "rate" in facts:
-            seconds = facts["frames"] / max(1, facts["rate"])
-            formats = SOUND_FORMATS.get(entry.ending.lower()[1:])
-            if formats and facts["form"] not in formats:
-                problems.append(("format-mismatch", f"named {entry.ending}, and it holds {facts['form']}"))
-            if rate and facts["rate"] != rate:
-                problems.append(("wrong-sample-rate", f"{facts['rate']:,} Hz in place of {rate:,} Hz"))
-            if channels and facts["channels"] != channels:
-                problems.append(("wrong-channels", f"{facts['channels']} in place of {channels}"))
-            if facts["bad"]:
-                problems.append(("nonfinite-values", f"{facts['bad']:,} samples are NaN or infinite"))
-            if facts["frames"] and facts["peak"] == 0:
-                problems.append(("silent-audio", f"all of its {figures(seconds)} s are zero"))
-            if facts["flat"] >= 3:
-                problems.append(
-                    ("clipped-audio", f"{facts['flat']:,} flat peaks at full scale in {figures(seconds)} s")
-                )
-        yield from (Problem(f"data/{code}", entry.item, detail) for code, detail in problems)
+            code = "corrupt-audio" if facts["fault"] == "corrupt" else "oversized-file"
+            yield Problem(f"data/{code}", entry.item, facts["reason"])
+        if "rate" not in facts:
+            continue
+        rate, channels = usual_rate or facts["rate"], usual_channels or facts["channels"]
+        seconds = figures(facts["frames"] / max(1, facts["rate"]))
+        formats = SOUND_FORMATS.get(entry.ending.lower()[1:], (facts["form"],))
+        for wrong, code, detail in (
+            (facts["form"] not in formats, "format-mismatch", f"named {entry.ending}, and it holds {facts['form']}"),
+            (facts["rate"] != rate, "wrong-sample-rate", f"{facts['rate']:,} Hz in place of {rate:,} Hz"),
+            (
+                facts["channels"] != channels,
+                "wrong-channels",
+                f"{facts['channels']} in place of {channels}",
+            ),
+            (facts["bad"], "nonfinite-values", f"{facts['bad']:,} samples are NaN or infinite"),
+            (facts["frames"] and facts["peak"] == 0, "silent-audio", f"all of its {seconds} s are zero"),
+            (facts["flat"] >= 3, "clipped-audio", f"{facts['flat']:,} flat peaks at full scale in {seconds} s"),
+        ):
+            if wrong:
+                yield Problem(f"data/{code}", entry.item, detail)
 
 
 def _usual(values: Sequence[int]) -> int | None:
-    if len(values) < 4:
-        return None
-    value, number = collections.Counter(values).most_common(1)[0]
-    return value if number >= SOUND_MAJORITY * len(values) else None
+    value, number = (collections.Counter(values).most_common(1) or [(0, 0)])[0]
+    return value if len(values) >= 4 and number >= SOUND_MAJORITY * len(values) else None
 
 
 def balance(inventory: FolderInventory) -> str:
@@ -409,12 +358,9 @@ def balance(inventory: FolderInventory) -> str:
     folders = collections.Counter(e.folder for e in inventory.of("picture", "sound") if e.folder)
     if len(folders) < 2 or any(entry.split for entry in inventory.entries):
         return ""
-    (most, high), (least, low) = folders.most_common()[0], folders.most_common()[-1]
-    return (
-        f"The fullest of {len(folders):,} folders is {most} ({high:,} files), the emptiest {least} ({low:,})."
-        if high >= 3 * low
-        else ""
-    )
+    (most, high), *_, (least, low) = folders.most_common()
+    words = f"The fullest of {len(folders):,} folders is {most} ({high:,} files), the emptiest {least} ({low:,})."
+    return words if high >= 3 * low else ""
 
 
 # -- sounds, decoded: with soundfile where it is there, else with the standard library, which reads WAV alone ---------
@@ -429,15 +375,11 @@ RUN = 3
 EDGE = 0.002
 """By how much of full scale the sound rises to a flat peak. The top of a slow wave is flat, too, and round."""
 SOUND_FORMATS = {
-    "wav": ("WAV", "WAVEX", "RF64"),
-    "wave": ("WAV", "WAVEX", "RF64"),
+    **dict.fromkeys(("wav", "wave"), ("WAV", "WAVEX", "RF64")),
+    **dict.fromkeys(("ogg", "oga", "opus"), ("OGG",)),
+    **dict.fromkeys(("aif", "aiff"), ("AIFF",)),
     "flac": ("FLAC",),
-    "ogg": ("OGG",),
-    "oga": ("OGG",),
-    "opus": ("OGG",),
     "mp3": ("MP3", "MPEG"),
-    "aif": ("AIFF",),
-    "aiff": ("AIFF",),
     "au": ("AU",),
     "w64": ("W64",),
 }

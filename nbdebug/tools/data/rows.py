@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import collections
 import hashlib
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from nbdebug.text import clip, figures, in_a_line
-from nbdebug.tools.data.cures import Problem
+from nbdebug.text import clip, in_a_line
+from nbdebug.tools.data.cures import Problem, part
 from nbdebug.tools.data.expectation import DataExpectation
-from nbdebug.tools.data.inventory import RANK
+from nbdebug.tools.data.similarity import equal_across_splits, two_labels
 from nbdebug.tools.data.tables import box_fault
 
 TOKENS = ("input_ids", "ids", "token_ids", "tokens", "words", "input", "text_ids")
@@ -26,17 +25,17 @@ PILLOW_FAULTS = ("UnidentifiedImageError", "image file is truncated", "Truncated
 
 
 class Row:
-    """One item: its fields by name. Values are as they came; arrays are looked at through numpy."""
+    """One item: its fields by name. Values are as they came; arrays are looked at through numpy. pictures: size, mode
+    and channels of those that are pictures, the label aside."""
 
     def __init__(self, value: Any, wanted: DataExpectation) -> None:
-        self.wanted = wanted
         if isinstance(value, Mapping):
             self.fields: dict[str, Any] = {str(key): part for key, part in value.items()}
         elif isinstance(value, tuple) and hasattr(value, "_asdict"):
             self.fields = value._asdict()
         elif isinstance(value, (tuple, list)) and not _plain_numbers(value):
-            names = ("input", "labels") if len(value) == 2 else ("input", *(f"part {i}" for i in range(1, len(value))))
-            self.fields = dict(zip(names, value))
+            names = ["input", *(f"part {i}" for i in range(1, len(value)))]
+            self.fields = dict(zip(names if len(value) != 2 else ["input", "labels"], value))
             if len(value) == 2 and isinstance(value[1], Mapping):
                 self.fields = {"input": value[0], **value[1]}
         elif hasattr(value, "__dataclass_fields__"):
@@ -44,26 +43,14 @@ class Row:
         else:
             self.fields = {"input": value}
 
-    @property
-    def label_name(self) -> str | None:
-        if self.wanted.label is not None:
-            return self.wanted.label if self.wanted.label in self.fields else None
-        return next((name for name in LABELS if name in self.fields), None)
-
-    @property
-    def token_name(self) -> str | None:
-        if self.wanted.text in self.fields and _length(self.fields[self.wanted.text]) is not None:
-            return self.wanted.text
-        return next((n for n in TOKENS if n in self.fields and _length(self.fields[n]) is not None), None)
-
-    @property
-    def tokens(self) -> list[int] | None:
-        """The ids; None where there are none, or words."""
-        return whole_numbers(self.fields.get(self.token_name or ""))
-
-    @property
-    def label(self) -> Any:
-        return self.fields.get(self.label_name or "")
+        self.label_name = next((name for name in LABELS if name in self.fields), None)
+        if wanted.label is not None:
+            self.label_name = wanted.label if wanted.label in self.fields else None
+        self.label = self.fields.get(self.label_name or "")
+        tokens = (name for name in (wanted.text, *TOKENS) if _length(self.fields.get(name or "")) is not None)
+        self.token_name = next(tokens, None)
+        shape = ((name, picture_form(value)) for name, value in self.fields.items() if name != self.label_name)
+        self.pictures = {name: form for name, form in shape if form is not None}
 
 
 def _plain_numbers(value: Sequence[Any]) -> bool:
@@ -135,42 +122,32 @@ class Rows:
         self.boxes: list[tuple[int, str]] = []  # row, what is wrong with the first bad box
         self.inputs: list[tuple[int, bytes, str]] = []  # row, digest of the input, label
 
-    def item(self, index: int) -> str | int:
-        return f"{self.name}#{index}" if self.name else index
-
     def problem(self, index: int, code: str, detail: str) -> None:
-        self.problems.append(Problem(f"data/{code}", self.item(index), detail))
+        self.problems.append(Problem(f"data/{code}", part(self.name, index), detail))
 
     def add(self, index: int, value: Any) -> None:
         row = Row(value, self.wanted)
         self.count += 1
-        self._finite(index, row)
-        self._tokens(index, row)
-        self._label(index, row)
-        self._picture(index, row)
-        self._box(index, row)
-        self._input(index, row)
+        for check in (self._finite, self._tokens, self._label, self._picture, self._box, self._input):
+            check(index, row)
 
     # -- one row -------------------------------------------------------------------------------------------------------
 
     def _finite(self, index: int, row: Row) -> None:
         import numpy
 
+        columns = self.wanted.columns
         for name, value in row.fields.items():
             if isinstance(value, str) and not value.strip() and name in (self.wanted.text, "text", "input", "sentence"):
                 self.problem(index, "empty-text", f"{name} is empty")
-            values = array(value)
-            if (
-                self.wanted.columns is not None
-                and isinstance(value, (int, float))
-                and name not in (*self.wanted.columns, row.label_name)
-            ):
+            if isinstance(value, (int, float)) and columns is not None and name not in (*columns, row.label_name):
                 continue
+            values = array(value)
             if values is not None and values.dtype.kind in "fc" and not numpy.isfinite(values).all():
                 number = int((~numpy.isfinite(values)).sum())
                 kind = "NaN" if numpy.isnan(values).any() else "infinite"
                 self.problem(index, "nonfinite-values", f"{name}: {number:,} of {values.size:,} {kind}")
-            elif value is None and name in (self.wanted.columns or ()):
+            elif value is None and name in (columns or ()):
                 self.problem(index, "nonfinite-values", f"{name}: nothing")
 
     def _tokens(self, index: int, row: Row) -> None:
@@ -183,7 +160,7 @@ class Rows:
             self.aligned.append((index, length, labels))
         if wanted.max_length is not None and length > wanted.max_length:
             self.problem(index, "sequence-too-long", f"{length:,} tokens for {wanted.max_length:,} positions")
-        ids = row.tokens
+        ids = whole_numbers(row.fields[name])
         if ids is None:
             return
         if wanted.vocab_size is not None and (bad := [t for t in ids if not 0 <= t < wanted.vocab_size]):
@@ -199,42 +176,19 @@ class Rows:
             self.ends.append((index, length, real[-1] if real else None, len(real) < length))
 
     def _label(self, index: int, row: Row) -> None:
-        wanted, label = self.wanted, row.label
-        if wanted.num_classes is None or label is None:
-            return
-        values = array(label)
+        values = None if row.label is None else array(row.label)
         if values is None or values.dtype.kind == "c" or (values.ndim and values.dtype.kind == "f"):
             return
-        ignored = TORCH_IGNORES if wanted.ignore_index is None and values.ndim else wanted.ignore_index
-        flat = {float(v) for v in values.reshape(-1)[:1_000_000]}
-        bad = sorted(v for v in flat if v == v and v != ignored and not (0 <= v < wanted.num_classes and v == int(v)))
-        if bad:
-            shown = ", ".join(figures(v) for v in bad[:4])
-            self.problem(
-                index, "label-out-of-range", f"{shown}; {wanted.num_classes} classes are 0 to {wanted.num_classes - 1}"
-            )
+        flat = values.reshape(-1)[:1_000_000].tolist()
+        if fault := self.wanted.label_fault(flat, TORCH_IGNORES if values.ndim else None):
+            self.problem(index, "label-out-of-range", fault)
 
     def _picture(self, index: int, row: Row) -> None:
-        wanted = self.wanted
-        for value in itertools.islice((v for n, v in row.fields.items() if n != row.label_name), 4):
-            if type(value).__module__.startswith("PIL."):
-                size, mode = tuple(value.size), value.mode
-            elif (shape := picture_shape(value)) is not None:
-                size, mode = (shape[2], shape[1]), None
-                if wanted.channels is not None and shape[0] != wanted.channels:
-                    self.problem(index, "wrong-channels", f"{shape[0]} in place of {wanted.channels}")
-            else:
-                continue
-            if wanted.size is not None and size != wanted.size:
-                self.problem(
-                    index, "wrong-image-size", f"{size[0]} x {size[1]} in place of {wanted.size[0]} x {wanted.size[1]}"
-                )
-            if wanted.min_size is not None and min(size) < wanted.min_size:
-                self.problem(
-                    index, "image-too-small", f"{size[0]} x {size[1]}: the shorter side is under {wanted.min_size}"
-                )
-            if mode is not None and wanted.mode is not None and mode != wanted.mode:
-                self.problem(index, "wrong-image-mode", f"{mode} in place of {wanted.mode}")
+        for size, mode, channels in row.pictures.values():
+            if self.wanted.channels is not None and channels not in (None, self.wanted.channels):
+                self.problem(index, "wrong-channels", f"{channels} in place of {self.wanted.channels}")
+            for fault in self.wanted.picture_faults(size, mode):
+                self.problem(index, *fault)
 
     def _box(self, index: int, row: Row) -> None:
         """The first bad box of a row. That all four are corners is known where the user says so, or most rows agree."""
@@ -243,9 +197,7 @@ class Rows:
             boxes = array([row.fields[name] for name in self.wanted.boxes])
         if boxes is None or boxes.size == 0 or boxes.shape[-1] != 4 or boxes.ndim > 2:
             return
-        shape = next((s for v in row.fields.values() if (s := picture_shape(v))), None)
-        size = next((tuple(v.size) for v in row.fields.values() if type(v).__module__.startswith("PIL.")), None)
-        limit = size or ((shape[2], shape[1]) if shape else self.wanted.size)
+        limit = next((size for size, _, _ in row.pictures.values()), self.wanted.size)
         limit = (1, 1) if boxes.dtype.kind == "f" and boxes.max() <= 1 else limit
         faults = (wrong for box in boxes.reshape(-1, 4).tolist()[:1000] if (wrong := box_fault(box, limit)))
         self.boxes.append((index, next(faults, "")))
@@ -272,11 +224,12 @@ class Rows:
     def end(self) -> list[Problem]:
         self._ends()
         self._alignment()
-        self._conflicts()
+        labelled = [(digest, label, index) for index, digest, label in self.inputs if label]
+        for index, detail in two_labels(labelled):
+            self.problem(index, "conflicting-labels", detail)
         bad = [(index, wrong) for index, wrong in self.boxes if wrong]
-        if self.wanted.boxes or len(bad) < ALIGNED * len(self.boxes):
-            for index, wrong in bad:
-                self.problem(index, "invalid-box", wrong)
+        for index, wrong in bad if self.wanted.boxes or len(bad) < ALIGNED * len(self.boxes) else ():
+            self.problem(index, "invalid-box", wrong)
         return self.problems
 
     def _ends(self) -> None:
@@ -303,34 +256,19 @@ class Rows:
                 if tokens != labels:
                     self.problem(index, "labels-misaligned", f"{labels:,} labels for {tokens:,} tokens")
 
-    def _conflicts(self) -> None:
-        groups = collections.defaultdict(list)
-        for index, digest, label in self.inputs:
-            if label:
-                groups[digest].append((index, label))
-        bad = [group for group in groups.values() if len({label for _, label in group}) > 1]
-        if sum(map(len, bad)) > 0.4 * self.count or len({label for _, _, label in self.inputs}) > max(
-            20, self.count / 4
-        ):
-            return
-        for group in bad:
-            for index, label in group:
-                other, its = next((i, o) for i, o in group if o != label)
-                self.problem(
-                    index,
-                    "conflicting-labels",
-                    f"{clip(label, 30)}; row {other} with the same input is {clip(its, 30)}",
-                )
 
-
-def picture_shape(value: Any) -> tuple[int, int, int] | None:
-    """(channels, height, width) of a picture as an array or a tensor."""
+def picture_form(value: Any) -> tuple[tuple[int, int], str | None, int | None] | None:
+    """((width, height), mode, channels) of a picture: of an array or a tensor without a mode, of one of Pillow's
+    without channels; None of anything else."""
+    if type(value).__module__.startswith("PIL."):
+        return tuple(value.size), value.mode, None
     shape = tuple(getattr(value, "shape", ()))
-    if len(shape) == 3 and shape[0] in (1, 3, 4) and shape[1] > 4 and shape[2] > 4:
-        return shape
-    if len(shape) == 3 and shape[2] in (1, 3, 4) and shape[0] > 4 and shape[1] > 4:
-        return shape[2], shape[0], shape[1]
-    return None
+    if len(shape) != 3:
+        return None
+    first, middle, last = shape
+    if first in (1, 3, 4) and middle > 4 and last > 4:
+        return (last, middle), None, first
+    return ((middle, first), None, last) if last in (1, 3, 4) and first > 4 and middle > 4 else None
 
 
 def _bytes(value: Any) -> bytes:
@@ -348,9 +286,5 @@ def _bytes(value: Any) -> bytes:
 
 def shared_inputs(sets: Sequence[Rows]) -> Iterator[Problem]:
     """Rows of a later split whose input stands in an earlier one."""
-    first: dict[bytes, tuple[str, str | int]] = {}
-    for rows in sorted(sets, key=lambda r: RANK.get(r.split, 1)):
-        for index, digest, _ in rows.inputs:
-            before = first.setdefault(digest, (rows.split, rows.item(index)))
-            if before[0] != rows.split:
-                yield Problem("data/duplicate-across-splits", rows.item(index), f"the same input as {before[1]}")
+    inputs = ((s.split, digest, part(s.name, index), "") for s in sets for index, digest, _ in s.inputs)
+    return equal_across_splits(inputs, "the same input as")

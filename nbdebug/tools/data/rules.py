@@ -5,59 +5,72 @@ One item has one problem: the first of these that it has, in the order in which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
-from nbdebug.text import clip, count, listed
+from nbdebug.text import clip, listed
 from nbdebug.tools.data.cures import DataCure, DataFacts, Problem, fixes
 
+DataRule = Callable[[DataFacts], Finding | None]
+ITEMS: dict[str, DataRule] = {}
+"""The rules of items, by code: what lies deeper comes first."""
+STREAM: dict[str, DataRule] = {}
+"""The rules of loaders, by code, most fundamental first."""
 
-def first_of_each(problems: Iterator[Problem], order: Mapping[str, int]) -> tuple[Problem, ...]:
+
+def first_of_each(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """One problem for each item: that whose code comes first in the order of the catalogue."""
+    order = {code: place for place, code in enumerate(ITEMS)}
     best: dict[str | int, Problem] = {}
-    for problem in problems:
-        known = best.get(problem.item)
-        if known is None or (problem.guess, order[problem.code]) < (known.guess, order[known.code]):
-            best[problem.item] = problem
+    for problem in sorted(problems, key=lambda p: (p.guess, order[p.code])):
+        best.setdefault(problem.item, problem)
     return tuple(best.values())
 
 
-ORDER: list[Callable[[DataFacts], Finding | None]] = []
-CODES: dict[str, int] = {}
-"""The place of each code: what lies deeper comes first."""
-
-
-def names(code: str, noun: str, verb: str, cure: DataCure | None = None, plural: str = "", **page: str) -> None:
-    """Declare the rule of a code. noun, plural: of its items; verb: the rest of the sentence, in singular and plural
-    parted by |; page: as `rule` takes it, or nothing where another chapter has the page."""
+def names(code: str, sentence: str, cure: DataCure | None = None, **page: str) -> None:
+    """Declare the rule of a code. sentence: what is said of one of its items, and of several, parted by |; page: as
+    `rule` takes it, or nothing where another chapter has the page."""
+    one, _, several = sentence.partition("|")
 
     def check(facts: DataFacts) -> Finding | None:
         problems = facts.of(f"data/{code}")
-        return _finding(facts, code, noun, verb, cure, plural) if problems else None
+        if not problems:
+            return None
+        items = [problem.item for problem in problems]
+        shown = listed([clip(str(item), 60) for item in items])
+        title = f"{len(items):,} {several}: {shown}" if len(items) > 1 else f"1 {one}: {shown} ({problems[0].detail})"
+        evidence = {"where": [str(i) for i in items[:20]], "items": len(items), "each": _rows(problems)}
+        return Finding(f"data/{code}", title, evidence=evidence, fixes=fixes(f"data/{code}", items, facts, cure))
 
     check.__qualname__ = f"names.{code}"
-    ORDER.append(rule(code=f"data/{code}", **page)(check) if page else check)
-    CODES[f"data/{code}"] = len(CODES)
+    ITEMS[f"data/{code}"] = rule(code=f"data/{code}", **page)(check) if page else check
 
 
-def _finding(facts: DataFacts, code: str, noun: str, verb: str, cure: DataCure | None, plural: str) -> Finding:
-    problems = facts.of(f"data/{code}")
-    items = [problem.item for problem in problems]
-    one, _, many = verb.partition("|")
-    words = one if len(items) == 1 or not many else many
-    title = f"{count(len(items), noun, plural)} {words}: {listed([clip(str(i), 60) for i in items], 3)}"
-    if len(items) == 1:
-        title += f" ({problems[0].detail})"
-    rows = [{"item": problem.item, "detail": problem.detail} for problem in problems]
-    evidence = {"where": [str(i) for i in items[:20]], "items": len(items), "each": rows}
-    return Finding(f"data/{code}", title, evidence=evidence, fixes=fixes(f"data/{code}", items, facts, cure))
+def stream(code: str, cure: tuple[str, str], **page: str) -> None:
+    """Declare the rule of what a loader does. Its title is what the first problem says."""
 
+    def check(facts: DataFacts) -> Finding | None:
+        problems = facts.of(code)
+        if not problems:
+            return None
+        title = problems[0].detail + (f"; and {len(problems) - 1:,} more" if len(problems) > 1 else "")
+        evidence = {"where": [str(problems[0].item)], "each": _rows(problems)}
+        return Finding(code, title, evidence=evidence, fixes=(Fix(*cure),))
+
+    check.__qualname__ = f"stream.{code}"
+    STREAM[code] = rule(code=code, **page)(check) if page else check
+
+
+def _rows(problems: Iterable[Problem]) -> list[dict[str, object]]:
+    return [{"item": problem.item, "detail": problem.detail} for problem in problems]
+
+
+# -- of an item --------------------------------------------------------------------------------------------------------
 
 names(
     "unread-extension",
-    "file",
-    "is passed over by the loader|are passed over by the loader",
+    "file is passed over by the loader|files are passed over by the loader",
     DataCure(
         "Give them small letters in a copy (or compare `path.suffix.lower()`).",
         "(target / name).rename((target / name).with_suffix(pathlib.Path(name).suffix.lower()))",
@@ -71,12 +84,9 @@ names(
     fix="Compare `path.suffix.lower()`, or rename the files.",
     reference="https://docs.python.org/3/library/pathlib.html#pathlib.PurePath.suffix",
 )
-
 names(
     "unreadable-file",
-    "entry",
-    "can't be read",
-    plural="entries",
+    "entry can't be read|entries can't be read",
     title="An entry of the folder can't be read.",
     symptom="FileNotFoundError or PermissionError in the middle of an epoch; or the loader waits for ever.",
     cause="A link leads to nothing or to a folder above it, the rights are missing, or the entry is a FIFO, a "
@@ -85,11 +95,9 @@ names(
     fix="Mend the link or the rights, or take the entry away.",
     reference="https://docs.python.org/3/library/os.html#os.stat",
 )
-
 names(
     "oversized-file",
-    "file",
-    "is larger than is read|are larger than is read",
+    "file is larger than is read|files are larger than is read",
     title="A file is too large to be what it should be.",
     symptom="The loader's worker is killed, or Pillow raises DecompressionBombError.",
     cause="A picture of billions of pixels in a few bytes, or a caption of gigabytes: made by accident, or on purpose.",
@@ -97,11 +105,9 @@ names(
     fix="Take it out of the set.",
     reference="https://pillow.readthedocs.io/en/stable/reference/limits.html",
 )
-
 names(
     "unfinished-file",
-    "file",
-    "was never finished|were never finished",
+    "file was never finished|files were never finished",
     DataCure(
         "Make it again, and write it in one piece from now on.",
         "temporary = f'{path}.tmp'\n"
@@ -116,23 +122,17 @@ names(
     fix="Take it away and let the step run again. Write to a temporary name, then `os.replace` it.",
     reference="https://docs.python.org/3/library/os.html#os.replace",
 )
-
 names(
     "corrupt-image",
-    "picture",
-    "does not open|do not open",
+    "picture does not open|pictures do not open",
 )
-
 names(
     "truncated-image",
-    "picture",
-    "opens, and its pixels end early|open, and their pixels end early",
+    "picture opens, and its pixels end early|pictures open, and their pixels end early",
 )
-
 names(
     "corrupt-audio",
-    "sound",
-    "does not open, or ends early|do not open, or end early",
+    "sound does not open, or ends early|sounds do not open, or end early",
     title="A sound does not open, or ends early.",
     symptom="LibsndfileError, EOFError or a short batch, in the middle of an epoch.",
     cause="A download or a recording stopped; the head promises more than there is.",
@@ -140,11 +140,9 @@ names(
     fix="Fetch it again, or leave it out.",
     reference="https://python-soundfile.readthedocs.io",
 )
-
 names(
     "item-fails",
-    "item",
-    "can't be made",
+    "item can't be made|items can't be made",
     DataCure("Look at the first error by itself.", "dataset[index]"),
     title="An item of the data set raises an error.",
     symptom="Training ends in the middle of an epoch, in a worker.",
@@ -153,11 +151,9 @@ names(
     fix="`%explain` after `dataset[index]` names the cause.",
     reference="https://docs.pytorch.org/docs/stable/data.html",
 )
-
 names(
     "format-mismatch",
-    "file",
-    "holds another format than its name says|hold another format than their names say",
+    "file holds another format than its name says|files hold another format than their names say",
     DataCure("Write copies in the format of the name.", "image.convert('RGB').save(target / name)", "picture"),
     title="A file holds another format than its name says.",
     symptom="A decoder for one format (turbojpeg, DALI, tf.io.decode_jpeg) refuses the file, or a loader skips "
@@ -167,11 +163,9 @@ names(
     fix="Convert a copy to the format of the name, or give the copy the right name.",
     reference="https://pillow.readthedocs.io/en/stable/handbook/image-file-formats.html",
 )
-
 names(
     "exif-orientation",
-    "picture",
-    "is turned by its EXIF tag alone|are turned by their EXIF tags alone",
+    "picture is turned by its EXIF tag alone|pictures are turned by their EXIF tags alone",
     DataCure(
         "Write copies with turned pixels.",
         "ImageOps.exif_transpose(image).save(target / name, quality=95)",
@@ -185,11 +179,9 @@ names(
     fix="`ImageOps.exif_transpose(image)` in the loader, or once on copies.",
     reference="https://pillow.readthedocs.io/en/stable/reference/ImageOps.html#PIL.ImageOps.exif_transpose",
 )
-
 names(
     "wrong-image-size",
-    "picture",
-    "has another size|have another size",
+    "picture has another size|pictures have another size",
     DataCure(
         "Write copies of the right size (cut at the edges).",
         "ImageOps.fit(image, <size>).save(target / name)",
@@ -202,11 +194,9 @@ names(
     fix="Resize or crop in the transform, or write copies of the right size.",
     reference="https://docs.pytorch.org/vision/stable/transforms.html",
 )
-
 names(
     "image-too-small",
-    "picture",
-    "is too small|are too small",
+    "picture is too small|pictures are too small",
     title="A picture is smaller than the crop or the model needs.",
     symptom="Required crop size is larger than the input; an empty range in a random crop; blurred samples.",
     cause="Thumbnails among photographs.",
@@ -214,11 +204,9 @@ names(
     fix="Leave them out. Enlarging makes them fit, and blurred.",
     reference="https://docs.pytorch.org/vision/stable/generated/torchvision.transforms.RandomCrop.html",
 )
-
 names(
     "wrong-image-mode",
-    "picture",
-    "has another mode|have another mode",
+    "picture has another mode|pictures have another mode",
     DataCure("Write copies in the right mode.", "image.convert(<mode>).save(target / name)", "picture"),
     title="A picture has another mode (channels, depth) than it should.",
     symptom="Expected input to have 3 channels, but got 4 (or 1), in some batches.",
@@ -227,11 +215,9 @@ names(
     fix="`.convert('RGB')` in the loader; a picture with a transparent ground needs one to be laid on.",
     reference="https://pillow.readthedocs.io/en/stable/handbook/concepts.html#modes",
 )
-
 names(
     "mask-size-mismatch",
-    "mask",
-    "has another size than its picture|have another size than their pictures",
+    "mask has another size than its picture|masks have another size than their pictures",
     DataCure(
         "Resize the mask to its picture, if it shows the same part of it.",
         "mask = mask.resize(image.size, Image.NEAREST)  # NEAREST: no value in between",
@@ -243,11 +229,9 @@ names(
     fix="Make the mask again; resize masks with NEAREST, so that no new classes come up.",
     reference="https://pillow.readthedocs.io/en/stable/handbook/concepts.html#filters",
 )
-
 names(
     "caption-encoding",
-    "caption",
-    "is not UTF-8|are not UTF-8",
+    "caption is not UTF-8|captions are not UTF-8",
     DataCure(
         "Write copies in UTF-8, and read them.",
         "marked = data[:2] in (b'\\xff\\xfe', b'\\xfe\\xff')\n"
@@ -262,11 +246,9 @@ names(
     fix="Write copies in UTF-8.",
     reference="https://docs.python.org/3/howto/unicode.html",
 )
-
 names(
     "caption-missing",
-    "picture",
-    "has no caption|have no caption",
+    "picture has no caption|pictures have no caption",
     title="A picture has no caption.",
     symptom="The adapter learns the look of the set and does not follow the prompt; no error.",
     cause="A trainer takes an empty prompt where no file stands beside the picture: it has another name, or ending.",
@@ -274,11 +256,9 @@ names(
     fix="Write the captions, or leave the pictures out.",
     reference="https://github.com/kohya-ss/sd-scripts/blob/main/docs/config_README-en.md",
 )
-
 names(
     "caption-empty",
-    "caption",
-    "is empty|are empty",
+    "caption is empty|captions are empty",
     title="A caption is empty.",
     symptom="The model drifts towards the set even with an empty prompt.",
     cause="The tagger failed on the picture, and its file was written all the same.",
@@ -286,11 +266,9 @@ names(
     fix="Write the captions, or leave the pictures out.",
     reference="https://github.com/kohya-ss/sd-scripts/blob/main/docs/config_README-en.md",
 )
-
 names(
     "trigger-missing",
-    "caption",
-    "lacks the trigger|lack the trigger",
+    "caption lacks the trigger|captions lack the trigger",
     DataCure(
         "Write copies with the word in front.",
         "caption.write_text(<trigger> + ', ' + data.decode('utf-8-sig'), encoding='utf-8')",
@@ -303,11 +281,9 @@ names(
     fix="Write copies of the captions with the word.",
     reference="https://huggingface.co/docs/diffusers/training/lora",
 )
-
 names(
     "caption-too-short",
-    "caption",
-    "has too few words|have too few words",
+    "caption has too few words|captions have too few words",
     title="A caption has too few words.",
     symptom="Prompts are followed for a part of the set only.",
     cause="A file name or a single tag stands in place of a sentence.",
@@ -315,11 +291,9 @@ names(
     fix="Write them anew.",
     reference="https://huggingface.co/docs/diffusers/training/text2image",
 )
-
 names(
     "wrong-sample-rate",
-    "sound",
-    "has another sample rate|have another sample rate",
+    "sound has another sample rate|sounds have another sample rate",
     DataCure(
         "Write copies with the right rate.",
         "new = round(len(values) * <sample_rate> / rate)\n"
@@ -335,11 +309,9 @@ names(
     fix="Resample in the loader, or write copies.",
     reference="https://docs.pytorch.org/audio/stable/generated/torchaudio.functional.resample.html",
 )
-
 names(
     "wrong-channels",
-    "item",
-    "has another number of channels|have another number of channels",
+    "item has another number of channels|items have another number of channels",
     DataCure(
         "Write copies with the mean of the channels.",
         "soundfile.write(target / name, values.mean(1, keepdims=True).repeat(<channels>, 1), rate)",
@@ -352,11 +324,9 @@ names(
     fix="Average the channels in the loader, or write copies.",
     reference="https://python-soundfile.readthedocs.io",
 )
-
 names(
     "silent-audio",
-    "sound",
-    "is silent|are silent",
+    "sound is silent|sounds are silent",
     title="A sound is all zero.",
     symptom="The loss is nan in the batches that hold it, where features are scaled by their deviation.",
     cause="A muted microphone, or a conversion that failed.",
@@ -364,11 +334,9 @@ names(
     fix="Leave it out.",
     reference="https://python-soundfile.readthedocs.io",
 )
-
 names(
     "clipped-audio",
-    "sound",
-    "is clipped|are clipped",
+    "sound is clipped|sounds are clipped",
     title="A sound is clipped: its peaks are flat at full scale.",
     symptom="Buzzing output; the quality of these samples stays poor.",
     cause="It was recorded or amplified too loud. What was above full scale is lost.",
@@ -376,11 +344,9 @@ names(
     fix="Record or convert it again, more softly; or leave it out.",
     reference="https://python-soundfile.readthedocs.io",
 )
-
 names(
     "file-missing",
-    "row",
-    "names a file that is not there|name files that are not there",
+    "row names a file that is not there|rows name files that are not there",
     title="A row names a file that is not there.",
     symptom="FileNotFoundError in the middle of an epoch.",
     cause="The files were moved or renamed, or a copy stopped.",
@@ -388,11 +354,9 @@ names(
     fix="Fetch the files, or leave the rows out.",
     reference="https://docs.python.org/3/library/os.path.html#os.path.exists",
 )
-
 names(
     "nonfinite-values",
-    "item",
-    "has a value that is missing or not finite|have values that are missing or not finite",
+    "item has a value that is missing or not finite|items have values that are missing or not finite",
     title="A value is missing, NaN or infinite.",
     symptom="The loss is nan, in some batches or from the first one on.",
     cause="An empty cell, a division by zero in the preparation, a number beyond float32.",
@@ -400,11 +364,9 @@ names(
     fix="Fill or leave out these rows.",
     reference="https://pandas.pydata.org/docs/user_guide/missing_data.html",
 )
-
 names(
     "non-numeric",
-    "item",
-    "holds text in place of a number|hold text in place of numbers",
+    "item holds text in place of a number|items hold text in place of numbers",
     DataCure(
         "Read them as numbers, and leave out what is none.",
         "for column in <columns>:\n"
@@ -420,11 +382,9 @@ names(
     fix="Mend the texts, or read them as missing: `na_values`.",
     reference="https://pandas.pydata.org/docs/reference/api/pandas.to_numeric.html",
 )
-
 names(
     "token-out-of-vocabulary",
-    "row",
-    "holds a token beyond the vocabulary|hold tokens beyond the vocabulary",
+    "row holds a token beyond the vocabulary|rows hold tokens beyond the vocabulary",
     DataCure("Enlarge the embedding.", "model.resize_token_embeddings(len(tokenizer))"),
     title="A token is beyond the vocabulary.",
     symptom="index out of range in self, on the CPU; a device-side assertion on a card.",
@@ -433,11 +393,9 @@ names(
     fix="`model.resize_token_embeddings(len(tokenizer))`.",
     reference="https://huggingface.co/docs/transformers/main_classes/model",
 )
-
 names(
     "all-padding",
-    "row",
-    "holds no token but padding|hold no token but padding",
+    "row holds no token but padding|rows hold no token but padding",
     title="A row holds padding alone.",
     symptom="The loss or an attention is nan about once in an epoch.",
     cause="An empty line was tokenized.",
@@ -445,11 +403,9 @@ names(
     fix="Leave empty texts out before tokenizing.",
     reference="https://huggingface.co/docs/transformers/pad_truncation",
 )
-
 names(
     "sequence-too-long",
-    "row",
-    "is longer than the model has positions|are longer than the model has positions",
+    "row is longer than the model has positions|rows are longer than the model has positions",
     DataCure(
         "Cut them when they are tokenized.", "encoding = tokenizer(text, truncation=True, max_length=<max_length>)"
     ),
@@ -460,11 +416,9 @@ names(
     fix="`tokenizer(text, truncation=True, max_length=...)`.",
     reference="https://huggingface.co/docs/transformers/pad_truncation",
 )
-
 names(
     "labels-misaligned",
-    "row",
-    "has not as many labels as tokens|have not as many labels as tokens",
+    "row has not as many labels as tokens|rows have not as many labels as tokens",
     DataCure(
         "Spread the labels over the tokens of each word.",
         "labels = [-100 if word is None else word_labels[word] for word in encoding.word_ids()]",
@@ -476,11 +430,9 @@ names(
     fix="Spread the labels with `tokenizer(...).word_ids()`, and -100 for special tokens.",
     reference="https://huggingface.co/docs/transformers/tasks/token_classification",
 )
-
 names(
     "eos-missing",
-    "row",
-    "lacks its end token|lack their end tokens",
+    "row lacks its end token|rows lack their end tokens",
     DataCure("Append it before padding.", "ids = tokenizer(text)['input_ids'] + [tokenizer.eos_token_id]"),
     title="A row lacks its end token.",
     symptom="Generation does not stop.",
@@ -489,11 +441,9 @@ names(
     fix="Append `tokenizer.eos_token` before padding.",
     reference="https://huggingface.co/docs/transformers/main_classes/tokenizer",
 )
-
 names(
     "label-out-of-range",
-    "item",
-    "has a label that is no class|have labels that are no class",
+    "item has a label that is no class|items have labels that are no class",
     DataCure(
         "Count the labels from 0.", "rows[<label>] = rows[<label>].astype(float).astype(int) - 1", "table", guess=True
     ),
@@ -504,11 +454,9 @@ names(
     fix="Map the labels to 0 … classes - 1, or pass `ignore_index` to the loss.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
 )
-
 names(
     "invalid-box",
-    "row",
-    "has a box that is none|have boxes that are none",
+    "row has a box that is none|rows have boxes that are none",
     title="A box has no area, or lies beyond the picture.",
     symptom="All bounding boxes should have positive height and width; or the detector's loss is nan.",
     cause="Boxes were scaled and rounded, corners exchanged, or x, y, width, height taken for two corners.",
@@ -516,11 +464,9 @@ names(
     fix="Leave these boxes out, or mend them in the tool that made them.",
     reference="https://docs.pytorch.org/vision/stable/models/faster_rcnn.html",
 )
-
 names(
     "empty-text",
-    "row",
-    "has no text|have no text",
+    "row has no text|rows have no text",
     title="A text is empty.",
     symptom="A length of zero is refused, or a mean over no words is nan.",
     cause="Empty lines of the source became rows.",
@@ -528,11 +474,9 @@ names(
     fix="Leave these rows out.",
     reference="https://pandas.pydata.org/docs/reference/api/pandas.Series.str.strip.html",
 )
-
 names(
     "conflicting-labels",
-    "item",
-    "shares its input with one of another label|share their input with one of another label",
+    "item shares its input with one of another label|items share their input with one of another label",
     title="The same input has two labels.",
     symptom="No model gets beyond a certain accuracy on the training set.",
     cause="Lists of classes were joined, and an item stands in two of them; or several people labelled it.",
@@ -540,11 +484,9 @@ names(
     fix="Decide for one label, or make it a task of several labels.",
     reference="https://docs.cleanlab.ai/stable/cleanlab/datalab/guide/issue_type_description.html",
 )
-
 names(
     "duplicate-across-splits",
-    "item",
-    "of a later split is a copy|of later splits are copies",
+    "item of a later split is a copy|items of later splits are copies",
     title="An item outside of the training set is in the training set, too.",
     symptom="Validation is far better than on new data.",
     cause="The set was split at random while it held items twice: under two names, saved again, mirrored.",
@@ -552,11 +494,9 @@ names(
     fix="Take the copy out of the later split. Split by source (person, video, page), not by file.",
     reference="https://scikit-learn.org/stable/common_pitfalls.html#data-leakage",
 )
-
 names(
     "index-column",
-    "column",
-    "counts the rows|count the rows",
+    "column counts the rows|columns count the rows",
     title="The number of the row is among the features.",
     symptom="Good scores that fall when the rows are shuffled; a column `Unnamed: 0`.",
     cause="`to_csv` writes the index as a column, and `read_csv` reads it as data.",
@@ -564,11 +504,9 @@ names(
     fix="Write with `index=False`, or read with `index_col=0`.",
     reference="https://pandas.pydata.org/docs/reference/api/pandas.DataFrame.to_csv.html",
 )
-
 names(
     "target-leakage",
-    "column",
-    "gives the label away|give the label away",
+    "column gives the label away|columns give the label away",
     title="A column gives the label away.",
     symptom="Nearly no error from the first epochs on, and none of it on new data.",
     cause="The column is made from the label, or is written when the outcome is known.",
@@ -576,11 +514,9 @@ names(
     fix="Take the column out of the features.",
     reference="https://scikit-learn.org/stable/common_pitfalls.html#data-leakage",
 )
-
 names(
     "color-shift",
-    "folder",
-    "has other colours than the others|have other colours than the others",
+    "folder has other colours than the others|folders have other colours than the others",
     DataCure(
         "Exchange red and blue, in a copy.",
         "Image.fromarray(numpy.asarray(image)[..., ::-1]).save(target / name, quality=95)",
@@ -597,25 +533,6 @@ names(
 
 
 # -- of a stream -------------------------------------------------------------------------------------------------------
-
-STREAM: dict[str, Callable[[DataFacts], Finding | None]] = {}
-"""The rules of loaders, by code, most fundamental first."""
-
-
-def stream(code: str, cure: tuple[str, str], **page: str) -> None:
-    """Declare the rule of what a loader does. Its title is what the first problem says."""
-
-    def check(facts: DataFacts) -> Finding | None:
-        problems = facts.of(code)
-        if not problems:
-            return None
-        title = problems[0].detail + (f"; and {len(problems) - 1:,} more" if len(problems) > 1 else "")
-        rows = [{"item": problem.item, "detail": problem.detail} for problem in problems]
-        return Finding(code, title, evidence={"where": [rows[0]["item"]], "each": rows}, fixes=(Fix(*cure),))
-
-    check.__qualname__ = f"stream.{code}"
-    STREAM[code] = rule(code=code, **page)(check) if page else check
-
 
 stream(
     "data/batch-fails",

@@ -1,5 +1,5 @@
-"""Pictures beside pictures: near copies that survive re-encoding, flips and small shifts, and folders whose colours are
-unlike those of the others.
+"""Items beside items: equal ones in several splits, equal ones with two labels, near copies of pictures that survive
+re-encoding, flips and small shifts, and folders whose colours are unlike those of the others.
 
 A copy is not what looks alike but what looks alike *for this set*: two digits 1 are near each other, and so are all the
 pages of a book. So the distance of a pair is compared with the distances to its other neighbours.
@@ -8,11 +8,15 @@ pages of a book. So the distance of a pair is compared with the distances to its
 from __future__ import annotations
 
 import base64
+import collections
 import itertools
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from nbdebug.text import clip
+from nbdebug.tools.data.cures import Problem
+from nbdebug.tools.data.inventory import RANK
 from nbdebug.tools.data.pictures import SIDE
 
 FLAT = 4.0
@@ -37,6 +41,37 @@ ALIKE_AT_ALL = 0.7
 REACH = 2
 RIVALS = 8
 """Originals that are near a picture, and are compared with it pixel by pixel."""
+
+
+def equal_across_splits(items: Iterable[tuple[str, Any, str | int, str]], words: str) -> Iterator[Problem]:
+    """Items outside of the training set whose contents stand in an earlier split, too. items: (split, digest, item,
+    file); one without a digest is compared with none."""
+    first: dict[Any, tuple[str, str | int]] = {}
+    for split, digest, item, file in sorted(items, key=lambda one: RANK.get(one[0], 1)):
+        before = first.setdefault(digest, (split, item)) if digest else (split, item)
+        if before[0] != split:
+            yield Problem("data/duplicate-across-splits", item, f"{words} {before[1]}", file)
+
+
+def contradictions(items: Sequence[tuple[Any, str, Any]], most: float) -> Iterator[tuple[Any, Any]]:
+    """(item, other item) of equal contents and two labels. items: (digest, label, item). Where over `most` of them are
+    such, several labels are meant."""
+    groups = collections.defaultdict(list)
+    for digest, label, item in items:
+        groups[digest].append((label, item))
+    bad = [group for group in groups.values() if len({label for label, _ in group}) > 1]
+    for group in bad if sum(map(len, bad)) <= most * len(items) else ():
+        for label, item in group:
+            yield item, next(other for its, other in group if its != label)
+
+
+def two_labels(rows: Sequence[tuple[Any, str, int]]) -> Iterator[tuple[int, str]]:
+    """(row, detail) of rows with one input and two labels. rows: (digest of the input, label, row); labels that are
+    numbers to be predicted, or texts, are many."""
+    labels = {row: label for _, label, row in rows}
+    if len(set(labels.values())) <= max(20, len(rows) / 4):
+        for row, other in contradictions(rows, 0.4):
+            yield row, f"{clip(labels[row], 30)}; row {other} with the same input is {clip(labels[other], 30)}"
 
 
 class Thumbnails:
@@ -87,21 +122,17 @@ def near_copies(images: Any, ranks: Sequence[int]) -> Iterator[tuple[int, int, f
     rank = numpy.asarray(ranks)
     distinct = _spreads(images) > FLAT
     if len(images) > MOST:
-        yield from _equal(images, rank, distinct)
+        groups = collections.defaultdict(list)
+        for place in numpy.flatnonzero(distinct).tolist():
+            groups[images[place].tobytes()].append(place)
+        for first, *others in (sorted(group, key=rank.__getitem__) for group in groups.values()):
+            yield from ((place, first, 0.0) for place in others if rank[first] < rank[place])
         return
     for level in sorted(set(ranks))[1:]:
         queries = numpy.flatnonzero(distinct & (rank == level))
         originals = numpy.flatnonzero(distinct & (rank < level))
         if len(queries) and len(originals):
             yield from _copies_of(images, queries, originals)
-
-
-def _equal(images: Any, rank: Any, distinct: Any) -> Iterator[tuple[int, int, float]]:
-    first: dict[bytes, int] = {}
-    for place in sorted((int(i) for i in range(len(images)) if distinct[i]), key=lambda i: rank[i]):
-        before = first.setdefault(images[place].tobytes(), place)
-        if rank[before] < rank[place]:
-            yield place, before, 0.0
 
 
 def _copies_of(images: Any, queries: Any, originals: Any) -> Iterator[tuple[int, int, float]]:
@@ -189,31 +220,38 @@ NAMES = ("share of red", "share of blue", "brightness", "contrast")
 def shifted_folder(folders: Mapping[str, list[tuple[float, ...]]], splits: bool) -> tuple[str, str] | None:
     """(folder, what is unlike) of the one folder whose pictures are unlike those of all others, which are like each
     other. folders: the features of the pictures of each; splits: whether they are training, validation and test set."""
-    sizes = {name: len(rows) for name, rows in folders.items() if len(rows) >= LEAST}
-    if len(sizes) < 2 or (len(sizes) < 3 and not splits):
+    import numpy
+
+    large = {name: numpy.array(rows) for name, rows in folders.items() if len(rows) >= LEAST}
+    if len(large) < 2 or (len(large) < 3 and not splits):
         return None
+    moments = {name: _moments(rows) for name, rows in large.items()}
     worst: tuple[float, str, str] | None = None
-    for name in sizes:
-        others = [n for n in sizes if n != name]
-        gaps = [_gap(folders[name], [row for n in others for row in folders[n]], feature) for feature in range(4)]
-        rest = [_gap(folders[a], folders[b], f) for a in others for b in others if a < b for f in range(4)]
-        effect, z, feature, here, there = max((*gap[:2], f, *gap[2:]) for f, gap in enumerate(gaps))
-        alike = all(gap[0] < max(ALIKE, effect / 4) for gap in rest)
-        if effect >= EFFECT[splits] and z >= SIGNIFICANT and alike and (worst is None or effect > worst[0]):
-            detail = f"{NAMES[feature]} {here:.3g} on average, {there:.3g} in the others"
+    for name, own in moments.items():
+        others = [n for n in large if n != name]
+        rest = _moments(numpy.concatenate([large[n] for n in others]))
+        effects = _gap(own, rest)
+        feature = int(effects.argmax())
+        effect = float(effects[feature])
+        z = effect / (1 / own[2] + 1 / rest[2]) ** 0.5
+        alike = max(ALIKE, effect / 4)
+        clear = effect >= EFFECT[splits] and z >= SIGNIFICANT and (worst is None or effect > worst[0])
+        if clear and all(_gap(moments[a], moments[b]).max() < alike for a, b in itertools.combinations(others, 2)):
+            detail = f"{NAMES[feature]} {own[0][feature]:.3g} on average, {rest[0][feature]:.3g} in the others"
             worst = (effect, name, detail)
-    if worst is not None and len(sizes) == 2:  # which of two is unlike cannot be seen: the training set is the measure
-        name = next((n for n in sizes if "train" not in n.lower()), worst[1])
+    if worst is not None and len(large) == 2:  # which of two is unlike cannot be seen: the training set is the measure
+        name = next((n for n in large if "train" not in n.lower()), worst[1])
         return name, worst[2] if name == worst[1] else f"unlike {worst[1]}: there {worst[2]}"
     return worst[1:] if worst is not None else None
 
 
-def _gap(
-    one: list[tuple[float, ...]], other: list[tuple[float, ...]], feature: int
-) -> tuple[float, float, float, float]:
-    """(difference of the means in spreads, in standard errors, the two means)."""
-    a, b = [row[feature] for row in one], [row[feature] for row in other]
-    here, there = statistics.fmean(a), statistics.fmean(b)
-    spread = max(((statistics.pvariance(a) + statistics.pvariance(b)) / 2) ** 0.5, FLOORS[feature])
-    effect = abs(here - there) / spread
-    return effect, effect / (1 / len(a) + 1 / len(b)) ** 0.5, here, there
+def _moments(rows: Any) -> tuple[Any, Any, int]:
+    """(means, variances, number) of the features of pictures."""
+    return rows.mean(0), rows.var(0), len(rows)
+
+
+def _gap(one: tuple[Any, Any, int], other: tuple[Any, Any, int]) -> Any:
+    """The difference of the means, in spreads of the pictures, by feature."""
+    import numpy
+
+    return abs(one[0] - other[0]) / numpy.maximum(((one[1] + other[1]) / 2) ** 0.5, FLOORS)

@@ -3,18 +3,20 @@ two splits share. CSV is read as pandas reads it."""
 
 from __future__ import annotations
 
-import collections
-import hashlib
+import functools
+import itertools
 import os
+import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from nbdebug.text import clip, figures, percent, size
-from nbdebug.tools.data.cures import Problem
+from nbdebug.tools.data.cures import Problem, part
 from nbdebug.tools.data.expectation import DataExpectation
-from nbdebug.tools.data.inventory import RANK, Entry, split_of
+from nbdebug.tools.data.inventory import Entry, split_of
 from nbdebug.tools.data.pictures import pillow
+from nbdebug.tools.data.similarity import equal_across_splits, two_labels
 
 MOST_BYTES = 256 << 20
 """Of a table that is read whole; of a larger one the first rows are."""
@@ -81,8 +83,9 @@ class DataTable:
     def column(self, name: str) -> Any:
         return self.frame.iloc[:, self.names.index(name)]
 
-    def row(self, number: int) -> str | int:
-        return f"{self.name}#{number}" if self.name else number
+    def problem(self, code: str, place: str | int, detail: str) -> Problem:
+        """place: the number of a row, or the name of a column."""
+        return Problem(f"data/{code}", part(self.name, place), detail)
 
     def number_column(self, name: str) -> Any:
         """Its values as float64, NaN where a text stands or nothing."""
@@ -103,39 +106,25 @@ class DataTable:
     # -- the columns ---------------------------------------------------------------------------------------------------
 
     def problems(self) -> Iterator[Problem]:
-        if not self.row_count:
-            return
-        numeric = list(self._numeric_columns())
-        yield from self._values(numeric)
-        yield from self._labels()
-        yield from self._index_columns(numeric)
-        yield from self._leaks(numeric)
-        yield from self._conflicts(numeric)
-        yield from self._texts()
-        yield from self._boxes()
-        yield from self._files()
+        checks = (self._values, self._labels, self._index_columns, self._leaks, self._conflicts, self._texts)
+        return itertools.chain.from_iterable(check() for check in (*checks, self._boxes, self._files) if self.row_count)
 
-    def _numeric_columns(self) -> Iterator[str]:
-        """Columns of numbers: those that are features, and the target of a regression; without a word of which are
-        features, all that nearly are numbers."""
+    @functools.cached_property
+    def numeric(self) -> list[str]:
+        """Columns of numbers: those that are features; without a word of which are, all that nearly are numbers."""
         import numpy
 
-        for name in self.names:
-            if name == self.label or name in (self.wanted.text, self.wanted.image):
-                continue
-            if self.wanted.columns is not None:
-                if name in self.features:
-                    yield name
-                continue
-            there = int(self.column(name).notna().sum())
-            if there and numpy.isfinite(self.number_column(name)).sum() >= NUMERIC * there:
-                yield name
+        names = [n for n in self.names if n not in (self.label, self.wanted.text, self.wanted.image)]
+        if self.wanted.columns is not None:
+            return [n for n in names if n in self.features]
+        there = {name: int(self.column(name).notna().sum()) for name in names}
+        return [n for n in names if there[n] and numpy.isfinite(self.number_column(n)).sum() >= NUMERIC * there[n]]
 
-    def _values(self, numeric: Sequence[str]) -> Iterator[Problem]:
+    def _values(self) -> Iterator[Problem]:
         import numpy
 
         number_label = [self.label] if self.label and self._label_is_number() else []
-        for name in [*numeric, *number_label, *(b for b in self.wanted.boxes or () if b in self.names)]:
+        for name in [*self.numeric, *number_label, *(b for b in self.wanted.boxes or () if b in self.names)]:
             column, values = self.column(name), self.number_column(name)
             missing = column.isna().to_numpy()
             texts = numpy.isnan(values) & ~missing
@@ -143,15 +132,13 @@ class DataTable:
             if (texts & is_text).any() and name != self.label:
                 yield from self._non_numeric(name, numpy.flatnonzero(texts & is_text), int((~missing).sum()))
             if missing.all():
-                yield Problem(
-                    "data/nonfinite-values", f"{self.name}#{name}" if self.name else name, "the column is empty"
-                )
+                yield self.problem("nonfinite-values", name, "the column is empty")
                 continue
             with numpy.errstate(invalid="ignore"):
                 bad = missing | (numpy.abs(values) > FLOAT32) | (numpy.isnan(values) & ~texts)
             for row in numpy.flatnonzero(bad):
                 value = "nothing" if missing[row] else figures(float(values[row]))
-                yield Problem("data/nonfinite-values", self.row(int(row)), f"{name}: {value}")
+                yield self.problem("nonfinite-values", int(row), f"{name}: {value}")
 
     def _label_is_number(self) -> bool:
         import numpy
@@ -166,55 +153,47 @@ class DataTable:
         if len(rows) > (1 - NUMERIC) * there and len(rows) > 3 or len(rows) == there:
             words = ", ".join(repr(clip(str(v), 20)) for v in dict.fromkeys(column.iloc[rows[:20]]))
             detail = f"text in {percent(len(rows) / there)} of its values: {clip(words, 80)}"
-            yield Problem("data/non-numeric", f"{self.name}#{name}" if self.name else name, detail)
+            yield self.problem("non-numeric", name, detail)
             return
         for row in rows:
-            yield Problem("data/non-numeric", self.row(int(row)), f"{name}: {clip(str(column.iloc[row]), 40)!r}")
+            yield self.problem("non-numeric", int(row), f"{name}: {clip(str(column.iloc[row]), 40)!r}")
 
     def _labels(self) -> Iterator[Problem]:
         """Labels that are no class."""
-        import numpy
-
-        classes = self.wanted.num_classes
-        if self.label is None or classes is None or not self._label_is_number():
+        if self.label is None or not self._label_is_number():
             return
-        values = self.number_column(self.label)
-        with numpy.errstate(invalid="ignore"):
-            bad = ~numpy.isnan(values) & ((values < 0) | (values >= classes) | (values != numpy.floor(values)))
-        for row in numpy.flatnonzero(bad):
-            if self.wanted.ignore_index is None or values[row] != self.wanted.ignore_index:
-                detail = f"{self.label} is {figures(float(values[row]))}; {classes} classes are 0 to {classes - 1}"
-                yield Problem("data/label-out-of-range", self.row(int(row)), detail)
+        for row, value in enumerate(self.number_column(self.label).tolist()):
+            if fault := self.wanted.label_fault([value]):
+                yield self.problem("label-out-of-range", row, f"{self.label} is {fault}")
 
-    def _index_columns(self, numeric: Sequence[str]) -> Iterator[Problem]:
+    def _index_columns(self) -> Iterator[Problem]:
         """The number of the row among the features."""
-        for name in numeric:
+        for name in self.numeric:
             unnamed = name.startswith("Unnamed: ") or name in ("", "index", "level_0")
             if (self.wanted.columns is not None or unnamed) and self._counts_rows(name, unnamed):
-                yield Problem("data/index-column", f"{self.name}#{name}" if self.name else name, "it counts the rows")
+                yield self.problem("index-column", name, "it counts the rows")
 
-    def _counts_rows(self, name: str, unnamed: bool) -> bool:
+    def _counts_rows(self, name: str, unnamed: bool = False) -> bool:
         import numpy
 
         values = self.number_column(name)
         if len(values) < 8 or not numpy.isfinite(values).all() or (values != numpy.floor(values)).any():
             return False
-        if len(numpy.unique(values)) < len(values) or TIMES & set(name.lower().replace("_", " ").split()):
+        words = set(re.split(r"[_\-:\s]+", name.lower()))
+        if len(numpy.unique(values)) < len(values) or TIMES & words:
             return False
         steps = numpy.diff(values)
         in_order = bool((steps == steps[0]).all()) and abs(steps[0]) == 1
         in_order |= len(values) >= 20 and bool((steps > 0).all()) and values[-1] - values[0] < 1.5 * len(values)
         shuffled = values.max() - values.min() == len(values) - 1
-        words = set(name.lower().replace("_", " ").replace("-", " ").replace(":", " ").split())
-        numbered = bool(words & {"id", "idx", "index", "row", "rowid", "unnamed", "nr", "no", "number", "key", "uid"})
-        return in_order or (shuffled and len(values) >= 20) or numbered or unnamed
+        return in_order or (shuffled and len(values) >= 20) or bool(words & NUMBERS) or unnamed
 
-    def _leaks(self, numeric: Sequence[str]) -> Iterator[Problem]:
+    def _leaks(self) -> Iterator[Problem]:
         """Columns that give the label."""
         if self.label is None or self.row_count < ROWS_FOR_LEAK:
             return
         names = self.features or [n for n in self.names if n not in (self.label, self.wanted.text, self.wanted.image)]
-        names = [n for n in names if n not in {m for m in numeric if self._counts_rows(m, False)}]
+        names = [n for n in names if n not in self.numeric or not self._counts_rows(n)]
         shares = {name: self._leak(name) for name in names} if len(names) > 1 else {}
         strong = any(STRONG <= share < LEAK for share in shares.values())
         for name, share in shares.items():
@@ -222,7 +201,7 @@ class DataTable:
             if share >= LEAK and not (ordered and strong):  # where others are nearly as good, the classes lie apart
                 detail = f"it alone gives {percent(min(share, 1))} of each class of {self.label} right"
                 detail = f"its correlation with {self.label} is {share - 1:.5f}" if share > 1 else detail
-                yield Problem("data/target-leakage", f"{self.name}#{name}" if self.name else name, detail)
+                yield self.problem("target-leakage", name, detail)
 
     def _leak(self, name: str) -> float:
         """Of each class, the share that this column alone gives right; of a regression one plus the correlation, where
@@ -263,15 +242,15 @@ class DataTable:
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
-    def inputs(self, numeric: Sequence[str]) -> list[str] | None:
+    def inputs(self) -> list[str] | None:
         """The columns that are a row's input; None where it is not known, or where rows are equal by chance."""
         if self.wanted.text in self.names:
             return [self.wanted.text]
-        names = self.features or (
-            [n for n in self.names if n != self.label and split_column(n) is None] if self.label else list(self.names)
-        )
-        if self.wanted.columns is None:
-            names = [n for n in names if n not in numeric or not self._counts_rows(n, False)]
+        if self.features:
+            names = self.features
+        else:
+            names = [n for n in self.names if n != self.label and (not self.label or n.lower() not in SPLIT_COLUMNS)]
+            names = [n for n in names if n not in self.numeric or not self._counts_rows(n)]
         return names if names and self._coincidences(names) < 0.1 else None
 
     def _coincidences(self, names: Sequence[str]) -> float:
@@ -292,27 +271,13 @@ class DataTable:
         joined = ["\x1f".join(parts) for parts in zip(*columns)]
         return [key if key.strip("\x1f ") not in ("", "nan", "None") else None for key in joined]
 
-    def _conflicts(self, numeric: Sequence[str]) -> Iterator[Problem]:
+    def _conflicts(self) -> Iterator[Problem]:
         """Rows of one input and two labels."""
-        names = self.inputs(numeric) if self.label else None
-        if not names or self.label is None:
-            return
-        rows = collections.defaultdict(list)
-        for number, key in enumerate(self.keys(names)):
-            if key is not None:
-                rows[key].append(number)
-        labels = [str(v).strip() for v in self.column(self.label)]
-        bad = [r for r in rows.values() if len({labels[i] for i in r}) > 1]
-        if sum(map(len, bad)) > 0.4 * self.row_count:  # several labels of one input are then meant
-            return
-        for group in bad:
-            for row in group:
-                other = next(i for i in group if labels[i] != labels[row])
-                yield Problem(
-                    "data/conflicting-labels",
-                    self.row(row),
-                    f"{clip(labels[row], 30)}; row {other} with the same input is {clip(labels[other], 30)}",
-                )
+        names = self.inputs() if self.label else None
+        if names and self.label is not None:
+            labels = [str(v).strip() for v in self.column(self.label)]
+            keyed = [(key, labels[row], row) for row, key in enumerate(self.keys(names)) if key is not None]
+            yield from (self.problem("conflicting-labels", row, detail) for row, detail in two_labels(keyed))
 
     def _texts(self) -> Iterator[Problem]:
         name = self.wanted.text
@@ -320,7 +285,7 @@ class DataTable:
             return
         for number, value in enumerate(self.column(name)):
             if not isinstance(value, str) or not value.strip():
-                yield Problem("data/empty-text", self.row(number), f"{name} is empty")
+                yield self.problem("empty-text", number, f"{name} is empty")
         yield from self._tags(name)
 
     def _tags(self, text: str) -> Iterator[Problem]:
@@ -332,7 +297,7 @@ class DataTable:
         if same < len(words) and same >= NUMERIC * len(words) and max(b for _, b in words) > 1:
             for number, (a, b) in enumerate(words):
                 if a != b:
-                    yield Problem("data/labels-misaligned", self.row(number), f"{b} labels for {a} words")
+                    yield self.problem("labels-misaligned", number, f"{b} labels for {a} words")
 
     # -- boxes and files -----------------------------------------------------------------------------------------------
 
@@ -348,9 +313,8 @@ class DataTable:
         sizes: dict[str, tuple[int, int] | None] = {}
         for row in numpy.flatnonzero(finite):
             limit = (1, 1) if unit else self._size_of(int(row), sizes)
-            wrong = box_fault(values[row].tolist(), limit)
-            if wrong:
-                yield Problem("data/invalid-box", self.row(int(row)), wrong)
+            if wrong := box_fault(values[row].tolist(), limit):
+                yield self.problem("invalid-box", int(row), wrong)
 
     def _size_of(self, row: int, sizes: dict[str, tuple[int, int] | None]) -> tuple[int, int] | None:
         if self.wanted.image not in self.names:
@@ -372,14 +336,13 @@ class DataTable:
             return
         names = [str(v) for v in self.column(self.wanted.image)]
         absent = {name for name in set(names) if self._path(name) is None}
-        if len(absent) < len(set(names)):
-            yield from (
-                Problem("data/file-missing", self.row(i), f"{n} is not there")
-                for i, n in enumerate(names)
-                if n in absent
-            )
+        for row, name in enumerate(names if len(absent) < len(set(names)) else ()):
+            if name in absent:
+                yield self.problem("file-missing", row, f"{name} is not there")
 
 
+NUMBERS = {"id", "idx", "index", "row", "rowid", "unnamed", "nr", "no", "number", "key", "uid"}
+"""Words in names of columns that number the rows."""
 TIMES = {"t", "time", "year", "month", "day", "date", "hour", "week", "step", "epoch", "timestamp", "rank", "quarter"}
 """Words in names of columns that count, and are meant to."""
 
@@ -421,9 +384,8 @@ def _by_neighbours(values: Any, codes: Any) -> Any:
     return guesses
 
 
-def split_column(name: str) -> str | None:
-    """The name, where it is that of a column which holds the split of each row."""
-    return name if name.lower() in ("split", "subset", "fold", "partition", "set", "phase") else None
+SPLIT_COLUMNS = ("split", "subset", "fold", "partition", "set", "phase")
+"""Names of columns that hold the split of each row."""
 
 
 def box_fault(box: Sequence[float], limit: tuple[int, int] | None, slack: float = 0.0) -> str:
@@ -477,11 +439,10 @@ def yolo_rows(lines: Sequence[str]) -> list[list[float]] | None:
     return rows if all(len(row) >= 5 and row[0] == int(row[0]) for row in rows) else None
 
 
-def yolo_problems(item: str, rows: Sequence[Sequence[float]], classes: int | None) -> Iterator[Problem]:
+def yolo_problems(item: str, rows: Sequence[Sequence[float]], wanted: DataExpectation) -> Iterator[Problem]:
     for number, (kind, *box) in enumerate(rows):
-        if kind < 0 or (classes is not None and kind >= classes):
-            detail = f"class {figures(kind)}" + (f"; {classes} classes are 0 to {classes - 1}" if classes else "")
-            yield Problem("data/label-out-of-range", f"{item}#{number}", detail)
+        if fault := wanted.label_fault([kind]) or (f"{figures(kind)} is below 0" if kind < 0 else ""):
+            yield Problem("data/label-out-of-range", f"{item}#{number}", f"class {fault}")
         corners = [box[0] - box[2] / 2, box[1] - box[3] / 2, box[0] + box[2] / 2, box[1] + box[3] / 2]
         if len(box) != 4:
             corners = [min(box[::2]), min(box[1::2]), max(box[::2]), max(box[1::2])]
@@ -505,28 +466,20 @@ def picture_size(path: str) -> tuple[int, int] | None:
 def shared_rows(tables: Sequence[DataTable]) -> Iterator[Problem]:
     """Rows outside of the training set that stand in an earlier split, too: of another table, or of another value of
     the column that holds the split."""
-    first: dict[bytes, tuple[str, str | int]] = {}
-    rows = []
+    rows: list[tuple[str, Any, str | int, str]] = []
     for table in tables:
-        column = next((n for n in table.names if split_column(n)), None)
-        values = [split_of(str(v)) for v in table.column(column)] if column else [table.split] * table.row_count
-        names = table.inputs(list(table._numeric_columns())) if len(set(values)) > 1 or table.split else None
+        column = next((n for n in table.names if n.lower() in SPLIT_COLUMNS), None)
+        splits = [split_of(str(v)) for v in table.column(column)] if column else [table.split] * table.row_count
+        names = [n for n in table.inputs() or () if n != column] if len(set(splits)) > 1 or table.split else []
         if names:
-            names = [n for n in names if n != column]
-            rows += [
-                (RANK[s], s, k, table.row(i)) for i, (s, k) in enumerate(zip(values, table.keys(names))) if s and k
-            ]
-    for _, split, key, row in sorted(rows, key=lambda r: r[0]):
-        digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        before = first.setdefault(digest, (split, row))
-        if before[0] != split:
-            yield Problem("data/duplicate-across-splits", row, f"the same input as {before[1]}")
+            keyed = enumerate(zip(splits, table.keys(names)))
+            rows += [(split, key, part(table.name, row), "") for row, (split, key) in keyed if split]
+    return equal_across_splits(rows, "the same input as")
 
 
 def remarks(table: DataTable) -> Iterator[str]:
     """What is worth knowing and no fault: constants."""
-    constant = [
-        n for n in table.names if n in (table.features or table.names) and table.column(n).astype(str).nunique() == 1
-    ]
+    names = table.features or table.names
+    constant = [n for n in table.names if n in names and table.column(n).astype(str).nunique() == 1]
     if constant and table.row_count > 1:
         yield f"{table.name or 'The table'}: the same value in all rows of {', '.join(f'`{n}`' for n in constant[:5])}."

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from nbdebug.observe.snapshot import same_random_numbers
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.observe.validation import check_model, optimizers_of
 from nbdebug.report import Report, Symptom, Table
 from nbdebug.text import count, figures, listed, percent
-from nbdebug.tools.data.check_data import same_random_numbers
 from nbdebug.tools.quality.rules import Evidence, QualityFacts, findings_of
 
 CALL = "check_adapter(model, *, base=None, saved=None)"

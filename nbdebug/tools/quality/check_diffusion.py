@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from nbdebug.observe.snapshot import same_random_numbers
 from nbdebug.report import Fix, Report, RuledOut, Table
 from nbdebug.text import count, figures, percent
-from nbdebug.tools.data.check_data import same_random_numbers
 from nbdebug.tools.quality.compare import kept
 from nbdebug.tools.quality.rules import Evidence, QualityFacts, findings_of
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy
 import torch
 
+from nbdebug.observe.snapshot import same_random_numbers
 from nbdebug.report import Fix, Report, Symptom, Table
 from nbdebug.text import count, figures, listed
-from nbdebug.tools.data.check_data import same_random_numbers
 from nbdebug.tools.quality.rules import Evidence, QualityFacts, findings_of
 
 RESAMPLES, CHUNK, LEVEL = 2000, 100, 0.95

@@ -14,10 +14,9 @@ from typing import Any
 
 from nbdebug.observe import sources
 from nbdebug.observe.locations import cell_name
-from nbdebug.observe.snapshot import Snapshot
+from nbdebug.observe.snapshot import Snapshot, same_random_numbers
 from nbdebug.report import Fix, Report, RuledOut, Symptom, Table, Where
 from nbdebug.text import count, figures
-from nbdebug.tools.data.check_data import same_random_numbers
 from nbdebug.tools.quality.rules import Evidence, QualityFacts, findings_of
 
 RESAMPLES, FEW, BLOCK = 1000, 10, 32
