@@ -19,8 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nbdebug.live import progress_bar
-from nbdebug.observe.snapshot import same_random_numbers
-from nbdebug.process import can_copy, in_copy
 from nbdebug.report import Finding, Plot, Report, RuledOut, Table
 from nbdebug.text import count, in_a_line, listed, size
 from nbdebug.tools.data import cures, media, pictures, tables
@@ -170,6 +168,8 @@ class Check:
 
     def tried(self, report: Report, facts: DataFacts) -> Iterator[Finding]:
         """The findings with their fixes tried. A guess that does not help is left out."""
+        from nbdebug.process import in_copy  # imports torch, which a sound folder needs not
+
         why = _reason_not_to_try(facts)
         outcomes: dict[tuple[str, str], tuple[bool | None, dict[str, Any]]] = {}
         try:
@@ -474,6 +474,8 @@ def _files_of(facts: DataFacts) -> Iterator[pathlib.Path]:
 
 def _reason_not_to_try(facts: DataFacts) -> str:
     """ "" where cures can be tried."""
+    from nbdebug.process import can_copy
+
     if not can_copy():
         return "it is tried in a copy of the process, which can't be made here"
     files = list(itertools.islice(_files_of(facts), TRIED_FILES + 1)) if facts.root else []
@@ -550,6 +552,8 @@ class MemoryCheck(Check):
         return {"form": form, "expected": self.wanted.stated()}
 
     def run(self) -> None:
+        from nbdebug.observe.snapshot import same_random_numbers
+
         if all(hasattr(one, "itertuples") for one in self.sets.values()):
             whole = [tables.DataTable(one, name, self.wanted, "", split_of(name)) for name, one in self.sets.items()]
             for table in whole:
@@ -558,7 +562,8 @@ class MemoryCheck(Check):
                 self.total["row"] += table.row_count
             self.problems += tables.shared_rows(whole)
             return
-        done = [self._rows(name, one) for name, one in self.sets.items()]
+        with same_random_numbers():
+            done = [self._rows(name, one) for name, one in self.sets.items()]
         self.problems += shared_inputs([rows for rows in done if rows.split])
 
     def _rows(self, name: str, dataset: Any) -> Rows:
@@ -566,7 +571,7 @@ class MemoryCheck(Check):
         indices = self.sampled(range(min(len(dataset), MOST_ROWS)), "rows")
         if len(dataset) > MOST_ROWS:
             self.unchecked.append(f"rows beyond the first {MOST_ROWS:,}")
-        with progress_bar("check_data", "rows", len(indices), wanted=self.progress) as bar, same_random_numbers():
+        with progress_bar("check_data", "rows", len(indices), wanted=self.progress) as bar:
             try:
                 for index, value, code, reason in pulled(dataset, indices):
                     if code:
@@ -581,6 +586,8 @@ class MemoryCheck(Check):
 
     def gallery(self, problems: Sequence[Problem]) -> tuple[Plot, ...]:
         """The first ten items as the set gives them, augmented where it does that."""
+        from nbdebug.observe.snapshot import same_random_numbers
+
         dataset = next(iter(self.sets.values()))
         if hasattr(dataset, "itertuples"):
             return ()

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nbdebug.observe.snapshot import same_random_numbers
+from nbdebug.observe.step_hooks import BatchHook
 from nbdebug.process import CopyFailed, can_copy, in_copy
 from nbdebug.report import Report, RuledOut, Table
 from nbdebug.text import count, figures, in_a_line, listed, percent, size
@@ -88,6 +89,26 @@ class StreamFacts:
     passes: list[tuple[int, int, bool]] = dataclasses.field(default_factory=list)
 
 
+class Indices(list[Any]):
+    """The indices that samplers give to loaders, in this block: a list for each batch. Streams have none."""
+
+    def __enter__(self) -> Indices:
+        self._hook = BatchHook(lambda begins: None)
+        self._hook.log = self
+        self._hook.attach()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hook.detach()
+
+    def index(self, iterator: Any, index: Any) -> None:  # type: ignore[override]
+        if None not in _flat([index]):
+            self.append(list(index) if _listed(index) else index)  # a sampler may fill one list again
+
+    def batch(self, iterator: Any, batch: Any) -> None:
+        pass
+
+
 @dataclasses.dataclass
 class Pass:
     """One reading of the loader. digests: of each row; indices: of the data set, as its sampler gives them; ended: the
@@ -95,7 +116,7 @@ class Pass:
 
     batches: int = 0
     digests: list[bytes] = dataclasses.field(default_factory=list)
-    indices: list[Any] = dataclasses.field(default_factory=list)
+    indices: Indices = dataclasses.field(default_factory=Indices)
     ended: bool = False
     error: Exception | None = None
     bytes: int = 0
@@ -159,11 +180,10 @@ class LoaderPasses:
         """One pass, bounded in batches and in time. note: look into the batches, too."""
         loader = self.loader if loader is None else loader
         result = Pass()
-        with _recorded(loader, result.indices):
-            try:
+        try:
+            with result.indices:
                 for batch in loader:
-                    rows = rows_of(batch)
-                    result.digests += [row_digest(batch, row) for row in range(rows)]
+                    result.digests += row_digests(batch)
                     if note:
                         self._batch(batch, result)
                     result.batches += 1
@@ -171,8 +191,8 @@ class LoaderPasses:
                         break
                 else:
                     result.ended = True
-            except Exception as error:  # the user's own: a finding
-                result.error = error
+        except Exception as error:  # the user's own: a finding
+            result.error = error
         self.out.passes.append((result.batches, len(result.digests), result.ended))
         return result
 
@@ -311,7 +331,7 @@ class LoaderPasses:
         if self.workers < 2 or self.streams or not _length(self.dataset):
             return
         probe = _loader_like(self.loader, batch_sampler=[[0]] * (2 * self.workers), num_workers=self.workers)
-        draws, again = ([row_digest(batch, 0) for batch in probe] for _ in range(2))
+        draws, again = ([row_digests(batch)[0] for batch in probe] for _ in range(2))
         if draws[0] == draws[self.workers]:  # nothing random in it
             return
         code = "training/same-seed-workers"
@@ -443,40 +463,6 @@ def _flat(indices: Sequence[Any]) -> list[Any]:
     return [i for part in indices for i in (part if _listed(part) else [part])]
 
 
-class RecordedSampler:
-    """A sampler that notes what it gives."""
-
-    def __init__(self, sampler: Any, indices: list[Any]) -> None:
-        self._sampler, self._indices = sampler, indices
-
-    def __iter__(self) -> Iterator[Any]:
-        for index in self._sampler:
-            self._indices.append(list(index) if _listed(index) else index)
-            yield index
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sampler, name)
-
-
-@contextlib.contextmanager
-def _recorded(loader: Any, indices: list[Any]) -> Iterator[None]:
-    """Note the indices of a DataLoader over a map-style set. Persistent workers keep the sampler's iterator of old."""
-    own = getattr(loader, "__dict__", {})
-    name = "batch_sampler" if own.get("batch_sampler") is not None else "sampler"
-    if name not in own or _is_iterable_set(own.get("dataset")) or own.get("_iterator") is not None:
-        yield
-        return
-    before = own[name]
-    own[name] = RecordedSampler(before, indices)
-    try:
-        yield
-    finally:
-        own[name] = before
-
-
 def _loader_like(loader: Any, **options: Any) -> Any:
     """A further DataLoader over the same set."""
     from torch.utils.data import DataLoader
@@ -487,41 +473,32 @@ def _loader_like(loader: Any, **options: Any) -> Any:
     return DataLoader(loader.dataset, collate_fn=loader.collate_fn, **batched, **worker, **options)
 
 
-def rows_of(batch: Any) -> int:
-    """The number of rows: the first dimension that its tensors have; 1 of what has none."""
-    values = list(batch.values()) if isinstance(batch, Mapping) else list(batch) if _listed(batch) else [batch]
-    for value in values:
-        shape = getattr(value, "shape", None)
-        if shape is not None and len(shape):
-            return int(shape[0])
-        if isinstance(value, (list, tuple, Mapping)) and (rows := rows_of(value)) > 1:
-            return rows
-    return len(batch) if _listed(batch) and batch and not hasattr(batch[0], "shape") else 1
+def row_digests(batch: Any) -> list[bytes]:
+    """Of all that a batch holds of each row. Rows are the first dimension of its tensors, or the elements of lists."""
+    columns = list(_columns(batch))
+    arrays = [len(column) for column in columns if hasattr(column, "shape")]
+    digests = [hashlib.blake2b(digest_size=12) for _ in range((arrays or list(map(len, columns)) or [1])[0])]
+    for column in columns:
+        for value, digest in zip(column, digests):
+            own = hasattr(value, "tobytes")
+            digest.update(value.tobytes() if own else repr(value).encode("utf-8", "surrogatepass"))
+    return [digest.digest() for digest in digests]
 
 
-def row_digest(batch: Any, row: int) -> bytes:
-    """Of all that a batch holds of a row."""
-    digest = hashlib.blake2b(digest_size=12)
-    _feed(batch, row, digest)
-    return digest.digest()
-
-
-def _feed(value: Any, row: int, digest: Any) -> None:
+def _columns(value: Any) -> Iterator[Any]:
+    """What a batch holds row by row: arrays, and lists of plain values."""
     if isinstance(value, Mapping):
-        for key in value:
-            _feed(value[key], row, digest)
-    elif hasattr(value, "shape") and len(value.shape):
+        for one in value.values():
+            yield from _columns(one)
+    elif hasattr(value, "shape"):
         values = array(value)
-        if values is not None and row < len(values):
-            digest.update(values[row].tobytes())
-    elif _listed(value):
-        if value and all(isinstance(v, (str, int, float, bytes)) for v in value) and row < len(value):
-            digest.update(repr(value[row]).encode("utf-8", "surrogatepass"))
-        else:
-            for part in value:
-                _feed(part, row, digest)
-    elif isinstance(value, (str, int, float, bytes)):
-        digest.update(repr(value).encode("utf-8", "surrogatepass"))
+        if values is not None and values.ndim:
+            yield values
+    elif _listed(value) and not all(isinstance(v, (str, int, float, bytes)) for v in value):
+        for one in value:
+            yield from _columns(one)
+    else:
+        yield value if _listed(value) else [value]
 
 
 # -- the copy ----------------------------------------------------------------------------------------------------------

@@ -11,18 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nbdebug.text import figures, percent, size
+from nbdebug.tools.data import similarity
 from nbdebug.tools.data.cures import Problem
 from nbdebug.tools.data.expectation import SIXTEEN, DataExpectation
 from nbdebug.tools.data.inventory import KINDS, RANK, Entry, FolderInventory, head
 from nbdebug.tools.data.pictures import ENDINGS, pillow
-from nbdebug.tools.data.similarity import (
-    Thumbnails,
-    contradictions,
-    equal_across_splits,
-    features,
-    near_copies,
-    shifted_folder,
-)
 
 MAJORITY, LEAST = 0.9, 10
 """Of pictures that are alike, where nothing is expected: the others are then named."""
@@ -247,13 +240,15 @@ def _mask_values(path: str) -> list[int]:
 # -- pictures beside pictures ------------------------------------------------------------------------------------------
 
 
-def copies(entries: Sequence[Entry], thumbs: Thumbnails, digests: Callable[[Entry], str]) -> Iterator[Problem]:
+def copies(
+    entries: Sequence[Entry], thumbs: similarity.Thumbnails, digests: Callable[[Entry], str]
+) -> Iterator[Problem]:
     """Copies outside of the training set, near ones too."""
     order = [RANK[entry.split] for entry in entries]
     if len(set(order)) < 2:
         return
     yield from equal_files([entries[p] for p in thumbs.distinct()], digests)
-    for one, other, distance in near_copies(thumbs.array(), [order[p] for p in thumbs.places]):
+    for one, other, distance in similarity.near_copies(thumbs.array(), [order[p] for p in thumbs.places]):
         copy, original = entries[thumbs.places[one]], entries[thumbs.places[other]]
         detail = f"a near copy of {original.item} (correlation {1 - distance:.3f})"
         yield Problem("data/duplicate-across-splits", copy.item, detail, copy.path)
@@ -261,7 +256,9 @@ def copies(entries: Sequence[Entry], thumbs: Thumbnails, digests: Callable[[Entr
 
 def equal_files(entries: Sequence[Entry], digests: Callable[[Entry], str | None]) -> Iterator[Problem]:
     """Copies outside of the training set, of the same digest."""
-    return equal_across_splits(((e.split, digests(e), e.item, e.path) for e in entries), "the same contents as")
+    return similarity.equal_across_splits(
+        ((e.split, digests(e), e.item, e.path) for e in entries), "the same contents as"
+    )
 
 
 def conflicts(entries: Sequence[Entry], digests: Callable[[Entry], str]) -> Iterator[Problem]:
@@ -274,7 +271,7 @@ def conflicts(entries: Sequence[Entry], digests: Callable[[Entry], str]) -> Iter
         ((digests(entry) if sizes[entry.bytes, entry.split] > 1 else entry.item, entry.split), entry.folder, entry)
         for entry in entries
     ]
-    for entry, other in contradictions(labelled, 0.2):
+    for entry, other in similarity.contradictions(labelled, 0.2):
         yield Problem("data/conflicting-labels", entry.item, f"the same picture is {other.item}", entry.path)
 
 
@@ -295,7 +292,7 @@ def colours(entries: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], cl
         facts = known.get(entry.item, {})
         if "mean" not in facts:
             continue
-        own, name = features(facts["mean"], facts["spread"]), entry.folder
+        own, name = similarity.features(facts["mean"], facts["spread"]), entry.folder
         while name:
             children[name.rpartition("/")[0]].setdefault(name, []).append(own)
             split_of[name] = entry.split if split_of.get(name, entry.split) == entry.split else ""
@@ -307,7 +304,7 @@ def colours(entries: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], cl
         splits = {split_of[name] for name in folders}
         by_split = "" not in splits and len(splits) == len(folders)
         repeated = any(len(parents[name.rpartition("/")[2]]) > 1 for name in folders)
-        shift = shifted_folder(folders, by_split) if by_split or not (classes or repeated) else None
+        shift = similarity.shifted_folder(folders, by_split) if by_split or not (classes or repeated) else None
         if shift is not None:
             yield Problem("data/color-shift", *shift)
 
@@ -335,11 +332,7 @@ def sound_problems(
         for wrong, code, detail in (
             (facts["form"] not in formats, "format-mismatch", f"named {entry.ending}, and it holds {facts['form']}"),
             (facts["rate"] != rate, "wrong-sample-rate", f"{facts['rate']:,} Hz in place of {rate:,} Hz"),
-            (
-                facts["channels"] != channels,
-                "wrong-channels",
-                f"{facts['channels']} in place of {channels}",
-            ),
+            (facts["channels"] != channels, "wrong-channels", f"{facts['channels']} in place of {channels}"),
             (facts["bad"], "nonfinite-values", f"{facts['bad']:,} samples are NaN or infinite"),
             (facts["frames"] and facts["peak"] == 0, "silent-audio", f"all of its {seconds} s are zero"),
             (facts["flat"] >= 3, "clipped-audio", f"{facts['flat']:,} flat peaks at full scale in {seconds} s"),

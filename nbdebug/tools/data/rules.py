@@ -30,8 +30,10 @@ def first_of_each(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 def names(code: str, sentence: str, cure: DataCure | None = None, **page: str) -> None:
     """Declare the rule of a code. sentence: what is said of one of its items, and of several, parted by |; page: as
-    `rule` takes it, or nothing where another chapter has the page."""
+    `rule` takes it, or nothing where another chapter has the page. Without a title of its own the page has the
+    sentence."""
     one, _, several = sentence.partition("|")
+    title = f"{'An' if one[0] in 'aeiou' else 'A'} {one}."
 
     def check(facts: DataFacts) -> Finding | None:
         problems = facts.of(f"data/{code}")
@@ -39,12 +41,12 @@ def names(code: str, sentence: str, cure: DataCure | None = None, **page: str) -
             return None
         items = [problem.item for problem in problems]
         shown = listed([clip(str(item), 60) for item in items])
-        title = f"{len(items):,} {several}: {shown}" if len(items) > 1 else f"1 {one}: {shown} ({problems[0].detail})"
+        words = f"{len(items):,} {several}: {shown}" if len(items) > 1 else f"1 {one}: {shown} ({problems[0].detail})"
         evidence = {"where": [str(i) for i in items[:20]], "items": len(items), "each": _rows(problems)}
-        return Finding(f"data/{code}", title, evidence=evidence, fixes=fixes(f"data/{code}", items, facts, cure))
+        return Finding(f"data/{code}", words, evidence=evidence, fixes=fixes(f"data/{code}", items, facts, cure))
 
     check.__qualname__ = f"names.{code}"
-    ITEMS[f"data/{code}"] = rule(code=f"data/{code}", **page)(check) if page else check
+    ITEMS[f"data/{code}"] = rule(**{"code": f"data/{code}", "title": title, **page})(check) if page else check
 
 
 def stream(code: str, cure: tuple[str, str], **page: str) -> None:
@@ -78,8 +80,7 @@ names(
     ),
     title="The loader passes over files because of their endings.",
     symptom="An epoch has fewer samples than the folder has files; there is no error and no warning.",
-    cause="Endings are compared as they stand: `.JPG` is not `.jpg`, and a list of endings seldom holds `.jpeg`"
-    " and `.webp`. Cameras and phones write capitals.",
+    cause="Endings are compared as they stand: `.JPG`, as cameras and phones write it, is not `.jpg`, nor is `.jpeg`.",
     confirm="Compare `len(dataset)` with the number of files, by ending.",
     fix="Compare `path.suffix.lower()`, or rename the files.",
     reference="https://docs.python.org/3/library/pathlib.html#pathlib.PurePath.suffix",
@@ -87,10 +88,8 @@ names(
 names(
     "unreadable-file",
     "entry can't be read|entries can't be read",
-    title="An entry of the folder can't be read.",
     symptom="FileNotFoundError or PermissionError in the middle of an epoch; or the loader waits for ever.",
-    cause="A link leads to nothing or to a folder above it, the rights are missing, or the entry is a FIFO, a "
-    "socket or a device and no file.",
+    cause="A link leads to nothing or to a folder above it, rights are missing, or it is a FIFO, a socket or a device.",
     confirm="`ls -lL` on the entry.",
     fix="Mend the link or the rights, or take the entry away.",
     reference="https://docs.python.org/3/library/os.html#os.stat",
@@ -114,26 +113,17 @@ names(
         "pathlib.Path(temporary).write_text(json.dumps(progress))\n"
         "os.replace(temporary, path)",
     ),
-    title="A file was begun and never finished.",
     symptom="JSONDecodeError when a preprocessing run goes on; a temporary file is taken for data.",
-    cause="The program that wrote it was stopped: a progress file was written in place, a download or a "
-    "conversion left its temporary file.",
+    cause="Its program was stopped: a progress file was written in place, a download left its temporary file.",
     confirm="The end of the file is missing, or its name ends in .tmp or .part.",
     fix="Take it away and let the step run again. Write to a temporary name, then `os.replace` it.",
     reference="https://docs.python.org/3/library/os.html#os.replace",
 )
-names(
-    "corrupt-image",
-    "picture does not open|pictures do not open",
-)
-names(
-    "truncated-image",
-    "picture opens, and its pixels end early|pictures open, and their pixels end early",
-)
+names("corrupt-image", "picture does not open|pictures do not open")
+names("truncated-image", "picture opens, and its pixels end early|pictures open, and their pixels end early")
 names(
     "corrupt-audio",
     "sound does not open, or ends early|sounds do not open, or end early",
-    title="A sound does not open, or ends early.",
     symptom="LibsndfileError, EOFError or a short batch, in the middle of an epoch.",
     cause="A download or a recording stopped; the head promises more than there is.",
     confirm="`soundfile.read(path)`, and its length beside `soundfile.info(path).frames`.",
@@ -155,9 +145,7 @@ names(
     "format-mismatch",
     "file holds another format than its name says|files hold another format than their names say",
     DataCure("Write copies in the format of the name.", "image.convert('RGB').save(target / name)", "picture"),
-    title="A file holds another format than its name says.",
-    symptom="A decoder for one format (turbojpeg, DALI, tf.io.decode_jpeg) refuses the file, or a loader skips "
-    "it; viewers show it.",
+    symptom="Viewers show it; a decoder for one format (turbojpeg, DALI, tf.io.decode_jpeg) refuses or skips it.",
     cause="It was renamed, or saved from a web page, in place of being converted.",
     confirm="`Image.open(path).format`, or the file's first bytes.",
     fix="Convert a copy to the format of the name, or give the copy the right name.",
@@ -167,14 +155,11 @@ names(
     "exif-orientation",
     "picture is turned by its EXIF tag alone|pictures are turned by their EXIF tags alone",
     DataCure(
-        "Write copies with turned pixels.",
-        "ImageOps.exif_transpose(image).save(target / name, quality=95)",
-        "picture",
+        "Write copies with turned pixels.", "ImageOps.exif_transpose(image).save(target / name, quality=95)", "picture"
     ),
     title="A picture stands upright by its EXIF tag alone.",
     symptom="Portraits lie on their side in training, and upright in every viewer; boxes and masks do not fit.",
-    cause="Phones store the pixels as the sensor has them, with a tag that says how to turn them. Pillow and "
-    "torchvision do not turn them by themselves; viewers and OpenCV do.",
+    cause="Phones store pixels as the sensor has them, with a tag. Viewers and OpenCV turn them; Pillow does not.",
     confirm="`Image.open(path).getexif().get(0x0112)` is neither 1 nor None.",
     fix="`ImageOps.exif_transpose(image)` in the loader, or once on copies.",
     reference="https://pillow.readthedocs.io/en/stable/reference/ImageOps.html#PIL.ImageOps.exif_transpose",
@@ -187,7 +172,6 @@ names(
         "ImageOps.fit(image, <size>).save(target / name)",
         "picture",
     ),
-    title="A picture has another size than the others.",
     symptom="stack expects each tensor to be equal size, in some batches; never with a batch of one.",
     cause="Tiles at the edge, pictures from another source, or a resize that keeps the shape.",
     confirm="Count `Image.open(path).size` over the set.",
@@ -197,7 +181,6 @@ names(
 names(
     "image-too-small",
     "picture is too small|pictures are too small",
-    title="A picture is smaller than the crop or the model needs.",
     symptom="Required crop size is larger than the input; an empty range in a random crop; blurred samples.",
     cause="Thumbnails among photographs.",
     confirm="The smallest of `min(Image.open(path).size)`.",
@@ -222,7 +205,6 @@ names(
         "Resize the mask to its picture, if it shows the same part of it.",
         "mask = mask.resize(image.size, Image.NEAREST)  # NEAREST: no value in between",
     ),
-    title="A mask has another size than its picture.",
     symptom="The target size must be the same as the input size; or the loss stays high at edges.",
     cause="Pictures were resized and masks not, or width and height were exchanged.",
     confirm="Compare `.size` of both files.",
@@ -239,7 +221,6 @@ names(
         "caption.write_text(data.decode(coding), encoding='utf-8')",
         "caption",
     ),
-    title="A caption is not UTF-8.",
     symptom="UnicodeDecodeError: 'utf-8' codec can't decode byte 0x92, at another step each time.",
     cause="An editor on Windows saved it as Windows-1252 or UTF-16; typographic quotes and accents differ there.",
     confirm="`path.read_bytes().decode('utf-8')`.",
@@ -249,7 +230,6 @@ names(
 names(
     "caption-missing",
     "picture has no caption|pictures have no caption",
-    title="A picture has no caption.",
     symptom="The adapter learns the look of the set and does not follow the prompt; no error.",
     cause="A trainer takes an empty prompt where no file stands beside the picture: it has another name, or ending.",
     confirm="For each picture, look for the file of the same name.",
@@ -259,7 +239,6 @@ names(
 names(
     "caption-empty",
     "caption is empty|captions are empty",
-    title="A caption is empty.",
     symptom="The model drifts towards the set even with an empty prompt.",
     cause="The tagger failed on the picture, and its file was written all the same.",
     confirm="`path.read_text().strip()`.",
@@ -274,7 +253,6 @@ names(
         "caption.write_text(<trigger> + ', ' + data.decode('utf-8-sig'), encoding='utf-8')",
         "caption",
     ),
-    title="A caption lacks the trigger word.",
     symptom="The trained adapter hardly reacts to its trigger.",
     cause="The word was put in front of the captions once, and later ones were written without it.",
     confirm="Look for the word in each caption, anywhere: shuffled captions have it elsewhere than in front.",
@@ -284,7 +262,6 @@ names(
 names(
     "caption-too-short",
     "caption has too few words|captions have too few words",
-    title="A caption has too few words.",
     symptom="Prompts are followed for a part of the set only.",
     cause="A file name or a single tag stands in place of a sentence.",
     confirm="Count the words; in Chinese, Japanese and Thai each character is one.",
@@ -302,7 +279,6 @@ names(
         "soundfile.write(target / name, values.clip(-1, 1), <sample_rate>)",
         "sound",
     ),
-    title="A sound has another sample rate.",
     symptom="Speech is too fast or too deep for the model; alignment stays blurred. It plays well in any player.",
     cause="Recordings of several sources; the loader does not resample.",
     confirm="`soundfile.info(path).samplerate`.",
@@ -327,7 +303,6 @@ names(
 names(
     "silent-audio",
     "sound is silent|sounds are silent",
-    title="A sound is all zero.",
     symptom="The loss is nan in the batches that hold it, where features are scaled by their deviation.",
     cause="A muted microphone, or a conversion that failed.",
     confirm="`soundfile.read(path)[0].any()`.",
@@ -347,7 +322,6 @@ names(
 names(
     "file-missing",
     "row names a file that is not there|rows name files that are not there",
-    title="A row names a file that is not there.",
     symptom="FileNotFoundError in the middle of an epoch.",
     cause="The files were moved or renamed, or a copy stopped.",
     confirm="`os.path.exists` for each row.",
@@ -357,7 +331,6 @@ names(
 names(
     "nonfinite-values",
     "item has a value that is missing or not finite|items have values that are missing or not finite",
-    title="A value is missing, NaN or infinite.",
     symptom="The loss is nan, in some batches or from the first one on.",
     cause="An empty cell, a division by zero in the preparation, a number beyond float32.",
     confirm="`torch.isfinite(x).all()` for each batch.",
@@ -375,7 +348,6 @@ names(
         "table",
         guess=True,
     ),
-    title="Text stands in a column of numbers.",
     symptom="could not convert string to float; or the whole column becomes text, and is taken for categories.",
     cause="Units, signs of thousands, decimal commas, question marks for missing values.",
     confirm="`pandas.to_numeric(column, errors='coerce')` gives NaN there.",
@@ -386,7 +358,6 @@ names(
     "token-out-of-vocabulary",
     "row holds a token beyond the vocabulary|rows hold tokens beyond the vocabulary",
     DataCure("Enlarge the embedding.", "model.resize_token_embeddings(len(tokenizer))"),
-    title="A token is beyond the vocabulary.",
     symptom="index out of range in self, on the CPU; a device-side assertion on a card.",
     cause="Tokens were added to the tokenizer and the model's embedding was not enlarged; or the ids are another's.",
     confirm="The largest id beside `model.get_input_embeddings().num_embeddings`.",
@@ -396,7 +367,6 @@ names(
 names(
     "all-padding",
     "row holds no token but padding|rows hold no token but padding",
-    title="A row holds padding alone.",
     symptom="The loss or an attention is nan about once in an epoch.",
     cause="An empty line was tokenized.",
     confirm="Count the tokens that are no padding, by row.",
@@ -409,7 +379,6 @@ names(
     DataCure(
         "Cut them when they are tokenized.", "encoding = tokenizer(text, truncation=True, max_length=<max_length>)"
     ),
-    title="A row is longer than the model has positions.",
     symptom="index out of range in self, in the embedding of positions; or the end is cut in silence.",
     cause="Truncation was not asked for, or to another length than the model's.",
     confirm="`max(len(row['input_ids']) for row in dataset)` beside `max_position_embeddings`.",
@@ -423,7 +392,6 @@ names(
         "Spread the labels over the tokens of each word.",
         "labels = [-100 if word is None else word_labels[word] for word in encoding.word_ids()]",
     ),
-    title="A row has more or fewer labels than tokens.",
     symptom="Expected input batch_size to match target batch_size; or labels are shifted against their words.",
     cause="Words were split into several tokens, and special tokens added, after labelling.",
     confirm="`len(row['labels'])` beside `len(row['input_ids'])`.",
@@ -434,7 +402,6 @@ names(
     "eos-missing",
     "row lacks its end token|rows lack their end tokens",
     DataCure("Append it before padding.", "ids = tokenizer(text)['input_ids'] + [tokenizer.eos_token_id]"),
-    title="A row lacks its end token.",
     symptom="Generation does not stop.",
     cause="The tokenizer does not add it by itself, or a part of the set was prepared without it.",
     confirm="The last token that is no padding, by row.",
@@ -447,7 +414,6 @@ names(
     DataCure(
         "Count the labels from 0.", "rows[<label>] = rows[<label>].astype(float).astype(int) - 1", "table", guess=True
     ),
-    title="A label is no class.",
     symptom="Target is out of bounds on the CPU, an assertion on a card.",
     cause="Labels count from 1, a class was added, or a value stands for something else (255 in masks).",
     confirm="Smallest and largest label beside the outputs of the last layer.",
@@ -467,7 +433,6 @@ names(
 names(
     "empty-text",
     "row has no text|rows have no text",
-    title="A text is empty.",
     symptom="A length of zero is refused, or a mean over no words is nan.",
     cause="Empty lines of the source became rows.",
     confirm="`text.strip()` for each row.",
@@ -507,7 +472,6 @@ names(
 names(
     "target-leakage",
     "column gives the label away|columns give the label away",
-    title="A column gives the label away.",
     symptom="Nearly no error from the first epochs on, and none of it on new data.",
     cause="The column is made from the label, or is written when the outcome is known.",
     confirm="Predict the label from this column alone.",
