@@ -64,73 +64,60 @@ def part(name: str, row: str | int) -> str | int:
     return f"{name}#{row}" if name else row
 
 
-HEADS = {
-    "picture": "from PIL import Image, ImageOps",
-    "caption": "",
-    "file": "",
-    "sound": "import numpy, soundfile",
-    "folder": "import numpy\nfrom PIL import Image",
-}
-LOOPS = {
-    "picture": "image = Image.open(root / name)",
-    "caption": "caption = (target / name).with_suffix(<caption_extension>)\ndata = caption.read_bytes()",
-    "file": "",
-    "sound": "values, rate = soundfile.read(root / name, always_2d=True)",
-    "folder": "image = Image.open(root / name).convert('RGB')",
+EACH = {
+    "picture": ("from PIL import Image, ImageOps\n", "image = Image.open(root / name)\n"),
+    "caption": ("", "caption = (target / name).with_suffix(<caption_extension>)\ndata = caption.read_bytes()\n"),
+    "file": ("", ""),
+    "sound": ("import numpy, soundfile\n", "values, rate = soundfile.read(root / name, always_2d=True)\n"),
+    "folder": ("import numpy\nfrom PIL import Image\n", "image = Image.open(root / name).convert('RGB')\n"),
 }
 """What a converter imports, and how it opens each item. The folder is a copy already, and captions are read there."""
-ROWS_OF = {
-    ".csv": (
-        "import pandas",
-        "pandas.read_csv(source, dtype=str, keep_default_na=False<sep>)",
-        "to_csv({}, index=False<sep>)",
-    ),
-    ".parquet": ("import pandas", "pandas.read_parquet(source)", "to_parquet({})"),
-    ".feather": ("import pandas", "pandas.read_feather(source)", "to_feather({})"),
-    ".jsonl": (
-        "import pathlib",
-        "[line for line in pathlib.Path(source).read_text('utf-8').split('\\n') if line.strip()]",
-        "pathlib.Path({}).write_text('\\n'.join(rows), 'utf-8')",
-    ),
-    ".json": (
-        "import json, pathlib",
-        "json.loads(pathlib.Path(source).read_text('utf-8'))",
-        "pathlib.Path({}).write_text(json.dumps(rows), 'utf-8')",
-    ),
-    ".npy": ("import numpy", "numpy.load(source)", "numpy.save({}, rows)"),
-}
-"""How the rows of a file are read and written again."""
-TABLES = (".csv", ".parquet", ".feather")
+CSV = (
+    "import pandas",
+    "pandas.read_csv(source, dtype=str, keep_default_na=False<sep>)",
+    "rows.to_csv(<new>, index=False<sep>)",
+)
+LINES = (
+    "import pathlib",
+    "[line for line in pathlib.Path(source).read_text('utf-8').split('\\n') if line.strip()]",
+    "pathlib.Path(<new>).write_text('\\n'.join(rows), 'utf-8')",
+)
+JSON = (
+    "import json, pathlib",
+    "json.loads(pathlib.Path(source).read_text('utf-8'))",
+    "pathlib.Path(<new>).write_text(json.dumps(rows), 'utf-8')",
+)
+PARQUET = "import pandas", "pandas.read_parquet(source)", "rows.to_parquet(<new>)"
+FEATHER = "import pandas", "pandas.read_feather(source)", "rows.to_feather(<new>)"
+NUMPY = "import numpy", "numpy.load(source)", "numpy.save(<new>, rows)"
+FORMS = {".csv": CSV, ".tsv": CSV, ".parquet": PARQUET, ".pq": PARQUET, ".feather": FEATHER}
+FORMS |= {".jsonl": LINES, ".ndjson": LINES, ".txt": LINES, ".json": JSON, ".npy": NUMPY}
+"""How the rows of a file are read and written again, by its ending."""
 GUESS = {"guess": True}
-SAME = {".tsv": ".csv", ".pq": ".parquet", ".ndjson": ".jsonl", ".txt": ".jsonl"}
 
 
 def fixes(code: str, items: Sequence[str | int], facts: DataFacts, cure: DataCure | None) -> tuple[Fix, ...]:
     """A converter, a suggestion and what is left out, as far as there are such."""
     bad = repr(list(items)) if len(items) <= SHOWN else f"list(report.frame().query(\"code == '{code}'\")['item'])"
-    folder, in_tables = facts.root and not facts.form, facts.root and any("#" in str(item) for item in items)
-    own: list[Fix] = []
+    in_tables = bool(facts.root) and any("#" in str(item) for item in items)
+    texts: list[Fix] = []
     if cure is not None:
         text = "" if cure.each else cure.text
         if cure.each == "table" and in_tables:
             text = _of_tables(items, facts, cure.text)
-        elif cure.each != "table" and cure.each and folder and not in_tables:
+        elif cure.each in EACH and facts.root and not facts.form and not in_tables:
             text = _converter(cure, bad, facts)
-        text = _expected(text, facts)
-        own += [Fix(cure.title, text, after=GUESS if cure.guess else {})] if text and "<" not in text else []
+        for field, value in facts.expected.items():
+            text = text.replace(f"<{field}>", repr(value))
+        texts.append(Fix(cure.title, "" if "<" in text else text, after=GUESS if cure.guess else {}))
+    left_out = "Leave it out." if len(items) == 1 else "Leave them out."
     if in_tables:
-        text = _of_tables(items, facts)
-    elif folder:
-        text = _paths(bad, facts, code == "data/color-shift")
-    else:
-        text = "" if facts.root else _in_memory(items, bad, facts)
-    return (*own, *([Fix("Leave them out.", text)] if text else []))
-
-
-def _expected(text: str, facts: DataFacts) -> str:
-    for field in ("size", "mode", "caption_extension", "trigger", "sample_rate", "channels", "max_length", "label"):
-        text = text.replace(f"<{field}>", repr(facts.expected[field]) if field in facts.expected else f"<{field}>")
-    return text
+        texts.append(Fix(left_out, _of_tables(items, facts)))
+    elif not facts.root:
+        texts.append(Fix(left_out, _in_memory(items, bad, facts)))
+    elif not facts.form:
+        texts.append(Fix(left_out, _paths(bad, facts, code == "data/color-shift")))
+    return tuple(fix for fix in texts if fix.code)
 
 
 def _paths(bad: str, facts: DataFacts, folder: bool) -> str:
@@ -145,75 +132,71 @@ def _paths(bad: str, facts: DataFacts, folder: bool) -> str:
 
 def _converter(cure: DataCure, bad: str, facts: DataFacts) -> str:
     """Copies of all, in a folder beside the notebook; those at fault are then written anew."""
+    head, opened = EACH[cure.each]
     name = f"{os.path.basename(facts.root) or 'set'}_mended"
-    loop = "for name in bad:"
+    names = "bad"
     if cure.each == "folder":
-        loop = "for name in [p.relative_to(root) for one in bad for p in (root / one).rglob('*') if p.is_file()]:"
-    body = f"{LOOPS[cure.each]}\n{cure.text}".strip().replace("\n", "\n    ")
+        names = "[p.relative_to(root) for one in bad for p in (root / one).rglob('*') if p.is_file()]"
+    body = f"{opened}{cure.text}".replace("\n", "\n    ")
     return (
-        f"import pathlib, shutil\n{HEADS[cure.each]}\n".replace("\n\n", "\n")
-        + f"root, target = pathlib.Path({facts.written or facts.root!r}), pathlib.Path({name!r})\nbad = {bad}\n"
-        + f"shutil.copytree(root, target)\n{loop}\n    {body}"
+        f"import pathlib, shutil\n{head}root, target = pathlib.Path({facts.written or facts.root!r}), "
+        f"pathlib.Path({name!r})\nbad = {bad}\nshutil.copytree(root, target)\nfor name in {names}:\n    {body}"
     )
+
+
+def _by_table(items: Sequence[str | int]) -> dict[str, tuple[list[int], list[str]]]:
+    """The rows and the columns at fault, by table (or split); "" for what is in memory alone."""
+    result: dict[str, tuple[list[int], list[str]]] = {}
+    for item in map(str, items):
+        name, _, place = item.rpartition("#")
+        rows, columns = result.setdefault(name, ([], []))
+        if place.isdigit():
+            rows.append(int(place))
+        else:
+            columns.append(place)
+    return result
 
 
 def _of_tables(items: Sequence[str | int], facts: DataFacts, each: str = "") -> str:
     """Rows and columns of files, left out in copies beside the notebook; or what `each` does with the columns."""
-    by_file: dict[str, tuple[list[int], list[str]]] = {}
-    for item in map(str, items):
-        name, _, part = item.rpartition("#")
-        rows, columns = by_file.setdefault(name, ([], []))
-        if part.isdigit():
-            rows.append(int(part))
-        else:
-            columns.append(part)
     parts = []
+    by_file = _by_table(items)
     for name, (rows, columns) in by_file.items():
-        stem, ending = os.path.splitext(name)
-        source = os.path.normpath(os.path.join(facts.written or facts.root, name))
-        written = f"{os.path.basename(stem)}_mended{ending}"
-        form = SAME.get(ending.lower(), ending.lower())
-        known = form in (TABLES if each else ROWS_OF) and (columns or "<columns>" not in each)
-        if not known or (columns and form in (".json", ".npy")) or len(by_file) > SHOWN:
+        stem, ending = os.path.splitext(os.path.basename(name))
+        head, read, write = form = FORMS.get(ending.lower(), ("", "", ""))
+        unknown = not head or (each and head != "import pandas") or (not columns and "<columns>" in each)
+        if unknown or (columns and form in (JSON, NUMPY)) or len(by_file) > SHOWN:
             return ""
-        head, read, write = ROWS_OF[form]
         sep = facts.separators.get(name, ",")
+        source = os.path.normpath(os.path.join(facts.written or facts.root, name))
         change = each or _left_out(form, rows, columns, sep)
-        text = f"{head}\nsource = {source!r}\nrows = {read}\n{change}\n"
-        text += (
-            write.format(repr(written))
-            if "pathlib" in head or "numpy" in head
-            else f"rows.{write.format(repr(written))}"
-        )
-        parts.append(text.replace("<sep>", f", sep={sep!r}" if sep != "," else "").replace("<columns>", repr(columns)))
+        text = f"{head}\nsource = {source!r}\nrows = {read}\n{change}\n{write}"
+        text = text.replace("<sep>", "" if sep == "," else f", sep={sep!r}").replace("<columns>", repr(columns))
+        parts.append(text.replace("<new>", repr(f"{stem}_mended{ending}")))
     return "\n".join(parts)
 
 
-def _left_out(form: str, rows: list[int], columns: list[str], key: str) -> str:
-    if form in TABLES:
-        parts = ([f"index={rows}"] if rows else []) + ([f"columns={columns}"] if columns else [])
-        return f"rows = rows.drop({', '.join(parts)})" + ".reset_index(drop=True)" * (form == ".feather")
-    if form == ".npy":
+def _left_out(form: tuple[str, str, str], rows: list[int], columns: list[str], key: str) -> str:
+    if form[0] == "import pandas":
+        what = [f"{axis}={names}" for axis, names in (("index", rows), ("columns", columns)) if names]
+        return f"rows = rows.drop({', '.join(what)})" + ".reset_index(drop=True)" * (form is FEATHER)
+    if form is NUMPY:
         return f"rows = numpy.delete(rows, {rows}, 0)"
-    own = f"rows[{key!r}]" if form == ".json" and key != "," else "rows"
-    text = f"bad = {set(rows)}\n{own} = [row for number, row in enumerate({own}) if number not in bad]" if rows else ""
+    own = f"rows[{key!r}]" if form is JSON and key != "," else "rows"
+    text = (
+        f"bad = {set(rows)}\n{own} = [row for number, row in enumerate({own}) if number not in bad]\n" if rows else ""
+    )
     if columns:
-        text += (
-            "\nimport json\nrows = [json.dumps({key: value for key, value in json.loads(row).items()"
-            f" if key not in {columns}}}) for row in rows]"
-        )
+        kept = f"{{key: value for key, value in json.loads(row).items() if key not in {columns}}}"
+        text += f"import json\nrows = [json.dumps({kept}) for row in rows]"
     return text.strip()
 
 
 def _in_memory(items: Sequence[str | int], bad: str, facts: DataFacts) -> str:
     """`dataset` is what was checked; of several, by split, those with bad rows become others."""
-    names = {str(item).rpartition("#")[0] if isinstance(item, str) and "#" in item else "" for item in items}
     parts = ["import torch"] if facts.form == "Dataset" else []
-    for name in sorted(names):
+    for name, (rows, columns) in sorted(_by_table(items).items()):
         own = f"dataset[{name!r}]" if name else "dataset"
-        listed = [item for item in items if not name or str(item).startswith(f"{name}#")]
-        rows = [int(str(i).rpartition("#")[2]) for i in listed if str(i).rpartition("#")[2].isdigit()]
-        columns = [str(i).rpartition("#")[2] for i in listed if not str(i).rpartition("#")[2].isdigit()]
         shown = "bad" if not name and len(rows) > SHOWN else str(rows)
         parts += [f"bad = {bad}"] if shown == "bad" else []
         kept = f"[i for i in range(len({own})) if i not in {shown}]"
@@ -221,6 +204,7 @@ def _in_memory(items: Sequence[str | int], bad: str, facts: DataFacts) -> str:
             "DataFrame": f"{own}.drop(columns={columns})" if columns else f"{own}.iloc[{kept}].reset_index(drop=True)",
             "Dataset": f"torch.utils.data.Subset({own}, {kept})",
             "select": f"{own}.select({kept})",
-        }.get(facts.form, f"[{own}[i] for i in range(len({own})) if i not in {shown}]")
+            "list": f"[{own}[i] for i in range(len({own})) if i not in {shown}]",
+        }[facts.form]
         parts.append(f"dataset = {{**dataset, {name!r}: {new}}}" if name else f"dataset = {new}")
     return "\n".join(parts)
