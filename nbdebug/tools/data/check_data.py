@@ -18,13 +18,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy
+
 from nbdebug.live import progress_bar
 from nbdebug.report import Finding, Plot, Report, RuledOut, Table
 from nbdebug.text import count, in_a_line, listed, size
 from nbdebug.tools.data import cures, media, pictures, tables
 from nbdebug.tools.data.cures import DataFacts, Problem, part
 from nbdebug.tools.data.expectation import DataExpectation, expectation
-from nbdebug.tools.data.inventory import JSON_LIMIT, Entry, FolderInventory, entry_of, inventory, split_of
+from nbdebug.tools.data.inventory import JSON_LIMIT, Entry, FolderInventory, inventory, split_of
 from nbdebug.tools.data.rows import Row, Rows, array, picture_form, pulled, shared_inputs
 from nbdebug.tools.data.rules import ITEMS, first_of_each
 from nbdebug.tools.data.similarity import Thumbnails
@@ -111,6 +113,7 @@ class Check:
         self.subject, self.interrupted = "", False
 
     def run(self) -> None:
+        """Look at all of it."""
         raise NotImplementedError
 
     def sampled(self, items: Sequence[Any], what: str) -> Sequence[Any]:
@@ -125,23 +128,14 @@ class Check:
         problems = first_of_each(self.problems)
         facts = DataFacts(problems, total=self.total, **self.circumstances())
         findings = tuple(finding for check in ITEMS.values() if (finding := check(facts)) is not None)
-        plurals = {"box": "boxes"}
-        seen = ", ".join(count(n, noun, plurals.get(noun, "")) for noun, n in self.total.items() if n) or "nothing"
+        seen = ", ".join(count(n, noun, "boxes" if noun == "box" else "") for noun, n in self.total.items() if n)
+        seen = seen or "nothing"
         headline = f"No problem was seen in {seen}." if self.total else "There is nothing here that can be checked."
         if findings:
             headline = f"{count(len(problems), 'problem')} of {count(len(findings), 'kind')} in {seen}."
         elif self.interrupted and not self.total:
             headline = "It was interrupted before anything was looked at."
-        # a name that was no UTF-8 on the disk can't be written as it is
-        rows = [
-            (
-                p.item if isinstance(p.item, int) else p.item.encode("utf-8", "backslashreplace").decode(),
-                p.code,
-                p.detail,
-            )
-            for finding in findings
-            for p in facts.of(finding.code)
-        ]
+        rows = [(p.item, p.code, p.detail) for finding in findings for p in facts.of(finding.code)]
         listing = [Table("Problems", ("item", "code", "detail"), rows, open=False)] if rows else []
         summary = [Table("By kind", ("code", "items"), [(f.code, f.evidence["items"]) for f in findings])]
         well = (RuledOut("a problem of the kinds in the catalogue", f"{seen} checked"),)
@@ -246,7 +240,7 @@ class FolderCheck(Check):
         self.only = os.path.basename(path) if not os.path.isdir(path) else None
         self.root = path if self.only is None else os.path.dirname(path) or "."
         self.subject = f"{os.path.basename(os.path.abspath(path))}: {'a folder' if self.only is None else 'a file'}"
-        self.files = FolderInventory(self.root)
+        self.files = FolderInventory()
         self.known: dict[str, dict[str, Any]] = {}
         self.tables: list[tables.DataTable] = []
         self.coco: list[str] = []
@@ -282,7 +276,7 @@ class FolderCheck(Check):
         return str(linked)
 
     def run(self) -> None:
-        self.files = files = self._inventory()
+        self.files = files = inventory(self.given, self.splits, self.wanted.extensions)
         self.problems += files.problems
         unread = list(media.unread(files.entries, self.wanted))
         self.problems += unread
@@ -308,14 +302,6 @@ class FolderCheck(Check):
             self.notes.append(f"{hidden} with names such as .DS_Store were passed over.")
         if sentence := media.balance(files):
             self.notes.append(sentence)
-
-    def _inventory(self) -> FolderInventory:
-        if self.only is None:
-            return inventory(self.root, self.splits, self.wanted.extensions)
-        whole = FolderInventory(self.root)
-        entry = entry_of(os.path.join(self.root, self.only), self.only, whole, self.wanted.extensions or ())
-        whole.entries = [entry] if entry is not None else []
-        return whole
 
     def _pictures(self) -> None:
         entries = list(self.sampled(self.files.of("picture"), "pictures"))
@@ -448,10 +434,9 @@ class FolderCheck(Check):
             plain: list[Mapping[str, Any]] = []
             for number, value, fault in records(entry):
                 if fault:
-                    code, item = (
-                        ("unreadable-file", entry.item) if number < 0 else ("item-fails", part(entry.item, number))
-                    )
-                    self.problems.append(Problem(f"data/{code}", item, fault))
+                    code = "data/item-fails" if number >= 0 else "data/unreadable-file"
+                    item = part(entry.item, number) if number >= 0 else entry.item
+                    self.problems.append(Problem(code, item, fault))
                 elif isinstance(value, (dict, list)):
                     rows.add(number, value)
                     if isinstance(value, dict) and all(isinstance(v, PLAIN) for v in value.values()):
@@ -516,8 +501,6 @@ def records(entry: Entry) -> Iterator[tuple[int, Any, str]]:
 
 def _array_rows(entry: Entry) -> Iterator[tuple[int, Any, str]]:
     """The rows of an array of NumPy: of whole numbers, token ids. It is mapped, not read; one of objects is not."""
-    import numpy
-
     try:
         values = numpy.load(entry.path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # it may be of objects, torn, or no array

@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy
+
 from nbdebug.observe.snapshot import same_random_numbers
 from nbdebug.observe.step_hooks import BatchHook
 from nbdebug.process import CopyFailed, can_copy, in_copy
@@ -198,8 +200,6 @@ class LoaderPasses:
 
     def _batch(self, batch: Any, result: Pass) -> None:
         """NaN rows, no labels, padding, bytes."""
-        import numpy
-
         step, row = result.batches, Row(batch, DataExpectation())
         for name, value in row.fields.items():
             values = array(value)

@@ -73,7 +73,6 @@ class FolderInventory:
     """All files, in the order of their names; hidden: how many files and folders begin with a dot, and were passed
     over."""
 
-    root: str
     entries: list[Entry] = dataclasses.field(default_factory=list)
     problems: list[Problem] = dataclasses.field(default_factory=list)
     hidden: int = 0
@@ -81,21 +80,44 @@ class FolderInventory:
     def of(self, *kinds: str) -> list[Entry]:
         return [entry for entry in self.entries if entry.kind in kinds]
 
+    def unreadable(self, item: str, detail: str) -> None:
+        self.problems.append(Problem("data/unreadable-file", item, detail))
+
 
 def inventory(
-    root: str, splits: dict[str, str] | None = None, extensions: tuple[str, ...] | None = None
+    path: str, splits: dict[str, str] | None = None, extensions: tuple[str, ...] | None = None
 ) -> FolderInventory:
-    """Walk the folder. splits: the name of a split, by the beginning of an item; where there are none, splits are read
-    off the names of folders, or else off the beginnings of the files' names."""
-    result = FolderInventory(root)
-    for path, item in _files(root, result):
-        entry = entry_of(path, item, result, extensions or ())
-        if entry is not None:
-            result.entries.append(entry)
+    """Walk the folder, or take the file. splits: the name of a split, by the beginning of an item; where there are
+    none, splits are read off the names of folders, or else off the beginnings of the files' names."""
+    result = FolderInventory()
+    for place, item in _files(path, result) if os.path.isdir(path) else [(path, os.path.basename(path))]:
+        try:
+            info = os.stat(place)
+        except OSError as error:
+            link = f"a link to nothing ({os.readlink(place)})" if os.path.islink(place) else ""
+            result.unreadable(item, link or error.strerror or "it can't be opened")
+            continue
+        if stat.S_ISREG(info.st_mode):
+            ending = pathlib.PurePosixPath(item).suffix
+            kind = KINDS.get(ending.lower()) or _kind(place, ending in (extensions or ()))
+            result.entries.append(Entry(place, item, kind, info.st_size, ending))
+        else:
+            kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+            what = kinds.get(stat.S_IFMT(info.st_mode), "a device")
+            result.unreadable(item, f"{what}, no file: to read it may wait for ever")
     names = _splits([entry.item for entry in result.entries], splits)
     result.entries = [dataclasses.replace(entry, split=split) for entry, split in zip(result.entries, names)]
-    result.problems += _unfinished(result)
+    _unfinished(result)
     return result
+
+
+def _kind(path: str, picture: bool) -> str:
+    """The kind of a file by its first bytes. picture: its ending is one that the loader takes."""
+    first = head(path, 16)
+    if first[:4] == b"RIFF" and first[8:12] in (b"WAVE", b"WEBP"):
+        return "sound" if first[8:12] == b"WAVE" else "picture"
+    other = "picture" if picture else "other"
+    return next((kind for magic, kind in MAGIC if first.startswith(magic)), other)
 
 
 def _files(root: str, result: FolderInventory) -> Iterator[tuple[str, str]]:
@@ -106,17 +128,16 @@ def _files(root: str, result: FolderInventory) -> Iterator[tuple[str, str]]:
         folder, prefix, above = waiting.pop()
         try:
             info = os.stat(folder)
-            key = (info.st_dev, info.st_ino)
-            if key in above:
-                result.problems.append(_unreadable(prefix[:-1], "a link to a folder above it: a circle"))
-                continue
-            if key in visited and info.st_ino:
-                continue
-            visited.add(key)
             names = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as error:
-            result.problems.append(_unreadable(prefix[:-1] or ".", error.strerror or type(error).__name__))
+            result.unreadable(prefix[:-1] or ".", error.strerror or type(error).__name__)
             continue
+        key = (info.st_dev, info.st_ino)
+        if key in above:
+            result.unreadable(prefix[:-1], "a link to a folder above it: a circle")
+        if key in visited and info.st_ino:
+            continue
+        visited.add(key)
         folders = []
         for entry in names:
             if entry.name.startswith(".") or entry.name in ("__MACOSX", "__pycache__", "Thumbs.db", "desktop.ini"):
@@ -124,7 +145,8 @@ def _files(root: str, result: FolderInventory) -> Iterator[tuple[str, str]]:
             elif _is_folder(entry):
                 folders.append((entry.path, f"{prefix}{entry.name}/", above | {key}))
             else:
-                yield entry.path, prefix + entry.name
+                # a name that is no UTF-8 on the disk could not be written into a report
+                yield entry.path, (prefix + entry.name).encode("utf-8", "backslashreplace").decode()
         waiting += reversed(folders)
 
 
@@ -133,34 +155,6 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a link that leads to itself
         return False
-
-
-def _unreadable(item: str, detail: str) -> Problem:
-    return Problem("data/unreadable-file", item, detail)
-
-
-def entry_of(path: str, item: str, result: FolderInventory, extensions: tuple[str, ...]) -> Entry | None:
-    try:
-        info = os.stat(path)
-    except OSError as error:
-        link = os.path.islink(path)
-        detail = f"a link to nothing ({os.readlink(path)})" if link else error.strerror or "it can't be opened"
-        result.problems.append(_unreadable(item, detail))
-        return None
-    if not stat.S_ISREG(info.st_mode):
-        what = "a FIFO" if stat.S_ISFIFO(info.st_mode) else "a socket" if stat.S_ISSOCK(info.st_mode) else "a device"
-        result.problems.append(_unreadable(item, f"{what}, no file: to read it may wait for ever"))
-        return None
-    ending = pathlib.PurePosixPath(item).suffix
-    kind = KINDS.get(ending.lower(), "")
-    if not kind:
-        first = head(path, 16)
-        kind = next((kind for magic, kind in MAGIC if first.startswith(magic)), "")
-        riff = first[8:12] if first[:4] == b"RIFF" else b""
-        kind = {b"WAVE": "sound", b"WEBP": "picture"}.get(
-            riff, kind or ("picture" if ending in extensions else "other")
-        )
-    return Entry(path, item, kind, info.st_size, ending)
 
 
 def head(path: str, count: int = 512) -> bytes:
@@ -192,10 +186,11 @@ def _splits(items: list[str], splits: dict[str, str] | None) -> list[str]:
     return by_name if len(set(by_name) - {""}) > 1 else [""] * len(items)
 
 
-def _unfinished(result: FolderInventory) -> Iterator[Problem]:
+def _unfinished(result: FolderInventory) -> None:
     """Files that a program has begun and not ended: names that say so, and JSON that ends early."""
     for entry in result.of("unfinished"):
-        yield Problem("data/unfinished-file", entry.item, f"left over under a temporary name, {size(entry.bytes)}")
+        detail = f"left over under a temporary name, {size(entry.bytes)}"
+        result.problems.append(Problem("data/unfinished-file", entry.item, detail))
     for entry in result.of("json"):
         if entry.bytes > JSON_LIMIT:
             continue
@@ -203,9 +198,8 @@ def _unfinished(result: FolderInventory) -> Iterator[Problem]:
             json.loads(pathlib.Path(entry.path).read_bytes())
         except (ValueError, RecursionError) as error:
             at_end = isinstance(error, json.JSONDecodeError) and not error.doc[error.pos :].strip(" \t\r\n\"\\'")
-            early = not entry.bytes or at_end or "Unterminated" in str(error)
-            detail = "it is empty" if not entry.bytes else f"JSON that ends early, after {size(entry.bytes)}"
-            if early:
-                yield Problem("data/unfinished-file", entry.item, detail)
+            if at_end or not entry.bytes or "Unterminated" in str(error):
+                detail = f"JSON that ends early, after {size(entry.bytes)}" if entry.bytes else "it is empty"
+                result.problems.append(Problem("data/unfinished-file", entry.item, detail))
         except OSError as error:
-            yield _unreadable(entry.item, error.strerror or type(error).__name__)
+            result.unreadable(entry.item, error.strerror or type(error).__name__)

@@ -10,6 +10,8 @@ import wave
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy
+
 from nbdebug.text import figures, percent, size
 from nbdebug.tools.data import similarity
 from nbdebug.tools.data.cures import Problem
@@ -230,8 +232,6 @@ def _common_end(one: str, other: str) -> int:
 
 def _mask_values(path: str) -> list[int]:
     """The values of a mask. A picture in colour has none."""
-    import numpy
-
     with pillow()[0].open(path) as mask:
         values = numpy.asarray(mask)
     return numpy.unique(values).tolist() if values.ndim == 2 else []
@@ -413,8 +413,6 @@ def _with_soundfile(path: str) -> dict[str, Any]:
 
 
 def _with_wave(path: str) -> dict[str, Any]:
-    import numpy
-
     with wave.open(path, "rb") as file:
         width, channels = file.getsampwidth(), file.getnchannels()
         state = Samples(file.getframerate(), channels)
@@ -456,8 +454,6 @@ class Samples:
         self.digest = hashlib.blake2b(digest_size=16)
 
     def add(self, block: Any) -> None:
-        import numpy
-
         self.frames += len(block)
         self.digest.update(block.tobytes())
         finite = numpy.isfinite(block)
@@ -489,8 +485,6 @@ class Samples:
 
 def flat_peaks(channel: Any) -> Iterator[tuple[int, int]]:
     """(start, end) of runs of RUN and more equal samples at full scale, to which the sound rises in a step."""
-    import numpy
-
     loud = numpy.abs(channel) >= FULL
     same = numpy.concatenate([[False], (channel[1:] == channel[:-1]) & loud[1:], [False]])
     edges = numpy.flatnonzero(same[1:] != same[:-1])

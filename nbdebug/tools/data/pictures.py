@@ -21,6 +21,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy
+
 SIDE = 32
 """Of a thumbnail, in pixels."""
 MOST_PIXELS = 2 * (1024**3 // 12)
@@ -155,8 +157,6 @@ def _ends(path: str, form: str) -> bool:
 
 
 def _colours(picture: Any, Image: Any) -> dict[str, Any]:
-    import numpy
-
     small = picture.reduce(max(1, min(picture.size) // (4 * SIDE))) if picture.mode not in ("P", "1") else picture
     if small.mode.startswith(("I", "F")):
         values = numpy.asarray(small, dtype=numpy.float64)

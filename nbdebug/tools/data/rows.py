@@ -7,6 +7,8 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy
+
 from nbdebug.text import clip, in_a_line
 from nbdebug.tools.data.cures import Problem, part
 from nbdebug.tools.data.expectation import DataExpectation
@@ -63,8 +65,6 @@ def _plain_numbers(value: Sequence[Any]) -> bool:
 
 def array(value: Any) -> Any:
     """A number, a list of numbers, an array or a tensor as a numpy array; None for anything else, and for pictures."""
-    import numpy
-
     if hasattr(value, "detach") and hasattr(value, "numpy"):
         value = value.detach().cpu()
         value = value.float().numpy() if value.is_floating_point() else value.numpy()
@@ -134,8 +134,6 @@ class Rows:
     # -- one row -------------------------------------------------------------------------------------------------------
 
     def _finite(self, index: int, row: Row) -> None:
-        import numpy
-
         columns = self.wanted.columns
         for name, value in row.fields.items():
             if isinstance(value, str) and not value.strip() and name in (self.wanted.text, "text", "input", "sentence"):

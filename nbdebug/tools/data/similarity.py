@@ -14,6 +14,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy
+
 from nbdebug.text import clip
 from nbdebug.tools.data.cures import Problem
 from nbdebug.tools.data.inventory import RANK
@@ -91,22 +93,16 @@ class Thumbnails:
         return [place for place, own in zip(self.places, spread) if own > FLAT]
 
     def array(self) -> Any:
-        import numpy
-
         return numpy.frombuffer(self.data, dtype="uint8").reshape(-1, SIDE, SIDE)
 
 
 def _spreads(images: Any) -> Any:
-    import numpy
-
     pieces = (images[start : start + PIECE].reshape(-1, SIDE * SIDE) for start in range(0, len(images), PIECE))
     return numpy.concatenate([numpy.zeros(0, "float32"), *(piece.std(1, dtype="float32") for piece in pieces)])
 
 
 def _unit(images: Any) -> Any:
     """Thumbnails of half the side, without their mean, of length 1: their products are correlations."""
-    import numpy
-
     boxes = images.reshape(len(images), SIDE // 2, 2, SIDE // 2, 2).mean((2, 4), dtype="float32")
     half = boxes.reshape(len(images), -1)
     half -= half.mean(1, keepdims=True)
@@ -117,8 +113,6 @@ def _unit(images: Any) -> Any:
 def near_copies(images: Any, ranks: Sequence[int]) -> Iterator[tuple[int, int, float]]:
     """(picture, original, distance) where the original is of a lower rank. images: (N, SIDE, SIDE), grey; ranks: of
     each one's split. Each picture is given once, with its nearest original."""
-    import numpy
-
     rank = numpy.asarray(ranks)
     distinct = _spreads(images) > FLAT
     if len(images) > MOST:
@@ -136,8 +130,6 @@ def near_copies(images: Any, ranks: Sequence[int]) -> Iterator[tuple[int, int, f
 
 
 def _copies_of(images: Any, queries: Any, originals: Any) -> Iterator[tuple[int, int, float]]:
-    import numpy
-
     keys = numpy.empty((len(originals), SIDE * SIDE // 4), dtype="float32")
     for start in range(0, len(originals), PIECE):
         keys[start : start + PIECE] = _unit(images[originals[start : start + PIECE]])
@@ -186,8 +178,6 @@ def _usual_distance(keys: Any) -> float:
 def aligned_distances(one: Any, others: Any) -> Any:
     """One minus the largest correlation of a thumbnail's middle with each of the others (N, SIDE, SIDE), moved by up to
     REACH of their pixels (6%)."""
-    import numpy
-
     inner = SIDE - 2 * REACH
     middle = one[REACH:-REACH, REACH:-REACH].astype("float32").ravel()
     middle -= middle.mean()
@@ -220,8 +210,6 @@ NAMES = ("share of red", "share of blue", "brightness", "contrast")
 def shifted_folder(folders: Mapping[str, list[tuple[float, ...]]], splits: bool) -> tuple[str, str] | None:
     """(folder, what is unlike) of the one folder whose pictures are unlike those of all others, which are like each
     other. folders: the features of the pictures of each; splits: whether they are training, validation and test set."""
-    import numpy
-
     large = {name: numpy.array(rows) for name, rows in folders.items() if len(rows) >= LEAST}
     if len(large) < 2 or (len(large) < 3 and not splits):
         return None
@@ -252,6 +240,4 @@ def _moments(rows: Any) -> tuple[Any, Any, int]:
 
 def _gap(one: tuple[Any, Any, int], other: tuple[Any, Any, int]) -> Any:
     """The difference of the means, in spreads of the pictures, by feature."""
-    import numpy
-
     return abs(one[0] - other[0]) / numpy.maximum(((one[1] + other[1]) / 2) ** 0.5, FLOORS)

@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy
+
 from nbdebug.text import clip, figures, percent, size
 from nbdebug.tools.data.cures import Problem, part
 from nbdebug.tools.data.expectation import DataExpectation
@@ -74,9 +76,9 @@ class DataTable:
         self.frame, self.name, self.wanted, self.root, self.split = frame, name, wanted, root, split
         self.names = [str(column) for column in frame.columns]
         self.numbers: dict[str, Any] = {}
-        self.label = wanted.label if wanted.label in self.names else None
+        self.label = wanted.label if wanted.label in self.names else ""
         if wanted.label is None and wanted.columns is None:
-            self.label = next((n for n in self.names if n.lower() in LABELS), None)
+            self.label = next((n for n in self.names if n.lower() in LABELS), "")
         self.features = [n for n in wanted.columns or () if n in self.names and n != self.label]
         self.row_count = len(frame)
 
@@ -89,9 +91,9 @@ class DataTable:
 
     def number_column(self, name: str) -> Any:
         """Its values as float64, NaN where a text stands or nothing."""
-        import pandas
-
         if name not in self.numbers:
+            import pandas
+
             column = self.column(name)
             words = {str(v).strip().lower() for v in column.dropna().unique()[:3]}
             if words and words <= {"true", "false"}:
@@ -112,18 +114,18 @@ class DataTable:
     @functools.cached_property
     def numeric(self) -> list[str]:
         """Columns of numbers: those that are features; without a word of which are, all that nearly are numbers."""
-        import numpy
-
         names = [n for n in self.names if n not in (self.label, self.wanted.text, self.wanted.image)]
         if self.wanted.columns is not None:
             return [n for n in names if n in self.features]
-        there = {name: int(self.column(name).notna().sum()) for name in names}
-        return [n for n in names if there[n] and numpy.isfinite(self.number_column(n)).sum() >= NUMERIC * there[n]]
+        return [name for name in names if self._is_number(name)]
+
+    def _is_number(self, name: str) -> bool:
+        """Whether nearly all of what stands in the column is numbers."""
+        there = int(self.column(name).notna().sum())
+        return bool(there and numpy.isfinite(self.number_column(name)).sum() >= NUMERIC * there)
 
     def _values(self) -> Iterator[Problem]:
-        import numpy
-
-        number_label = [self.label] if self.label and self._label_is_number() else []
+        number_label = [self.label] if self.label and self._is_number(self.label) else []
         for name in [*self.numeric, *number_label, *(b for b in self.wanted.boxes or () if b in self.names)]:
             column, values = self.column(name), self.number_column(name)
             missing = column.isna().to_numpy()
@@ -140,13 +142,6 @@ class DataTable:
                 value = "nothing" if missing[row] else figures(float(values[row]))
                 yield self.problem("nonfinite-values", int(row), f"{name}: {value}")
 
-    def _label_is_number(self) -> bool:
-        import numpy
-
-        assert self.label is not None
-        there = int(self.column(self.label).notna().sum())
-        return bool(there and numpy.isfinite(self.number_column(self.label)).sum() >= NUMERIC * there)
-
     def _non_numeric(self, name: str, rows: Any, there: int) -> Iterator[Problem]:
         """Rows with a text; the column, where most of its values are."""
         column = self.column(name)
@@ -160,7 +155,7 @@ class DataTable:
 
     def _labels(self) -> Iterator[Problem]:
         """Labels that are no class."""
-        if self.label is None or not self._label_is_number():
+        if not self.label or not self._is_number(self.label):
             return
         for row, value in enumerate(self.number_column(self.label).tolist()):
             if fault := self.wanted.label_fault([value]):
@@ -174,8 +169,6 @@ class DataTable:
                 yield self.problem("index-column", name, "it counts the rows")
 
     def _counts_rows(self, name: str, unnamed: bool = False) -> bool:
-        import numpy
-
         values = self.number_column(name)
         if len(values) < 8 or not numpy.isfinite(values).all() or (values != numpy.floor(values)).any():
             return False
@@ -190,7 +183,7 @@ class DataTable:
 
     def _leaks(self) -> Iterator[Problem]:
         """Columns that give the label."""
-        if self.label is None or self.row_count < ROWS_FOR_LEAK:
+        if not self.label or self.row_count < ROWS_FOR_LEAK:
             return
         names = self.features or [n for n in self.names if n not in (self.label, self.wanted.text, self.wanted.image)]
         names = [n for n in names if n not in self.numeric or not self._counts_rows(n)]
@@ -206,9 +199,6 @@ class DataTable:
     def _leak(self, name: str) -> float:
         """Of each class, the share that this column alone gives right; of a regression one plus the correlation, where
         that is nearly 1. Each row is judged by the others."""
-        import numpy
-
-        assert self.label is not None
         label = self.column(self.label)
         there = label.notna().to_numpy()
         if label.nunique() > max(MANY, 0.1 * len(label)):
@@ -229,9 +219,6 @@ class DataTable:
         return recall
 
     def _correlation(self, name: str, there: Any) -> float:
-        import numpy
-
-        assert self.label is not None
         x, y = self.number_column(name), self.number_column(self.label)
         both = there & numpy.isfinite(x) & numpy.isfinite(y)
         if both.sum() < max(ROWS_FOR_LEAK, 0.9 * there.sum()) or len(numpy.unique(x[both])) < MANY:
@@ -274,7 +261,7 @@ class DataTable:
     def _conflicts(self) -> Iterator[Problem]:
         """Rows of one input and two labels."""
         names = self.inputs() if self.label else None
-        if names and self.label is not None:
+        if names:
             labels = [str(v).strip() for v in self.column(self.label)]
             keyed = [(key, labels[row], row) for row, key in enumerate(self.keys(names)) if key is not None]
             yield from (self.problem("conflicting-labels", row, detail) for row, detail in two_labels(keyed))
@@ -290,7 +277,7 @@ class DataTable:
 
     def _tags(self, text: str) -> Iterator[Problem]:
         """A label for each word: as many of them, where nearly all rows have."""
-        if self.label is None or self._label_is_number():
+        if not self.label or self._is_number(self.label):
             return
         words = [(len(str(t).split()), len(str(v).split())) for t, v in zip(self.column(text), self.column(self.label))]
         same = sum(a == b for a, b in words)
@@ -302,28 +289,18 @@ class DataTable:
     # -- boxes and files -----------------------------------------------------------------------------------------------
 
     def _boxes(self) -> Iterator[Problem]:
-        import numpy
-
         boxes = self.wanted.boxes
         if not boxes or not all(name in self.names for name in boxes):
             return
         values = numpy.stack([self.number_column(name) for name in boxes], 1)
         finite = numpy.isfinite(values).all(1)
         unit = bool(finite.any() and values[finite].max() <= 1 and (values[finite] % 1).any())
-        sizes: dict[str, tuple[int, int] | None] = {}
+        names = self.column(self.wanted.image) if self.wanted.image in self.names else None
+        size = functools.cache(lambda name: picture_size(self._path(name) or "") or self.wanted.size)
         for row in numpy.flatnonzero(finite):
-            limit = (1, 1) if unit else self._size_of(int(row), sizes)
-            if wrong := box_fault(values[row].tolist(), limit):
+            limit = self.wanted.size if names is None else size(str(names.iloc[row]))
+            if wrong := box_fault(values[row].tolist(), (1, 1) if unit else limit):
                 yield self.problem("invalid-box", int(row), wrong)
-
-    def _size_of(self, row: int, sizes: dict[str, tuple[int, int] | None]) -> tuple[int, int] | None:
-        if self.wanted.image not in self.names:
-            return self.wanted.size
-        name = str(self.column(self.wanted.image).iloc[row])
-        if name not in sizes:
-            path = self._path(name)
-            sizes[name] = picture_size(path) if path else None
-        return sizes[name] or self.wanted.size
 
     def _path(self, name: str) -> str | None:
         """The file that a row names: seen from the table's folder, or from the root."""
@@ -355,8 +332,6 @@ def _recall(codes: Any, guesses: Any) -> float:
 
 def _by_group(groups: Any, codes: Any) -> Any:
     """The most frequent class among the other rows of the same value; -1 where there are none."""
-    import numpy
-
     width = int(codes.max()) + 1
     if (int(groups.max()) + 2) * width > 50_000_000:
         return numpy.full(len(codes), -1)
@@ -369,8 +344,6 @@ def _by_group(groups: Any, codes: Any) -> Any:
 
 def _by_neighbours(values: Any, codes: Any) -> Any:
     """The most frequent class of the two neighbours on each side, in the order of the values; -1 where that is even."""
-    import numpy
-
     order = numpy.argsort(values, kind="stable")
     ordered = codes[order]
     padded = numpy.concatenate([ordered[2:0:-1], ordered, ordered[-2:-4:-1]])
