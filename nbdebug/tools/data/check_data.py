@@ -15,7 +15,7 @@ import pathlib
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -27,9 +27,8 @@ from nbdebug.tools.data import cures, media, pictures, tables
 from nbdebug.tools.data.cures import DataFacts, Problem, part
 from nbdebug.tools.data.expectation import DataExpectation, expectation
 from nbdebug.tools.data.inventory import JSON_LIMIT, Entry, FolderInventory, inventory, split_of
-from nbdebug.tools.data.rows import Row, Rows, array, picture_form, pulled, shared_inputs
+from nbdebug.tools.data.rows import Row, Rows, array, failure, picture_form, shared_inputs
 from nbdebug.tools.data.rules import ITEMS, first_of_each
-from nbdebug.tools.data.similarity import Thumbnails
 
 KINDS = ("images", "audio", "text", "tables", "rows")
 MOST_ROWS = 200_000
@@ -107,6 +106,7 @@ class Check:
 
     def __post_init__(self) -> None:
         self.problems: list[Problem] = []
+        self.tables: list[tables.DataTable] = []
         self.total: collections.Counter[str] = collections.Counter()
         self.unchecked: list[str] = []
         self.notes: list[str] = []
@@ -123,6 +123,13 @@ class Check:
         self.unchecked.append(f"{len(items) - self.sample:,} of {len(items):,} {what}: a sample was asked for")
         chosen = sorted(random.Random(0).sample(range(len(items)), self.sample))
         return [items[i] for i in chosen]
+
+    def add_table(self, frame: Any, name: str, split: str, root: str = "") -> None:
+        table = tables.DataTable(frame, name, self.wanted, root, split)
+        self.tables.append(table)
+        self.total["row"] += table.row_count
+        self.problems += table.problems()
+        self.notes += tables.remarks(table)
 
     def report(self) -> Report:
         problems = first_of_each(self.problems)
@@ -242,7 +249,6 @@ class FolderCheck(Check):
         self.subject = f"{os.path.basename(os.path.abspath(path))}: {'a folder' if self.only is None else 'a file'}"
         self.files = FolderInventory()
         self.known: dict[str, dict[str, Any]] = {}
-        self.tables: list[tables.DataTable] = []
         self.coco: list[str] = []
         self.digest = functools.lru_cache(maxsize=None)(media.file_digest)
 
@@ -303,20 +309,25 @@ class FolderCheck(Check):
         if sentence := media.balance(files):
             self.notes.append(sentence)
 
+    def _installed(self, library: Callable[[], Any], what: str) -> bool:
+        try:
+            library()
+        except ImportError as error:
+            self.unchecked.append(f"{what}: {error}")
+            return False
+        return True
+
     def _pictures(self) -> None:
         entries = list(self.sampled(self.files.of("picture"), "pictures"))
         if not entries:
             return
-        try:
-            pictures.pillow()
-        except ImportError as error:
-            self.unchecked.append(f"{count(len(entries), 'picture')}: {error}")
+        if not self._installed(pictures.pillow, count(len(entries), "picture")):
             return
-        thumbs = Thumbnails()
+        thumbs: dict[int, bytes] = {}
         with progress_bar("check_data", "pictures", len(entries), wanted=self.progress) as bar:
             for place, known in enumerate(pictures.measure_all([e.path for e in entries], self.workers)):
                 if "thumb" in known:
-                    thumbs.add(place, known.pop("thumb"))
+                    thumbs[place] = base64.b64decode(known.pop("thumb"))
                 if "size" in known:
                     known["size"] = tuple(known["size"])
                 self.known[entries[place].item] = known
@@ -329,7 +340,7 @@ class FolderCheck(Check):
         self.problems += media.by_majority(own, self.known, self.wanted)
         self.problems += media.mask_problems(masks, own, self.known, self.wanted)
         captioned = self._captions(own)
-        if thumbs.places and not masks:
+        if not masks:
             self.problems += media.copies(entries, thumbs, self.digest)
             if not captioned and not self.wanted.boxes:
                 self.problems += media.conflicts(entries, self.digest)
@@ -356,9 +367,8 @@ class FolderCheck(Check):
         entries = list(self.sampled(self.files.of("sound"), "sounds"))
         if not entries:
             return
-        if media.soundfile() is None:
-            extra = "pip install 'torch-nbdebug[data]'"
-            self.unchecked.append(f"sounds other than WAV: soundfile is not installed ({extra})")
+        if not self._installed(media.soundfile, count(len(entries), "sound")):
+            return
         done: list[Entry] = []
         with progress_bar("check_data", "sounds", len(entries), wanted=self.progress) as bar:
             try:
@@ -395,14 +405,7 @@ class FolderCheck(Check):
                 continue
             if frame.attrs.get("cut"):
                 self.unchecked.append(f"{entry.item}: rows beyond the first {len(frame):,}")
-            self._table(frame, entry)
-
-    def _table(self, frame: Any, entry: Entry) -> None:
-        table = tables.DataTable(frame, entry.item, self.wanted, self.root, entry.split)
-        self.tables.append(table)
-        self.total["row"] += table.row_count
-        self.problems += table.problems()
-        self.notes += tables.remarks(table)
+            self.add_table(frame, entry.item, entry.split, self.root)
 
     def _boxes(self) -> None:
         """Files of boxes in the forms of COCO and YOLO."""
@@ -432,7 +435,7 @@ class FolderCheck(Check):
         for entry in self.files.of("records", "json", "array"):
             rows = Rows(self.wanted, entry.item, entry.split)
             plain: list[Mapping[str, Any]] = []
-            for number, value, fault in records(entry):
+            for number, value, fault in (array_rows if entry.kind == "array" else records)(entry):
                 if fault:
                     code = "data/item-fails" if number >= 0 else "data/unreadable-file"
                     item = part(entry.item, number) if number >= 0 else entry.item
@@ -444,7 +447,7 @@ class FolderCheck(Check):
             if plain and len(plain) == rows.count:  # a table that is written as records
                 import pandas
 
-                self._table(pandas.DataFrame(plain), entry)
+                self.add_table(pandas.DataFrame(plain), entry.item, entry.split, self.root)
             elif rows.count:
                 self.problems += rows.end()
                 self.total["row"] += rows.count
@@ -476,9 +479,6 @@ def json_of(entry: Entry) -> Any:
 
 def records(entry: Entry) -> Iterator[tuple[int, Any, str]]:
     """(row, value, fault) of each line of JSON, or of each element of a JSON list of objects."""
-    if entry.kind == "array":
-        yield from _array_rows(entry)
-        return
     if entry.kind == "json":
         values = json_of(entry)
         if isinstance(values, list) and all(isinstance(v, dict) for v in values):
@@ -499,7 +499,7 @@ def records(entry: Entry) -> Iterator[tuple[int, Any, str]]:
             number += 1
 
 
-def _array_rows(entry: Entry) -> Iterator[tuple[int, Any, str]]:
+def array_rows(entry: Entry) -> Iterator[tuple[int, Any, str]]:
     """The rows of an array of NumPy: of whole numbers, token ids. It is mapped, not read; one of objects is not."""
     try:
         values = numpy.load(entry.path, mmap_mode="r", allow_pickle=False)
@@ -537,17 +537,15 @@ class MemoryCheck(Check):
     def run(self) -> None:
         from nbdebug.observe.snapshot import same_random_numbers
 
-        if all(hasattr(one, "itertuples") for one in self.sets.values()):
-            whole = [tables.DataTable(one, name, self.wanted, "", split_of(name)) for name, one in self.sets.items()]
-            for table in whole:
-                self.problems += table.problems()
-                self.notes += tables.remarks(table)
-                self.total["row"] += table.row_count
-            self.problems += tables.shared_rows(whole)
-            return
+        sets = []
         with same_random_numbers():
-            done = [self._rows(name, one) for name, one in self.sets.items()]
-        self.problems += shared_inputs([rows for rows in done if rows.split])
+            for name, one in self.sets.items():
+                if hasattr(one, "itertuples"):
+                    self.add_table(one, name, split_of(name))
+                else:
+                    sets.append(self._rows(name, one))
+        self.problems += tables.shared_rows(self.tables)
+        self.problems += shared_inputs([rows for rows in sets if rows.split])
 
     def _rows(self, name: str, dataset: Any) -> Rows:
         rows = Rows(self.wanted, name, split_of(name) or name)
@@ -556,9 +554,12 @@ class MemoryCheck(Check):
             self.unchecked.append(f"rows beyond the first {MOST_ROWS:,}")
         with progress_bar("check_data", "rows", len(indices), wanted=self.progress) as bar:
             try:
-                for index, value, code, reason in pulled(dataset, indices):
-                    if code:
-                        self.problems.append(Problem(code, part(name, index), reason))
+                for index in indices:
+                    try:
+                        value = dataset[index]
+                    except Exception as error:
+                        code, words = failure(error)
+                        self.problems.append(Problem(code, part(name, index), words))
                     else:
                         rows.add(index, value)
                     self.total["row"] += 1

@@ -11,6 +11,7 @@ import itertools
 import os
 import shutil
 import time
+import unittest.mock
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -412,25 +413,16 @@ class LoaderPasses:
         )
 
 
-@contextlib.contextmanager
-def as_rank(rank: int, ranks: int) -> Iterator[None]:
-    """Within this block torch.distributed and the environment say that this is one process of several."""
+def as_rank(rank: int, ranks: int) -> contextlib.ExitStack:
+    """Within it torch.distributed and the environment say that this is one process of several."""
     import torch.distributed
 
+    answers = {"get_rank": lambda *_: rank, "get_world_size": lambda *_: ranks, "is_initialized": lambda: True}
     values = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    answers = {"get_rank": rank, "get_world_size": ranks, "is_initialized": True}
-    before = {name: getattr(torch.distributed, name) for name in answers}
-    environment = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    for name, value in answers.items():
-        setattr(torch.distributed, name, lambda *arguments, value=value: value)
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(torch.distributed, name, function)
-        for name, old in environment.items():
-            os.environ.pop(name) if old is None else os.environ.update({name: old})
+    result = contextlib.ExitStack()
+    result.enter_context(unittest.mock.patch.dict(os.environ, values))
+    result.enter_context(unittest.mock.patch.multiple(torch.distributed, **answers))
+    return result
 
 
 # -- parts of a loader -------------------------------------------------------------------------------------------------

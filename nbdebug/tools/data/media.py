@@ -6,7 +6,6 @@ import collections
 import hashlib
 import os
 import re
-import wave
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from nbdebug.tools.data import similarity
 from nbdebug.tools.data.cures import Problem
 from nbdebug.tools.data.expectation import SIXTEEN, DataExpectation
 from nbdebug.tools.data.inventory import KINDS, RANK, Entry, FolderInventory, head
-from nbdebug.tools.data.pictures import ENDINGS, pillow
+from nbdebug.tools.data.pictures import SIDE, pillow
 
 MAJORITY, LEAST = 0.9, 10
 """Of pictures that are alike, where nothing is expected: the others are then named."""
@@ -84,8 +83,8 @@ def picture_problems(entry: Entry, known: Mapping[str, Any], wanted: DataExpecta
     if "size" not in known:
         return
     width, height = known["size"]
-    formats = ENDINGS.get(entry.ending.lower()[1:])
-    if formats and known["format"] not in formats:
+    form = pillow()[0].registered_extensions().get(entry.ending.lower())
+    if form and SAME_FORMATS.get(form, form) != SAME_FORMATS.get(known["format"], known["format"]):
         yield problem("format-mismatch", f"named {entry.ending}, and it holds {known['format']}")
     turn = known.get("turn", 1)
     if turn in range(2, 9) and (wanted.size is None or wanted.size in ((width, height), (height, width))):
@@ -100,6 +99,8 @@ FAULTS = {
     "unreadable": "unreadable-file",
 }
 SIDEWAYS = "mirrored and on its side", "on its side"
+SAME_FORMATS = {"MPO": "JPEG", "DIB": "BMP"}
+"""Pillow's formats that any reader of the other takes."""
 TURNS = dict(enumerate(("mirrored", "upside down", "mirrored and upside down", *SIDEWAYS, *SIDEWAYS), 2))
 
 
@@ -240,16 +241,16 @@ def _mask_values(path: str) -> list[int]:
 # -- pictures beside pictures ------------------------------------------------------------------------------------------
 
 
-def copies(
-    entries: Sequence[Entry], thumbs: similarity.Thumbnails, digests: Callable[[Entry], str]
-) -> Iterator[Problem]:
-    """Copies outside of the training set, near ones too."""
-    order = [RANK[entry.split] for entry in entries]
-    if len(set(order)) < 2:
+def copies(entries: Sequence[Entry], thumbs: Mapping[int, bytes], digests: Callable[[Entry], str]) -> Iterator[Problem]:
+    """Copies outside of the training set, near ones too. thumbs: of the entry at each place."""
+    places, order = list(thumbs), [RANK[entry.split] for entry in entries]
+    if not places or len(set(order)) < 2:
         return
-    yield from equal_files([entries[p] for p in thumbs.distinct()], digests)
-    for one, other, distance in similarity.near_copies(thumbs.array(), [order[p] for p in thumbs.places]):
-        copy, original = entries[thumbs.places[one]], entries[thumbs.places[other]]
+    images = numpy.frombuffer(b"".join(thumbs.values()), dtype="uint8").reshape(-1, SIDE, SIDE)
+    distinct = similarity.distinct(images)
+    yield from equal_files([entries[place] for place, own in zip(places, distinct) if own], digests)
+    for one, other, distance in similarity.near_copies(images, [order[place] for place in places]):
+        copy, original = entries[places[one]], entries[places[other]]
         detail = f"a near copy of {original.item} (correlation {1 - distance:.3f})"
         yield Problem("data/duplicate-across-splits", copy.item, detail, copy.path)
 
@@ -328,9 +329,10 @@ def sound_problems(
             continue
         rate, channels = usual_rate or facts["rate"], usual_channels or facts["channels"]
         seconds = figures(facts["frames"] / max(1, facts["rate"]))
-        formats = SOUND_FORMATS.get(entry.ending.lower()[1:], (facts["form"],))
+        named = SAME_FORMS.get(entry.ending[1:].upper(), entry.ending[1:].upper())
+        other = named in SOUND_FORMS and facts["form"] != named
         for wrong, code, detail in (
-            (facts["form"] not in formats, "format-mismatch", f"named {entry.ending}, and it holds {facts['form']}"),
+            (other, "format-mismatch", f"named {entry.ending}, and it holds {facts['form']}"),
             (facts["rate"] != rate, "wrong-sample-rate", f"{facts['rate']:,} Hz in place of {rate:,} Hz"),
             (facts["channels"] != channels, "wrong-channels", f"{facts['channels']} in place of {channels}"),
             (facts["bad"], "nonfinite-values", f"{facts['bad']:,} samples are NaN or infinite"),
@@ -356,7 +358,7 @@ def balance(inventory: FolderInventory) -> str:
     return words if high >= 3 * low else ""
 
 
-# -- sounds, decoded: with soundfile where it is there, else with the standard library, which reads WAV alone ---------
+# -- sounds, decoded --------------------------------------------------------------------------------------------------
 
 BLOCK = 1 << 18
 """Frames that are read at once."""
@@ -367,130 +369,76 @@ RUN = 3
 """Equal samples in a row that make a flat peak."""
 EDGE = 0.002
 """By how much of full scale the sound rises to a flat peak. The top of a slow wave is flat, too, and round."""
-SOUND_FORMATS = {
-    **dict.fromkeys(("wav", "wave"), ("WAV", "WAVEX", "RF64")),
-    **dict.fromkeys(("ogg", "oga", "opus"), ("OGG",)),
-    **dict.fromkeys(("aif", "aiff"), ("AIFF",)),
-    "flac": ("FLAC",),
-    "mp3": ("MP3", "MPEG"),
-    "au": ("AU",),
-    "w64": ("W64",),
-}
+SOUND_FORMS = {"WAV", "FLAC", "OGG", "MP3", "AIFF", "AU", "W64"}
+SAME_FORMS = {"WAVE": "WAV", "WAVEX": "WAV", "RF64": "WAV", "OGA": "OGG", "OPUS": "OGG", "AIF": "AIFF", "MPEG": "MP3"}
+"""Endings and formats of libsndfile that are one format."""
 
 
 def soundfile() -> Any:
-    """The module; None where it is not installed, or its library is not."""
+    """The module. Raises ImportError, with what to install, where it or its library is not there."""
     try:
         import soundfile as module
     except (ImportError, OSError):
-        return None
+        raise ImportError("soundfile is not installed (pip install 'torch-nbdebug[data]')") from None
     return module
 
 
 def measure_sound(path: str) -> dict[str, Any]:
-    """rate (Hz), channels, frames, peak (of full scale), flat (how many peaks are flat), form; fault ("", "corrupt",
-    "unsupported", "large") with its reason; digest: of the samples, or None."""
+    """rate (Hz), channels, frames, peak (of full scale), flat (how many peaks are flat), form, bad (how many samples
+    are not finite), digest (of the samples); fault ("corrupt", "unsupported", "large") with its reason."""
     if os.path.getsize(path) > MOST_SOUND_BYTES:
         return {"fault": "large", "reason": f"over {MOST_SOUND_BYTES >> 30} GiB"}
     try:
-        return _with_soundfile(path) if soundfile() is not None else _with_wave(path)
+        return _samples(path)
     except Exception as error:  # libsndfile's errors are RuntimeErrors of its own
-        with open(path, "rb") as file:
-            first = file.read(16)
-        if path.lower().endswith((".m4a", ".aac", ".wma")) or (soundfile() is None and first[:4] != b"RIFF"):
+        if path.lower().endswith((".m4a", ".aac", ".wma")):
             return {"fault": "unsupported", "reason": "a format that is not read here"}
-        why = "the file is empty" if not first else f"it does not open as a sound ({type(error).__name__})"
+        why = f"it does not open as a sound ({type(error).__name__})" if os.path.getsize(path) else "the file is empty"
         return {"fault": "corrupt", "reason": why}
 
 
-def _with_soundfile(path: str) -> dict[str, Any]:
+def _samples(path: str) -> dict[str, Any]:
+    """What is known of the samples, block by block."""
+    frames, peak, flat, bad = 0, 0.0, 0, 0
+    digest = hashlib.blake2b(digest_size=16)
     with soundfile().SoundFile(path) as file:
-        state = Samples(file.samplerate, file.channels)
-        declared, form = file.frames, file.format
         while len(block := file.read(BLOCK, dtype="float32", always_2d=True)):
-            state.add(block)
-    return state.result(form, declared if declared < 1 << 62 else None, _declared_bytes(path))
+            frames += len(block)
+            digest.update(block.tobytes())
+            finite = numpy.isfinite(block)
+            bad += int((~finite).sum())
+            block = numpy.where(finite, block, 0)
+            high = float(abs(block).max())
+            peak = max(peak, high)
+            flat += sum(map(flat_peaks, block.T)) if high >= FULL else 0
+        result = {"rate": file.samplerate, "channels": file.channels, "form": SAME_FORMS.get(file.format, file.format)}
+        result |= {"frames": frames, "peak": peak, "flat": flat, "bad": bad, "digest": digest.hexdigest()}
+        early = f"{frames:,} of {file.frames:,} frames" if frames < file.frames < 1 << 62 else ""
+    promised, there = _bytes_of_samples(path)
+    if there < promised - 1:
+        early = f"{there:,} of {promised:,} bytes of samples are there"
+    if frames and not early:
+        return result
+    return result | {"fault": "corrupt", "reason": f"it ends early: {early}" if frames else "it holds no sample"}
 
 
-def _with_wave(path: str) -> dict[str, Any]:
-    with wave.open(path, "rb") as file:
-        width, channels = file.getsampwidth(), file.getnchannels()
-        state = Samples(file.getframerate(), channels)
-        while data := file.readframes(BLOCK):
-            data = data[: len(data) // (width * channels) * width * channels]
-            if width == 1:
-                values = (numpy.frombuffer(data, "u1").astype("float32") - 128) / 128
-            elif width == 3:
-                parts = numpy.frombuffer(data, "u1").reshape(-1, 3).astype("int32")
-                whole = parts[:, 0] | parts[:, 1] << 8 | parts[:, 2] << 16
-                values = ((whole ^ 0x800000) - 0x800000).astype("float32") / (1 << 23)
-            else:
-                values = numpy.frombuffer(data, f"<i{width}").astype("float32") / (1 << 8 * width - 1)
-            state.add(values.reshape(-1, channels))
-        return state.result("WAV", file.getnframes(), _declared_bytes(path))
-
-
-def _declared_bytes(path: str) -> tuple[int, int] | None:
-    """(bytes of samples that the head of a WAV promises, bytes that are there); None where it promises nothing."""
+def _bytes_of_samples(path: str) -> tuple[int, int]:
+    """(bytes of samples that the head of a WAV promises, bytes that are there); (0, 0) where it promises nothing."""
     with open(path, "rb") as file:
-        if file.read(4) != b"RIFF":
-            return None
-        file.seek(12)
-        while len(chunk := file.read(8)) == 8:
+        riff = file.read(12)[:4] == b"RIFF"
+        while riff and len(chunk := file.read(8)) == 8:
             count = int.from_bytes(chunk[4:], "little")
             if chunk[:4] == b"data":
-                there = os.path.getsize(path) - file.tell()
-                return (count, there) if count < 0xFFFFFFF0 else None
+                return (count, os.path.getsize(path) - file.tell()) if count < 0xFFFFFFF0 else (0, 0)
             file.seek(count + count % 2, 1)
-    return None
+    return 0, 0
 
 
-class Samples:
-    """What is known of the samples, block by block."""
-
-    def __init__(self, rate: int, channels: int) -> None:
-        self.rate, self.channels, self.frames = rate, channels, 0
-        self.peak, self.flat, self.bad = 0.0, 0, 0
-        self.digest = hashlib.blake2b(digest_size=16)
-
-    def add(self, block: Any) -> None:
-        self.frames += len(block)
-        self.digest.update(block.tobytes())
-        finite = numpy.isfinite(block)
-        self.bad += int((~finite).sum())
-        block = numpy.where(finite, block, 0)
-        high = float(numpy.abs(block).max(initial=0))
-        self.peak = max(self.peak, high)
-        if high >= FULL:
-            for channel in block.T:
-                self.flat += sum(1 for _ in flat_peaks(channel))
-
-    def result(self, form: str, declared: int | None, promised: tuple[int, int] | None) -> dict[str, Any]:
-        result: dict[str, Any] = {
-            "rate": self.rate,
-            "channels": self.channels,
-            "frames": self.frames,
-            "peak": self.peak,
-        }
-        result |= {"flat": self.flat, "form": form, "bad": self.bad, "digest": self.digest.hexdigest()}
-        if not self.frames:
-            return result | {"fault": "corrupt", "reason": "it holds no sample"}
-        if promised is not None and promised[1] < promised[0] - 1:
-            share = f"{promised[1]:,} of {promised[0]:,} bytes of samples are there"
-            return result | {"fault": "corrupt", "reason": f"it ends early: {share}"}
-        if declared is not None and self.frames < declared:
-            return result | {"fault": "corrupt", "reason": f"it ends early: {self.frames:,} of {declared:,} frames"}
-        return result
-
-
-def flat_peaks(channel: Any) -> Iterator[tuple[int, int]]:
-    """(start, end) of runs of RUN and more equal samples at full scale, to which the sound rises in a step."""
-    loud = numpy.abs(channel) >= FULL
-    same = numpy.concatenate([[False], (channel[1:] == channel[:-1]) & loud[1:], [False]])
+def flat_peaks(channel: Any) -> int:
+    """How many runs there are of RUN and more equal samples at full scale, to which the sound rises in a step."""
+    level = numpy.concatenate([[0.0], abs(channel), [0.0]])
+    same = numpy.concatenate([[False], (channel[1:] == channel[:-1]) & (level[2:-1] >= FULL), [False]])
     edges = numpy.flatnonzero(same[1:] != same[:-1])
-    for start, end in zip(edges[::2], edges[1::2]):
-        level = abs(float(channel[start]))
-        before = abs(float(channel[start - 1])) if start else 0.0
-        after = abs(float(channel[end + 1])) if end + 1 < len(channel) else 0.0
-        if end - start + 1 >= RUN and level - max(before, after) > EDGE:
-            yield int(start), int(end)
+    starts, ends = edges[::2], edges[1::2]
+    rise = level[starts + 1] - numpy.maximum(level[starts], level[ends + 2])
+    return int(((ends - starts + 1 >= RUN) & (rise > EDGE)).sum())

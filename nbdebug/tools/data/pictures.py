@@ -33,25 +33,6 @@ AHEAD = 32
 """Paths that a process is given at once: it must not wait for the one that asks."""
 PATIENCE = 60.0
 """Seconds for one file, then its process is ended."""
-FORMATS = {
-    "JPEG": "jpg jpeg jpe jfif jif",
-    "MPO": "jpg jpeg jpe mpo",
-    "PNG": "png apng",
-    "BMP": "bmp",
-    "DIB": "dib bmp",
-    "GIF": "gif",
-    "WEBP": "webp",
-    "TIFF": "tif tiff",
-    "PPM": "ppm pgm pbm pnm pfm",
-    "JPEG2000": "jp2 j2k jpx",
-    "TGA": "tga",
-    "AVIF": "avif",
-    "ICO": "ico",
-}
-ENDINGS = {
-    ending: {name for name, own in FORMATS.items() if ending in own.split()}
-    for ending in " ".join(FORMATS.values()).split()
-}
 EARLY = "truncat|unexpected end|ended|premature|not enough|eof|unpack requires|broken data stream".split("|")
 """Words of an error that comes of a file that ends early."""
 CONTENTS = {

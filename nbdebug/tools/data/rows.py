@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -94,17 +94,12 @@ def _length(value: Any) -> int | None:
     return int(shape[0]) if shape is not None and len(shape) == 1 else None
 
 
-def pulled(dataset: Any, indices: Iterable[int], file: str = "") -> Iterator[tuple[int, Any, str, str]]:
-    """(index, item, code, reason): an item that can't be made has a code in its place. Ctrl-C passes."""
-    for index in indices:
-        try:
-            yield index, dataset[index], "", ""
-        except Exception as error:
-            words = in_a_line(error)
-            code = "data/item-fails"
-            if any(mark in words for mark in PILLOW_FAULTS):
-                code = "data/corrupt-image" if PILLOW_FAULTS[0] in words else "data/truncated-image"
-            yield index, None, code, words
+def failure(error: Exception) -> tuple[str, str]:
+    """(code, words) of the error of an item that can't be made."""
+    words = in_a_line(error)
+    if PILLOW_FAULTS[0] in words:
+        return "data/corrupt-image", words
+    return "data/truncated-image" if any(mark in words for mark in PILLOW_FAULTS) else "data/item-fails", words
 
 
 class Rows:

@@ -7,7 +7,6 @@ pages of a book. So the distance of a pair is compared with the distances to its
 
 from __future__ import annotations
 
-import base64
 import collections
 import itertools
 import statistics
@@ -76,29 +75,10 @@ def two_labels(rows: Sequence[tuple[Any, str, int]]) -> Iterator[tuple[int, str]
             yield row, f"{clip(labels[row], 30)}; row {other} with the same input is {clip(labels[other], 30)}"
 
 
-class Thumbnails:
-    """Grey thumbnails in one block of bytes, 1 kB each. places: of the pictures that have one."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-        self.places: list[int] = []
-
-    def add(self, place: int, encoded: str) -> None:
-        self.data += base64.b64decode(encoded)
-        self.places.append(place)
-
-    def distinct(self) -> list[int]:
-        """The places of the pictures that show enough to be told from others."""
-        spread = _spreads(self.array())
-        return [place for place, own in zip(self.places, spread) if own > FLAT]
-
-    def array(self) -> Any:
-        return numpy.frombuffer(self.data, dtype="uint8").reshape(-1, SIDE, SIDE)
-
-
-def _spreads(images: Any) -> Any:
+def distinct(images: Any) -> Any:
+    """Whether each shows enough to be told from others."""
     pieces = (images[start : start + PIECE].reshape(-1, SIDE * SIDE) for start in range(0, len(images), PIECE))
-    return numpy.concatenate([numpy.zeros(0, "float32"), *(piece.std(1, dtype="float32") for piece in pieces)])
+    return numpy.concatenate([numpy.zeros(0, bool), *(piece.std(1, dtype="float32") > FLAT for piece in pieces)])
 
 
 def _unit(images: Any) -> Any:
@@ -114,17 +94,17 @@ def near_copies(images: Any, ranks: Sequence[int]) -> Iterator[tuple[int, int, f
     """(picture, original, distance) where the original is of a lower rank. images: (N, SIDE, SIDE), grey; ranks: of
     each one's split. Each picture is given once, with its nearest original."""
     rank = numpy.asarray(ranks)
-    distinct = _spreads(images) > FLAT
+    clear = distinct(images)
     if len(images) > MOST:
         groups = collections.defaultdict(list)
-        for place in numpy.flatnonzero(distinct).tolist():
+        for place in numpy.flatnonzero(clear).tolist():
             groups[images[place].tobytes()].append(place)
         for first, *others in (sorted(group, key=rank.__getitem__) for group in groups.values()):
             yield from ((place, first, 0.0) for place in others if rank[first] < rank[place])
         return
     for level in sorted(set(ranks))[1:]:
-        queries = numpy.flatnonzero(distinct & (rank == level))
-        originals = numpy.flatnonzero(distinct & (rank < level))
+        queries = numpy.flatnonzero(clear & (rank == level))
+        originals = numpy.flatnonzero(clear & (rank < level))
         if len(queries) and len(originals):
             yield from _copies_of(images, queries, originals)
 
