@@ -589,9 +589,6 @@ def _is_set(value: Any) -> bool:
     return rows and not isinstance(value, (str, bytes, Mapping))
 
 
-# -- thumbnails --------------------------------------------------------------------------------------------------------
-
-
 def gallery(title: str, shown: Sequence[Mapping[str, Any]]) -> tuple[Plot, ...]:
     return (Plot("gallery", {"title": title, "pictures": list(shown)}),) if shown else ()
 

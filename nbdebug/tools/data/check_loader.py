@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
+import torch.distributed
+from torch.utils.data import DataLoader, IterableDataset
 
 from nbdebug.observe.snapshot import same_random_numbers
 from nbdebug.observe.step_hooks import BatchHook
@@ -144,14 +146,12 @@ class LoaderPasses:
         self.workers = int(getattr(self.loader, "num_workers", 0) or 0)
         source = self.loader if self.dataset is None else self.dataset
         # rows come one after the other, with no number of their own
-        self.streams = not hasattr(type(source), "__getitem__") or _is_iterable_set(source)
+        self.streams = not hasattr(type(source), "__getitem__") or isinstance(source, IterableDataset)
 
     def problem(self, code: str, sentence: str, item: str = "loader") -> None:
         self.out.problems.append(Problem(code if "/" in code else f"data/{code}", item, sentence))
 
     def run(self, copied: bool = True) -> StreamFacts:
-        import torch.distributed
-
         self.deadline = time.monotonic() + self.seconds
         alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
         with as_rank(0, self.ranks) if self.ranks > 1 and alone else contextlib.nullcontext():
@@ -176,8 +176,6 @@ class LoaderPasses:
             else:
                 check(first)
         return self.out
-
-    # -- reading -------------------------------------------------------------------------------------------------------
 
     def read(self, loader: Any = None, note: bool = False) -> Pass:
         """One pass, bounded in batches and in time. note: look into the batches, too."""
@@ -237,8 +235,6 @@ class LoaderPasses:
         message = str(first.error).splitlines()[-1:] if self.workers else []
         reason = message[0] if message and ":" in message[0] else in_a_line(first.error or Exception())
         self.problem("batch-fails", f"batch {first.batches} can't be made: {reason}{culprit}", f"batch {first.batches}")
-
-    # -- ends and plans ------------------------------------------------------------------------------------------------
 
     def _ends(self, first: Pass, second: Pass) -> None:
         n, batch_size = _length(self.dataset), getattr(self.loader, "batch_size", None)
@@ -304,8 +300,6 @@ class LoaderPasses:
             if waiting > free:
                 there = f"/dev/shm has {size(free)} free"
                 self.out.notes.append(f"Workers may hold {size(waiting)} of batches, and {there}.")
-
-    # -- workers, ranks, resuming --------------------------------------------------------------------------------------
 
     def _workers(self, first: Pass) -> None:
         """Rows that each worker of a stream gives."""
@@ -415,8 +409,6 @@ class LoaderPasses:
 
 def as_rank(rank: int, ranks: int) -> contextlib.ExitStack:
     """Within it torch.distributed and the environment say that this is one process of several."""
-    import torch.distributed
-
     answers = {"get_rank": lambda *_: rank, "get_world_size": lambda *_: ranks, "is_initialized": lambda: True}
     values = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
     result = contextlib.ExitStack()
@@ -426,12 +418,6 @@ def as_rank(rank: int, ranks: int) -> contextlib.ExitStack:
 
 
 # -- parts of a loader -------------------------------------------------------------------------------------------------
-
-
-def _is_iterable_set(dataset: Any) -> bool:
-    from torch.utils.data import IterableDataset
-
-    return isinstance(dataset, IterableDataset)
 
 
 def _samplers(loader: Any) -> list[Any]:
@@ -457,8 +443,6 @@ def _flat(indices: Sequence[Any]) -> list[Any]:
 
 def _loader_like(loader: Any, **options: Any) -> Any:
     """A further DataLoader over the same set."""
-    from torch.utils.data import DataLoader
-
     batched = {} if "batch_sampler" in options else {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
     names = ("worker_init_fn", "multiprocessing_context") if options.get("num_workers") else ()
     worker = {name: getattr(loader, name) for name in names}

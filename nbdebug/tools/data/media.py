@@ -46,9 +46,6 @@ def has_trigger(text: str, trigger: str) -> bool:
     return re.search(rf"(?<!\w){words}(?!\w)", text, re.IGNORECASE) is not None
 
 
-# -- which files are meant ---------------------------------------------------------------------------------------------
-
-
 def unread(entries: Sequence[Entry], wanted: DataExpectation) -> Iterator[Problem]:
     """Pictures and sounds that a loader of these endings passes over."""
     endings = wanted.extensions or ()
@@ -64,9 +61,6 @@ def unread(entries: Sequence[Entry], wanted: DataExpectation) -> Iterator[Proble
 def is_mask(entry: Entry, masks: str | None) -> bool:
     """Whether a picture lies in the folder of masks."""
     return masks is not None and f"/{masks.strip('/')}/" in f"/{entry.folder}/"
-
-
-# -- single pictures ---------------------------------------------------------------------------------------------------
 
 
 def picture_problems(entry: Entry, known: Mapping[str, Any], wanted: DataExpectation) -> Iterator[Problem]:
@@ -197,9 +191,6 @@ def orphans(entries: Sequence[Entry], files: Mapping[str, Entry], ending: str) -
     return [item for item, entry in files.items() if entry.ending == ending and item not in wanted]
 
 
-# -- masks -------------------------------------------------------------------------------------------------------------
-
-
 def mask_problems(
     masks: Sequence[Entry], pictures: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], wanted: DataExpectation
 ) -> Iterator[Problem]:
@@ -215,20 +206,15 @@ def mask_problems(
             continue
         bare = re.sub(r"[-_. ]?(mask|seg|segmentation|gt|label|labels|labelIds)s?$", "", mask.stem, flags=re.I)
         stem = mask.stem if mask.stem in by_stem else bare
-        before = f"/{mask.folder}/".partition(f"/{(wanted.masks or '').strip('/')}/")[0].lstrip("/")
-        beside = [p for p in by_stem.get(stem, []) if f"{p.folder}/".startswith(before + "/" if before else "")]
-        picture: Entry | None = max(beside, key=lambda p: _common_end(p.folder, mask.folder), default=None)
+        before, _, below = f"/{mask.folder}/".partition(f"/{(wanted.masks or '').strip('/')}/")
+        beside = [p for p in by_stem.get(stem, []) if f"/{p.folder}/".startswith(f"{before}/")]
+        picture = max(beside, key=lambda p: f"/{p.folder}/".endswith(f"/{below}"), default=None)
         other = known.get(picture.item, {}).get("size") if picture else None
         if other and picture and tuple(other) != tuple(own["size"]):
             detail = f"{_by(own)}; {picture.item} has {other[0]} x {other[1]}"
             yield Problem("data/mask-size-mismatch", mask.item, detail, mask.path)
         elif fault := wanted.label_fault(_mask_values(mask.path)):
             yield Problem("data/label-out-of-range", mask.item, f"values {fault}", mask.path)
-
-
-def _common_end(one: str, other: str) -> int:
-    pairs = zip(reversed(one.split("/")), reversed(other.split("/")))
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), 99)
 
 
 def _mask_values(path: str) -> list[int]:
@@ -357,8 +343,6 @@ def balance(inventory: FolderInventory) -> str:
     words = f"The fullest of {len(folders):,} folders is {most} ({high:,} files), the emptiest {least} ({low:,})."
     return words if high >= 3 * low else ""
 
-
-# -- sounds, decoded --------------------------------------------------------------------------------------------------
 
 BLOCK = 1 << 18
 """Frames that are read at once."""

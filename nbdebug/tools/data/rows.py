@@ -110,10 +110,8 @@ class Rows:
         self.wanted, self.name, self.split = wanted, name, split
         self.problems: list[Problem] = []
         self.count = 0
-        self.lengths: list[tuple[int, int]] = []  # row, tokens
         self.aligned: list[tuple[int, int, int]] = []  # row, tokens, labels
         self.ends: list[tuple[int, int, int | None, bool]] = []  # row, length, last token, padded
-        self.shapes: list[tuple[int, tuple[Any, ...]]] = []
         self.boxes: list[tuple[int, str]] = []  # row, what is wrong with the first bad box
         self.inputs: list[tuple[int, bytes, str]] = []  # row, digest of the input, label
 
@@ -125,8 +123,6 @@ class Rows:
         self.count += 1
         for check in (self._finite, self._tokens, self._label, self._picture, self._box, self._input):
             check(index, row)
-
-    # -- one row -------------------------------------------------------------------------------------------------------
 
     def _finite(self, index: int, row: Row) -> None:
         columns = self.wanted.columns
@@ -211,8 +207,6 @@ class Rows:
         shown = str(plain.item()) if plain is not None and plain.ndim == 0 else label if isinstance(label, str) else ""
         if size > 8:  # a single number is no input that is told from others
             self.inputs.append((index, digest.digest(), shown))
-
-    # -- all of them ---------------------------------------------------------------------------------------------------
 
     def end(self) -> list[Problem]:
         self._ends()

@@ -168,8 +168,6 @@ def aligned_distances(one: Any, others: Any) -> Any:
     return 1 - (flat @ middle / below).max(1)
 
 
-# -- colours by folder -------------------------------------------------------------------------------------------------
-
 LEAST = 5
 """Pictures of a folder that is judged."""
 EFFECT = {True: 1.5, False: 3.0}

@@ -105,8 +105,6 @@ class DataTable:
             self.numbers[name] = values.to_numpy()
         return self.numbers[name]
 
-    # -- the columns ---------------------------------------------------------------------------------------------------
-
     def problems(self) -> Iterator[Problem]:
         checks = (self._values, self._labels, self._index_columns, self._leaks, self._conflicts, self._texts)
         return itertools.chain.from_iterable(check() for check in (*checks, self._boxes, self._files) if self.row_count)
@@ -227,8 +225,6 @@ class DataTable:
         level = max(abs(float(numpy.corrcoef(a, b)[0, 1])) for a, b in ((x[both], y[both]), ranks))
         return 1 + level if level > 0.9995 else 0.0
 
-    # -- rows ----------------------------------------------------------------------------------------------------------
-
     def inputs(self) -> list[str] | None:
         """The columns that are a row's input; None where it is not known, or where rows are equal by chance."""
         if self.wanted.text in self.names:
@@ -285,8 +281,6 @@ class DataTable:
             for number, (a, b) in enumerate(words):
                 if a != b:
                     yield self.problem("labels-misaligned", number, f"{b} labels for {a} words")
-
-    # -- boxes and files -----------------------------------------------------------------------------------------------
 
     def _boxes(self) -> Iterator[Problem]:
         boxes = self.wanted.boxes
