@@ -7,11 +7,12 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
+import inspect
 import os
 import re
 import sys
 from collections.abc import Container, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, UnionType
 from typing import Any
 
 import torch
@@ -364,61 +365,76 @@ def _statement(history: CellHistory, number: int, line: int) -> ast.stmt | None:
     )
 
 
-NO_CALL = re.compile(r"^'([\w.]+)' object is not callable")
-NO_ATTRIBUTE = re.compile(r"^'([\w.]+)' object has no attribute '(\w+)'")
-NO_TYPE = re.compile(r"arg 2 must be a type")
+UNUSABLE = re.compile(r"object is not callable|has no attribute '(\w+)'|arg 2 must be a type")
 
 
 def names_shadowed(names: Mapping[str, Any], history: CellHistory, error: BaseException | None) -> list[Shadowed]:
-    """The last failure, if its line calls a builtin, a function or a module of a name that a cell has given to another
-    value since."""
-    message = error_message(error)
-    call, attribute = NO_CALL.match(message), NO_ATTRIBUTE.match(message)
-    if call is None and attribute is None and not NO_TYPE.search(message):
-        return []
-    for number, line in reversed(list(_cell_lines(error, history))):
-        statement = _statement(history, number, line)
-        for node in ast.walk(statement) if statement is not None else ():
-            name = _used_name(node, call is not None, attribute[2] if attribute else "")
-            if name not in names or (call or attribute) and type(names[name]).__name__ != (call or attribute)[1]:  # type: ignore[index]
-                continue
-            taken = [b for b in history.bindings(name, "assign", "for") if b.number <= number]
-            first = [b for b in history.bindings(name, "import", "def", "class") if taken and b.at < taken[-1].at]
-            meant = first[-1].how if first else "builtin" if hasattr(builtins, name) else ""
-            if not taken or not meant or meant == "builtin" and attribute:
-                continue
-            others = [b for b in taken if not first or b.at > first[-1].at]  # the first since then
-            kind = {"import": "module", "def": "function"}.get(meant, meant)
-            if meant == "import" and not attribute:
-                kind = "import"
-            return [
-                Shadowed(
-                    name,
-                    kind,
-                    type(names[name]).__name__,
-                    history.text(first[-1]) if meant == "import" else "",
-                    message,
-                    history.place(others[0]),
-                    history.cells[number].place(line),
-                )
-            ]
+    """The last failure, if its line uses a builtin, a function or a module of a name that a cell has given to another
+    value since; else a cell that does so, and must have caught the failure itself."""
+    message, lines = error_message(error), list(_cell_lines(error, history))
+    if (match := UNUSABLE.search(message)) is not None:
+        for number, line in reversed(lines):
+            statement = _statement(history, number, line)
+            for node in ast.walk(statement) if statement is not None else ():
+                if isinstance(node, ast.Attribute) and node.attr != match[1]:
+                    continue
+                if found := _shadowed(node, names, history, max(lines)[0]):
+                    return [dataclasses.replace(found, message=message, failed=history.cells[number].place(line))]
+    for name in [n for n in (*SHADOWED, *MODULES) if n in names and type(names[n]).__module__ in ("builtins", "torch")]:
+        for cell in history.reaching(name):
+            for root in history.reach(cell.number):
+                own = {getattr(n, "arg", getattr(n, "id", "")) for n in ast.walk(root) if _binds(n)}
+                for node in nodes([root] if name not in own else ()):
+                    found = _shadowed(node, {name: names[name]}, history, cell.number)
+                    if found and int(found.where.cell[4:-1]) < cell.number:  # type: ignore[index]
+                        what = "caught there, as it raised nothing"
+                        return [dataclasses.replace(found, message=what, failed=cell.place())]
     return []
 
 
-def _used_name(node: ast.AST, called: bool, attribute: str) -> str:
-    """The variable that an expression calls, or whose attribute it reads; of `isinstance` the class."""
-    if attribute:
-        return (
-            node.value.id
-            if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.value, ast.Name)
-            else ""
-        )
-    if not isinstance(node, ast.Call):
-        return ""
-    if called:
-        return node.func.id if isinstance(node.func, ast.Name) else ""
-    second = node.args[1] if dotted(node.func) in ("isinstance", "issubclass") and len(node.args) > 1 else None
-    return second.id if isinstance(second, ast.Name) else ""
+def _binds(node: ast.AST) -> bool:
+    return isinstance(node, ast.arg) or isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+
+
+def _shadowed(node: ast.AST, names: Mapping[str, Any], history: CellHistory, ran: int) -> Shadowed | None:
+    """What an expression of a cell that ran last as `ran` uses as what it no longer is."""
+    name, attribute = _misused(node, names)
+    made = [b for b in history.bindings(name) if b.number <= ran] if name else []
+    if not made or made[-1].how in ("def", "class"):
+        return None
+    first = [b for b in made if b.how in ("import", "def", "class") and _origin(b) != _origin(made[-1])][-1:]
+    meant = first[0].how if first else "builtin" if hasattr(builtins, name) and not attribute else ""
+    others = [b for b in made if not first or b.at > first[0].at]  # the first since then
+    if not meant or not first and "import" in {b.how for b in made}:
+        return None
+    kind = {"import": "module" if attribute else "import", "def": "function"}.get(meant, meant)
+    imported = history.text(first[0]) if meant == "import" else ""
+    return Shadowed(name, kind, type(names[name]).__name__, imported, "", history.place(others[0]))
+
+
+def _origin(binding: CellBinding) -> str:
+    """What an import binds a name to: "time" or "time.time"; of other statements "", with the place of a definition."""
+    node = binding.node
+    if not isinstance(node, (ast.Import, ast.ImportFrom)):
+        return f"{binding.at}" if binding.how in ("def", "class") else ""
+    one = next(a for a in node.names if (a.asname or a.name.partition(".")[0]) == binding.path)
+    return one.name if isinstance(node, ast.Import) else f"{node.module}.{one.name}"
+
+
+def _misused(node: ast.AST, names: Mapping[str, Any]) -> tuple[str, str]:
+    """The variable that an expression calls though it can't be called, or reads for an attribute that it lacks, with
+    the attribute; of `isinstance` the class that is none."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
+        lacks = inspect.getattr_static(names[node.value.id], node.attr, node) is node
+        return (node.value.id, node.attr) if lacks else ("", "")
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return "", ""
+    if node.func.id in names:
+        return (node.func.id, "") if not callable(names[node.func.id]) else ("", "")
+    second = node.args[1] if node.func.id in ("isinstance", "issubclass") and len(node.args) > 1 else None
+    value = names.get(second.id) if isinstance(second, ast.Name) else None
+    unusable = value is not None and not isinstance(value, (type, tuple, UnionType))
+    return (second.id, "") if unusable and isinstance(second, ast.Name) else ("", "")
 
 
 SAME = frozenset(

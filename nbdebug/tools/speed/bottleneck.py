@@ -22,7 +22,7 @@ from nbdebug.tools.speed.clock import Clock, branch_line
 from nbdebug.tools.speed.driver import Training, apart, drive, needs_batch, until
 from nbdebug.tools.speed.facts import Line, Recompiles, Slower, SpeedCure, SpeedFacts
 from nbdebug.tools.speed.report import report_of
-from nbdebug.tools.speed.rules import BATCHED, COPIES, READS, name_cause, small_kernels
+from nbdebug.tools.speed.rules import BATCHED, COPIES, READS, REPEATED, name_cause, small_kernels
 
 CALL = "bottleneck(step, model=, optimizer=)"
 SECONDS = 10.0
@@ -227,7 +227,7 @@ def _experiment(facts: SpeedFacts) -> cures.SpeedTrial | None:
         return cures.SpeedTrial("batches that are on the GPU", cures.no_copies, "copy")
     if facts.growth is not None:
         return None
-    if facts.repeated is not None and facts.repeated.share > 0.4:
+    if facts.repeated is not None and facts.repeated.share >= REPEATED:
         return cures.SpeedTrial("equal results remembered", cures.memoised, "forward", facts.repeated.of_forward)
     if facts.double is not None and facts.double.share > 0.4:
         half = facts.double.share / 2 * (facts.busy or 1.0)

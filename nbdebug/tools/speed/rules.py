@@ -29,6 +29,8 @@ GROWN = 1.3
 """Of the work (ops and elements) of a late step over an early one."""
 COPIES = 0.4
 """Of a step's time, spent in copies to the GPU."""
+REPEATED, REMEMBERED = 0.3, 1.5
+"""Of a step's work, and times faster with equal results remembered: less than half of it is enough where both hold."""
 IDLE, MORE_ROWS = 0.3, 1.6
 """Of a step the kernels' share, under which a GPU has little to do; rows a second of a step with twice the rows."""
 LAUNCH = 60e-6
@@ -241,11 +243,11 @@ def no_kv_cache(facts: SpeedFacts) -> Finding | None:
     reference=TUNING,
 )
 def redundant_work(facts: SpeedFacts) -> Finding | None:
-    seen = facts.repeated
-    if seen is None or seen.share < HALF or seen.where.line is None:
+    seen, cure = facts.repeated, facts.cure("equal results remembered")
+    measured = cure.measured if cure is not None else None
+    if seen is None or seen.where.line is None or seen.share < (HALF if (measured or 0.0) < REMEMBERED else REPEATED):
         return None
-    cure = facts.cure("equal results remembered")
-    if cure is not None and cure.measured is not None and cure.measured < 1.1:
+    if measured is not None and measured < 1.1:
         return None
     what = "repeats what was computed before, with equal inputs" if seen.what == "computed again" else "only copies"
     title = f"{percent(seen.share)} of a step's work {what}"
