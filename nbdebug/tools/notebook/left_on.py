@@ -380,6 +380,11 @@ def names_shadowed(names: Mapping[str, Any], history: CellHistory, error: BaseEx
                     continue
                 if found := _shadowed(node, names, history, max(lines)[0]):
                     return [dataclasses.replace(found, message=message, failed=history.cells[number].place(line))]
+    return _caught(names, history)
+
+
+def _caught(names: Mapping[str, Any], history: CellHistory) -> list[Shadowed]:
+    """The same in a cell that raised nothing."""
     for name in [n for n in (*SHADOWED, *MODULES) if n in names and type(names[n]).__module__ in ("builtins", "torch")]:
         for cell in history.reaching(name):
             for root in history.reach(cell.number):
@@ -459,17 +464,48 @@ def runs_twice(names: Mapping[str, Any], history: CellHistory, error: BaseExcept
                 if root_of(path) in names and (twice := _run_before(history, number, statement, path)) is not None:
                     return [dataclasses.replace(twice, error=type(error).__name__)]
     for number in reversed(history.cells):
-        for last in history.cells[number].bindings:
-            if (
-                last is history.bindings(last.path)[-1]
-                and last.node in history.cells[number].body
-                and _rescales(last)
-                and _is_array(names.get(last.path))
-                and (twice := _run_before(history, number, last.node, last.path)) is not None
-                and first_training_use(history, last.path, last.at) is not None
-            ):
+        for statement in history.cells[number].body:
+            path = _spoiled(statement, names) or _rescaled(number, statement, names, history)
+            if path and (twice := _run_before(history, number, statement, path)) is not None:
                 return [twice]
     return []
+
+
+def _rescaled(number: int, statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> str:
+    """The array that a statement divides, as the last of those that bind it, if a call takes it after that."""
+    return next(
+        (
+            last.path
+            for last in history.cells[number].bindings
+            if last.node is statement
+            and last is history.bindings(last.path)[-1]
+            and _rescales(last)
+            and _is_array(names.get(last.path))
+            and first_training_use(history, last.path, last.at) is not None
+        ),
+        "",
+    )
+
+
+def _spoiled(statement: ast.stmt, names: Mapping[str, Any]) -> str:
+    """The variable on which one statement ran again, as it shows: a column computed from itself (`table["y"] =
+    table["y"].map(…)`) has no value left, a list of steps ends with one of the same kind twice; "" of all others."""
+    if isinstance(statement, ast.Assign) and isinstance(target := statement.targets[0], ast.Subscript):
+        path, key = dotted(target.value), getattr(target.slice, "value", None)
+        table: Any = names.get(path)
+        if type(table).__module__.startswith("pandas") and ast.unparse(target) in ast.unparse(statement.value):
+            return path if key in table.columns and len(table) and table[key].isna().all() else ""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "append":
+        return ""
+    path = dotted(call.func.value)
+    items = names.get(path)
+    if type(items) is not list or not all(
+        callable(one) and not issubclass(type(one), torch.nn.Module) for one in items
+    ):
+        return ""
+    kinds = [getattr(one, "__qualname__", type(one)) for one in items]
+    return path if kinds[-1:] and kinds[-1] in kinds[:-1] else ""
 
 
 def _run_before(history: CellHistory, number: int, statement: ast.stmt, path: str) -> RunTwice | None:

@@ -536,7 +536,8 @@ def name_shadowed(facts: NotebookFacts) -> Finding | None:
     code="notebook/cell-run-twice",
     title="A cell that consumes its own result ran again.",
     symptom='KeyError, or "not found in axis", at `table = table.drop(…)` or `y = table.pop(…)` that has worked '
-    "before; 'list' object has no attribute 'split'. Or no error: inputs that are 255 times too small.",
+    "before; 'list' object has no attribute 'split'. Or no error: inputs that are 255 times too small, labels that are "
+    "all NaN, an augmentation that is applied twice.",
     cause="`x = f(x)` takes the present `x`. When its cell runs again, that is the result of the last run: the column "
     "is gone, the text is split already, an axis is added a second time, the pixels are divided by 255 twice.",
     confirm="Run the cell that makes the variable, then this one once: it works.",
