@@ -65,6 +65,14 @@ def test_noise_alone_is_no_rise_and_no_jump(seed: int) -> None:
     assert verdict.of_losses(heavy, resumed=True) == []
 
 
+def test_a_short_record_of_noise_has_no_rise() -> None:
+    """The noise of few losses is known badly: of 1,000 records without a trend 1 is called rising, at most 5 may be."""
+    chance = random.Random(0)
+    records = [[math.exp(chance.gauss(0, 0.4)) for _ in range(chance.randint(6, 20))] for _ in range(1000)]
+    assert sum(bool(verdict.of_losses(record)) for record in records) <= 5
+    assert verdict.of_losses([1.0, 1.3, 1.5, 1.9, 2.2, 2.9])  # steady: six are enough
+
+
 def test_losses_that_pull_at_each_other_need_not_fall() -> None:
     pair = curve(0.6, 0.75)
     assert verdict.of_losses(pair) and not verdict.of_losses(pair, several=True)
