@@ -42,8 +42,8 @@ SURE = 4.0
 """Standard errors by which a rise, a gap, or the end over the start has to stand out: by chance in 3 of 100,000, where
 the noise is known."""
 UNSURE = 13
-"""Of a record of n losses it is known the less, the shorter: a rise takes SURE * (1 + (UNSURE / n)²) standard errors, by
-chance in 1 record of 1,000 (simulated: log-normal noise of 10 and 60%, 6 to 50 losses)."""
+"""Of a record of n losses it is known the less, the shorter: a rise takes SURE * (1 + (UNSURE / n)²) standard errors,
+by chance in 1 record of 1,000 (simulated: log-normal noise of 10 and 60%, 6 to 50 losses)."""
 STEADILY = 6.0
 """… or SURE alone where the ranks climb as steadily as this t of their correlation tells: 6 losses, each above the last
 one; 12 with a correlation of 0.89."""

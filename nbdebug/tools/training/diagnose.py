@@ -46,7 +46,8 @@ def diagnose(
     train: your own loop; it calls `callback(step, loss)` after each step. model: a Module, or a trainer that holds it;
     what is None is then the trainer's. optimizer: one, or several in a list; without one, each that trains the model is
     taken when it first steps. loss_fn: `loss_fn(model, batch)`, which gives the loss of one batch (or a criterion,
-    `loss_fn(outputs, targets)`); without it and `train_loader` nothing can be tried, and the report says so.
+    `loss_fn(outputs, targets)`); left out, it is taken from the lines of the loop that compute the loss, where these
+    tell it. Without it and `train_loader` nothing can be tried, and the report says so.
     regularize: dropout, weight decay and label smoothing are tried, too, one at a time from the start of the run, and
     compared by the validation loss without smoothing, in a table of the report (`report.full()` shows it); that takes
     as long as six runs, two minutes at most. keep: leave the model, the optimizer and the scheduler as the loop left
@@ -71,8 +72,7 @@ def diagnose(
 
     try:
         with progress_bar("your loop, watched", "steps", wanted=progress) as bar:
-            run = run_facts(train, arguments, keep, lambda steps, loss: bar.update(steps - bar.n), static)
-        facts = TrainingFacts(static, run)
+            facts = run_facts(train, arguments, keep, lambda steps, loss: bar.update(steps - bar.n), static)
     except Exception as error:  # the loop's own; the facts before it may well say why
         facts = TrainingFacts(static, TrainingRunFacts(unchecked=(f"The run: it ended with {type(error).__name__}",)))
         error.report = answer(facts)  # type: ignore[attr-defined]
@@ -94,7 +94,7 @@ def _arguments(
         if loader is not None and not isinstance(loader, Iterable):
             raise TypeError(f"{name} takes something to iterate over, such as a DataLoader; got {loader!r}")
     batch_loss = loss_fn if loss_fn is None else loss_call(loss_fn)[0]
-    return LoopArguments(model, optimizers, batch_loss, train_loader, val_loader, scheduler)
+    return LoopArguments(model, optimizers, batch_loss, train_loader, val_loader, scheduler, _static)
 
 
 def _static(arguments: LoopArguments) -> StaticFacts:

@@ -669,6 +669,7 @@ class TrainingRunFacts:
     passes: int = 0
     seconds: float = 0.0
     optimizer: str = ""
+    loss_from: str = ""
     optimizers: int = 1
     adversaries: bool = False
     rates: tuple[float, ...] = ()

@@ -456,9 +456,10 @@ def _course(run: TrainingRunFacts) -> str:
         stopped = f" The loop ended within a pass, after {run.stopped_at:,} of {run.batches_per_pass:,} batches."
     val = [e.val for e in run.evaluations if e.val is not None]
     validation = f", on validation batches from {figures(val[0])} to {figures(val[-1])}" if val else ""
+    own = f" The loss of a batch is your loop's own: {run.loss_from}." if run.loss_from else ""
     return (
         f"{count(len(run.losses), 'step')} in {run.seconds:.1f} s; on fixed training batches the loss went from "
-        f"{figures(signs.first_loss(run))} to {figures(signs.last_loss(run))}{validation}.{stopped}"
+        f"{figures(signs.first_loss(run))} to {figures(signs.last_loss(run))}{validation}.{stopped}{own}"
     )
 
 

@@ -264,19 +264,22 @@ def loss_value(loss: Any) -> float:
 
 @contextlib.contextmanager
 def mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """All modules in train or eval mode; buffers that a forward in train mode would move are put back as well."""
+    """All modules in train or eval mode, with copies of their buffers: a graph of the user's may still need the
+    buffers as they are."""
     flags = [(m, m.training) for m in model.modules()]
-    buffers = [(b, b.detach().clone()) for b in model.buffers()] if training else []
+    buffers = [(m, n, b) for m, _ in flags for n, b in m._buffers.items() if b is not None] if training else []
+    copies = {id(buffer): buffer.detach().clone() for _, _, buffer in buffers}
     try:
         for module, _ in flags:
             module.training = training
+        for module, name, buffer in buffers:
+            module._buffers[name] = copies[id(buffer)]
         yield
     finally:
         for module, flag in flags:
             module.training = flag
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+        for module, name, buffer in buffers:
+            module._buffers[name] = buffer
 
 
 class FixedBatches:

@@ -37,6 +37,7 @@ from nbdebug.tools.training.facts import BatchEvaluation, LayerFact, ModuleMode,
 from nbdebug.tools.training.probe_errors import ProbeErrors
 from nbdebug.tools.training.run.evaluate import MOST_BYTES, FixedBatches, preserve_rng, targets_of
 from nbdebug.tools.training.run.interventions import graph_signature
+from nbdebug.tools.training.run.loop_loss import LoopLoss, loop_loss, proved
 
 # -- modes, gradients and updates --------------------------------------------------------------------------------------
 
@@ -57,6 +58,7 @@ REMEMBERED = 20_000
 
 MODES = "In which mode (train or eval) each module ran"
 ORDER = "Gradients, updates and the order of backward, step and zero_grad"
+LOSS = "The loss of a batch, by your loop's own lines"
 SCALER = "Whether gradients are clipped before GradScaler unscales them"
 
 _LOOP = os.path.join(os.path.dirname(__file__), "loop.py")
@@ -207,8 +209,8 @@ class UpdateWatch:
     optimizers that stepped after it; roots, signatures: the losses of the first of these calls, and their graphs.
     changed: gradient norms after backward, and before the step; waiting: how often an optimizer that had not stepped
     found its gradients gone, and still there. after_step is called after each step, read gives the number of batches
-    read. taken: where there are no optimizers yet, each that trains the model is taken when it first steps, added to
-    the list, and passed to this.
+    read; begun, ended: called before the first calls of backward, and after each. taken: where there are no optimizers
+    yet, each that trains the model is taken when it first steps, added to the list, and passed to this.
     """
 
     def __init__(
@@ -219,7 +221,10 @@ class UpdateWatch:
         read: Callable[[], int],
         errors: ProbeErrors,
         taken: Callable[[Any], None] | None = None,
+        begun: Callable[[Backward], None] | None = None,
+        ended: Callable[[], None] | None = None,
     ):
+        self.begun, self.ended = begun, ended
         self.names = {id(p): name for name, p in model.named_parameters()}
         self.optimizers, self.after_step, self.read = optimizers, after_step, read
         self.taken = None if optimizers else taken
@@ -284,6 +289,8 @@ class UpdateWatch:
             self.roots += [self.root] * (len(self.roots) < FIRST_STEPS)
         if len(self.signatures) < FIRST_STEPS:
             self.signatures.append(graph_signature(call.roots[0]))
+            if self.begun is not None:
+                self.begun(call)
         self._note_backward()
         parameters = {id(p): p for o in self.optimizers for g in o.param_groups for p in g["params"]}
         for key, waiting in self._uncleared.items():
@@ -309,6 +316,8 @@ class UpdateWatch:
         if self._live_scalers:
             self._left = {id(o): norm_of(o) for o in self.optimizers}
         self._filled = {id(o) for o in self.optimizers if self.steps < FIRST_STEPS and norm_of(o) > 0}
+        if self.ended is not None:
+            self.ended()
 
     def _scale_begins(self, scaler: Any, *args: Any) -> None:
         if scaler.is_enabled() and id(scaler) not in self._live_scalers:
@@ -522,7 +531,8 @@ class LoopRun:
     finite or not (NaN also where it is not known).
 
     evaluations: the course on fixed batches. on_step: called with each step's loss, for a progress bar; taken: with
-    each optimizer that is first seen when it steps, where there were none before.
+    each optimizer that is first seen when it steps, where there were none before. learned: called where the loss of a
+    batch is taken from the loop's own lines, which are then loss_fn.
     """
 
     def __init__(
@@ -537,15 +547,21 @@ class LoopRun:
         errors: ProbeErrors,
         on_step: Callable[[int, float], None] | None = None,
         taken: Callable[[Any], None] | None = None,
+        learned: Callable[[], None] | None = None,
     ):
         self.model, self.scheduler = model, scheduler
+        self.loss_fn: LoopLoss | None = None
+        self.learned = learned
+        self._candidate: LoopLoss | None = None
         self.on_train, self.on_val, self.errors = on_train, on_val, errors
         self.on_step = errors.wrap("The progress bar", on_step) if on_step is not None else None
         self.saved = SavedBatches()
         save = errors.wrap("Which batches were read (experiments read others)", self.saved.add)
         self.reading = LoaderWatch(train_loader, val_loader, save)
         self.modes = ModeWatch(model, self.reading.evaluating, errors)
-        self.updates = UpdateWatch(model, optimizers, self._stepped, lambda: self.reading.read, errors, taken)
+        self.updates = UpdateWatch(
+            model, optimizers, self._stepped, lambda: self.reading.read, errors, taken, self._begun, self._ended
+        )
         self.loaders = train_loader, val_loader
         self.losses: list[float] = []
         self.step_numbers: list[int] = []
@@ -617,6 +633,35 @@ class LoopRun:
             self._evaluate()
         if self.on_step is not None:
             self.on_step(len(self.losses), self.losses[-1])
+
+    def _begun(self, call: Backward) -> None:
+        """Before a backward: which lines of the loop made the loss. Of a loop with another backward beside the first
+        one, or with numbers in its loss that change, there is no loss of a batch."""
+        first = self.updates.backwards == 0
+        if self.learned is None or not first and self.loss_fn is None:
+            return
+        found = self.errors.run(LOSS, lambda: loop_loss(self.model, self.loaders[0]), None)
+        if first:
+            self._candidate = None if call.retain or self.reading.last is None else found
+        elif found is None or self.loss_fn is None or found.site != self.loss_fn.site or self._changes(found):
+            self.loss_fn = self.on_train.loss_fn = self.on_val.loss_fn = None
+            self.evaluations.clear()
+
+    def _ended(self) -> None:
+        """After a backward, when its graph is gone: the first one's lines are tried, and nothing was updated yet."""
+        found, self._candidate = self._candidate, None
+        if found is None or self.learned is None or not self.updates.roots:
+            return
+        updates, batches, batch = self.updates, self.on_train.batches, self.reading.last
+        self.modes.paused = True
+        if self.errors.run(LOSS, lambda: proved(found, batch, updates.roots[0], updates.signatures[0], batches), False):
+            self.loss_fn = self.on_train.loss_fn = self.on_val.loss_fn = found
+            self.learned()
+            self._evaluate()
+        self.modes.paused = False
+
+    def _changes(self, found: LoopLoss) -> bool:
+        return self.loss_fn is None or found.numbers() != self.loss_fn.numbers()
 
     def _watch_scheduler(self) -> None:
         if self.scheduler is None:

@@ -106,7 +106,8 @@ UNLIKE = (
 @dataclasses.dataclass
 class LoopArguments:
     """The arguments of diagnose, checked. optimizers: empty where they are made in the loop, which adds them. loss_fn:
-    as loss_fn(model, batch)."""
+    as loss_fn(model, batch); where None was given, what the run learns of it. static: computes what preflight knows,
+    from these arguments."""
 
     model: Any
     optimizers: list[Any]
@@ -114,6 +115,7 @@ class LoopArguments:
     train_loader: Any
     val_loader: Any
     scheduler: Any
+    static: Callable[[LoopArguments], StaticFacts]
     regularize: bool = False
 
 
@@ -123,9 +125,10 @@ def run_facts(
     keep: bool = False,
     on_step: Callable[[int, float], None] | None = None,
     static: StaticFacts | None = None,
-) -> TrainingRunFacts:
-    """Run the user's loop once, and everything that follows from it. Model, optimizers, scheduler and random numbers
-    are as before afterwards; with `keep` as the loop left them. Exceptions of the loop pass unchanged."""
+) -> TrainingFacts:
+    """Run the user's loop once, and everything that follows from it. static: what is known before it, where there is a
+    loss_fn. Model, optimizers, scheduler and random numbers are as before afterwards; with `keep` as the loop left
+    them. Exceptions of the loop pass unchanged."""
     scheduler = arguments.scheduler
     known = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
     others = [scheduler, *names_used_by(train).values()]  # the loop may also change an average of the weights, a critic
@@ -145,7 +148,12 @@ def run_facts(
     try:
         on_train = FixedBatches(arguments.model, arguments.loss_fn, _spread_out(arguments.train_loader))
         on_val = FixedBatches(arguments.model, arguments.loss_fn, _spread_out(arguments.val_loader))
-        units, order = _units(arguments, on_train, errors)
+        units = [_units(arguments, on_train, errors)]
+
+        def learned() -> None:
+            arguments.loss_fn = run.loss_fn
+            units[0] = _units(arguments, on_train, errors)
+
         run = LoopRun(
             arguments.model,
             arguments.optimizers,
@@ -157,29 +165,36 @@ def run_facts(
             errors,
             on_step,
             start.include,
+            learned if arguments.loss_fn is None and not is_iterator(arguments.train_loader) else None,
         )
         try:
             run.run(train)
         finally:
             ends[:0] = [scaler.restore for scaler in run.updates.scalers]  # first: they know later random numbers
+        if run.learned is not None:
+            arguments.loss_fn = run.loss_fn
         if keep:
             restore_end_rng, end = save()
             ends[:] = [end.restore, restore_end_rng]
         facts = errors.run(
             LOOP,
-            lambda: _loop_facts(arguments, run, order),
+            lambda: _loop_facts(arguments, run, units[0][1]),
             TrainingRunFacts(losses=tuple(run.losses), step_numbers=tuple(run.step_numbers), seconds=run.seconds),
         )
-        facts = dataclasses.replace(facts, start_units=units, **_end_facts(arguments, run, errors))
-        if static is not None:
-            facts = _with_floor(facts, *static.floor)
+        facts = dataclasses.replace(facts, start_units=units[0][0], **_end_facts(arguments, run, errors))
         restore_rng()
         start.restore()
+        if run.loss_fn is not None:
+            static = arguments.static(arguments)
+            restore_rng()
+            start.restore()
+        static = static or StaticFacts()
+        facts = _with_floor(facts, *static.floor)
         severed = errors.run("Whether a term of the loss is cut off", lambda: _severed(arguments, run), None)
         facts = dataclasses.replace(facts, severed=severed)
         start.restore()
         try:
-            facts = _experiment_facts(arguments, run, facts, start, errors, static or StaticFacts())
+            facts = _experiment_facts(arguments, run, facts, start, errors, static)
         except Exception as error:  # the border: your loop has run; that ours can't repeat it is no fault of yours
             facts = _without_experiments(facts, f"{type(error).__name__}: {error}")
         if not keep:
@@ -187,7 +202,8 @@ def run_facts(
             edits = _EditTrials(train, arguments, run, facts, start, restore_rng)
             tried = errors.run("Whether the fix helps as an edit of your lines", lambda: edits.all(static), {})
             facts = dataclasses.replace(facts, edits=tried)
-        return dataclasses.replace(facts, unchecked=(*facts.unchecked, *errors.lines, *_failed_evaluations(run)))
+        unchecked = (*facts.unchecked, *errors.lines, *_failed_evaluations(run))
+        return TrainingFacts(static, dataclasses.replace(facts, unchecked=unchecked))
     finally:
         for end_action in ends:
             end_action()
@@ -233,9 +249,9 @@ class _EditTrials:
         self.start, self.restore_rng = start, restore_rng
         self.guess: float | None = None
 
-    def all(self, static: StaticFacts | None) -> dict[str, TriedEdit]:
+    def all(self, static: StaticFacts) -> dict[str, TriedEdit]:
         tried = {}
-        calls = static.loss_calls if static is not None and static.reduction == "mean" else ()
+        calls = static.loss_calls if static.reduction == "mean" else ()
         self.guess = calls[0].guess if len(calls) == 1 else None
         for finding in name_all(TrainingFacts(static, self.facts)):
             name = slug(finding)
@@ -310,9 +326,9 @@ class _EditTrials:
                 return TriedEdit(edit, True, "the loss of one batch", arrives)
         return None
 
-    def _of_labels(self, name: str, static: StaticFacts | None) -> TriedEdit | None:
+    def _of_labels(self, name: str, static: StaticFacts) -> TriedEdit | None:
         """The weights of the experiment, or a label that does not count, as arguments of the loss."""
-        weighting, calls = self.facts.weighting, static.loss_calls if static is not None else ()
+        weighting, calls = self.facts.weighting, static.loss_calls
         on_cpu = all(p.device.type == "cpu" for p in self.arguments.model.parameters())
         if name != "class-imbalance" or weighting is None or len(calls) != 1 or not on_cpu:
             return None
@@ -395,6 +411,7 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         if (validated_at := run.reading.validated_at) is None
         else tuple(bisect.bisect_right(run.read_at, read) for read in validated_at),
         unchecked=tuple(_unchecked(arguments)),
+        loss_from="" if run.loss_fn is None else f"`{run.loss_fn.text}` of {at_site(Where(), run.loss_fn.site).place}",
     )
 
 

@@ -1,0 +1,340 @@
+"""The loss of a batch as the user's own loop computes it, where no loss_fn was given: most loops have none.
+
+At the loop's first `backward()` the frames on the stack tell how the loss came about: which `for` gave the batch, which
+statements lie between that and `backward()`, and which of these the loss needs. They are compiled once more, under
+their own file and lines, into a function of (model, batch); what they need beside the batch is as it was then.
+
+    for x, y in loader:                     the batch
+        optimizer.zero_grad()               not needed
+        out = model(x.to(device))           needed
+        loss = criterion(out, y.to(device)) needed
+        loss.backward()                     the loss is `loss`
+
+The frames of functions between the loop and `backward()` are followed by their arguments. Where the result is not the
+loop's loss in value and graph, or does not depend on the batch, there is none.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdebug.observe.locations import USER, Site, kind_of, span_of
+from nbdebug.observe.sources import SCOPES, nodes_of
+from nbdebug.observe.variables import attributes
+from nbdebug.tools.training.run.evaluate import loss_root, loss_value, mode, preserve_rng
+from nbdebug.tools.training.run.interventions import graph_signature
+
+CONTAINERS = (list, dict, set)
+"""What a statement such as `outputs.append(out)` fills."""
+SAME = 1e-3
+"""Of the loss: what the order of a GPU's sums changes."""
+
+
+@dataclasses.dataclass
+class LoopLoss:
+    """`loop_loss(model, batch)`. site: the statement that backward is called in; text: the loss there."""
+
+    model: nn.Module
+    parts: list[_Part]
+    site: Site
+    text: str
+
+    def __call__(self, model: nn.Module, batch: Any) -> Any:
+        values: dict[str, Any] = {}
+        with self._standing_in(model):
+            for part in self.parts:
+                space = {n: model if v is self.model else v for n, v in part.names.items()} | values
+                space["__batch__"] = batch
+                exec(part.code, space)
+                values = space["__result__"]
+        return values["__loss__"]
+
+    @contextlib.contextmanager
+    def _standing_in(self, model: nn.Module) -> Iterator[None]:
+        """Another model where the user's functions and objects hold this one."""
+        spaces: list[dict[str, Any]] = [part.globals for part in self.parts]
+        spaces += [vars(v) for part in self.parts for v in part.names.values() if _is_plain(v)]
+        places = [(s, n) for s in spaces for n, value in s.items() if value is self.model and model is not self.model]
+        try:
+            for space, name in places:
+                space[name] = model
+            yield
+        finally:
+            for space, name in places:
+                space[name] = self.model
+
+    def numbers(self) -> dict[str, float]:
+        """The numbers that it takes as they were: a weight that grows with the steps would stand still."""
+        names = [(i, *item) for i, part in enumerate(self.parts) for item in part.names.items()]
+        return {f"{i} {name}": value for i, name, value in names if type(value) in (int, float)}
+
+
+@dataclasses.dataclass
+class _Part:
+    """What one frame does for it. code: sets `__result__`, the arguments of the next frame or the loss; names: what the
+    code takes from the frame."""
+
+    code: CodeType
+    names: dict[str, Any]
+    globals: dict[str, Any]
+
+
+def loop_loss(model: nn.Module, loader: Any) -> LoopLoss | None:
+    """The loss of a loop that is in a call of `backward()`, unproved; None where its lines don't tell. loader: whose
+    batches the loop reads. Must be called on the loop's own stack."""
+    frames = _users_frames(sys._getframe(1))
+    call = _call_in(frames[0], {"backward"}) if frames else None
+    if call is None:
+        return None
+    wanted = _loss_of(call)
+    parts = _parts(frames, call, {"__loss__": wanted}, loader)
+    code = frames[0].f_code
+    site = Site(code.co_filename, frames[0].f_lineno, code.co_name)
+    return LoopLoss(model, parts, site, ast.unparse(wanted)) if parts is not None else None
+
+
+def proved(found: LoopLoss, batch: Any, value: float, graph: Counter[str], others: Iterable[Any]) -> bool:
+    """Whether it gives the loop's own loss of a batch, in value (where no random numbers are in it) and graph, and
+    another one of another batch."""
+    model, values = found.model, []
+    with preserve_rng(found), torch.enable_grad(), mode(model, model.training):
+        for _ in range(2):
+            loss = loss_root(found(model, batch))
+            values.append(float(loss.detach()))
+    own = graph_signature(loss)
+    more, less = own - graph, graph - own  # one node more in the loop's: that of a scaler
+    same = abs(values[0] - value) <= SAME * abs(value)
+    if more or less.total() > 1 or not (same or values[0] != values[1]):
+        return False
+    with preserve_rng(found), torch.no_grad(), mode(model, model.training):
+        of_others = [loss_value(found(model, other)) for other in list(others)[:2]]
+    return not of_others or len({values[0], *of_others}) > 1
+
+
+# -- frames ------------------------------------------------------------------------------------------------------------
+
+
+def _users_frames(frame: FrameType | None) -> list[FrameType]:
+    """The user's frames, the innermost first."""
+    frames = []
+    while frame is not None:
+        if kind_of(frame.f_code) == USER:
+            frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _call_in(frame: FrameType, names: set[str]) -> ast.Call | None:
+    """The call of one of these that a frame is in."""
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    calls = [
+        node
+        for node in nodes_of(file)
+        if isinstance(node, ast.Call) and _name(node) in names and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    span = span_of(frame.f_code, frame.f_lasti) if len(calls) > 1 else None
+    if span is not None:
+        calls = [c for c in calls if (c.lineno, c.end_lineno, c.col_offset, c.end_col_offset) == span] or calls
+    return calls[0] if len(calls) == 1 else None
+
+
+def _name(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _loss_of(call: ast.Call) -> ast.expr:
+    """What backward starts from: of `scaler.scale(loss).backward()` and `accelerator.backward(loss)`, too."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    if isinstance(owner, ast.Call) and _name(owner) == "scale" and len(owner.args) == 1:
+        return owner.args[0]
+    return call.args[0] if call.args else owner or call
+
+
+def _parts(frames: list[FrameType], call: ast.Call, wanted: Mapping[str, ast.expr], loader: Any) -> list[_Part] | None:
+    """What each frame does, from the loop's own to the first one, which is in `call`. wanted: name → expression."""
+    frame, path = frames[0], _path_to(frames[0], call)
+    for place in reversed(range(len(path))):
+        around = path[place][0]
+        target = _batch_target(around, frame, loader) if isinstance(around, ast.For) else None
+        if target is not None:
+            begin = ast.Assign([target], ast.Name("__batch__", ast.Load()))
+            return [_part(frame, [begin, *_flat(path[place:])], wanted)]
+    outer = _call_in(frames[1], {frame.f_code.co_name}) if len(frames) > 1 and path else None
+    arguments = _arguments(outer, frame) if outer is not None else None
+    if outer is None or arguments is None:
+        return None
+    before = _parts(frames[1:], outer, arguments, loader)
+    return None if before is None else [*before, _part(frame, _flat(path), wanted, set(arguments))]
+
+
+def _arguments(call: ast.Call, frame: FrameType) -> dict[str, ast.expr] | None:
+    """parameter → the expression that the call gives for it, which began the frame."""
+    code = frame.f_code
+    if any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords):
+        return None
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    own = frame.f_locals.get(names[0]) if names and isinstance(call.func, ast.Attribute) else None
+    positional = names[hasattr(type(own), code.co_name) :]
+    given = dict(zip(positional, call.args))
+    return given | {str(k.arg): k.value for k in call.keywords if k.arg in names}
+
+
+def _path_to(frame: FrameType, call: ast.Call) -> list[tuple[ast.AST, list[ast.stmt]]]:
+    """(node, its statements up to the one with the call) of each node around it, from the function inwards."""
+    whole, first = frame.f_code.co_name == "<module>", frame.f_code.co_firstlineno
+    wanted: Any = ast.Module if whole else SCOPES
+    nodes = (n for n in nodes_of(frame.f_code.co_filename) if isinstance(n, wanted) and (whole or _first(n) == first))
+    node: Any = next(nodes, None)
+    path: list[tuple[ast.AST, list[ast.stmt]]] = []
+    while node is not None:
+        bodies = [getattr(node, name, None) for name in ("body", "orelse", "finalbody")]
+        bodies += [handler.body for handler in getattr(node, "handlers", ())]
+        places = ((b, i) for b in bodies if isinstance(b, list) for i, s in enumerate(b) if _holds(s, call))
+        body, place = next(places, ([], 0))
+        path += [(node, body[: place + 1])] * bool(body)
+        node = body[place] if body and hasattr(body[place], "body") else None
+    return path
+
+
+def _holds(statement: ast.AST, call: ast.Call) -> bool:
+    return any(node is call for node in ast.walk(statement))
+
+
+def _first(node: Any) -> int:
+    """The line at which a function begins, decorators included."""
+    return min(n.lineno for n in (node, *getattr(node, "decorator_list", ())))
+
+
+def _flat(path: list[tuple[ast.AST, list[ast.stmt]]]) -> list[ast.stmt]:
+    """What runs before the line, in order: the bodies around it, `with` blocks as such."""
+    statements: list[ast.stmt] = []
+    for node, body in reversed(path):
+        statements = [*body[:-1], *statements] if statements else list(body)
+        if isinstance(node, (ast.With, ast.AsyncWith)):
+            statements = [ast.With(node.items, statements or [ast.Pass()])]
+    return statements
+
+
+def _batch_target(loop: ast.For, frame: FrameType, loader: Any) -> ast.expr | None:
+    """The part of a loop's target that gets the loader's batch; None for another loop."""
+    target, source = loop.target, loop.iter
+    for _ in range(4):
+        if not isinstance(source, ast.Call) or not source.args:
+            break
+        if _name(source) == "enumerate" and isinstance(target, ast.Tuple) and len(target.elts) == 2:
+            target = target.elts[1]
+        elif _name(source) == "zip" and isinstance(target, ast.Tuple) and len(target.elts) == len(source.args):
+            mine = [i for i, a in enumerate(source.args) if _is_loader(_value(a, frame), loader)]
+            if len(mine) != 1:
+                return None
+            target, source = target.elts[mine[0]], source.args[mine[0]]
+            continue
+        source = source.args[0]  # of a progress bar, too
+    value = _value(source, frame)
+    reads = _is_loader(value, loader) or any(_is_loader(v, loader) for v in attributes(value).values())
+    return target if reads else None
+
+
+def _value(node: ast.expr, frame: FrameType) -> Any:
+    """The value of a name or of an attribute of one; nothing is called."""
+    if isinstance(node, ast.Name):
+        return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
+    return attributes(_value(node.value, frame)).get(node.attr) if isinstance(node, ast.Attribute) else None
+
+
+def _is_loader(value: Any, loader: Any) -> bool:
+    data = getattr(loader, "dataset", None)
+    return value is loader or data is not None and getattr(value, "dataset", None) is data
+
+
+# -- statements --------------------------------------------------------------------------------------------------------
+
+
+def _part(
+    frame: FrameType, statements: list[ast.stmt], wanted: Mapping[str, ast.expr], given: set[str] | None = None
+) -> _Part:
+    """The code that gives what is wanted, of these statements only those that it needs."""
+    space = {**frame.f_globals, **frame.f_locals}
+    needed = set().union(*map(_names_in, wanted.values())) if wanted else set()
+    kept, before = _slice(statements, needed, space)
+    result = ast.Dict([ast.Constant(name) for name in wanted], list(wanted.values()))
+    module = ast.Module([*kept, ast.Assign([ast.Name("__result__", ast.Store())], result)], [])
+    for node in ast.walk(module):
+        if isinstance(node, (ast.stmt, ast.expr)) and not hasattr(node, "lineno"):
+            node.lineno = node.end_lineno = frame.f_lineno
+            node.col_offset = node.end_col_offset = 0
+    taken = before & space.keys() - (given or set())
+    names = {n: space[n] for n in taken if getattr(space[n], "grad_fn", None) is None}  # no graph is kept alive
+    return _Part(compile(module, frame.f_code.co_filename, "exec"), names, frame.f_globals)
+
+
+def _slice(statements: list[ast.stmt], needed: set[str], space: Mapping[str, Any]) -> tuple[list[ast.stmt], set[str]]:
+    """(those of which these names depend, the names that are needed before them)."""
+    kept: list[ast.stmt] = []
+    for statement in reversed(statements):
+        if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            stored = set().union(*map(_bases, targets))
+            if stored & needed and statement.value is not None:
+                plain = isinstance(statement, ast.Assign) and all(isinstance(t, (ast.Name, ast.Tuple)) for t in targets)
+                needed = (needed - stored if plain else needed) | _names_in(statement)
+                kept.insert(0, statement)
+        elif isinstance(statement, (ast.With, ast.AsyncWith)):
+            inner, before = _slice(statement.body, needed, space)
+            if inner:
+                needed = before | set().union(*(_names_in(i) for i in statement.items))
+                kept.insert(0, ast.With(statement.items, inner))
+        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            if _filled(statement.value, space) & needed:
+                needed = needed | _names_in(statement)
+                kept.insert(0, statement)
+        elif hasattr(statement, "body") and _changed_inside(statement, space) & needed:
+            needed = needed | _names_in(statement)  # what runs in turns, or not at all, is taken whole
+            kept.insert(0, statement)
+    return kept, needed
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def _bases(target: ast.AST) -> set[str]:
+    """The variables that an assignment changes: `x`, `x[0]`, `(x, y)`; `x.y` changes an object, which is none."""
+    if isinstance(target, ast.Name):
+        return {target.id}
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return set().union(*map(_bases, target.elts))
+    return _bases(target.value) if isinstance(target, (ast.Subscript, ast.Starred)) else set()
+
+
+def _filled(call: ast.Call, space: Mapping[str, Any]) -> set[str]:
+    """The variable that a call such as `outputs.append(out)` or `x.mul_(2)` changes."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    value = space.get(owner.id) if isinstance(owner, ast.Name) else None
+    fills = isinstance(value, CONTAINERS) or isinstance(value, torch.Tensor) and _name(call).endswith("_")
+    return {owner.id} if isinstance(owner, ast.Name) and fills else set()
+
+
+def _changed_inside(statement: ast.stmt, space: Mapping[str, Any]) -> set[str]:
+    """The variables that statements inside of this one change; none where they train or leave the loop."""
+    inside = list(ast.walk(statement))
+    calls = [node for node in inside if isinstance(node, ast.Call)]
+    leaves = any(isinstance(node, (ast.Continue, ast.Return, ast.Raise)) for node in inside)
+    if leaves or any(_name(call) in ("backward", "step", "zero_grad") for call in calls):
+        return set()
+    stores = [node for node in inside if isinstance(getattr(node, "ctx", None), ast.Store)]
+    return set().union(*map(_bases, stores), *(_filled(call, space) for call in calls))
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, (nn.Module, type)) and isinstance(getattr(value, "__dict__", None), dict)
