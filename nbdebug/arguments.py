@@ -17,7 +17,7 @@ from nbdebug.text import listed
 NOUNS = {"model": "model", "optimizer": "optimizer", "scaler": "GradScaler", "loader": "DataLoader"}
 """What can be looked for among the user's variables, and what an error calls it."""
 USUAL_NAMES = {
-    "loss_fn": ("loss_fn", "compute_loss", "criterion"),
+    "loss_fn": ("loss_fn", "compute_loss", "criterion", "loss_func", "loss_function", "crit"),
     "train_loader": ("train_loader", "train_dl", "train_dataloader", "trainloader", "loader"),
     "val_loader": ("val_loader", "val_dl", "val_dataloader", "valid_loader", "valloader", "test_loader"),
     "scheduler": ("scheduler", "lr_scheduler", "sched"),
@@ -110,6 +110,7 @@ def _class_of(kind: str) -> type:
         "optimizer": torch.optim.Optimizer,
         "scaler": torch.amp.GradScaler,
         "loader": torch.utils.data.DataLoader,
+        "criterion": torch.nn.modules.loss._Loss,
     }[kind]
 
 
@@ -204,6 +205,9 @@ def _candidates(kind: str, names: Mapping[str, Any]) -> Iterator[tuple[str, Any]
 
         loaders = discover("loader", names)
         yield from ((n, value) for n, value in loaders.items() if is_validation(n) == (kind == "val_loader"))
+    if kind == "loss_fn" and "torch" in sys.modules:
+        criteria = discover("criterion", names)
+        yield from criteria.items() if len(criteria) == 1 else ()
     yield from _held(kind, names).items()
     if kind == "loss_fn":
         from nbdebug.trainers import own_loss

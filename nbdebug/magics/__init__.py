@@ -36,17 +36,16 @@
     %nbdebug                   the panel: what is on, what was found, and buttons; %nbdebug off removes everything
 
 A magic's file has its options, the call of the function of the same name, and the report. What they share: `_arguments`
-parses the line, prints `-h` and finds models, batches and losses among the user's variables; `_user_code` compiles and
-runs a step or a cell so that it keeps its place; `_watch` is what %guard and %grad_watch have in common; `_completion`
-is what Tab offers. Only this package knows IPython.
+parses the line, prints `-h`, finds models, batches and losses among the user's variables, and tells what Tab offers;
+`_user_code` compiles and runs a step or a cell so that it keeps its place; `_watch` is what %guard and %grad_watch have
+in common. Only this package knows IPython.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from nbdebug.magics._arguments import help_text
-from nbdebug.magics._completion import Completion
+from nbdebug.magics._arguments import Completion, help_text
 from nbdebug.magics.bottleneck import BottleneckMagics
 from nbdebug.magics.check import CheckMagics
 from nbdebug.magics.check_config import BeforeRunMagics

@@ -172,7 +172,7 @@ def test_a_loop_that_calls_no_callback_is_followed_by_its_steps():
 def test_without_a_loss_function_the_report_says_what_was_not_checked():
     ns = training()
 
-    report = ask(ns, loss_fn=None)
+    report = ask(ns, loss_fn=None, train_loader=None)
 
     assert any("loss_fn" in line for line in report.unchecked)
     assert "Not checked" in str(report)

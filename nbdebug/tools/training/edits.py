@@ -73,6 +73,21 @@ def _other_activation(call: LossCall, model: nn.Module) -> Iterator[Edit]:
             yield from _edited(where.file, {node: _in_parentheses(where.file or "", node.args[0], node)})
 
 
+def as_identity(call: LossCall, module: nn.Module) -> Iterator[Edit]:
+    """The only call in the user's files that makes an activation of torch's of this class: one that does nothing. What
+    stands behind it in a Sequential keeps its name."""
+    kind, file = type(module), call.where.file or ""
+    made = [
+        (other, node)
+        for other in (file, *other_cells(file))
+        for node in sources.nodes_of(other)
+        if isinstance(node, ast.Call) and sources.name_of(node) == kind.__name__
+    ]
+    if kind.__module__ == "torch.nn.modules.activation" and len(made) == 1:
+        owner = sources.source(made[0][0], made[0][1].func).rpartition(".")[0] or "torch.nn"
+        yield from _edited(made[0][0], {made[0][1]: f"{owner}.Identity()"})
+
+
 def _module_calls(where: Where, model: nn.Module) -> Iterator[ast.Call]:
     """The call of an activation module in the user's line: `self.squash(x)`."""
     module = dict(model.named_modules()).get(where.module or "")

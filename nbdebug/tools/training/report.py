@@ -127,7 +127,8 @@ def _tested(fix: Fix, attempt: Attempt) -> Fix:
     }
     after = {k: v for k, v in after.items() if v is not None}
     if attempt.edit is not None:
-        span = f"one batch, {count(max(steps), 'step')}"
+        how = "" if attempt.how == "this text" else f"{attempt.how}, "
+        span = f"{how}one batch, {count(max(steps), 'step')}"
         return _of_edit(fix, TriedEdit(attempt.edit, attempt.verified, span, after))
     after["loss in the experiment"] = after.pop("loss with the fix")
     after.pop("one batch", None)

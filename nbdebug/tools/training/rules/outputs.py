@@ -240,6 +240,7 @@ def _keeps_scores_small(call: LossCall) -> bool:
     """Scores that an activation keeps from becoming certain, for a loss that expects them free."""
     return (
         call.op in ("cross_entropy", "binary_cross_entropy_with_logits")
+        and not call.probabilities  # that is softmax twice
         and call.activation not in ("softmax", "softmin", "log_softmax", "logsigmoid", None)
         and (call.floor is not None and call.floor > LEAST_FLOOR)
         and not (call.op.startswith("binary") and call.activation in SQUASHES)

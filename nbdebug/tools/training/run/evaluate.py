@@ -15,7 +15,7 @@ import random
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -264,20 +264,28 @@ def loss_value(loss: Any) -> float:
 
 @contextlib.contextmanager
 def mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """All modules in train or eval mode, with copies of their buffers: a graph of the user's may still need the
-    buffers as they are."""
+    """All modules in train or eval mode; buffers that a forward in train mode would move stay as they are."""
     flags = [(m, m.training) for m in model.modules()]
-    buffers = [(m, n, b) for m, _ in flags for n, b in m._buffers.items() if b is not None] if training else []
-    copies = {id(buffer): buffer.detach().clone() for _, _, buffer in buffers}
     try:
         for module, _ in flags:
             module.training = training
+        with spared_buffers([m for m, _ in flags] if training else []):
+            yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+@contextlib.contextmanager
+def spared_buffers(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Copies in the place of these modules' buffers: a graph of the user's may still need the buffers as they are."""
+    buffers = [(m, name, b) for m in dict.fromkeys(modules) for name, b in m._buffers.items() if b is not None]
+    copies = {id(buffer): buffer.detach().clone() for _, _, buffer in buffers}
+    try:
         for module, name, buffer in buffers:
             module._buffers[name] = copies[id(buffer)]
         yield
     finally:
-        for module, flag in flags:
-            module.training = flag
         for module, name, buffer in buffers:
             module._buffers[name] = buffer
 

@@ -532,7 +532,7 @@ class LoopRun:
 
     evaluations: the course on fixed batches. on_step: called with each step's loss, for a progress bar; taken: with
     each optimizer that is first seen when it steps, where there were none before. learned: called where the loss of a
-    batch is taken from the loop's own lines, which are then loss_fn.
+    batch is taken from the loop's own lines, which are then loss_fn: where there was none, or it takes no such batch.
     """
 
     def __init__(
@@ -638,7 +638,8 @@ class LoopRun:
         """Before a backward: which lines of the loop made the loss. Of a loop with another backward beside the first
         one, or with numbers in its loss that change, there is no loss of a batch."""
         first = self.updates.backwards == 0
-        if self.learned is None or not first and self.loss_fn is None:
+        wanted = self.on_train.loss_fn is None or bool(self.on_train.error)
+        if self.learned is None or not (wanted if first else self.loss_fn):
             return
         found = self.errors.run(LOSS, lambda: loop_loss(self.model, self.loaders[0]), None)
         if first:
@@ -656,6 +657,7 @@ class LoopRun:
         self.modes.paused = True
         if self.errors.run(LOSS, lambda: proved(found, batch, updates.roots[0], updates.signatures[0], batches), False):
             self.loss_fn = self.on_train.loss_fn = self.on_val.loss_fn = found
+            self.on_train.error = self.on_val.error = ""
             self.learned()
             self._evaluate()
         self.modes.paused = False

@@ -20,6 +20,7 @@ import ast
 import contextlib
 import dataclasses
 import sys
+import types
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FrameType
@@ -31,7 +32,7 @@ from torch import nn
 from nbdebug.observe.locations import USER, Site, kind_of, span_of
 from nbdebug.observe.sources import SCOPES, nodes_of
 from nbdebug.observe.variables import attributes
-from nbdebug.tools.training.run.evaluate import loss_root, loss_value, mode, preserve_rng
+from nbdebug.tools.training.run.evaluate import loss_root, loss_value, preserve_rng, spared_buffers
 from nbdebug.tools.training.run.interventions import graph_signature
 
 CONTAINERS = (list, dict, set)
@@ -51,10 +52,13 @@ class LoopLoss:
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         values: dict[str, Any] = {}
-        with self._standing_in(model):
+        objects = [v for part in self.parts for v in part.names.values()]
+        objects += [v for thing in objects if _is_plain(thing) for v in vars(thing).values()]
+        others = [v for v in objects if isinstance(v, nn.Module) and v is not self.model]  # a teacher in train mode
+        with self._standing_in(model), spared_buffers([m for other in others for m in other.modules()]):
             for part in self.parts:
-                space = {n: model if v is self.model else v for n, v in part.names.items()} | values
-                space["__batch__"] = batch
+                space: dict[str, Any] = {n: model if v is self.model else v for n, v in part.names.items()}
+                space |= {**values, "__batch__": batch}
                 exec(part.code, space)
                 values = space["__result__"]
         return values["__loss__"]
@@ -107,7 +111,7 @@ def proved(found: LoopLoss, batch: Any, value: float, graph: Counter[str], other
     """Whether it gives the loop's own loss of a batch, in value (where no random numbers are in it) and graph, and
     another one of another batch."""
     model, values = found.model, []
-    with preserve_rng(found), torch.enable_grad(), mode(model, model.training):
+    with preserve_rng(found), torch.enable_grad(), spared_buffers(model.modules()):
         for _ in range(2):
             loss = loss_root(found(model, batch))
             values.append(float(loss.detach()))
@@ -116,7 +120,7 @@ def proved(found: LoopLoss, batch: Any, value: float, graph: Counter[str], other
     same = abs(values[0] - value) <= SAME * abs(value)
     if more or less.total() > 1 or not (same or values[0] != values[1]):
         return False
-    with preserve_rng(found), torch.no_grad(), mode(model, model.training):
+    with preserve_rng(found), torch.no_grad(), spared_buffers(model.modules()):
         of_others = [loss_value(found(model, other)) for other in list(others)[:2]]
     return not of_others or len({values[0], *of_others}) > 1
 
@@ -246,10 +250,18 @@ def _batch_target(loop: ast.For, frame: FrameType, loader: Any) -> ast.expr | No
 
 
 def _value(node: ast.expr, frame: FrameType) -> Any:
-    """The value of a name or of an attribute of one; nothing is called."""
+    """The value of a name, an attribute or an entry; nothing of the user's is called."""
+    if isinstance(node, ast.Constant):
+        return node.value
     if isinstance(node, ast.Name):
         return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
-    return attributes(_value(node.value, frame)).get(node.attr) if isinstance(node, ast.Attribute) else None
+    if isinstance(node, ast.Attribute):
+        return attributes(_value(node.value, frame)).get(node.attr)
+    owner: Any = _value(node.value, frame) if isinstance(node, ast.Subscript) else None
+    if isinstance(node, ast.Subscript) and type(owner) in (list, tuple, dict):
+        with contextlib.suppress(LookupError, TypeError):
+            return owner[_value(node.slice, frame)]
+    return None
 
 
 def _is_loader(value: Any, loader: Any) -> bool:
@@ -337,4 +349,4 @@ def _changed_inside(statement: ast.stmt, space: Mapping[str, Any]) -> set[str]:
 
 
 def _is_plain(value: Any) -> bool:
-    return not isinstance(value, (nn.Module, type)) and isinstance(getattr(value, "__dict__", None), dict)
+    return not isinstance(value, (nn.Module, type, types.ModuleType)) and isinstance(getattr(value, "__dict__", None), dict)

@@ -152,6 +152,7 @@ def run_facts(
 
         def learned() -> None:
             arguments.loss_fn = run.loss_fn
+            errors.by_topic.pop(UNITS, None)
             units[0] = _units(arguments, on_train, errors)
 
         run = LoopRun(
@@ -165,14 +166,13 @@ def run_facts(
             errors,
             on_step,
             start.include,
-            learned if arguments.loss_fn is None and not is_iterator(arguments.train_loader) else None,
+            None if is_iterator(arguments.train_loader) else learned,
         )
         try:
             run.run(train)
         finally:
             ends[:0] = [scaler.restore for scaler in run.updates.scalers]  # first: they know later random numbers
-        if run.learned is not None:
-            arguments.loss_fn = run.loss_fn
+        arguments.loss_fn = on_train.loss_fn
         if keep:
             restore_end_rng, end = save()
             ends[:] = [end.restore, restore_end_rng]

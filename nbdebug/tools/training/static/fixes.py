@@ -28,7 +28,7 @@ from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.sources import edited_functions
 from nbdebug.report import Edit, Finding, Where
 from nbdebug.text import count, figures, listed
-from nbdebug.tools.training.edits import in_loss
+from nbdebug.tools.training.edits import as_identity, in_loss
 from nbdebug.tools.training.facts import Attempt, LossCall, OverfitResult, StaticFacts
 from nbdebug.tools.training.probe_errors import describe
 from nbdebug.tools.training.run.evaluate import LossFn, loss_root
@@ -120,7 +120,8 @@ def _with_target(value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 @dataclasses.dataclass(frozen=True)
 class TrainingFix:
-    """how: the change, in words. edit: the user's own functions run with this text; patch: calls that give another
+    """how: the change, in words. edit: the user's own functions run with this text, or, with a change beside it, the
+    text that makes that change when the model is made again; patch: calls that give another
     result (a fresh mode each time); change: done once to the model and its optimizers; batch: another batch in place of
     the first. own: only the user's own optimizers show
     it; raises: without it the loss raises (on a GPU, for good); comparable: losses with and without it are."""
@@ -167,9 +168,14 @@ def fix_for(
 def edit_fixes(finding: Finding, static: StaticFacts, model: nn.Module) -> Iterator[TrainingFix]:
     """The same as edits of the user's own lines, the gentlest first."""
     slug = finding.code.partition("/")[2]
-    for edit in in_loss(slug, static, _loss_call(finding, static), model):
+    call = _loss_call(finding, static)
+    for edit in in_loss(slug, static, call, model):
         alike = slug not in ("missing-log-softmax",)
         yield TrainingFix("this text", edit, raises=slug == "label-out-of-range", comparable=alike)
+    name = call.activation_where.module if call is not None and call.target_sum is None else None
+    if call is not None and name and slug in ("double-softmax", "wrong-output-activation"):
+        for edit in as_identity(call, model.get_submodule(name)):
+            yield TrainingFix(f"a model without `{name}`", edit, change=lambda model, _: _bypass(model, name))
 
 
 def _loss_call(finding: Finding, static: StaticFacts) -> LossCall | None:
@@ -438,7 +444,7 @@ class _FixTrial:
 
     def _train(self, fix: TrainingFix | None) -> list[float]:
         until = min(self.deadline, time.monotonic() + SECONDS)
-        edit = None if fix is None else fix.edit
+        edit = None if fix is None or fix.change is not None else fix.edit
         self.start.restore()
         try:
             with contextlib.nullcontext(1) if edit is None else edited_functions(edit) as exchanged:

@@ -1,0 +1,261 @@
+"""diagnose without a loss_fn: the loss of a batch from the lines of loops as people write them, or none."""
+
+from __future__ import annotations
+
+import copy
+import textwrap
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import nbdebug
+from tests.shell import started
+
+
+class Forward(nn.Module):
+    """A classifier with a softmax too many where it is sick."""
+
+    def __init__(self, sick: bool) -> None:
+        super().__init__()
+        self.sick = sick
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Any) -> Any:
+        out = self.head(self.body(x))
+        return out.softmax(-1) if self.sick else out
+
+
+def setting(sick: bool = True) -> tuple[Any, Any, Any]:
+    torch.manual_seed(0)
+    x = torch.randn(256, 6)
+    y = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
+    model = Forward(sick)
+    return model, torch.optim.Adam(model.parameters(), lr=3e-3), DataLoader(TensorDataset(x, y), 32, shuffle=True)
+
+
+def inline(model: Any, optimizer: Any, loader: Any) -> Any:
+    def train(callback: Any) -> None:
+        losses = []
+        for _ in range(4):
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+                callback(len(losses), losses[-1])
+
+    return train
+
+
+def step_function(model: Any, optimizer: Any, loader: Any) -> Any:
+    criterion = nn.CrossEntropyLoss()
+
+    def train_step(inputs: Any, targets: Any, *, scale: float = 1.0) -> float:
+        optimizer.zero_grad()
+        outputs = model(inputs)
+        loss = scale * criterion(outputs, targets)
+        (loss / 1).backward()
+        optimizer.step()
+        return loss.item()
+
+    def train(callback: Any) -> None:
+        for epoch in range(4):
+            for i, (x, y) in enumerate(loader):
+                callback(i + epoch * 8, train_step(x.float(), targets=y))
+
+    return train
+
+
+def class_of_ones_own(model: Any, optimizer: Any, loader: Any) -> Any:
+    class Trainer:
+        def __init__(self) -> None:
+            self.net, self.opt, self.loaders, self.seen = model, optimizer, {"train": loader}, 0
+
+        def loss(self, batch: Any) -> Any:
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+        def fit(self, callback: Any, phase: str = "train") -> None:
+            for _ in range(4):
+                for batch in self.loaders[phase]:
+                    self.opt.zero_grad()
+                    total = self.loss(batch)
+                    self.seen += len(batch[0])
+                    total.backward()
+                    self.opt.step()
+                    callback(self.seen, total.item())
+
+    return Trainer().fit
+
+
+def scaler_and_accumulation(model: Any, optimizer: Any, loader: Any) -> Any:
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+
+    def train(callback: Any) -> None:
+        step = 0
+        for _ in range(4):
+            for i, batch in enumerate(loader):
+                with torch.autocast("cpu", enabled=False):
+                    outputs = []
+                    for rows in batch[0].chunk(2):
+                        outputs.append(model(rows))
+                    loss = F.cross_entropy(torch.cat(outputs), batch[1]) / 2
+                scaler.scale(loss).backward()
+                if i % 2:
+                    scaler.step(optimizer)
+                    scaler.update()
+                    optimizer.zero_grad()
+                    callback(step, loss.item())
+                    step += 1
+
+    return train
+
+
+def dictionary_and_branch(model: Any, optimizer: Any, loader: Any) -> Any:
+    def collate(rows: Any) -> Any:
+        return {"x": torch.stack([x for x, _ in rows]), "y": torch.stack([y for _, y in rows])}
+
+    loader.collate_fn = collate
+
+    def train(callback: Any) -> None:
+        step = 0
+        for _ in range(4):
+            for batch in loader:
+                batch = {name: value.clone() for name, value in batch.items()}
+                out = model(batch["x"])
+                if out.dim() > 2:
+                    out = out.flatten(1)
+                loss, _accuracy = F.cross_entropy(out, batch["y"]), 0
+                optimizer.zero_grad(); loss.backward(); optimizer.step()  # fmt: skip # noqa: E702
+                callback(step, loss.item())
+                step += 1
+
+    return train
+
+
+LOOPS = [inline, step_function, class_of_ones_own, scaler_and_accumulation, dictionary_and_branch]
+
+
+def diagnosed(model: Any, optimizer: Any, loader: Any, train: Any, **more: Any) -> Any:
+    return nbdebug.diagnose(train, model=model, optimizer=optimizer, train_loader=loader, progress=False, **more)
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+def test_a_loop_tells_its_loss_and_the_cause_is_named(loop: Any) -> None:
+    parts = setting()
+    report = diagnosed(*parts, loop(*parts))
+    assert [f.code for f in report] == ["training/double-softmax"]
+    assert "is your loop's own" in " ".join(report.notes) and not any("no loss_fn" in u for u in report.unchecked)
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+def test_the_run_keeps_its_bits(loop: Any) -> None:
+    """What is tried between backward and step changes no weight, buffer or random number of the run."""
+    ends = []
+    for watched in (False, True):
+        parts = setting(sick=False)
+        torch.manual_seed(5)
+        if watched:
+            assert diagnosed(*parts, loop(*parts), keep=True).verdict == "healthy"
+        else:
+            loop(*parts)(lambda step, loss: None)
+        ends.append([*copy.deepcopy(parts[0].state_dict()).values(), torch.get_rng_state()])
+    assert all(map(torch.equal, *ends))
+
+
+def of_two_losses(model: Any, optimizer: Any, loader: Any) -> Any:
+    def train(callback: Any) -> None:
+        for step, (x, y) in enumerate(loader):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            (model.head.weight.square().sum() * 1e-4).backward()
+            optimizer.step()
+            callback(step, 1.0)
+
+    return train
+
+
+def of_a_weight_that_grows(model: Any, optimizer: Any, loader: Any) -> Any:
+    def train(callback: Any) -> None:
+        step = 0
+        for _ in range(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y) + step / 100 * model.head.weight.square().sum()
+                loss.backward()
+                optimizer.step()
+                callback(step, loss.item())
+                step += 1
+
+    return train
+
+
+def of_a_graph_that_is_kept(model: Any, optimizer: Any, loader: Any) -> Any:
+    def train(callback: Any) -> None:
+        for step, (x, y) in enumerate(loader):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward(retain_graph=True)
+            loss.backward()
+            optimizer.step()
+            callback(step, loss.item())
+
+    return train
+
+
+def of_other_batches(model: Any, optimizer: Any, loader: Any) -> Any:
+    x, y = loader.dataset.tensors
+
+    def train(callback: Any) -> None:
+        for step in range(8):
+            next(iter(loader))
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x[:32]), y[:32])
+            loss.backward()
+            optimizer.step()
+            callback(step, loss.item())
+
+    return train
+
+
+@pytest.mark.parametrize("loop", [of_two_losses, of_a_weight_that_grows, of_a_graph_that_is_kept, of_other_batches])
+def test_a_loop_that_does_not_tell_has_none(loop: Any) -> None:
+    parts = setting(sick=False)
+    report = diagnosed(*parts, loop(*parts))
+    assert not report.findings and any("no loss_fn" in text for text in report.unchecked)
+
+
+def test_a_cell_with_the_loop_alone() -> None:
+    """The commonest notebook: no loss among the variables, a loop at the top of a cell."""
+    setup = """
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+        from torch.utils.data import DataLoader, TensorDataset
+        torch.manual_seed(0)
+        x = torch.randn(256, 6)
+        y = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
+        net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4), nn.Softmax(dim=1))
+        opt = torch.optim.Adam(net.parameters(), lr=3e-3)
+        batches = DataLoader(TensorDataset(x, y), 32, shuffle=True)
+    """
+    cell = """
+        %%diagnose
+        running = 0.0
+        for epoch in range(4):
+            for xb, yb in batches:
+                opt.zero_grad()
+                loss = F.cross_entropy(net(xb), yb)
+                loss.backward()
+                opt.step()
+                running += loss.item()
+    """
+    with started(textwrap.dedent(setup)) as book:
+        report = book.run(cell).result
+    assert [f.code for f in report] == ["training/double-softmax"] and report.findings[0].fixes[0].verified
+    assert "`loss` of In [3], line" in " ".join(report.notes)
