@@ -349,4 +349,5 @@ def _changed_inside(statement: ast.stmt, space: Mapping[str, Any]) -> set[str]:
 
 
 def _is_plain(value: Any) -> bool:
-    return not isinstance(value, (nn.Module, type, types.ModuleType)) and isinstance(getattr(value, "__dict__", None), dict)
+    kinds = (nn.Module, type, types.ModuleType)
+    return not isinstance(value, kinds) and isinstance(getattr(value, "__dict__", None), dict)
