@@ -77,4 +77,7 @@ def test_check_asks_the_function_that_knows_the_thing(notebook: Notebook, tmp_pa
         assert "UsageError" in notebook.run(f"%check {line}").printed, line
     report = notebook.run("%check").result
     assert {f.code for f in report if f.chapter == "config"} == {"config/wrong-type", "config/out-of-range"}
-    assert "the notebook" in [one.what for one in report.ruled_out] and "`loader`" in str(report.unchecked)
+    assert {"the notebook", "`net`"} <= {one.what for one in report.ruled_out} and "`loader`" in str(report.unchecked)
+    notebook.run("net.weight.data[0, 0] = float('nan'); del args, path")
+    report = notebook.run("%check").result
+    assert not report.findings and report.verdict == "not well, no cause known" and "net.weight" in str(report)

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import pathlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,8 +17,10 @@ from IPython.core.magic import Magics, line_magic, magics_class, needs_local_sco
 from IPython.core.magic_arguments import argument, magic_arguments
 
 import nbdebug
+from nbdebug.arguments import discover
 from nbdebug.magics._arguments import FULL, HELP, answer, evaluate, one_model, parse, unquote, usage_errors, variables
 from nbdebug.report import Report, RuledOut
+from nbdebug.text import count
 
 SETTINGS = (".json", ".yaml", ".yml", ".toml")
 WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".index.json")
@@ -45,7 +49,8 @@ class CheckMagics(Magics):
 
         Settings go to check_config, checkpoints and folders of them to check_checkpoint, data sets and folders of
         files to check_data, a DataLoader to check_loader, a trainer to preflight, an exception to explain. Alone it
-        looks at the environment, the notebook, and settings and paths among your variables, and says what was well.
+        looks at the environment, the notebook, the values of your models, and settings and paths among your variables,
+        and says what was well.
         """
         __tracebackhide__ = True
         args = parse(self.check, line)
@@ -297,14 +302,19 @@ def everything(names: Mapping[str, Any], shell: Any) -> Report:
     loaders = [name for name, thing in names.items() if kind_of(thing) == "check_loader" and not name.startswith("_")]
     unchecked += [f"`{name}`: %check {name} reads a pass of it" for name in loaders[:3]]
     findings = tuple(finding for report in reports.values() for finding in report)
-    well = tuple(RuledOut(name, report.headline) for name, report in reports.items() if not report.findings)
-    headline = "" if findings else f"No problem was found in {len(reports)} checks."
-    return Report("%check", findings, well, tuple(unchecked), headline=headline, independent=True)
+    symptoms = [symptom for report in reports.values() for symptom in report.symptoms]
+    well = [RuledOut(name, r.headline) for name, r in reports.items() if not (r.findings or r.symptoms)]
+    headline = "" if findings or symptoms else f"No problem was found in {count(len(reports), 'check')}."
+    return Report(
+        "%check", findings, tuple(well), tuple(unchecked), symptoms=symptoms, headline=headline, independent=True
+    )
 
 
 def _questions(names: Mapping[str, Any], shell: Any) -> Iterator[tuple[str, Callable[[], Report]]]:
     yield "the environment", nbdebug.check_environment
     yield "the notebook", lambda: nbdebug.check_notebook(names, shell=shell)
+    for name, model in [*discover("model", names).items()][:12] if "torch" in sys.modules else ():
+        yield f"`{name}`", functools.partial(nbdebug.describe, model, name=name)
     paths = [(name, thing) for name, thing in names.items() if isinstance(thing, pathlib.Path)]
     settings = [(name, thing) for name, thing in names.items() if kind_of(thing) == "check_config"]
     for name, thing in [*settings, *((n, path) for n, path in paths if path.name.endswith(SETTINGS + WEIGHTS))][:12]:

@@ -215,3 +215,9 @@ def test_a_compiled_sequential_has_its_sizes():
     signal = torch.rand(3, 4)
     finding = explained(lambda: net(signal))
     assert "expects 9 features but gets 8: `signal` [3, 4] reaches it as [3, 8]" in finding.title
+
+
+def test_an_input_that_is_made_in_the_call_is_followed_by_layers_too():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 10))
+    finding = explained(lambda: net(torch.zeros(4, 3, 32, 32)))
+    assert "0 (Conv2d) it is" in finding.chain[0].what and "2 (Flatten) it is" in finding.chain[1].what

@@ -398,3 +398,22 @@ def test_a_state_that_is_detached_is_not_blamed():
 
     assert "`trace` carries" in found.title
     assert "state" not in found.title
+
+
+def test_what_was_computed_once_is_computed_again_from_the_model_on():
+    """The loss alone would meet the freed graph of the output that it is made of."""
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train():
+        scores = model(INPUTS)
+        loss = F.cross_entropy(scores, TARGETS)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    finding = explained(train)
+    code = finding.fixes[0].code
+    assert "scores = model(INPUTS)" in code and code.index("scores = ") < code.index("loss = ") < code.index("backward")
+    assert finding.fixes[0].verified, code

@@ -146,7 +146,13 @@ def _in_function(code: FunctionSource, graph: Graph, loss: str) -> Iterator[Grap
             if holder is not None:
                 yield holder
         elif name not in code.arguments and _is_from_outside(code, name):
-            yield _holder(name, "again" if name == loss else "once", value, _last_write(code, name))
+            yield _from_outside(code, name, value, loss)
+
+
+def _from_outside(code: FunctionSource, name: str, value: Any, loss: str, read: Where = NOWHERE) -> GraphHolder:
+    """The holder of a graph that was made before what runs again."""
+    holder = _holder(name, "again" if name == loss else "once", value, _last_write(code, name), read)
+    return dataclasses.replace(holder, made="\n".join(map(ast.unparse, _history(code, name))))
 
 
 def _repeated_body(code: FunctionSource) -> Any | None:
@@ -186,8 +192,7 @@ def _in_body(code: FunctionSource, body: Any, name: str, value: Any, graph: Grap
         return None
     if isinstance(body, ast.Module) and not reads and name != loss:
         return None
-    how, read_at = "again" if name == loss else "once", code.where(reads[0]) if reads else NOWHERE
-    return _holder(name, how, value, _last_write(code, name), read_at)
+    return _from_outside(code, name, value, loss, code.where(reads[0]) if reads else NOWHERE)
 
 
 def _in_attributes(context: ErrorContext, graph: Graph) -> Iterator[GraphHolder]:
@@ -305,6 +310,23 @@ def _shares_graph(value: Any, graph: Graph) -> bool:
 
 def _last_write(code: FunctionSource, name: str) -> Where:
     """Where a variable from outside got its value."""
+    scope, statement = _last_statement(code, name)
+    return scope.where(statement) if statement is not None else NOWHERE
+
+
+def _history(code: FunctionSource, name: str, depth: int = 8) -> list[Any]:
+    """The statements that gave a variable its value, and those before them whose graph is in it, the oldest first."""
+    scope, statement = _last_statement(code, name)
+    value = getattr(statement, "value", None)
+    if value is None or not depth:
+        return []
+    values = {**code.frame.globals, **code.frame.names}
+    names = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)} - {name}
+    before = [s for n in sorted(names) if graph_tensors(values.get(n)) for s in _history(scope, n, depth - 1)]
+    return [*dict.fromkeys(sorted(before, key=lambda s: s.lineno)), statement]
+
+
+def _last_statement(code: FunctionSource, name: str) -> tuple[FunctionSource, Any]:
     for scope in enclosing_scopes(code):
         writes = [
             s
@@ -314,8 +336,8 @@ def _last_write(code: FunctionSource, name: str) -> Where:
             and last_name(getattr(getattr(s, "value", None), "func", None)) != "detach"
         ]
         if writes:
-            return scope.where(writes[-1])
-    return NOWHERE
+            return scope, writes[-1]
+    return code, None
 
 
 def earlier_backward(code: FunctionSource, graph: Graph, loss: str) -> tuple[Where | None, str, list[GraphHolder]]:

@@ -73,7 +73,7 @@ class GraphHolder:
     "sometimes" (computed in some iterations), "attribute" (of an object), "list" (in a container), "once" (computed
     before the loop), "shared" (two losses were computed from it), "each" (all those of a list), "again" (the same
     loss). op: of its last node. write, read: the lines. container, object: it is a container, or another object that
-    holds the tensors. cell: what runs again is a cell, no loop.
+    holds the tensors. cell: what runs again is a cell, no loop. made: the statements that make it with its graph.
     """
 
     name: str
@@ -85,6 +85,7 @@ class GraphHolder:
     container: bool = False
     object: bool = False
     cell: bool = False
+    made: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -794,7 +795,10 @@ def _twice_fixes(
         )
     if first.how == "again":
         return (
-            Fix("Compute the loss again before each backward().", text or f"{loss} = ...   # the forward again"),
+            Fix(
+                "Compute the loss again before each backward(), from the model on.",
+                f"{first.made or text or f'{loss} = ...   # the forward again'}\n{loss}.backward()",
+            ),
             Fix("Or retain the graph in all calls but the last.", f"{loss}.backward(retain_graph=True)"),
         )
     if first.how == "each":
@@ -809,7 +813,7 @@ def _twice_fixes(
             Fix("Or clear it after each backward().", f"{first.name}.clear()"),
         )
     if first.how in ("once", "sometimes"):
-        again = f"{text or first.name + ' = ...'}   # inside the loop"
+        again = f"{first.made or text or first.name + ' = ...'}   # inside the loop"
         without = Fix("Or detach it, if it should not.", f"{first.name} = {first.name}.detach()")
         if first.object and text:
             without = Fix("Or compute it without a graph, if it should not.", f"with torch.no_grad():\n    {text}")

@@ -138,12 +138,15 @@ def shape_history(
     context: ErrorContext, call: FailedCall, operand: CallOperand | None, names: OperandNames
 ) -> tuple[ShapeStep, ...]:
     """The steps from the user's tensor to the operand at fault, in order; () where they are not known."""
-    start = user_input(call)
-    levels = [
-        frame for frame in frames_below(context) if type(frame.module) is nn.Sequential and "input" in frame.names
-    ]
-    if start is not None and start.shape is not None and levels:
-        steps = tuple(_sequential_history(names, levels, start.shape))
+    start, below = user_input(call), frames_below(context)
+    shape = start.shape if start is not None else None
+    for frame in below if start is None else ():  # made in the call itself: `model(torch.rand(2, 3))`
+        given = frame.names.get("args")
+        if shape is None and type(given) is tuple and given and is_tensor(given[0]):
+            shape = tuple(given[0].shape)
+    levels = [frame for frame in below if type(frame.module) is nn.Sequential and "input" in frame.names]
+    if shape is not None and levels:
+        steps = tuple(_sequential_history(names, levels, shape))
         if steps:
             return steps
     return graph_history(operand.value, names) if operand is not None else ()
