@@ -69,11 +69,36 @@ FELL = 0.8
 """The training loss at the end over that at the lowest validation loss."""
 NO_GAIN, HALF = 0.9, 0.5
 """Validation keeps this share of its loss, training less than that of its own."""
+AT_FLOOR = 0.1
+"""Of the way from the loss of guessing down to the lowest possible one, what is left to a run that has come down."""
 
 FINITE = "`%nan_trace` on such a step, or `%guard on` before the run, names the op that makes the first such value."
 CURVE = "`%diagnose` on the loop tries what may be behind it; look at the learning rate and at the batches there."
 DATA = "`%preflight` checks data, output and loss; print some outputs beside their targets."
 VALIDATION = "Look at how validation data are made and read; `%diagnose` with val_loader compares them."
+
+
+def smoothed_entropy(share: float, classes: int) -> float:
+    """What labels that are smoothed by this share, over so many classes, leave of a cross entropy at best, in nats."""
+    own, other = 1 - share + share / classes, share / classes
+    return -sum(times * p * math.log(p) for times, p in ((1, own), (classes - 1, other)) if p > 0)
+
+
+def floor_of(entropy: float, guess: float) -> tuple[float, float]:
+    """(the lowest loss that labels of this entropy leave, the loss below which a run has come down to it). guess: the
+    loss of an answer that does not look at the input."""
+    return entropy, entropy + AT_FLOOR * max(0.0, guess - entropy)
+
+
+def floor_note(floor: float, share: float, classes: int, came_down_to: float = 0.0) -> str:
+    """That the loss has a floor, and, where the run has come down to it, where it ended."""
+    end = (
+        "" if came_down_to is None else f" The run has come down to it, at {figures(came_down_to)}: that is no plateau."
+    )
+    return (
+        f"The loss can't fall below {figures(floor)}: labels are smoothed by {figures(share)} over "
+        f"{count(classes, 'class', 'classes')}, and that much is left when every answer is right.{end}"
+    )
 
 
 def blind(what: str, why: str) -> Symptom:

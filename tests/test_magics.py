@@ -298,12 +298,13 @@ def test_help_is_printed(notebook: Notebook, cell: str, words: list[str]) -> Non
 def test_help_fits_80_columns_and_is_the_docstring_as_well(notebook: Notebook) -> None:
     lines = notebook.shell.magics_manager.magics["line"]
     ours = {name: magic for name, magic in lines.items() if isinstance(getattr(magic, "__self__", None), OURS)}
-    assert len(ours) == 35
+    assert len(ours) == 36
     for name, magic in ours.items():
         text = help_text(magic)
         assert text.startswith(f"%{name} [OPTIONS]") and "  -h, --help  " in text
         assert max(map(len, text.splitlines())) <= 80 and magic.__doc__ == text
         assert sum(line.startswith("    ") and name in line for line in text.splitlines()) >= 2, "two examples"
+        assert notebook.run(f"%{name} -h").printed.startswith(f"%{name} [OPTIONS]")  # whatever arguments it needs
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@
     %check_loader              what is wrong with the stream that a loader makes of it
     %check_outputs SAMPLES     what is wrong with what a model made: copies, collapse, tints, loops
     %check_adapter MODEL       what a LoRA changes, layer by layer, and what keeps it from doing so
+    %check_diffusion MODEL …   what a denoiser predicts, beside its sampler, its schedule and its noise
     %perplexity MODEL DATA     the perplexity per real next token, and the mistake that gives another
     %compare A B INPUTS METRIC which of two models is better, where noise does not explain it
     %check_config FILE         what is wrong with the settings of a run, before anything runs

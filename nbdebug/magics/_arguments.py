@@ -63,9 +63,10 @@ def parse(magic: Any, line: str) -> Any:
     except ValueError as error:  # "No closing quotation"
         raise UsageError(f"{error}: {line}") from None
     takes_step = any(action.nargs == argparse.REMAINDER for action in magic.parser._actions)
-    args = magic.parser.parse_args(words) if takes_step else magic.parser.parse_intermixed_args(words)
-    if not args.help:
-        return args
+    if takes_step or not {"-h", "--help"} & set(words):  # help needs no other argument
+        args = magic.parser.parse_args(words) if takes_step else magic.parser.parse_intermixed_args(words)
+        if not args.help:
+            return args
     print(help_text(magic, terminal_width()))
     return None
 

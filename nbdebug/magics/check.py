@@ -1,6 +1,7 @@
 """%check: looks at what a thing is and asks the function that knows it; %check_notebook: what cells that ran again or
 out of order have left; %check_outputs: what is wrong with what a model made; %check_adapter: what its LoRA does;
-%perplexity and %compare: how good it is, beside another. Their answers: `nbdebug.check_notebook` and so on."""
+%check_diffusion: what a denoiser predicts; %perplexity and %compare: how good a model is, beside another. Their
+answers: `nbdebug.check_notebook` and so on."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ BESIDE = ("training", "reference", "evaluation", "prompts", "embed")
 
 @magics_class
 class CheckMagics(Magics):
-    """%check, %check_notebook, %check_outputs, %check_adapter, %perplexity and %compare."""
+    """%check, %check_notebook, %check_outputs, %check_adapter, %check_diffusion, %perplexity and %compare."""
 
     @no_var_expand
     @needs_local_scope
@@ -174,6 +175,40 @@ class CheckMagics(Magics):
         except FileNotFoundError as error:
             raise UsageError(str(error)) from None
         return answer(dataclasses.replace(report, question=f"%check_adapter {line.strip()}".rstrip()), args, line)
+
+    @no_var_expand
+    @needs_local_scope
+    @magic_arguments()
+    @argument("model", metavar="MODEL", help="the denoiser, called as model(noisy, steps)")
+    @argument("schedule", metavar="SCHEDULE", help="the scheduler, its alphas_cumprod or its betas")
+    @argument("clean", metavar="CLEAN", help="training items (N, …), as training uses them")
+    @argument(
+        "--prediction", metavar="TYPE", help="what the sampler takes the output for: epsilon, sample, v_prediction"
+    )
+    @argument("--call", metavar="NAME", help="your function call(model, noisy, steps), for other inputs")
+    @argument("--step", metavar="NAME", help="your function step(clean), a training step without backward: its noise")
+    @FULL
+    @HELP
+    @line_magic
+    def check_diffusion(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+        """Say what a diffusion model predicts, and whether its sampler takes it for that.
+
+            %check_diffusion unet scheduler latents
+            report = %check_diffusion net alphas clean --step loss_of
+
+        The noise, the clean data or v; whether the schedule is one; the loss by time step beside min-SNR weights; with
+        --step the noise that training adds, and its offset. In a script: nbdebug.check_diffusion(net, alphas, clean).
+        """
+        __tracebackhide__ = True
+        args = parse(self.check_diffusion, line)
+        if args is None:
+            return None
+        names = variables(self.shell, local_ns)
+        subject = [evaluate(part, names) for part in (args.model, args.schedule, args.clean)]
+        parts = {part: evaluate(getattr(args, part), names) for part in ("call", "step") if getattr(args, part)}
+        with usage_errors():
+            report = nbdebug.check_diffusion(*subject, prediction=args.prediction, **parts)
+        return answer(dataclasses.replace(report, question=f"%check_diffusion {line.strip()}"), args, line)
 
     @no_var_expand
     @needs_local_scope

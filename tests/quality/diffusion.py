@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,3 +34,17 @@ def denoising(kind: str, prediction: str | None, rate: float = 1.0) -> SimpleNam
     clean = pattern + 0.2 * torch.randn(32, 8, 8, generator=maker)
     model = Denoiser(pattern, kind, rate)
     return SimpleNamespace(model=model, schedule={"betas": BETAS}, clean=clean, prediction=prediction)
+
+
+def training_step(model: nn.Module, offset: float = 0.0, adaptive: float = 0.0, deviation: float = 1.0) -> Any:
+    """The loss of a clean batch (N, 8, 8), its eight rows taken for channels; what noise it adds is known."""
+
+    def step(clean: torch.Tensor) -> torch.Tensor:
+        steps = torch.randint(0, len(ALPHAS), (len(clean),))
+        noise = deviation * torch.randn_like(clean)
+        shared = offset + adaptive * clean.mean(2, keepdim=True).abs()
+        noise = noise + shared * torch.randn(*clean.shape[:2], 1)
+        level = ALPHAS[steps].view(-1, 1, 1)
+        return (model(level.sqrt() * clean + (1 - level).sqrt() * noise, steps) - noise).square().mean()
+
+    return step

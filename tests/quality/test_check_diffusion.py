@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import nbdebug
-from tests.quality.diffusion import ALPHAS, denoising
+from tests.quality.diffusion import ALPHAS, denoising, training_step
 
 TYPES = ("epsilon", "sample", "v_prediction")
 
@@ -42,3 +42,23 @@ def test_schedules_in_several_forms() -> None:
         nbdebug.check_diffusion(run.model, ALPHAS, run.clean, prediction="score")
     with pytest.raises(ValueError, match="the model gives"):
         nbdebug.check_diffusion(lambda noisy, steps: noisy[:, 0], ALPHAS, run.clean)
+
+
+def test_the_noise_of_a_training_step() -> None:
+    run = denoising("epsilon", "epsilon")
+    wide = run.clean.repeat(1, 1, 8) + torch.randn(32, 8, 1, generator=torch.Generator().manual_seed(1))
+
+    def told(**noise: float) -> str:
+        run.model.pattern = torch.zeros(8, 64)
+        step = training_step(run.model, **noise)
+        report = nbdebug.check_diffusion(run.model, ALPHAS, wide, prediction="epsilon", step=step)
+        assert not run.model._forward_pre_hooks and not report.findings
+        return report.notes[-1]
+
+    assert told() == "The training step adds plain noise: no offset."
+    assert abs(float(told(offset=0.1).rstrip(".").rpartition(" ")[2]) - 0.1) < 0.02
+    assert told(adaptive=0.3).endswith("adaptive.")
+    assert "a deviation of 1.5" in told(deviation=1.5)
+    for step in (lambda clean: None, lambda clean: run.model(clean, torch.zeros(32).long())):
+        report = nbdebug.check_diffusion(run.model, ALPHAS, wide, step=step)
+        assert "not known" in report.notes[-1]

@@ -1,4 +1,4 @@
-"""%check_outputs and %check_adapter, as they are typed."""
+"""%check_outputs, %check_adapter, %check_diffusion and the numbers of one model and of two, as they are typed."""
 
 from __future__ import annotations
 
@@ -39,6 +39,18 @@ def test_they_ask_the_functions_of_the_same_names(notebook: Notebook) -> None:
     assert "before training" in report.headline and report.question == "%check_adapter --base base"
     notebook.run("file = 'none.bin'")
     for line in ("%check_outputs", "%check_outputs 3", "%check_adapter model --saved file", "%check_adapter opt"):
+        assert isinstance(notebook.run(line).error, UsageError), line
+
+
+def test_a_denoiser_its_sampler_and_its_noise(notebook: Notebook) -> None:
+    notebook.run("from tests.quality.diffusion import *; run = denoising('epsilon', 'sample'); net = run.model")
+    notebook.run("step = training_step(net, offset=0.2)")
+    done = notebook.run("%check_diffusion net run.schedule run.clean --prediction sample --step step")
+    assert done.error is None and done.result.findings[0].code == "quality/prediction-type"
+    assert "an offset of" in done.result.notes[-1] and done.result.question.startswith("%check_diffusion net run")
+    done = notebook.run("%check_diffusion net ALPHAS run.clean --prediction epsilon")
+    assert not done.result.findings and "predicts the noise" in done.result.headline
+    for line in ("%check_diffusion net", "%check_diffusion net ALPHAS run.clean --prediction score"):
         assert isinstance(notebook.run(line).error, UsageError), line
 
 

@@ -11,9 +11,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import nbdebug
 from nbdebug.tools.training.facts import RegularizerTrial, StaticFacts, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.report import diagnose_report
-from nbdebug.tools.training.rules.signs import weights_follow
+from nbdebug.tools.training.rules.signs import OTHER_ORDER, weights_follow
 from nbdebug.tools.training.static.signals import target_columns
 from tests.training.loops import clusters, cross_entropy, made, mse
+
+SMOOTHED = "label smoothing 0.1"
 
 
 @pytest.fixture(autouse=True)
@@ -246,18 +248,30 @@ def test_regularizers_are_tried_one_at_a_time_by_the_plain_validation_loss():
 
     (table,) = [t for t in report.tables if t.title.startswith("Regularizers")]
     rows = {row[0]: row for row in table.rows}
-    assert list(rows) == ["as it is", "dropout 0.1", "dropout 0.3", "weight decay 0.1", "label smoothing 0.1"]
-    assert rows["label smoothing 0.1"][2] < 0.9 * rows["as it is"][2]
-    assert "lowest validation loss is that with label smoothing" in table.note
+    assert list(rows)[:6] == ["as it is", OTHER_ORDER, *"dropout 0.1,dropout 0.3,weight decay 0.1".split(","), SMOOTHED]
+    assert [name.partition(" (")[0] for name in list(rows)[6:9]] == ["half the width", "noise", "warm-up over 5 steps"]
+    assert rows[SMOOTHED][2] < 0.9 * rows["as it is"][2]
+    stop, smoothed, *_ = report.findings[0].fixes[1:]
+    assert "lowest validation loss is that with early stopping" in table.note and stop.title.startswith("With early")
+    assert smoothed.code == "return F.cross_entropy(model(batch[0]), batch[1], label_smoothing=0.1)"
+    assert stop.after["validation in the experiment"] == rows[list(rows)[-1]][2] < 0.7 * rows["as it is"][2]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert optimizer.param_groups[0]["weight_decay"] == 0.01 and not model[1]._forward_hooks
 
 
 def test_a_regularizer_that_does_no_more_than_batches_differ_is_not_named():
-    trials = [RegularizerTrial("", 0.5, 0.6, 0.0, 0.0), RegularizerTrial("dropout 0.1", 0.5, 0.59, -0.01, 0.02)]
-    run = TrainingRunFacts(losses=(1.0,) * 9, step_numbers=tuple(range(9)), regularizers=tuple(trials))
-    (table,) = diagnose_report(TrainingFacts(StaticFacts(), run), [], "", "").tables
-    assert table.note.startswith("None lowers the validation loss")
+    for change, error, noise, named in (
+        (-0.01, 0.02, 0.0, False),
+        (-0.05, 0.01, 0.0, True),
+        (-0.05, 0.01, 0.04, False),
+        (-0.01, 0.001, 0.0, False),
+    ):
+        as_is, other = RegularizerTrial("", 0.5, 0.6, 0.0, 0.0), RegularizerTrial(OTHER_ORDER, 0.5, 0.6, noise, 0.01)
+        trial = RegularizerTrial("dropout 0.1", 0.5, 0.6 + change, change, error, "code")
+        run = TrainingRunFacts(losses=(1.0,) * 9, step_numbers=tuple(range(9)), regularizers=(as_is, other, trial))
+        report = diagnose_report(TrainingFacts(StaticFacts(), run), [], "", "")
+        assert report.tables[0].note.startswith("The lowest" if named else "None lowers the validation loss")
+        assert any("With dropout 0.1: paste it before the loop. code" in note for note in report.notes) == named
 
 
 def test_the_value_that_the_next_row_has_is_no_leak():

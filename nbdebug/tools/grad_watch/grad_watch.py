@@ -31,7 +31,7 @@ from nbdebug.tools.grad_watch.gradients import WatchedParameters
 from nbdebug.tools.grad_watch.history import TOTALS, ThinnedSeries, WatchHistory
 from nbdebug.tools.grad_watch.steps import WatchSteps
 from nbdebug.tools.grad_watch.units import LayerUnits, UnitWatch
-from nbdebug.verdict import Verdict, verdicts
+from nbdebug.verdict import Verdict, smoothed_entropy, verdicts
 
 CALL = "grad_watch(model, optimizer)"
 
@@ -244,6 +244,15 @@ class GradWatch:
         """What the losses show; see `verdict.verdicts`."""
         self._read_pending()
         return verdicts(self.losses, rates=self.rates)
+
+    @property
+    def smoothing(self) -> tuple[float, int]:
+        """(share, classes) of smoothed labels, where the loss is one cross entropy of such and is as high as that says;
+        else (0, 0)."""
+        share, classes = self._steps.smoothing or (0.0, 0)
+        floor = smoothed_entropy(share, classes) if classes else 0.0
+        sure = self.losses and all(loss is None or loss > floor * 0.999 for _, loss, _ in self.losses)
+        return (share, classes) if classes and sure else (0.0, 0)
 
     @property
     def rates(self) -> dict[int, float]:

@@ -15,7 +15,7 @@ from nbdebug.report import Finding, Fix, Plot, Report, RuledOut, Symptom, Where
 from nbdebug.text import count, figures, listed, percent
 from nbdebug.tools.grad_watch.history import ScaleHistory
 from nbdebug.tools.grad_watch.layers import Depth, depth_trend, faded_layers, heatmap, jumps, layer_series, levels
-from nbdebug.verdict import Verdict, of_losses
+from nbdebug.verdict import Verdict, floor_note, floor_of, of_losses, smoothed_entropy
 
 QUESTION = "grad_watch(model, optimizer)"
 ENOUGH = 10
@@ -49,7 +49,8 @@ STEPS, LAYERS, POINTS = 120, 40, 400
 
 def report(watch: Any, subject: str) -> Report:
     """The report of a watch, at any time."""
-    verdicts = watch.verdicts()
+    floor, note = _floor(watch)
+    verdicts = [v for v in watch.verdicts() if v.kind != "plateau" or v.evidence["level"] >= floor]
     findings = [
         *_gradients(watch),
         *scaler_findings(*_scales(watch)),
@@ -57,7 +58,7 @@ def report(watch: Any, subject: str) -> Report:
         *loss_findings(verdicts),
     ]
     ruled_out = [r for r in (_no_bad(watch), _depth_is_even(watch), *_units_alive(watch)) if r]
-    symptoms = _symptoms(watch)
+    symptoms = _symptoms(watch, floor)
     titles = {f.title for f in findings} | {symptom.what for symptom in symptoms}
     notes = [
         *_steps_clipped(watch),
@@ -65,6 +66,7 @@ def report(watch: Any, subject: str) -> Report:
         *_jumps(watch),
         *_ratios(watch),
         *_zero(watch),
+        *note,
         *_other_notes(watch),
         *(v.said for v in verdicts if v.said not in titles),
     ]
@@ -82,13 +84,23 @@ def report(watch: Any, subject: str) -> Report:
     )
 
 
-def _symptoms(watch: Any) -> list[Symptom]:
+def _symptoms(watch: Any, floor: float) -> list[Symptom]:
     """What is not well in the run so far, beside what a rule has named."""
     found = []
     if watch.fault or not watch.steps and not watch.active:
         found.append(Symptom(_headline(watch, []), "`%grad_watch on` starts a new watch."))
-    run = of_losses(watch.losses, rates=watch.rates, several=watch.several, resumed=watch.resumed)
+    run = of_losses(watch.losses, rates=watch.rates, several=watch.several, resumed=watch.resumed, at_floor=floor)
     return [*found, *run]
+
+
+def _floor(watch: Any) -> tuple[float, list[str]]:
+    """(the loss below which the run has come down to what smoothed labels leave, a note on it)."""
+    share, classes = watch.smoothing
+    if not classes:
+        return 0.0, []
+    lowest, near = floor_of(smoothed_entropy(share, classes), math.log(classes))
+    end = statistics.median([loss for _, loss, _ in watch.losses if loss is not None][-20:])
+    return near, [floor_note(lowest, share, classes, end if end < near else 0.0)]
 
 
 def _headline(watch: Any, findings: list[Finding]) -> str:

@@ -101,6 +101,7 @@ class WatchSteps:
         self.number, self.current = 0, None
         self.scaled = ScalerSteps(self)
         self._roots: list[tuple[torch.Tensor, set[int]]] = []  # losses, and whose gradients came of them
+        self.smoothing: tuple[float, int] | None = None  # of the first loss; (0, 0): none
         self._closure = 0  # evaluations seen within a step with a closure, counted from 1; 0: not in one
 
     current: WatchedStep | None
@@ -110,6 +111,8 @@ class WatchSteps:
     def backward_began(self, call: Any) -> None:
         if call.accumulate and not is_capturing_graph():
             self.gradients.began()
+            if self.smoothing is None:
+                self.smoothing = _smoothing(call.roots) if len(call.roots) == 1 else (0.0, 0)
 
     def backward_ended(self, call: Any, result: Any) -> None:
         if not call.accumulate or is_capturing_graph():
@@ -269,6 +272,19 @@ class WatchSteps:
 
 def _is_loss(root: torch.Tensor) -> bool:
     return root.numel() == 1 and root.is_floating_point() and type(root) is torch.Tensor
+
+
+def _smoothing(roots: list[torch.Tensor]) -> tuple[float, int]:
+    """(share, classes) of a loss that is one mean cross entropy of smoothed labels, as its graph shows; else (0, 0)."""
+    node = roots[0].grad_fn
+    terms = [part for part, _ in node.next_functions if part is not None] if node is not None else []
+    if [part.name() for part in terms] != ["MulBackward1"] * 2 or node.name() != "AddBackward0":
+        return 0.0, 0
+    own, even = ((part._saved_other, part.next_functions[0][0]) for part in terms)
+    mean = own[1].name().startswith("NllLoss") and own[1]._saved_reduction == 1 and even[1].name() == "DivBackward0"
+    if not mean or own[1]._saved_weight is not None or not even[0] > 0:
+        return 0.0, 0
+    return 1 - own[0], round((1 - own[0]) / even[0])
 
 
 def _learning_rate(optimizer: Any) -> float | None:

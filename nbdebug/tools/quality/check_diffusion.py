@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from nbdebug.observe.snapshot import same_random_numbers
+from nbdebug.observe.tensors import tensors_in
 from nbdebug.report import Fix, Report, RuledOut, Table
 from nbdebug.text import count, figures, percent
 from nbdebug.tools.quality.compare import kept
@@ -28,6 +29,8 @@ BINS, MOST = 10, 64
 """Bins of time steps; clean items that are used."""
 MIN_SNR = 5.0
 """Of the weights min(SNR, 5) (Hang et al. 2023, arXiv 2303.09556)."""
+PASSES, CLEAR, DISTINCT = 8, 0.05, 6.0
+"""Runs of the training step; share of noise from which on it can be told; standard errors of an offset."""
 TERMINAL = 1e-4
 """Signal-to-noise ratio at the last step beyond which sampling begins at what training never saw (arXiv 2305.08891)."""
 
@@ -39,6 +42,7 @@ def check_diffusion(
     *,
     prediction: str | None = None,
     call: Callable[[Any, torch.Tensor, torch.Tensor], Any] | None = None,
+    step: Callable[[torch.Tensor], Any] | None = None,
 ) -> Report:
     """Say what a diffusion model predicts, whether its sampler takes it for that, and how its loss goes over the steps.
 
@@ -46,7 +50,8 @@ def check_diffusion(
     schedule: a tensor of `alphas_cumprod` (T), a mapping or an object with `alphas_cumprod` or `betas` (a scheduler of
     diffusers). clean: training items (N, …) as training uses them; 64 are taken. prediction: what the sampler takes the
     output for: "epsilon", "sample" (x0) or "v_prediction"; None: what the schedule says. call: `call(model, noisy,
-    steps)` where the model takes other inputs.
+    steps)` where the model takes other inputs. step: your training step without backward, `step(clean)`: what noise it
+    adds is then measured, with its offset (a part that a channel's elements share) and whether that follows the item.
 
     Each target's loss is given relative to its own variance: 1 is what a model of nothing has. `report.frame()` has
     the losses by time step, signal-to-noise ratio and min-SNR weight. Model, modes, buffers and random numbers are as
@@ -65,11 +70,12 @@ def check_diffusion(
             for module in (part for one in models for part in one.modules()):
                 module.training = False
             table, losses = _losses(model, alphas, clean, call)
+            noise = "" if step is None else _noise(model, step, alphas, clean)
         own = _type(losses)
         if own and wanted and own != wanted:
             seen.append(_other_type(own, wanted, losses))
     else:
-        table, losses, own = [], {}, ""
+        table, losses, own, noise = [], {}, "", ""
     known = f"The model predicts {TYPES[own]} ({own})" if own else "What the model predicts is not clear"
     left = f": of its variance {percent(losses[own])} is left" if own else ": no target is matched"
     columns = ("steps", "signal / noise", *TYPES, "min-SNR weight")
@@ -80,7 +86,7 @@ def check_diffusion(
             [RuledOut("a sampler that takes it for something else", f"both are {own}")] if own and own == wanted else []
         ),
         tuple([] if wanted else ["what the sampler takes the output for: prediction= is not given"]),
-        tuple(_notes(alphas, clean, table, own)),
+        (*_notes(alphas, clean, table, own), *[noise] * bool(noise)),
         subject=f"{count(len(alphas), 'time step')}, {count(len(clean), 'clean item')}",
         facts={"prediction": own or None, "sampler": wanted, "left": losses},
         headline="" if seen else f"{known}{left}.",
@@ -168,6 +174,44 @@ def _losses(model: Any, alphas: torch.Tensor, clean: torch.Tensor, call: Any) ->
         ratio = float((alphas[start:end] / (1 - alphas[start:end]).clamp_min(1e-12)).median())
         rows.append((f"{start} to {end - 1}", ratio, *left.values(), min(ratio, MIN_SNR) / max(ratio, 1e-12)))
     return rows, {name: error / whole if whole else math.inf for name, (error, whole) in sums.items()}
+
+
+def _noise(model: Any, step: Any, alphas: torch.Tensor, clean: torch.Tensor) -> str:
+    """What noise a training step adds to clean items, in a sentence."""
+    calls: list[list[torch.Tensor]] = []
+    hook = lambda module, args, kwargs: calls.append(tensors_in((args, kwargs)))  # noqa: E731
+    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        for _ in range(PASSES):
+            step(clean)
+    finally:
+        handle.remove()
+    means, own, rest = [], [], []
+    for inputs in calls if clean.ndim > 2 else ():
+        noisy = next((t for t in inputs if t.shape == clean.shape and t.is_floating_point()), None)
+        at = next((t for t in inputs if t.shape == clean.shape[:1] and not t.is_floating_point()), None)
+        if noisy is not None and at is not None and bool((at < len(alphas)).all()):
+            level = alphas[at.cpu()].to(clean).view(-1, *[1] * (clean.ndim - 1))
+            rows = (1 - level).flatten() > CLEAR
+            noise = ((noisy - level.sqrt() * clean) / (1 - level).sqrt())[rows].flatten(2).double()
+            means.append(noise.mean(-1))
+            own.append(clean[rows].flatten(2).mean(-1).abs())
+            rest.append(noise.var(-1) if len(noise) else noise.mean(-1))
+    if not sum(map(len, means)):
+        return "The training step's noise is not known: the model is not given noisy items with whole steps."
+    mean, bright, spread = (torch.cat(part).flatten() for part in (means, own, rest))
+    size, deviation = math.prod(clean.shape[2:]), math.sqrt(float(spread.mean()))
+    if not abs(deviation - 1) < 0.1:
+        return f"The training step's noise has a deviation of {figures(deviation)} by this schedule, not of 1."
+    halves = bright <= bright.median()
+    dark, light, both = ((part.square().mean() - 1 / size).item() for part in (mean[halves], mean[~halves], mean))
+    error = math.sqrt(2 / len(mean)) / size
+    if both < DISTINCT * error:
+        return "The training step adds plain noise: no offset."
+    low, high = (math.sqrt(max(0.0, square)) for square in (dark, light))
+    follows = abs(light - dark) > DISTINCT * 2 * (error + math.sqrt(2 / len(mean)) * both)
+    text = f"{figures(low)} where a channel's mean is small, {figures(high)} where it is large: adaptive"
+    return f"The training step's noise has an offset of {text if follows else figures(math.sqrt(both))}."
 
 
 def _type(losses: Mapping[str, float]) -> str:

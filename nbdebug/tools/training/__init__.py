@@ -6,7 +6,6 @@ facts          the numbers that both give
 rules/         from the facts to the causes, and to their catalogue pages
 report         findings, causes ruled out, notes, curves
 early_stop     EarlyStop, for a loop of one's own
-probe_errors   a probe of ours that fails becomes a line of the report, never an error of the training
 """
 
 from __future__ import annotations

@@ -13,18 +13,22 @@ TrainingFacts
     ├── layers, start_units, end_units, layer_calls, time_gradients     gradients, updates and activations
     └── experiments, reference     the same start again, with one thing changed at a time
 
-Either of the two may be None: not examined.
+Either of the two may be None: not examined. What a probe of ours could not measure is no error of the user's loop:
+`ProbeErrors` makes a line of `unchecked` of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from nbdebug.report import Edit, Where
+from nbdebug.text import in_a_line
+from nbdebug.verdict import floor_of
 
 NOWHERE = Where()
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +132,6 @@ class LossCall:
     value: float | None = None
 
 
-AT_FLOOR = 0.1
-"""Of the way from the loss of guessing down to the lowest possible one, what is left to a run that has come down."""
 SAME_LOSS = 1e-3
 """Relative difference of the loss of a batch and of the one call in it, below which there is nothing else in it."""
 
@@ -421,7 +423,7 @@ class StaticFacts:
             return 0.0, 0.0
         if abs(call.value - self.loss) > SAME_LOSS * abs(self.loss):
             return 0.0, 0.0
-        return call.entropy, call.entropy + AT_FLOOR * max(0.0, (call.guess or call.entropy) - call.entropy)
+        return floor_of(call.entropy, call.guess or call.entropy)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -637,13 +639,14 @@ class HeldOut:
 class RegularizerTrial:
     """The run, trained once more with one regularizer ("" for none): losses at its end on fixed batches, without label
     smoothing and in eval mode. change: of the validation loss, batch by batch, against the run as it is; error: its
-    standard error, None where there are too few batches."""
+    standard error, None where there are too few batches; code: what is pasted."""
 
     what: str
     train: float
     val: float
     change: float
     error: float | None
+    code: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -726,3 +729,41 @@ class TrainingFacts:
 
     static: StaticFacts | None = None
     run: TrainingRunFacts | None = None
+
+
+# What could not be measured
+
+
+class ProbeErrors:
+    """A probe is called through `run`; a function that the watched code calls is wrapped by `wrap`: what they raise
+    ends as a line of `unchecked`. by_topic: what could not be measured → why; in the order in which it happened."""
+
+    def __init__(self) -> None:
+        self.by_topic: dict[str, str] = {}
+
+    def run(self, topic: str, probe: Callable[[], T], default: Any) -> T:
+        """What a probe returns; the default where it fails. topic: told to the user as that which is not known then."""
+        try:
+            return probe()
+        except Exception as error:  # the border: this probe is ours
+            self.by_topic.setdefault(topic, describe(topic, error))
+            return default
+
+    def wrap(self, topic: str, function: Callable[..., Any]) -> Callable[..., None]:
+        """The same function, which keeps its errors from its caller. After one of them it is not called any more: half
+        of a step is worse than none."""
+
+        def guarded(*args: Any) -> None:
+            if topic not in self.by_topic:
+                self.run(topic, lambda: function(*args), None)
+
+        return guarded
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return tuple(self.by_topic.values())
+
+
+def describe(topic: str, error: BaseException) -> str:
+    """A probe that failed, in a sentence: what is not known, and why."""
+    return f"{topic}: {in_a_line(error)}"

@@ -30,6 +30,17 @@ CONFLICTS = 0.01
 """Share of training rows that have a twin with another label, from which it is worth a note."""
 SURPRISED = 1.5
 """Loss at the start over that of guessing, above which it is worth a word."""
+GAINS = 3
+"""Regularizers that are told in words."""
+PLACES = {
+    "augment =": "it, and `x = augment(x)` into the training step, never into validation",
+    "scheduler =": "it before the loop, and `scheduler.step()` behind each optimizer.step()",
+    "EarlyStop": "it, `if stop(validation_loss): break` behind each validation, and `stop.restore()` at the end",
+    "label_smoothing": "it in place of your loss",
+    " = model": "it before the optimizer is made",
+    " = nn.": "it before the optimizer is made",
+}
+"""By what stands in it, where a line belongs."""
 
 EXPERIMENTS = {
     "zero-grad-missing": ("zero_grad",),
@@ -51,9 +62,8 @@ EXPERIMENTS = {
     "over-regularized": ("no penalty", "no weight decay", "less dropout"),
 }
 """By the beginnings of their names, which experiments show a cause's fix."""
-EXPLAINS_OVERFITTING = frozenset(
-    {"overfit", "model-too-large-for-data", "train-mode-in-eval", "preprocessing-mismatch"}
-)
+OVERFITS = frozenset({"overfit", "model-too-large-for-data"})
+EXPLAINS_OVERFITTING = OVERFITS | {"train-mode-in-eval", "preprocessing-mismatch"}
 
 
 # preflight
@@ -304,7 +314,8 @@ def diagnose_report(facts: TrainingFacts, findings: list[Finding], question: str
     run, static = facts.run, facts.static
     assert run is not None, "diagnose has watched it"
     named = {slug(f) for f in findings}
-    findings = [_with_reason(f, run) for f in _with_attempts(findings, static, run)]
+    findings, gains = [_with_reason(f, run) for f in _with_attempts(findings, static, run)], _gains(run)
+    findings = [dataclasses.replace(f, fixes=(*f.fixes, *gains)) if slug(f) in OVERFITS else f for f in findings]
     before = _ruled_out_static(static, named) if static is not None and static.loss is not None else ()
     return Report(
         question,
@@ -315,6 +326,7 @@ def diagnose_report(facts: TrainingFacts, findings: list[Finding], question: str
             _course(run),
             *[NOT_FINITE] * (bool(findings) and signs.not_finite(run)),
             *_floor_note(static, run),
+            *[f"{fix.title} {fix.code}" for fix in gains if not named & OVERFITS],
             *_validation_note(run),
             *_both_zero(facts, named),
         ),
@@ -331,13 +343,8 @@ def _floor_note(static: StaticFacts | None, run: TrainingRunFacts | None = None)
     floor = run.floor if run is not None else static.floor[0] if static is not None else 0.0
     if not floor or static is None:
         return
-    call, end = static.loss_calls[0], ""
-    if run is not None and signs.at_floor(run):
-        end = f" The run has come down to it, at {figures(signs.last_loss(run))}: that is no plateau."
-    yield (
-        f"The loss can't fall below {figures(floor)}: labels are smoothed by {figures(call.smoothing)} over "
-        f"{count(call.classes or 0, 'class', 'classes')}, and that much is left when every answer is right.{end}"
-    )
+    call, end = static.loss_calls[0], signs.last_loss(run) if run is not None and signs.at_floor(run) else 0.0
+    yield verdict.floor_note(floor, call.smoothing, call.classes or 0, end)
 
 
 def _regularizers(run: TrainingRunFacts) -> tuple[Table, ...]:
@@ -354,15 +361,25 @@ def _regularizers(run: TrainingRunFacts) -> tuple[Table, ...]:
         )
         for trial in run.regularizers
     ]
-    sure = [t for t in run.regularizers if t.error is not None and t.change < -signs.SURE * t.error and t.what]
-    best = min(sure, key=lambda trial: trial.val, default=None)
+    best = next(iter(signs.gains(run)), None)
     note = (
-        "None lowers the validation loss by more than its batches differ."
+        "None lowers the validation loss by more than batches and their order explain."
         if best is None
         else f"The lowest validation loss is that with {best.what}."
     )
     columns = "regularizer", "training loss", "validation loss", "change", "give or take"
     return (Table("Regularizers, one at a time", columns, rows, f"{note} Without smoothing; one run each.", True),)
+
+
+def _gains(run: TrainingRunFacts) -> list[Fix]:
+    """The regularizers that help, each with the line to paste, which is the one that was run."""
+    as_is = next((t.val for t in run.regularizers if not t.what), math.nan)
+    fixes = []
+    for trial in signs.gains(run)[:GAINS]:
+        place = next((text for part, text in PLACES.items() if part in trial.code), "it before the loop")
+        numbers = {"validation as it is": as_is, "validation in the experiment": trial.val}
+        fixes.append(suggestion(f"With {trial.what}: paste {place}.", trial.code, "with this line, on a copy", numbers))
+    return fixes
 
 
 def _validation_note(run: TrainingRunFacts) -> Iterable[str]:

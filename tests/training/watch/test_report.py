@@ -71,6 +71,34 @@ def test_healthy_trainings_have_no_finding(kind: str) -> None:
     assert json.dumps(report.to_dict()) and len(html.render(report).encode()) < 100_000
 
 
+def test_a_smoothed_loss_has_a_floor_and_comes_to_rest_on_it() -> None:
+    def watched(loss_fn: Callable[[Any, Any], Any]) -> list[str]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
+        optimizer, x = torch.optim.Adam(model.parameters(), lr=1e-2), torch.randn(256, 8)
+        y = x[:, :4].argmax(1)
+        with nbdebug.grad_watch(model, optimizer) as seen:
+            for _ in range(500):
+                optimizer.zero_grad()
+                loss_fn(model(x), y).backward()
+                optimizer.step()
+        assert seen.fault == ""
+        return [note for note in seen.report().notes if "flat" in note or "can't fall" in note]
+
+    smoothed = nn.CrossEntropyLoss(label_smoothing=0.1)
+    (note,) = watched(smoothed)
+    assert note.startswith("The loss can't fall below 0.349") and note.endswith("that is no plateau.")
+    weighted = nn.CrossEntropyLoss(torch.ones(4), label_smoothing=0.1)
+    summed = nn.CrossEntropyLoss(label_smoothing=0.1, reduction="sum")
+    for other in (
+        nn.CrossEntropyLoss(),
+        weighted,
+        summed,
+        lambda out, y: smoothed(out, y) + 0.01 * out.square().mean(),
+    ):
+        assert not [note for note in watched(other) if "can't fall" in note]
+
+
 def test_a_nan_gradient_is_named_with_its_step() -> None:
     model = network()
     poisoned = model[2].weight

@@ -15,6 +15,7 @@ from nbdebug.tools.training.facts import (
     BatchEvaluation,
     Experiment,
     LayerFact,
+    RegularizerTrial,
     TimeGradient,
     TrainingRunFacts,
     UnitsFact,
@@ -73,6 +74,12 @@ STALE = 0.5
 BETTER = 0.7
 """An experiment helps when it ends at this share of the loss as it was, or below: far more than two seeds differ."""
 MUCH_BETTER = 0.5
+OTHER_ORDER = "the batches in another order"
+"""A trial that regularizes nothing: what it changes is noise."""
+AMONG_TEN = 3.0
+"""Standard errors of a gain: the best of ten trials is two of them ahead by chance."""
+WORTH = 0.02
+"""Share of the validation loss that a regularizer has to save."""
 SURELY = 0.4
 """A higher rate has to end at this share of the loss where the updates are no smaller than usual."""
 
@@ -407,6 +414,19 @@ def best_validation(run: TrainingRunFacts) -> BatchEvaluation | None:
     rows = [e for e in run.evaluations if e.val is not None]
     lowest = min(rows, key=lambda e: e.val or 0.0, default=None)
     return next((e for e in rows if lowest and (e.val or 0.0) <= (lowest.val or 0.0) + lowest.val_error), None)
+
+
+def gains(run: TrainingRunFacts) -> list[RegularizerTrial]:
+    """The trials that lower the validation loss by more than its batches and the order of the batches explain, and by
+    what is worth a change; the best first."""
+    noise = max((abs(t.change) for t in run.regularizers if t.what == OTHER_ORDER), default=0.0)
+    better = (
+        t
+        for t in run.regularizers
+        if t.code and t.error is not None
+        if -t.change > max(AMONG_TEN * t.error, SURE * noise, WORTH * abs(t.val - t.change))
+    )
+    return sorted(better, key=lambda t: t.val)
 
 
 def validation_is_ahead(run: TrainingRunFacts) -> bool:

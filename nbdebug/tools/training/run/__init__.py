@@ -9,6 +9,7 @@ evaluate       reading batches without using up random numbers; the loss on fixe
                either mode; which classes are found
 retrain        the start of the run, trained on again with one change
 experiments    which changes a run calls for
+regularizers   what makes it generalize better, on demand
 interventions  those for a run that is not well and of which no rule has named a cause
 """
 

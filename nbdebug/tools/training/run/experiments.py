@@ -8,19 +8,15 @@ The most telling come first: when the time is up, what is left is reported as no
     held_out           what models that are trained on half of the samples show of the other half
     loss_spike         the largest jump of the loss, and the batch at which it happens
     reference          a small network of our own on the same data
-    regularizers       dropout, weight decay and label smoothing, one at a time
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
-import functools
 import itertools
 import math
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -32,15 +28,12 @@ from torch.utils._pytree import tree_map
 
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.tools.training.facts import (
-    NOWHERE,
     Experiment,
     HeldOut,
-    RegularizerTrial,
+    ProbeErrors,
     SmallFactor,
-    StaticFacts,
     TrainingRunFacts,
 )
-from nbdebug.tools.training.probe_errors import ProbeErrors
 from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.run.evaluate import (
     FixedBatches,
@@ -57,7 +50,6 @@ from nbdebug.tools.training.run.evaluate import (
     with_targets,
 )
 from nbdebug.tools.training.run.retrain import RetrainChange, Retrainer, RetrainResult
-from nbdebug.tools.training.static.fixes import PatchedCalls
 from nbdebug.tools.training.static.one_step import calls_for, record
 
 RATES = (("lr/10", 0.1), ("lr/100", 0.01), ("lr/1000", 0.001))
@@ -695,105 +687,3 @@ def reference(retrainer: Retrainer, steps: int) -> dict[str, float] | None:
             return means | {"parameters": float(sum(p.numel() for p in network.parameters()))}
     finally:
         handle.remove()
-
-
-# Regularizers
-
-DROPOUTS, DECAYS, SMOOTHINGS = (0.1, 0.3), (0.01, 0.1), (0.1,)
-"""What is tried of each; what the run has already is left out."""
-MOST_SECONDS = 120.0
-"""For all of them: they are tried on demand."""
-PAIRS = 3
-"""Validation batches from which on the change of their losses has an error."""
-CROSS_ENTROPY = "input target weight size_average ignore_index reduce reduction label_smoothing".split()
-
-
-def regularizers(run: TrainingRunFacts, retrainer: Retrainer, steps: int, static: StaticFacts) -> TrainingRunFacts:
-    """Each tried from the start of the run. All are judged by the loss without label smoothing, that of the run too."""
-    if not retrainer.on_val.batches:
-        return dataclasses.replace(run, unchecked=(*run.unchecked, "Regularization: no val_loader was given"))
-    judge, own = copy.copy(retrainer), retrainer.loss_fn
-    judge.loss_fn, judge.until = _smoothed(own, 0.0), time.perf_counter() + MOST_SECONDS
-    tried: list[RegularizerTrial] = []
-    skipped: list[str] = []
-    base: list[float] = []
-    try:
-        for what, loss_fn, prepare in [("", own, None), *_regularizers(run, retrainer, static)]:
-            if judge.time_is_up:
-                skipped.append(what)
-                continue
-            with contextlib.ExitStack() as after:
-                ready = None if prepare is None else functools.partial(prepare, after, retrainer.optimizers)
-                result = judge.train(RetrainChange(loss_fn=loss_fn, prepare=ready), steps, at_end=judge.on_val.losses)
-            base = base or result.at_end
-            pairs = [b - a for a, b in zip(base, result.at_end)]
-            if result.val is not None and pairs:
-                change, error = mean_and_error(pairs)
-                tried.append(
-                    RegularizerTrial(what, result.train, result.val, change, error if len(pairs) >= PAIRS else None)
-                )
-    finally:
-        for fixed in (retrainer.on_train, retrainer.on_val):
-            fixed.loss_fn = own
-    missing = (f"Regularizers for which there was no time: {', '.join(skipped)}",) * bool(skipped)
-    return dataclasses.replace(run, regularizers=tuple(tried), unchecked=(*run.unchecked, *missing))
-
-
-_Prepare = Callable[[contextlib.ExitStack, Sequence[Any], nn.Module], None]
-"""Changes the model or its optimizers, in place; what has to be undone by us goes onto the stack."""
-
-
-def _regularizers(
-    run: TrainingRunFacts, retrainer: Retrainer, static: StaticFacts
-) -> Iterator[tuple[str, LossFn, _Prepare | None]]:
-    loss_fn, own = retrainer.loss_fn, run.regularization
-    for p in DROPOUTS:
-        if p != own.get("dropout") and (_dropouts(retrainer.model) or _hidden_activations(retrainer.model)):
-            yield f"dropout {p:g}", loss_fn, functools.partial(_with_dropout, p)
-    for decay in DECAYS:
-        if decay != own.get("weight decay"):
-            yield f"weight decay {decay:g}", loss_fn, functools.partial(_with_decay, decay)
-    for share in SMOOTHINGS:
-        calls = [c for c in static.loss_calls if c.op == "cross_entropy" and c.target_low is not None]  # of labels
-        if calls and all(round(c.smoothing, 3) != share for c in calls):
-            yield f"label smoothing {share:g}", _smoothed(loss_fn, share), None
-
-
-def _smoothed(loss_fn: LossFn, share: float) -> LossFn:
-    """The same loss with this label smoothing in each cross entropy of labels."""
-
-    def replaced(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return func(**{**dict(zip(CROSS_ENTROPY, args)), **kwargs, "label_smoothing": share})
-
-    def smoothed(model: Any, batch: Any) -> Any:
-        with PatchedCalls(("cross_entropy",), NOWHERE, replaced):
-            return loss_fn(model, batch)
-
-    return smoothed
-
-
-def _dropouts(model: nn.Module) -> list[Any]:
-    return [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
-
-
-def _hidden_activations(model: nn.Module) -> list[nn.Module]:
-    """Activations that are modules, but for the last module, which gives the output."""
-    modules = [m for m in model.modules() if not any(m.children())]
-    known = (m for m in modules[:-1] if type(m).__module__ == "torch.nn.modules.activation")
-    return [m for m in known if "Softmax" not in type(m).__name__ and not isinstance(m, nn.MultiheadAttention)]
-
-
-def _with_dropout(p: float, after: contextlib.ExitStack, _: Sequence[Any], model: nn.Module) -> None:
-    """The model's own dropout set to p; where it has none, dropout behind each hidden activation."""
-    layers = _dropouts(model)
-    for layer in layers:
-        after.callback(setattr, layer, "p", layer.p)
-        layer.p = p
-    for module in _hidden_activations(model) if not layers else ():
-        handle = module.register_forward_hook(lambda m, _, out: nn.functional.dropout(out, p, m.training))
-        after.callback(handle.remove)
-
-
-def _with_decay(decay: float, _: contextlib.ExitStack, optimizers: Sequence[Any], model: nn.Module) -> None:
-    for group in (g for o in optimizers for g in o.param_groups):
-        group["weight_decay"] = decay

@@ -34,11 +34,11 @@ from nbdebug.tools.training.facts import (
     ClassWeighting,
     DetachedAt,
     Experiment,
+    ProbeErrors,
     StaticFacts,
     TrainingRunFacts,
     UndecidedPair,
 )
-from nbdebug.tools.training.probe_errors import ProbeErrors
 from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.rules.wording import pos_weight
 from nbdebug.tools.training.run.evaluate import LABEL_LOSSES, LossFn, loss_root, mode, preserve_rng

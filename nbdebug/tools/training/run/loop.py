@@ -33,8 +33,15 @@ from nbdebug.observe.locations import USER, kind_of, locate
 from nbdebug.observe.snapshot import Snapshot, random_sources
 from nbdebug.observe.step_hooks import StepHook
 from nbdebug.observe.tensors import read_scalars, tensors_in
-from nbdebug.tools.training.facts import BatchEvaluation, LayerFact, ModuleMode, ScalerFact, StaleGradients, TargetOrder
-from nbdebug.tools.training.probe_errors import ProbeErrors
+from nbdebug.tools.training.facts import (
+    BatchEvaluation,
+    LayerFact,
+    ModuleMode,
+    ProbeErrors,
+    ScalerFact,
+    StaleGradients,
+    TargetOrder,
+)
 from nbdebug.tools.training.run.evaluate import MOST_BYTES, FixedBatches, preserve_rng, targets_of
 from nbdebug.tools.training.run.interventions import graph_signature
 from nbdebug.tools.training.run.loop_loss import LoopLoss, loop_loss, proved

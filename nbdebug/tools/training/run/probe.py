@@ -26,6 +26,7 @@ from nbdebug.tools.training.facts import (
     SAME_LOSS,
     DetachedAt,
     FrozenParameter,
+    ProbeErrors,
     Schedule,
     StaticFacts,
     TrainingFacts,
@@ -33,7 +34,6 @@ from nbdebug.tools.training.facts import (
     TriedEdit,
     UnitsFact,
 )
-from nbdebug.tools.training.probe_errors import ProbeErrors
 from nbdebug.tools.training.rules import name_all, signs, slug
 from nbdebug.tools.training.rules.wording import pos_weight, tensor_of
 from nbdebug.tools.training.run.evaluate import (
@@ -57,7 +57,6 @@ from nbdebug.tools.training.run.experiments import (
     loss_spike,
     penalty,
     reference,
-    regularizers,
     small_factor,
 )
 from nbdebug.tools.training.run.interventions import (
@@ -69,6 +68,7 @@ from nbdebug.tools.training.run.interventions import (
 )
 from nbdebug.tools.training.run.layers import Order, activation_units, gradient_flow
 from nbdebug.tools.training.run.loop import LoopRun, norm_of, target_order
+from nbdebug.tools.training.run.regularizers import regularizers
 from nbdebug.tools.training.run.retrain import LoopSchedule, RetrainChange, Retrainer, RetrainResult, loop_schedule
 from nbdebug.tools.training.static.one_step import is_fresh
 

@@ -146,7 +146,8 @@ def loss_share(root: float | None, loss: float, every: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class RetrainChange:
-    """What is changed. rate: factor on every learning rate; level: one rate for all steps, the largest of the run,
+    """What is changed. rate: factor on every learning rate; factor: another, of the
+    step; level: one rate for all steps, the largest of the run,
     or `to`; zero: whether gradients are cleared where an optimizer has stepped (None: as the user's loop does);
     clip: largest gradient norm; decay: factor on weight decay; unfreeze: names of parameters; prepare: called once
     on the model; without: batches that are left out; batches: others in their place; loss_fn: another loss, with
@@ -154,6 +155,7 @@ class RetrainChange:
     place of the optimizers."""
 
     rate: float = 1.0
+    factor: Callable[[int], float] | None = None
     level: bool = False
     to: float | None = None
     zero: bool | None = None
@@ -330,8 +332,9 @@ class Retrainer:
             rates = [max(column) for column in zip(*self.rates)]
         else:
             rates = self.rates[min(step, len(self.rates) - 1)] if self.rates else [float(g["lr"]) for g in groups]
+        factor = change.rate * (1.0 if change.factor is None else change.factor(step))
         for group, rate in zip(groups, rates):
-            group["lr"] = (rate if change.to is None else change.to) * change.rate
+            group["lr"] = (rate if change.to is None else change.to) * factor
 
 
 class _BatchStepper:

@@ -29,8 +29,7 @@ from nbdebug.observe.sources import edited_functions
 from nbdebug.report import Edit, Finding, Where
 from nbdebug.text import count, figures, listed
 from nbdebug.tools.training.edits import as_identity, in_loss
-from nbdebug.tools.training.facts import Attempt, LossCall, OverfitResult, StaticFacts
-from nbdebug.tools.training.probe_errors import describe
+from nbdebug.tools.training.facts import Attempt, LossCall, OverfitResult, StaticFacts, describe
 from nbdebug.tools.training.run.evaluate import LossFn, loss_root
 from nbdebug.tools.training.run.retrain import wants_closure
 from nbdebug.tools.training.static.one_step import GETTERS, hidden_parameters, leaves_of

@@ -25,8 +25,7 @@ from torch.utils._pytree import tree_map_only
 
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.report import Where
-from nbdebug.tools.training.facts import BatchMixing, Broadcast, LossCall, SeesAhead
-from nbdebug.tools.training.probe_errors import describe
+from nbdebug.tools.training.facts import BatchMixing, Broadcast, LossCall, SeesAhead, describe
 from nbdebug.tools.training.run.evaluate import LossFn, loss_value, preserve_rng
 from nbdebug.tools.training.static.one_step import VIEWS, Calls, OpCall, calls_for, record
 from nbdebug.tools.training.static.signals import tensors_at

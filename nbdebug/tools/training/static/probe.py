@@ -25,8 +25,7 @@ from nbdebug.observe.tensors import kinds_of
 from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
 from nbdebug.report import Finding
 from nbdebug.text import size
-from nbdebug.tools.training.facts import Attempt, OverfitResult, Parameter, StaticFacts, TrainingFacts
-from nbdebug.tools.training.probe_errors import ProbeErrors
+from nbdebug.tools.training.facts import Attempt, OverfitResult, Parameter, ProbeErrors, StaticFacts, TrainingFacts
 from nbdebug.tools.training.rules import name_all, slug
 from nbdebug.tools.training.run.evaluate import LossFn, is_iterator, preserve_rng
 from nbdebug.tools.training.run.layers import activation_units
