@@ -230,6 +230,14 @@ def rows_of(whole: Any, rows: torch.Tensor) -> Any:
     return [rows_of(member, rows) for member in whole]
 
 
+def parts_of(batch: Any, most: int) -> list[Any]:
+    """The samples of a batch in so many parts, of one size but for the last; the batch alone where it has none."""
+    size = _length(batch)
+    if size is None or size < 2 or most < 2:
+        return [batch]
+    return [rows_of(batch, rows) for rows in torch.arange(size).split(-(-size // most))]
+
+
 # -- the loss on fixed batches -----------------------------------------------------------------------------------------
 
 

@@ -24,11 +24,13 @@ from nbdebug.tools.training.edits import in_label_loss, users_files
 from nbdebug.tools.training.facts import NOWHERE, ProbeErrors, RegularizerTrial, StaticFacts, TrainingRunFacts
 from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.run.evaluate import (
+    MOST,
     FixedBatches,
     LossFn,
     loss_root,
     mean_and_error,
     mode,
+    parts_of,
     preserve_rng,
     targets_of,
 )
@@ -41,6 +43,8 @@ MOST_SECONDS = 120.0
 """For all of them: they are tried on demand."""
 PAIRS = 3
 """Validation batches from which on the change of their losses has an error."""
+ALIKE = 0.1
+"""Relative difference of the validation loss in parts, whose sizes may differ by a few samples."""
 WARM, EARLY = 20, 0.9
 """Steps from which on a warm-up, over a tenth of them, is tried; a stop is tried before this share of them."""
 SMALLEST_SIDE, FEWEST_TOKENS = 8, 4
@@ -70,6 +74,7 @@ def regularizers(run: TrainingRunFacts, retrainer: Retrainer, steps: int, static
         return dataclasses.replace(run, unchecked=(*run.unchecked, "Regularization: no val_loader was given"))
     judge, own, errors = copy.copy(retrainer), retrainer.loss_fn, ProbeErrors()
     judge.loss_fn, judge.until = _smoothed(own, 0.0), time.perf_counter() + MOST_SECONDS
+    judge.on_val = _in_parts(judge.on_val)
     trials = _Trials(run, judge, own, steps, static)
     tried: list[RegularizerTrial] = []
     skipped: list[str] = []
@@ -99,6 +104,15 @@ def regularizers(run: TrainingRunFacts, retrainer: Retrainer, steps: int, static
     missing = (f"Regularizers for which there was no time: {', '.join(skipped)}",) * bool(skipped)
     unchecked = (*run.unchecked, *missing, *trials.unclear, *errors.lines)
     return dataclasses.replace(run, regularizers=tuple(tried), unchecked=unchecked)
+
+
+def _in_parts(fixed: FixedBatches) -> FixedBatches:
+    """Few validation batches in several parts each, where that gives the same loss: each part is a pair."""
+    most = -(-MOST // len(fixed.batches))
+    batches = [part for batch in fixed.batches for part in parts_of(batch, most)]
+    parts = FixedBatches(fixed.model, fixed.loss_fn, batches, most=None)
+    (whole, _), (now, _) = fixed.mean() or (0.0, 0.0), parts.mean() or (0.0, 0.0)
+    return parts if abs(now - whole) < ALIKE * abs(whole) else fixed
 
 
 class _Trials:
@@ -197,7 +211,7 @@ class _Trials:
             group["params"] = [now[names[id(p)]] for p in group["params"] if names.get(id(p)) in now]
         small.model, small.optimizers, small.start = model, optimizers, Snapshot.take(model, optimizers)
         small.on_train, small.on_val = (
-            FixedBatches(model, small.loss_fn, fixed.batches) for fixed in (small.on_train, small.on_val)
+            FixedBatches(model, small.loss_fn, fixed.batches, most=None) for fixed in (small.on_train, small.on_val)
         )
         return small
 
