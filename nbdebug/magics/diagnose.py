@@ -108,7 +108,8 @@ class DiagnoseMagics(Magics):
     @argument(
         "--regularize",
         action="store_true",
-        help="try dropout, weight decay and label smoothing one at a time, and compare the validation loss",
+        help="try dropout, weight decay, smoothed labels, a smaller model, augmentation, warm-up and an earlier stop, "
+        "one at a time, and compare the validation loss",
     )
     @argument("--keep", action="store_true", help="leave the model as the loop leaves it (default: it is put back)")
     @argument(

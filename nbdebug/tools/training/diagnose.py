@@ -48,10 +48,13 @@ def diagnose(
     taken when it first steps. loss_fn: `loss_fn(model, batch)`, which gives the loss of one batch (or a criterion,
     `loss_fn(outputs, targets)`); left out, it is taken from the lines of the loop that compute the loss, where these
     tell it. Without it and `train_loader` nothing can be tried, and the report says so.
-    regularize: dropout, weight decay and label smoothing are tried, too, one at a time from the start of the run, and
-    compared by the validation loss without smoothing, in a table of the report (`report.full()` shows it); that takes
-    as long as six runs, two minutes at most. keep: leave the model, the optimizer and the scheduler as the loop left
-    them; else they are put back, bit for bit, and the random numbers too. progress: show a bar.
+    regularize: what may make it generalize is tried, too, one change at a time from the start of the run: dropout,
+    weight decay, label smoothing, a smaller model (half the blocks or half the width; where neither can be built, a
+    frozen half), augmentation of the training rows (pictures, token ids, vectors), warm-up, a stop at the best step.
+    They are compared by the validation loss without smoothing, in a table of the report (`report.full()` shows it). A
+    gain has to be more than another order of the batches makes; its line to paste is the one that was run. That takes
+    as long as a dozen runs, two minutes at most. keep: leave the model, the optimizer and the scheduler as the loop
+    left them; else they are put back, bit for bit, and the random numbers too. progress: show a bar.
 
     The experiments do what the loop did, batch by batch: several optimizers, accumulation, a closure, clipping. Where
     that does not give the same losses, nothing is concluded from them, and the report says why. They take at most

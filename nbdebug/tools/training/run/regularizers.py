@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdebug.observe.locations import other_cells
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.text import count, percent
@@ -168,7 +169,9 @@ class _Trials:
         calls = [c for c in self.static.loss_calls if c.op == "cross_entropy" and c.target_low is not None]  # of labels
         for share in SMOOTHINGS:
             if calls and all(round(c.smoothing, 3) != share for c in calls):
-                files = users_files(self.judge.model, self.loss_fn)
+                places = [where.file for where in self.run.places.values() if where.file]
+                loops = (file for place in places for file in (place, *other_cells(place)))
+                files = dict.fromkeys([*users_files(self.judge.model, self.loss_fn), *loops])
                 edit = next(in_label_loss(files, calls[0], "label_smoothing", f"{share}"), None)
                 code = edit.code if edit is not None else f"F.cross_entropy(output, target, label_smoothing={share})"
                 change = RetrainChange(loss_fn=_smoothed(self.loss_fn, share))
