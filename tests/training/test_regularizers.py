@@ -169,3 +169,12 @@ def test_the_rate_warms_up_and_the_line_says_how():
     nbdebug.diagnose(training.train, model=model, optimizer=optimizer, **parts, regularize=True, progress=False)
     assert any(math.isclose(a, 5e-3) and math.isclose(b, 1e-2) for a, b in itertools.pairwise(rates))  # 2 of 24 steps
     assert min(rates) < 1e-3, "and falls to nothing at the end of the other"
+
+
+def test_what_is_pretrained_is_not_made_anew():
+    torch.manual_seed(6)
+    model = perceptron()
+    with torch.no_grad():
+        model[0].weight.mul_(3)  # beyond any initialization
+    _, tried = asked(model, VECTORS, torch.arange(400) % 2)
+    assert "the first 2 of 4 parameters frozen" in tried and "half the width" not in tried

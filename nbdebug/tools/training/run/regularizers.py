@@ -37,6 +37,7 @@ from nbdebug.tools.training.run.evaluate import (
 )
 from nbdebug.tools.training.run.retrain import RetrainChange, Retrainer
 from nbdebug.tools.training.static.fixes import PatchedCalls
+from nbdebug.tools.training.static.one_step import is_fresh
 
 DROPOUTS, DECAYS, SMOOTHINGS = (0.1, 0.3), (0.01, 0.1), (0.1,)
 """What is tried of each; what the run has already is left out."""
@@ -187,7 +188,9 @@ class _Trials:
             torch.manual_seed(0)
             codes = {"half the blocks": _half_the_blocks(model)}
             with contextlib.suppress(Exception):  # of a forward that is written for these widths
-                codes["half the width"] = _half_the_width(model, self.loss_fn, batch)
+                fresh = sum(p.numel() for p in model.parameters() if p.requires_grad and is_fresh(p))
+                if 2 * fresh > total:  # new layers would forget what trained ones know
+                    codes["half the width"] = _half_the_width(model, self.loss_fn, batch)
             for what, code in codes.items():
                 small = self._copy(code) if code else None
                 with contextlib.suppress(Exception):
@@ -195,10 +198,10 @@ class _Trials:
                         left = sum(p.numel() for p in small.model.parameters())
                         yield _Trial(f"{what} ({left:,} of {total:,} parameters)", code, on=small)
                         return
-        members = list(model.parameters())
+        members = [p for p in model.parameters() if p.requires_grad]
         if len(members) > 3:
             half = len(members) // 2
-            code = f"for p in list(model.parameters())[:{half}]: p.requires_grad_(False)"
+            code = f"for p in [p for p in model.parameters() if p.requires_grad][:{half}]: p.requires_grad_(False)"
             yield _Trial(f"the first {half} of {len(members)} parameters frozen", code, self._pasted(code))
         self.unclear.append("Regularization by a smaller model: none could be built by halving blocks or widths")
 
@@ -363,6 +366,7 @@ def _augmentations(x: torch.Tensor, target: torch.Tensor, seen: _Seen) -> dict[s
         most = min(x.shape[2:]) // 8
         moves = {
             "flips": "x: torch.where(torch.rand(len(x), 1, 1, 1, device=x.device) < 0.5, x.flip(-1), x)",
+            "other colors": "x: x * (1 + 0.2 * torch.randn(len(x), x.shape[1], 1, 1, device=x.device))",
             "shifts": f"x: x.roll(torch.randint({-most}, {most + 1}, (2,)).tolist(), (-2, -1))",
         }
         return {**(moves if labels else {}), "noise": f"x: x + {NOISE} * x.std() * torch.randn_like(x)"}
