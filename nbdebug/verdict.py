@@ -92,9 +92,7 @@ def floor_of(entropy: float, guess: float) -> tuple[float, float]:
 
 def floor_note(floor: float, share: float, classes: int, came_down_to: float = 0.0) -> str:
     """That the loss has a floor, and, where the run has come down to it, where it ended."""
-    end = (
-        "" if came_down_to is None else f" The run has come down to it, at {figures(came_down_to)}: that is no plateau."
-    )
+    end = f" The run has come down to it, at {figures(came_down_to)}: that is no plateau." if came_down_to else ""
     return (
         f"The loss can't fall below {figures(floor)}: labels are smoothed by {figures(share)} over "
         f"{count(classes, 'class', 'classes')}, and that much is left when every answer is right.{end}"

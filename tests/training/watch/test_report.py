@@ -72,13 +72,13 @@ def test_healthy_trainings_have_no_finding(kind: str) -> None:
 
 
 def test_a_smoothed_loss_has_a_floor_and_comes_to_rest_on_it() -> None:
-    def watched(loss_fn: Callable[[Any, Any], Any]) -> list[str]:
+    def watched(loss_fn: Callable[[Any, Any], Any], steps: int = 500) -> list[str]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
         optimizer, x = torch.optim.Adam(model.parameters(), lr=1e-2), torch.randn(256, 8)
         y = x[:, :4].argmax(1)
         with nbdebug.grad_watch(model, optimizer) as seen:
-            for _ in range(500):
+            for _ in range(steps):
                 optimizer.zero_grad()
                 loss_fn(model(x), y).backward()
                 optimizer.step()
@@ -88,6 +88,7 @@ def test_a_smoothed_loss_has_a_floor_and_comes_to_rest_on_it() -> None:
     smoothed = nn.CrossEntropyLoss(label_smoothing=0.1)
     (note,) = watched(smoothed)
     assert note.startswith("The loss can't fall below 0.349") and note.endswith("that is no plateau.")
+    assert watched(smoothed, 5)[0].endswith("when every answer is right.")
     weighted = nn.CrossEntropyLoss(torch.ones(4), label_smoothing=0.1)
     summed = nn.CrossEntropyLoss(label_smoothing=0.1, reduction="sum")
     for other in (
