@@ -34,6 +34,22 @@ def test_a_changed_copy_is_found(kind: object, change: str) -> None:
     assert len(report.plot("gallery")["pictures"]) == 4
 
 
+def test_a_copy_in_a_set_of_nearly_one_picture() -> None:
+    """What differs is a tenth of a picture: less than what some changes of a copy do."""
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        still = outputs.scene(rng)
+        training, generated = (
+            outputs.whole([still + 0.1 * (outputs.scene(rng) - 127) for _ in range(count)]) for count in (60, 12)
+        )
+        assert not nbdebug.check_outputs(generated, training=training).findings
+        for change in ("as it is", "flipped", "moved", "brighter", "resized"):
+            changed = generated.copy()
+            changed[3] = outputs.CHANGES[change](training[20])
+            found = nbdebug.check_outputs(changed, training=training).findings
+            assert found and found[0].code == "quality/memorized" and found[0].where.samples == (3,), (seed, change)
+
+
 def test_pictures_come_in_many_forms() -> None:
     rng = np.random.default_rng(2)
     training = outputs.whole([outputs.scene(rng) for _ in range(30)])

@@ -70,7 +70,7 @@ def check_diffusion(
             for module in (part for one in models for part in one.modules()):
                 module.training = False
             table, losses = _losses(model, alphas, clean, call)
-            noise = "" if step is None else _noise(model, step, alphas, clean)
+            noise = _noise(model, step, alphas, clean) if models and step is not None else ""
         own = _type(losses)
         if own and wanted and own != wanted:
             seen.append(_other_type(own, wanted, losses))
@@ -194,9 +194,9 @@ def _noise(model: Any, step: Any, alphas: torch.Tensor, clean: torch.Tensor) -> 
             level = alphas[at.cpu()].to(clean).view(-1, *[1] * (clean.ndim - 1))
             rows = (1 - level).flatten() > CLEAR
             noise = ((noisy - level.sqrt() * clean) / (1 - level).sqrt())[rows].flatten(2).double()
-            means.append(noise.mean(-1))
-            own.append(clean[rows].flatten(2).mean(-1).abs())
-            rest.append(noise.var(-1) if len(noise) else noise.mean(-1))
+            means += [noise.mean(-1)]
+            own += [clean[rows].flatten(2).mean(-1).abs()]
+            rest += [noise.var(-1) if len(noise) else noise.mean(-1)]
     if not sum(map(len, means)):
         return "The training step's noise is not known: the model is not given noisy items with whole steps."
     mean, bright, spread = (torch.cat(part).flatten() for part in (means, own, rest))
@@ -205,13 +205,12 @@ def _noise(model: Any, step: Any, alphas: torch.Tensor, clean: torch.Tensor) -> 
         return f"The training step's noise has a deviation of {figures(deviation)} by this schedule, not of 1."
     halves = bright <= bright.median()
     dark, light, both = ((part.square().mean() - 1 / size).item() for part in (mean[halves], mean[~halves], mean))
-    error = math.sqrt(2 / len(mean)) / size
-    if both < DISTINCT * error:
+    if both < DISTINCT * (error := math.sqrt(2 / len(mean)) / size):
         return "The training step adds plain noise: no offset."
-    low, high = (math.sqrt(max(0.0, square)) for square in (dark, light))
+    low, high, whole = (figures(math.sqrt(max(0.0, square))) for square in (dark, light, both))
     follows = abs(light - dark) > DISTINCT * 2 * (error + math.sqrt(2 / len(mean)) * both)
-    text = f"{figures(low)} where a channel's mean is small, {figures(high)} where it is large: adaptive"
-    return f"The training step's noise has an offset of {text if follows else figures(math.sqrt(both))}."
+    text = f"{low} where a channel's mean is small, {high} where it is large: adaptive" if follows else whole
+    return f"The training step's noise has an offset of {text}."
 
 
 def _type(losses: Mapping[str, float]) -> str:

@@ -30,6 +30,8 @@ nothing is alike. Healthy sets of 15 kinds: 0.41 and more of the least differenc
 GAIN, RIVALS, MANY, FLATTEST = 0.6, 3, 20_000, 4.0
 """Contrast of a copy; training pictures that are compared closely; and most of them; contrast of a picture that shows
 something."""
+ENOUGH, APART, MOST_ALIKE = 50, 0.6, 500
+"""Training pictures, and their largest correlation, from and up to which their mean is left out; most of them."""
 FAINT = (8.0, 0.02)
 """Contrast below which rounding makes pictures alike, and the distance that is then needed."""
 FEWEST = 8
@@ -103,7 +105,7 @@ def copies(pictures: list[Any], training: list[Any]) -> list[tuple[int, int, flo
         if len(pairs) <= ALIKE * usual * len(pictures):
             return []
     known_pairs = {row - len(training): (match, distance) for row, match, distance in pairs}
-    for row, match, distance in _left_over(pictures, training):
+    for row, match, distance in itertools.chain(_left_over(pictures, training), _beside_their_mean(pictures, training)):
         known_pairs.setdefault(row, (match, distance))
     return [(row, *pair) for row, pair in sorted(known_pairs.items())]
 
@@ -124,6 +126,25 @@ def _left_over(pictures: list[Any], training: list[Any]) -> Iterator[tuple[int, 
         match, left = _nearest(picture, known, keys)
         if left <= limit and picture.std() > FLATTEST:
             yield row, match, left / 255
+
+
+def _beside_their_mean(pictures: list[Any], training: list[Any]) -> Iterator[tuple[int, int, float]]:
+    """The same in sets of nearly one picture: by the correlation of what is left beside the mean picture and its
+    brightness. In 391 healthy sets (60 samples, 20 to 60 modes) the nearest one had 0.57 of that gap, or more."""
+    import numpy
+
+    if not ENOUGH <= len(training) <= MANY:
+        return
+    known, some = (thumbnails(part, "RGB").reshape(len(part), -1) / 255 for part in (training, pictures))
+    mean = known.mean(0)
+    base = numpy.linalg.qr(numpy.stack([numpy.ones_like(mean), mean], 1))[0]
+    units = [rest / numpy.maximum(numpy.linalg.norm(rest, axis=1, keepdims=True), 1e-6)
+             for part in (known, some) for rest in [part - mean - (part - mean) @ base @ base.T]]  # fmt: skip
+    own = max(numpy.sort(units[0] @ unit)[-2] for unit in units[0][:: max(1, len(training) // MOST_ALIKE)])
+    for row, unit in enumerate(units[1] if own < APART else ()):
+        alike = units[0] @ unit
+        if 1 - alike.max() <= CLOSE_AS * (1 - own):
+            yield row, int(alike.argmax()), float(1 - alike.max())
 
 
 def _units(thumbs: Any) -> Any:

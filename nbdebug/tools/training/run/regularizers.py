@@ -381,7 +381,7 @@ def _augmentations(x: torch.Tensor, target: torch.Tensor, seen: _Seen) -> dict[s
     return {"word dropout": drop} | ({"words moved": f"x: x.gather(1, {order})"} if labels else {})
 
 
-NOISE, DROPPED, MOVED = 0.1, 0.1, 0.15
+NOISE, DROPPED, MOVED = 0.3, 0.1, 0.15
 """Deviations; shares of the words: the last two are those of this project's founding documents."""
 
 
