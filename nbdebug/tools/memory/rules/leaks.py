@@ -245,22 +245,25 @@ def eval_without_no_grad(facts: MemoryFacts) -> Finding | None:
         )
         return grew("eval-without-no-grad", growth, title, [_no_grad(growth.bytes, growth.after)])
     step = facts.step
-    if step is None or not step.evaluated or step.backwards or step.optimizers:
+    if step is None or not step.evaluated:
         return None
-    activations = step.at_peak.get("activations", 0)
+    trains = step.backwards or step.optimizers
+    activations = step.unused if trains else step.at_peak.get("activations", 0)
     if activations < GRAPH or 2 * activations < step.peak - step.base:
         return None
     title = (
         f"The evaluation runs without `torch.no_grad()`: {size(activations)} of its peak are kept for a backward that "
         "nobody runs"
     )
-    where = dataclasses.replace(step.place, phase="forward")
+    if step.kept:
+        title += f", held by `{step.kept}`"
+    where = dataclasses.replace(step.kept_at if step.kept else step.place, phase="forward")
     module = next((p.name for p in step.modules if p.name), "")
     return finding(
         "eval-without-no-grad",
         title,
         where,
-        [module or "the model"],
+        [step.kept, module or "the model"],
         [_no_grad(activations, None)],
         {"activations": activations, "peak": step.peak, "calls in eval mode": step.evaluated},
     )

@@ -154,8 +154,9 @@ def flat(items: Iterable[Any], depth: int = 3) -> Iterable[Any]:
     for item in itertools.islice(items, 200):
         yield item
         kind = type(item)
-        if depth and kind in (list, tuple, set):
-            yield from flat(item, depth - 1)
+        base: Any = next((k for k in (list, tuple, set) if issubclass(kind, k)), None)  # namedtuples too
+        if depth and base is not None:
+            yield from flat(base.__iter__(item), depth - 1)
         elif depth and issubclass(kind, dict):
             yield from flat(dict.values(item), depth - 1)
         elif depth and hasattr(kind, "__dict__") and not issubclass(kind, (torch.Tensor, type, BaseException)):
@@ -453,7 +454,7 @@ def _model_memory(trace: StepTrace) -> ReachabilityWalk:
     known(
         *trace.parameters(),
         *(p.grad for p in trace.parameters()),
-        *(o.state for o in trace.optimizers.values()),
+        *(o.state for o in trace.given),
         *(b for m in trace.names.models.values() for b in m.buffers()),
     )
     return known

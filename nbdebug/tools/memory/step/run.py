@@ -23,6 +23,7 @@ from nbdebug.tools.memory.facts import CATEGORIES, Holding, Leak, MemoryFacts, P
 from nbdebug.tools.memory.owners.inventory import Graphs
 from nbdebug.tools.memory.owners.names import Key as TensorKey
 from nbdebug.tools.memory.owners.names import OwnerIndex, Ownership, live
+from nbdebug.tools.memory.step import source
 from nbdebug.tools.memory.step.holders import HolderScan, Key, count_graphs
 from nbdebug.tools.memory.step.leaks import ENOUGH, leaks_in_loop, leaks_of
 from nbdebug.tools.memory.step.trace import Allocation, StepTrace
@@ -56,6 +57,8 @@ def step_memory(trace: StepTrace, device: str) -> StepMemory:
     at_peak["other"] += beside
     allocations = [b for b in log.allocations if b.device == device and b.start > log.began and b.op is not None]
     op = op or next((b.op for b in reversed(alive) if b.start == event), None)
+    unused = sum(b.nbytes for b in alive if b.evaluation and b.needs and b.op is not None and b.op.grad and not _met(b, trace))
+    kept, kept_at = source.collected_near(trace.evaluated_at) if unused else ("", None)
     return StepMemory(
         base=base + beside,
         peak=highest + beside,
@@ -77,7 +80,15 @@ def step_memory(trace: StepTrace, device: str) -> StepMemory:
         optimizer=next((type(one).__name__ for one in trace.optimizers.values()), ""),
         total=torch.cuda.get_device_properties(device).total_memory if device.startswith("cuda") else None,
         rows=trace.rows,
+        unused=unused,
+        kept=kept,
+        kept_at=at_site(Where(), kept_at),
     )
+
+
+def _met(allocation: Allocation, trace: StepTrace) -> bool:
+    """Whether a backward began while it was alive."""
+    return any(allocation.start < at and (allocation.end is None or at < allocation.end) for at in trace.backwards)
 
 
 def _measured(trace: StepTrace, device: str, base: int) -> int | None:

@@ -37,6 +37,24 @@ PUTS = frozenset(
 TAKES = frozenset({"clear", "pop", "popleft", "popitem", "remove", "discard", "cache_clear"})
 
 
+def collected_near(site: Site | None) -> tuple[str, Site | None]:
+    """The variable that the loop around a line adds to, with its graph, and where; ("", None) where there is none."""
+    tree = tree_of(site.file) if site is not None else None
+    loops = [n for n in ast.walk(tree) if isinstance(n, (ast.For, ast.While))] if tree is not None else []
+    around = [n for n in loops if site is not None and n.lineno <= site.line <= (n.end_lineno or 0)]
+    for node in ast.walk(max(around, key=lambda n: n.lineno)) if around else ():
+        call = node.value if isinstance(node, ast.Expr) else None
+        name = ast.unparse(node.target) if isinstance(node, ast.AugAssign) else ""
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append":
+            name = ast.unparse(call.func.value)
+        if name and site is not None and not _CUT.search(ast.unparse(node)):
+            return name, Site(site.file, node.lineno, "")
+    return "", None
+
+
+_CUT = re.compile(r"\.(?:item|detach|tolist|numpy|data)\b|\b(?:float|int|len)\(|[+]= *1$")
+
+
 def last_name(name: str) -> str:
     """The variable or attribute that a path ends in: `probe.seen["a"]` → "seen"."""
     plain = re.sub(r"\[.*?\]", "", name)

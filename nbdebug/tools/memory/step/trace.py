@@ -321,9 +321,9 @@ ROWS = 10_000
 
 
 class StepTrace:
-    """Follows steps while entered. backwards: the events at which a backward began; calls: at which a model's call
+    """Follows steps while entered. given: the optimizers that were there; backwards: the events at which a backward began; calls: at which a model's call
     ended; variables: the user's, for models that are made while it runs; evaluated: calls of a model in eval mode that
-    recorded a graph; iterations: (event, number of the next autograd node) at which an optimizer, or where none steps a
+    recorded a graph; evaluated_at: the line of the last of them; iterations: (event, number of the next autograd node) at which an optimizer, or where none steps a
     model, was done; steps: of optimizers; rows: (parameter, rows with a gradient, rows) of the largest table."""
 
     def __init__(
@@ -333,6 +333,7 @@ class StepTrace:
         variables: Mapping[str, Any] | None = None,
     ):
         self.names, self.optimizers, self.variables = ModuleNames(models), dict(optimizers), variables or {}
+        self.given = list(self.optimizers.values())
         self.stack = ModuleStack(self.names, self._called)
         self.log = AllocationLog()
         self.meter, self.host, self.host_peak = Meter(self.log), HostMeter(), (0, "")
@@ -351,6 +352,7 @@ class StepTrace:
         self.phases: dict[str, int] = {}
         self.iterations: list[tuple[int, int]] = []
         self.evaluated = self.steps = 0
+        self.evaluated_at: Site | None = None
         self.log.evaluating = False
 
     # -- attaching ----------------------------------------------------------------------------------------------------
@@ -451,6 +453,7 @@ class StepTrace:
                 and bool(next((p for p in module.parameters() if p.requires_grad), None) is not None)
             )
             self.evaluated += self.log.evaluating
+            self.evaluated_at = site if self.log.evaluating else self.evaluated_at
             for tensor in tensors_in((args, kwargs)):
                 for entry in self.log.enter(tensor):
                     if not entry.role and not entry.needs:
