@@ -112,9 +112,9 @@ class StepMemory:
     say); phases: the event at which each began; hidden: of the peak, what an op took for itself and no tensor held, and
     hidden_in: that op; backwards: how often backward ran; evaluated: calls of a model in eval mode that recorded a
     graph; optimizers: steps of optimizers; optimizer: the class of the first of them; rows: of the largest table of
-    parameters (name, rows that had a gradient, rows); total: bytes of the card (None: the host); unused: of the peak, what
-    a model in eval mode recorded and no backward met, and kept: the variable that adds up or collects around its call,
-    at kept_at."""
+    parameters (name, rows that had a gradient, rows); total: bytes of the card (None: the host); unused: of the peak,
+    what a model in eval mode recorded and no backward met, and kept: the variable that adds up or collects around its
+    call, at kept_at."""
 
     base: int
     peak: int

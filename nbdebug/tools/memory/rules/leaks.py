@@ -298,6 +298,9 @@ def graph_retained(facts: MemoryFacts) -> Finding | None:
     else:
         title = f"{holder(growth)} keeps tensors with their graphs: {pace(growth)}"
     fixes = [Fix("Detach the tensor before it is kept.", detached(growth), None, saving(growth.bytes, growth.own))]
+    if "create_graph" in (growth.where.text or ""):  # a weight holds its gradient, whose graph holds the weight
+        code = "grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)"
+        fixes = [Fix("Take the gradients without leaving them in `.grad`; or set these to None.", code)]
     chain = [f"the step never calls backward on what `{growth.holder}` keeps"] if not growth.backward else []
     return grew("graph-retained", growth, title, fixes, chain)
 
@@ -336,7 +339,8 @@ def _is_view(growth: Leak) -> bool:
     title="A cache or a record grows with every step, and nothing is ever removed.",
     symptom="Host memory rises for hours or days, at a steady pace, until the process is killed.",
     cause="`@lru_cache(maxsize=None)` and `@cache` keep every result for good; so does a dict that is filled by key. "
-    "With keys that hardly ever repeat (random crops, step numbers) every call adds an entry.",
+    "With keys that hardly ever repeat (random crops, step numbers) every call adds an entry. "
+    "`itertools.cycle(loader)` keeps the first round; a key-value cache or `torch.cat([kept, new])` gets longer.",
     confirm="`function.cache_info()`: currsize rises with each step, hits stay few. Or `len()` of the dict rises.",
     fix="Give the cache a size (`lru_cache(maxsize=1024)`), or don't cache what is never asked for again. "
     "Keep summaries, "
@@ -345,30 +349,35 @@ def _is_view(growth: Leak) -> bool:
 )
 def cache_unbounded(facts: MemoryFacts) -> Finding | None:
     growth = next(
-        (
-            g
-            for g in facts.growth
-            if not g.emptied and not _is_view(g) and g.kind in ("cache", "dict", "list", "deque", "set", "object")
-        ),
+        (g for g in facts.growth if not g.emptied and not _is_view(g) and g.kind in GROWING),
         None,
     )
-    if growth is None or small(growth, COLLECTED if growth.kind in ("list", "deque") else SMALL):
+    if growth is None or small(growth, COLLECTED if growth.kind in ("list", "deque", "tensor") else SMALL):
         return None
     by = max(growth.bytes, growth.plain)
     if growth.kind == "cache":
         title = f"The cache of `{growth.holder}` has no limit and keeps every result: {pace(growth)}"
         most = 256 * by // max(1, growth.items)
         fix = Fix("Give the cache a size.", "@lru_cache(maxsize=256)", None, {**saving(by), "at most": size(most)})
+    elif growth.kind == "cycle":
+        title = f"{holder(growth)} is an `itertools.cycle`, which keeps every batch that it has given: {pace(growth)}"
+        code = "def forever(loader):\n    while True:\n        yield from loader"
+        fix = Fix("Begin the loader again instead; that also shuffles anew.", code, None, saving(by))
     else:
         title = f"{holder(growth)} grows with every step, and nothing is removed from it: {pace(growth)}"
         name = growth.holder or "kept"
         cure = f"{name}.pop(next(iter({name})))" if growth.kind == "dict" else f"del {name}[:-256]"
         fix = Fix("Keep a fixed number.", f"if len({name}) > 256:\n    {cure}", None, saving(by))
-    what = f"{count(growth.items, 'new entry', 'new entries')} a step, {size(by)} in total"
+        if growth.kind == "tensor":
+            code = f"{name} = {name}[-256:]" if len(growth.names) == 1 else f"# where a sequence begins: a new {name}"
+            fix = Fix("Begin it anew, or keep only its newest part.", code, None, saving(by))
+    new = count(growth.items, "new entry", "new entries") if growth.items else "the same tensors, longer after"
+    what = f"{new} {'a' if growth.items else 'each'} step, {size(by)} in total"
     by_lines = [BY_LINES] if growth.kind in ("list", "deque") and growth.plain > growth.bytes // 2 else []
     return grew("cache-unbounded", growth, title, [fix, *by_lines], [what])
 
 
+GROWING = ("cache", "cycle", "dict", "list", "deque", "set", "object", "tensor")
 BY_LINES = Fix(
     "Where these come from a file: read it line by line, and keep the place to go on from.",
     "with open(path) as file:\n    file.seek(place)  # 0, or what was saved\n"

@@ -84,8 +84,9 @@ OUTPUTS = ("Out", "_oh")
 
 class Holder:
     """Something that may grow: a container, or a slot with a tensor. kind: "list", "dict", "deque", "set", "cache",
-    "hooks", "object" (its attributes) or "slot"; size: its length, for a slot how many nodes its graph has; within:
-    the holder it lies in, if that is a plain container."""
+    "hooks", "object" (its attributes), "cycle" (what `itertools.cycle` has kept), "slot" (a tensor with a graph) or
+    "tensor"; size: its length, for a slot how many nodes its graph has, for a tensor its bytes; within: the holder it
+    lies in, if that is a plain container."""
 
     __slots__ = ("bound", "kind", "label", "name", "owner", "size", "thing", "within")
 
@@ -163,6 +164,8 @@ class HolderScan:
             grad = tensor.grad if leaf and tensor.requires_grad else None
         if not leaf and tensor.requires_grad:
             self.holders[SLOT, name] = Holder(tensor, name, "slot", 0, within, label, owner)
+        elif not tensor.requires_grad and type(tensor) is torch.Tensor and tensor.layout is torch.strided:
+            self.holders[SLOT, name] = Holder(tensor, name, "tensor", tensor.nbytes, None, label, owner)
         if grad is not None and grad.requires_grad:
             self._alive.append(grad)
             self.holders[SLOT, f"{name}.grad"] = Holder(grad, f"{name}.grad", "slot", 0, None, ".grad", tensor)
@@ -255,6 +258,9 @@ def measure(thing: Any) -> tuple[str, int, int | None]:
         return "deque", collections.deque.__len__(thing), collections.deque.maxlen.__get__(thing)
     if issubclass(kind, set):
         return "set", set.__len__(thing), None
+    if kind is itertools.cycle:
+        kept = kept_by_cycle(thing)
+        return ("", 0, None) if kept is None else ("cycle", len(kept), None)
     if kind is CACHE:
         info = CACHE.cache_info(thing)
         return "cache", info.currsize, info.maxsize
@@ -265,6 +271,14 @@ def measure(thing: Any) -> tuple[str, int, int | None]:
     ):
         return "object", len(attributes(thing)), None
     return "", 0, None
+
+
+def kept_by_cycle(thing: Any) -> list[Any] | None:
+    """What an `itertools.cycle` has kept so far; None where it goes through a list, which holds the same things."""
+    parts = gc.get_referents(thing)
+    if any(isinstance(part, (type(iter([])), type(iter(())))) for part in parts):
+        return None
+    return next((part for part in parts if type(part) is list), None)
 
 
 def _pairs(thing: Any) -> Iterator[tuple[str, Any]]:

@@ -31,7 +31,17 @@ from nbdebug.report import Where
 from nbdebug.tools.memory.facts import SMALL, Leak
 from nbdebug.tools.memory.reachability import ReachabilityWalk
 from nbdebug.tools.memory.step import source
-from nbdebug.tools.memory.step.holders import CACHE, OUTPUTS, SLOT, Holder, HolderScan, Key, measure, plain_bytes
+from nbdebug.tools.memory.step.holders import (
+    CACHE,
+    OUTPUTS,
+    SLOT,
+    Holder,
+    HolderScan,
+    Key,
+    kept_by_cycle,
+    measure,
+    plain_bytes,
+)
 from nbdebug.tools.memory.step.source import StoringLine, Tracer
 from nbdebug.tools.memory.step.trace import Allocation, StepTrace, storages_of
 
@@ -86,7 +96,7 @@ def _rises(values: list[int | None]) -> bool:
 
 
 def _key_of(holder: Holder) -> Key:
-    return (SLOT, holder.name) if holder.kind == "slot" else (id(holder.thing), "")
+    return (SLOT, holder.name) if holder.kind in ("slot", "tensor") else (id(holder.thing), "")
 
 
 def _by_container(growing: list[Holder]) -> list[list[Holder]]:
@@ -94,6 +104,8 @@ def _by_container(growing: list[Holder]) -> list[list[Holder]]:
     groups: dict[Any, list[Holder]] = {}
     for holder in growing:
         key = (id(holder.within.thing), holder.kind) if holder.within is not None else id(holder)
+        if holder.kind == "tensor":  # the keys and values of all layers are one cache
+            key = re.split(r"[.\[]", holder.name)[0]
         groups.setdefault(key, []).append(holder)
     return list(groups.values())
 
@@ -102,6 +114,12 @@ def _measured(holders: list[Holder], added: list[int], known: ReachabilityWalk) 
     first = holders[0]
     name = first.name if len(holders) == 1 or first.within is None else first.within.name
     whole = Growth(holders, name, first.kind)
+    if first.kind == "tensor":
+        if len(holders) > 1:
+            parts = zip(*(re.findall(r"[.\[]?[^.\[]+", holder.name) for holder in holders))
+            whole.name = "".join(same[0] for same in itertools.takewhile(lambda same: len(set(same)) == 1, parts))
+        whole.bytes = whole.own = whole.shown = sum(added)
+        return whole
     if whole.chain:
         whole.nodes, whole.grad = sum(added), True
         return whole
@@ -134,6 +152,8 @@ def newest(holder: Holder, count: int) -> list[Any]:
         return list(itertools.islice(collections.deque.__reversed__(thing), count))
     if holder.kind in ("dict", "hooks"):
         return list(itertools.islice(reversed(dict.values(thing)), count))
+    if holder.kind == "cycle":
+        return (kept_by_cycle(thing) or [])[::-1][:count]
     if holder.kind == "set":
         return list(itertools.islice(set.__iter__(thing), count))
     if holder.kind == "cache":
@@ -170,7 +190,7 @@ def tensors_of(items: Iterable[Any]) -> Iterable[torch.Tensor]:
 def watch_of(holder: Holder) -> Callable[[], Any]:
     """A function that gives the state of a holder: it changes when something is put in."""
     thing, owner, label = holder.thing, holder.owner, holder.label
-    if holder.kind == "slot":
+    if holder.kind in ("slot", "tensor"):
         return lambda: _state(_slot(owner, label))
     if holder.kind == "cache":
         return lambda: CACHE.cache_info(thing).currsize
@@ -181,7 +201,8 @@ def watch_of(holder: Holder) -> Callable[[], Any]:
 
 
 def _state(tensor: Any) -> tuple[int, int]:
-    return (id(tensor), tensor._version) if isinstance(tensor, torch.Tensor) else (id(tensor), 0)
+    counts = isinstance(tensor, torch.Tensor) and not tensor.is_inference()
+    return id(tensor), tensor._version if counts else 0
 
 
 def _slot(owner: Any, label: str) -> Any:
@@ -206,14 +227,22 @@ def still_growing(growths: list[Growth], step: Callable[[], Any], more: int) -> 
     """Those that are longer after each of some more steps. A record by batch of an epoch, or a cache of a few sizes,
     comes to its end; it is told from what never does by waiting a little longer."""
     for _ in range(more):
-        before = [[measure(holder.thing)[1] for holder in one.holders] for one in growths]
+        before = [[_length(holder) for holder in one.holders] for one in growths]
         step()
         growths = [
             one
             for one, sizes in zip(growths, before)
-            if any(measure(holder.thing)[1] > size for holder, size in zip(one.holders, sizes))
+            if any(_length(holder) > size for holder, size in zip(one.holders, sizes))
         ]
     return growths
+
+
+def _length(holder: Holder) -> int:
+    """Of a holder, now."""
+    if holder.kind == "tensor":
+        now = _slot(holder.owner, holder.label)
+        return now.nbytes if isinstance(now, torch.Tensor) else 0
+    return measure(holder.thing)[1]
 
 
 def distinct(growths: list[Growth], share: float = 0.05) -> list[Growth]:
@@ -226,6 +255,23 @@ def distinct(growths: list[Growth], share: float = 0.05) -> list[Growth]:
         counted |= one.keys
         result.append(one)
     return result
+
+
+def cycle_of_function(trace: StepTrace) -> Leak | None:
+    """A function of the user's own that keeps its output on its context (`ctx.y = y`): the two hold each other, so
+    that only Python's collector frees them; asked before it does. Its bytes are not known yet."""
+    for context in gc.get_objects():
+        if not issubclass(type(context), torch._C._FunctionBase) or not hasattr(type(context), "_forward_cls"):
+            continue
+        for name, value in attributes(context).items():
+            if isinstance(value, torch.Tensor) and value.grad_fn is context:
+                code = type(context)._forward_cls.forward.__code__
+                site = source.attribute_line(code.co_filename, code.co_firstlineno, name)
+                names = (f"ctx.{name}", type(context)._forward_cls.__name__)
+                where = at_site(Where(), site or Site(code.co_filename, code.co_firstlineno, code.co_name))
+                steps, backward = trace.log.step + 1, bool(trace.backwards)
+                return Leak(names[0], "graph", 0, steps, where, True, names=names, backward=backward)
+    return None
 
 
 ENOUGH = 6
@@ -468,7 +514,9 @@ def _worth(one: Growth) -> bool:
 def _confirmed(growths: list[Growth], request: Any) -> list[Growth]:
     """Without those that stop growing in a few more steps; only containers of plain values are tested."""
     doubtful = [
-        one for one in growths if one.kind in ("dict", "list", "set", "object") and not one.grad and not one.errors
+        one
+        for one in growths
+        if one.kind in ("dict", "list", "set", "object", "tensor", "cycle") and not one.grad and not one.errors
     ]
     if not doubtful:
         return growths
@@ -565,7 +613,7 @@ def _leak(
 def _kind(one: Growth, line: StoringLine | None) -> str:
     if one.errors:
         return "exception"
-    if one.kind in ("output", "cache"):
+    if one.kind in ("output", "cache", "cycle"):
         return one.kind
     if one.kind == "hooks" or (line is not None and line.hook):
         return "hook"
@@ -601,7 +649,8 @@ def _where(one: Growth, line: StoringLine | None, scan: HolderScan) -> Where:
         return at_site(Where(), Site(code.co_filename, code.co_firstlineno, code.co_name))
     if line is not None:
         return at_site(Where(), line.site)
-    return at_site(Where(), source.storing_line(scan.files, one.name))
+    made = source.cycle_line(scan.files, one.name) if one.kind == "cycle" else None
+    return at_site(Where(), made or source.storing_line(scan.files, one.name))
 
 
 def _names(one: Growth) -> tuple[str, ...]:
@@ -626,8 +675,12 @@ def _unnamed_leak(survivors: _Survivors, scan: HolderScan) -> tuple[Leak, ...]:
         tensors = tensors_on({b.key for b in survivors.kept})
         holder = next((text for t in tensors[:3] if (text := holder_of(t, (tensors, survivors.kept, scan)))), "")
         grad = any(t.requires_grad for t in tensors)
+        leaves = [t for t in tensors if t.is_leaf and t.requires_grad]
+        second = any(t.grad is not None and t.grad.requires_grad for t in leaves)  # each holds the other
     largest = max(survivors.kept, key=lambda b: b.nbytes)
     where = at_site(Where(), largest.op.site) if largest.op is not None else Where()
+    if second and (site := source.line_with(scan.files, "create_graph")) is not None:
+        holder, where = holder or "grad", at_site(Where(), site)
     return (
         Leak(
             holder,

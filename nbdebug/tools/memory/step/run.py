@@ -19,13 +19,13 @@ from nbdebug.observe.modules import eager
 from nbdebug.observe.recorder import Op
 from nbdebug.observe.tensors import base_name
 from nbdebug.report import Where
-from nbdebug.tools.memory.facts import CATEGORIES, Holding, Leak, MemoryFacts, PeakPart, StepMemory
+from nbdebug.tools.memory.facts import CATEGORIES, SMALL, Holding, Leak, MemoryFacts, PeakPart, StepMemory
 from nbdebug.tools.memory.owners.inventory import Graphs
 from nbdebug.tools.memory.owners.names import Key as TensorKey
 from nbdebug.tools.memory.owners.names import OwnerIndex, Ownership, live
 from nbdebug.tools.memory.step import source
 from nbdebug.tools.memory.step.holders import HolderScan, Key, count_graphs
-from nbdebug.tools.memory.step.leaks import ENOUGH, leaks_in_loop, leaks_of
+from nbdebug.tools.memory.step.leaks import ENOUGH, cycle_of_function, leaks_in_loop, leaks_of
 from nbdebug.tools.memory.step.trace import Allocation, StepTrace
 
 POINTS = 240
@@ -57,7 +57,9 @@ def step_memory(trace: StepTrace, device: str) -> StepMemory:
     at_peak["other"] += beside
     allocations = [b for b in log.allocations if b.device == device and b.start > log.began and b.op is not None]
     op = op or next((b.op for b in reversed(alive) if b.start == event), None)
-    unused = sum(b.nbytes for b in alive if b.evaluation and b.needs and b.op is not None and b.op.grad and not _met(b, trace))
+    unused = sum(
+        b.nbytes for b in alive if b.evaluation and b.needs and b.op is not None and b.op.grad and not _met(b, trace)
+    )
     kept, kept_at = source.collected_near(trace.evaluated_at) if unused else ("", None)
     return StepMemory(
         base=base + beside,
@@ -261,13 +263,15 @@ class StepRequest:
 
 @dataclasses.dataclass
 class StepsTraced:
-    """What was seen so far. sizes: of the holders before the first step and after each; after: see MemoryFacts."""
+    """What was seen so far. sizes: of the holders before the first step and after each; after: see MemoryFacts;
+    cycle: what the last step left to Python's collector alone."""
 
     memory: StepMemory | None = None
     sizes: list[dict[Key, int]] = dataclasses.field(default_factory=list)
     after: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
     unchecked: list[str] = dataclasses.field(default_factory=list)
     growth: tuple[Leak, ...] = ()
+    cycle: Leak | None = None
     stays: tuple[Holding, ...] = ()
 
     def facts(self) -> MemoryFacts:
@@ -296,6 +300,7 @@ def trace_steps(request: StepRequest, course: StepsTraced) -> None:
             scan = _scan(request, course)
         if scan is not None and len(course.after) > 1:
             course.growth = leaks_of(request, trace, scan, course.sizes)
+            course.growth = course.growth or (() if course.cycle is None else (course.cycle,))
         elif course.memory is not None:
             with _disable_current_modes():
                 course.stays = kept_by_run(trace, request.names)
@@ -320,8 +325,12 @@ def _trace_step(request: StepRequest, trace: StepTrace, course: StepsTraced, num
     finally:
         trace.end_step(last=number == request.steps - 1)
         course.memory = step_memory(trace, request.device or _busiest(trace))
+    before = sum(b.nbytes for b in trace.log.survivors(number) if b.needs)
+    found = cycle_of_function(trace) if number and before >= SMALL else None
     gc.collect()
     retained = sum(b.nbytes for b in trace.log.survivors(number))
+    if found is not None and (by := before - sum(b.nbytes for b in trace.log.survivors(number) if b.needs)) >= SMALL:
+        course.cycle = dataclasses.replace(found, bytes=by, own=by)
     course.after.append((trace.log.live.get(course.memory.device, 0), retained, psutil.Process().memory_info().rss))
     return True
 

@@ -71,6 +71,43 @@ def storing_line(files: Iterable[str], name: str) -> Site | None:
     return None
 
 
+def attribute_line(file: str, first: int, attribute: str) -> Site | None:
+    """The last statement of the function that begins at a line, decorators included, that sets this attribute."""
+    tree = tree_of(file)
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.FunctionDef) and node.lineno - len(node.decorator_list) <= first <= node.lineno:
+            lines = [
+                part.lineno
+                for part in ast.walk(node)
+                if isinstance(part, ast.Attribute) and part.attr == attribute and isinstance(part.ctx, ast.Store)
+            ]
+            return Site(file, max(lines), node.name) if lines else None
+    return None
+
+
+def line_with(files: Iterable[str], argument: str) -> Site | None:
+    """The first statement that calls something with this keyword."""
+    for file in files:
+        for node in statements(file):
+            if any(isinstance(part, ast.keyword) and part.arg == argument for part in ast.walk(node)):
+                return Site(file, node.lineno, "")
+    return None
+
+
+def cycle_line(files: Iterable[str], name: str) -> Site | None:
+    """The statement that calls `cycle`, rather one that gives the result this name."""
+    found = [
+        (last_name(name) in ast.unparse(node).partition("=")[0], Site(file, node.lineno, ""))
+        for file in files
+        for node in statements(file)
+        if any(
+            isinstance(part, ast.Call) and getattr(part.func, "attr", getattr(part.func, "id", "")) == "cycle"
+            for part in ast.walk(node)
+        )
+    ]
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
 class Taker(NamedTuple):
     """A statement that takes something out of a holder. outer: the first line of the function or class of the file's
     top level around it, 0 outside of any. flags: plain names in the conditions around it, each with the

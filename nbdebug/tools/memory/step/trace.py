@@ -321,10 +321,11 @@ ROWS = 10_000
 
 
 class StepTrace:
-    """Follows steps while entered. given: the optimizers that were there; backwards: the events at which a backward began; calls: at which a model's call
-    ended; variables: the user's, for models that are made while it runs; evaluated: calls of a model in eval mode that
-    recorded a graph; evaluated_at: the line of the last of them; iterations: (event, number of the next autograd node) at which an optimizer, or where none steps a
-    model, was done; steps: of optimizers; rows: (parameter, rows with a gradient, rows) of the largest table."""
+    """Follows steps while entered. given: the optimizers that were there; backwards: the events at which a backward
+    began; calls: at which a model's call ended; variables: the user's, for models that are made while it runs;
+    evaluated: calls of a model in eval mode that recorded a graph; evaluated_at: the line of the last of them;
+    iterations: (event, number of the next autograd node) at which an optimizer, or where none steps a model, was done;
+    steps: of optimizers; rows: (parameter, rows with a gradient, rows) of the largest table."""
 
     def __init__(
         self,
