@@ -298,7 +298,8 @@ def graph_retained(facts: MemoryFacts) -> Finding | None:
     else:
         title = f"{holder(growth)} keeps tensors with their graphs: {pace(growth)}"
     fixes = [Fix("Detach the tensor before it is kept.", detached(growth), None, saving(growth.bytes, growth.own))]
-    if "create_graph" in (growth.where.text or ""):  # a weight holds its gradient, whose graph holds the weight
+    if growth.holder == "grad":
+        title = f"Each weight keeps its gradient, whose graph keeps the weight: {pace(growth)}"
         code = "grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)"
         fixes = [Fix("Take the gradients without leaving them in `.grad`; or set these to None.", code)]
     chain = [f"the step never calls backward on what `{growth.holder}` keeps"] if not growth.backward else []

@@ -675,12 +675,10 @@ def _unnamed_leak(survivors: _Survivors, scan: HolderScan) -> tuple[Leak, ...]:
         tensors = tensors_on({b.key for b in survivors.kept})
         holder = next((text for t in tensors[:3] if (text := holder_of(t, (tensors, survivors.kept, scan)))), "")
         grad = any(t.requires_grad for t in tensors)
-        leaves = [t for t in tensors if t.is_leaf and t.requires_grad]
-        second = any(t.grad is not None and t.grad.requires_grad for t in leaves)  # each holds the other
     largest = max(survivors.kept, key=lambda b: b.nbytes)
     where = at_site(Where(), largest.op.site) if largest.op is not None else Where()
-    if second and (site := source.line_with(scan.files, "create_graph")) is not None:
-        holder, where = holder or "grad", at_site(Where(), site)
+    if not holder and (site := source.second_backward(scan.files)) is not None:  # weight and gradient hold each other
+        holder, where = "grad", at_site(Where(), site)
     return (
         Leak(
             holder,

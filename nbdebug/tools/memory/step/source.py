@@ -85,11 +85,11 @@ def attribute_line(file: str, first: int, attribute: str) -> Site | None:
     return None
 
 
-def line_with(files: Iterable[str], argument: str) -> Site | None:
-    """The first statement that calls something with this keyword."""
+def second_backward(files: Iterable[str]) -> Site | None:
+    """The first statement `loss.backward(create_graph=True)`."""
     for file in files:
         for node in statements(file):
-            if any(isinstance(part, ast.keyword) and part.arg == argument for part in ast.walk(node)):
+            if isinstance(node, ast.Expr) and re.search(r"\.backward\(.*create_graph=True", ast.unparse(node)):
                 return Site(file, node.lineno, "")
     return None
 
