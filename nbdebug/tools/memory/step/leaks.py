@@ -103,7 +103,7 @@ def _by_container(growing: list[Holder]) -> list[list[Holder]]:
     """Those that lie in one plain container are one: `metrics["loss"]` and `metrics["accuracy"]` are `metrics`."""
     groups: dict[Any, list[Holder]] = {}
     for holder in growing:
-        key = (id(holder.within.thing), holder.kind) if holder.within is not None else id(holder)
+        key: Any = (id(holder.within.thing), holder.kind) if holder.within is not None else id(holder)
         if holder.kind == "tensor":  # the keys and values of all layers are one cache
             key = re.split(r"[.\[]", holder.name)[0]
         groups.setdefault(key, []).append(holder)
@@ -257,17 +257,21 @@ def distinct(growths: list[Growth], share: float = 0.05) -> list[Growth]:
     return result
 
 
+FUNCTION = torch._C._FunctionBase
+
+
 def cycle_of_function(trace: StepTrace) -> Leak | None:
     """A function of the user's own that keeps its output on its context (`ctx.y = y`): the two hold each other, so
     that only Python's collector frees them; asked before it does. Its bytes are not known yet."""
     for context in gc.get_objects():
-        if not issubclass(type(context), torch._C._FunctionBase) or not hasattr(type(context), "_forward_cls"):
+        made_by = getattr(type(context), "_forward_cls", None) if issubclass(type(context), FUNCTION) else None
+        if made_by is None:
             continue
         for name, value in attributes(context).items():
             if isinstance(value, torch.Tensor) and value.grad_fn is context:
-                code = type(context)._forward_cls.forward.__code__
+                code = made_by.forward.__code__
                 site = source.attribute_line(code.co_filename, code.co_firstlineno, name)
-                names = (f"ctx.{name}", type(context)._forward_cls.__name__)
+                names = (f"ctx.{name}", made_by.__name__)
                 where = at_site(Where(), site or Site(code.co_filename, code.co_firstlineno, code.co_name))
                 steps, backward = trace.log.step + 1, bool(trace.backwards)
                 return Leak(names[0], "graph", 0, steps, where, True, names=names, backward=backward)

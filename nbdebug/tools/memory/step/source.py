@@ -42,7 +42,8 @@ def collected_near(site: Site | None) -> tuple[str, Site | None]:
     tree = tree_of(site.file) if site is not None else None
     loops = [n for n in ast.walk(tree) if isinstance(n, (ast.For, ast.While))] if tree is not None else []
     around = [n for n in loops if site is not None and n.lineno <= site.line <= (n.end_lineno or 0)]
-    for node in ast.walk(max(around, key=lambda n: n.lineno)) if around else ():
+    within: Iterable[Any] = ast.walk(max(around, key=lambda n: n.lineno)) if around else ()
+    for node in within:
         call = node.value if isinstance(node, ast.Expr) else None
         name = ast.unparse(node.target) if isinstance(node, ast.AugAssign) else ""
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append":
