@@ -324,7 +324,7 @@ def _iterations_of_members(holder: Holder, trace: StepTrace) -> set[int]:
 
 
 def _members(holder: Holder) -> list[torch.Tensor]:
-    if holder.bound is not None or holder.kind in ("cache", "hooks", "object"):
+    if holder.bound is not None or holder.kind in ("cache", "cycle", "hooks", "object", "tensor"):
         return []
     values = dict.values(holder.thing) if isinstance(holder.thing, dict) else holder.thing
     tensors: list[torch.Tensor] = []
