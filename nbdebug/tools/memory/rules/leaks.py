@@ -112,8 +112,8 @@ COLLECTED = 1 << 20
 thousand of them."""
 
 GRAPH = 16 << 20
-"""Bytes that an evaluation's batch keeps for a backward; less than this fits wherever the model fits. In a step that trains it
-is COLLECTED: there the peak itself, in the evaluation, shows that it is more than training needs."""
+"""Bytes that an evaluation's batch keeps for a backward; less than this fits wherever the model fits. In a step
+that trains too it is COLLECTED: there the peak, in the evaluation, shows that it is more than training needs."""
 
 
 def _first(facts: MemoryFacts, *kinds: str) -> Leak | None:
