@@ -178,3 +178,29 @@ def test_what_is_pretrained_is_not_made_anew():
         model[0].weight.mul_(3)  # beyond any initialization
     _, tried = asked(model, VECTORS, torch.arange(400) % 2)
     assert "the first 2 of 4 parameters frozen" in tried and "half the width" not in tried
+
+
+def test_with_two_optimizers_a_change_of_the_model_is_made_once():
+    torch.manual_seed(7)
+    model, hooks, decays = perceptron(), set(), set()
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2])]
+    train_loader, val_loader = loaders(VECTORS, torch.arange(400) % 4, held=0.8)
+
+    def loss_fn(model, batch):
+        hooks.add(len(model[1]._forward_hooks))
+        decays.add(tuple(o.param_groups[0]["weight_decay"] for o in optimizers))
+        return cross_entropy(model, batch)
+
+    def train(callback):
+        for step, batch in enumerate([*train_loader] * 8):
+            loss = loss_fn(model, batch)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            callback(step, loss.item())
+
+    parts = {"loss_fn": loss_fn, "train_loader": train_loader, "val_loader": val_loader}
+    nbdebug.diagnose(train, model=model, optimizer=optimizers, **parts, regularize=True, progress=False)
+    assert hooks == {0, 1} and (0.1, 0.1) in decays and (0, 0.1) not in decays

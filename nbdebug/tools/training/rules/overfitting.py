@@ -319,7 +319,7 @@ def _unrelated(run: TrainingRunFacts, held_out: HeldOut) -> Finding:
     "passes, no augmentation and no regularization lead to it.",
     confirm="Plot training and validation loss, both in eval mode, in one figure.",
     fix="Stop at the lowest validation loss; augment; add weight decay or dropout; collect more data; use a smaller "
-    "model; validate more often.",
+    "model; validate more often. `%diagnose --regularize` tries each on your run.",
     reference="https://doi.org/10.1007/978-3-642-35289-8_5",
 )
 def overfit(facts: TrainingFacts) -> Finding | None:
@@ -338,7 +338,7 @@ def overfit(facts: TrainingFacts) -> Finding | None:
     confirm="Divide the number of trained parameters by the number of samples; train a model of a tenth of the size: "
     "it does as well in validation.",
     fix="Use a smaller model, or a pretrained one of which little is trained; dropout, weight decay, early stopping, "
-    "augmentation.",
+    "augmentation. `%diagnose --regularize` tries each on your run.",
     reference="https://arxiv.org/abs/1611.03530",
 )
 def model_too_large_for_data(facts: TrainingFacts) -> Finding | None:

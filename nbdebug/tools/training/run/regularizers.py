@@ -139,7 +139,7 @@ class _Trials:
 
     def _pasted(self, code: str) -> RetrainChange:
         def prepare(model: nn.Module) -> None:
-            for optimizer in self.judge.optimizers:
+            for optimizer in self.judge.optimizers if "optimizer" in code else [None]:  # once for each, or once
                 _names_after(code, model=model, optimizer=optimizer)
 
         return RetrainChange(prepare=prepare)
