@@ -166,7 +166,7 @@ if ALL:  # the kinds of most of these have patients
         "ema": ("ema", "ema-missing", "ema"),
         "workers": ("rng", "rng-not-restored", "torch"),
         "python": ("python", "rng-not-restored", "Python"),
-        "numpy": ("numpy", "rng-not-restored", "numpy"),
+        "numpy": ("numpy", "rng-not-restored", "NumPy"),
     }
 
 

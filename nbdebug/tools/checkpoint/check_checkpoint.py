@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
+import dataclasses
 import inspect
 import json
 import os
@@ -22,9 +24,18 @@ from nbdebug.observe.variables import closure_variables
 from nbdebug.process import can_copy, in_copy
 from nbdebug.report import Edit, Finding, Fix, Report, RuledOut, Table, Where
 from nbdebug.text import count, listed, size
-from nbdebug.tools.checkpoint.facts import CheckpointFacts, Rename, SavedFile, SavedObject, SavedTensor, Sibling
+from nbdebug.tools.checkpoint.facts import (
+    CheckpointFacts,
+    Group,
+    Rename,
+    SavedFile,
+    SavedObject,
+    SavedTensor,
+    Sibling,
+    walk,
+)
 from nbdebug.tools.checkpoint.formats import is_checkpoint, loaded, read_file
-from nbdebug.tools.checkpoint.rules import DANGEROUS, WORDS, name_all
+from nbdebug.tools.checkpoint.rules import DANGEROUS, PARTS, name_all
 
 WHOLE = tuple(
     "model.safetensors.index.json pytorch_model.bin.index.json model.safetensors pytorch_model.bin "
@@ -32,13 +43,11 @@ WHOLE = tuple(
 )
 """Names of weights in a folder that is one checkpoint (transformers, accelerate, peft, torch.distributed)."""
 BESIDE = {
-    "optimizer": ("optimizer.pt", "optimizer.bin"),
-    "scheduler": ("scheduler.pt", "scheduler.bin"),
-    "scaler": ("scaler.pt",),
-    "rng": ("rng_state.pth", "random_states_0.pkl"),
-    "sampler": ("sampler.bin",),
-}
-"""The files of such a folder, by what they hold."""
+    "optimizer.pt": "optimizer", "optimizer.bin": "optimizer", "scheduler.pt": "scheduler",
+    "scheduler.bin": "scheduler", "scaler.pt": "scaler", "rng_state.pth": "rng", "random_states_0.pkl": "rng",
+    "sampler.bin": "sampler",
+}  # fmt: skip
+"""The other files of such a folder, and what they hold."""
 LOAD_SO = "Load it so."
 NUMBER = re.compile(r"\d+")
 MOST = 200
@@ -88,7 +97,7 @@ def check_checkpoint(
         names |= {id(thing): name for name, thing in list(held.items()) if not name.startswith("_")}
     facts = checkpoint_facts(path, model=model, load=load, called=names.get(id(model), "model"), **parts)
     _believe(facts, model, load, path)
-    return _report(facts, pathlib.Path(path))
+    return _report(facts, pathlib.Path(path).name)
 
 
 def checkpoint_facts(
@@ -97,33 +106,25 @@ def checkpoint_facts(
     """What there is at the path, beside the model and the optimizer. called: the user's name of the model; parts: what
     else the run has, by name."""
     place = pathlib.Path(os.fspath(path))
-    chosen, siblings, lost = _choose(place)
-    file = read_file(chosen) if chosen is not None else SavedFile(str(place))
-    if chosen is not None and chosen.name in WHOLE:
-        _add_parts(file, chosen.parent)
-    file.lost = file.lost or lost
-    folder = place.is_dir() and chosen is not None and not (chosen.name in WHOLE and chosen.parent == place)
-    name = _name(place, chosen)
-    facts = CheckpointFacts(file, name, siblings, not folder, cuda=torch.cuda.is_available(), called=called)
-    own = {"optimizer": optimizer, **parts}
-    facts.wanted = tuple(role for role, thing in own.items() if thing is not None)
-    _compare(facts, model)
-    _compare_optimizer(facts, optimizer, model)
-    if file.fault or file.lost or file.spoiled():
+    facts = CheckpointFacts(SavedFile(str(place)), place.name, cuda=torch.cuda.is_available(), called=called)
+    chosen = _choose(place, facts)
+    if chosen is not None:
+        facts.file = read_file(chosen)
+        if chosen.name in WHOLE:
+            _add_parts(facts.file, chosen.parent)
+    facts.wanted = tuple(role for role, thing in {"optimizer": optimizer, **parts}.items() if thing is not None)
+    compare(facts, model, optimizer)
+    if not facts.file.whole:
         facts.good = _good(facts, place / "any" if chosen is None else chosen)
-    facts.configs = tuple(_other_settings(file, chosen, getattr(model, "config", None)))
-    calls = _loading(facts, load)
-    facts.fixes = _tried(facts, model, load, calls, str(chosen))
+    facts.configs = tuple(_other_settings(facts.file, chosen, getattr(model, "config", None)))
+    facts.fixes = _tried(facts, model, load, _loading(facts, load), str(chosen))
     return facts
 
 
 def _believe(facts: CheckpointFacts, model: Any, load: Any, path: Any) -> None:
     """What the user's own loading copes with is no fault: it is run as it is, in a copy of the process."""
-    file = facts.file
-    doubts = facts.rename or facts.missing or facts.reshaped or _away(facts)
-    if load is None or model is None or file.fault or not doubts or not can_copy() or not file.format:
-        return
-    if any(not one.allowed for one in file.globals):
+    doubts = facts.rename or facts.missing or facts.reshaped or facts.on_cards
+    if load is None or model is None or not doubts or not _loadable(facts) or not can_copy():
         return
 
     def run() -> tuple[int, int]:
@@ -143,70 +144,60 @@ def _believe(facts: CheckpointFacts, model: Any, load: Any, path: Any) -> None:
 # -- which file ------------------------------------------------------------------------------------------------------
 
 
-def _choose(place: pathlib.Path) -> tuple[pathlib.Path | None, tuple[Sibling, ...], tuple[str, ...]]:
-    """The file to read, the checkpoints beside it, and what a pointer names that is not there."""
-    if place.is_file():
-        names = _pointed(place)
-        if names and not is_checkpoint(place):
-            there = next((each for name in names for each in _places(place.parent, name) if each.exists()), None)
-            if there is None:
-                return None, tuple(_siblings(place.parent)), tuple(names)
-            return _choose(there)
-        return place, tuple(one for one in _siblings(place.parent) if _alike(one.name, place.name)), ()
+def _choose(place: pathlib.Path, facts: CheckpointFacts) -> pathlib.Path | None:
+    """The file to read. Notes its name, the checkpoints beside it, and what a pointer names that is not there."""
+    facts.name, folder = place.name, place if place.is_dir() else place.parent
+    whole = next((place / name for name in WHOLE if (place / name).is_file()), place)
+    if whole.is_file():
+        names = _pointed(whole)
+        there = next((each for name in names for each in _places(folder, name) if each.exists()), None)
+        if there is not None:
+            return _choose(there, facts)
+        siblings = tuple(_siblings(place.parent))
+        facts.siblings = tuple(one for one in siblings if names or _alike(one.name, place.name))
+        facts.file.lost = tuple(names)
+        return None if names else whole
+    facts.siblings = tuple(_siblings(folder))
+    lost = {name: each.name for each in _listing(folder) for name in _dangling(each)}
     if not place.is_dir():
-        return _absent(place)
-    whole = next((place / name for name in WHOLE if (place / name).is_file()), None)
-    siblings = tuple(_siblings(place.parent if whole else place))
-    if whole is not None:
-        return whole, tuple(one for one in siblings if _alike(one.name, place.name)), ()
-    lost = tuple(name for each in sorted(place.iterdir())[:MOST] for name in _dangling(each))
-    newest = max(siblings, key=lambda one: (-1 if one.step is None else one.step, one.name), default=None)
-    if newest is None and not lost:
+        numbers = NUMBER.findall(place.name) if any(_alike(one.name, place.name) for one in facts.siblings) else []
+        rotated = numbers and any((one.step or 0) > int(numbers[-1]) for one in facts.siblings)
+        if not (place.is_symlink() or place.name in lost or rotated):
+            raise FileNotFoundError(f"There is no file or folder {str(place)!r}.")
+        facts.name = place.name if place.is_symlink() else lost.get(place.name, place.name)
+        facts.file.lost = (os.readlink(place) if place.is_symlink() else place.name,)
+        return None
+    if lost:
+        facts.name, facts.file.lost = next(iter(lost.values())), tuple(lost)
+        return None
+    if not facts.siblings:
         raise FileNotFoundError(
             f"There is no checkpoint in {str(place)!r}: no file that ends in .pt, .pth, .ckpt, .bin or .safetensors."
         )
-    if newest is None or lost:
-        return None, siblings, lost
-    chosen = place / newest.name
-    if chosen.is_dir():
-        return _main_file(chosen), siblings, ()
-    return chosen, siblings, ()
+    facts.name, facts.chosen = max(facts.siblings, key=_by_step).name, False
+    chosen = place / facts.name
+    return _main_file(chosen) if chosen.is_dir() else chosen
+
+
+def _by_step(one: Sibling) -> tuple[int, str]:
+    return -1 if one.step is None else one.step, one.name
+
+
+def _listing(folder: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(folder.iterdir())[:MOST] if folder.is_dir() else []
 
 
 def _main_file(folder: pathlib.Path) -> pathlib.Path | None:
     """The weights of a folder that is one checkpoint: by their usual name, else the largest file that is not the
     optimizer's (DeepSpeed names them by rank)."""
     known = next((folder / name for name in WHOLE if (folder / name).is_file()), None)
-    files = [each for each in folder.iterdir() if is_checkpoint(each)] if known is None else []
-    weights = [each for each in files if "optim" not in each.name]
+    weights = [each for each in _listing(folder) if is_checkpoint(each) and "optim" not in each.name]
     return known or max(weights, key=lambda each: (each.stat().st_size, each.name), default=None)
-
-
-def _absent(place: pathlib.Path) -> tuple[None, tuple[Sibling, ...], tuple[str, ...]]:
-    """A path without a file: is it what a link or a pointer names?"""
-    if place.is_symlink():
-        return None, tuple(_siblings(place.parent)), (os.readlink(place),)
-    if place.parent.is_dir() and any(place.name in _dangling(each) for each in sorted(place.parent.iterdir())[:MOST]):
-        return None, tuple(_siblings(place.parent)), (place.name,)
-    siblings = tuple(_siblings(place.parent))
-    numbers = NUMBER.findall(place.name)
-    if any(_alike(one.name, place.name) and (one.step or 0) > int(numbers[-1]) for one in siblings if numbers):
-        return None, siblings, (place.name,)
-    raise FileNotFoundError(f"There is no file or folder {str(place)!r}.")
-
-
-def _name(place: pathlib.Path, chosen: pathlib.Path | None) -> str:
-    if chosen is None:
-        if place.is_dir() or not os.path.lexists(place):
-            folder = place if place.is_dir() else place.parent
-            return next((each.name for each in sorted(folder.iterdir()) if _dangling(each)), place.name)
-        return place.name
-    return chosen.parent.name if chosen.name in WHOLE and place.is_dir() else chosen.name
 
 
 def _siblings(folder: pathlib.Path) -> Iterator[Sibling]:
     """The checkpoints of a folder with their steps, as their names or their contents tell."""
-    for each in sorted(folder.iterdir())[:MOST] if folder.is_dir() else ():
+    for each in _listing(folder):
         whole = each.is_dir() and NUMBER.search(each.name) and _main_file(each) is not None
         if is_checkpoint(each) or whole:
             numbers = NUMBER.findall(each.name)
@@ -222,31 +213,24 @@ def _good(facts: CheckpointFacts, path: pathlib.Path) -> Sibling | None:
     """The newest of the others, beside this path or beside its folder, that is whole, with weights that are finite."""
     others = [one for one in facts.siblings if one.name != facts.name]
     folder = next((each for each in path.parents[:3] if others and (each / others[0].name).exists()), path)
-    for one in sorted(others, key=lambda one: -1 if one.step is None else one.step, reverse=True):
+    for one in sorted(others, key=_by_step, reverse=True):
         main = _main_file(folder / one.name) if (folder / one.name).is_dir() else folder / one.name
-        held = read_file(main) if main is not None and main.is_file() else None
-        if held is not None and not (held.fault or held.lost or held.spoiled()):
+        if main is not None and main.is_file() and read_file(main).whole:
             return one
     return None
 
 
 def _pointed(path: pathlib.Path) -> list[str]:
     """The names that a small file points to: its only line, or what JSON has under a name such as "best_checkpoint"."""
-    if path.stat().st_size > 65_536 or path.suffix in (".safetensors",) or path.name.endswith(".index.json"):
+    if is_checkpoint(path) or not path.is_file() or path.stat().st_size > 65_536 or path.name.endswith(".index.json"):
         return []
-    try:
+    names: list[str] = []
+    with contextlib.suppress(OSError, ValueError):  # bytes that are no text, text that is no JSON
         text = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return []
-    if text.startswith("{"):
-        try:
-            held = json.loads(text)
-        except ValueError:
-            return []
-        named = re.compile(r"latest|last|best|checkpoint|resume", re.IGNORECASE)
-        names = [value for key, value in held.items() if isinstance(value, str) and named.search(key)]
-    else:
         names = [text] if text and "\n" not in text and len(text) < 300 else []
+        if text.startswith("{"):
+            named = re.compile(r"latest|last|best|checkpoint|resume", re.IGNORECASE)
+            names = [value for key, value in json.loads(text).items() if isinstance(value, str) and named.search(key)]
     return [name for name in names if _names_checkpoint(path.parent, name)]
 
 
@@ -270,23 +254,21 @@ def _dangling(path: pathlib.Path) -> list[str]:
     """What a pointer or a link names and is not there."""
     if path.is_symlink() and not path.exists():
         return [os.path.basename(os.readlink(path))]
-    if not path.is_file() or is_checkpoint(path):
-        return []
     return [pathlib.PurePath(n).name for n in _pointed(path) if not any(p.exists() for p in _places(path.parent, n))]
 
 
 def _add_parts(file: SavedFile, folder: pathlib.Path) -> None:
-    """The other files of a folder that is one checkpoint: optimizer, scheduler, random states, the step."""
+    """The other files of a folder that is one checkpoint: optimizer, scheduler, random states, the step. Of all that
+    are pickled, settings too, what they would call is told."""
     tree = {"model": file.tree}
-    for role, names in BESIDE.items():
-        for name in names:
-            if (folder / name).is_file():
-                part = read_file(folder / name)
+    for each in _listing(folder):
+        if is_checkpoint(each) and each.suffix != ".safetensors":
+            role = BESIDE.get(each.name)
+            part = read_file(each, values=role is not None)
+            file.globals += tuple(g for g in part.globals if g.name.startswith(DANGEROUS) and g not in file.globals)
+            if role is not None:
                 tree[role] = part.tree
-                file.fault = file.fault or (f"{name}: {part.fault}" if part.fault else "")
-    for each in sorted(folder.iterdir())[:MOST]:  # also settings that are pickled: what they would call is told
-        beside = read_file(each, values=False).globals if is_checkpoint(each) and each.suffix != ".safetensors" else ()
-        file.globals += tuple(one for one in beside if one.name.startswith(DANGEROUS) and one not in file.globals)
+                file.fault = file.fault or (f"{each.name}: {part.fault}" if part.fault else "")
     state = folder / "trainer_state.json"
     if state.is_file() and state.stat().st_size < 50_000_000:
         step = json.loads(state.read_text(encoding="utf-8")).get("global_step")
@@ -298,13 +280,14 @@ def _add_parts(file: SavedFile, folder: pathlib.Path) -> None:
 # -- beside the model ------------------------------------------------------------------------------------------------
 
 
-def _compare(facts: CheckpointFacts, model: torch.nn.Module | None) -> None:
-    """Names, shapes and types of the file's weights beside the model's."""
+def compare(facts: CheckpointFacts, model: torch.nn.Module | None, optimizer: Any) -> None:
+    """Names, shapes and types of the file's weights beside the model's; the groups of its optimizer beside those of the
+    user's."""
     facts.entries = _entries(facts.file)
     state = {} if model is None else {n: v for n, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
     facts.entry, facts.own = _weights(facts.file, set(state))
-    if facts.file.within:
-        facts.entry = facts.entry.removeprefix(facts.file.within).lstrip(".")
+    facts.entry = facts.entry.removeprefix(facts.file.within).lstrip(".")
+    _compare_optimizer(facts, optimizer, {} if model is None else {id(p): n for n, p in model.named_parameters()})
     if model is None:
         return
     facts.model = {name: (tuple(value.shape), str(value.dtype).removeprefix("torch.")) for name, value in state.items()}
@@ -322,7 +305,8 @@ def _compare(facts: CheckpointFacts, model: torch.nn.Module | None) -> None:
     names = {to_model.get(name, name): name for name in facts.own}
     facts.missing = tuple(name for name in facts.model if name not in names)
     facts.unexpected = tuple(old for new, old in names.items() if new not in facts.model)
-    facts.reshaped = tuple(n for n in facts.own if n in facts.model and shapes[n] != facts.model[n][0])
+    both = [name for name in facts.own if name in facts.model and name not in to_model]
+    facts.reshaped = tuple(name for name in both if shapes[name] != facts.model[name][0])
 
 
 def _weights(file: SavedFile, wanted: set[str]) -> tuple[str, Mapping[str, SavedTensor]]:
@@ -332,7 +316,7 @@ def _weights(file: SavedFile, wanted: set[str]) -> tuple[str, Mapping[str, Saved
         return "", {}
     lasts = {name.rpartition(".")[2] for name in wanted}
     best: tuple[tuple[int, float, int], str, Mapping[str, SavedTensor]] = ((0, 0, 0), "", {})
-    for path, value in [("", file.tree), *file.walk()]:
+    for path, value in walk(file.tree):
         if not isinstance(value, Mapping) or re.search(r"optim|param_groups|scheduler", path):
             continue
         tensors = {str(k): v for k, v in value.items() if isinstance(v, SavedTensor) and isinstance(k, str)}
@@ -349,12 +333,11 @@ def _weights(file: SavedFile, wanted: set[str]) -> tuple[str, Mapping[str, Saved
 def _entries(file: SavedFile) -> dict[str, str]:
     """Role → path of the entry that has it, the outermost."""
     entries: dict[str, str] = {}
-    for path, value in file.walk():
-        role = _role(path, value)
-        if role and role not in entries:
-            entries[role] = path
+    for path, value in walk(file.tree):
+        entries.setdefault(_role(path, value), path)
     if file.step is not None:
-        entries["step"] = next(path for path, number in file.steps() if number == file.step)
+        entries["step"] = file.steps()[file.step]
+    entries.pop("", None)
     return entries
 
 
@@ -373,50 +356,42 @@ def _role(path: str, value: Any) -> str:
     return ""
 
 
-def _at(tree: Any, path: str) -> Any:
-    return next((value for place, value in SavedFile("", tree=tree).walk() if place == path), None)
-
-
-def _compare_optimizer(facts: CheckpointFacts, optimizer: Any, model: Any) -> None:
-    """Groups, shapes of the state and settings of the saved optimizer beside those of the user's."""
+def _compare_optimizer(facts: CheckpointFacts, optimizer: Any, names: Mapping[int, str]) -> None:
+    """Groups, shapes of the state and settings of the saved optimizer beside those of the user's. names: id of a
+    parameter → its name."""
     path = facts.entries.get("optimizer")
-    saved = _at(facts.file.tree, path) if path else None
+    saved = next((value for place, value in walk(facts.file.tree) if place == path), None)
     if optimizer is None or not isinstance(saved, Mapping) or not isinstance(saved.get("param_groups"), list):
         return
-    there, here = saved["param_groups"], optimizer.param_groups
-    facts.groups = tuple(len(g["params"]) for g in there), tuple(len(g["params"]) for g in here)
-    names = {} if model is None else {id(p): n for n, p in model.named_parameters()}
-    if facts.groups[0] != facts.groups[1]:
-        return
-    numbers = [number for group in there for number in group["params"]]
-    moments = []
-    for number, parameter in zip(numbers, [p for group in here for p in group["params"]]):
+
+    def shape(number: Any) -> tuple[int, ...] | None:
         state = saved["state"].get(number, {})
-        tensor = next((state[key] for key in COMPARED if isinstance(state.get(key), SavedTensor)), None)
-        if tensor is not None and tensor.shape != tuple(parameter.shape):
-            moments.append((names.get(id(parameter), f"parameter {number}"), tensor.shape, tuple(parameter.shape)))
-    facts.moments = tuple(moments)
-    if there and here:
-        a, b = set(there[0]) - MINOR, set(here[0]) - MINOR
-        facts.settings = tuple(sorted(a - b)), tuple(sorted(b - a))
-    rates, own = _rates(there), _rates(here)
-    if rates != own and sorted(rates) == sorted(own):
-        facts.rates = rates, own
+        return next((state[key].shape for key in COMPARED if isinstance(state.get(key), SavedTensor)), None)
+
+    def name(parameter: Any) -> str:
+        return names.get(id(parameter), "a parameter")
+
+    facts.groups = (
+        [_group(group, str, shape) for group in saved["param_groups"]],
+        [_group(group, name, lambda parameter: tuple(parameter.shape)) for group in optimizer.param_groups],
+    )
+    averages = any(group.get("betas") or group.get("momentum") for group in saved["param_groups"])
+    facts.hollow = averages and not saved["state"]
 
 
-def _rates(groups: list[dict[str, Any]]) -> tuple[tuple[float, float], ...]:
-    """Learning rate (before any schedule) and weight decay of each group; () where one is no number."""
-    pairs: list[tuple[Any, Any]] = [(g.get("initial_lr", g.get("lr")), g.get("weight_decay", 0.0)) for g in groups]
-    return tuple(pairs) if all(isinstance(value, (int, float)) for pair in pairs for value in pair) else ()
+def _group(group: Mapping[str, Any], name: Callable[[Any], str], shape: Callable[[Any], Any]) -> Group:
+    rates = (group.get("initial_lr", group.get("lr")), group.get("weight_decay", 0.0))
+    rates = rates if all(isinstance(rate, (int, float)) for rate in rates) else ()
+    held = group["params"]
+    return Group(tuple(map(name, held)), tuple(map(shape, held)), rates, frozenset(map(str, group)) - MINOR)
 
 
 def _other_settings(file: SavedFile, chosen: pathlib.Path | None, config: Any) -> Iterator[tuple[str, Any, Any]]:
     """(name, the file's, the model's) of the model's settings that were saved with other values."""
     own = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
     beside = chosen.parent / "config.json" if chosen is not None and chosen.name in WHOLE else None
-    saved = next(
-        (v for k, v in file.walk() if re.search(r"(?:^|\.)(?:config|hparams|hyper_parameters|args)$", k)), None
-    )
+    settings = re.compile(r"(?:^|\.)(?:config|hparams|hyper_parameters|args)$")
+    saved = next((value for path, value in walk(file.tree) if settings.search(path)), None)
     if beside is not None and beside.is_file() and beside.stat().st_size < 1_000_000:
         saved = json.loads(beside.read_text(encoding="utf-8"))
     saved = saved.state if isinstance(saved, SavedObject) else saved
@@ -449,41 +424,54 @@ def rename(own: Shapes, model: Shapes) -> Rename | None:
     unexpected, missing = [n for n in own if n not in model], [n for n in model if n not in own]
     if not unexpected or not missing:
         return None
+    if shifted := _shifted(unexpected, own, model):
+        return shifted
     options = [*_wrappers(unexpected, missing), *_prefixes(unexpected, missing, own, model)]
-    scored = [(len(_fitting(option, own, model)), -place, option) for place, option in enumerate(options)]
-    best = max(scored, key=lambda one: one[:2], default=None)
-    by_order = None if best is not None and best[0] == len(unexpected) else _by_order(unexpected, missing, own, model)
-    if by_order is None and best is not None and best[0] >= ENOUGH * len(unexpected):
-        option = best[2]
-        return Rename(option.code, option.what, tuple(_fitting(option, own, model)), option.text)
-    return by_order
+    best = max(options, key=lambda one: len(_fitting(one, own, model)), default=None)
+    pairs = _fitting(best, own, model) if best is not None else []
+    by_order = _by_order(unexpected, missing, own, model) if len(pairs) < len(unexpected) else None
+    if by_order is not None or best is None or len(pairs) < ENOUGH * len(unexpected):
+        return by_order
+    return dataclasses.replace(best, pairs=tuple(pairs))
 
 
 def _fitting(option: Rename, own: Shapes, model: Shapes) -> list[tuple[str, str]]:
-    return [
-        (old, new) for old, new in option.pairs if new in model and new not in own and len(own[old]) == len(model[new])
-    ]
+    free = [(old, new) for old, new in option.pairs if new in model and new not in own]
+    return [(old, new) for old, new in free if len(own[old]) == len(model[new])]
+
+
+def _shifted(unexpected: Sequence[str], own: Shapes, model: Shapes) -> Rename | None:
+    """Modules that are counted from another number: `layers.1.` to `layers.4.` for `layers.0.` to `layers.3.`."""
+    stems = {NUMBER.split(name)[0] for name in unexpected}
+    first = [(name, match) for name in own if (match := NUMBER.search(name)) and name[: match.start()] in stems]
+    for by in (-1, 1):
+        pairs = {n: f"{n[: match.start()]}{int(match[0]) + by}{n[match.end() :]}" for n, match in first}
+        new = {pairs.get(name, name): shape for name, shape in own.items()}
+        if pairs and new == {name: model.get(name) for name in new}:
+            what = f"the numbers of {listed(sorted(stems))} are {abs(by)} too {'high' if by < 0 else 'low'}"
+            return Rename(RENAMED, what, tuple(pairs.items()), f"{pairs!r}.get(name, name)")
+    return None
 
 
 def _wrappers(unexpected: Sequence[str], missing: Sequence[str]) -> list[Rename]:
     """Parts that wrappers of torch put into names, wherever they stand: those of the file too many, or too few."""
     whole = {_bare(name): name for name in missing}
     pairs = [(old, whole[_bare(old)]) for old in unexpected if _bare(old) in whole]
-    for many in (True, False):
-        chosen = [(old, new) for old, new in pairs if (len(old) > len(new)) is many]
-        longer = [name for pair in chosen for name in [pair[0] if many else pair[1]]]
-        tokens = [token for token in WRAPPERS if any(token in name.split(".") for name in longer)]
-        if tokens:
-            first, text = f"{tokens[0]}.", f"{dict(chosen)!r}.get(name, name)"
-            if all(old == first + new for old, new in chosen):
-                text = f"name.removeprefix({first!r})"
-            elif all(new == first + old for old, new in chosen):
-                text = f"{first!r} + name"
-            elif many and all(_bare(old) == new for old, new in chosen):
-                text = "name" + "".join(f".replace({token + '.'!r}, '')" for token in tokens)
-            parts = f"the part{'s' * (len(tokens) > 1)} {' and '.join(f'`{token}.`' for token in tokens)}"
-            return [Rename(WRAPPERS[tokens[0]], f"{parts} too {'many' if many else 'few'}", tuple(chosen), text)]
-    return []
+    many = sum(len(old) > len(new) for old, new in pairs) * 2 > len(pairs)
+    pairs = [(old, new) for old, new in pairs if (len(old) > len(new)) is many]
+    parts = {part for pair in pairs for part in pair[not many].split(".")}
+    tokens = [f"{token}." for token in WRAPPERS if token in parts]
+    if not tokens:
+        return []
+    text = f"{dict(pairs)!r}.get(name, name)"
+    if all(old == tokens[0] + new for old, new in pairs):
+        text = f"name.removeprefix({tokens[0]!r})"
+    elif all(new == tokens[0] + old for old, new in pairs):
+        text = f"{tokens[0]!r} + name"
+    elif all(_bare(old) == new for old, new in pairs):
+        text = "name" + "".join(f".replace({token!r}, '')" for token in tokens)
+    what = f"the part{'s' * (len(tokens) > 1)} {listed(tokens)} too {'many' if many else 'few'}"
+    return [Rename(WRAPPERS[tokens[0][:-1]], what, tuple(pairs), text)]
 
 
 def _bare(name: str) -> str:
@@ -501,27 +489,17 @@ def _prefixes(unexpected: Sequence[str], missing: Sequence[str], own: Shapes, mo
     options = []
     for (a, b), _ in sorted(changes.items(), key=lambda item: (-item[1], len(item[0][0]) + len(item[0][1])))[:40]:
         pairs = [(n, b + n[len(a) :]) for n in unexpected if n.startswith(a)]
-        inner = a if a and b and not a.startswith(b) and not b.startswith(a) else ""
-        kind = RENAMED if inner and a.count(".") == b.count(".") else f"{PREFIX}wrapper"
+        other = a and b and not a.startswith(b) and not b.startswith(a) and a.count(".") == b.count(".")
         what = f"`{a}` in place of `{b}`" if a and b else f"`{a}` too many" if a else f"`{b}` too few"
-        code = (
-            (f"name.removeprefix({a!r})" if a else "name")
-            if not b
-            else f"{b!r} + name.removeprefix({a!r})"
-            if a
-            else f"{b!r} + name"
-        )
-        options.append(Rename(kind, what, tuple(pairs), code))
+        text = (f"{b!r} + " if b else "") + (f"name.removeprefix({a!r})" if a else "name")
+        options.append(Rename(RENAMED if other else f"{PREFIX}wrapper", what, tuple(pairs), text))
     return options
 
 
 def _change(old: str, new: str) -> tuple[str, str]:
-    """("a.", "b.") for a.x.w and b.x.w: what stands before the longest common end, with a common beginning."""
+    """("a.", "b.") for a.x.w and b.x.w: what stands before the longest common end."""
     a, b = old.split("."), new.split(".")
-    while len(a) > 1 and len(b) > 1 and a[-1] == b[-1]:
-        a.pop()
-        b.pop()
-    if a and b and a[-1] == b[-1]:
+    while a and b and a[-1] == b[-1]:
         a.pop()
         b.pop()
     return "".join(f"{part}." for part in a), "".join(f"{part}." for part in b)
@@ -534,10 +512,9 @@ def _by_order(unexpected: Sequence[str], missing: Sequence[str], own: Shapes, mo
     pairs = list(zip(unexpected, missing))
     if any(own[old] != model[new] or old.rpartition(".")[2] != new.rpartition(".")[2] for old, new in pairs):
         return None
-    modules = dict(dict.fromkeys((old.rpartition(".")[0], new.rpartition(".")[0]) for old, new in pairs))
-    code = f"{dict(pairs)!r}.get(name, name)"
+    modules = {old.rpartition(".")[0]: new.rpartition(".")[0] for old, new in pairs}
     what = ", ".join(f"`{old}` in place of `{new}`" for old, new in list(modules.items())[:3])
-    return Rename(RENAMED, what, tuple(pairs), code)
+    return Rename(RENAMED, what, tuple(pairs), f"{dict(pairs)!r}.get(name, name)")
 
 
 # -- the user's loading, mended and tried -----------------------------------------------------------------------------
@@ -545,29 +522,26 @@ def _by_order(unexpected: Sequence[str], missing: Sequence[str], own: Shapes, mo
 
 def _loading(facts: CheckpointFacts, load: Any) -> dict[str, ast.Call]:
     """The user's calls of torch.load and load_state_dict, as syntax; notes its text and line in the facts."""
+    if not inspect.isroutine(load):
+        return {}
     try:
-        lines, first = inspect.getsourcelines(load) if load is not None else ([], 0)
-        file = inspect.getsourcefile(load) if load is not None else None
-    except (OSError, TypeError):
+        (lines, first), file = inspect.getsourcelines(load), inspect.getsourcefile(load)
+    except OSError:
         return {}
-    if not lines or file is None:
-        return {}
-    facts.loads = "".join(lines)
+    facts.loads = "".join("".join(lines).split(" "))
     calls: dict[str, ast.Call] = {}
-    names = {**getattr(load, "__globals__", {}), **closure_variables(load)} if inspect.isfunction(load) else {}
-    for node in nodes_of(file):
-        if not isinstance(node, ast.Call) or not first <= node.lineno < first + len(lines):
-            continue
-        if isinstance(node.func, ast.Attribute):
-            owner = node.func.value
-            thing = names.get(owner.id) if isinstance(owner, ast.Name) else None
-            if node.func.attr == "load_state_dict" and not isinstance(thing, torch.optim.Optimizer):
-                calls.setdefault("into", node)
-            elif node.func.attr == "load" and isinstance(owner, ast.Name) and owner.id == "torch":
-                calls.setdefault("load", node)
+    names = {**load.__globals__, **closure_variables(load)} if inspect.isfunction(load) else {}
+    inside = [n for n in nodes_of(str(file)) if isinstance(n, ast.Call) and 0 <= n.lineno - first < len(lines)]
+    for node in inside:
+        owner, _, method = ast.unparse(node.func).rpartition(".")
+        if method == "load_state_dict" and not isinstance(names.get(owner), torch.optim.Optimizer):
+            calls.setdefault("into", node)
+        elif (owner, method) == ("torch", "load"):
+            calls.setdefault("load", node)
     call = calls.get("load") or calls.get("into")
     if call is not None:
-        facts.where = Where(file=file, line=call.lineno, text=lines[call.lineno - first].strip(), cell=cell_name(file))
+        text, cell = lines[call.lineno - first].strip(), cell_name(str(file))
+        facts.where = Where(file=file, line=call.lineno, text=text, cell=cell)
     return calls
 
 
@@ -580,26 +554,25 @@ def _mended(facts: CheckpointFacts) -> dict[str, Callable[[str], str]]:
     if facts.doubled:
         more = ", ".join(f"{name!r}: state[{other!r}]" for name, other in facts.doubled.items())
         changes["checkpoint/tied-weights-missing"] = lambda old: f"{{**(state := {old}), {more}}}"
-    if facts.reshaped:
-        left = sorted(facts.reshaped)
-        kept = f"if name not in {left!r}}}, strict=False"
+    names = sorted(facts.reshaped)
+    if facts.transposed:
+        turned = f"value.T if name in {names!r} else value"
+        changes["checkpoint/shape-changed"] = lambda old: f"{{name: {turned} for name, value in {old}.items()}}"
+    elif names:
+        kept = f"if name not in {names!r}}}, strict=False"
         changes["checkpoint/shape-changed"] = lambda old: f"{{name: value for name, value in {old}.items() {kept}"
     return changes
 
 
-def _new_names(facts: CheckpointFacts) -> dict[str, Any]:
-    """What `Report.mended` needs: the file's names → the model's; names that the model has besides → the file's."""
-    if facts.file.fault or facts.file.lost or any(not one.allowed for one in facts.file.globals):
-        return {}
-    names = dict(facts.rename.pairs) if facts.rename else {}
-    return {"entry": facts.entry, "names": names, "copies": facts.doubled}
+def _loadable(facts: CheckpointFacts) -> bool:
+    """Whether the file is whole, and loading it calls nothing but torch's own."""
+    return bool(facts.file.format) and not (facts.file.fault or facts.file.lost or facts.file.executes)
 
 
 def _tried(facts: CheckpointFacts, model: Any, load: Any, calls: Mapping[str, ast.Call], path: str) -> dict[str, Any]:
     """Fixes that were run: the user's lines as edited, in a copy of the process; or ours, on a copy of the model."""
-    if model is None or facts.file.fault or facts.file.format not in ("zip", "legacy", "safetensors", "index"):
-        return {}
-    if any(not one.allowed for one in facts.file.globals) or (facts.entry and facts.file.format == "safetensors"):
+    form = facts.file.format
+    if model is None or not _loadable(facts) or form == "distributed" or facts.entry and form == "safetensors":
         return {}
     file, edits = str(facts.where.file), dict[str, Edit | None]()
     changes = _mended(facts)
@@ -608,18 +581,10 @@ def _tried(facts: CheckpointFacts, model: Any, load: Any, calls: Mapping[str, as
     if "into" in calls and calls["into"].args:
         given = calls["into"].args[0]
         edits = {code: edit_of(file, {given: change(source(file, given))}) for code, change in changes.items()}
-    if "load" in calls and "map_location" not in facts.loads:
+    if "load" in calls and facts.on_cards and "map_location" not in facts.loads:
         last = calls["load"].args[-1]
         edits["checkpoint/device-mapping"] = edit_of(file, {last: f"{source(file, last)}, map_location='cpu'"})
-    needed = [*changes, *(["checkpoint/device-mapping"] if _away(facts) else [])]
-    return {
-        code: (_by_edit(facts, model, load, edit, path),) for code, edit in edits.items() if edit and code in needed
-    }
-
-
-def _away(facts: CheckpointFacts) -> bool:
-    """Whether tensors lie on a card and there is none."""
-    return not facts.cuda and any(tensor.location.startswith("cuda") for tensor in facts.own.values())
+    return {code: (_by_edit(facts, model, load, edit, path),) for code, edit in edits.items() if edit}
 
 
 def _by_edit(facts: CheckpointFacts, model: Any, load: Any, edit: Edit, path: str) -> Fix:
@@ -678,22 +643,24 @@ def _loaded(facts: CheckpointFacts, model: Any, path: str) -> tuple[int, int]:
 # -- the report ------------------------------------------------------------------------------------------------------
 
 
-def _report(facts: CheckpointFacts, place: pathlib.Path) -> Report:
+def _report(facts: CheckpointFacts, name: str) -> Report:
     findings, file = tuple(name_all(facts)), facts.file
     held = {"path": str(file.path), "bytes": file.bytes, "step": file.step, "entries": dict(facts.entries)}
+    if _loadable(facts):  # what `Report.mended` needs: the file's names → the model's, and those that it has besides
+        held |= {"entry": facts.entry, "names": dict(facts.rename.pairs) if facts.rename else {}}
+        held |= {"copies": facts.doubled}
     unchecked = ["names, shapes and types: give the model (model=…)"] if facts.model is None else []
     if not facts.wanted:
         unchecked.append("whether training can go on from it: give the optimizer and what else the run has")
     subject = f"{facts.name}, {size(file.bytes)}, {file.format or 'no format of weights'}"
-    subject += f", step {file.step}" if file.step is not None else ""
     return Report(
-        f"check_checkpoint({place.name!r})",
+        f"check_checkpoint({name!r})",
         findings,
         tuple(_ruled_out(facts, findings)),
         tuple(unchecked),
         tuple(_notes(facts)),
-        subject,
-        held | _new_names(facts),
+        subject + (f", step {file.step}" if file.step is not None else ""),
+        held,
         headline="" if findings else f"{facts.name} is whole, and fits what it was compared with.",
         tables=_tables(facts),
         independent=True,
@@ -704,7 +671,7 @@ def _ruled_out(facts: CheckpointFacts, findings: tuple[Finding, ...]) -> Iterato
     codes = {finding.code for finding in findings}
     if not facts.file.fault and facts.file.format:
         yield RuledOut("a file that ends early", f"all {size(facts.file.bytes)} were read")
-    if facts.file.globals and all(one.allowed for one in facts.file.globals):
+    if facts.file.globals and not facts.file.executes:
         names = count(len(facts.file.globals), "function or class", "functions and classes")
         yield RuledOut("code in the file", f"it names {names}, all of torch's own list")
     if facts.own and "checkpoint/nonfinite-weights" not in codes:
@@ -717,9 +684,11 @@ def _notes(facts: CheckpointFacts) -> Iterator[str]:
     zeros = [n for n, t in facts.own.items() if t.zero and len(t.shape) > 1 and "lora_B" not in n]
     if zeros:
         yield f"{listed(zeros)} {'is' if len(zeros) == 1 else 'are'} all zeros."
-    absent = [WORDS[role] for role in ("step", "rng", "sampler") if role not in facts.entries]
+    absent = [PARTS[role][1] for role in ("step", "rng", "sampler") if role not in facts.entries]
     if facts.wanted and absent:
         yield f"It does not hold {listed(absent, quote='')}. nbdebug.resume_proof tells whether your run needs them."
+    if facts.hollow:
+        yield "The saved optimizer has no averages: it was made anew before the save, or has never stepped."
     if facts.configs:
         named = [f"{name} = {saved!r} (the model: {own!r})" for name, saved, own in facts.configs]
         yield f"Settings saved with it that differ from the model's: {listed(named, quote='')}."
@@ -735,9 +704,9 @@ def _notes(facts: CheckpointFacts) -> Iterator[str]:
 def _tables(facts: CheckpointFacts) -> tuple[Table, ...]:
     tables = []
     if not facts.chosen and facts.siblings:
-        ordered = sorted(facts.siblings, key=lambda one: (-1 if one.step is None else one.step, one.name))
-        tables.append(Table("The checkpoints, by step", ("file", "step"), [(one.name, one.step) for one in ordered]))
+        rows = [(one.name, one.step) for one in sorted(facts.siblings, key=_by_step)]
+        tables.append(Table("The checkpoints, by step", ("file", "step"), rows))
     if facts.own:
-        rows = [(n, t.dtype, "x".join(map(str, t.shape)), t.nan, t.inf) for n, t in facts.own.items()]
-        tables.append(Table("The weights", ("name", "type", "shape", "NaN", "infinite"), rows, open=False))
+        held = [(n, t.dtype, "x".join(map(str, t.shape)), t.nan, t.inf) for n, t in facts.own.items()]
+        tables.append(Table("The weights", ("name", "type", "shape", "NaN", "infinite"), held, open=False))
     return tuple(tables)

@@ -7,6 +7,7 @@ safetensors, all else as JSON in the header of the same file, and no pickle.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -21,11 +22,13 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from nbdebug.text import in_a_line
-from nbdebug.tools.checkpoint.check_checkpoint import WHOLE, check_checkpoint
-from nbdebug.tools.checkpoint.facts import SavedFile
+from nbdebug.tools.checkpoint.check_checkpoint import WHOLE, compare
+from nbdebug.tools.checkpoint.facts import CheckpointFacts, SavedFile
 from nbdebug.tools.checkpoint.formats import SAFETENSORS, decoded, header_checksum, loaded, read_file
+from nbdebug.tools.checkpoint.rules import name_all
 from nbdebug.tools.checkpoint.run_state import get_random, set_random
 
 NAME = re.compile(r"step_(\d+)\.safetensors$")
@@ -131,11 +134,12 @@ class Checkpoints:
         lacking = [name for name in self.parts if name not in held.tree]
         if lacking:
             raise ValueError(f"{path.name} does not hold {', '.join(lacking)}; it was written without.")
-        model, optimizer = self.parts.get("model"), self.parts.get("optimizer")
-        model = model if isinstance(model, torch.nn.Module) else None
-        report = check_checkpoint(path, model=model, optimizer=optimizer)
-        if report.findings:
-            raise ValueError(f"{path.name} is not of this run: {report.findings[0].title}.")
+        for name, part in self.parts.items():
+            facts = CheckpointFacts(dataclasses.replace(held, tree=held.tree[name]), f"`{name}` of {path.name}")
+            model, optimizer = (part if isinstance(part, kind) else None for kind in (nn.Module, torch.optim.Optimizer))
+            compare(facts, model, optimizer)
+            if (reason := next(name_all(facts), None)) is not None:
+                raise ValueError(f"{path.name} is not of this run: {reason.title}.")
 
     def _rotate(self) -> None:
         """Delete what is neither among the newest nor the best."""

@@ -9,10 +9,8 @@ from typing import Any
 
 from nbdebug.report import Fix, Where
 
-STEP = re.compile(
-    r"(?:^|_)(?:step|steps|epoch|iter|iteration|iter_num|it|global_step|update|updates|batch)$", re.IGNORECASE
-)
-"""Names under which a run keeps how far it has come."""
+STEP = re.compile(r"(?:^|[_.])(?:steps?|epoch|iter|iteration|iter_num|it|updates?|batch)$", re.IGNORECASE)
+"""Ends of the names under which a run keeps how far it has come."""
 SCHEDULER = ("last_epoch", "_step_count")
 """Counters of torch's schedulers."""
 DTYPES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
@@ -21,7 +19,7 @@ DTYPES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3f
 
 @dataclasses.dataclass
 class SavedTensor:
-    """A tensor of a file: its name's place is that in the tree. storage: what holds its bytes; offset: in elements.
+    """A tensor of a file: its name is its place in the tree. storage: what holds its bytes; offset: in elements.
 
     nan, inf: how many elements are, None where it was not read. mask: whether all others are zeros and the infinite
     ones negative, as in a mask of attention. zero: whether all elements are zero."""
@@ -36,6 +34,11 @@ class SavedTensor:
     inf: int | None = None
     mask: bool = False
     zero: bool = False
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether it holds values that are not finite, and no mask."""
+        return bool(self.nan or self.inf and not self.mask)
 
 
 class SavedObject:
@@ -59,8 +62,10 @@ class SavedGlobal:
 
 @dataclasses.dataclass
 class SavedFile:
-    """A file as it was read. format: zip, legacy, pickle, safetensors, index or "". fault: why it does not open or is
-    not whole, "" where it is; begins: what it is instead of weights ("lfs", "html", "text")."""
+    """A file as it was read. format: zip, legacy, pickle, safetensors, index, distributed or "". fault: why it does not
+    open or is not whole, "" where it is; begins: what it is instead of weights ("a page of HTML"). lost: files that an
+    index or a pointer names and that are not there. within: the entry of the tree that is this file's own, where the
+    others are of the files beside it."""
 
     path: str
     bytes: int = 0
@@ -70,36 +75,37 @@ class SavedFile:
     tree: Any = None
     globals: tuple[SavedGlobal, ...] = ()
     lost: tuple[str, ...] = ()
-    """Files that an index or a pointer names and that are not there."""
     within: str = ""
-    """The entry of the tree that is this file's own, where the others are of the files beside it."""
 
-    def walk(self) -> Iterator[tuple[str, Any]]:
-        """(dotted path, value) of all entries, those above first."""
-        yield from walk(self.tree)
+    def tensors(self) -> Iterator[tuple[str, SavedTensor]]:
+        """(dotted path, tensor) of all that it holds."""
+        return ((path, value) for path, value in walk(self.tree) if isinstance(value, SavedTensor))
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is there, and finite."""
+        return not (self.fault or self.lost or any(tensor.spoiled for _, tensor in self.tensors()))
+
+    @property
+    def executes(self) -> bool:
+        """Whether loading would call what `weights_only=True` does not."""
+        return not all(one.allowed for one in self.globals)
+
+    def steps(self) -> dict[int, str]:
+        """Number → path of the counters near the top that tell how far the run had come. A scheduler's own are none of
+        them: it is not always there."""
+        counters = [(path, value) for path, value in walk(self.tree) if type(value) is int and path.count(".") < 2]
+        return {value: path for path, value in counters if STEP.search(path) and not path.endswith(SCHEDULER)}
 
     @property
     def step(self) -> int | None:
-        """How far the run had come when this was saved: the largest number under such a name near the top."""
-        return max((number for _, number in self.steps()), default=None)
-
-    def spoiled(self) -> bool:
-        """Whether a tensor holds values that are not finite."""
-        tensors = (value for _, value in self.walk() if isinstance(value, SavedTensor))
-        return any(tensor.nan or tensor.inf and not tensor.mask for tensor in tensors)
-
-    def steps(self) -> Iterator[tuple[str, int]]:
-        """(path, number) of the counters near the top. A scheduler's own are none of them: it is not always there."""
-        for path, value in self.walk():
-            last = path.rpartition(".")[2]
-            if type(value) is int and path.count(".") < 2 and STEP.search(last) and last not in SCHEDULER:
-                yield path, value
+        """The largest of these numbers."""
+        return max(self.steps(), default=None)
 
 
 def walk(tree: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """(dotted path, value) of everything in nested dicts, lists, tuples and objects."""
-    if path:
-        yield path, tree
+    """(dotted path, value) of all in nested dicts, lists, tuples and objects: first the tree itself, under ""."""
+    yield path, tree
     if depth > 40:
         return
     if isinstance(tree, SavedObject):
@@ -121,6 +127,17 @@ class Rename:
 
 
 @dataclasses.dataclass(frozen=True)
+class Group:
+    """A parameter group of an optimizer. names, shapes: of its parameters, of saved ones the shape of their state, or
+    None. rates: learning rate (before any schedule) and weight decay. settings: names of those that tell its kind."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...] | None, ...]
+    rates: tuple[Any, ...]
+    settings: frozenset[str]
+
+
+@dataclasses.dataclass(frozen=True)
 class Sibling:
     """Another checkpoint of the same run in the folder."""
 
@@ -130,19 +147,30 @@ class Sibling:
 
 @dataclasses.dataclass
 class CheckpointFacts:
-    """A file beside what it is loaded into. model: name → (shape, dtype), None where no model was given; tied: names of
-    the model that share one tensor. own: tensors of the file that are its weights, by name; entry: where they lie (""
-    at the top). chosen: whether the user named the file, and not its folder."""
+    """A file beside what it is loaded into. chosen: whether the user named the file, and not its folder; good: the
+    newest of the siblings that is whole and finite, looked for where this one is not.
+
+    own: tensors of the file that are its weights, by name; entry: where they lie ("" at the top). entries: role → path
+    of the entry that has it (optimizer, scheduler, scaler, ema, rng, sampler, step).
+
+    model: name → (shape, dtype), None where no model was given; called: the user's name of it; tied: names of it that
+    share one tensor; reshaped: names with another size. wanted: which of the roles the user gave. groups: the saved
+    optimizer's, the user's. hollow: whether the saved one has no averages, though its kind keeps them. configs:
+    (name, the file's value, the model's) of settings that differ.
+
+    loads: the user's loading without its spaces, "" where it is not known; where: its line. fixes: those that were
+    tried, by the code that they are for."""
 
     file: SavedFile
     name: str
     siblings: tuple[Sibling, ...] = ()
     chosen: bool = True
     good: Sibling | None = None
-    """The newest of the others that is whole and finite; looked for where this one is not."""
     entry: str = ""
     own: Mapping[str, SavedTensor] = dataclasses.field(default_factory=dict)
+    entries: dict[str, str] = dataclasses.field(default_factory=dict)
     model: Mapping[str, tuple[tuple[int, ...], str]] | None = None
+    called: str = "model"
     inf_in_model: frozenset[str] = frozenset()
     tied: tuple[tuple[str, ...], ...] = ()
     rename: Rename | None = None
@@ -150,27 +178,13 @@ class CheckpointFacts:
     unexpected: tuple[str, ...] = ()
     reshaped: tuple[str, ...] = ()
     wanted: tuple[str, ...] = ()
-    """Which of optimizer, scheduler, scaler and ema the user gave, or sampler."""
-    entries: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Role → path of the entry that has it: optimizer, scheduler, scaler, ema, rng, sampler, step."""
-    groups: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    """Sizes of the optimizer's parameter groups: the file's, the user's."""
-    moments: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
-    """(name of the parameter, shape of its saved state, its own shape) where they differ."""
-    settings: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-    """Settings of a group that only the file's optimizer has, and only the user's."""
-    rates: tuple[tuple[tuple[float, float], ...], ...] = ()
-    """(learning rate, weight decay) of each group: the file's, the user's, where they are the same in another order."""
+    groups: tuple[list[Group], list[Group]] = ([], [])
+    hollow: bool = False
     configs: tuple[tuple[str, Any, Any], ...] = ()
-    """(name, the file's value, the model's) of settings that differ."""
     cuda: bool = False
-    called: str = "model"
-    """The user's name of the model."""
     loads: str = ""
-    """The text of the user's loading, "" where it is not known."""
     where: Where = dataclasses.field(default_factory=Where)
     fixes: Mapping[str, tuple[Fix, ...]] = dataclasses.field(default_factory=dict)
-    """Fixes that were tried, by the code that they are for."""
 
     @property
     def doubled(self) -> dict[str, str]:
@@ -179,6 +193,12 @@ class CheckpointFacts:
         return {name: other for name, other in pairs if other and name in self.missing}
 
     @property
-    def is_loose(self) -> bool:
-        """Whether the user's loading passes over names that do not fit."""
-        return "strict=False" in self.loads.replace(" ", "")
+    def transposed(self) -> bool:
+        """Whether all weights of another size have the model's axes in reverse."""
+        pairs = [(self.own[name].shape, (self.model or {})[name][0]) for name in self.reshaped]
+        return bool(pairs) and all(len(a) == 2 and a == b[::-1] for a, b in pairs)
+
+    @property
+    def on_cards(self) -> dict[str, str]:
+        """Name → device of the weights that were saved on a card, where this machine has none."""
+        return {n: t.location for n, t in self.own.items() if t.location.startswith("cuda") and not self.cuda}

@@ -9,6 +9,7 @@ The bytes of tensors are read once, in pieces of 4 MiB: for the checksum that a 
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.util
 import io
 import json
 import math
@@ -21,12 +22,12 @@ import tempfile
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import IO, Any
 
 import torch
 
-from nbdebug.text import size
+from nbdebug.text import listed, size
 from nbdebug.tools.checkpoint.facts import SavedFile, SavedGlobal, SavedObject, SavedTensor, walk
 
 PIECE = 1 << 22
@@ -48,21 +49,25 @@ STORAGES = {
     "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
     "ComplexFloatStorage": torch.complex64, "ComplexDoubleStorage": torch.complex128, "UntypedStorage": torch.uint8,
 }  # fmt: skip
-METADATA = tuple(
-    "torch.distributed.checkpoint.metadata. torch.distributed.checkpoint.filesystem._StorageInfo "
-    "torch.serialization._get_layout pathlib.".split()
-)
+METADATA = (
+    "torch.distributed.checkpoint.metadata.", "torch.distributed.checkpoint.filesystem._StorageInfo",
+    "torch.serialization._get_layout", "pathlib.",
+)  # fmt: skip
 """Beginnings of what the `.metadata` of torch.distributed.checkpoint names, besides torch's own list."""
 HARMLESS = {
     f"builtins.{n}"
     for n in "set frozenset dict list tuple int float complex str bytes bytearray bool slice range object".split()
 }
-
-
+FOREIGN = {
+    b"version https://git-lfs": "a pointer of Git LFS", b"<": "a page of HTML", b"{": "text (JSON)",
+    b"\x1f\x8b": "a gzip archive", b"\x93NUMPY": "an array of NumPy", b"\x89HDF": "an HDF5 file",
+    b"GGUF": "a GGUF file of llama.cpp", b"7z\xbc\xaf": "a 7z archive", b"BZh": "a bzip2 archive",
+    b"\xfd7zXZ": "an xz archive", b"\x28\xb5\x2f\xfd": "a zstd archive",
+}  # fmt: skip
+"""How files begin that are often taken for weights."""
 TORN = (pickle.UnpicklingError, EOFError, zipfile.BadZipFile, struct.error, zlib.error)
 SENSELESS = (ValueError, TypeError, LookupError, AttributeError, MemoryError, OverflowError, ImportError)
 """What reading raises of a file that ends early, and of one that was never good."""
-
 
 # -- a pickle, without what it names ---------------------------------------------------------------------------------
 
@@ -100,8 +105,7 @@ class _Dict(dict):
 
 def _made(name: str, args: tuple[Any, ...]) -> Any:
     if name in ("collections.OrderedDict", "collections.defaultdict", "collections.Counter", "builtins.dict"):
-        pairs = args[0] if args and isinstance(args[0], (list, dict)) else ()
-        return _Dict(pairs)
+        return _Dict(args[0] if args and isinstance(args[0], (list, dict)) else ())
     if name == "copyreg._reconstructor" and args and isinstance(args[0], _StandIn):
         return _Object(args[0].__dict__["title"])
     if name in ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state") and args:
@@ -112,9 +116,7 @@ def _made(name: str, args: tuple[Any, ...]) -> Any:
         whole, offset, shape, stride = args[:4]
         return SavedTensor(whole.dtype, tuple(shape), whole.storage, int(offset), tuple(stride), whole.location)
     if name == "torch._utils._rebuild_from_type_v2" and len(args) > 2 and isinstance(args[2], tuple):
-        return (
-            _made(args[0].__dict__.get("title", ""), args[2]) if isinstance(args[0], _StandIn) else _Object(name, args)
-        )
+        return _made(args[0].__dict__["title"], args[2]) if isinstance(args[0], _StandIn) else _Object(name, args)
     return _Object(name, args)
 
 
@@ -144,11 +146,8 @@ class _Reader(pickle.Unpickler):
 
 def _new(cls: Any, *args: Any) -> Any:
     """What the opcode NEWOBJ calls in place of a class's own `__new__`."""
-    if cls.__dict__.get("title") in ("collections.OrderedDict",):
-        return _Dict()
-    made = object.__new__(_Object)
-    made.name, made.args, made.state = cls.__dict__["title"], args, None
-    return made
+    title = cls.__dict__["title"]
+    return _Dict() if title == "collections.OrderedDict" else _Object(title, args)
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -164,8 +163,8 @@ def read_file(path: pathlib.Path, values: bool = True) -> SavedFile:
         saved.format, saved.begins = _format(head, path.name)
         if saved.bytes == 0:
             saved.begins, saved.fault = "", "it is empty (0 bytes)"
-        elif saved.begins == "zeros":
-            saved.fault = "it begins with zeros: its space was reserved and never written"
+        elif not head.strip(b"\0"):
+            saved.begins, saved.fault = "", "it begins with zeros: its space was reserved and never written"
         elif saved.format:
             try:
                 _READERS[saved.format](file, saved, values)
@@ -177,34 +176,33 @@ def read_file(path: pathlib.Path, values: bool = True) -> SavedFile:
 
 
 def _format(head: bytes, name: str) -> tuple[str, str]:
+    """(format, what it is instead), one of them "". A header of safetensors begins with its length, in 8 bytes."""
+    known = next((words for start, words in FOREIGN.items() if head.lstrip().startswith(start)), "")
     if name == ".metadata":
         return "distributed", ""
     if head.startswith(b"PK\x03\x04"):
         return "zip", ""
-    if head.startswith(b"version https://git-lfs"):
-        return "", "lfs"
-    if head and not head.strip(b"\0"):
-        return "", "zeros"
-    if name.endswith(".safetensors") or head[8:9] == b"{" and int.from_bytes(head[:8], "little") < HEADER:
-        return "safetensors", ""
-    if head.lstrip()[:1] == b"<":
-        return "", "html"
-    if head.lstrip()[:1] == b"{" and name.endswith(".json"):
+    if "JSON" in known and name.endswith(".json"):
         return "index", ""
+    short = int.from_bytes(head[:8], "little") < HEADER
+    if head[8:9] == b"{" and short or name.endswith(".safetensors") and (short or not known):
+        return "safetensors", ""
     if head[:1] == b"\x80":
         return "pickle", ""
-    return "", "text" if head.isascii() else "unknown"
+    return "", known or ("text" if head.isascii() else "a file of no known format")
 
 
 def _zip(file: IO[bytes], saved: SavedFile, values: bool) -> None:
     with zipfile.ZipFile(file) as archive:
         entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
         if "data.pkl" not in entries:
-            raise ValueError("an archive without data.pkl: no file of torch.save")
+            saved.format, saved.begins = "", f"an archive of other files ({listed(archive.namelist())})"
+            return
         with archive.open(entries["data.pkl"]) as pickled:
             reader = _Reader(pickled)
             saved.tree = reader.load()
         saved.globals = _globals(reader.names, saved.tree)
+        views = _views(saved)
         for key, (dtype, number) in reader.storages.items():
             info = entries.get(f"data/{key}")
             if info is None or info.file_size < number * dtype.itemsize:
@@ -213,12 +211,10 @@ def _zip(file: IO[bytes], saved: SavedFile, values: bool) -> None:
                 file.seek(info.header_offset + 26)
                 lengths = struct.unpack("<HH", file.read(4))
                 file.seek(info.header_offset + 30 + sum(lengths))
-                checksum = _examine(file, number, dtype, _views(saved, key))
+                checksum = _examine(file, number, dtype, views.get(key, []))
                 if checksum != info.CRC and number * dtype.itemsize == info.file_size:
-                    names = [name for name, _ in _views(saved, key)]
-                    saved.fault = (
-                        f"the bytes of {', '.join(names[:3]) or key} changed after they were written (checksum)"
-                    )
+                    names = listed([name for name, _ in views.get(key, [])] or [key])
+                    saved.fault = f"the bytes of {names} changed after they were written (checksum)"
 
 
 def _pickle(file: IO[bytes], saved: SavedFile, values: bool) -> None:
@@ -232,16 +228,16 @@ def _pickle(file: IO[bytes], saved: SavedFile, values: bool) -> None:
         _Reader(file).load()
     reader = _Reader(file)
     saved.tree = reader.load()
-    saved.globals = _globals(reader.names, saved.tree)
+    saved.globals, views = _globals(reader.names, saved.tree), _views(saved)
     for key in _Reader(file).load():
         dtype, number = reader.storages[str(key)]
         written = struct.unpack("<q", _exactly(file, 8))[0]
-        start = file.tell()
-        if start + written * dtype.itemsize > saved.bytes:
-            raise EOFError(f"storage {key} needs {size(start + written * dtype.itemsize - saved.bytes)} more")
+        end = file.tell() + written * dtype.itemsize
+        if end > saved.bytes:
+            raise EOFError(f"storage {key} needs {size(end - saved.bytes)} more")
         if values:
-            _examine(file, number, dtype, _views(saved, str(key)))
-        file.seek(start + written * dtype.itemsize)
+            _examine(file, number, dtype, views.get(str(key), []))
+        file.seek(end)
 
 
 def _exactly(file: IO[bytes], number: int) -> bytes:
@@ -301,20 +297,21 @@ def _index(file: IO[bytes], saved: SavedFile, values: bool) -> None:
     """The shards that an index names, as one tree."""
     shards = json.load(file).get("weight_map")
     if not isinstance(shards, dict):
-        saved.format, saved.begins = "", "text"
+        saved.format, saved.begins = "", "text (JSON)"
         return
     saved.tree, folder = {}, pathlib.Path(saved.path).parent
-    lost: list[str] = []
-    for name in sorted({str(shard) for shard in shards.values()}):
-        if not (folder / name).is_file():
-            lost.append(name)
-            continue
-        shard = read_file(folder / name, values)
-        saved.bytes += shard.bytes
-        saved.fault = saved.fault or (f"{name}: {shard.fault}" if shard.fault else "")
-        saved.globals += shard.globals
-        saved.tree.update(shard.tree or {})
-    saved.lost = tuple(lost)
+    names = sorted({str(shard) for shard in shards.values()})
+    saved.lost = tuple(name for name in names if not (folder / name).is_file())
+    for name in names:
+        if name not in saved.lost:
+            shard = read_file(folder / name, values)
+            saved.bytes += shard.bytes
+            saved.fault = saved.fault or (f"{name}: {shard.fault}" if shard.fault else "")
+            saved.globals += shard.globals
+            saved.tree.update(shard.tree or {})
+    absent = [name for name, shard in shards.items() if name not in saved.tree and shard not in saved.lost]
+    if absent and not saved.fault:
+        saved.fault = f"its index names {listed(absent)}, and no shard holds {'it' if len(absent) == 1 else 'them'}"
 
 
 def _distributed(file: IO[bytes], saved: SavedFile, values: bool) -> None:
@@ -370,15 +367,12 @@ _READERS = {"distributed": _distributed, "zip": _zip, "pickle": _pickle, "safete
 # -- values ----------------------------------------------------------------------------------------------------------
 
 
-def _views(saved: SavedFile, key: str) -> list[tuple[str, SavedTensor]]:
-    """The tensors that lie in a storage. Made once for a file."""
-    table = saved.__dict__.get("_views")
-    if table is None:
-        table = saved.__dict__.setdefault("_views", {})
-        for path, value in [("", saved.tree), *saved.walk()]:
-            if isinstance(value, SavedTensor):
-                table.setdefault(value.storage, []).append((path, value))
-    return table.get(key, [])
+def _views(saved: SavedFile) -> dict[str, list[tuple[str, SavedTensor]]]:
+    """The tensors that lie in each storage."""
+    views: dict[str, list[tuple[str, SavedTensor]]] = {}
+    for path, tensor in saved.tensors():
+        views.setdefault(tensor.storage, []).append((path, tensor))
+    return views
 
 
 def _examine(file: IO[bytes], number: int, dtype: torch.dtype, views: list[tuple[str, SavedTensor]]) -> int:
@@ -403,11 +397,9 @@ def _examine(file: IO[bytes], number: int, dtype: torch.dtype, views: list[tuple
 
 def _extent(tensor: SavedTensor) -> int:
     """Elements from a tensor's first to its last, in its storage."""
-    if 0 in tensor.shape:
-        return 0
-    if len(tensor.stride) == len(tensor.shape):
-        return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride))
-    return math.prod(tensor.shape)
+    if 0 in tensor.shape or len(tensor.stride) != len(tensor.shape):
+        return math.prod(tensor.shape)
+    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride))
 
 
 def _note(tensor: SavedTensor, values: torch.Tensor) -> None:
@@ -432,20 +424,15 @@ def _note(tensor: SavedTensor, values: torch.Tensor) -> None:
 
 def _globals(names: Mapping[str, Any], tree: Any, also: tuple[str, ...] = ()) -> tuple[SavedGlobal, ...]:
     """also: beginnings of names that this kind of file has besides."""
-    allowed = _allowed()
-    paths: dict[str, str] = {}
-    for path, value in [("", tree), *walk(tree)]:
-        if isinstance(value, SavedObject):
-            paths.setdefault(value.name, path)
-        elif isinstance(value, _StandIn):
-            paths.setdefault(value.__dict__["title"], path)
-    found = []
+    allowed, paths, found = _allowed(), dict[str, str](), []
+    for path, value in walk(tree):
+        if isinstance(value, (SavedObject, _StandIn)):
+            paths.setdefault(value.name if isinstance(value, SavedObject) else value.__dict__["title"], path)
     for name in names:
         known = name in allowed or name in HARMLESS or bool(also) and name.startswith(also)
         known = known or name.startswith("torch.") and name.rpartition(".")[2] in STORAGES
         missing = "" if known else _missing(name)
-        near = tuple(_homes(name)) if missing else ()
-        found.append(SavedGlobal(name, paths.get(name, ""), known, missing, near))
+        found.append(SavedGlobal(name, paths.get(name, ""), known, missing, _homes(name) if missing else ()))
     return tuple(found)
 
 
@@ -456,51 +443,37 @@ def _allowed() -> set[str]:
 
         return {*_get_allowed_globals(), *_get_user_allowed_globals()}
     except ImportError:  # another version of torch: its private names may move
-        names = "collections.OrderedDict torch._utils._rebuild_tensor_v2 torch._utils._rebuild_parameter torch.Size"
-        return set(names.split())
+        return {"collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter"}
 
 
 def _missing(name: str) -> str:
     """ "module" or "name" where an object can't be imported under its name. Nothing is imported to find out."""
     module, _, last = name.rpartition(".")
-    while module and module not in sys.modules and _spec(module) is None and "." in module and last[:1].isupper():
-        module, _, outer = module.rpartition(".")  # a class within a class
-        last = outer
-    if module in sys.modules:
-        return "" if last in vars(sys.modules[module]) or hasattr(type(sys.modules[module]), "__getattr__") else "name"
-    return "" if _spec(module) is not None else "module"
+    while _spec(module) is None and "." in module and last[:1].isupper():
+        module, _, last = module.rpartition(".")  # a class within a class
+    if module not in sys.modules:
+        return "" if _spec(module) is not None else "module"
+    held = sys.modules[module]
+    return "" if last in vars(held) or hasattr(type(held), "__getattr__") else "name"
 
 
 def _spec(module: str) -> Any:
-    path: Any = None
-    spec: Any = None
-    for place, _ in enumerate(module.split(".")):
-        whole = ".".join(module.split(".")[: place + 1])
-        if whole in sys.modules:
-            path = getattr(sys.modules[whole], "__path__", None)
-            spec = sys.modules[whole]
-            continue
-        if place and path is None:
-            return None
-        spec = importlib.machinery.BuiltinImporter.find_spec(whole) if not place else None
-        spec = spec or importlib.machinery.PathFinder.find_spec(whole, path)
-        if spec is None:
-            return None
-        path = spec.submodule_search_locations
-    return spec
+    """The module where it is loaded, else how it would be found; None where it can't be."""
+    if module in sys.modules:
+        return sys.modules[module]
+    parent = _spec(module.rpartition(".")[0]) if "." in module else None
+    path = getattr(parent, "__path__", None) or getattr(parent, "submodule_search_locations", None)
+    if "." in module:
+        return importlib.machinery.PathFinder.find_spec(module, path) if path else None
+    return importlib.util.find_spec(module)
 
 
-def _homes(name: str) -> Iterator[str]:
+def _homes(name: str) -> tuple[str, ...]:
     """Loaded modules of the user's that define a class of this name."""
-    last = name.rpartition(".")[2]
-    for title, module in list(sys.modules.items()):
-        thing = vars(module).get(last) if isinstance(module, type(sys)) else None
-        if (
-            isinstance(thing, type)
-            and thing.__module__ in (title, "builtins")
-            and not title.startswith(("torch", "nbdebug"))
-        ):
-            yield title
+    modules = [(title, module) for title, module in list(sys.modules.items()) if isinstance(module, type(sys))]
+    things = [(title, vars(module).get(name.rpartition(".")[2])) for title, module in modules]
+    own = [(title, thing) for title, thing in things if not title.startswith(("torch", "nbdebug"))]
+    return tuple(title for title, thing in own if isinstance(thing, type) and thing.__module__ in (title, "builtins"))
 
 
 def loaded(path: pathlib.Path) -> Any:

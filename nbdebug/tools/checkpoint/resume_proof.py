@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import os
 import pathlib
@@ -27,25 +28,18 @@ from nbdebug.tools.checkpoint.check_checkpoint import checkpoint_facts
 from nbdebug.tools.checkpoint.checkpoints import Checkpoints
 from nbdebug.tools.checkpoint.facts import STEP, CheckpointFacts, SavedFile
 from nbdebug.tools.checkpoint.rules import missing_part, name_all
-from nbdebug.tools.checkpoint.run_state import LIBRARIES, ObservedRun, RunState, kinds, plain
+from nbdebug.tools.checkpoint.run_state import LIBRARIES, ObservedRun, Put, RunState, kinds, plain
 from nbdebug.trainers import held
 
-CODES = {
-    "optimizer": "checkpoint/optimizer-missing", "scheduler": "checkpoint/scheduler-missing",
-    "scaler": "checkpoint/scaler-missing", "ema": "checkpoint/ema-missing", "rng": "checkpoint/rng-not-restored",
-    "generator": "checkpoint/rng-not-restored", "sampler": "checkpoint/sampler-not-resumed",
-    "step": "checkpoint/step-missing", "gradients": "checkpoint/accumulation-not-resumed",
-    "model": "error/state-dict-mismatch",
-}  # fmt: skip
-"""What had to be put back → the cause."""
 CONFIRMED = {"optimizer": "optimizer-mismatch", "model": "prefix|shape|dtype|tied|nonfinite|state-dict"}
 """What had to be put back → the codes of `check_checkpoint` that say why."""
 LACKING = re.compile(r"(?<!weights)-missing$")
 """Codes that say what a file lacks: the runs decide about these."""
 UNREADABLE = ("truncated-file", "not-weights", "rotated-away", "class-moved", "unsafe-pickle", "lexicographic-latest")
 """Ends of codes of files that nothing can go on from."""
-Put = tuple[str, str]
 Function = Callable[[ObservedRun], Any]
+Cause = tuple[str, str, str, str]
+"""What had to be put back: its kind, its name, how that was proven, how it is read and set."""
 
 
 def resume_proof(
@@ -310,7 +304,6 @@ class _Proof:
         again = self._run(ObservedRun(self.at, take=True), uninterrupted)
         self.repeats = self._compared(again, True) == self.wanted
         self.state: RunState = again["state"]
-        self.start = RunState()
 
     def _run(self, observed: ObservedRun, function: Function) -> dict[str, Any]:
         return dict(_copied(lambda: observed.run(function), self.seconds))
@@ -363,128 +356,116 @@ class _Proof:
         seen why. Where the runs prove nothing, what it has seen."""
         found = []
         known = any(re.search(code, one.code) for one in static for code in CONFIRMED.values())
-        for kind, name, proof in self._causes(known):
+        for kind, name, proof, form in self._causes(known):
             because, cost = f"{self.difference}. {proof}", self.cost()
             seen = [one for one in static if kind in CONFIRMED and re.search(CONFIRMED[kind], one.code)]
             if seen:
                 evidence = {**seen[0].evidence, "put back": name, "proof": because}
-                found.append(dataclasses.replace(seen[0], evidence=evidence))
+                one = dataclasses.replace(seen[0], evidence=evidence)
             elif kind == "model":
-                found.append(self._weights(name, because))
+                one = self._weights(name, because)
             else:
-                role = "rng" if kind == "generator" else kind
-                found.append(missing_part(self.facts, role, CODES[kind], because, name))
-            if cost:
-                found[-1] = dataclasses.replace(found[-1], evidence={**found[-1].evidence, "cost": cost})
+                one = missing_part(self.facts, "rng" if kind == "generator" else kind, because, name, form)
+            found.append(dataclasses.replace(one, evidence=one.evidence | {"cost": cost} if cost else one.evidence))
         return tuple(found) or tuple(one for one in static if not LACKING.search(one.code))
 
     def _weights(self, name: str, because: str) -> Finding:
         """Weights or buffers that the resumed run has otherwise."""
-        there, here = self.state.parts["model", name], self._start().parts.get(("model", name), {})
+        there, here = self.state.parts["model", name], self._start.parts.get(("model", name), {})
         other = [key for key in there if plain(there[key]) != plain(here.get(key))]
         title = f"{listed(other)} of `{name}` {'differs' if len(other) == 1 else 'differ'} after the loading: {because}"
         lines = f"state['model'] = {name}.state_dict()  # when saving\n{name}.load_state_dict(state['model'])"
         fix = Fix("Save and load all of it, buffers too.", lines)
-        return Finding(CODES["model"], title, self.facts.where, {"where": [name], "keys": other}, (fix,))
+        return Finding("error/state-dict-mismatch", title, self.facts.where, {"where": [name], "keys": other}, (fix,))
 
-    def _causes(self, known: bool) -> Iterator[tuple[str, str, str]]:
-        """(kind, name, how it was proven). known: the file itself shows a cause; the order of the data proves less."""
+    def _causes(self, known: bool) -> Iterator[Cause]:
+        """known: the file itself shows a cause; the order of the data proves less."""
         other_rows = self.plainly["rows"] != self.rows[self.past :]
-        order = ("sampler", "generator") if other_rows else ("optimizer", "scheduler", "scaler", "ema")
-        options = [put for put in self.state.parts if put[0] in CODES]
-        options.sort(key=lambda put: (put[0] == "model", put[0] in self.facts.entries, put[0] not in order))
-        if other_rows:
-            for put in [put for put in options if put[0] in ("sampler", "generator")]:
-                if self._continues({put: self.state.parts[put]}):
-                    kind, name = self._counter(put)
-                    yield kind, name, f"With `{name}` put back, all batches after it are those of the other run"
-                    return
-        for early in (True, False):
-            if self._agrees({}, early, True):
-                yield "rng", self._generator(early), "With the states of the generators put back, both agree"
+        parts, data = self.state.parts, ("sampler", "generator")
+        options = [put for put in parts if put[0] not in ("early", "late")]
+        options.sort(
+            key=lambda put: (put[0] == "model", put[0] in self.facts.entries, (put[0] in data) is not other_rows)
+        )
+        for put in options if other_rows else ():
+            if put[0] in data and self._helps({put: parts[put]}, rows=True):
+                how = f"With `{put[1]}` put back, all batches after it are those of the other run"
+                yield from self._named(put, how, rows=True)
+                return
+        for when in ("early", "late"):
+            states = {put: state for put, state in parts.items() if put[0] == when}
+            if self._helps(states):
+                alone = next((put[1] for put in states if self._helps({put: states[put]})), "")
+                name = alone or listed([name for _, name in states], quote="")
+                yield "rng", name, "With the states of the generators put back, both agree", ""
                 return
         for put in options:
-            if self._agrees({put: self.state.parts[put]}):
-                kind, name = self._counter(put)
-                yield kind, name, f"With `{name}` put back alone, both agree"
+            if self._helps({put: parts[put]}):
+                yield from self._named(put, f"With `{put[1]}` put back alone, both agree")
                 return
-        found = self._several(options)
-        if found:
-            how = f"With {count(len(found), 'state')} put back together, both agree"
-            yield from ((kind, name, how) for kind, name in found)
-            return
-        if not known:
+        several = self._several(options)
+        for put in several:
+            how = f"With {count(len(several), 'state')} put back together, both agree"
+            yield from self._named(put, how) if put[1] else [("rng", "", how, "")]
+        if not several and not known:
             yield from self._by_the_data(other_rows)
 
-    def _counter(self, put: Put) -> Put:
-        """An object of the user's that differs in a counter of steps alone is that counter."""
-        there, here = self.state.parts[put], self._start().parts.get(put)
-        if put[0] == "sampler" and isinstance(there, dict) and isinstance(here, dict):
-            changed = [key for key in there if plain(there[key]) != plain(here.get(key))]
-            if changed and all(type(there[key]) is int and STEP.search(key) for key in changed):
-                return "step", f"{put[1]}.{changed[0]}"
-        return put
+    def _named(self, put: Put, how: str, rows: bool = False) -> Iterator[Cause]:
+        """A state as a cause. Of an object without `state_dict`, the values that the other run has otherwise: the one
+        that is enough, else all of them."""
+        (kind, name), form = put, self.state.forms[put]
+        if form != "values":
+            yield kind, name, how, form if form != "object" else ""
+            return
+        there, here = self.state.parts[put], self._start.parts.get(put, {})
+        changed = [key for key in there if plain(there[key]) != plain(here.get(key))]
+        if changed and all(type(there[key]) is int and STEP.search(key) for key in changed):
+            yield "step", f"{name}.{changed[0]}", how, ""
+            return
+        alone = [key for key in changed if len(changed) > 1 and self._helps({put: {key: there[key]}}, rows)]
+        role = "value" if kind == "sampler" and not rows else kind
+        yield from ((role, f"{name}.{key}", how, "value") for key in alone[:1] or changed)
 
     def _several(self, options: list[Put]) -> list[Put]:
         """The smallest set of states with which both agree, where one is not enough."""
-        needed: Mapping[Put, Any] = {put: self.state.parts[put] for put in options}
-        if not needed or not self._agrees(needed, early=True, random=True):
+        needed = {put: state for put, state in self.state.parts.items() if put[0] != "late"}
+        if not options or not self._helps(needed):
             return []
         for put in options:
-            fewer = {key: value for key, value in needed.items() if key != put}
-            if self._agrees(fewer, early=True, random=True):
+            fewer = {key: state for key, state in needed.items() if key != put}
+            if self._helps(fewer):
                 needed = fewer
-        chosen = list(needed)
-        return chosen if self._agrees(needed) else [*chosen, ("rng", "")]
+        chosen = {put: state for put, state in needed.items() if put[0] != "early"}
+        return list(chosen) if self._helps(chosen) else [*chosen, ("rng", "")]
 
-    def _by_the_data(self, other_rows: bool) -> Iterator[tuple[str, str, str]]:
+    def _by_the_data(self, other_rows: bool) -> Iterator[Cause]:
         """Causes that no state in a variable explains: a loop that counts from zero, an order that begins anew."""
-        start = self._start()
-        counters = {n: (v, start.counters[n]) for n, v in self.state.counters.items() if start.counters.get(n, v) != v}
-        first, due = (
-            self.plainly["rows"][:1],
-            self.rows[self.past : self.past + 1],
-        )  # the same: what differs is computed
-        if other_rows and first and first != due and not (counters and "step" not in self.facts.entries):
-            mark = first[0]
-            place = self.rows.index(mark) if mark in self.rows else None
-            how = (
-                f"its first batch is batch {place} of the other run, which is at batch {self.past}"
-                if place is not None
-                else "its batches are in another order"
-            )
-            yield "sampler", "", f"The data begins anew: {how}"
+        here = self._start.counters
+        counters = {n: (v, here[n]) for n, v in self.state.counters.items() if here.get(n, v) != v}
+        mark, due = self.plainly["rows"][:1], self.rows[self.past : self.past + 1]  # the same: what differs is computed
+        if other_rows and mark and mark != due and not (counters and "step" not in self.facts.entries):
+            how = "its batches are in another order"
+            if mark[0] in self.rows:
+                at = self.rows.index(mark[0])
+                how = f"its first batch is batch {at} of the other run, which is at batch {self.past}"
+            yield "sampler", "", f"The data begins anew: {how}", ""
         elif counters:
-            name, (there, here) = max(counters.items(), key=lambda item: item[1][0] - item[1][1])
-            yield "step", name, f"`{name}` begins at {here} where the other run has {there}"
+            name, (there, now) = max(counters.items(), key=lambda item: item[1][0] - item[1][1])
+            yield "step", name, f"`{name}` begins at {now} where the other run has {there}", ""
 
+    @functools.cached_property
     def _start(self) -> RunState:
-        if not self.start.random:
-            self.start = self._run(ObservedRun(0, take=True), self.resumed)["state"]
-        return self.start
+        """The resumed run where it goes on."""
+        state: RunState = self._run(ObservedRun(0, take=True), self.resumed)["state"]
+        return state
 
-    def _trial(self, put: Mapping[Put, Any], early: Mapping[str, Any], late: Mapping[str, Any]) -> dict[str, Any]:
-        observed = ObservedRun(0, put=put)
-        observed.early, observed.late = dict(early), dict(late)
+    def _helps(self, states: Mapping[Put, Any], rows: bool = False) -> bool:
+        """Whether both runs are equal with these states put back. rows: whether all batches are but the first, which
+        was drawn before."""
         try:
-            return self._run(observed, self.resumed)
+            result = self._run(ObservedRun(0, put=states), self.resumed) if states else {}
         except Exception:  # a state that does not fit the object there: it is not the cause
-            return {}
-
-    def _agrees(self, put: Mapping[Put, Any], early: bool = False, random: bool = False, only: str = "") -> bool:
-        """Whether both runs are equal with these states put back. random: with those of the global generators too, or
-        the one called `only`, after each loading (early) or at the moment."""
-        states = (self.state.earlier if early else self.state.random) if random else {}
-        states = {only: states[only]} if only else states
-        result = self._trial(put, states if early else {}, {} if early else states)
+            return False
+        if rows:
+            later = result["rows"][1:]
+            return bool(later) and later == self.rows[self.past + 1 :][: len(later)]
         return bool(result) and self._compared(result) == self.wanted
-
-    def _continues(self, put: Mapping[Put, Any]) -> bool:
-        """Whether all batches but the first, which was drawn before the state came back, are the other run's."""
-        rows = self._trial(put, {}, {}).get("rows", [])
-        return len(rows) > 1 and rows[1:] == self.rows[self.past + 1 :][: len(rows) - 1]
-
-    def _generator(self, early: bool) -> str:
-        """Which of the global generators it is, where one alone is enough."""
-        states = self.state.earlier if early else self.state.random
-        return next((name for name in states if self._agrees({}, early, True, name)), listed(states, quote=""))

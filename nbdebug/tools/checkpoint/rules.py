@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nbdebug.registry import rule
@@ -56,27 +56,23 @@ def finding(
 def broken(facts: CheckpointFacts) -> Finding | None:
     """The file is not whole, or holds something else."""
     file, name = facts.file, facts.name
-    if file.lost:
-        return rotated_away(facts)
-    if file.begins in ("lfs", "html", "text", "unknown"):
-        kinds = {"lfs": "a pointer of Git LFS", "html": "a page of HTML", "text": "text"}
-        title = f"{name} ({size(file.bytes)}) is {kinds.get(file.begins, 'no format of weights')}, not weights"
-        code = "!git lfs install && git lfs pull" if file.begins == "lfs" else f"# download {name} again"
+    if file.begins:
+        title = f"{name} ({size(file.bytes)}) is {file.begins}, not weights"
+        code = "!git lfs install && git lfs pull" if "LFS" in file.begins else f"# download {name} again"
         return finding(facts, "not-weights", title, Fix("Fetch the file itself.", code), path=name)
     if not file.fault:
         return None
+    title = f"{name} is not whole: {file.fault}" + (f"; {facts.good.name} is whole" if facts.good else "")
     write = Fix("From now on write files whole or not at all.", "ckpt = nbdebug.Checkpoints('checkpoints', keep=3)")
-    title, fixes = f"{name} is not whole: {file.fault}", [write]
-    if facts.good is not None:
-        title += f"; {facts.good.name} is whole"
-        fixes.insert(0, _instead(facts.good))
-    return finding(facts, "truncated-file", title, fixes, path=name, size=size(file.bytes))
+    return finding(facts, "truncated-file", title, [*_instead(facts.good), write], path=name, size=size(file.bytes))
 
 
-def _instead(good: Sibling) -> Fix:
+def _instead(good: Sibling | None) -> list[Fix]:
     """Another checkpoint, which was read from end to end."""
+    if good is None:
+        return []
     title = f"Load {good.name}, the newest that is whole, with weights that are finite."
-    return Fix(title, f"path = {good.name!r}", True, {"checked": f"{good.name}: 0 checksums differ, 0 NaN"})
+    return [Fix(title, f"path = {good.name!r}", True, {"checked": f"{good.name}: 0 checksums differ, 0 NaN"})]
 
 
 @rule(
@@ -95,9 +91,8 @@ def rotated_away(facts: CheckpointFacts) -> Finding | None:
     lost = facts.file.lost
     gone = "is not there any more" if len(lost) == 1 else "are not there any more"
     title = f"{facts.name} {gone}" if lost == (facts.name,) else f"{listed(lost)} {gone}, and {facts.name} names them"
-    other = Fix("Fetch these files, or load another.", "path = ...  # another checkpoint")
-    fix = other if facts.good is None else _instead(facts.good)
-    return finding(facts, "rotated-away", title, fix, path=facts.name, names=list(lost))
+    fixes = _instead(facts.good) or Fix("Fetch these files, or load another.", "path = ...  # another checkpoint")
+    return finding(facts, "rotated-away", title, fixes, path=facts.name, names=list(lost))
 
 
 @rule(
@@ -141,22 +136,20 @@ def class_moved(facts: CheckpointFacts) -> Finding | None:
 def unsafe_pickle(facts: CheckpointFacts) -> Finding | None:
     refused = [one for one in facts.file.globals if not one.allowed and not one.missing]
     hostile = [one for one in refused if one.name.startswith(DANGEROUS)]
-    if not refused or (not hostile and "weights_only=False" in facts.loads.replace(" ", "")):
+    if not refused or (not hostile and "weights_only=False" in facts.loads):
         return None
     paths = sorted({one.path for one in refused if one.path}, key=lambda path: path.count("."))
     keys = [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]  # the outermost
-    names = [each.name for each in hostile or refused]
+    names, file = [each.name for each in hostile or refused], repr(facts.name)
     if hostile:
         title = f"{facts.name} would call {listed(names)} when it is loaded: weights never need that"
         what = "Do not load it. Get the weights as safetensors, or from their author again."
-        fix = Fix(what, f"# not: torch.load({facts.name!r}, weights_only=False)")
+        fix = Fix(what, f"# not: torch.load({file}, weights_only=False)")
     else:
         at = f" at {listed(keys)}" if keys else ""
         title = f"{facts.name} holds {listed(names)}{at}, which torch.load refuses"
         code = "".join(f"import {module}\n" for module in sorted({name.rpartition(".")[0] for name in names}))
-        code += (
-            f"\nwith torch.serialization.safe_globals([{', '.join(names)}]):\n    state = torch.load({facts.name!r})"
-        )
+        code += f"\nwith torch.serialization.safe_globals([{', '.join(names)}]):\n    state = torch.load({file})"
         fix = Fix("If the file is your own: allow these names for this one file.", code)
     return finding(facts, "unsafe-pickle", title, fix, keys, names=names)
 
@@ -180,9 +173,8 @@ def lexicographic_latest(facts: CheckpointFacts) -> Finding | None:
     if not facts.chosen or last != mine.name or newest.step == mine.step:
         return None
     title = f"{mine.name} is the last by name; {newest.name} is the newest: step {newest.step} after step {mine.step}"
-    fix = Fix(
-        "Take the largest number.", "path = max(folder.iterdir(), key=lambda p: int(re.findall(r'\\d+', p.stem)[-1]))"
-    )
+    code = "path = max(folder.iterdir(), key=lambda p: int(re.findall(r'\\d+', p.stem)[-1]))"
+    fix = Fix("Take the largest number.", code)
     return finding(facts, "lexicographic-latest", title, fix, path=newest.name, taken=mine.name, newest=newest.name)
 
 
@@ -196,7 +188,7 @@ def lexicographic_latest(facts: CheckpointFacts) -> Finding | None:
     reference="https://docs.pytorch.org/docs/stable/generated/torch.load.html",
 )
 def device_mapping(facts: CheckpointFacts) -> Finding | None:
-    lacking = {n: t.location for n, t in facts.own.items() if t.location.startswith("cuda") and not facts.cuda}
+    lacking = facts.on_cards
     if not lacking or "map_location" in facts.loads:
         return None
     devices = sorted(set(lacking.values()))
@@ -206,29 +198,7 @@ def device_mapping(facts: CheckpointFacts) -> Finding | None:
     return finding(facts, "device-mapping", title, fix, list(lacking), devices=devices)
 
 
-def _renamed(code: str) -> Callable[[CheckpointFacts], Finding | None]:
-    """The check of one kind of changed names."""
-
-    def check(facts: CheckpointFacts) -> Finding | None:
-        change = facts.rename
-        if change is None or change.code != code:
-            return None
-        keys = [old for old, _ in change.pairs]
-        old, new = change.pairs[0]
-        what = f"other names than the model's: {change.what} (`{old}` for `{new}`)"
-        title = (
-            f"{count(len(keys), 'weight')} of {facts.name} with {what}; strict=False would load none, and say nothing"
-        )
-        text = (
-            f"state = {{{change.text}: value for name, value in state.items()}}\n{facts.called}.load_state_dict(state)"
-        )
-        fix = Fix("Rename them while loading.", text)
-        return finding(facts, code, title, fix, keys, matched=f"{len(keys)} of {len(facts.own)}")
-
-    return check
-
-
-prefix_module = rule(
+@rule(
     code="checkpoint/prefix-module",
     title="The names begin with `module.`: they were saved from a DataParallel model, or are loaded into one.",
     symptom='Missing key(s) in state_dict: "conv.weight" … Unexpected key(s): "module.conv.weight".',
@@ -236,8 +206,8 @@ prefix_module = rule(
     confirm="`next(iter(state))` beside `next(iter(model.state_dict()))`.",
     fix="Save `model.module.state_dict()`; for a file that is there, remove the prefix while loading.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
-)(_renamed("checkpoint/prefix-module"))
-prefix_compiled = rule(
+)
+@rule(
     code="checkpoint/prefix-compiled",
     title="The names contain `_orig_mod.`: they were saved from a compiled model, or are loaded into one.",
     symptom='Missing key(s) in state_dict … Unexpected key(s): "_orig_mod.…".',
@@ -245,8 +215,8 @@ prefix_compiled = rule(
     confirm="`next(iter(state))` beside `next(iter(model.state_dict()))`.",
     fix="Save the model itself (or use `model.compile()`, which wraps nothing); remove the part while loading.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
-)(_renamed("checkpoint/prefix-compiled"))
-prefix_wrapper = rule(
+)
+@rule(
     code="checkpoint/prefix-wrapper",
     title="The names carry, or lack, the part of a wrapper.",
     symptom="Missing and unexpected keys that differ in their beginning; with strict=False, a model without weights.",
@@ -255,8 +225,18 @@ prefix_wrapper = rule(
     confirm="`sorted(state)[:3]` beside `sorted(model.state_dict())[:3]`.",
     fix="Load into the module that the weights were saved from, or rename the keys while loading.",
     reference=LOADING,
-)(_renamed("checkpoint/prefix-wrapper"))
-_modules = _renamed("error/state-dict-mismatch")
+)
+def renamed(facts: CheckpointFacts) -> Finding | None:
+    """One change of names makes them the model's. The page of renamed modules is in the chapter of errors."""
+    change = facts.rename
+    if change is None:
+        return None
+    old, new = change.pairs[0]
+    what = f"{count(len(change.pairs), 'weight')} of {facts.name} with other names than the model's: {change.what}"
+    title = f"{what} (`{old}` for `{new}`); strict=False would not load them, and say nothing"
+    text = f"state = {{{change.text}: value for name, value in state.items()}}\n{facts.called}.load_state_dict(state)"
+    fix, matched = Fix("Rename them while loading.", text), f"{len(change.pairs)} of {len(facts.own)}"
+    return finding(facts, change.code, title, fix, [old for old, _ in change.pairs], matched=matched)
 
 
 @rule(
@@ -271,7 +251,7 @@ _modules = _renamed("error/state-dict-mismatch")
 )
 def tied_weights_missing(facts: CheckpointFacts) -> Finding | None:
     pairs = facts.doubled
-    if not pairs or len(pairs) < len(facts.missing) or facts.is_loose:
+    if not pairs or len(pairs) < len(facts.missing) or "strict=False" in facts.loads:
         return None
     title = f"{facts.name} lacks {listed(pairs)}: the model ties it to `{next(iter(pairs.values()))}`, which is there"
     code = "".join(f"state[{each!r}] = state[{source!r}]\n" for each, source in pairs.items())
@@ -310,10 +290,15 @@ def mismatch(facts: CheckpointFacts) -> Finding | None:
     if facts.model is None or facts.rename is not None or not facts.own:
         return None
     part = all(any(mark in name for mark in ADAPTERS) for name in facts.own) and not facts.unexpected
+    loose = "strict=False" in facts.loads
     missing = [n for n in facts.missing if not n.endswith("num_batches_tracked") and n not in facts.doubled]
-    if part or not missing and (facts.is_loose or not facts.unexpected):
-        return None
-    if facts.is_loose and len(facts.unexpected) < len(facts.own):
+    if (
+        part
+        or not missing
+        and not facts.unexpected
+        or loose
+        and (not missing or len(facts.unexpected) < len(facts.own))
+    ):
         return None
     random = f"{count(len(missing), 'weight')} would stay random ({listed(missing) or 'none'})"
     unknown = f"{count(len(facts.unexpected), 'name')} unknown ({listed(facts.unexpected) or 'none'})"
@@ -335,18 +320,13 @@ def mismatch(facts: CheckpointFacts) -> Finding | None:
 def dtype_changed(facts: CheckpointFacts) -> Finding | None:
     if facts.model is None or not ({"optimizer", "step"} & set(facts.entries) or facts.wanted):
         return None  # weights alone in half precision are for inference, and usual
-    cast = [
-        name
-        for name, tensor in facts.own.items()
-        if name in facts.model and DTYPES.get(tensor.dtype, 9) < DTYPES.get(facts.model[name][1], 0)
-    ]
+    both = {name: (tensor.dtype, facts.model[name][1]) for name, tensor in facts.own.items() if name in facts.model}
+    cast = [name for name, (saved, own) in both.items() if DTYPES.get(saved, 9) < DTYPES.get(own, 0)]
     if not cast:
         return None
-    small, large = facts.own[cast[0]].dtype, facts.model[cast[0]][1]
-    title = (
-        f"{count(len(cast), 'weight')} of {facts.name} {'is' if len(cast) == 1 else 'are'} {small}; the model is "
-        f"{large}, and training goes on from rounded weights"
-    )
+    small, large = both[cast[0]]
+    number = f"{count(len(cast), 'weight')} of {facts.name} {'is' if len(cast) == 1 else 'are'}"
+    title = f"{number} {small}; the model is {large}, and training goes on from rounded weights"
     entry = f"[{facts.entry!r}]" if facts.entry else ""
     fix = Fix(f"Save them as {large}.", f"state{entry} = model.state_dict()  # no .half() before torch.save")
     return finding(facts, "dtype-changed", title, fix, cast, saved=small, model=large)
@@ -362,20 +342,18 @@ def dtype_changed(facts: CheckpointFacts) -> Finding | None:
     reference="https://docs.pytorch.org/docs/stable/generated/torch.isfinite.html",
 )
 def nonfinite_weights(facts: CheckpointFacts) -> Finding | None:
-    bad = {
-        name: (tensor.nan or 0, tensor.inf or 0)
-        for name, tensor in facts.own.items()
-        if tensor.nan or (tensor.inf and not tensor.mask and name not in facts.inf_in_model)
-    }
+    bad = {n: t for n, t in facts.own.items() if t.spoiled and (t.nan or n not in facts.inf_in_model)}
+    others = tuple(f"{facts.entries[role]}.".lstrip(".") for role in ("optimizer", "ema") if role in facts.entries)
+    bad |= {path: t for path, t in facts.file.tensors() if others and path.startswith(others) and t.spoiled}
     if not bad:
         return None
-    name, (nan, inf) = next(iter(bad.items()))
-    held = " and ".join(f"{number} {word}" for number, word in ((nan, "NaN"), (inf, "infinite")) if number)
-    more = f", and {count(len(bad) - 1, 'other weight')}" if len(bad) > 1 else ""
-    title = f"`{name}` of {facts.name} holds {held} of {count(math.prod(facts.own[name].shape), 'value')}{more}"
+    name, first = next(iter(bad.items()))
+    held = " and ".join(f"{n} {word}" for n, word in ((first.nan, "NaN"), (first.inf, "infinite")) if n)
+    more = f", and {count(len(bad) - 1, 'other tensor')}" if len(bad) > 1 else ""
+    title = f"`{name}` of {facts.name} holds {held} of {count(math.prod(first.shape), 'value')}{more}"
     look = Fix("Load another file, after a look at it.", "nbdebug.check_checkpoint('another.pt')")
-    fix = look if facts.good is None else _instead(facts.good)
-    return finding(facts, "nonfinite-weights", title, fix, list(bad), nan=nan, infinite=inf)
+    fixes = _instead(facts.good) or look
+    return finding(facts, "nonfinite-weights", title, fixes, list(bad), nan=first.nan, infinite=first.inf)
 
 
 @rule(
@@ -390,30 +368,29 @@ def nonfinite_weights(facts: CheckpointFacts) -> Finding | None:
     reference="https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.load_state_dict.html",
 )
 def optimizer_mismatch(facts: CheckpointFacts) -> Finding | None:
-    path = facts.entries.get("optimizer", "")
-    if facts.groups is None:
-        return None
     saved, own = facts.groups
-    sizes = f"{listed(saved, quote='')} in {facts.name}, {listed(own, quote='')} in yours"
-    if saved != own:
-        title = f"The groups of the saved optimizer have other sizes: {sizes}"
-    elif facts.moments:
-        name, there, here = facts.moments[0]
-        title = (
-            f"The saved optimizer's parameters are in another order: the state for `{name}` is {list(there)}, "
-            f"the parameter {list(here)}"
-        )
-    elif facts.rates:
-        rates = [[f"{rate:g} ({decay:g})" if decay else f"{rate:g}" for rate, decay in one] for one in facts.rates]
-        title = (
-            f"The groups of the saved optimizer are in another order: learning rates {listed(rates[0], quote='')} in "
-            f"{facts.name}, {listed(rates[1], quote='')} in yours, so that each gets the moments and rate of another"
-        )
-    elif all(facts.settings):
-        title = (
-            f"The saved optimizer is of another kind: its groups have {listed(facts.settings[0])}, yours "
-            f"{listed(facts.settings[1])}"
-        )
+    if not saved or not own:
+        return None
+    sizes = [listed([len(group.names) for group in groups], quote="") for groups in facts.groups]
+    rates = [[group.rates for group in groups] for groups in facts.groups]
+    kinds = [saved[0].settings - own[0].settings, own[0].settings - saved[0].settings]
+    both = list(zip(saved, own))
+    moved = [
+        row for a, b in both for row in zip(b.names, a.shapes, b.shapes) if row[1] is not None and row[1] != row[2]
+    ]
+    if sizes[0] != sizes[1]:
+        title = f"The groups of the saved optimizer have other sizes: {sizes[0]} in {facts.name}, {sizes[1]} in yours"
+    elif moved:
+        name, there, here = moved[0]
+        what = f"the state for `{name}` is {list(there)}, the parameter {list(here)}"
+        title = f"The saved optimizer's parameters are in another order: {what}"
+    elif rates[0] != rates[1] and sorted(rates[0]) == sorted(rates[1]):
+        a, b = (listed([" ".join(f"{n:g}" for n in pair) for pair in one], quote="") for one in rates)
+        what = f"learning rates and weight decays {a} in {facts.name}, {b} in yours"
+        title = f"The groups of the saved optimizer are in another order: {what}; each gets the moments of another"
+    elif all(kinds):
+        what = f"its groups have {listed(sorted(kinds[0]))}, yours {listed(sorted(kinds[1]))}"
+        title = f"The saved optimizer is of another kind: {what}"
     else:
         return None
     code = (
@@ -421,65 +398,44 @@ def optimizer_mismatch(facts: CheckpointFacts) -> Finding | None:
         "old.load_state_dict(state)\nold.add_param_group({'params': new_parameters})"
     )
     fix = Fix("Build it as it was saved, load, then add the new parameters.", code)
-    return finding(facts, "optimizer-mismatch", title, fix, [path] if path else [], groups=sizes)
+    keys, groups = [facts.entries["optimizer"]], f"{sizes[0]} in {facts.name}, {sizes[1]} in yours"
+    return finding(facts, "optimizer-mismatch", title, fix, filter(None, keys), groups=groups)
 
 
-def _lacking(role: str, code: str, why: str) -> Callable[[CheckpointFacts], Finding | None]:
-    def check(facts: CheckpointFacts) -> Finding | None:
-        if role not in facts.wanted or role in facts.entries or facts.file.tree is None:
-            return None
-        if facts.loads and role[:3] not in facts.loads.lower():
-            return None  # the user's loading is for weights alone
-        return missing_part(facts, role, code, why)
-
-    return check
-
-
-def missing_part(facts: CheckpointFacts, role: str, code: str, why: str, name: str = "") -> Finding:
-    """What a file lacks, or the loading leaves in it, and the lines that save it and put it back. name: the variable,
-    or the global generator (torch, Python, numpy)."""
-    words = WORDS[role]
-    held = role in facts.entries
-    fails = f"holds {words}, and the run does not go on from it" if held else f"does not hold {words}"
-    if role == "step":
-        lines = "state['step'] = step + 1  # when saving\nfor step in range(state['step'], steps):"
-    elif role == "gradients":
-        lines = (
-            "# save after optimizer.step(), not within a window; or save the gradients too:\n"
-            f"state['grads'] = [p.grad for p in {name}.parameters()]  # when saving\n"
-            f"for p, grad in zip({name}.parameters(), state['grads']):\n    p.grad = grad"
-        )
-    elif role == "rng" and name in GENERATORS:
-        get, put = GENERATORS[name]
-        lines = f"state['rng'] = {get}  # when saving\n{put}"
-    else:
-        thing = name or role
-        key, (get, put) = thing.rpartition(".")[2], ("get_state", "set_state") if role == "rng" else DICTS
-        lines = f"state[{key!r}] = {thing}.{get}()  # when saving\n{thing}.{put}(state[{key!r}])"
-    fix = Fix(f"Save it, and put it back: {words}.", lines)
-    evidence: dict[str, Any] = {"where": [name], "put back": name} if name else {}
-    return finding(facts, code, f"{facts.name} {fails}: {why}", fix, entries=sorted(facts.entries), **evidence)
-
-
-DICTS = ("state_dict", "load_state_dict")
-WORDS = {
-    "optimizer": "the optimizer's state",
-    "scheduler": "the scheduler's state",
-    "scaler": "the GradScaler's state",
-    "ema": "the averaged weights",
-    "step": "the step",
-    "rng": "the random state",
-    "sampler": "the position in the data",
-    "gradients": "the gradients that are accumulated so far",
+PARTS = {
+    "optimizer": ("optimizer-missing", "the optimizer's state", "momentum and averages would begin at zero"),
+    "scheduler": ("scheduler-missing", "the scheduler's state", "the learning rate would begin anew"),
+    "scaler": ("scaler-missing", "the GradScaler's state", "its scale would begin anew, and steps would be skipped"),
+    "ema": ("ema-missing", "the averaged weights", "the average would begin anew"),
+    "sampler": ("sampler-not-resumed", "the position in the data", "the data would begin anew"),
+    "step": ("step-missing", "the step", ""),
+    "rng": ("rng-not-restored", "the random state", ""),
+    "gradients": ("accumulation-not-resumed", "the gradients that are accumulated so far", ""),
+    "value": ("value-missing", "a value that the loop goes on from", ""),
 }
-GENERATORS = {
-    "torch": ("torch.get_rng_state()", "torch.set_rng_state(state['rng'])"),
-    "Python": ("random.getstate()", "random.setstate(state['rng'])"),
-    "numpy": ("np.random.get_state(legacy=True)", "np.random.set_state(state['rng'])"),
+"""What a run has besides its weights: the code where it is missing, its words, and what that does."""
+LINES = {
+    "object": "state[{key!r}] = {thing}.state_dict()  # when saving\n{thing}.load_state_dict(state[{key!r}])",
+    "value": "state[{key!r}] = {thing}  # when saving\n{thing} = state[{key!r}]",
+    "generator": "state[{key!r}] = {thing}.get_state()  # when saving\n{thing}.set_state(state[{key!r}])",
+    "Python generator": "state[{key!r}] = {thing}.getstate()  # when saving\n{thing}.setstate(state[{key!r}])",
+    "numpy generator": "state[{key!r}] = {thing}.bit_generator.state  # when saving\n"
+    "{thing}.bit_generator.state = state[{key!r}]",
+    "step": "state['step'] = step + 1  # when saving\nfor step in range(state['step'], steps):",
+    "gradients": "# save after optimizer.step(), not within a window; or save the gradients too:\n"
+    "state['grads'] = [p.grad for p in {thing}.parameters()]  # when saving\n"
+    "for p, grad in zip({thing}.parameters(), state['grads']):\n    p.grad = grad",
+    "torch": "state['torch_rng'] = torch.get_rng_state()  # when saving\ntorch.set_rng_state(state['torch_rng'])",
+    "Python": "state['python_rng'] = random.getstate()  # when saving\nrandom.setstate(state['python_rng'])",
+    "NumPy": "state['numpy_rng'] = np.random.get_state(legacy=True)  # when saving\n"
+    "np.random.set_state(state['numpy_rng'])",
+    "cuda": "state['cuda_rng'] = torch.cuda.get_rng_state_all()  # when saving\n"
+    "torch.cuda.set_rng_state_all(state['cuda_rng'])",
 }
-"""How the state of a global generator is read and set."""
+"""How a state is saved and put back. The last four are the global generators."""
 
-optimizer_missing = rule(
+
+@rule(
     code="checkpoint/optimizer-missing",
     title="The file has no optimizer state.",
     symptom="After each restart the loss jumps and needs hundreds of steps to come back.",
@@ -487,8 +443,8 @@ optimizer_missing = rule(
     confirm="`'optimizer' in torch.load(path)`.",
     fix="Save and load `optimizer.state_dict()`.",
     reference=LOADING,
-)(_lacking("optimizer", "checkpoint/optimizer-missing", "momentum and averages would begin at zero"))
-scheduler_missing = rule(
+)
+@rule(
     code="checkpoint/scheduler-missing",
     title="The file has no state of the scheduler.",
     symptom="After a restart the learning rate begins its warm-up or decay anew.",
@@ -496,8 +452,8 @@ scheduler_missing = rule(
     confirm="`scheduler.last_epoch` after loading.",
     fix="Save and load `scheduler.state_dict()`.",
     reference="https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate",
-)(_lacking("scheduler", "checkpoint/scheduler-missing", "the learning rate would begin anew"))
-scaler_missing = rule(
+)
+@rule(
     code="checkpoint/scaler-missing",
     title="The file has no state of the GradScaler.",
     symptom="After a restart several steps are skipped until the scale is small enough again.",
@@ -505,8 +461,8 @@ scaler_missing = rule(
     confirm="`scaler.get_scale()` after loading.",
     fix="Save and load `scaler.state_dict()`.",
     reference="https://docs.pytorch.org/docs/stable/notes/amp_examples.html",
-)(_lacking("scaler", "checkpoint/scaler-missing", "its scale would begin anew, and steps would be skipped"))
-ema_missing = rule(
+)
+@rule(
     code="checkpoint/ema-missing",
     title="The file has no averaged weights (EMA).",
     symptom="After a restart validation is far below the run before; the training loss shows nothing.",
@@ -514,15 +470,8 @@ ema_missing = rule(
     confirm="The entries that the report lists.",
     fix="Save and load the average as the model.",
     reference="https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema",
-)(_lacking("ema", "checkpoint/ema-missing", "the average would begin anew"))
-
-
-def _proven(facts: Any) -> Finding | None:
-    """What only the two runs of `resume_proof` can show: see tools/checkpoint/resume_proof.py."""
-    return None
-
-
-rule(
+)
+@rule(
     code="checkpoint/step-missing",
     title="The file does not say how far the run had come, or the run does not read it.",
     symptom="Each continuation begins with epoch 0: names of files, schedules and augmentation begin anew.",
@@ -530,8 +479,8 @@ rule(
     confirm="`nbdebug.resume_proof(resumed, uninterrupted, path)`.",
     fix="Save `step + 1`, and begin the loop there.",
     reference=LOADING,
-)(_proven)
-rule(
+)
+@rule(
     code="checkpoint/rng-not-restored",
     title="The random states were not saved, and the run draws from them.",
     symptom="Weights, optimizer and data agree at the stop, and the losses part at once: dropout or noise is another.",
@@ -539,8 +488,8 @@ rule(
     confirm="`nbdebug.resume_proof(resumed, uninterrupted, path)`; without dropout and shuffling both agree.",
     fix="Save and set `torch.get_rng_state()`, that of each card, `random.getstate()`, numpy's and each Generator's.",
     reference="https://docs.pytorch.org/docs/stable/notes/randomness.html",
-)(_proven)
-rule(
+)
+@rule(
     code="checkpoint/accumulation-not-resumed",
     title="The run was saved within a window of accumulated gradients.",
     symptom="The first update after a restart is smaller than it should be; all that was saved agrees.",
@@ -549,8 +498,8 @@ rule(
     confirm="`nbdebug.resume_proof(build, step, at=…)` with a stop within a window, and one at its end.",
     fix="Save right after `optimizer.step()` and `zero_grad()`; or save the gradients and the place in the window.",
     reference="https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation",
-)(_proven)
-sampler_not_resumed = rule(
+)
+@rule(
     code="checkpoint/sampler-not-resumed",
     title="The position in the data was not saved.",
     symptom="After a restart within an epoch some rows come twice and others never; the counter of steps is right.",
@@ -558,22 +507,54 @@ sampler_not_resumed = rule(
     confirm="`nbdebug.resume_proof(resumed, uninterrupted, path)` with the rows as values.",
     fix="Save the order and the position: a sampler with `state_dict`, or torchdata's StatefulDataLoader.",
     reference="https://meta-pytorch.org/data/main/stateful_dataloader_tutorial.html",
-)(_lacking("sampler", "checkpoint/sampler-not-resumed", "the data would begin anew"))
+)
+@rule(
+    code="checkpoint/value-missing",
+    title="A value that the run goes on from was not saved.",
+    symptom="Weights, optimizer and data agree at the stop, and the losses part; a temperature, a baseline, a patience "
+    "or a history of norms begins anew.",
+    cause="A number or list of the loop's own is in no state dict: it is only saved where someone thinks of it.",
+    confirm="`nbdebug.resume_proof(build, step)` puts each value back alone, and names the one with which both agree.",
+    fix="Write it into the file beside the step, and set it after the loading.",
+    reference=LOADING,
+)
+def missing_part(
+    facts: CheckpointFacts, role: str = "optimizer", because: str = "", name: str = "", form: str = ""
+) -> Finding:
+    """What a file lacks, or the loading leaves in it, and the lines that save it and put it back. role: of PARTS; name:
+    the variable, or the global generators; form: of LINES, where the role does not tell it."""
+    code, words, loss = PARTS[role]
+    fails = f"holds {words}, and the run does not go on from it" if role in facts.entries else f"does not hold {words}"
+    forms = [form or (role if role in LINES else "object")]
+    if role == "rng" and not form:
+        forms = [each for each in list(LINES)[-4:] if each in (name or "torch, Python, NumPy")]
+    thing = name or role
+    lines = "\n".join(LINES[each] for each in forms).format(thing=thing, key=thing.rpartition(".")[2])
+    fix = Fix(f"Save it, and put it back: {words}.", lines)
+    evidence: dict[str, Any] = {"where": [name], "put back": name} if name else {}
+    title = f"{facts.name} {fails}: {because or loss}"
+    return finding(facts, code, title, fix, entries=sorted(facts.entries), **evidence)
+
+
+def _lacks(facts: CheckpointFacts, role: str) -> bool:
+    """Whether the file has nothing of what the user gave, and the user's loading, where it is known, asks for it."""
+    asked = not facts.loads or role[:3] in facts.loads.lower()
+    return role in facts.wanted and role not in facts.entries and asked
 
 
 ORDER = (
-    broken, class_moved, unsafe_pickle, lexicographic_latest, device_mapping, prefix_module, prefix_compiled,
-    prefix_wrapper, _modules, tied_weights_missing, shape_changed, mismatch, dtype_changed, nonfinite_weights,
-    optimizer_mismatch, optimizer_missing, scheduler_missing, scaler_missing, ema_missing, sampler_not_resumed,
+    class_moved, unsafe_pickle, lexicographic_latest, device_mapping, renamed, tied_weights_missing, shape_changed,
+    mismatch, dtype_changed, nonfinite_weights, optimizer_mismatch,
 )  # fmt: skip
 """What keeps a file from being opened comes before what is wrong in it."""
 
 
 def name_all(facts: CheckpointFacts) -> Iterator[Finding]:
     """All causes, the first first. Of a file that does not open nothing more is asked."""
-    for check in ORDER:
-        found = check(facts)
-        if found is not None:
-            yield found
-            if check is broken:
-                return
+    broken_file = rotated_away(facts) or broken(facts)
+    if broken_file is not None:
+        yield broken_file
+        return
+    yield from filter(None, (check(facts) for check in ORDER))
+    if facts.file.tree is not None:
+        yield from (missing_part(facts, role) for role in PARTS if _lacks(facts, role))

@@ -7,11 +7,12 @@ The moment is the first forward of training after so many backwards. A run is ob
 from __future__ import annotations
 
 import copy
-import importlib
+import dataclasses
 import pickle
 import random
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
+from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.variables import attributes, children
 from nbdebug.trainers import TYPES, bare, held
 
@@ -32,35 +34,38 @@ PLAIN = (int, float, str, bool, bytes, type(None))
 LIBRARIES = ("transformers.", "accelerate.", "pytorch_lightning.", "lightning.")
 OTHERS = ("torch.", "nbdebug.", "numpy.", "importlib", "contextlib", *LIBRARIES)
 """Beginnings of the modules whose frames hold no variables of the user's."""
+Put = tuple[str, str]
+"""The kind and the name of a state."""
 
 
+@dataclasses.dataclass
 class RunState:
-    """What was taken at the moment. parts: (kind, name) → state; counters: whole numbers among the variables; random:
-    states of the global generators at the moment, and `earlier` those after the update before it."""
+    """What was taken at the moment. parts: (kind, name) → state, of the global generators under the kinds "late", and
+    "early" (after the update before it); forms: how each is read and set; counters: whole numbers among the variables.
+    """
 
-    def __init__(self) -> None:
-        self.parts: dict[tuple[str, str], Any] = {}
-        self.counters: dict[str, int] = {}
-        self.random: dict[str, Any] = {}
-        self.earlier: dict[str, Any] = {}
+    parts: dict[Put, Any] = dataclasses.field(default_factory=dict)
+    forms: dict[Put, str] = dataclasses.field(default_factory=dict)
+    counters: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 class ObservedRun:
     """Runs a function of the user's with the moment in sight. at: how many backwards come before it.
 
-    take: note the state at the moment. put: (kind, name) → state to put back there; early, late: states of the global
-    generators to set after each loading, or at the moment. rows: of each forward of training, a number that stands for
-    its tensors; losses: what each backward began with. trainer: of a library, which has parts that no frame shows."""
+    take: note the state at the moment. put: states to put back there, "early" ones after each loading. rows: of each
+    forward of training, a number that stands for its tensors; losses: what each backward began with. trainer: of a
+    library, which has parts that no frame shows."""
 
-    def __init__(self, at: int = 0, take: bool = False, put: Mapping[tuple[str, str], Any] | None = None) -> None:
+    def __init__(self, at: int = 0, take: bool = False, put: Mapping[Put, Any] | None = None) -> None:
         self.at, self.take, self.put = at, take, dict(put or {})
-        self.early: dict[str, Any] = {}
-        self.late: dict[str, Any] = {}
         self.rows, self.losses, self.state, self.done = list[int](), list[Any](), RunState(), False
         self.trainer: Any = None
         self._models: dict[int, nn.Module] = {}
         self._depth = 0
         self._stop: FrameType | None = None
+
+    def _random(self, when: str) -> dict[str, Any]:
+        return {name: state for (kind, name), state in self.put.items() if kind == when}
 
     def run(self, function: Callable[[ObservedRun], Any]) -> dict[str, Any]:
         """{"values", "losses", "rows", "weights", "state"}; changes functions of torch and never puts them back: only
@@ -93,12 +98,10 @@ class ObservedRun:
         torch.autograd.backward = counted
         nn.Module.__call__ = called  # type: ignore[method-assign]
         register_optimizer_step_post_hook(self._after_step)
-        for owner, name in (
-            [(torch, "load"), (nn.Module, "load_state_dict"), (torch.optim.Optimizer, "load_state_dict")]
-            if self.early
-            else []
-        ):
-            self._after(owner, name)
+        if self._random("early"):
+            self._after(torch, "load")
+            self._after(nn.Module, "load_state_dict")
+            self._after(torch.optim.Optimizer, "load_state_dict")
 
     def _after(self, owner: Any, name: str) -> None:
         plainly = getattr(owner, name)
@@ -106,7 +109,7 @@ class ObservedRun:
         def loaded(*args: Any, **kwargs: Any) -> Any:
             result = plainly(*args, **kwargs)
             if not self.done:  # not what is put back
-                set_random(self.early)
+                set_random(self._random("early"))
             return result
 
         setattr(owner, name, loaded)
@@ -121,7 +124,7 @@ class ObservedRun:
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self.take and len(self.losses) <= self.at:
-            self.state.earlier = get_random()
+            self.state.parts = {("early", name): state for name, state in get_random().items()}
 
     def _moment(self, frame: FrameType) -> None:
         things = dict(_things(frame, self._stop))
@@ -129,15 +132,14 @@ class ObservedRun:
         things |= {name: thing for kind in TYPES if kind != "loader" for name, thing in held(kind, names).items()}
         parts = kinds(things)
         if self.take:
-            self.state.random = get_random()
+            late = {("late", name): state for name, state in get_random().items()}
+            states = {put: _taken(put[0], thing) for put, thing in parts.items()}
+            self.state.parts |= late | {put: state for put, state in states.items() if state is not None}
+            self.state.forms = {put: form(thing) for put, thing in parts.items()}
             self.state.counters = {name: thing for name, thing in things.items() if type(thing) is int}
-            states = {key: _taken(key[0], thing) for key, thing in parts.items()}
-            self.state.parts = {key: state for key, state in states.items() if state is not None}
-        for key, thing in parts.items() if self.put else ():
-            if key in self.put:
-                put_back(key[0], thing, self.put[key])
-        if self.late:
-            set_random(self.late)
+        for put in self.put.keys() & parts.keys():
+            put_back(put[0], parts[put], self.put[put])
+        set_random(self._random("late"))
 
 
 def plain(value: Any) -> Any:
@@ -183,11 +185,11 @@ def _is_users(thing: Any) -> bool:
     )
 
 
-def kinds(things: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+def kinds(things: Mapping[str, Any]) -> dict[Put, Any]:
     """(kind, name) → thing of all that has a state. Each object once."""
     optimizers = [thing for thing in things.values() if isinstance(thing, torch.optim.Optimizer)]
     trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-    found: dict[tuple[str, str], Any] = {}
+    found: dict[Put, Any] = {}
     seen: set[int] = set()
     for name, thing in things.items():
         kind = _kind(name, thing, trained) if id(thing) not in seen else ""
@@ -205,7 +207,7 @@ def _kind(name: str, thing: Any, trained: set[int]) -> str:
     if isinstance(thing, nn.Module):
         own = any(id(p) in trained for p in thing.parameters()) and not hasattr(thing, "n_averaged")
         return "model" if own else "ema"
-    if isinstance(thing, (torch.Generator, random.Random)) or type(thing).__module__.startswith("numpy.random"):
+    if "generator" in form(thing):
         return "generator"
     if hasattr(thing, "state_dict") and hasattr(thing, "last_epoch"):
         return "scheduler"
@@ -226,77 +228,84 @@ def _tensors(thing: Any) -> list[Any] | None:
     return values if values and all(isinstance(value, torch.Tensor) for value in values) else None
 
 
+def form(thing: Any) -> str:
+    """How the state of a thing is read and set: a key of FORMS."""
+    if isinstance(thing, random.Random):
+        return "Python generator"
+    if type(thing).__module__.startswith("numpy.random"):
+        return "numpy generator" if hasattr(thing, "bit_generator") else "generator"
+    if isinstance(thing, torch.Generator):
+        return "generator"
+    return "object" if hasattr(thing, "state_dict") else "value" if isinstance(thing, (dict, list)) else "values"
+
+
+def _fill(thing: Any, state: Any) -> None:
+    for key in thing if isinstance(thing, dict) else range(len(thing)):
+        with torch.no_grad():
+            thing[key].copy_(state[key])
+
+
+FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+    "generator": (lambda thing: thing.get_state(), lambda thing, state: thing.set_state(state)),
+    "Python generator": (lambda thing: thing.getstate(), lambda thing, state: thing.setstate(state)),
+    "numpy generator": (
+        lambda thing: thing.bit_generator.state,
+        lambda thing, state: setattr(thing.bit_generator, "state", state),
+    ),
+    "object": (lambda thing: thing.state_dict(), lambda thing, state: thing.load_state_dict(state)),
+    "value": (lambda thing: thing, _fill),
+    "values": (
+        lambda thing: {name: value for name, value in attributes(thing).items() if _is_plain(value)},
+        lambda thing, state: vars(thing).update(copy.deepcopy(state)),
+    ),
+}
+"""What reads a state and what sets it: of generators, objects with a `state_dict`, tensors in a dict or list, and the
+plain attributes of other objects."""
+
+
 def _taken(kind: str, thing: Any) -> Any:
     """The state of a thing, fit for another process; None where it has none."""
     try:
-        if kind == "generator":
-            read = getattr(thing, "get_state", None) or getattr(thing, "getstate", None)
-            state = read() if read is not None else thing.bit_generator.state
-        elif kind == "gradients":
-            state = {
-                n: p.grad for n, p in thing.named_parameters() if p.grad is not None and bool(p.grad.any())
-            } or None
-        elif kind == "ema" and isinstance(thing, (dict, list)):
-            state = thing
-        elif hasattr(thing, "state_dict"):
-            state = thing.state_dict()
-        else:
-            state = {n: v for n, v in attributes(thing).items() if _is_plain(v)}
-        return pickle.loads(pickle.dumps(copy.deepcopy(state)))
+        state = FORMS[form(thing)][0](thing)
+        if kind == "gradients":
+            grads = {name: p.grad for name, p in thing.named_parameters() if p.grad is not None}
+            state = grads if any(bool(grad.any()) for grad in grads.values()) else None
+        return pickle.loads(pickle.dumps(state))
     except Exception:  # an object of the user's that can't be copied: it is not among what is put back
         return None
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple, set)):
-        return all(_is_plain(v) for v in value)
-    if isinstance(value, dict):
-        return all(_is_plain(v) for v in value.values())
+    values = value.values() if isinstance(value, dict) else value
+    if isinstance(value, (list, tuple, set, dict, deque)):
+        return all(map(_is_plain, values))
     return isinstance(value, (*PLAIN, torch.Tensor))
 
 
 def put_back(kind: str, thing: Any, state: Any) -> None:
     """Give a thing the state that it has in the other run."""
-    write = getattr(thing, "set_state", None) or getattr(thing, "setstate", None)
-    if kind == "generator" and write is not None:
-        write(state)
-    elif kind == "generator":
-        thing.bit_generator.state = state
-    elif kind == "gradients":
+    if kind == "gradients":
         for name, parameter in thing.named_parameters():
             parameter.grad = state.get(name)
-    elif isinstance(thing, (dict, list)):
-        for key in thing if isinstance(thing, dict) else range(len(thing)):
-            with torch.no_grad():
-                thing[key].copy_(state[key])
-    elif hasattr(thing, "load_state_dict"):
-        thing.load_state_dict(state)
-        rates = (state.get("_last_lr") or []) if kind == "scheduler" else []
-        for group, rate in zip(thing.optimizer.param_groups if rates else (), rates):
-            group["lr"] = rate
-    else:
-        vars(thing).update(copy.deepcopy(state))
+        return
+    FORMS[form(thing)][1](thing, state)
+    rates = (state.get("_last_lr") or []) if kind == "scheduler" else []
+    for group, rate in zip(thing.optimizer.param_groups if rates else (), rates):
+        group["lr"] = rate
 
 
 def get_random() -> dict[str, Any]:
-    """The states of the global generators of torch, its cards in use, Python and numpy: tensors and plain values."""
-    states: dict[str, Any] = {"torch": torch.get_rng_state(), "Python": random.getstate()}
-    if "numpy" in sys.modules:
-        name, keys, *rest = sys.modules["numpy"].random.get_state()
-        states["numpy"] = (name, keys.tolist(), *rest)
-    if torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state_all()
+    """The states of the global generators of Python, NumPy, torch and its devices in use: tensors and plain values."""
+    states = {name.partition("'")[0]: read() for name, read, _ in random_sources()}
+    if "NumPy" in states:
+        name, keys, *rest = states["NumPy"]
+        states["NumPy"] = (name, keys.tolist(), *rest)
     return states
 
 
 def set_random(states: Mapping[str, Any]) -> None:
-    """Set those that are given; those of cards where there are as many."""
-    for name, state in states.items():
-        if name == "numpy":
-            importlib.import_module("numpy").random.set_state(state)
-        elif name == "Python":
-            random.setstate(state)
-        elif name == "torch":
-            torch.set_rng_state(state)
-        elif torch.cuda.device_count() == len(state):
-            torch.cuda.set_rng_state_all(state)
+    """Set those that are given; those of devices that are in use here."""
+    for name, _, write in random_sources() if states else ():
+        key = name.partition("'")[0]
+        if key in states:
+            write(states[key])
