@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
-import dataclasses
 import inspect
 import json
 import os
@@ -13,7 +12,7 @@ import pathlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,16 +23,7 @@ from nbdebug.observe.variables import closure_variables
 from nbdebug.process import can_copy, in_copy
 from nbdebug.report import Edit, Finding, Fix, Report, RuledOut, Table, Where
 from nbdebug.text import count, listed, size
-from nbdebug.tools.checkpoint.facts import (
-    CheckpointFacts,
-    Group,
-    Rename,
-    SavedFile,
-    SavedObject,
-    SavedTensor,
-    Sibling,
-    walk,
-)
+from nbdebug.tools.checkpoint.facts import CheckpointFacts, Group, Rename, SavedFile, SavedTensor, Sibling, walk
 from nbdebug.tools.checkpoint.formats import is_checkpoint, loaded, read_file
 from nbdebug.tools.checkpoint.rules import DANGEROUS, PARTS, name_all
 
@@ -127,11 +117,11 @@ def _believe(facts: CheckpointFacts, model: Any, load: Any, path: Any) -> None:
     if load is None or model is None or not doubts or not _loadable(facts) or not can_copy():
         return
 
-    def run() -> tuple[int, int]:
+    def run() -> Any:
         load(path)
-        return _loaded(facts, model, str(path))
+        return model
 
-    equal, after = _outcome(lambda: in_copy(run))
+    equal, after = _outcome(facts, str(path), run, in_copy)
     if "tried" in after:
         return
     facts.reshaped, facts.cuda = (), True
@@ -312,9 +302,9 @@ def compare(facts: CheckpointFacts, model: torch.nn.Module | None, optimizer: An
 def _weights(file: SavedFile, wanted: set[str]) -> tuple[str, Mapping[str, SavedTensor]]:
     """The entry that holds the weights, by its path, and its tensors by name: the one most like the model's names, else
     the one with the most tensors that is neither an optimizer's nor an average."""
-    if isinstance(file.tree, SavedObject):
+    if not isinstance(file.tree, (Mapping, list, tuple)):
         return "", {}
-    lasts = {name.rpartition(".")[2] for name in wanted}
+    lasts = set(map(_last, wanted))
     best: tuple[tuple[int, float, int], str, Mapping[str, SavedTensor]] = ((0, 0, 0), "", {})
     for path, value in walk(file.tree):
         if not isinstance(value, Mapping) or re.search(r"optim|param_groups|scheduler", path):
@@ -323,7 +313,7 @@ def _weights(file: SavedFile, wanted: set[str]) -> tuple[str, Mapping[str, Saved
         if not tensors or "scale" in value and "growth_factor" in value:
             continue
         exact = len(wanted & tensors.keys())
-        near = sum(name.rpartition(".")[2] in lasts for name in tensors)
+        near = sum(_last(name) in lasts for name in tensors)
         score = (0 if re.search(ROLES["ema"], path) else 1, exact + near / 2, len(tensors))
         if score > best[0] and (path or len(tensors) * 2 > len(value)):
             best = (score, path, tensors)
@@ -394,7 +384,7 @@ def _other_settings(file: SavedFile, chosen: pathlib.Path | None, config: Any) -
     saved = next((value for path, value in walk(file.tree) if settings.search(path)), None)
     if beside is not None and beside.is_file() and beside.stat().st_size < 1_000_000:
         saved = json.loads(beside.read_text(encoding="utf-8"))
-    saved = saved.state if isinstance(saved, SavedObject) else saved
+    saved = getattr(saved, "state", saved)  # of an object that was pickled
     for name, value in saved.items() if isinstance(saved, Mapping) else ():
         plain = all(type(each) in (int, float, str, bool) for each in (value, own.get(name)))
         if plain and value != own[name] and not re.search(r"^_|dtype|version|cache", str(name)):
@@ -403,17 +393,16 @@ def _other_settings(file: SavedFile, chosen: pathlib.Path | None, config: Any) -
 
 # -- which name of the file is which name of the model ---------------------------------------------------------------
 
-PREFIX, RENAMED = "checkpoint/prefix-", "error/state-dict-mismatch"
+RENAMED = "error/state-dict-mismatch"
 WRAPPERS = {
-    "module": f"{PREFIX}module",
-    "_orig_mod": f"{PREFIX}compiled",
-    "_fsdp_wrapped_module": f"{PREFIX}wrapper",
-    "_checkpoint_wrapped_module": f"{PREFIX}wrapper",
-}
+    "module": "checkpoint/prefix-module", "_orig_mod": "checkpoint/prefix-compiled",
+    "_fsdp_wrapped_module": "checkpoint/prefix-wrapper", "_checkpoint_wrapped_module": "checkpoint/prefix-wrapper",
+}  # fmt: skip
 """Parts of names that torch's own wrappers put in: DataParallel, torch.compile, FSDP, activation checkpointing."""
 ENOUGH = 0.5
 """The share of unmatched names that a rename must explain to be one; the rest is told beside it."""
 Shapes = Mapping[str, tuple[int, ...]]
+Pairs = list[tuple[str, str]]
 
 
 def rename(own: Shapes, model: Shapes) -> Rename | None:
@@ -424,23 +413,30 @@ def rename(own: Shapes, model: Shapes) -> Rename | None:
     unexpected, missing = [n for n in own if n not in model], [n for n in model if n not in own]
     if not unexpected or not missing:
         return None
-    if shifted := _shifted(unexpected, own, model):
-        return shifted
-    options = [*_wrappers(unexpected, missing), *_prefixes(unexpected, missing, own, model)]
-    best = max(options, key=lambda one: len(_fitting(one, own, model)), default=None)
-    pairs = _fitting(best, own, model) if best is not None else []
-    by_order = _by_order(unexpected, missing, own, model) if len(pairs) < len(unexpected) else None
-    if by_order is not None or best is None or len(pairs) < ENOUGH * len(unexpected):
-        return by_order
-    return dataclasses.replace(best, pairs=tuple(pairs))
+    pairs, shifted = list[tuple[str, str]](), _shifted(unexpected, own, model)
+    for option in [] if shifted else _options(unexpected, missing, own, model):
+        free = [(old, new) for old, new in option if new in model and new not in own]
+        fitting = [(old, new) for old, new in free if len(own[old]) == len(model[new])]
+        pairs = fitting if len(fitting) > len(pairs) else pairs
+    return _described(shifted or pairs, own) if shifted or len(pairs) >= ENOUGH * len(unexpected) else None
 
 
-def _fitting(option: Rename, own: Shapes, model: Shapes) -> list[tuple[str, str]]:
-    free = [(old, new) for old, new in option.pairs if new in model and new not in own]
-    return [(old, new) for old, new in free if len(own[old]) == len(model[new])]
+def _options(unexpected: list[str], missing: list[str], own: Shapes, model: Shapes) -> Iterator[Pairs]:
+    """What could be meant: (the file's, the model's) names. First those that differ by parts of wrappers, then those
+    with another beginning, then renamed modules: the same shapes and last parts in the same order."""
+    whole = {_bare(name): name for name in missing}
+    yield [(old, whole[_bare(old)]) for old in unexpected if _bare(old) in whole]
+    changes: Counter[tuple[str, str]] = Counter()
+    for old in unexpected[:200]:
+        changes.update({_change(old, new) for new in missing if _last(old) == _last(new) and own[old] == model[new]})
+    for a, b in sorted(changes, key=lambda change: (-changes[change], len("".join(change))))[:40]:
+        yield [(name, b + name[len(a) :]) for name in unexpected if name.startswith(a)]
+    pairs = list(zip(unexpected, missing))
+    if all(own[old] == model[new] and _last(old) == _last(new) for old, new in pairs):
+        yield pairs if len(unexpected) == len(missing) else []
 
 
-def _shifted(unexpected: Sequence[str], own: Shapes, model: Shapes) -> Rename | None:
+def _shifted(unexpected: list[str], own: Shapes, model: Shapes) -> Pairs:
     """Modules that are counted from another number: `layers.1.` to `layers.4.` for `layers.0.` to `layers.3.`."""
     stems = {NUMBER.split(name)[0] for name in unexpected}
     first = [(name, match) for name in own if (match := NUMBER.search(name)) and name[: match.start()] in stems]
@@ -448,52 +444,29 @@ def _shifted(unexpected: Sequence[str], own: Shapes, model: Shapes) -> Rename | 
         pairs = {n: f"{n[: match.start()]}{int(match[0]) + by}{n[match.end() :]}" for n, match in first}
         new = {pairs.get(name, name): shape for name, shape in own.items()}
         if pairs and new == {name: model.get(name) for name in new}:
-            what = f"the numbers of {listed(sorted(stems))} are {abs(by)} too {'high' if by < 0 else 'low'}"
-            return Rename(RENAMED, what, tuple(pairs.items()), f"{pairs!r}.get(name, name)")
-    return None
+            return list(pairs.items())
+    return []
 
 
-def _wrappers(unexpected: Sequence[str], missing: Sequence[str]) -> list[Rename]:
-    """Parts that wrappers of torch put into names, wherever they stand: those of the file too many, or too few."""
-    whole = {_bare(name): name for name in missing}
-    pairs = [(old, whole[_bare(old)]) for old in unexpected if _bare(old) in whole]
-    many = sum(len(old) > len(new) for old, new in pairs) * 2 > len(pairs)
-    pairs = [(old, new) for old, new in pairs if (len(old) > len(new)) is many]
-    parts = {part for pair in pairs for part in pair[not many].split(".")}
-    tokens = [f"{token}." for token in WRAPPERS if token in parts]
-    if not tokens:
-        return []
-    text = f"{dict(pairs)!r}.get(name, name)"
-    if all(old == tokens[0] + new for old, new in pairs):
-        text = f"name.removeprefix({tokens[0]!r})"
-    elif all(new == tokens[0] + old for old, new in pairs):
-        text = f"{tokens[0]!r} + name"
-    elif all(_bare(old) == new for old, new in pairs):
-        text = "name" + "".join(f".replace({token!r}, '')" for token in tokens)
-    what = f"the part{'s' * (len(tokens) > 1)} {listed(tokens)} too {'many' if many else 'few'}"
-    return [Rename(WRAPPERS[tokens[0][:-1]], what, tuple(pairs), text)]
-
-
-def _bare(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
-
-
-def _prefixes(unexpected: Sequence[str], missing: Sequence[str], own: Shapes, model: Shapes) -> list[Rename]:
-    """Beginnings that differ: `a.` in the file where the model has `b.`, after the longest common end."""
-    ends: dict[str, list[str]] = {}
-    for name in missing:
-        ends.setdefault(name.rpartition(".")[2], []).append(name)
-    changes: Counter[tuple[str, str]] = Counter()
-    for old in unexpected[:200]:
-        changes.update({_change(old, new) for new in ends.get(old.rpartition(".")[2], ()) if own[old] == model[new]})
-    options = []
-    for (a, b), _ in sorted(changes.items(), key=lambda item: (-item[1], len(item[0][0]) + len(item[0][1])))[:40]:
-        pairs = [(n, b + n[len(a) :]) for n in unexpected if n.startswith(a)]
-        other = a and b and not a.startswith(b) and not b.startswith(a) and a.count(".") == b.count(".")
+def _described(pairs: Pairs, own: Shapes) -> Rename:
+    """The change in words, and as an expression: short where it is one for all names."""
+    (a, b), parts = _change(*pairs[0]), {part for pair in pairs for name in pair for part in name.split(".")}
+    tokens = [f"{token}." for token in WRAPPERS if token in parts] if _bare(pairs[0][0]) == _bare(pairs[0][1]) else []
+    code, text = RENAMED, f"{dict(pairs)!r}.get(name, name)"
+    modules = {old.rpartition(".")[0]: new.rpartition(".")[0] for old, new in pairs}
+    what = ", ".join(f"`{old}` in place of `{new}`" for old, new in list(modules.items())[:3])
+    if all(old.startswith(a) and new == b + old[len(a) :] for old, new in pairs):
         what = f"`{a}` in place of `{b}`" if a and b else f"`{a}` too many" if a else f"`{b}` too few"
-        text = (f"{b!r} + " if b else "") + (f"name.removeprefix({a!r})" if a else "name")
-        options.append(Rename(RENAMED if other else f"{PREFIX}wrapper", what, tuple(pairs), text))
-    return options
+        if a.startswith(b) or b.startswith(a) or a.count(".") != b.count("."):
+            code = "checkpoint/prefix-wrapper"
+        if not b or len(pairs) == len(own):
+            text = (f"{b!r} + " if b else "") + (f"name.removeprefix({a!r})" if a else "name")
+    elif tokens and all(_bare(old) == new for old, new in pairs):
+        text = "name" + "".join(f".replace({token!r}, '')" for token in tokens)
+    if tokens:
+        code, many = WRAPPERS[tokens[0][:-1]], len(pairs[0][0]) > len(pairs[0][1])
+        what = f"the part{'s' * (len(tokens) > 1)} {listed(tokens)} too {'many' if many else 'few'}"
+    return Rename(code, what, tuple(pairs), text)
 
 
 def _change(old: str, new: str) -> tuple[str, str]:
@@ -505,16 +478,12 @@ def _change(old: str, new: str) -> tuple[str, str]:
     return "".join(f"{part}." for part in a), "".join(f"{part}." for part in b)
 
 
-def _by_order(unexpected: Sequence[str], missing: Sequence[str], own: Shapes, model: Shapes) -> Rename | None:
-    """Renamed modules: as many names on both sides, with the same shapes and last parts in the same order."""
-    if len(unexpected) != len(missing):
-        return None
-    pairs = list(zip(unexpected, missing))
-    if any(own[old] != model[new] or old.rpartition(".")[2] != new.rpartition(".")[2] for old, new in pairs):
-        return None
-    modules = {old.rpartition(".")[0]: new.rpartition(".")[0] for old, new in pairs}
-    what = ", ".join(f"`{old}` in place of `{new}`" for old, new in list(modules.items())[:3])
-    return Rename(RENAMED, what, tuple(pairs), f"{dict(pairs)!r}.get(name, name)")
+def _bare(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 # -- the user's loading, mended and tried -----------------------------------------------------------------------------
@@ -588,15 +557,14 @@ def _tried(facts: CheckpointFacts, model: Any, load: Any, calls: Mapping[str, as
 
 
 def _by_edit(facts: CheckpointFacts, model: Any, load: Any, edit: Edit, path: str) -> Fix:
-    def run() -> tuple[int, int]:
+    def run() -> Any:
         with edited_functions(edit) as number:
             if not number:
                 raise LookupError("no function of yours has these lines")
             load(path)
-        return _loaded(facts, model, path)
+        return model
 
-    verified, after = _outcome(lambda: in_copy(run)) if can_copy() else (None, {})
-    return Fix.of(LOAD_SO, edit, verified, after)
+    return Fix.of(LOAD_SO, edit, *(_outcome(facts, path, run, in_copy) if can_copy() else ()))
 
 
 def _by_our_lines(facts: CheckpointFacts, model: Any, change: Callable[[str], str], path: str) -> Fix:
@@ -612,17 +580,23 @@ def _by_our_lines(facts: CheckpointFacts, model: Any, change: Callable[[str], st
         lines += f"for shard in set(shards):\n    state.update({load}{folder!r} + '/' + shard{taken}))\n"
     code = f"{lines}{facts.called}.load_state_dict({change('state')})"
 
-    def run() -> tuple[int, int]:
+    def run() -> Any:
         own = copy.deepcopy(model)
         exec(code, {"torch": torch, facts.called: own})  # our own text, with names quoted by repr
-        return _loaded(facts, own, path)
+        return own
 
-    return Fix(LOAD_SO, code, *_outcome(run))
+    return Fix(LOAD_SO, code, *_outcome(facts, path, run))
 
 
-def _outcome(run: Callable[[], tuple[int, int]]) -> tuple[bool, dict[str, str]]:
+def _outcome(
+    facts: CheckpointFacts,
+    path: str,
+    run: Callable[[], Any],
+    called: Callable[[Any], Any] = lambda function: function(),
+) -> tuple[bool, dict[str, str]]:
+    """Whether the model that `run()` gives has the weights of the file, and how many. called: how it is run."""
     try:
-        equal, total = run()
+        equal, total = called(lambda: _loaded(facts, run(), path))
     except Exception as error:  # whatever the user's code or ours raises there: it was tried, and does not work
         return False, {"tried": f"0 loaded: {type(error).__name__}: {str(error)[:80]}"}
     return equal > 0 and equal == total, {"loaded": f"{equal} of {total} weights equal those of the file"}
