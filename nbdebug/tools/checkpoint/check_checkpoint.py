@@ -23,7 +23,7 @@ from nbdebug.observe.variables import closure_variables
 from nbdebug.process import can_copy, in_copy
 from nbdebug.report import Edit, Finding, Fix, Report, RuledOut, Table, Where
 from nbdebug.text import count, listed, size
-from nbdebug.tools.checkpoint.facts import CheckpointFacts, Group, Rename, SavedFile, SavedTensor, Sibling, walk
+from nbdebug.tools.checkpoint.facts import CheckpointFacts, Group, Rename, SavedFile, SavedTensor, walk
 from nbdebug.tools.checkpoint.formats import is_checkpoint, loaded, read_file
 from nbdebug.tools.checkpoint.rules import DANGEROUS, PARTS, name_all
 
@@ -136,41 +136,37 @@ def _believe(facts: CheckpointFacts, model: Any, load: Any, path: Any) -> None:
 
 def _choose(place: pathlib.Path, facts: CheckpointFacts) -> pathlib.Path | None:
     """The file to read. Notes its name, the checkpoints beside it, and what a pointer names that is not there."""
-    facts.name, folder = place.name, place if place.is_dir() else place.parent
+    folder, pointed = place if place.is_dir() else place.parent, _pointed(place)
+    if there := next(filter(None, pointed.values()), None):
+        return _choose(there, facts)
+    facts.name, facts.siblings, facts.file.lost = place.name, _siblings(folder), tuple(pointed)
     whole = next((place / name for name in WHOLE if (place / name).is_file()), place)
-    if whole.is_file():
-        names = _pointed(whole)
-        there = next((each for name in names for each in _places(folder, name) if each.exists()), None)
-        if there is not None:
-            return _choose(there, facts)
-        siblings = tuple(_siblings(place.parent))
-        facts.siblings = tuple(one for one in siblings if names or _alike(one.name, place.name))
-        facts.file.lost = tuple(names)
-        return None if names else whole
-    facts.siblings = tuple(_siblings(folder))
-    lost = {name: each.name for each in _listing(folder) for name in _dangling(each)}
+    if pointed or whole.is_file():
+        siblings = _siblings(place.parent)
+        facts.siblings = {name: at for name, at in siblings.items() if pointed or _alike(name, place.name)}
+        return None if pointed else whole
+    lost = {name: each.name for each in _listing(folder) for name, there in _pointed(each).items() if there is None}
     if not place.is_dir():
-        numbers = NUMBER.findall(place.name) if any(_alike(one.name, place.name) for one in facts.siblings) else []
-        rotated = numbers and any((one.step or 0) > int(numbers[-1]) for one in facts.siblings)
-        if not (place.is_symlink() or place.name in lost or rotated):
+        steps = [step or 0 for name, step in facts.siblings.items() if _alike(name, place.name)]
+        numbers = NUMBER.findall(place.name)
+        if place.name not in lost and not (numbers and max(steps, default=0) > int(numbers[-1])):
             raise FileNotFoundError(f"There is no file or folder {str(place)!r}.")
-        facts.name = place.name if place.is_symlink() else lost.get(place.name, place.name)
-        facts.file.lost = (os.readlink(place) if place.is_symlink() else place.name,)
+        facts.name, facts.file.lost = lost.get(place.name, place.name), (place.name,)
         return None
     if lost:
         facts.name, facts.file.lost = next(iter(lost.values())), tuple(lost)
         return None
     if not facts.siblings:
-        raise FileNotFoundError(
-            f"There is no checkpoint in {str(place)!r}: no file that ends in .pt, .pth, .ckpt, .bin or .safetensors."
-        )
-    facts.name, facts.chosen = max(facts.siblings, key=_by_step).name, False
+        kinds = "no file that ends in .pt, .pth, .ckpt, .bin or .safetensors"
+        raise FileNotFoundError(f"There is no checkpoint in {str(place)!r}: {kinds}.")
+    facts.name, facts.chosen = max(facts.siblings, key=_step_of(facts)), False
     chosen = place / facts.name
     return _main_file(chosen) if chosen.is_dir() else chosen
 
 
-def _by_step(one: Sibling) -> tuple[int, str]:
-    return -1 if one.step is None else one.step, one.name
+def _step_of(facts: CheckpointFacts) -> Callable[[str], tuple[int, str]]:
+    """What checkpoints are sorted by."""
+    return lambda name: (-1 if (step := facts.siblings[name]) is None else step, name)
 
 
 def _listing(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -185,66 +181,54 @@ def _main_file(folder: pathlib.Path) -> pathlib.Path | None:
     return known or max(weights, key=lambda each: (each.stat().st_size, each.name), default=None)
 
 
-def _siblings(folder: pathlib.Path) -> Iterator[Sibling]:
+def _siblings(folder: pathlib.Path) -> dict[str, int | None]:
     """The checkpoints of a folder with their steps, as their names or their contents tell."""
+    found: dict[str, int | None] = {}
     for each in _listing(folder):
-        whole = each.is_dir() and NUMBER.search(each.name) and _main_file(each) is not None
-        if is_checkpoint(each) or whole:
-            numbers = NUMBER.findall(each.name)
-            step = int(numbers[-1]) if numbers else None
-            yield Sibling(each.name, step if step is not None or whole else read_file(each, values=False).step)
+        numbers, whole = NUMBER.findall(each.name), each.is_dir() and _main_file(each) is not None
+        if is_checkpoint(each) or whole and numbers:
+            found[each.name] = int(numbers[-1]) if numbers else read_file(each, values=False).step
+    return found
 
 
 def _alike(one: str, other: str) -> bool:
     return NUMBER.sub("#", one) == NUMBER.sub("#", other)
 
 
-def _good(facts: CheckpointFacts, path: pathlib.Path) -> Sibling | None:
+def _good(facts: CheckpointFacts, path: pathlib.Path) -> str:
     """The newest of the others, beside this path or beside its folder, that is whole, with weights that are finite."""
-    others = [one for one in facts.siblings if one.name != facts.name]
-    folder = next((each for each in path.parents[:3] if others and (each / others[0].name).exists()), path)
-    for one in sorted(others, key=_by_step, reverse=True):
-        main = _main_file(folder / one.name) if (folder / one.name).is_dir() else folder / one.name
+    others = [name for name in facts.siblings if name != facts.name]
+    folder = next((each for each in path.parents[:3] if others and (each / others[0]).exists()), path)
+    for name in sorted(others, key=_step_of(facts), reverse=True):
+        main = _main_file(folder / name) if (folder / name).is_dir() else folder / name
         if main is not None and main.is_file() and read_file(main).whole:
-            return one
-    return None
+            return name
+    return ""
 
 
-def _pointed(path: pathlib.Path) -> list[str]:
-    """The names that a small file points to: its only line, or what JSON has under a name such as "best_checkpoint"."""
+def _pointed(path: pathlib.Path) -> dict[str, pathlib.Path | None]:
+    """The checkpoints that a link or a small file names (in its only line, or in JSON under a name such as
+    "best_checkpoint"), each with its place, None where it is gone."""
+    if path.is_symlink() and not path.exists():
+        return {os.path.basename(os.readlink(path)): None}
     if is_checkpoint(path) or not path.is_file() or path.stat().st_size > 65_536 or path.name.endswith(".index.json"):
-        return []
-    names: list[str] = []
+        return {}
+    names, found, folder = list[str](), dict[str, pathlib.Path | None](), path.parent
     with contextlib.suppress(OSError, ValueError):  # bytes that are no text, text that is no JSON
         text = path.read_text(encoding="utf-8").strip()
-        names = [text] if text and "\n" not in text and len(text) < 300 else []
+        names = [text] if "\n" not in text and len(text) < 300 else []
         if text.startswith("{"):
             named = re.compile(r"latest|last|best|checkpoint|resume", re.IGNORECASE)
             names = [value for key, value in json.loads(text).items() if isinstance(value, str) and named.search(key)]
-    return [name for name in names if _names_checkpoint(path.parent, name)]
-
-
-def _names_checkpoint(folder: pathlib.Path, name: str) -> bool:
-    """Whether a text is the name of a checkpoint: by its ending, or like those that are there."""
-    last = pathlib.PurePath(name).name
-    if any(char in name for char in '<>{}"\0') or not last:
-        return False
-    if re.search(r"\.(?:pt|pth|ckpt|bin|tar|safetensors)$", last):
-        return True
-    others = [one.name for one in [*_siblings(folder), *_siblings(folder.parent)]]
-    return bool(NUMBER.search(last)) and any(_alike(last, other) for other in others)
-
-
-def _places(folder: pathlib.Path, name: str) -> list[pathlib.Path]:
-    last = pathlib.PurePath(name).name
-    return [folder / name, pathlib.Path(name), folder / last, folder.parent / last]
-
-
-def _dangling(path: pathlib.Path) -> list[str]:
-    """What a pointer or a link names and is not there."""
-    if path.is_symlink() and not path.exists():
-        return [os.path.basename(os.readlink(path))]
-    return [pathlib.PurePath(n).name for n in _pointed(path) if not any(p.exists() for p in _places(path.parent, n))]
+    for name in names:
+        last = pathlib.PurePath(name).name
+        is_one = bool(re.search(r"\.(?:pt|pth|ckpt|bin|tar|safetensors)$", last))
+        if not is_one and NUMBER.search(last):  # or like those that are there
+            is_one = any(_alike(last, other) for other in [*_siblings(folder), *_siblings(folder.parent)])
+        if is_one and not re.search(r'[<>{}"\0]', name):
+            places = (folder / name, pathlib.Path(name), folder / last, folder.parent / last)
+            found[last] = next((each for each in places if each.exists()), None)
+    return found
 
 
 def _add_parts(file: SavedFile, folder: pathlib.Path) -> None:
@@ -273,7 +257,11 @@ def _add_parts(file: SavedFile, folder: pathlib.Path) -> None:
 def compare(facts: CheckpointFacts, model: torch.nn.Module | None, optimizer: Any) -> None:
     """Names, shapes and types of the file's weights beside the model's; the groups of its optimizer beside those of the
     user's."""
-    facts.entries = _entries(facts.file)
+    for path, value in walk(facts.file.tree):  # the outermost of each role
+        if role := _role(path, value):
+            facts.entries.setdefault(role, path)
+    if facts.file.step is not None:
+        facts.entries["step"] = facts.file.steps()[facts.file.step]
     state = {} if model is None else {n: v for n, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
     facts.entry, facts.own = _weights(facts.file, set(state))
     facts.entry = facts.entry.removeprefix(facts.file.within).lstrip(".")
@@ -318,17 +306,6 @@ def _weights(file: SavedFile, wanted: set[str]) -> tuple[str, Mapping[str, Saved
         if score > best[0] and (path or len(tensors) * 2 > len(value)):
             best = (score, path, tensors)
     return best[1], best[2]
-
-
-def _entries(file: SavedFile) -> dict[str, str]:
-    """Role → path of the entry that has it, the outermost."""
-    entries: dict[str, str] = {}
-    for path, value in walk(file.tree):
-        entries.setdefault(_role(path, value), path)
-    if file.step is not None:
-        entries["step"] = file.steps()[file.step]
-    entries.pop("", None)
-    return entries
 
 
 def _role(path: str, value: Any) -> str:
@@ -666,19 +643,17 @@ def _notes(facts: CheckpointFacts) -> Iterator[str]:
     if facts.configs:
         named = [f"{name} = {saved!r} (the model: {own!r})" for name, saved, own in facts.configs]
         yield f"Settings saved with it that differ from the model's: {listed(named, quote='')}."
-    numbered = [one for one in facts.siblings if one.step is not None]
+    numbered = list(facts.numbered)
     if not facts.chosen and len(numbered) > 1:
-        first = min(numbered, key=lambda one: one.step or 0).name
-        yield f"A rotation that keeps {len(numbered)} deletes {first} next."
-    last = max((one.name for one in numbered), default="")
-    if not facts.chosen and last != facts.name in [one.name for one in numbered]:
-        yield f"By name the last would be {last}: take the largest number, not sorted(…)[-1]."
+        yield f"A rotation that keeps {len(numbered)} deletes {numbered[0]} next."
+    if not facts.chosen and facts.name in numbered and facts.name != max(numbered):
+        yield f"By name the last would be {max(numbered)}: take the largest number, not sorted(…)[-1]."
 
 
 def _tables(facts: CheckpointFacts) -> tuple[Table, ...]:
     tables = []
     if not facts.chosen and facts.siblings:
-        rows = [(one.name, one.step) for one in sorted(facts.siblings, key=_by_step)]
+        rows = [(name, facts.siblings[name]) for name in sorted(facts.siblings, key=_step_of(facts))]
         tables.append(Table("The checkpoints, by step", ("file", "step"), rows))
     if facts.own:
         held = [(n, t.dtype, "x".join(map(str, t.shape)), t.nan, t.inf) for n, t in facts.own.items()]

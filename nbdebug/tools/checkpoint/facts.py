@@ -137,18 +137,11 @@ class Group:
     settings: frozenset[str]
 
 
-@dataclasses.dataclass(frozen=True)
-class Sibling:
-    """Another checkpoint of the same run in the folder."""
-
-    name: str
-    step: int | None
-
-
 @dataclasses.dataclass
 class CheckpointFacts:
     """A file beside what it is loaded into. chosen: whether the user named the file, and not its folder; good: the
-    newest of the siblings that is whole and finite, looked for where this one is not.
+    newest of the others that is whole and finite, looked for where this one is not. siblings: name → step of the
+    checkpoints beside it.
 
     own: tensors of the file that are its weights, by name; entry: where they lie ("" at the top). entries: role → path
     of the entry that has it (optimizer, scheduler, scaler, ema, rng, sampler, step).
@@ -163,9 +156,9 @@ class CheckpointFacts:
 
     file: SavedFile
     name: str
-    siblings: tuple[Sibling, ...] = ()
+    siblings: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     chosen: bool = True
-    good: Sibling | None = None
+    good: str = ""
     entry: str = ""
     own: Mapping[str, SavedTensor] = dataclasses.field(default_factory=dict)
     entries: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -185,6 +178,11 @@ class CheckpointFacts:
     loads: str = ""
     where: Where = dataclasses.field(default_factory=Where)
     fixes: Mapping[str, tuple[Fix, ...]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def numbered(self) -> dict[str, int]:
+        """Those of the siblings whose step is known, the first first."""
+        return dict(sorted(((n, at) for n, at in self.siblings.items() if at is not None), key=lambda one: one[1]))
 
     @property
     def doubled(self) -> dict[str, str]:

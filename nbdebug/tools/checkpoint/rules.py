@@ -9,7 +9,7 @@ from typing import Any
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import count, listed, size
-from nbdebug.tools.checkpoint.facts import DTYPES, CheckpointFacts, Sibling
+from nbdebug.tools.checkpoint.facts import DTYPES, CheckpointFacts
 
 LOADING = "https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html"
 ADAPTERS = ("lora_", "adapter", "prompt_encoder", "prefix_encoder", "ia3_", "hada_")
@@ -62,17 +62,15 @@ def broken(facts: CheckpointFacts) -> Finding | None:
         return finding(facts, "not-weights", title, Fix("Fetch the file itself.", code), path=name)
     if not file.fault:
         return None
-    title = f"{name} is not whole: {file.fault}" + (f"; {facts.good.name} is whole" if facts.good else "")
+    title = f"{name} is not whole: {file.fault}" + (f"; {facts.good} is whole" if facts.good else "")
     write = Fix("From now on write files whole or not at all.", "ckpt = nbdebug.Checkpoints('checkpoints', keep=3)")
     return finding(facts, "truncated-file", title, [*_instead(facts.good), write], path=name, size=size(file.bytes))
 
 
-def _instead(good: Sibling | None) -> list[Fix]:
+def _instead(good: str) -> list[Fix]:
     """Another checkpoint, which was read from end to end."""
-    if good is None:
-        return []
-    title = f"Load {good.name}, the newest that is whole, with weights that are finite."
-    return [Fix(title, f"path = {good.name!r}", True, {"checked": f"{good.name}: 0 checksums differ, 0 NaN"})]
+    title = f"Load {good}, the newest that is whole, with weights that are finite."
+    return [Fix(title, f"path = {good!r}", True, {"checked": f"{good}: 0 checksums differ, 0 NaN"})] if good else []
 
 
 @rule(
@@ -164,18 +162,17 @@ def unsafe_pickle(facts: CheckpointFacts) -> Finding | None:
     reference="https://docs.python.org/3/howto/sorting.html#key-functions",
 )
 def lexicographic_latest(facts: CheckpointFacts) -> Finding | None:
-    numbered = [one for one in facts.siblings if one.step is not None]
-    mine = next((one for one in numbered if one.name == facts.name), None)
-    if mine is None or len(numbered) < 2:
+    numbered, mine = facts.numbered, facts.name
+    if not facts.chosen or mine not in numbered or mine != max(numbered):
         return None
-    newest = max(numbered, key=lambda one: one.step or 0)
-    last = max(one.name for one in numbered)
-    if not facts.chosen or last != mine.name or newest.step == mine.step:
+    newest = list(numbered)[-1]
+    if numbered[newest] == numbered[mine]:
         return None
-    title = f"{mine.name} is the last by name; {newest.name} is the newest: step {newest.step} after step {mine.step}"
+    steps = f"step {numbered[newest]} after step {numbered[mine]}"
+    title = f"{mine} is the last by name; {newest} is the newest: {steps}"
     code = "path = max(folder.iterdir(), key=lambda p: int(re.findall(r'\\d+', p.stem)[-1]))"
     fix = Fix("Take the largest number.", code)
-    return finding(facts, "lexicographic-latest", title, fix, path=newest.name, taken=mine.name, newest=newest.name)
+    return finding(facts, "lexicographic-latest", title, fix, path=newest, taken=mine, newest=newest)
 
 
 @rule(
