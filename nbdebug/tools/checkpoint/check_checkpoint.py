@@ -24,7 +24,7 @@ from nbdebug.process import can_copy, in_copy
 from nbdebug.report import Edit, Finding, Fix, Report, RuledOut, Table, Where
 from nbdebug.text import count, listed, size
 from nbdebug.tools.checkpoint.facts import CheckpointFacts, Group, Rename, SavedFile, SavedTensor, walk
-from nbdebug.tools.checkpoint.formats import is_checkpoint, loaded, read_file
+from nbdebug.tools.checkpoint.formats import is_checkpoint, loaded, read_file, within
 from nbdebug.tools.checkpoint.rules import DANGEROUS, PARTS, name_all
 
 WHOLE = tuple(
@@ -581,9 +581,7 @@ def _outcome(
 
 def _loaded(facts: CheckpointFacts, model: Any, path: str) -> tuple[int, int]:
     """How many of the file's weights that the model can take are in it now, bit for bit up to the type."""
-    whole = loaded(pathlib.Path(path))
-    for part in facts.entry.split(".") if facts.entry else ():
-        whole = whole[part]
+    whole = within(loaded(pathlib.Path(path)), facts.entry)
     names, state = dict(facts.rename.pairs) if facts.rename else {}, model.state_dict()
     taken = [old for old in facts.own if names.get(old, old) in state and old not in facts.reshaped]
     pairs = [(whole[old], state[names.get(old, old)]) for old in taken]

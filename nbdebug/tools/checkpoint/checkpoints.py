@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+import psutil
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -27,9 +28,9 @@ from torch import nn
 from nbdebug.text import in_a_line
 from nbdebug.tools.checkpoint.check_checkpoint import WHOLE, compare
 from nbdebug.tools.checkpoint.facts import CheckpointFacts, SavedFile
-from nbdebug.tools.checkpoint.formats import SAFETENSORS, decoded, header_checksum, loaded, read_file
+from nbdebug.tools.checkpoint.formats import SAFETENSORS, decoded, header_checksum, loaded, read_file, within
 from nbdebug.tools.checkpoint.rules import name_all
-from nbdebug.tools.checkpoint.run_state import get_random, set_random
+from nbdebug.tools.checkpoint.run_state import FORMS, form, get_random, set_random
 
 NAME = re.compile(r"step_(\d+)\.safetensors$")
 SHORT = {dtype: name for name, dtype in SAFETENSORS.items()}
@@ -76,8 +77,8 @@ class Checkpoints:
 
     def paths(self) -> list[pathlib.Path]:
         """The files, by step, the newest last. Temporary ones are none of them."""
-        found = self.folder.glob("step_*.safetensors") if self.folder.is_dir() else ()
-        return sorted((path for path in found if NAME.search(path.name)), key=_step)
+        steps = {path: int(match[1]) for path in self.folder.glob("step_*") if (match := NAME.fullmatch(path.name))}
+        return sorted(steps, key=steps.__getitem__)
 
     def save(self, step: int, **values: float) -> pathlib.Path | None:
         """Write the state after `step` steps; the path, or None where it is no multiple of `every`.
@@ -90,7 +91,7 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         numbers = {name: float(value) for name, value in values.items()}
         state = {"step": step, "values": numbers, "random": get_random()}
-        state |= {name: _state(part) for name, part in self.parts.items()}
+        state |= {name: FORMS[form(part)][0](part) for name, part in self.parts.items()}
         path = self.folder / f"step_{step:08d}.safetensors"
         temporary = self.folder / f".{path.name}.{os.getpid()}.tmp"
         try:
@@ -100,10 +101,13 @@ class Checkpoints:
             temporary.unlink(missing_ok=True)
             if not isinstance(error, (OSError, RuntimeError)):
                 raise
-            last = self.paths()[-1].name if self.paths() else "none"
+            last = next((path.name for path in reversed(self.paths())), "none")
             reason = f"step {step} was not saved ({in_a_line(error)}). The last good checkpoint is {last}."
             raise OSError(reason) from error
-        _flush_folder(self.folder)
+        if os.name == "posix":  # the rename itself, to the disk; Windows has no such call, and needs none
+            handle = os.open(self.folder, os.O_RDONLY)
+            os.fsync(handle)
+            os.close(handle)
         self._rotate()
         return path
 
@@ -122,10 +126,7 @@ class Checkpoints:
             with safe_open(path, "pt") as file:
                 state = decoded(json.loads(file.metadata()["nbdebug"])["tree"], load_file(path))
             for name, part in self.parts.items():
-                if isinstance(part, torch.Generator):
-                    part.set_state(state[name])
-                else:
-                    part.load_state_dict(state[name])
+                FORMS[form(part)][1](part, state[name])
             set_random(state["random"])
             return int(state["step"])
         return 0
@@ -156,9 +157,9 @@ class Checkpoints:
 
     def _sweep(self) -> None:
         """Delete what a killed process left half written."""
-        for path in self.folder.glob(".step_*.tmp") if self.folder.is_dir() else ():
+        for path in self.folder.glob(".step_*.tmp"):
             writer = int(path.name.split(".")[-2])
-            if writer == os.getpid() or not _lives(writer):
+            if writer == os.getpid() or not psutil.pid_exists(writer):
                 path.unlink(missing_ok=True)
 
 
@@ -237,21 +238,20 @@ def write_mended(facts: Mapping[str, Any], path: pathlib.Path) -> pathlib.Path:
 
 def _mended_file(source: pathlib.Path, path: pathlib.Path, facts: Mapping[str, Any], suffix: str) -> list[str]:
     """Write one file; the names of its weights."""
-    whole = state = loaded(source)
-    for part in facts["entry"].split(".") if facts["entry"] else ():
-        state = state[part]
-    copies = {name: old for name, old in facts["copies"].items() if old in state}
+    whole = loaded(source)
+    state, safe = within(whole, facts["entry"]), suffix == ".safetensors"
     new = {facts["names"].get(name, name): value for name, value in state.items()}
-    new |= {name: state[old].clone() if suffix == ".safetensors" else state[old] for name, old in copies.items()}
+    copies = {name: state[old] for name, old in facts["copies"].items() if old in state}
+    new |= {name: value.clone() if safe else value for name, value in copies.items()}
     state.clear()
     state.update(new)
-    if suffix == ".safetensors" and whole is not state:
+    if safe and whole is not state:
         raise ValueError("safetensors holds weights alone, and this file holds more: choose a path that ends in .pt.")
     if path.name == ".metadata":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is one process
             importlib.import_module("torch.distributed.checkpoint").save(whole, checkpoint_id=path.parent, no_dist=True)
-    elif suffix == ".safetensors":
+    elif safe:
         save_file({name: value.contiguous() for name, value in new.items()}, path, {"format": "pt"})
     else:
         torch.save(whole, path)
@@ -260,55 +260,21 @@ def _mended_file(source: pathlib.Path, path: pathlib.Path, facts: Mapping[str, A
 
 def _mended_folder(source: pathlib.Path, folder: pathlib.Path, facts: Mapping[str, Any]) -> None:
     """The same files: weights with new names, one file after the other, an index of them, and all others copied."""
-    shards = [source.name]
-    if source.suffix == ".json":
-        index = json.loads(source.read_text(encoding="utf-8"))
-        shards = sorted({*index["weight_map"].values()})
+    index = json.loads(source.read_text(encoding="utf-8")) if source.suffix == ".json" else {}
+    shards = sorted({*index.get("weight_map", {"": source.name}).values()})
     folder.mkdir()
     for each in source.parent.iterdir():
         if each.is_file() and each.name not in (*shards, source.name) and each.suffix != ".distcp":
             shutil.copy2(each, folder)
-    names = {
-        shard: _mended_file(source.parent / shard, folder / shard, facts, pathlib.Path(shard).suffix)
-        for shard in shards
-    }
-    if source.suffix == ".json":
-        index["weight_map"] = {name: shard for shard, held in names.items() for name in held}
-        (folder / source.name).write_text(json.dumps(index, indent=2), encoding="utf-8")
-
-
-def _flush_folder(folder: pathlib.Path) -> None:
-    """The rename itself, to the disk. Windows has no such call, and needs none."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _step(path: pathlib.Path) -> int:
-    match = NAME.search(path.name)
-    return int(match[1]) if match else -1
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    places: dict[str, str] = {}
+    for shard in shards:
+        names = _mended_file(source.parent / shard, folder / shard, facts, pathlib.Path(shard).suffix)
+        places |= dict.fromkeys(names, shard)
+    if index:
+        (folder / source.name).write_text(json.dumps({**index, "weight_map": places}, indent=2), encoding="utf-8")
 
 
 def _bare(part: Any) -> Any:
-    while True:
-        inner = part.module if type(part).__name__ in WRAPPERS else getattr(part, "_orig_mod", part)
-        if inner is part:
-            return part
-        part = inner
-
-
-def _state(part: Any) -> Any:
-    return part.get_state() if isinstance(part, torch.Generator) else part.state_dict()
+    """Without DataParallel and torch.compile."""
+    inner = part.module if type(part).__name__ in WRAPPERS else getattr(part, "_orig_mod", part)
+    return part if inner is part else _bare(inner)

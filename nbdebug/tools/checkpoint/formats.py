@@ -496,6 +496,13 @@ def loaded(path: pathlib.Path) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
+def within(tree: Any, entry: str) -> Any:
+    """The part of a file's contents that lies at a dotted path."""
+    for part in entry.split(".") if entry else ():
+        tree = tree[part]
+    return tree
+
+
 def is_checkpoint(path: pathlib.Path) -> bool:
     """Whether a file has an ending that checkpoints have, and is no temporary file."""
     return path.suffix in ENDINGS and not path.name.startswith(".") and os.path.isfile(path)
