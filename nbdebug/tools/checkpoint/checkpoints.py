@@ -16,6 +16,7 @@ import re
 import shutil
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,7 +69,7 @@ class Checkpoints:
         if keep < 1 or (every is not None and every < 1):
             raise ValueError(f"keep and every begin at 1; got keep={keep}, every={every}.")
         for name, part in parts.items():
-            if not isinstance(part, torch.Generator) and not hasattr(part, "state_dict"):
+            if form(part) in ("value", "values"):
                 raise TypeError(f"{name} has no state_dict(): {type(part).__name__}.")
             if name in ("step", "random", "values"):
                 raise ValueError(f"A part can't be called {name!r}: that name is taken in the file.")
@@ -208,7 +209,7 @@ def encoded(value: Any, path: str, tensors: dict[str, torch.Tensor], names: dict
     if isinstance(value, Mapping):
         pairs = [[key, encoded(each, f"{path}.{key}".strip("."), tensors, names)] for key, each in value.items()]
         if all(key is None or isinstance(key, (int, float, str)) for key, _ in pairs):
-            return {"dict": pairs}
+            return {"Counter" if isinstance(value, Counter) else "dict": pairs}
     if isinstance(value, (list, tuple)):
         items = [encoded(each, f"{path}.{place}", tensors, names) for place, each in enumerate(value)]
         return {"tuple" if isinstance(value, tuple) else "list": items}

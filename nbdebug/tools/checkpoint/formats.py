@@ -22,6 +22,7 @@ import tempfile
 import warnings
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -287,8 +288,9 @@ def decoded(tree: Any, tensors: Mapping[str, Any]) -> Any:
     ((kind, held),) = tree.items()
     if kind == "tensor":
         return tensors[held]
-    if kind == "dict":
-        return {key: decoded(value, tensors) for key, value in held}
+    if kind in ("dict", "Counter"):
+        pairs = {key: decoded(value, tensors) for key, value in held}
+        return pairs if kind == "dict" else Counter(pairs)
     values = [decoded(value, tensors) for value in held]
     return tuple(values) if kind == "tuple" else values
 

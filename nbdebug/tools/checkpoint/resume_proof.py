@@ -18,8 +18,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
-
 from nbdebug.observe.variables import children
 from nbdebug.process import can_copy, in_copy
 from nbdebug.report import Finding, Fix, Report, RuledOut, Symptom, Table
@@ -28,13 +26,11 @@ from nbdebug.tools.checkpoint.check_checkpoint import checkpoint_facts
 from nbdebug.tools.checkpoint.checkpoints import Checkpoints
 from nbdebug.tools.checkpoint.facts import STEP, CheckpointFacts, SavedFile
 from nbdebug.tools.checkpoint.rules import missing_part, name_all
-from nbdebug.tools.checkpoint.run_state import LIBRARIES, ObservedRun, Put, RunState, kinds, plain
+from nbdebug.tools.checkpoint.run_state import LIBRARIES, ObservedRun, Put, RunState, form, kinds, plain
 from nbdebug.trainers import held
 
-CONFIRMED = {"optimizer": "optimizer-mismatch", "model": "prefix|shape|dtype|tied|nonfinite|state-dict"}
+CONFIRMED = {"optimizer": "optimizer-mismatch", "model": "prefix|shape|dtype|nonfinite|state-dict"}
 """What had to be put back → the codes of `check_checkpoint` that say why."""
-LACKING = re.compile(r"(?<!weights)-missing$")
-"""Codes that say what a file lacks: the runs decide about these."""
 UNREADABLE = ("truncated-file", "not-weights", "rotated-away", "class-moved", "unsafe-pickle", "lexicographic-latest")
 """Ends of codes of files that nothing can go on from."""
 Function = Callable[[ObservedRun], Any]
@@ -84,7 +80,7 @@ def resume_proof(
             raise TypeError("resume_proof(resumed, uninterrupted, path) takes two functions of yours.")
         facts, other = checkpoint_facts(path, **parts, load=build), step
         static, question = tuple(name_all(facts)), "resume_proof(resumed, uninterrupted, path)"
-        return _proven(facts, static, question, lambda _: build(path), lambda _: other(), seconds)
+        return _proven(facts, static, question, (lambda _: build(path), lambda _: other()), seconds)
     if not 0 < at < steps:
         raise ValueError(f"The stop lies within the run: 0 < at < steps; got at={at}, steps={steps}.")
     with tempfile.TemporaryDirectory(prefix="nbdebug-proof-") as folder:
@@ -92,60 +88,55 @@ def resume_proof(
         place = _copied(run.write, seconds)
         facts, static = _copied(lambda: run.look(place), seconds)
         question = f"resume_proof(build{', step' if step else ''}, at={at}, steps={steps})"
-        return _proven(facts, static, question, lambda seen: run.resumed(place, seen), run.whole, seconds)
+        return _proven(facts, static, question, (lambda seen: run.resumed(place, seen), run.whole), seconds)
 
 
 def _copied(function: Callable[[], Any], seconds: float) -> Any:
     """What the function gives in a copy of this process. Modules of libraries that it imports there are imported here
     too: each further copy has them."""
-    value, modules = in_copy(
-        lambda: (function(), [m for m in sys.modules if m.startswith(("torch.", *LIBRARIES))]), seconds
-    )
+
+    def run() -> tuple[Any, list[str]]:
+        return function(), [name for name in sys.modules if name.startswith(("torch.", *LIBRARIES))]
+
+    value, modules = in_copy(run, seconds)
     for name in modules:
-        if name not in sys.modules:
-            with contextlib.suppress(Exception):  # it is only for speed
-                importlib.import_module(name)
+        with contextlib.suppress(Exception):  # it is only for speed
+            importlib.import_module(name)
     return value
 
 
 def _proven(
-    facts: CheckpointFacts,
-    static: tuple[Finding, ...],
-    question: str,
-    resumed: Function,
-    uninterrupted: Function,
-    seconds: float,
+    facts: CheckpointFacts, static: tuple[Finding, ...], question: str, runs: tuple[Function, Function], seconds: float
 ) -> Report:
-    subject = facts.name
+    """static: what is seen in the file alone; runs: the resumed one, and that without a stop."""
+    report = Report(question, static, subject=facts.name)
     if any(one.code.endswith(UNREADABLE) for one in static):
-        return Report(question, static, subject=subject)
+        return report
     try:
-        proof = _Proof(facts, resumed, uninterrupted, seconds)
+        proof = _Proof(facts, *runs, seconds)
     except Exception:  # the user's own functions fail: what is wrong with the file says why, else the error is theirs
         if not static:
             raise
-        return Report(question, static, subject=subject)
+        return report
     if not proof.repeats:
         what = "The run that is not interrupted gives other values when it runs again."
         symptom = Symptom(what, "Seed it, and see torch.use_deterministic_algorithms.")
         headline = "This run does not repeat, even without a stop."
-        return Report(question, subject=subject, symptoms=[symptom], headline=headline)
+        return dataclasses.replace(report, findings=(), symptoms=[symptom], headline=headline)
     if proof.wanted == proof.values:
         compared = listed([count(len(values), *KINDS[k]) for k, values in proof.wanted.items() if values], quote="")
         headline = f"The resumed run equals the one that never stopped, in all {compared}."
         ruled_out = RuledOut("a run that goes on otherwise", f"{compared} of both runs are equal, bit for bit")
-        return Report(question, (), (ruled_out,), subject=subject, headline=headline)
+        return dataclasses.replace(report, findings=(), ruled_out=(ruled_out,), headline=headline)
     findings = proof.findings(static)
     unknown = Symptom(proof.difference, "None of the states in the variables of your loop explains it alone.")
     a, b = (run["values"] or run.get("losses", []) for run in (proof.wanted, proof.values))
-    rows = [(place, x, y) for place, (x, y) in enumerate(zip(a, b)) if not isinstance(x, (list, dict))]
+    rows = [(place, x, y) for place, (x, y) in enumerate(zip(a, b)) if not isinstance(x, (list, tuple, dict))]
     table = Table("Both runs", ("place", "uninterrupted", "resumed"), rows, open=True)
-    report = Report(question, findings, subject=subject, tables=(table,))
+    report = dataclasses.replace(report, findings=findings, tables=(table,))
     return report if findings else dataclasses.replace(report, symptoms=[unknown], headline=proof.difference)
 
 
-METHODS = (("save", "load"), ("save_checkpoint", "load_checkpoint"))
-"""Methods of a run that save it and load it."""
 KINDS = {
     "rows": ("batch", "batches"), "losses": ("loss", "losses"), "values": ("value", "values"),
     "weights": ("model", "models"),
@@ -175,7 +166,7 @@ class _Run:
     def resumed(self, place: str, seen: ObservedRun) -> dict[str, Any]:
         run = self.build()
         if self.step is not None:
-            self._pair(run)[1](run, place)
+            self._pair(run)[1](place)
             return {"values": self._train(run, self.steps - self.at, seen)}
         return {"values": self._train(run, self.steps, seen, resume=place)}
 
@@ -186,7 +177,7 @@ class _Run:
             self._train(run, self.at, save=path)
         else:
             self._train(run, self.at)
-            self._pair(run)[0](run, path)
+            self._pair(run)[0](path)
         there = sorted(self.folder.glob("checkpoint-*")) or sorted(self.folder.iterdir())
         if not there:
             raise FileNotFoundError(f"Nothing was saved at {path!r}, which your function was called with.")
@@ -205,29 +196,23 @@ class _Run:
         static, facts.file.tree, facts.own = tuple(name_all(facts)), None, {}
         return facts, static
 
-    def _pair(self, run: Any) -> tuple[Callable[[Any, str], Any], Callable[[Any, str], Any]]:
-        """How this run is saved and loaded."""
-        pairs = [(self.save, self.load), *([getattr(run, name, None) for name in names] for names in METHODS)]
-        write, read = next((pair for pair in pairs if all(pair)), (None, None))
-        if write is not None and read is not None:
-            own = write is self.save  # a function of (run, path); a method of the path alone
-            return (lambda *both: write(*both[not own :])), (lambda *both: read(*both[not own :]))
+    def _pair(self, run: Any) -> tuple[Callable[[str], Any], Callable[[str], Any]]:
+        """How this run is saved and loaded: by the user's functions, its own methods, those of its Accelerator, or
+        `Checkpoints`."""
+        save, load = self.save, self.load
+        if save is not None and load is not None:
+            return lambda path: save(run, path), lambda path: load(run, path)
         known = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", ())
         accelerator = next((thing for _, thing in children("run", run) if isinstance(thing, known)), None)
-        if accelerator is not None:
-            return lambda _, path: accelerator.save_state(path), lambda _, path: accelerator.load_state(path)
-        named = [(name, thing) for (_, name), thing in kinds(dict(children("run", run))).items()]
-        parts = {
-            re.sub(r"\W+|^run", "", name): thing
-            for name, thing in named
-            if hasattr(thing, "state_dict") or isinstance(thing, torch.Generator)
-        }
+        for owner, end in ((run, ""), (run, "_checkpoint"), (accelerator, "_state")):
+            write, read = getattr(owner, f"save{end}", None), getattr(owner, f"load{end}", None)
+            if write is not None and read is not None:
+                return write, read
+        found = kinds(dict(children("run", run))).items()
+        parts = {re.sub(r"\W+|^run", "", n): part for (_, n), part in found if form(part) not in ("value", "values")}
         if not parts:
             raise TypeError("resume_proof finds no way to save this run: give save=… and load=…, of (run, path).")
-        return (
-            lambda _, path: Checkpoints(path, **parts).save(self.at),
-            lambda _, path: Checkpoints(path, **parts).resume(),
-        )
+        return lambda path: Checkpoints(path, **parts).save(self.at), lambda path: Checkpoints(path, **parts).resume()
 
     def _train(
         self, run: Any, last: int, seen: ObservedRun | None = None, save: str = "", resume: str | None = None
@@ -243,19 +228,16 @@ class _Run:
         elif isinstance(trainer, getattr(sys.modules.get("transformers.trainer"), "Trainer", ())):
             _transformers(trainer, last, self.folder if save else None, resume)
         else:
-            what = type(trainer).__name__
-            raise TypeError(f"resume_proof needs step=…, a function of the run; a {what} is no trainer.")
+            kind = type(trainer).__name__
+            raise TypeError(f"resume_proof needs step=…, a function of the run; a {kind} is no trainer.")
         return []
 
 
 def _transformers(trainer: Any, last: int, folder: pathlib.Path | None, resume: str | None) -> None:
     """Train with transformers' Trainer up to this step, of the schedule that it has; it saves there by itself."""
-    try:
-        from transformers import TrainerCallback
-    except ImportError as missing:
-        raise TypeError("resume_proof needs transformers for a trainer of its kind.") from missing
+    callback = sys.modules["transformers"].TrainerCallback
 
-    class Stop(TrainerCallback):
+    class Stop(callback):  # type: ignore[misc, valid-type]
         def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             control.should_save = folder is not None and state.global_step == last
             control.should_training_stop = control.should_training_stop or state.global_step >= last
@@ -313,7 +295,7 @@ class _Proof:
         the whole run what comes after the stop."""
         values = result["values"]
         if not isinstance(values, dict):
-            return {"values": values if isinstance(values, list) else [values]}
+            return {"values": list(values) if isinstance(values, (list, tuple)) else [values]}
         past, at = (self.past, self.at) if whole else (0, 0)
         seen = [] if all(value is None for value in values["values"]) else values["values"]
         return {
@@ -356,7 +338,7 @@ class _Proof:
         seen why. Where the runs prove nothing, what it has seen."""
         found = []
         known = any(re.search(code, one.code) for one in static for code in CONFIRMED.values())
-        for kind, name, proof, form in self._causes(known):
+        for kind, name, proof, lines in self._causes(known):
             because, cost = f"{self.difference}. {proof}", self.cost()
             seen = [one for one in static if kind in CONFIRMED and re.search(CONFIRMED[kind], one.code)]
             if seen:
@@ -365,9 +347,9 @@ class _Proof:
             elif kind == "model":
                 one = self._weights(name, because)
             else:
-                one = missing_part(self.facts, "rng" if kind == "generator" else kind, because, name, form)
+                one = missing_part(self.facts, "rng" if kind == "generator" else kind, because, name, lines)
             found.append(dataclasses.replace(one, evidence=one.evidence | {"cost": cost} if cost else one.evidence))
-        return tuple(found) or tuple(one for one in static if not LACKING.search(one.code))
+        return tuple(found) or tuple(one for one in static if not one.code.endswith("-missing"))  # the runs decide
 
     def _weights(self, name: str, because: str) -> Finding:
         """Weights or buffers that the resumed run has otherwise."""

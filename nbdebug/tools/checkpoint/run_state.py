@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.variables import attributes, children
@@ -144,13 +144,7 @@ class ObservedRun:
 
 def plain(value: Any) -> Any:
     """Numbers, for comparison: tensors as lists."""
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): plain(inside) for key, inside in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(inside) for inside in value]
-    return value.tolist() if hasattr(value, "tolist") else value
+    return tree_map(lambda leaf: leaf.tolist() if hasattr(leaf, "tolist") else leaf, value)
 
 
 def _mark(args: Any) -> int:
