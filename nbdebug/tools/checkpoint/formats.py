@@ -73,13 +73,6 @@ SENSELESS = (ValueError, TypeError, LookupError, AttributeError, MemoryError, Ov
 # -- a pickle, without what it names ---------------------------------------------------------------------------------
 
 
-class _StandIn(type):
-    """The class of all stand-ins: calling one gives a `SavedObject`, or the tensor or dict that is meant."""
-
-    def __call__(cls, *args: Any) -> Any:
-        return _made(cls.__dict__["title"], args)
-
-
 class _Object(SavedObject):
     """What a stand-in gives: takes a state and items as the real one would."""
 
@@ -92,10 +85,6 @@ class _Object(SavedObject):
     def append(self, value: Any) -> None:
         self.state = [*(self.state if isinstance(self.state, list) else []), value]
 
-    def extend(self, values: Any) -> None:
-        for value in values:
-            self.append(value)
-
 
 class _Dict(dict):
     """A dict that may also be given a state (an OrderedDict with `_metadata`), which is not needed."""
@@ -107,8 +96,8 @@ class _Dict(dict):
 def _made(name: str, args: tuple[Any, ...]) -> Any:
     if name in ("collections.OrderedDict", "collections.defaultdict", "collections.Counter", "builtins.dict"):
         return _Dict(args[0] if args and isinstance(args[0], (list, dict)) else ())
-    if name == "copyreg._reconstructor" and args and isinstance(args[0], _StandIn):
-        return _Object(args[0].__dict__["title"])
+    if name == "copyreg._reconstructor" and args and isinstance(args[0], type):
+        return _Object(args[0].title)
     if name in ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state") and args:
         return args[0]
     if name in ("torch.Size", "builtins.tuple", "builtins.list", "builtins.set", "builtins.frozenset"):
@@ -117,12 +106,13 @@ def _made(name: str, args: tuple[Any, ...]) -> Any:
         whole, offset, shape, stride = args[:4]
         return SavedTensor(whole.dtype, tuple(shape), whole.storage, int(offset), tuple(stride), whole.location)
     if name == "torch._utils._rebuild_from_type_v2" and len(args) > 2 and isinstance(args[2], tuple):
-        return _made(args[0].__dict__["title"], args[2]) if isinstance(args[0], _StandIn) else _Object(name, args)
+        return _made(args[0].title, args[2]) if isinstance(args[0], type) else _Object(name, args)
     return _Object(name, args)
 
 
 class _Reader(pickle.Unpickler):
-    """Python's own machine, with stand-ins for all that a pickle names."""
+    """Python's own machine, with stand-ins for all that a pickle names: calling one gives a `SavedObject`, or the
+    tensor or dict that is meant. A class in what it gives is always a stand-in."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file, encoding="latin1")
@@ -132,23 +122,17 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         title = f"{MOVED.get(module, module)}.{name}"
         if title not in self.names:
-            self.names[title] = _StandIn(name.rpartition(".")[2], (_Object,), {"title": title, "__new__": _new})
+            self.names[title] = type(name, (), {"title": title, "__new__": lambda cls, *args: _made(title, args)})
         return self.names[title]
 
     def persistent_load(self, saved: Any) -> Any:
         """A storage: ("storage", its type, its key, its device, its number of elements)."""
         if not (isinstance(saved, tuple) and len(saved) > 4 and saved[0] == "storage"):
             return _Object("storage", saved)
-        kind = saved[1].__dict__.get("title", "") if isinstance(saved[1], type) else ""
+        kind = saved[1].title if isinstance(saved[1], type) else ""
         dtype = STORAGES.get(kind.rpartition(".")[2], torch.uint8)
         self.storages[str(saved[2])] = (dtype, int(saved[4]))
         return SavedTensor(str(dtype).removeprefix("torch."), (int(saved[4]),), str(saved[2]), 0, (1,), str(saved[3]))
-
-
-def _new(cls: Any, *args: Any) -> Any:
-    """What the opcode NEWOBJ calls in place of a class's own `__new__`."""
-    title = cls.__dict__["title"]
-    return _Dict() if title == "collections.OrderedDict" else _Object(title, args)
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -232,7 +216,7 @@ def _pickle(file: IO[bytes], saved: SavedFile, values: bool) -> None:
     saved.globals, views = _globals(reader.names, saved.tree), _views(saved)
     for key in _Reader(file).load():
         dtype, number = reader.storages[str(key)]
-        written = struct.unpack("<q", _exactly(file, 8))[0]
+        written = struct.unpack("<q", file.read(8))[0]
         end = file.tell() + written * dtype.itemsize
         if end > saved.bytes:
             raise EOFError(f"storage {key} needs {size(end - saved.bytes)} more")
@@ -241,18 +225,11 @@ def _pickle(file: IO[bytes], saved: SavedFile, values: bool) -> None:
         file.seek(end)
 
 
-def _exactly(file: IO[bytes], number: int) -> bytes:
-    data = file.read(number)
-    if len(data) < number:
-        raise EOFError("unexpected end")
-    return data
-
-
 def _safetensors(file: IO[bytes], saved: SavedFile, values: bool) -> None:
-    length = int.from_bytes(_exactly(file, 8), "little")
-    if length > min(HEADER, saved.bytes):
+    length = int.from_bytes(file.read(8), "little")
+    if length > min(HEADER, saved.bytes - 8):
         raise EOFError(f"its header of {size(length)} is not whole")
-    header = json.loads(_exactly(file, length))
+    header = json.loads(file.read(length))
     about = header.get("__metadata__", {})
     own = any(key.startswith("nbdebug") for key in about) and json.loads(about["nbdebug"])
     if own and int(about.pop("nbdebug_checksum")) != header_checksum(header):
@@ -323,7 +300,7 @@ def _distributed(file: IO[bytes], saved: SavedFile, values: bool) -> None:
     saved.tree, saved.globals = {}, _globals(reader.names, held, METADATA)
     paths = held.get("planner_data") or {}
     for name, about in held["state_dict_metadata"].items():
-        kind = about.state["properties"].state[0].__dict__["title"].rpartition(".")[2] if about.state else None
+        kind = about.state["properties"].state[0].title.rpartition(".")[2] if about.state else None
         value = SavedTensor(kind, tuple(about.state["size"])) if kind else None
         _put(saved.tree, paths.get(name, (name,)), value)
     for index, place in held["storage_data"].items():
@@ -390,18 +367,14 @@ def _examine(file: IO[bytes], number: int, dtype: torch.dtype, views: list[tuple
         checksum = zlib.crc32(memoryview(buffer)[:wanted], checksum)
         values = torch.frombuffer(buffer, dtype=dtype, count=wanted // dtype.itemsize)
         for _, tensor in views:
-            first, last = tensor.offset - at, tensor.offset - at + _extent(tensor)
+            first, length = tensor.offset - at, math.prod(tensor.shape)
+            if length and len(tensor.stride) == len(tensor.shape):  # from its first element to its last
+                length = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride))
+            last = first + length
             if last > 0 and first < len(values):
                 _note(tensor, values[max(first, 0) : last])
         at += len(values)
     return checksum
-
-
-def _extent(tensor: SavedTensor) -> int:
-    """Elements from a tensor's first to its last, in its storage."""
-    if 0 in tensor.shape or len(tensor.stride) != len(tensor.shape):
-        return math.prod(tensor.shape)
-    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride))
 
 
 def _note(tensor: SavedTensor, values: torch.Tensor) -> None:
@@ -428,8 +401,8 @@ def _globals(names: Mapping[str, Any], tree: Any, also: tuple[str, ...] = ()) ->
     """also: beginnings of names that this kind of file has besides."""
     allowed, paths, found = _allowed(), dict[str, str](), []
     for path, value in walk(tree):
-        if isinstance(value, (SavedObject, _StandIn)):
-            paths.setdefault(value.name if isinstance(value, SavedObject) else value.__dict__["title"], path)
+        if isinstance(value, (SavedObject, type)):
+            paths.setdefault(value.name if isinstance(value, SavedObject) else value.title, path)
     for name in names:
         known = name in allowed or name in HARMLESS or bool(also) and name.startswith(also)
         known = known or name.startswith("torch.") and name.rpartition(".")[2] in STORAGES

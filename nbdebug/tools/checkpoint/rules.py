@@ -35,20 +35,17 @@ def finding(
     title="A checkpoint ends early, or is empty.",
     symptom="PytorchStreamReader failed reading zip archive: failed finding central directory; EOFError: Ran out of "
     "input; unexpected EOF; pickle data was truncated; SafetensorError: header too small; OSError: Invalid argument.",
-    cause="The process was killed, or the disk was full, while the file was written; a download or a copy stopped; two "
-    "processes wrote to the same path.",
+    cause="A kill or a full disk while it was written; a download that stopped; two processes that wrote to one path.",
     confirm="`os.path.getsize(path)` beside that of another checkpoint; `zipfile.is_zipfile(path)` is False.",
-    fix="Load the checkpoint before it. Write to another name first and rename it: `torch.save(state, tmp); "
-    "os.replace(tmp, path)`.",
+    fix="Load the one before it. Write to another name, then rename: `torch.save(state, tmp); os.replace(tmp, path)`.",
     reference="https://docs.python.org/3/library/os.html#os.replace",
 )
 @rule(
     code="checkpoint/not-weights",
     title="A file with the name of a checkpoint holds something else.",
-    symptom="UnpicklingError: invalid load key, 'v', '<' or '{'; Weights only load failed; SafetensorError: header too "
-    "large.",
-    cause="The repository was cloned without Git LFS, so the file is a pointer of three lines; a download saved a page "
-    "of HTML (a login, an error); the path is that of the settings.",
+    symptom="UnpicklingError: invalid load key, 'v', '<' or '{'; Weights only load failed; header too large.",
+    cause="A clone without Git LFS holds pointers of three lines; a download saved a page of HTML (a login, an error), "
+    "or an archive that was not unpacked; the path is that of the settings.",
     confirm="`open(path, 'rb').read(64)`: `version https://git-lfs` is a pointer, `<!DOCTYPE` a page.",
     fix="`git lfs pull` in the repository, or download the file itself.",
     reference="https://git-lfs.com",
@@ -77,8 +74,7 @@ def _instead(good: str) -> list[Fix]:
     code="checkpoint/rotated-away",
     title="A pointer names a checkpoint that was deleted.",
     symptom="FileNotFoundError while resuming, from a file that lists the newest or best checkpoint.",
-    cause="The rotation that keeps the last few checkpoints deleted the file, and what points to it (`latest`, "
-    "`trainer_state.json`, an index of shards, a link) was written before or not at all.",
+    cause="The rotation deleted the file, and what points to it (`latest`, an index, a link) was not written anew.",
     confirm="Read the pointer, and list the folder.",
     fix="Point to the newest file that is there, and delete only after the pointer is written.",
     reference=LOADING,
@@ -97,8 +93,7 @@ def rotated_away(facts: CheckpointFacts) -> Finding | None:
     code="checkpoint/class-moved",
     title="A whole object was pickled, and its class is no longer where it was.",
     symptom="ModuleNotFoundError: No module named '…' or AttributeError: Can't get attribute '…' inside torch.load.",
-    cause="`torch.save(model)` writes the module and name of the class, not its code. The file was renamed or moved "
-    "since.",
+    cause="`torch.save(model)` writes the module and name of the class, not its code. That was moved since.",
     confirm="The names that the report lists; `pickletools.dis` shows them too.",
     fix="Give the old name to the new module while loading: `sys.modules['old'] = new`; save `model.state_dict()`.",
     reference="https://docs.pytorch.org/docs/stable/notes/serialization.html",
@@ -124,8 +119,7 @@ def class_moved(facts: CheckpointFacts) -> Finding | None:
     code="checkpoint/unsafe-pickle",
     title="The file holds objects that torch.load refuses, or that could run code.",
     symptom="UnpicklingError: Weights only load failed. … Unsupported global: GLOBAL argparse.Namespace …",
-    cause="Since torch 2.6 `torch.load` takes tensors and plain values alone. A pickle is a program: with "
-    "`weights_only=False` it can call any function.",
+    cause="Since torch 2.6 `torch.load` takes tensors and plain values alone: a pickle can call any function.",
     confirm="`torch.serialization.get_unsafe_globals_in_checkpoint(path)` lists the names without loading.",
     fix="Save plain values (`vars(args)`). For a file of your own allow these classes by name: "
     "`torch.serialization.safe_globals([...])`. Never load a file of a stranger with `weights_only=False`.",
@@ -242,8 +236,7 @@ def renamed(facts: CheckpointFacts) -> Finding | None:
     symptom='Missing key(s) in state_dict: "lm_head.weight" from the very program that wrote the file.',
     cause="Two names of a model are one tensor (tied weights). The writer left out the second; the loader expects it.",
     confirm="`model.lm_head.weight is model.embed_tokens.weight`.",
-    fix="Put the name back while loading: `state['lm_head.weight'] = state['embed_tokens.weight']`; or "
-    "`safetensors.torch.load_model`, which knows tied weights.",
+    fix="Put the name back: `state['lm_head.weight'] = state['embed_tokens.weight']`; or `safetensors.torch.load_model`.",
     reference="https://huggingface.co/docs/safetensors/torch_shared_tensors",
 )
 def tied_weights_missing(facts: CheckpointFacts) -> Finding | None:
@@ -260,8 +253,7 @@ def tied_weights_missing(facts: CheckpointFacts) -> Finding | None:
 @rule(
     code="checkpoint/shape-changed",
     title="A layer has another size than the saved one.",
-    symptom="size mismatch for head.weight: copying a param with shape [80, 6] from checkpoint, the shape in current "
-    "model is [14, 6].",
+    symptom="size mismatch for head.weight: copying a param with shape [80, 6], the shape in current model is [14, 6].",
     cause="The model was built with other sizes: classes, vocabulary, width. strict=False does not help with sizes.",
     confirm="`state[name].shape` beside `model.state_dict()[name].shape`.",
     fix="Build the model with the sizes of the file; or leave these weights out and train the layers from their start.",
@@ -308,8 +300,7 @@ def mismatch(facts: CheckpointFacts) -> Finding | None:
     code="checkpoint/dtype-changed",
     title="The weights were saved with fewer digits than the model has, and are cast without a word.",
     symptom="A file half as large as it was; a continued run leaves the curve of one that never stopped.",
-    cause="`state_dict()` was taken from a half-precision copy, or cast to save space. `load_state_dict` casts back to "
-    "the model's type, and the digits are gone.",
+    cause="It was taken from a half-precision copy, or cast. `load_state_dict` casts back, and the digits are gone.",
     confirm="`{v.dtype for v in state.values()}` beside `{p.dtype for p in model.parameters()}`.",
     fix="Save the weights in the type in which they are trained; keep a smaller file for inference beside it.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.load_state_dict",
@@ -358,8 +349,7 @@ def nonfinite_weights(facts: CheckpointFacts) -> Finding | None:
     title="The saved optimizer has other parameters, or is of another kind.",
     symptom="ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's "
     "group; or no error, and moments of one weight are used for another.",
-    cause="An optimizer's state is numbered, not named. Layers were frozen or unfrozen, groups were made in another "
-    "way or order, or it is another class.",
+    cause="Its state is numbered, not named. Layers were frozen, groups were made otherwise, or it is another class.",
     confirm="`[len(g['params']) for g in state['optimizer']['param_groups']]` beside `optimizer.param_groups`.",
     fix="Build the same groups in the same order, load, then `add_param_group` for what is new.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.load_state_dict.html",
@@ -412,24 +402,22 @@ PARTS = {
 }
 """What a run has besides its weights: the code where it is missing, its words, and what that does."""
 LINES = {
-    "object": "state[{key!r}] = {thing}.state_dict()  # when saving\n{thing}.load_state_dict(state[{key!r}])",
-    "value": "state[{key!r}] = {thing}  # when saving\n{thing} = state[{key!r}]",
-    "generator": "state[{key!r}] = {thing}.get_state()  # when saving\n{thing}.set_state(state[{key!r}])",
-    "Python generator": "state[{key!r}] = {thing}.getstate()  # when saving\n{thing}.setstate(state[{key!r}])",
-    "numpy generator": "state[{key!r}] = {thing}.bit_generator.state  # when saving\n"
-    "{thing}.bit_generator.state = state[{key!r}]",
-    "step": "state['step'] = step + 1  # when saving\nfor step in range(state['step'], steps):",
-    "gradients": "# save after optimizer.step(), not within a window; or save the gradients too:\n"
-    "state['grads'] = [p.grad for p in {thing}.parameters()]  # when saving\n"
-    "for p, grad in zip({thing}.parameters(), state['grads']):\n    p.grad = grad",
-    "torch": "state['torch_rng'] = torch.get_rng_state()  # when saving\ntorch.set_rng_state(state['torch_rng'])",
-    "Python": "state['python_rng'] = random.getstate()  # when saving\nrandom.setstate(state['python_rng'])",
-    "NumPy": "state['numpy_rng'] = np.random.get_state(legacy=True)  # when saving\n"
-    "np.random.set_state(state['numpy_rng'])",
-    "cuda": "state['cuda_rng'] = torch.cuda.get_rng_state_all()  # when saving\n"
-    "torch.cuda.set_rng_state_all(state['cuda_rng'])",
+    "object": ("{thing}.state_dict()", "{thing}.load_state_dict({saved})"),
+    "value": ("{thing}", "{thing} = {saved}"),
+    "generator": ("{thing}.get_state()", "{thing}.set_state({saved})"),
+    "Python generator": ("{thing}.getstate()", "{thing}.setstate({saved})"),
+    "numpy generator": ("{thing}.bit_generator.state", "{thing}.bit_generator.state = {saved}"),
+    "step": ("step + 1", "for step in range({saved}, steps):"),
+    "gradients": (
+        "[p.grad for p in {thing}.parameters()]",
+        "for p, grad in zip({thing}.parameters(), {saved}):\n    p.grad = grad",
+    ),
+    "torch": ("torch.get_rng_state()", "torch.set_rng_state({saved})"),
+    "Python": ("random.getstate()", "random.setstate({saved})"),
+    "NumPy": ("np.random.get_state(legacy=True)", "np.random.set_state({saved})"),
+    "cuda": ("torch.cuda.get_rng_state_all()", "torch.cuda.set_rng_state_all({saved})"),
 }
-"""How a state is saved and put back. The last four are the global generators."""
+"""How a state is read and set. The last four are the global generators."""
 
 
 @rule(
@@ -490,8 +478,7 @@ LINES = {
     code="checkpoint/accumulation-not-resumed",
     title="The run was saved within a window of accumulated gradients.",
     symptom="The first update after a restart is smaller than it should be; all that was saved agrees.",
-    cause="Gradients that are accumulated over several batches are in no state dict: those of the batches before the "
-    "stop are lost, and the optimizer steps with the rest.",
+    cause="Accumulated gradients are in no state dict: those before the stop are lost.",
     confirm="`nbdebug.resume_proof(build, step, at=…)` with a stop within a window, and one at its end.",
     fix="Save right after `optimizer.step()` and `zero_grad()`; or save the gradients and the place in the window.",
     reference="https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation",
@@ -508,8 +495,7 @@ LINES = {
 @rule(
     code="checkpoint/value-missing",
     title="A value that the run goes on from was not saved.",
-    symptom="Weights, optimizer and data agree at the stop, and the losses part; a temperature, a baseline, a patience "
-    "or a history of norms begins anew.",
+    symptom="Weights, optimizer and data agree, and the losses part: a temperature, a baseline, a patience begins anew.",
     cause="A number or list of the loop's own is in no state dict: it is only saved where someone thinks of it.",
     confirm="`nbdebug.resume_proof(build, step)` puts each value back alone, and names the one with which both agree.",
     fix="Write it into the file beside the step, and set it after the loading.",
@@ -525,9 +511,13 @@ def missing_part(
     forms = [form or (role if role in LINES else "object")]
     if role == "rng" and not form:
         forms = [each for each in list(LINES)[-4:] if each in (name or "torch, Python, NumPy")]
-    thing = name or role
-    lines = "\n".join(LINES[each] for each in forms).format(thing=thing, key=thing.rpartition(".")[2])
-    fix = Fix(f"Save it, and put it back: {words}.", lines)
+    lines = "# or save after optimizer.step(), not within a window\n" if role == "gradients" else ""
+    for each in forms:
+        thing = name or role
+        key = f"{each}_rng" if each in list(LINES)[-4:] else role if role == "gradients" else thing.rpartition(".")[2]
+        read, write = (text.format(thing=thing, saved=f"state[{key!r}]") for text in LINES[each])
+        lines += f"state[{key!r}] = {read}  # when saving\n{write}\n"
+    fix = Fix(f"Save it, and put it back: {words}.", lines.rstrip())
     evidence: dict[str, Any] = {"where": [name], "put back": name} if name else {}
     title = f"{facts.name} {fails}: {because or loss}"
     return finding(facts, code, title, fix, entries=sorted(facts.entries), **evidence)

@@ -165,7 +165,7 @@ def _things(frame: FrameType | None, stop: FrameType | None) -> Iterator[tuple[s
                     yield name, bare(thing)
                     if _is_users(thing):
                         yield from ((f"{name}.{key}", bare(part)) for key, part in attributes(thing).items())
-                    elif type(thing) in (dict, list, tuple, SimpleNamespace) and _tensors(thing) is None:
+                    elif type(thing) in (dict, list, tuple, SimpleNamespace) and not _of_tensors(thing):
                         yield from ((key, bare(part)) for key, part in list(children(name, thing))[:MOST])
         frame = frame.f_back
 
@@ -203,23 +203,21 @@ def _kind(name: str, thing: Any, trained: set[int]) -> str:
         return "model" if own else "ema"
     if "generator" in form(thing):
         return "generator"
-    if hasattr(thing, "state_dict") and hasattr(thing, "last_epoch"):
-        return "scheduler"
-    if hasattr(thing, "get_scale") and hasattr(thing, "state_dict"):
-        return "scaler"
-    tensors = _tensors(thing)
-    if tensors is not None and (isinstance(thing, dict) or AVERAGE.search(name)):
+    for kind, mark in (("scheduler", "last_epoch"), ("scaler", "get_scale")):
+        if hasattr(thing, "state_dict") and hasattr(thing, mark):
+            return kind
+    if _of_tensors(thing) and (isinstance(thing, dict) or AVERAGE.search(name)):
         return "ema"
-    if _is_users(thing):
-        inside = any(_tensors(value) is not None for value in attributes(thing).values())
-        return "ema" if inside and AVERAGE.search(f"{name}.{type(thing).__name__}") else "sampler"
-    return ""
+    if not _is_users(thing):
+        return ""
+    inside = any(map(_of_tensors, attributes(thing).values()))
+    return "ema" if inside and AVERAGE.search(f"{name}.{type(thing).__name__}") else "sampler"
 
 
-def _tensors(thing: Any) -> list[Any] | None:
-    """The tensors of a list or dict of nothing else."""
+def _of_tensors(thing: Any) -> bool:
+    """Whether this is a list or dict of tensors and nothing else."""
     values = list(thing.values()) if isinstance(thing, dict) else thing if isinstance(thing, list) else []
-    return values if values and all(isinstance(value, torch.Tensor) for value in values) else None
+    return bool(values) and all(isinstance(value, torch.Tensor) for value in values)
 
 
 def form(thing: Any) -> str:
