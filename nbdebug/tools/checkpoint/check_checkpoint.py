@@ -159,14 +159,9 @@ def _choose(place: pathlib.Path, facts: CheckpointFacts) -> pathlib.Path | None:
     if not facts.siblings:
         kinds = "no file that ends in .pt, .pth, .ckpt, .bin or .safetensors"
         raise FileNotFoundError(f"There is no checkpoint in {str(place)!r}: {kinds}.")
-    facts.name, facts.chosen = max(facts.siblings, key=_step_of(facts)), False
+    facts.name, facts.chosen = list(facts.siblings)[-1], False
     chosen = place / facts.name
     return _main_file(chosen) if chosen.is_dir() else chosen
-
-
-def _step_of(facts: CheckpointFacts) -> Callable[[str], tuple[int, str]]:
-    """What checkpoints are sorted by."""
-    return lambda name: (-1 if (step := facts.siblings[name]) is None else step, name)
 
 
 def _listing(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -182,13 +177,13 @@ def _main_file(folder: pathlib.Path) -> pathlib.Path | None:
 
 
 def _siblings(folder: pathlib.Path) -> dict[str, int | None]:
-    """The checkpoints of a folder with their steps, as their names or their contents tell."""
+    """The checkpoints of a folder with their steps, as their names or their contents tell, in the order of these."""
     found: dict[str, int | None] = {}
     for each in _listing(folder):
         numbers, whole = NUMBER.findall(each.name), each.is_dir() and _main_file(each) is not None
         if is_checkpoint(each) or whole and numbers:
             found[each.name] = int(numbers[-1]) if numbers else read_file(each, values=False).step
-    return found
+    return dict(sorted(found.items(), key=lambda one: (-1 if one[1] is None else one[1], one[0])))
 
 
 def _alike(one: str, other: str) -> bool:
@@ -199,7 +194,7 @@ def _good(facts: CheckpointFacts, path: pathlib.Path) -> str:
     """The newest of the others, beside this path or beside its folder, that is whole, with weights that are finite."""
     others = [name for name in facts.siblings if name != facts.name]
     folder = next((each for each in path.parents[:3] if others and (each / others[0]).exists()), path)
-    for name in sorted(others, key=_step_of(facts), reverse=True):
+    for name in reversed(others):
         main = _main_file(folder / name) if (folder / name).is_dir() else folder / name
         if main is not None and main.is_file() and read_file(main).whole:
             return name
@@ -571,22 +566,22 @@ def _outcome(
     run: Callable[[], Any],
     called: Callable[[Any], Any] = lambda function: function(),
 ) -> tuple[bool, dict[str, str]]:
-    """Whether the model that `run()` gives has the weights of the file, and how many. called: how it is run."""
+    """Whether the model that `run()` gives has the file's weights that it can take, bit for bit up to the type, and how
+    many. called: how it is run."""
+
+    def loaded_now() -> tuple[int, int]:
+        state, whole = run().state_dict(), within(loaded(pathlib.Path(path)), facts.entry)
+        names = dict(facts.rename.pairs) if facts.rename else {}
+        taken = [old for old in facts.own if names.get(old, old) in state and old not in facts.reshaped]
+        pairs = [(whole[old], state[names.get(old, old)]) for old in taken]
+        equal = sum(bool(torch.equal(a.to(b.dtype), b.cpu())) or bool(a.isnan().any()) for a, b in pairs)
+        return equal, len(pairs)
+
     try:
-        equal, total = called(lambda: _loaded(facts, run(), path))
+        equal, total = called(loaded_now)
     except Exception as error:  # whatever the user's code or ours raises there: it was tried, and does not work
         return False, {"tried": f"0 loaded: {type(error).__name__}: {str(error)[:80]}"}
     return equal > 0 and equal == total, {"loaded": f"{equal} of {total} weights equal those of the file"}
-
-
-def _loaded(facts: CheckpointFacts, model: Any, path: str) -> tuple[int, int]:
-    """How many of the file's weights that the model can take are in it now, bit for bit up to the type."""
-    whole = within(loaded(pathlib.Path(path)), facts.entry)
-    names, state = dict(facts.rename.pairs) if facts.rename else {}, model.state_dict()
-    taken = [old for old in facts.own if names.get(old, old) in state and old not in facts.reshaped]
-    pairs = [(whole[old], state[names.get(old, old)]) for old in taken]
-    equal = sum(bool(torch.equal(a.to(b.dtype), b.cpu())) or bool(a.isnan().any()) for a, b in pairs)
-    return equal, len(pairs)
 
 
 # -- the report ------------------------------------------------------------------------------------------------------
@@ -602,6 +597,9 @@ def _report(facts: CheckpointFacts, name: str) -> Report:
     if not facts.wanted:
         unchecked.append("whether training can go on from it: give the optimizer and what else the run has")
     subject = f"{facts.name}, {size(file.bytes)}, {file.format or 'no format of weights'}"
+    rows = [(n, t.dtype, "x".join(map(str, t.shape)), t.nan, t.inf) for n, t in facts.own.items()]
+    weights = Table("The weights", ("name", "type", "shape", "NaN", "infinite"), rows, open=False)
+    others = Table("The checkpoints, by step", ("file", "step"), list(facts.siblings.items()))
     return Report(
         f"check_checkpoint({name!r})",
         findings,
@@ -611,7 +609,7 @@ def _report(facts: CheckpointFacts, name: str) -> Report:
         subject + (f", step {file.step}" if file.step is not None else ""),
         held,
         headline="" if findings else f"{facts.name} is whole, and fits what it was compared with.",
-        tables=_tables(facts),
+        tables=tuple(t for t in (others, weights) if t.rows and not (t is others and facts.chosen)),
         independent=True,
     )
 
@@ -646,14 +644,3 @@ def _notes(facts: CheckpointFacts) -> Iterator[str]:
         yield f"A rotation that keeps {len(numbered)} deletes {numbered[0]} next."
     if not facts.chosen and facts.name in numbered and facts.name != max(numbered):
         yield f"By name the last would be {max(numbered)}: take the largest number, not sorted(…)[-1]."
-
-
-def _tables(facts: CheckpointFacts) -> tuple[Table, ...]:
-    tables = []
-    if not facts.chosen and facts.siblings:
-        rows = [(name, facts.siblings[name]) for name in sorted(facts.siblings, key=_step_of(facts))]
-        tables.append(Table("The checkpoints, by step", ("file", "step"), rows))
-    if facts.own:
-        held = [(n, t.dtype, "x".join(map(str, t.shape)), t.nan, t.inf) for n, t in facts.own.items()]
-        tables.append(Table("The weights", ("name", "type", "shape", "NaN", "infinite"), held, open=False))
-    return tuple(tables)

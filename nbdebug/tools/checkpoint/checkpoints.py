@@ -117,7 +117,10 @@ class Checkpoints:
 
         A file that is not whole is passed over with a warning. Raises ValueError, with the reason, for a checkpoint of
         another model or optimizer, and where it lacks a part."""
-        self._sweep()
+        for path in self.folder.glob(".step_*.tmp"):  # what a killed process left half written
+            writer = int(path.name.split(".")[-2])
+            if writer == os.getpid() or not psutil.pid_exists(writer):
+                path.unlink(missing_ok=True)
         for path in reversed(self.paths()):
             held = read_file(path)
             if held.fault:
@@ -154,13 +157,6 @@ class Checkpoints:
             stay |= {min(rated)[1]} if rated else set()
         for path in paths:
             if path not in stay:
-                path.unlink(missing_ok=True)
-
-    def _sweep(self) -> None:
-        """Delete what a killed process left half written."""
-        for path in self.folder.glob(".step_*.tmp"):
-            writer = int(path.name.split(".")[-2])
-            if writer == os.getpid() or not psutil.pid_exists(writer):
                 path.unlink(missing_ok=True)
 
 

@@ -141,7 +141,7 @@ class Group:
 class CheckpointFacts:
     """A file beside what it is loaded into. chosen: whether the user named the file, and not its folder; good: the
     newest of the others that is whole and finite, looked for where this one is not. siblings: name → step of the
-    checkpoints beside it.
+    checkpoints beside it, the first first.
 
     own: tensors of the file that are its weights, by name; entry: where they lie ("" at the top). entries: role → path
     of the entry that has it (optimizer, scheduler, scaler, ema, rng, sampler, step).
@@ -181,8 +181,8 @@ class CheckpointFacts:
 
     @property
     def numbered(self) -> dict[str, int]:
-        """Those of the siblings whose step is known, the first first."""
-        return dict(sorted(((n, at) for n, at in self.siblings.items() if at is not None), key=lambda one: one[1]))
+        """Those of the siblings whose step is known."""
+        return {name: step for name, step in self.siblings.items() if step is not None}
 
     @property
     def doubled(self) -> dict[str, str]:

@@ -398,8 +398,15 @@ def _note(tensor: SavedTensor, values: torch.Tensor) -> None:
 
 
 def _globals(names: Mapping[str, Any], tree: Any, also: tuple[str, ...] = ()) -> tuple[SavedGlobal, ...]:
-    """also: beginnings of names that this kind of file has besides."""
-    allowed, paths, found = _allowed(), dict[str, str](), []
+    """Allowed is what `weights_only=True` takes: torch's own list, and what the user has added to it. also: beginnings
+    of names that this kind of file has besides."""
+    try:
+        from torch._weights_only_unpickler import _get_allowed_globals, _get_user_allowed_globals
+
+        allowed = {*_get_allowed_globals(), *_get_user_allowed_globals()}
+    except ImportError:  # another version of torch: its private names may move
+        allowed = {"collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter"}
+    paths, found = dict[str, str](), []
     for path, value in walk(tree):
         if isinstance(value, (SavedObject, type)):
             paths.setdefault(value.name if isinstance(value, SavedObject) else value.title, path)
@@ -409,16 +416,6 @@ def _globals(names: Mapping[str, Any], tree: Any, also: tuple[str, ...] = ()) ->
         missing = "" if known else _missing(name)
         found.append(SavedGlobal(name, paths.get(name, ""), known, missing, _homes(name) if missing else ()))
     return tuple(found)
-
-
-def _allowed() -> set[str]:
-    """What `weights_only=True` takes: torch's own list, and what the user has added to it."""
-    try:
-        from torch._weights_only_unpickler import _get_allowed_globals, _get_user_allowed_globals
-
-        return {*_get_allowed_globals(), *_get_user_allowed_globals()}
-    except ImportError:  # another version of torch: its private names may move
-        return {"collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter"}
 
 
 def _missing(name: str) -> str:

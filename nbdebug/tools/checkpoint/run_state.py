@@ -89,8 +89,13 @@ class ObservedRun:
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             self._depth += 1
             try:
-                if self._depth == 1 and module.training and torch.is_grad_enabled():
-                    self._before_forward(module, (*args, *kwargs.values()), sys._getframe(1))
+                trains = self._depth == 1 and module.training and torch.is_grad_enabled()
+                if trains and any(p.requires_grad for p in module.parameters()):
+                    self._models.setdefault(id(module), module)
+                    self.rows.append(_mark((*args, *kwargs.values())))
+                    if len(self.losses) >= self.at and not self.done:
+                        self.done = True
+                        self._moment(sys._getframe(1))
                 return call(module, *args, **kwargs)
             finally:
                 self._depth -= 1
@@ -113,14 +118,6 @@ class ObservedRun:
             return result
 
         setattr(owner, name, loaded)
-
-    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], frame: FrameType) -> None:
-        if any(p.requires_grad for p in module.parameters()):
-            self._models.setdefault(id(module), module)
-            self.rows.append(_mark(args))
-            if len(self.losses) >= self.at and not self.done:
-                self.done = True
-                self._moment(frame)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self.take and len(self.losses) <= self.at:
