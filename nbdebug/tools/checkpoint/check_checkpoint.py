@@ -229,7 +229,7 @@ def _pointed(path: pathlib.Path) -> dict[str, pathlib.Path | None]:
 def _add_parts(file: SavedFile, folder: pathlib.Path) -> None:
     """The other files of a folder that is one checkpoint: optimizer, scheduler, random states, the step. Of all that
     are pickled, settings too, what they would call is told."""
-    tree = {"model": file.tree}
+    tree = {"": file.tree}
     for each in _listing(folder):
         if is_checkpoint(each) and each.suffix != ".safetensors":
             role = BESIDE.get(each.name)
@@ -243,7 +243,7 @@ def _add_parts(file: SavedFile, folder: pathlib.Path) -> None:
         step = json.loads(state.read_text(encoding="utf-8")).get("global_step")
         tree["step"] = step if type(step) is int else None
     if len(tree) > 1:
-        file.tree, file.within = tree, "model"
+        file.tree = tree
 
 
 # -- beside the model ------------------------------------------------------------------------------------------------
@@ -259,7 +259,6 @@ def compare(facts: CheckpointFacts, model: torch.nn.Module | None, optimizer: An
         facts.entries["step"] = facts.file.steps()[facts.file.step]
     state = {} if model is None else {n: v for n, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
     facts.entry, facts.own = _weights(facts.file, set(state))
-    facts.entry = facts.entry.removeprefix(facts.file.within).lstrip(".")
     _compare_optimizer(facts, optimizer, {} if model is None else {id(p): n for n, p in model.named_parameters()})
     if model is None:
         return

@@ -31,7 +31,7 @@ from nbdebug.tools.checkpoint.check_checkpoint import WHOLE, compare
 from nbdebug.tools.checkpoint.facts import CheckpointFacts, SavedFile
 from nbdebug.tools.checkpoint.formats import SAFETENSORS, decoded, header_checksum, loaded, read_file, within
 from nbdebug.tools.checkpoint.rules import name_all
-from nbdebug.tools.checkpoint.run_state import FORMS, form, get_random, set_random
+from nbdebug.tools.checkpoint.run_state import form, get_random, read, set_random, write
 
 NAME = re.compile(r"step_(\d+)\.safetensors$")
 SHORT = {dtype: name for name, dtype in SAFETENSORS.items()}
@@ -92,7 +92,7 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         numbers = {name: float(value) for name, value in values.items()}
         state = {"step": step, "values": numbers, "random": get_random()}
-        state |= {name: FORMS[form(part)][0](part) for name, part in self.parts.items()}
+        state |= {name: read(part) for name, part in self.parts.items()}
         path = self.folder / f"step_{step:08d}.safetensors"
         temporary = self.folder / f".{path.name}.{os.getpid()}.tmp"
         try:
@@ -130,7 +130,7 @@ class Checkpoints:
             with safe_open(path, "pt") as file:
                 state = decoded(json.loads(file.metadata()["nbdebug"])["tree"], load_file(path))
             for name, part in self.parts.items():
-                FORMS[form(part)][1](part, state[name])
+                write(part, state[name])
             set_random(state["random"])
             return int(state["step"])
         return 0

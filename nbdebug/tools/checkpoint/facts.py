@@ -51,21 +51,21 @@ class SavedObject:
 @dataclasses.dataclass(frozen=True)
 class SavedGlobal:
     """A function or class that a pickle names. path: the dotted place of the first object made by it. allowed: by
-    `weights_only=True`. missing: "module" or "name" where it can't be imported; near: modules that have its name."""
+    `weights_only=True`. missing: "module" or "name" where it can't be imported; near: a module that has its name."""
 
     name: str
     path: str = ""
     allowed: bool = True
     missing: str = ""
-    near: tuple[str, ...] = ()
+    near: str = ""
 
 
 @dataclasses.dataclass
 class SavedFile:
     """A file as it was read. format: zip, legacy, pickle, safetensors, index, distributed or "". fault: why it does not
     open or is not whole, "" where it is; begins: what it is instead of weights ("a page of HTML"). lost: files that an
-    index or a pointer names and that are not there. within: the entry of the tree that is this file's own, where the
-    others are of the files beside it."""
+    index or a pointer names and that are not there. tree: its contents; in a folder those of the file itself are under
+    "", beside those of the other files."""
 
     path: str
     bytes: int = 0
@@ -75,7 +75,6 @@ class SavedFile:
     tree: Any = None
     globals: tuple[SavedGlobal, ...] = ()
     lost: tuple[str, ...] = ()
-    within: str = ""
 
     def tensors(self) -> Iterator[tuple[str, SavedTensor]]:
         """(dotted path, tensor) of all that it holds."""

@@ -414,7 +414,7 @@ def _globals(names: Mapping[str, Any], tree: Any, also: tuple[str, ...] = ()) ->
         known = name in allowed or name in HARMLESS or bool(also) and name.startswith(also)
         known = known or name.startswith("torch.") and name.rpartition(".")[2] in STORAGES
         missing = "" if known else _missing(name)
-        found.append(SavedGlobal(name, paths.get(name, ""), known, missing, _homes(name) if missing else ()))
+        found.append(SavedGlobal(name, paths.get(name, ""), known, missing, _home(name) if missing else ""))
     return tuple(found)
 
 
@@ -440,12 +440,16 @@ def _spec(module: str) -> Any:
     return importlib.util.find_spec(module)
 
 
-def _homes(name: str) -> tuple[str, ...]:
-    """Loaded modules of the user's that define a class of this name."""
+def _home(name: str) -> str:
+    """A loaded module of the user's that defines a class of this name, or ""."""
     modules = [(title, module) for title, module in list(sys.modules.items()) if isinstance(module, type(sys))]
     things = [(title, vars(module).get(name.rpartition(".")[2])) for title, module in modules]
-    own = [(title, thing) for title, thing in things if not title.startswith(("torch", "nbdebug"))]
-    return tuple(title for title, thing in own if isinstance(thing, type) and thing.__module__ in (title, "builtins"))
+    own = [
+        (title, thing)
+        for title, thing in things
+        if isinstance(thing, type) and not title.startswith(("torch", "nbdebug"))
+    ]
+    return next((title for title, thing in own if getattr(thing, "__module__", "") in (title, "builtins")), "")
 
 
 def loaded(path: pathlib.Path) -> Any:

@@ -20,7 +20,7 @@ from typing import Any
 
 from nbdebug.observe.variables import children
 from nbdebug.process import can_copy, in_copy
-from nbdebug.report import Finding, Fix, Report, RuledOut, Symptom, Table
+from nbdebug.report import Finding, Report, RuledOut, Symptom, Table
 from nbdebug.text import count, figures, listed
 from nbdebug.tools.checkpoint.check_checkpoint import checkpoint_facts
 from nbdebug.tools.checkpoint.checkpoints import Checkpoints
@@ -187,9 +187,8 @@ class _Run:
         """What `check_checkpoint` sees in it, beside the run's model and optimizer."""
         names = {"run": self.build()}
         try:
-            model, *optimizers = (held(kind, names) for kind in ("model", "optimizer", "new_optimizer"))
-            pair = {"model": model, "optimizer": optimizers[0] or optimizers[1]}
-            one: dict[str, Any] = {kind: next(iter(each.values())) for kind, each in pair.items() if len(each) == 1}
+            model, own, new = (list(held(k, names).values()) for k in ("model", "optimizer", "new_optimizer"))
+            one: dict[str, Any] = {k: v[0] for k, v in (("model", model), ("optimizer", own or new)) if len(v) == 1}
             facts = checkpoint_facts(place, load=self.load, **one)
         except FileNotFoundError:  # a form that is not known, such as a folder of the user's own: the runs decide alone
             return CheckpointFacts(SavedFile(place), pathlib.Path(place).name), ()
@@ -344,21 +343,22 @@ class _Proof:
             if seen:
                 evidence = {**seen[0].evidence, "put back": name, "proof": because}
                 one = dataclasses.replace(seen[0], evidence=evidence)
-            elif kind == "model":
-                one = self._weights(name, because)
+            elif kind == "model":  # weights or buffers
+                there, here = self.state.parts["model", name], self._start.parts.get(("model", name), {})
+                other = [key for key in there if plain(there[key]) != plain(here.get(key))]
+                one = missing_part(self.facts, "model", because, name, "object", True)
+                one = dataclasses.replace(one, evidence=one.evidence | {"keys": other})
             else:
-                one = missing_part(self.facts, "rng" if kind == "generator" else kind, because, name, lines)
+                one = missing_part(
+                    self.facts,
+                    "rng" if kind == "generator" else kind,
+                    because,
+                    name,
+                    lines,
+                    proof.endswith("both agree"),
+                )
             found.append(dataclasses.replace(one, evidence=one.evidence | {"cost": cost} if cost else one.evidence))
         return tuple(found) or tuple(one for one in static if not one.code.endswith("-missing"))  # the runs decide
-
-    def _weights(self, name: str, because: str) -> Finding:
-        """Weights or buffers that the resumed run has otherwise."""
-        there, here = self.state.parts["model", name], self._start.parts.get(("model", name), {})
-        other = [key for key in there if plain(there[key]) != plain(here.get(key))]
-        title = f"{listed(other)} of `{name}` {'differs' if len(other) == 1 else 'differ'} after the loading: {because}"
-        lines = f"state['model'] = {name}.state_dict()  # when saving\n{name}.load_state_dict(state['model'])"
-        fix = Fix("Save and load all of it, buffers too.", lines)
-        return Finding("error/state-dict-mismatch", title, self.facts.where, {"where": [name], "keys": other}, (fix,))
 
     def _causes(self, known: bool) -> Iterator[Cause]:
         """known: the file itself shows a cause; the order of the data proves less."""

@@ -105,8 +105,7 @@ def class_moved(facts: CheckpointFacts) -> Finding | None:
     one = min(moved, key=lambda each: (bool(each.path), not each.near))
     module, _, name = one.name.rpartition(".")
     what = f"there is no module `{module}`" if one.missing == "module" else f"`{module}` has no `{name}`"
-    near = f"; `{one.near[0]}` has a class `{name}` now" if one.near else ""
-    new = one.near[0] if one.near else "new_module"
+    near, new = f"; `{one.near}` has a class `{name}` now" if one.near else "", one.near or "new_module"
     code = f"import sys\nimport {new}\n\nsys.modules[{module!r}] = {new}\n"
     code += f"model = torch.load({facts.name!r}, weights_only=False)\ntorch.save(model.state_dict(), 'weights.pt')"
     fix = Fix("Give the old name to the module that has the class now, load once, and save the state dict.", code)
@@ -236,7 +235,7 @@ def renamed(facts: CheckpointFacts) -> Finding | None:
     symptom='Missing key(s) in state_dict: "lm_head.weight" from the very program that wrote the file.',
     cause="Two names of a model are one tensor (tied weights). The writer left out the second; the loader expects it.",
     confirm="`model.lm_head.weight is model.embed_tokens.weight`.",
-    fix="Put the name back: `state['lm_head.weight'] = state['embed_tokens.weight']`; or `safetensors.torch.load_model`.",
+    fix="`state['lm_head.weight'] = state['embed_tokens.weight']`; or `safetensors.torch.load_model`.",
     reference="https://huggingface.co/docs/safetensors/torch_shared_tensors",
 )
 def tied_weights_missing(facts: CheckpointFacts) -> Finding | None:
@@ -398,6 +397,7 @@ PARTS = {
     "step": ("step-missing", "the step", ""),
     "rng": ("rng-not-restored", "the random state", ""),
     "gradients": ("accumulation-not-resumed", "the gradients that are accumulated so far", ""),
+    "model": ("error/state-dict-mismatch", "all weights and buffers", ""),
     "value": ("value-missing", "a value that the loop goes on from", ""),
 }
 """What a run has besides its weights: the code where it is missing, its words, and what that does."""
@@ -495,17 +495,18 @@ LINES = {
 @rule(
     code="checkpoint/value-missing",
     title="A value that the run goes on from was not saved.",
-    symptom="Weights, optimizer and data agree, and the losses part: a temperature, a baseline, a patience begins anew.",
+    symptom="Weights, optimizer and data agree, and the losses part: a temperature, a patience begins anew.",
     cause="A number or list of the loop's own is in no state dict: it is only saved where someone thinks of it.",
     confirm="`nbdebug.resume_proof(build, step)` puts each value back alone, and names the one with which both agree.",
     fix="Write it into the file beside the step, and set it after the loading.",
     reference=LOADING,
 )
 def missing_part(
-    facts: CheckpointFacts, role: str = "optimizer", because: str = "", name: str = "", form: str = ""
+    facts: CheckpointFacts, role: str = "optimizer", why: str = "", name: str = "", form: str = "", tried: bool = False
 ) -> Finding:
     """What a file lacks, or the loading leaves in it, and the lines that save it and put it back. role: of PARTS; name:
-    the variable, or the global generators; form: of LINES, where the role does not tell it."""
+    the variable, or the global generators; form: of LINES, where the role does not tell it; tried: whether with these
+    lines both runs agree."""
     code, words, loss = PARTS[role]
     fails = f"holds {words}, and the run does not go on from it" if role in facts.entries else f"does not hold {words}"
     forms = [form or (role if role in LINES else "object")]
@@ -517,9 +518,10 @@ def missing_part(
         key = f"{each}_rng" if each in list(LINES)[-4:] else role if role == "gradients" else thing.rpartition(".")[2]
         read, write = (text.format(thing=thing, saved=f"state[{key!r}]") for text in LINES[each])
         lines += f"state[{key!r}] = {read}  # when saving\n{write}\n"
-    fix = Fix(f"Save it, and put it back: {words}.", lines.rstrip())
+    after = {"tried": "both runs are equal, bit for bit"} if tried else {}
+    fix = Fix(f"Save it, and put it back: {words}.", lines.rstrip(), tried or None, after)
     evidence: dict[str, Any] = {"where": [name], "put back": name} if name else {}
-    title = f"{facts.name} {fails}: {because or loss}"
+    title = f"{facts.name} {fails}: {why or loss}"
     return finding(facts, code, title, fix, entries=sorted(facts.entries), **evidence)
 
 

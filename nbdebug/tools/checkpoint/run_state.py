@@ -24,7 +24,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.variables import attributes, children
-from nbdebug.trainers import TYPES, bare, held
+from nbdebug.tools.checkpoint.rules import LINES
+from nbdebug.trainers import bare, held
 
 AVERAGE = re.compile(r"ema|average|shadow|swa|slow|teacher|target", re.IGNORECASE)
 """Names of averaged weights."""
@@ -125,8 +126,8 @@ class ObservedRun:
 
     def _moment(self, frame: FrameType) -> None:
         things = dict(_things(frame, self._stop))
-        names = {} if self.trainer is None else {"trainer": self.trainer}
-        things |= {name: thing for kind in TYPES if kind != "loader" for name, thing in held(kind, names).items()}
+        for kind in ("model", "optimizer", "scheduler", "scaler"):
+            things |= held(kind, {"trainer": self.trainer})
         parts = kinds(things)
         if self.take:
             late = {("late", name): state for name, state in get_random().items()}
@@ -218,44 +219,38 @@ def _of_tensors(thing: Any) -> bool:
 
 
 def form(thing: Any) -> str:
-    """How the state of a thing is read and set: a key of FORMS."""
+    """How the state of a thing is read and set: a key of LINES, or "values" for the plain attributes of an object."""
     if isinstance(thing, random.Random):
         return "Python generator"
-    if type(thing).__module__.startswith("numpy.random"):
+    if isinstance(thing, torch.Generator) or type(thing).__module__.startswith("numpy.random"):
         return "numpy generator" if hasattr(thing, "bit_generator") else "generator"
-    if isinstance(thing, torch.Generator):
-        return "generator"
     return "object" if hasattr(thing, "state_dict") else "value" if isinstance(thing, (dict, list)) else "values"
 
 
-def _fill(thing: Any, state: Any) -> None:
-    for key in thing if isinstance(thing, dict) else range(len(thing)):
-        with torch.no_grad():
-            thing[key].copy_(state[key])
+def read(thing: Any) -> Any:
+    """The state of a thing, by the very line that a fix gives."""
+    how = form(thing)
+    if how == "values":
+        return {name: value for name, value in attributes(thing).items() if _is_plain(value)}
+    return eval(LINES[how][0].format(thing="thing"), {"thing": thing})
 
 
-FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
-    "generator": (lambda thing: thing.get_state(), lambda thing, state: thing.set_state(state)),
-    "Python generator": (lambda thing: thing.getstate(), lambda thing, state: thing.setstate(state)),
-    "numpy generator": (
-        lambda thing: thing.bit_generator.state,
-        lambda thing, state: setattr(thing.bit_generator, "state", state),
-    ),
-    "object": (lambda thing: thing.state_dict(), lambda thing, state: thing.load_state_dict(state)),
-    "value": (lambda thing: thing, _fill),
-    "values": (
-        lambda thing: {name: value for name, value in attributes(thing).items() if _is_plain(value)},
-        lambda thing, state: vars(thing).update(copy.deepcopy(state)),
-    ),
-}
-"""What reads a state and what sets it: of generators, objects with a `state_dict`, tensors in a dict or list, and the
-plain attributes of other objects."""
+def write(thing: Any, state: Any) -> None:
+    """Set it, by the line that a fix gives. The tensors of a dict or list are filled."""
+    how = form(thing)
+    if how == "values":
+        vars(thing).update(copy.deepcopy(state))
+    elif how == "value":
+        for key in thing if isinstance(thing, dict) else range(len(thing)):
+            thing[key].data.copy_(state[key])
+    else:
+        exec(LINES[how][1].format(thing="thing", saved="state"), {"thing": thing, "state": state})
 
 
 def _taken(kind: str, thing: Any) -> Any:
     """The state of a thing, fit for another process; None where it has none."""
     try:
-        state = FORMS[form(thing)][0](thing)
+        state = read(thing)
         if kind == "gradients":
             grads = {name: p.grad for name, p in thing.named_parameters() if p.grad is not None}
             state = grads if any(bool(grad.any()) for grad in grads.values()) else None
@@ -277,7 +272,7 @@ def put_back(kind: str, thing: Any, state: Any) -> None:
         for name, parameter in thing.named_parameters():
             parameter.grad = state.get(name)
         return
-    FORMS[form(thing)][1](thing, state)
+    write(thing, state)
     rates = (state.get("_last_lr") or []) if kind == "scheduler" else []
     for group, rate in zip(thing.optimizer.param_groups if rates else (), rates):
         group["lr"] = rate
