@@ -93,8 +93,7 @@ def check_checkpoint(
 def checkpoint_facts(
     path: Any, *, model: Any = None, optimizer: Any = None, load: Any = None, called: str = "model", **parts: Any
 ) -> CheckpointFacts:
-    """What there is at the path, beside the model and the optimizer. called: the user's name of the model; parts: what
-    else the run has, by name."""
+    """What there is at the path, beside the run. called: the user's name of the model; parts: what else it has."""
     place = pathlib.Path(os.fspath(path))
     facts = CheckpointFacts(SavedFile(str(place)), place.name, cuda=torch.cuda.is_available(), called=called)
     chosen = _choose(place, facts)
@@ -169,8 +168,7 @@ def _listing(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _main_file(folder: pathlib.Path) -> pathlib.Path | None:
-    """The weights of a folder that is one checkpoint: by their usual name, else the largest file that is not the
-    optimizer's (DeepSpeed names them by rank)."""
+    """The weights of a folder: by their usual name, else the largest file (DeepSpeed names them by rank)."""
     known = next((folder / name for name in WHOLE if (folder / name).is_file()), None)
     weights = [each for each in _listing(folder) if is_checkpoint(each) and "optim" not in each.name]
     return known or max(weights, key=lambda each: (each.stat().st_size, each.name), default=None)
@@ -202,8 +200,7 @@ def _good(facts: CheckpointFacts, path: pathlib.Path) -> str:
 
 
 def _pointed(path: pathlib.Path) -> dict[str, pathlib.Path | None]:
-    """The checkpoints that a link or a small file names (in its only line, or in JSON under a name such as
-    "best_checkpoint"), each with its place, None where it is gone."""
+    """The checkpoints that a link, or a small file of a line or of JSON, names: with their places, None if gone."""
     if path.is_symlink() and not path.exists():
         return {os.path.basename(os.readlink(path)): None}
     if is_checkpoint(path) or not path.is_file() or path.stat().st_size > 65_536 or path.name.endswith(".index.json"):
@@ -227,8 +224,7 @@ def _pointed(path: pathlib.Path) -> dict[str, pathlib.Path | None]:
 
 
 def _add_parts(file: SavedFile, folder: pathlib.Path) -> None:
-    """The other files of a folder that is one checkpoint: optimizer, scheduler, random states, the step. Of all that
-    are pickled, settings too, what they would call is told."""
+    """The other files of a folder that is one checkpoint; of all that are pickled what they would call."""
     tree = {"": file.tree}
     for each in _listing(folder):
         if is_checkpoint(each) and each.suffix != ".safetensors":
@@ -250,8 +246,7 @@ def _add_parts(file: SavedFile, folder: pathlib.Path) -> None:
 
 
 def compare(facts: CheckpointFacts, model: torch.nn.Module | None, optimizer: Any) -> None:
-    """Names, shapes and types of the file's weights beside the model's; the groups of its optimizer beside those of the
-    user's."""
+    """Weights beside the model's by name, shape and type; the optimizer's groups beside those of the user's."""
     for path, value in walk(facts.file.tree):  # the outermost of each role
         if role := _role(path, value):
             facts.entries.setdefault(role, path)
@@ -282,8 +277,7 @@ def compare(facts: CheckpointFacts, model: torch.nn.Module | None, optimizer: An
 
 
 def _weights(file: SavedFile, wanted: set[str]) -> tuple[str, Mapping[str, SavedTensor]]:
-    """The entry that holds the weights, by its path, and its tensors by name: the one most like the model's names, else
-    the one with the most tensors that is neither an optimizer's nor an average."""
+    """Path and tensors of the entry most like the model, else of that with the most; no optimizer, no average."""
     if not isinstance(file.tree, (Mapping, list, tuple)):
         return "", {}
     lasts = set(map(_last, wanted))
@@ -318,8 +312,7 @@ def _role(path: str, value: Any) -> str:
 
 
 def _compare_optimizer(facts: CheckpointFacts, optimizer: Any, names: Mapping[int, str]) -> None:
-    """Groups, shapes of the state and settings of the saved optimizer beside those of the user's. names: id of a
-    parameter → its name."""
+    """The saved optimizer's groups beside those of the user's. names: id of a parameter → its name."""
     path = facts.entries.get("optimizer")
     saved = next((value for place, value in walk(facts.file.tree) if place == path), None)
     if optimizer is None or not isinstance(saved, Mapping) or not isinstance(saved.get("param_groups"), list):
@@ -393,8 +386,7 @@ def rename(own: Shapes, model: Shapes) -> Rename | None:
 
 
 def _options(unexpected: list[str], missing: list[str], own: Shapes, model: Shapes) -> Iterator[Pairs]:
-    """What could be meant: (the file's, the model's) names. First those that differ by parts of wrappers, then those
-    with another beginning, then renamed modules: the same shapes and last parts in the same order."""
+    """(the file's, the model's) names: by parts of wrappers, by another beginning, by shapes in the same order."""
     whole = {_bare(name): name for name in missing}
     yield [(old, whole[_bare(old)]) for old in unexpected if _bare(old) in whole]
     changes: Counter[tuple[str, str]] = Counter()
@@ -565,8 +557,7 @@ def _outcome(
     run: Callable[[], Any],
     called: Callable[[Any], Any] = lambda function: function(),
 ) -> tuple[bool, dict[str, str]]:
-    """Whether the model that `run()` gives has the file's weights that it can take, bit for bit up to the type, and how
-    many. called: how it is run."""
+    """Whether the model that `run()` gives has all weights of the file that it can take. called: how it is run."""
 
     def loaded_now() -> tuple[int, int]:
         state, whole = run().state_dict(), within(loaded(pathlib.Path(path)), facts.entry)
@@ -581,9 +572,6 @@ def _outcome(
     except Exception as error:  # whatever the user's code or ours raises there: it was tried, and does not work
         return False, {"tried": f"0 loaded: {type(error).__name__}: {str(error)[:80]}"}
     return equal > 0 and equal == total, {"loaded": f"{equal} of {total} weights equal those of the file"}
-
-
-# -- the report ------------------------------------------------------------------------------------------------------
 
 
 def _report(facts: CheckpointFacts, name: str) -> Report:

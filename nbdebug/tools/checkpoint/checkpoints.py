@@ -188,8 +188,7 @@ def _write(state: dict[str, Any], temporary: pathlib.Path) -> None:
 
 
 def encoded(value: Any, path: str, tensors: dict[str, torch.Tensor], names: dict[Any, str]) -> Any:
-    """A state as JSON: plain values, and {kind: contents} of all others; its tensors go to `tensors`, by their path. A
-    tensor that stands twice is written once. Raises TypeError for what is neither."""
+    """A state as JSON, its tensors in `tensors`, each once. Raises TypeError for what is no plain value."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, torch.Tensor):

@@ -91,8 +91,7 @@ class SavedFile:
         return not all(one.allowed for one in self.globals)
 
     def steps(self) -> dict[int, str]:
-        """Number → path of the counters near the top that tell how far the run had come. A scheduler's own are none of
-        them: it is not always there."""
+        """Number → path of the counters that tell how far the run had come; not those of a scheduler."""
         counters = [(path, value) for path, value in walk(self.tree) if type(value) is int and path.count(".") < 2]
         return {value: path for path, value in counters if STEP.search(path) and not path.endswith(SCHEDULER)}
 

@@ -70,8 +70,6 @@ TORN = (pickle.UnpicklingError, EOFError, zipfile.BadZipFile, struct.error, zlib
 SENSELESS = (ValueError, TypeError, LookupError, AttributeError, MemoryError, OverflowError, ImportError)
 """What reading raises of a file that ends early, and of one that was never good."""
 
-# -- a pickle, without what it names ---------------------------------------------------------------------------------
-
 
 class _Object(SavedObject):
     """What a stand-in gives: takes a state and items as the real one would."""
@@ -111,8 +109,7 @@ def _made(name: str, args: tuple[Any, ...]) -> Any:
 
 
 class _Reader(pickle.Unpickler):
-    """Python's own machine, with stand-ins for all that a pickle names: calling one gives a `SavedObject`, or the
-    tensor or dict that is meant. A class in what it gives is always a stand-in."""
+    """Python's own machine, with stand-ins for all that a pickle names: a class in its tree is always one."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file, encoding="latin1")
@@ -133,9 +130,6 @@ class _Reader(pickle.Unpickler):
         dtype = STORAGES.get(kind.rpartition(".")[2], torch.uint8)
         self.storages[str(saved[2])] = (dtype, int(saved[4]))
         return SavedTensor(str(dtype).removeprefix("torch."), (int(saved[4]),), str(saved[2]), 0, (1,), str(saved[3]))
-
-
-# -- files -----------------------------------------------------------------------------------------------------------
 
 
 def read_file(path: pathlib.Path, values: bool = True) -> SavedFile:
@@ -343,9 +337,6 @@ def _lists(tree: Any) -> Any:
 _READERS = {"distributed": _distributed, "zip": _zip, "pickle": _pickle, "safetensors": _safetensors, "index": _index}
 
 
-# -- values ----------------------------------------------------------------------------------------------------------
-
-
 def _views(saved: SavedFile) -> dict[str, list[tuple[str, SavedTensor]]]:
     """The tensors that lie in each storage."""
     views: dict[str, list[tuple[str, SavedTensor]]] = {}
@@ -394,12 +385,8 @@ def _note(tensor: SavedTensor, values: torch.Tensor) -> None:
     tensor.mask = tensor.mask and bool(((values == 0) | (values == float("-inf"))).all())
 
 
-# -- what a pickle names ---------------------------------------------------------------------------------------------
-
-
 def _globals(names: Mapping[str, Any], tree: Any, also: tuple[str, ...] = ()) -> tuple[SavedGlobal, ...]:
-    """Allowed is what `weights_only=True` takes: torch's own list, and what the user has added to it. also: beginnings
-    of names that this kind of file has besides."""
+    """allowed: by `weights_only=True`, torch's own list and the user's. also: beginnings of further names."""
     try:
         from torch._weights_only_unpickler import _get_allowed_globals, _get_user_allowed_globals
 
@@ -453,8 +440,7 @@ def _home(name: str) -> str:
 
 
 def loaded(path: pathlib.Path) -> Any:
-    """The contents of a file, or of an index and its shards, with the tensors. For files whose names are all allowed:
-    those of torch.distributed.checkpoint are read by torch's own reader, which takes any."""
+    """The contents of a file (or index) with its tensors. For files whose names are all allowed."""
     if path.name == ".metadata":
         from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 

@@ -92,8 +92,7 @@ def resume_proof(
 
 
 def _copied(function: Callable[[], Any], seconds: float) -> Any:
-    """What the function gives in a copy of this process. Modules of libraries that it imports there are imported here
-    too: each further copy has them."""
+    """What the function gives in a copy of this process. What it imports there is imported here, for the next."""
 
     def run() -> tuple[Any, list[str]]:
         return function(), [name for name in sys.modules if name.startswith(("torch.", *LIBRARIES))]
@@ -137,14 +136,8 @@ def _proven(
     return report if findings else dataclasses.replace(report, symptoms=[unknown], headline=proof.difference)
 
 
-KINDS = {
-    "rows": ("batch", "batches"), "losses": ("loss", "losses"), "values": ("value", "values"),
-    "weights": ("model", "models"),
-}  # fmt: skip
-"""What is compared, in the singular and the plural."""
-
-
-# -- a run that is built, stopped, saved and resumed -----------------------------------------------------------------
+KINDS = {"rows": ("batch", "batches"), "losses": ("loss", "losses"), "values": ("value",), "weights": ("model",)}
+"""What is compared, in the singular, and the plural that is none in -s."""
 
 
 @dataclasses.dataclass
@@ -160,23 +153,19 @@ class _Run:
     folder: pathlib.Path
 
     def whole(self, seen: ObservedRun) -> dict[str, Any]:
-        values = self._train(self.build(), self.steps, seen)
-        return {"values": values[self.at :]}
+        return {"values": self._train(self.build(), self.steps, seen)[self.at :]}
 
     def resumed(self, place: str, seen: ObservedRun) -> dict[str, Any]:
         run = self.build()
         if self.step is not None:
             self._pair(run)[1](place)
-            return {"values": self._train(run, self.steps - self.at, seen)}
         return {"values": self._train(run, self.steps, seen, resume=place)}
 
     def write(self) -> str:
         """Train up to the stop, and save; the path of what was written."""
         run, path = self.build(), str(self.folder / "stopped.pt")
-        if self.step is None:
-            self._train(run, self.at, save=path)
-        else:
-            self._train(run, self.at)
+        self._train(run, self.at, save=path)
+        if self.step is not None:
             self._pair(run)[0](path)
         there = sorted(self.folder.glob("checkpoint-*")) or sorted(self.folder.iterdir())
         if not there:
@@ -192,12 +181,11 @@ class _Run:
             facts = checkpoint_facts(place, load=self.load, **one)
         except FileNotFoundError:  # a form that is not known, such as a folder of the user's own: the runs decide alone
             return CheckpointFacts(SavedFile(place), pathlib.Path(place).name), ()
-        static, facts.file.tree, facts.own = tuple(name_all(facts)), None, {}
+        static, facts.file.tree, facts.own = tuple(name_all(facts)), None, {}  # what is not needed is not sent
         return facts, static
 
     def _pair(self, run: Any) -> tuple[Callable[[str], Any], Callable[[str], Any]]:
-        """How this run is saved and loaded: by the user's functions, its own methods, those of its Accelerator, or
-        `Checkpoints`."""
+        """How this run is saved and loaded: by the user's functions, its methods, its Accelerator, or `Checkpoints`."""
         save, load = self.save, self.load
         if save is not None and load is not None:
             return lambda path: save(run, path), lambda path: load(run, path)
@@ -218,7 +206,7 @@ class _Run:
     ) -> list[Any]:
         """Train up to this step; the values of the steps."""
         if self.step is not None:
-            return [self.step(run) for _ in range(last)]
+            return [self.step(run) for _ in range(self.at if resume else 0, last)]
         trainer, *others = run if isinstance(run, tuple) else (run,)
         if seen is not None:
             seen.trainer = trainer
@@ -227,8 +215,9 @@ class _Run:
         elif isinstance(trainer, getattr(sys.modules.get("transformers.trainer"), "Trainer", ())):
             _transformers(trainer, last, self.folder if save else None, resume)
         else:
-            kind = type(trainer).__name__
-            raise TypeError(f"resume_proof needs step=…, a function of the run; a {kind} is no trainer.")
+            raise TypeError(
+                f"resume_proof needs step=…, a function of the run; {type(trainer).__name__} is no trainer."
+            )
         return []
 
 
@@ -266,9 +255,6 @@ def _lightning(trainer: Any, others: list[Any], last: int, save: str, resume: st
     trainer.fit(*others, ckpt_path=resume)
 
 
-# -- both runs -------------------------------------------------------------------------------------------------------
-
-
 class _Proof:
     """Both runs, and the runs with states put back."""
 
@@ -290,8 +276,7 @@ class _Proof:
         return dict(_copied(lambda: observed.run(function), self.seconds))
 
     def _compared(self, result: Mapping[str, Any], whole: bool = False) -> dict[str, list[Any]]:
-        """What both runs must have in common: the values; in the form of `build` and `step` all that was observed. Of
-        the whole run what comes after the stop."""
+        """What both runs must have in common, after the stop: all that was observed, or the values alone."""
         values = result["values"]
         if not isinstance(values, dict):
             return {"values": list(values) if isinstance(values, (list, tuple)) else [values]}
@@ -311,13 +296,12 @@ class _Proof:
             return f"The weights at the end are others than those of the run that never stopped: {listed(names)}"
         shorter = min(len(wanted), len(values))
         place = next((i for i in range(shorter) if wanted[i] != values[i]), shorter)
-        what, more = KINDS[kind]
         if place >= shorter:
-            return f"The resumed run gives {count(len(values), what, more)}, the other {len(wanted)}"
+            return f"The resumed run gives {count(len(values), *KINDS[kind])}, the other {len(wanted)}"
         a, b = wanted[place], values[place]
         both = isinstance(a, (int, float)) and isinstance(b, (int, float)) and kind != "rows"
         numbers = f": {figures(b, 6)} in place of {figures(a, 6)}" if both else ""
-        return f"The resumed run parts from the other at its {what} {place}{numbers}"
+        return f"The resumed run parts from the other at its {KINDS[kind][0]} {place}{numbers}"
 
     def cost(self) -> str:
         """What the other way on does to the rest of the run, in a sentence."""
@@ -333,8 +317,7 @@ class _Proof:
         return "; ".join(parts)
 
     def findings(self, static: tuple[Finding, ...]) -> tuple[Finding, ...]:
-        """What was not saved, or not put back: as the runs prove it, in the words of `check_checkpoint` where it has
-        seen why. Where the runs prove nothing, what it has seen."""
+        """What was not saved, or not put back, as the runs prove it: in words of `check_checkpoint` if it saw why."""
         found = []
         known = any(re.search(code, one.code) for one in static for code in CONFIRMED.values())
         for kind, name, proof, lines in self._causes(known):
@@ -392,8 +375,7 @@ class _Proof:
             yield from self._by_the_data(other_rows)
 
     def _named(self, put: Put, how: str, rows: bool = False) -> Iterator[Cause]:
-        """A state as a cause. Of an object without `state_dict`, the values that the other run has otherwise: the one
-        that is enough, else all of them."""
+        """A state as a cause. Of an object without `state_dict`: the value that is enough, else all that differ."""
         (kind, name), form = put, self.state.forms[put]
         if form != "values":
             yield kind, name, how, form if form != "object" else ""
@@ -441,8 +423,7 @@ class _Proof:
         return state
 
     def _helps(self, states: Mapping[Put, Any], rows: bool = False) -> bool:
-        """Whether both runs are equal with these states put back. rows: whether all batches are but the first, which
-        was drawn before."""
+        """Whether both agree with these states put back. rows: in all batches but the first, drawn before."""
         try:
             result = self._run(ObservedRun(0, put=states), self.resumed) if states else {}
         except Exception:  # a state that does not fit the object there: it is not the cause

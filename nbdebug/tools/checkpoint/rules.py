@@ -21,8 +21,7 @@ DANGEROUS = tuple(f"{m}." for m in "os posix nt subprocess sys builtins runpy so
 def finding(
     facts: CheckpointFacts, code: str, title: str, fixes: Fix | list[Fix], keys: Iterable[str] = (), **evidence: Any
 ) -> Finding:
-    """code: without its chapter, where that is this one. keys: the file's own names at fault. `_` in names of evidence
-    is a space. Fixes that were tried come first."""
+    """keys: the file's own names at fault. `_` in names of evidence is a space. Fixes that were tried come first."""
     whole = code if "/" in code else f"checkpoint/{code}"
     held: dict[str, Any] = {"keys": list(keys)} if keys else {}
     held |= {key.replace("_", " "): value for key, value in evidence.items() if value not in (None, "", (), [], 0)}

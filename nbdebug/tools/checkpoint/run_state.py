@@ -41,9 +41,7 @@ Put = tuple[str, str]
 
 @dataclasses.dataclass
 class RunState:
-    """What was taken at the moment. parts: (kind, name) → state, of the global generators under the kinds "late", and
-    "early" (after the update before it); forms: how each is read and set; counters: whole numbers among the variables.
-    """
+    """parts: (kind, name) → state, also of the kinds "early" and "late"; forms: how each is read and set."""
 
     parts: dict[Put, Any] = dataclasses.field(default_factory=dict)
     forms: dict[Put, str] = dataclasses.field(default_factory=dict)
@@ -69,8 +67,7 @@ class ObservedRun:
         return {name: state for (kind, name), state in self.put.items() if kind == when}
 
     def run(self, function: Callable[[ObservedRun], Any]) -> dict[str, Any]:
-        """{"values", "losses", "rows", "weights", "state"}; changes functions of torch and never puts them back: only
-        in a copy of the process."""
+        """{"values", "losses", "rows", "weights", "state"}. It changes torch for good: only in a copy."""
         self._watch()
         self._stop = sys._getframe()
         values = function(self)
