@@ -38,10 +38,8 @@ BESIDE = {
     "sampler.bin": "sampler",
 }  # fmt: skip
 """The other files of such a folder, and what they hold."""
-LOAD_SO = "Load it so."
 NUMBER = re.compile(r"\d+")
-MOST = 200
-"""Files of a folder that are looked at."""
+MOST = 200  # files of a folder that are looked at
 ROLES = {
     "ema": r"(?:^|_|\.)(?:ema|average|averaged|shadow|swa|slow)",
     "sampler": r"sampler|data_?loader|loader_state|position|consumed",
@@ -116,11 +114,7 @@ def _believe(facts: CheckpointFacts, model: Any, load: Any, path: Any) -> None:
     if load is None or model is None or not doubts or not _loadable(facts) or not can_copy():
         return
 
-    def run() -> Any:
-        load(path)
-        return model
-
-    equal, after = _outcome(facts, str(path), run, in_copy)
+    equal, after = _by_loading(facts, model, load, str(path), None)
     if "tried" in after:
         return
     facts.reshaped, facts.cuda = (), True
@@ -297,13 +291,13 @@ def _weights(file: SavedFile, wanted: set[str]) -> tuple[str, Mapping[str, Saved
 
 
 def _role(path: str, value: Any) -> str:
-    if isinstance(value, Mapping):
-        keys = set(value)
-        for role, marks in (("optimizer", {"param_groups", "state"}), ("scaler", {"scale", "growth_factor"})):
-            if marks <= keys:
-                return role
-        if keys & {"last_epoch", "_last_lr", "_step_count", "base_lrs"}:
-            return "scheduler"
+    keys = set(value) if isinstance(value, Mapping) else set()
+    if {"param_groups", "state"} <= keys:
+        return "optimizer"
+    if {"scale", "growth_factor"} <= keys:
+        return "scaler"
+    if keys & {"last_epoch", "_last_lr", "_step_count", "base_lrs"}:
+        return "scheduler"
     if isinstance(value, SavedTensor) and value.dtype == "uint8" and value.shape == (5056,):
         return "rng"
     if path.count(".") < 2:
@@ -318,26 +312,23 @@ def _compare_optimizer(facts: CheckpointFacts, optimizer: Any, names: Mapping[in
     if optimizer is None or not isinstance(saved, Mapping) or not isinstance(saved.get("param_groups"), list):
         return
 
-    def shape(number: Any) -> tuple[int, ...] | None:
-        state = saved["state"].get(number, {})
-        return next((state[key].shape for key in COMPARED if isinstance(state.get(key), SavedTensor)), None)
-
-    def name(parameter: Any) -> str:
-        return names.get(id(parameter), "a parameter")
-
-    facts.groups = (
-        [_group(group, str, shape) for group in saved["param_groups"]],
-        [_group(group, name, lambda parameter: tuple(parameter.shape)) for group in optimizer.param_groups],
-    )
+    shapes = {
+        number: next((state[key].shape for key in COMPARED if isinstance(state.get(key), SavedTensor)), None)
+        for number, state in saved["state"].items()
+    }
+    there = [_group(g, [(str(n), shapes.get(n)) for n in g["params"]]) for g in saved["param_groups"]]
+    own = [
+        (g, [(names.get(id(p), "a parameter"), tuple(p.shape)) for p in g["params"]]) for g in optimizer.param_groups
+    ]
+    facts.groups = there, [_group(*pair) for pair in own]
     averages = any(group.get("betas") or group.get("momentum") for group in saved["param_groups"])
     facts.hollow = averages and not saved["state"]
 
 
-def _group(group: Mapping[str, Any], name: Callable[[Any], str], shape: Callable[[Any], Any]) -> Group:
+def _group(group: Mapping[str, Any], parameters: list[tuple[str, Any]]) -> Group:
     rates = (group.get("initial_lr", group.get("lr")), group.get("weight_decay", 0.0))
     rates = rates if all(isinstance(rate, (int, float)) for rate in rates) else ()
-    held = group["params"]
-    return Group(tuple(map(name, held)), tuple(map(shape, held)), rates, frozenset(map(str, group)) - MINOR)
+    return Group(parameters, rates, frozenset(map(str, group)) - MINOR)
 
 
 def _other_settings(file: SavedFile, chosen: pathlib.Path | None, config: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -516,18 +507,23 @@ def _tried(facts: CheckpointFacts, model: Any, load: Any, calls: Mapping[str, as
     if "load" in calls and facts.on_cards and "map_location" not in facts.loads:
         last = calls["load"].args[-1]
         edits["checkpoint/device-mapping"] = edit_of(file, {last: f"{source(file, last)}, map_location='cpu'"})
-    return {code: (_by_edit(facts, model, load, edit, path),) for code, edit in edits.items() if edit}
+    tried = {code: (edit, _by_loading(facts, model, load, path, edit)) for code, edit in edits.items() if edit}
+    return {code: (Fix.of("Load it so.", edit, *outcome),) for code, (edit, outcome) in tried.items()}
 
 
-def _by_edit(facts: CheckpointFacts, model: Any, load: Any, edit: Edit, path: str) -> Fix:
+def _by_loading(
+    facts: CheckpointFacts, model: Any, load: Any, path: str, edit: Edit | None
+) -> tuple[bool | None, Mapping[str, Any]]:
+    """The user's own loading, as it is or as edited, in a copy of the process."""
+
     def run() -> Any:
-        with edited_functions(edit) as number:
+        with edited_functions(edit) if edit is not None else contextlib.nullcontext(1) as number:
             if not number:
                 raise LookupError("no function of yours has these lines")
             load(path)
         return model
 
-    return Fix.of(LOAD_SO, edit, *(_outcome(facts, path, run, in_copy) if can_copy() else ()))
+    return _outcome(facts, path, run, in_copy) if can_copy() else (None, {})
 
 
 def _by_our_lines(facts: CheckpointFacts, model: Any, change: Callable[[str], str], path: str) -> Fix:
@@ -548,7 +544,7 @@ def _by_our_lines(facts: CheckpointFacts, model: Any, change: Callable[[str], st
         exec(code, {"torch": torch, facts.called: own})  # our own text, with names quoted by repr
         return own
 
-    return Fix(LOAD_SO, code, *_outcome(facts, path, run))
+    return Fix("Load it so.", code, *_outcome(facts, path, run))
 
 
 def _outcome(

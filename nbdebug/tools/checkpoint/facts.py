@@ -11,8 +11,7 @@ from nbdebug.report import Fix, Where
 
 STEP = re.compile(r"(?:^|[_.])(?:steps?|epoch|iter|iteration|iter_num|it|updates?|batch)$", re.IGNORECASE)
 """Ends of the names under which a run keeps how far it has come."""
-SCHEDULER = ("last_epoch", "_step_count")
-"""Counters of torch's schedulers."""
+SCHEDULER = ("last_epoch", "_step_count")  # counters of torch's schedulers
 DTYPES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 """Floating types and their bytes: a smaller one keeps fewer digits."""
 
@@ -126,11 +125,10 @@ class Rename:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """A parameter group of an optimizer. names, shapes: of its parameters, of saved ones the shape of their state, or
-    None. rates: learning rate (before any schedule) and weight decay. settings: names of those that tell its kind."""
+    """A parameter group of an optimizer. parameters: name and shape, of saved ones that of their state, or None. rates:
+    learning rate (before any schedule) and weight decay. settings: names of those that tell its kind."""
 
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...] | None, ...]
+    parameters: list[tuple[str, tuple[int, ...] | None]]
     rates: tuple[Any, ...]
     settings: frozenset[str]
 

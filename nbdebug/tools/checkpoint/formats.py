@@ -31,14 +31,10 @@ import torch
 from nbdebug.text import listed, size
 from nbdebug.tools.checkpoint.facts import SavedFile, SavedGlobal, SavedObject, SavedTensor, walk
 
-PIECE = 1 << 22
-"""Bytes that are read at a time."""
-MOVED = {"__builtin__": "builtins", "copy_reg": "copyreg"}
-"""Modules that pickles call by their names in Python 2."""
-HEADER = 100_000_000
-"""Bytes of the longest header of a safetensors file, as the library has it."""
-LEGACY = 0x1950A86A20F9469CFC6C
-"""The number that a torch file of before 1.6 begins with."""
+PIECE = 1 << 22  # bytes that are read at a time
+MOVED = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # modules in Python 2
+HEADER = 100_000_000  # bytes of the longest header of a safetensors file, as the library has it
+LEGACY = 0x1950A86A20F9469CFC6C  # what a torch file of before 1.6 begins with
 SAFETENSORS = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,

@@ -356,13 +356,11 @@ def optimizer_mismatch(facts: CheckpointFacts) -> Finding | None:
     saved, own = facts.groups
     if not saved or not own:
         return None
-    sizes = [listed([len(group.names) for group in groups], quote="") for groups in facts.groups]
+    sizes = [listed([len(group.parameters) for group in groups], quote="") for groups in facts.groups]
     rates = [[group.rates for group in groups] for groups in facts.groups]
     kinds = [saved[0].settings - own[0].settings, own[0].settings - saved[0].settings]
-    both = list(zip(saved, own))
-    moved = [
-        row for a, b in both for row in zip(b.names, a.shapes, b.shapes) if row[1] is not None and row[1] != row[2]
-    ]
+    pairs = [pair for a, b in zip(saved, own) for pair in zip(a.parameters, b.parameters)]
+    moved = [(name, there, here) for (_, there), (name, here) in pairs if there is not None and there != here]
     if sizes[0] != sizes[1]:
         title = f"The groups of the saved optimizer have other sizes: {sizes[0]} in {facts.name}, {sizes[1]} in yours"
     elif moved:

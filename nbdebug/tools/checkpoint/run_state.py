@@ -27,16 +27,13 @@ from nbdebug.observe.variables import attributes, children
 from nbdebug.tools.checkpoint.rules import LINES
 from nbdebug.trainers import bare, held
 
-AVERAGE = re.compile(r"ema|average|shadow|swa|slow|teacher|target", re.IGNORECASE)
-"""Names of averaged weights."""
-MOST = 100
-"""Items of a list or dict that are looked at; a longer one is data."""
+AVERAGE = re.compile(r"ema|average|shadow|swa|slow|teacher|target", re.IGNORECASE)  # averaged weights
+MOST = 100  # items of a list or dict that are looked at; a longer one is data
 PLAIN = (int, float, str, bool, bytes, type(None))
 LIBRARIES = ("transformers.", "accelerate.", "pytorch_lightning.", "lightning.")
 OTHERS = ("torch.", "nbdebug.", "numpy.", "importlib", "contextlib", *LIBRARIES)
 """Beginnings of the modules whose frames hold no variables of the user's."""
-Put = tuple[str, str]
-"""The kind and the name of a state."""
+Put = tuple[str, str]  # the kind and the name of a state
 
 
 @dataclasses.dataclass
