@@ -494,13 +494,14 @@ def _loadable(facts: CheckpointFacts) -> bool:
 
 def _tried(facts: CheckpointFacts, model: Any, load: Any, calls: Mapping[str, ast.Call], path: str) -> dict[str, Any]:
     """Fixes that were run: the user's lines as edited, in a copy of the process; or ours, on a copy of the model."""
-    form = facts.file.format
+    form, changes = facts.file.format, _mended(facts)
+    lines = {code: f"{facts.called}.load_state_dict({change('state')})" for code, change in changes.items()}
+    fixes = {code: (Fix("Load it so.", line),) for code, line in lines.items()}
     if model is None or not _loadable(facts) or form == "distributed" or facts.entry and form == "safetensors":
-        return {}
+        return fixes
     file, edits = str(facts.where.file), dict[str, Edit | None]()
-    changes = _mended(facts)
     if load is None:
-        return {code: (_by_our_lines(facts, model, change, path),) for code, change in changes.items()}
+        return {code: (_by_our_lines(facts, model, line, path),) for code, line in lines.items()}
     if "into" in calls and calls["into"].args:
         given = calls["into"].args[0]
         edits = {code: edit_of(file, {given: change(source(file, given))}) for code, change in changes.items()}
@@ -508,7 +509,7 @@ def _tried(facts: CheckpointFacts, model: Any, load: Any, calls: Mapping[str, as
         last = calls["load"].args[-1]
         edits["checkpoint/device-mapping"] = edit_of(file, {last: f"{source(file, last)}, map_location='cpu'"})
     tried = {code: (edit, _by_loading(facts, model, load, path, edit)) for code, edit in edits.items() if edit}
-    return {code: (Fix.of("Load it so.", edit, *outcome),) for code, (edit, outcome) in tried.items()}
+    return fixes | {code: (Fix.of("Load it so.", edit, *outcome),) for code, (edit, outcome) in tried.items()}
 
 
 def _by_loading(
@@ -526,7 +527,7 @@ def _by_loading(
     return _outcome(facts, path, run, in_copy) if can_copy() else (None, {})
 
 
-def _by_our_lines(facts: CheckpointFacts, model: Any, change: Callable[[str], str], path: str) -> Fix:
+def _by_our_lines(facts: CheckpointFacts, model: Any, line: str, path: str) -> Fix:
     entry = "".join(f"[{part!r}]" for part in facts.entry.split(".") if part)
     lines = f"state = torch.load({path!r}, map_location='cpu'){entry}\n"
     if facts.file.format == "safetensors":
@@ -537,7 +538,7 @@ def _by_our_lines(facts: CheckpointFacts, model: Any, change: Callable[[str], st
         lines = "from safetensors.torch import load_file\n" if safe else ""
         lines += f"import json\n\nshards = json.load(open({path!r}))['weight_map'].values()\nstate = {{}}\n"
         lines += f"for shard in set(shards):\n    state.update({load}{folder!r} + '/' + shard{taken}))\n"
-    code = f"{lines}{facts.called}.load_state_dict({change('state')})"
+    code = lines + line
 
     def run() -> Any:
         own = copy.deepcopy(model)

@@ -262,10 +262,8 @@ class _Proof:
         self.facts, self.resumed, self.seconds = facts, resumed, seconds
         first = self._run(ObservedRun(), uninterrupted)
         self.plainly = self._run(ObservedRun(), resumed)
-        self.at = len(first["losses"]) - len(self.plainly["losses"])
-        if self.at <= 0:
-            self.at = facts.file.step or 0
-        self.rows = first["rows"]
+        more = len(first["losses"]) - len(self.plainly["losses"])
+        self.at, self.rows = more if more > 0 else facts.file.step or 0, first["rows"]
         self.past = max(len(self.rows) - len(self.plainly["rows"]), 0)
         self.wanted, self.values = self._compared(first, True), self._compared(self.plainly)
         again = self._run(ObservedRun(self.at, take=True), uninterrupted)
@@ -294,11 +292,10 @@ class _Proof:
         if kind == "weights":
             names = [n for a, b in zip(wanted, values) for n in a if a[n] != b.get(n)]
             return f"The weights at the end are others than those of the run that never stopped: {listed(names)}"
-        shorter = min(len(wanted), len(values))
-        place = next((i for i in range(shorter) if wanted[i] != values[i]), shorter)
-        if place >= shorter:
+        parting = ((place, a, b) for place, (a, b) in enumerate(zip(wanted, values)) if a != b)
+        place, a, b = next(parting, (None, None, None))
+        if place is None:
             return f"The resumed run gives {count(len(values), *KINDS[kind])}, the other {len(wanted)}"
-        a, b = wanted[place], values[place]
         both = isinstance(a, (int, float)) and isinstance(b, (int, float)) and kind != "rows"
         numbers = f": {figures(b, 6)} in place of {figures(a, 6)}" if both else ""
         return f"The resumed run parts from the other at its {KINDS[kind][0]} {place}{numbers}"
@@ -307,9 +304,8 @@ class _Proof:
         """What the other way on does to the rest of the run, in a sentence."""
         parts = []
         if "rows" in self.wanted and self.wanted["rows"] != self.values["rows"]:
-            before, after = set(self.rows[: self.past]), self.values["rows"]
-            twice = sum(mark in before for mark in after)
-            never = len(set(self.wanted["rows"]) - set(after))
+            after = self.values["rows"]
+            twice, never = sum(m in self.rows[: self.past] for m in after), len({*self.wanted["rows"]} - {*after})
             parts.append(f"{count(twice, 'batch', 'batches')} of {len(after)} come again, {never} do not come")
         a, b = (run.get("losses") or run["values"] for run in (self.wanted, self.values))
         if a and b and all(isinstance(value, (int, float)) for value in [*a, *b]):
@@ -322,24 +318,17 @@ class _Proof:
         known = any(re.search(code, one.code) for one in static for code in CONFIRMED.values())
         for kind, name, proof, lines in self._causes(known):
             because, cost = f"{self.difference}. {proof}", self.cost()
+            equal = sum(map(len, self.wanted.values())) if proof.endswith("both agree") else 0
             seen = [one for one in static if kind in CONFIRMED and re.search(CONFIRMED[kind], one.code)]
             if seen:
                 evidence = {**seen[0].evidence, "put back": name, "proof": because}
                 one = dataclasses.replace(seen[0], evidence=evidence)
-            elif kind == "model":  # weights or buffers
+            else:
+                one = missing_part(self.facts, "rng" if kind == "generator" else kind, because, name, lines, equal)
+            if kind == "model" and not seen:  # weights or buffers
                 there, here = self.state.parts["model", name], self._start.parts.get(("model", name), {})
                 other = [key for key in there if plain(there[key]) != plain(here.get(key))]
-                one = missing_part(self.facts, "model", because, name, "object", True)
                 one = dataclasses.replace(one, evidence=one.evidence | {"keys": other})
-            else:
-                one = missing_part(
-                    self.facts,
-                    "rng" if kind == "generator" else kind,
-                    because,
-                    name,
-                    lines,
-                    proof.endswith("both agree"),
-                )
             found.append(dataclasses.replace(one, evidence=one.evidence | {"cost": cost} if cost else one.evidence))
         return tuple(found) or tuple(one for one in static if not one.code.endswith("-missing"))  # the runs decide
 

@@ -162,8 +162,8 @@ def lexicographic_latest(facts: CheckpointFacts) -> Finding | None:
         return None
     steps = f"step {numbered[newest]} after step {numbered[mine]}"
     title = f"{mine} is the last by name; {newest} is the newest: {steps}"
-    code = "path = max(folder.iterdir(), key=lambda p: int(re.findall(r'\\d+', p.stem)[-1]))"
-    fix = Fix("Take the largest number.", code)
+    by_number = "path = max(folder.iterdir(), key=lambda p: int(re.findall(r'\\d+', p.stem)[-1]))"
+    fix = Fix("Take the largest number.", by_number)
     return finding(facts, "lexicographic-latest", title, fix, path=newest, taken=mine, newest=newest)
 
 
@@ -223,9 +223,8 @@ def renamed(facts: CheckpointFacts) -> Finding | None:
     old, new = change.pairs[0]
     what = f"{count(len(change.pairs), 'weight')} of {facts.name} with other names than the model's: {change.what}"
     title = f"{what} (`{old}` for `{new}`); strict=False would not load them, and say nothing"
-    text = f"state = {{{change.text}: value for name, value in state.items()}}\n{facts.called}.load_state_dict(state)"
-    fix, matched = Fix("Rename them while loading.", text), f"{len(change.pairs)} of {len(facts.own)}"
-    return finding(facts, change.code, title, fix, [old for old, _ in change.pairs], matched=matched)
+    keys, matched = [old for old, _ in change.pairs], f"{len(change.pairs)} of {len(facts.own)}"
+    return finding(facts, change.code, title, [], keys, matched=matched)
 
 
 @rule(
@@ -242,10 +241,7 @@ def tied_weights_missing(facts: CheckpointFacts) -> Finding | None:
     if not pairs or len(pairs) < len(facts.missing) or "strict=False" in facts.loads:
         return None
     title = f"{facts.name} lacks {listed(pairs)}: the model ties it to `{next(iter(pairs.values()))}`, which is there"
-    code = "".join(f"state[{each!r}] = state[{source!r}]\n" for each, source in pairs.items())
-    code += f"{facts.called}.load_state_dict(state)"
-    fix, tied = Fix("Give the weight its second name.", code), [f"{a} = {b}" for a, b in pairs.items()]
-    return finding(facts, "tied-weights-missing", title, fix, tied=tied)
+    return finding(facts, "tied-weights-missing", title, [], tied=[f"{a} = {b}" for a, b in pairs.items()])
 
 
 @rule(
@@ -265,11 +261,8 @@ def shape_changed(facts: CheckpointFacts) -> Finding | None:
     saved, wanted = map(list, rows[name])
     what = f"{listed(facts.reshaped)} {'has' if len(rows) == 1 else 'have'} another size"
     title = f"{what}: `{name}` is {saved} in {facts.name}, {wanted} in the model"
-    same = "{n: v for n, v in state.items() if v.shape == own[n].shape}"
-    code = f"own = {facts.called}.state_dict()\n{facts.called}.load_state_dict({same}, strict=False)"
-    fix = Fix(f"Load all the others; {count(len(rows), 'weight')} stay as the model began.", code)
     shapes = {n: f"{list(a)} saved, {list(b)} wanted" for n, (a, b) in list(rows.items())[:6]}
-    return finding(facts, "shape-changed", title, fix, list(facts.reshaped), shapes=shapes)
+    return finding(facts, "shape-changed", title, [], facts.reshaped, shapes=shapes)
 
 
 def mismatch(facts: CheckpointFacts) -> Finding | None:
@@ -279,19 +272,14 @@ def mismatch(facts: CheckpointFacts) -> Finding | None:
     part = all(any(mark in name for mark in ADAPTERS) for name in facts.own) and not facts.unexpected
     loose = "strict=False" in facts.loads
     missing = [n for n in facts.missing if not n.endswith("num_batches_tracked") and n not in facts.doubled]
-    if (
-        part
-        or not missing
-        and not facts.unexpected
-        or loose
-        and (not missing or len(facts.unexpected) < len(facts.own))
-    ):
+    fits = not missing and (loose or not facts.unexpected)
+    if part or fits or loose and len(facts.unexpected) < len(facts.own):
         return None
     random = f"{count(len(missing), 'weight')} would stay random ({listed(missing) or 'none'})"
     unknown = f"{count(len(facts.unexpected), 'name')} unknown ({listed(facts.unexpected) or 'none'})"
     title = f"{facts.name} does not fit the model: {random}, {unknown}"
-    fix = Fix("See what is loaded and what is not.", "print(model.load_state_dict(state, strict=False))")
-    return finding(facts, "error/state-dict-mismatch", title, fix, list(facts.unexpected), missing=missing[:20])
+    fix = Fix("See what is loaded and what is not.", f"print({facts.called}.load_state_dict(state, strict=False))")
+    return finding(facts, "error/state-dict-mismatch", title, fix, facts.unexpected, missing=missing[:20])
 
 
 @rule(
@@ -337,8 +325,7 @@ def nonfinite_weights(facts: CheckpointFacts) -> Finding | None:
     held = " and ".join(f"{n} {word}" for n, word in ((first.nan, "NaN"), (first.inf, "infinite")) if n)
     more = f", and {count(len(bad) - 1, 'other tensor')}" if len(bad) > 1 else ""
     title = f"`{name}` of {facts.name} holds {held} of {count(math.prod(first.shape), 'value')}{more}"
-    look = Fix("Load another file, after a look at it.", "nbdebug.check_checkpoint('another.pt')")
-    fixes = _instead(facts.good) or look
+    fixes = _instead(facts.good) or Fix("Load another, after a look at it.", "nbdebug.check_checkpoint('another.pt')")
     return finding(facts, "nonfinite-weights", title, fixes, list(bad), nan=first.nan, infinite=first.inf)
 
 
@@ -499,11 +486,11 @@ LINES = {
     reference=LOADING,
 )
 def missing_part(
-    facts: CheckpointFacts, role: str = "optimizer", why: str = "", name: str = "", form: str = "", tried: bool = False
+    facts: CheckpointFacts, role: str = "optimizer", why: str = "", name: str = "", form: str = "", tried: int = 0
 ) -> Finding:
     """What a file lacks, or the loading leaves in it, and the lines that save it and put it back. role: of PARTS; name:
-    the variable, or the global generators; form: of LINES, where the role does not tell it; tried: whether with these
-    lines both runs agree."""
+    the variable, or the global generators; form: of LINES, where the role does not tell it; tried: how many values agree
+    with these lines."""
     code, words, loss = PARTS[role]
     fails = f"holds {words}, and the run does not go on from it" if role in facts.entries else f"does not hold {words}"
     forms = [form or (role if role in LINES else "object")]
@@ -515,8 +502,8 @@ def missing_part(
         key = f"{each}_rng" if each in list(LINES)[-4:] else role if role == "gradients" else thing.rpartition(".")[2]
         read, write = (text.format(thing=thing, saved=f"state[{key!r}]") for text in LINES[each])
         lines += f"state[{key!r}] = {read}  # when saving\n{write}\n"
-    after = {"tried": "both runs are equal, bit for bit"} if tried else {}
-    fix = Fix(f"Save it, and put it back: {words}.", lines.rstrip(), tried or None, after)
+    after = {"tried": f"0 of {tried} values of both runs differ"} if tried else {}
+    fix = Fix(f"Save it, and put it back: {words}.", lines.rstrip(), bool(tried) or None, after)
     evidence: dict[str, Any] = {"where": [name], "put back": name} if name else {}
     title = f"{facts.name} {fails}: {why or loss}"
     return finding(facts, code, title, fix, entries=sorted(facts.entries), **evidence)
