@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import pathlib
 import pickle
 import random
+import zipfile
 
 import pytest
 import safetensors.torch
@@ -361,3 +363,87 @@ def test_another_file_is_named_only_after_it_was_read(model, tmp_path) -> None:
     (tmp_path / "latest").write_text("step_11.pt")
     finding = nbdebug.check_checkpoint(tmp_path).findings[0]
     assert finding.code == "checkpoint/rotated-away" and finding.fixes[0].code == "path = 'step_07.pt'"
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, 4)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.head = nn.Linear(4, 2)
+
+
+def test_layers_that_are_counted_from_one_each_get_their_own_weights(tmp_path) -> None:
+    trained, net = Blocks(), Blocks()
+    names = {f"layers.{n}.{end}": f"layers.{n + 1}.{end}" for n in range(3) for end in ("weight", "bias")}
+    state = {names.get(name, name): value for name, value in trained.state_dict().items()}
+    torch.save(state, tmp_path / "net.pt")
+    (finding,) = nbdebug.check_checkpoint(tmp_path / "net.pt", model=net)
+    assert finding.code == "error/state-dict-mismatch" and finding.fixes[0].verified, finding.fixes
+    exec(finding.fixes[0].code, {"torch": torch, "net": net})
+    assert all(torch.equal(value, net.state_dict()[name]) for name, value in trained.state_dict().items())
+    torch.save(trained.state_dict(), tmp_path / "net.pt")
+    assert nbdebug.check_checkpoint(tmp_path / "net.pt", model=net).ok
+
+
+def test_some_names_with_another_beginning_leave_the_others_as_they_are(tmp_path) -> None:
+    trained, net = Blocks(), Blocks()
+    state = {name.replace("layers.", "body.layers."): value for name, value in trained.state_dict().items()}
+    torch.save(state, tmp_path / "net.pt")
+    (finding,) = nbdebug.check_checkpoint(tmp_path / "net.pt", model=net)
+    assert finding.fixes[0].verified and "10 of 10" in str(finding.fixes[0].after)
+
+
+def test_a_weight_that_lies_the_other_way_round_is_turned(tmp_path) -> None:
+    trained, net = Blocks(), Blocks()
+    torch.save(trained.state_dict() | {"stem.weight": trained.stem.weight.detach().t().clone()}, tmp_path / "net.pt")
+    (finding,) = nbdebug.check_checkpoint(tmp_path / "net.pt", model=net)
+    assert finding.code == "checkpoint/shape-changed" and finding.fixes[0].verified
+    exec(finding.fixes[0].code, {"torch": torch, "net": net})
+    assert torch.equal(net.stem.weight, trained.stem.weight)
+
+
+FOREIGN = {
+    "page.safetensors": (b"<!DOCTYPE html><html><body>Sign in</body></html>", "HTML"),
+    "error.safetensors": (b'{"error": "Repository not found"}', "JSON"),
+    "net.pt": (gzip.compress(b"weights" * 99), "gzip"),
+    "net.bin": (b"\x93NUMPY\x01\x00" + bytes(99), "NumPy"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_lies_under_the_name_of_a_checkpoint_is_named(name, tmp_path) -> None:
+    data, words = FOREIGN[name]
+    (tmp_path / name).write_bytes(data)
+    (finding,) = nbdebug.check_checkpoint(tmp_path / name)
+    assert finding.code == "checkpoint/not-weights" and words in finding.title
+    with zipfile.ZipFile(tmp_path / "others.pt", "w") as archive:
+        archive.writestr("notes.txt", "hello")
+    (finding,) = nbdebug.check_checkpoint(tmp_path / "others.pt")
+    assert finding.code == "checkpoint/not-weights" and "notes.txt" in finding.title
+
+
+def test_a_key_that_the_index_names_and_no_shard_holds(model, tmp_path) -> None:
+    state = model.state_dict()
+    safetensors.torch.save_file({key: state[key] for key in list(state)[:-1]}, tmp_path / "a.safetensors")
+    index = {"weight_map": dict.fromkeys(state, "a.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (finding,) = nbdebug.check_checkpoint(tmp_path)
+    assert finding.code == "checkpoint/truncated-file" and list(state)[-1] in finding.title
+    safetensors.torch.save_file(state, tmp_path / "a.safetensors")
+    assert nbdebug.check_checkpoint(tmp_path, model=model).ok
+
+
+def test_an_optimizer_alone_and_moments_that_are_not_finite(model, tmp_path) -> None:
+    optimizer = torch.optim.Adam(model.parameters())
+    torch.save({"net": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "net.pt")
+    report = nbdebug.check_checkpoint(tmp_path / "net.pt", model=model, optimizer=optimizer)
+    assert report.ok and "has no averages" in str(report.full())
+    model(torch.ones(3, 6)).sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    assert nbdebug.check_checkpoint(tmp_path / "optimizer.pt", optimizer=optimizer).ok
+    optimizer.state[model[0].weight]["exp_avg"][0] = float("nan")
+    torch.save({"net": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "net.pt")
+    (finding,) = nbdebug.check_checkpoint(tmp_path / "net.pt", model=model, optimizer=optimizer)
+    assert finding.code == "checkpoint/nonfinite-weights" and "optimizer.state.0.exp_avg" in finding.evidence["keys"]

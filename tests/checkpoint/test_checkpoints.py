@@ -117,6 +117,27 @@ def test_the_model_is_saved_without_its_wrapper_and_odd_states_are_refused(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001.safetensors"]
 
 
+def test_each_of_several_models_is_compared_before_any_is_filled(tmp_path) -> None:
+    first, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    nbdebug.Checkpoints(tmp_path, generator=first, critic=nn.Linear(3, 3)).save(1)
+    before = other.weight.clone()
+    with pytest.raises(ValueError, match=r"not of this run: .*`critic` of step_00000001"):
+        nbdebug.Checkpoints(tmp_path, generator=other, critic=nn.Linear(4, 3)).resume()
+    assert torch.equal(other.weight, before)
+
+
+def test_generators_of_each_kind_and_the_counter_of_a_scheduler_come_back(tmp_path) -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters())
+    run = {"dice": random.Random(3), "noise": np.random.default_rng(3), "model": nn.Linear(2, 2)}
+    run["scheduler"] = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 2, 4])
+    ckpt = nbdebug.Checkpoints(tmp_path, **run)
+    ckpt.save(1)
+    milestones, drawn = run["scheduler"].milestones, (run["dice"].random(), run["noise"].normal())
+    ckpt.resume()
+    assert (run["dice"].random(), run["noise"].normal()) == drawn
+    assert run["scheduler"].milestones == milestones and list(run["scheduler"].milestones.elements()) == [2, 2, 4]
+
+
 def saves_until_killed(folder: pathlib.Path, told: int) -> None:
     ckpt = nbdebug.Checkpoints(folder, keep=2, model=nn.Linear(300, 100))
     step = ckpt.resume()

@@ -6,6 +6,7 @@ import copy
 import os
 import random
 import tempfile
+from collections import deque
 
 import numpy as np
 import pytest
@@ -180,6 +181,58 @@ def test_what_was_not_saved_is_named_and_the_whole_file_is_silent(uses) -> None:
     report = proof(uses)
     assert report.ok and "equals the one that never stopped" in report.headline, report
     assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
+
+
+class Loop(Run):
+    """Goes on from values and buffers of its own, which are in no state dict."""
+
+    def __init__(self, keeps: bool, uses: str) -> None:
+        super().__init__("plain")
+        self.keeps, self.uses = keeps, uses
+        self.baseline, self.norms, self.buffer = 0.0, [1.0], deque(maxlen=4)
+        self.dice, self.noise = random.Random(0), np.random.default_rng(0)
+
+    def batch(self) -> torch.Tensor:
+        x = X[self.step % STEPS]
+        self.buffer.append(x)
+        self.baseline, self.norms = self.baseline + 0.25, [*self.norms, 2.0]
+        return {
+            "buffer": sum(self.buffer), "baseline": x + self.baseline, "norms": x * sum(self.norms),
+            "dice": x + self.dice.random(), "noise": x + self.noise.normal(),
+        }[self.uses].float()  # fmt: skip
+
+    def save(self, path: str) -> None:
+        super().save(path)
+        own = {"baseline": self.baseline, "norms": self.norms, "buffer": [*self.buffer]} if self.keeps else {}
+        if self.keeps:
+            own |= {"dice": self.dice.getstate(), "noise": self.noise.bit_generator.state}
+        torch.save(torch.load(path, weights_only=False) | own, path)
+
+    def load(self, path: str) -> None:
+        super().load(path)
+        state = torch.load(path, weights_only=False)
+        if self.keeps:
+            self.baseline, self.norms = state["baseline"], state["norms"]
+            self.buffer.extend(state["buffer"])
+            self.dice.setstate(state["dice"])
+            self.noise.bit_generator.state = state["noise"]
+
+
+LOOPS = {
+    "baseline": "run.baseline = state['baseline']", "norms": "run.norms = state['norms']",
+    "buffer": "run.buffer = state['buffer']", "dice": "run.dice.setstate(state['dice'])",
+    "noise": "run.noise.bit_generator.state = state['noise']",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("uses", LOOPS if ALL else ["baseline", "dice"])
+def test_a_value_of_the_loop_gets_the_lines_that_keep_it(uses) -> None:
+    def ask(keeps: bool) -> nbdebug.Report:
+        return nbdebug.resume_proof(lambda: Loop(keeps, uses), lambda run: run.train(), at=AT, steps=STEPS)
+
+    (finding,) = ask(False)
+    assert LOOPS[uses].replace("run.", "self.") in finding.fixes[0].code.replace("run.", "self."), finding.fixes
+    assert ask(True).ok
 
 
 def test_a_part_that_the_run_does_not_need_is_not_missed() -> None:

@@ -489,8 +489,8 @@ def missing_part(
     facts: CheckpointFacts, role: str = "optimizer", why: str = "", name: str = "", form: str = "", tried: int = 0
 ) -> Finding:
     """What a file lacks, or the loading leaves in it, and the lines that save it and put it back. role: of PARTS; name:
-    the variable, or the global generators; form: of LINES, where the role does not tell it; tried: how many values agree
-    with these lines."""
+    the variable, or the global generators; form: of LINES, where the role does not tell it; tried: how many values of
+    both runs agree so."""
     code, words, loss = PARTS[role]
     fails = f"holds {words}, and the run does not go on from it" if role in facts.entries else f"does not hold {words}"
     forms = [form or (role if role in LINES else "object")]
