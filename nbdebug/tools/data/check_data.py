@@ -40,6 +40,8 @@ ABOUT = ("readme", "license", "notice", "classes", "labels", "names", "metadata"
 PLAIN = (str, int, float, bool, type(None))
 TRIED_FILES, TRIED_BYTES, TRIED_SECONDS = 2_000, 64 << 20, 20.0
 """Of a set whose cures are tried, and the time for all of them."""
+TOKENS = 1 << 22
+"""Of a stream that is mapped, looked at together."""
 LINE = 8 << 20
 """Bytes of one record."""
 
@@ -264,7 +266,7 @@ class FolderCheck(Check):
             "written": "" if os.path.isabs(self.root) or self.root.startswith("..") or not below else self.root,
             "form": self.only or "",
             "expected": {**usual, **self.wanted.stated()},
-            "separators": {table.name: table.frame.attrs.get("separator", ",") for table in self.tables}
+            "options": {table.name: table.frame.attrs.get("options", "") for table in self.tables}
             | dict.fromkeys(self.coco, "annotations"),
         }
 
@@ -435,11 +437,11 @@ class FolderCheck(Check):
         for entry in self.files.of("records", "json", "array"):
             rows = Rows(self.wanted, entry.item, entry.split)
             plain: list[Mapping[str, Any]] = []
-            for number, value, fault in (array_rows if entry.kind == "array" else records)(entry):
-                if fault:
-                    code = "data/item-fails" if number >= 0 else "data/unreadable-file"
-                    item = part(entry.item, number) if number >= 0 else entry.item
-                    self.problems.append(Problem(code, item, fault))
+            for number, value, fault in array_rows(entry, self.wanted) if entry.kind == "array" else records(entry):
+                if fault is not None:
+                    code, detail = fault
+                    item = entry.item if code == "unreadable-file" else part(entry.item, number)
+                    self.problems.append(Problem(f"data/{code}", item, detail))
                 elif isinstance(value, (dict, list)):
                     rows.add(number, value)
                     if isinstance(value, dict) and all(isinstance(v, PLAIN) for v in value.values()):
@@ -477,38 +479,47 @@ def json_of(entry: Entry) -> Any:
         return json.loads(pathlib.Path(entry.path).read_bytes()) if entry.bytes <= JSON_LIMIT else None
 
 
-def records(entry: Entry) -> Iterator[tuple[int, Any, str]]:
-    """(row, value, fault) of each line of JSON, or of each element of a JSON list of objects."""
+Fault = tuple[str, str] | None
+
+
+def records(entry: Entry) -> Iterator[tuple[int, Any, Fault]]:
+    """(row, value, fault) of each line of JSON, or of each element of a JSON list of objects. fault: code, detail."""
     if entry.kind == "json":
         values = json_of(entry)
         if isinstance(values, list) and all(isinstance(v, dict) for v in values):
-            yield from ((number, value, "") for number, value in enumerate(values[:MOST_ROWS]))
+            yield from ((number, value, None) for number, value in enumerate(values[:MOST_ROWS]))
         return
     with open(entry.path, "rb") as file:
         number = 0
         while (line := file.readline(LINE)) and number < MOST_ROWS:
             if len(line) >= LINE and not line.endswith(b"\n"):
-                yield -1, None, f"line {number + 1} is over {LINE >> 20} MiB long"
+                yield number, None, ("unreadable-file", f"line {number + 1} is over {LINE >> 20} MiB long")
                 return
             if not line.strip():
                 continue
             try:
-                yield number, json.loads(line), ""
+                yield number, json.loads(line), None
             except (ValueError, RecursionError) as error:
-                yield number, None, f"no JSON: {in_a_line(error)}"
+                yield number, None, ("item-fails", f"no JSON: {in_a_line(error)}")
             number += 1
 
 
-def array_rows(entry: Entry) -> Iterator[tuple[int, Any, str]]:
+def array_rows(entry: Entry, wanted: DataExpectation) -> Iterator[tuple[int, Any, Fault]]:
     """The rows of an array of NumPy: of whole numbers, token ids. It is mapped, not read; one of objects is not."""
     try:
         values = numpy.load(entry.path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # it may be of objects, torn, or no array
-        yield -1, None, f"no array of numbers: {in_a_line(error)}"
+        yield 0, None, ("unreadable-file", f"no array of numbers: {in_a_line(error)}")
         return
     name = "input_ids" if values.dtype.kind in "iu" and values.ndim == 2 else "input"
     for number in range(min(len(values), MOST_ROWS) if values.ndim else 0):
-        yield number, {name: numpy.asarray(values[number])}, ""
+        yield number, {name: numpy.asarray(values[number])}, None
+    if values.dtype.kind in "iu" and values.ndim == 1 and wanted.vocab_size is not None:  # a stream of tokens
+        for start in range(0, len(values), TOKENS):
+            piece = values[start : start + TOKENS]
+            for place in numpy.flatnonzero((piece < 0) | (piece >= wanted.vocab_size)).tolist():
+                detail = f"id {piece[place]:,} in a vocabulary of {wanted.vocab_size:,}"
+                yield start + place, None, ("token-out-of-vocabulary", detail)
 
 
 # -- in memory ---------------------------------------------------------------------------------------------------------
@@ -619,7 +630,7 @@ def drawn_item(item: Any) -> dict[str, Any] | None:
             continue
         if form[1] is not None:
             return _drawn(value)
-        values = array(value).astype("float64")
+        values = numpy.nan_to_num(array(value).astype("float64"), posinf=0, neginf=0)
         values = values.transpose(1, 2, 0) if values.shape[0] == form[2] else values
         low, high = float(values.min()), float(values.max())
         scaled = ((values - low) / ((high - low) or 1) * 255).astype("uint8")

@@ -32,8 +32,8 @@ class DataFacts:
     """All problems of a set, one for each item. root: the folder, "" in memory; written: as the user has it, where that
     lies below the working folder; total: how many items were looked at, by kind ("picture", "row" …); expected: the
     fields that the user gave, and what is usual; form: the name of a file that was given alone, or the kind of a set in
-    memory ("DataFrame", "Dataset", "select", "list"); separators: of the tables, by name; of COCO the key of the
-    rows."""
+    memory ("DataFrame", "Dataset", "select", "list"); options: how a CSV is read and written, as text, by its name; of
+    COCO the key of the rows."""
 
     problems: tuple[Problem, ...] = ()
     root: str = ""
@@ -41,7 +41,7 @@ class DataFacts:
     total: Mapping[str, int] = dataclasses.field(default_factory=dict)
     expected: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     form: str = ""
-    separators: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def of(self, code: str) -> list[Problem]:
         return [problem for problem in self.problems if problem.code == code]
@@ -74,8 +74,8 @@ EACH = {
 """What a converter imports, and how it opens each item. The folder is a copy already, and captions are read there."""
 CSV = (
     "import pandas",
-    "pandas.read_csv(source, dtype=str, keep_default_na=False<sep>)",
-    "rows.to_csv(<new>, index=False<sep>)",
+    "pandas.read_csv(source, dtype=str, keep_default_na=False<options>)",
+    "rows.to_csv(<new>, index=False<options>)",
 )
 LINES = (
     "import pathlib",
@@ -167,11 +167,11 @@ def _of_tables(items: Sequence[str | int], facts: DataFacts, each: str = "") -> 
         unknown = not head or (each and head != "import pandas") or (not columns and "<columns>" in each)
         if unknown or (columns and form in (JSON, NUMPY)) or len(by_file) > SHOWN:
             return ""
-        sep = facts.separators.get(name, ",")
+        options = facts.options.get(name, "")
         source = os.path.normpath(os.path.join(facts.written or facts.root, name))
-        change = each or _left_out(form, rows, columns, sep)
+        change = each or _left_out(form, rows, columns, options)
         text = f"{head}\nsource = {source!r}\nrows = {read}\n{change}\n{write}"
-        text = text.replace("<sep>", "" if sep == "," else f", sep={sep!r}").replace("<columns>", repr(columns))
+        text = text.replace("<options>", options).replace("<columns>", repr(columns))
         parts.append(text.replace("<new>", repr(f"{stem}_mended{ending}")))
     return "\n".join(parts)
 
@@ -182,7 +182,7 @@ def _left_out(form: tuple[str, str, str], rows: list[int], columns: list[str], k
         return f"rows = rows.drop({', '.join(what)})" + ".reset_index(drop=True)" * (form is FEATHER)
     if form is NUMPY:
         return f"rows = numpy.delete(rows, {rows}, 0)"
-    own = f"rows[{key!r}]" if form is JSON and key != "," else "rows"
+    own = f"rows[{key!r}]" if form is JSON and key else "rows"
     text = (
         f"bad = {set(rows)}\n{own} = [row for number, row in enumerate({own}) if number not in bad]\n" if rows else ""
     )

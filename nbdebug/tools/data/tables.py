@@ -3,6 +3,7 @@ two splits share. CSV is read as pandas reads it."""
 
 from __future__ import annotations
 
+import codecs
 import functools
 import itertools
 import os
@@ -51,22 +52,30 @@ def read(entry: Entry) -> Any:
         first = file.read(1 << 20)
     if entry.bytes > 1 << 20 and b"\n" not in first:
         raise ValueError("its first line is over 1 MiB long")
-    separator = "\t" if ending == ".tsv" else _separator(first.partition(b"\n")[0])
+    coding = _coding(first)
+    head = first.decode(coding, "replace").partition("\n")[0]
+    separator = "\t" if ending == ".tsv" else max(",;\t", key=lambda sign: (head.count(sign), sign == ","))
+    form = {"sep": separator, "encoding": coding}
     rows = FIRST_ROWS if entry.bytes > MOST_BYTES else None
     try:
-        frame = pandas.read_csv(
-            entry.path, sep=separator, dtype=str, nrows=rows, encoding_errors="replace", index_col=False
-        )
+        frame = pandas.read_csv(entry.path, **form, dtype=str, nrows=rows, encoding_errors="replace", index_col=False)
     except pandas.errors.EmptyDataError:
         frame = pandas.DataFrame()
-    frame.attrs["separator"] = separator
+    usual = {"sep": ",", "encoding": "utf-8"}
+    frame.attrs["options"] = "".join(f", {name}={own!r}" for name, own in form.items() if own != usual[name])
     frame.attrs["cut"] = rows is not None and len(frame) == rows
     return frame
 
 
-def _separator(first: bytes) -> str:
-    """A comma, or a semicolon or a tab where the head has more of these."""
-    return max((",", ";", "\t"), key=lambda sign: (first.count(sign.encode()), sign == ","))
+def _coding(first: bytes) -> str:
+    """The encoding of a text by its beginning: UTF-8, or UTF-16 where a mark says so, else Windows-1252."""
+    if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "utf-16"
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(first)  # it may be cut within a character
+    except UnicodeDecodeError:
+        return "cp1252"
+    return "utf-8"
 
 
 class DataTable:
@@ -445,7 +454,9 @@ def shared_rows(tables: Sequence[DataTable]) -> Iterator[Problem]:
 
 
 def remarks(table: DataTable) -> Iterator[str]:
-    """What is worth knowing and no fault: constants."""
+    """What is worth knowing and no fault: another encoding, constants."""
+    if "encoding" in (options := table.frame.attrs.get("options", "")):
+        yield f"{table.name}: no UTF-8. What reads it needs {options[2:]}."
     names = table.features or table.names
     constant = [n for n in table.names if n in names and table.column(n).astype(str).nunique() == 1]
     if constant and table.row_count > 1:
