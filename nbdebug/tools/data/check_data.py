@@ -109,6 +109,7 @@ class Check:
     def __post_init__(self) -> None:
         self.problems: list[Problem] = []
         self.tables: list[tables.DataTable] = []
+        self.sets: list[Rows] = []
         self.total: collections.Counter[str] = collections.Counter()
         self.unchecked: list[str] = []
         self.notes: list[str] = []
@@ -127,11 +128,27 @@ class Check:
         return [items[i] for i in chosen]
 
     def add_table(self, frame: Any, name: str, split: str, root: str = "") -> None:
+        if any(isinstance(value, (list, dict, numpy.ndarray)) for value in frame.head(20).to_numpy().ravel()):
+            rows = Rows(self.wanted, name, split)  # of tokens, of vectors
+            for number, value in enumerate(frame.head(MOST_ROWS).to_dict("records")):
+                rows.add(number, value)
+            self.add_rows(rows)
+            return
         table = tables.DataTable(frame, name, self.wanted, root, split)
         self.tables.append(table)
         self.total["row"] += table.row_count
         self.problems += table.problems()
         self.notes += tables.remarks(table)
+
+    def add_rows(self, rows: Rows) -> None:
+        self.sets.append(rows)
+        self.total["row"] += rows.count
+        self.problems += rows.end()
+
+    def shared(self) -> None:
+        """What a later split has of an earlier one."""
+        self.problems += tables.shared_rows(self.tables)
+        self.problems += shared_inputs([rows for rows in self.sets if rows.split])
 
     def report(self) -> Report:
         problems = first_of_each(self.problems)
@@ -301,7 +318,7 @@ class FolderCheck(Check):
         ):
             if self.kind is None or self.kind in kinds:
                 stage()
-        self.problems += tables.shared_rows(self.tables)
+        self.shared()
         for kind, why in (("pickle", "pickles are never opened"), ("archive", "archives are not opened")):
             if some := [entry.item for entry in files.of(kind)]:
                 self.unchecked.append(f"{listed(some)}: {why}")
@@ -433,7 +450,6 @@ class FolderCheck(Check):
                 self.problems += tables.yolo_problems(item, own or (), self.wanted)
 
     def _records(self) -> None:
-        sets = []
         for entry in self.files.of("records", "json", "array"):
             rows = Rows(self.wanted, entry.item, entry.split)
             plain: list[Mapping[str, Any]] = []
@@ -451,10 +467,7 @@ class FolderCheck(Check):
 
                 self.add_table(pandas.DataFrame(plain), entry.item, entry.split, self.root)
             elif rows.count:
-                self.problems += rows.end()
-                self.total["row"] += rows.count
-                sets.append(rows)
-        self.problems += shared_inputs([rows for rows in sets if rows.split])
+                self.add_rows(rows)
 
 
 def _files_of(facts: DataFacts) -> Iterator[pathlib.Path]:
@@ -532,15 +545,15 @@ class MemoryCheck(Check):
         super().__post_init__()
         given = self.given
         by_split = isinstance(given, Mapping) and given and all(map(_is_set, given.values()))
-        self.sets: dict[str, Any] = dict(given) if by_split else {"": given}
-        for other in itertools.filterfalse(_is_set, self.sets.values()):
+        self.parts: dict[str, Any] = dict(given) if by_split else {"": given}
+        for other in itertools.filterfalse(_is_set, self.parts.values()):
             hint = " (check_loader reads streams)" if hasattr(other, "__iter__") else ""
             what = "a path, a list, a DataFrame or a set with a length"
             raise TypeError(f"check_data takes {what}; got {type(other).__name__}{hint}")
-        self.subject = f"{type(given).__name__} with {sum(map(len, self.sets.values())):,} rows"
+        self.subject = f"{type(given).__name__} with {sum(map(len, self.parts.values())):,} rows"
 
     def circumstances(self) -> dict[str, Any]:
-        first = next(iter(self.sets.values()))
+        first = next(iter(self.parts.values()))
         form = "select" if callable(getattr(first, "select", None)) else "Dataset"
         form = "DataFrame" if hasattr(first, "itertuples") else "list" if isinstance(first, (list, tuple)) else form
         return {"form": form, "expected": self.wanted.stated()}
@@ -548,17 +561,15 @@ class MemoryCheck(Check):
     def run(self) -> None:
         from nbdebug.observe.snapshot import same_random_numbers
 
-        sets = []
         with same_random_numbers():
-            for name, one in self.sets.items():
+            for name, one in self.parts.items():
                 if hasattr(one, "itertuples"):
                     self.add_table(one, name, split_of(name))
                 else:
-                    sets.append(self._rows(name, one))
-        self.problems += tables.shared_rows(self.tables)
-        self.problems += shared_inputs([rows for rows in sets if rows.split])
+                    self._rows(name, one)
+        self.shared()
 
-    def _rows(self, name: str, dataset: Any) -> Rows:
+    def _rows(self, name: str, dataset: Any) -> None:
         rows = Rows(self.wanted, name, split_of(name) or name)
         indices = self.sampled(range(min(len(dataset), MOST_ROWS)), "rows")
         if len(dataset) > MOST_ROWS:
@@ -571,19 +582,18 @@ class MemoryCheck(Check):
                     except Exception as error:
                         code, words = failure(error)
                         self.problems.append(Problem(code, part(name, index), words))
+                        self.total["row"] += 1
                     else:
                         rows.add(index, value)
-                    self.total["row"] += 1
                     bar.update(1)
             finally:
-                self.problems += rows.end()
-        return rows
+                self.add_rows(rows)
 
     def gallery(self, problems: Sequence[Problem]) -> tuple[Plot, ...]:
         """The first ten items as the set gives them, augmented where it does that."""
         from nbdebug.observe.snapshot import same_random_numbers
 
-        dataset = next(iter(self.sets.values()))
+        dataset = next(iter(self.parts.values()))
         if hasattr(dataset, "itertuples"):
             return ()
         shown = []

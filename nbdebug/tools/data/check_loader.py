@@ -200,19 +200,14 @@ class LoaderPasses:
     def _batch(self, batch: Any, result: Pass) -> None:
         """NaN rows, no labels, padding, bytes."""
         step, row = result.batches, Row(batch, DataExpectation())
-        for name, value in row.fields.items():
-            values = array(value)
-            if values is None or values.ndim == 0:
-                continue
-            result.bytes = max(result.bytes, values.nbytes) if step else result.bytes + values.nbytes
-            if values.dtype.kind == "f" and not numpy.isfinite(values).all() and len(self.out.problems) < 100:
-                bad = numpy.flatnonzero(~numpy.isfinite(values).reshape(len(values), -1).all(1)).tolist()
-                indices: Any = result.indices[step] if step < len(result.indices) else None
-                for r in bad[:8]:
-                    item = f"batch {step}, row {r}" if indices is None else f"item {indices[r]}"
-                    sentence = f"Row {r} of batch {step} is not finite in `{name}`"
-                    sentence += "" if indices is None else f" ({item})"
-                    self.problem("nonfinite-values", sentence, item)
+        columns = [column for name, value in row.fields.items() for column in _columns(value, name)]
+        result.bytes = result.bytes or sum(getattr(column, "nbytes", 0) for _, column in columns)
+        indices: Any = result.indices[step] if step < len(result.indices) else None
+        for name, column in columns if len(self.out.problems) < 100 else ():
+            for r in [r for r, value in enumerate(column) if not _is_finite(value)][:8]:
+                item = f"batch {step}, row {r}" if indices is None else f"item {indices[r]}"
+                sentence = f"Row {r} of batch {step} is not finite in `{name}`"
+                self.problem("nonfinite-values", sentence + ("" if indices is None else f" ({item})"), item)
         labels = array(row.label)
         if labels is not None and labels.ndim and labels.dtype.kind in "iu" and (labels == TORCH_IGNORES).all():
             what = "no label at all" if not labels.size else "every label is -100, which the loss passes over"
@@ -451,7 +446,7 @@ def _loader_like(loader: Any, **options: Any) -> Any:
 
 def row_digests(batch: Any) -> list[bytes]:
     """Of all that a batch holds of each row. Rows are the first dimension of its tensors, or the elements of lists."""
-    columns = list(_columns(batch))
+    columns = [column for _, column in _columns(batch)]
     arrays = [len(column) for column in columns if hasattr(column, "shape")]
     digests = [hashlib.blake2b(digest_size=12) for _ in range((arrays or list(map(len, columns)) or [1])[0])]
     for column in columns:
@@ -461,20 +456,29 @@ def row_digests(batch: Any) -> list[bytes]:
     return [digest.digest() for digest in digests]
 
 
-def _columns(value: Any) -> Iterator[Any]:
-    """What a batch holds row by row: arrays, and lists of plain values."""
+def _columns(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """What a batch holds row by row, with its name: arrays, and lists of what each row has."""
     if isinstance(value, Mapping):
-        for one in value.values():
-            yield from _columns(one)
+        for key, one in value.items():
+            yield from _columns(one, f"{name}.{key}".lstrip("."))
     elif hasattr(value, "shape"):
         values = array(value)
         if values is not None and values.ndim:
-            yield values
+            yield name, values
     elif _listed(value) and not all(isinstance(v, (str, int, float, bytes)) for v in value):
-        for one in value:
-            yield from _columns(one)
+        rows = [array(one) for one in value if hasattr(one, "shape")]
+        if len(rows) == len(value) and len({len(row) if row is not None and row.ndim else 0 for row in rows}) > 1:
+            yield name, rows
+        else:
+            for number, one in enumerate(value):
+                yield from _columns(one, f"{name}[{number}]")
     else:
-        yield value if _listed(value) else [value]
+        yield name, value if _listed(value) else [value]
+
+
+def _is_finite(value: Any) -> bool:
+    values = array(value)
+    return values is None or values.dtype.kind not in "fc" or bool(numpy.isfinite(values).all())
 
 
 # -- the copy ----------------------------------------------------------------------------------------------------------
