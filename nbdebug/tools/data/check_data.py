@@ -6,7 +6,6 @@ import base64
 import collections
 import contextlib
 import dataclasses
-import functools
 import io
 import itertools
 import json
@@ -267,14 +266,12 @@ class FolderCheck(Check):
         self.root = path if self.only is None else os.path.dirname(path) or "."
         self.subject = f"{os.path.basename(os.path.abspath(path))}: {'a folder' if self.only is None else 'a file'}"
         self.files = FolderInventory()
-        self.known: dict[str, dict[str, Any]] = {}
         self.coco: list[str] = []
-        self.digest = functools.lru_cache(maxsize=None)(media.file_digest)
 
     def circumstances(self) -> dict[str, Any]:
         usual: dict[str, Any] = {}
         for field, key in (("size", "size"), ("mode", "mode"), ("sample_rate", "rate"), ("channels", "channels")):
-            values = collections.Counter(known[key] for known in self.known.values() if key in known)
+            values = collections.Counter(e.known[key] for e in self.files.entries if key in e.known)
             usual.update((field, value) for value, _ in values.most_common(1))
         usual.update(("label", table.label) for table in self.tables[::-1] if table.label)
         below = self.only or os.path.normpath(self.root) != "."
@@ -349,24 +346,25 @@ class FolderCheck(Check):
                     thumbs[place] = base64.b64decode(known.pop("thumb"))
                 if "size" in known:
                     known["size"] = tuple(known["size"])
-                self.known[entries[place].item] = known
+                entries[place].known.update(known)
                 self.total["picture"] += 1
                 if not media.is_mask(entries[place], self.wanted.masks):
-                    self.problems += media.picture_problems(entries[place], known, self.wanted)
+                    self.problems += media.picture_problems(entries[place], self.wanted)
                 bar.update(1)
         masks = [entry for entry in entries if media.is_mask(entry, self.wanted.masks)]
         own = [entry for entry in entries if not media.is_mask(entry, self.wanted.masks)]
-        self.problems += media.by_majority(own, self.known, self.wanted)
-        self.problems += media.mask_problems(masks, own, self.known, self.wanted)
+        self.problems += media.by_majority(own, self.wanted)
+        self.problems += media.mask_problems(masks, own, self.wanted)
         captioned = self._captions(own)
         if not masks:
-            self.problems += media.copies(entries, thumbs, self.digest)
+            self.problems += media.copies(entries, thumbs)
             if not captioned and not self.wanted.boxes:
-                self.problems += media.conflicts(entries, self.digest)
-        self.problems += media.colours(own, self.known, self.wanted.num_classes is not None)
-        other = [item for item, known in self.known.items() if known.get("fault") == "unsupported"]
+                self.problems += media.conflicts(entries)
+        self.problems += media.colours(own, self.wanted.num_classes is not None)
+        other = [entry for entry in entries if entry.known.get("fault") == "unsupported"]
         if other:
-            self.unchecked.append(f"{listed(other)}: {self.known[other[0]]['reason']} (pip install pillow-heif)")
+            names = listed(entry.item for entry in other)
+            self.unchecked.append(f"{names}: {other[0].known['reason']} (pip install pillow-heif)")
 
     def _captions(self, entries: Sequence[Entry]) -> bool:
         """Whether these have captions."""
@@ -392,14 +390,14 @@ class FolderCheck(Check):
         with progress_bar("check_data", "sounds", len(entries), wanted=self.progress) as bar:
             try:
                 for entry in entries:
-                    self.known[entry.item] = media.measure_sound(entry.path)
+                    entry.known.update(media.measure_sound(entry.path))
                     done.append(entry)
                     self.total["sound"] += 1
                     bar.update(1)
             finally:
-                self.problems += media.sound_problems(done, self.known, self.wanted)
-        heard = {entry.item: self.known[entry.item] for entry in done if self.known[entry.item].get("peak")}
-        self.problems += media.equal_files(done, lambda entry: heard.get(entry.item, {}).get("digest"))
+                self.problems += media.sound_problems(done, self.wanted)
+        heard = [entry for entry in done if entry.known.get("peak")]
+        self.problems += media.equal_files(heard)
         if self.wanted.caption_extension:
             self._captions(done)
 
@@ -410,7 +408,7 @@ class FolderCheck(Check):
         entries = [e for e in self.files.of("text") if e.bytes and e.stem.lower() not in ABOUT]
         if len(entries) >= 4:
             self.total["text"] += len(entries)
-            self.problems += media.equal_files(entries, self.digest)
+            self.problems += media.equal_files(entries)
 
     def _tables(self) -> None:
         for entry in self.files.of("table"):
@@ -420,7 +418,7 @@ class FolderCheck(Check):
                 self.unchecked.append(f"{entry.item}: it needs pyarrow (pip install pyarrow)")
                 continue
             except Exception as error:  # pandas raises many
-                self.problems.append(Problem("data/unreadable-file", entry.item, f"no table: {in_a_line(error)}"))
+                self.problems.append(entry.problem("unreadable-file", f"no table: {in_a_line(error)}"))
                 continue
             if frame.attrs.get("cut"):
                 self.unchecked.append(f"{entry.item}: rows beyond the first {len(frame):,}")

@@ -4,12 +4,15 @@ and first bytes are looked at."""
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import json
 import os
 import pathlib
 import re
 import stat
 from collections.abc import Iterator
+from typing import Any
 
 from nbdebug.text import size
 from nbdebug.tools.data.cures import Problem
@@ -49,7 +52,8 @@ JSON_LIMIT = 64 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A regular file. item: its path below the root, with slashes; ending: as it stands, with the dot."""
+    """A regular file. item: its path below the root, with slashes; ending: as it stands, with the dot; known: what
+    `pictures.measure` or `media.measure_sound` gave, when it was opened."""
 
     path: str
     item: str
@@ -57,6 +61,7 @@ class Entry:
     bytes: int
     ending: str
     split: str = ""
+    known: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
 
     @property
     def folder(self) -> str:
@@ -66,6 +71,18 @@ class Entry:
     def stem(self) -> str:
         name = self.item.rpartition("/")[2]
         return name[: len(name) - len(self.ending)] if self.ending else name
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Of its bytes."""
+        result = hashlib.blake2b(digest_size=16)
+        with open(self.path, "rb") as file:
+            while block := file.read(1 << 20):
+                result.update(block)
+        return result.hexdigest()
+
+    def problem(self, code: str, detail: str, guess: bool = False) -> Problem:
+        return Problem(f"data/{code}", self.item, detail, self.path, guess)
 
 
 @dataclasses.dataclass
@@ -190,7 +207,7 @@ def _unfinished(result: FolderInventory) -> None:
     """Files that a program has begun and not ended: names that say so, and JSON that ends early."""
     for entry in result.of("unfinished"):
         detail = f"left over under a temporary name, {size(entry.bytes)}"
-        result.problems.append(Problem("data/unfinished-file", entry.item, detail))
+        result.problems.append(entry.problem("unfinished-file", detail))
     for entry in result.of("json"):
         if entry.bytes > JSON_LIMIT:
             continue
@@ -200,6 +217,6 @@ def _unfinished(result: FolderInventory) -> None:
             at_end = isinstance(error, json.JSONDecodeError) and not error.doc[error.pos :].strip(" \t\r\n\"\\'")
             if at_end or not entry.bytes or "Unterminated" in str(error):
                 detail = f"JSON that ends early, after {size(entry.bytes)}" if entry.bytes else "it is empty"
-                result.problems.append(Problem("data/unfinished-file", entry.item, detail))
+                result.problems.append(entry.problem("unfinished-file", detail))
         except OSError as error:
             result.unreadable(entry.item, error.strerror or type(error).__name__)

@@ -6,7 +6,7 @@ import collections
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -55,7 +55,7 @@ def unread(entries: Sequence[Entry], wanted: DataExpectation) -> Iterator[Proble
             near = [ending for ending in endings if ending.lower() == entry.ending.lower()]
             detail = f"{entry.ending or 'no ending'} is not among {', '.join(endings)}"
             detail = f"the loader takes {near[0]}, and this is {entry.ending}" if near else detail
-            yield Problem("data/unread-extension", entry.item, detail, entry.path)
+            yield entry.problem("unread-extension", detail)
 
 
 def is_mask(entry: Entry, masks: str | None) -> bool:
@@ -63,27 +63,23 @@ def is_mask(entry: Entry, masks: str | None) -> bool:
     return masks is not None and f"/{masks.strip('/')}/" in f"/{entry.folder}/"
 
 
-def picture_problems(entry: Entry, known: Mapping[str, Any], wanted: DataExpectation) -> Iterator[Problem]:
-    """What one picture has by itself. known: what `pictures.measure` gives."""
-
-    def problem(code: str, detail: str) -> Problem:
-        return Problem(f"data/{code}", entry.item, detail, entry.path)
-
-    fault = known.get("fault")
+def picture_problems(entry: Entry, wanted: DataExpectation) -> Iterator[Problem]:
+    """What one picture has by itself."""
+    known, fault = entry.known, entry.known.get("fault")
     if fault in FAULTS:
-        yield problem(FAULTS[fault], known["reason"])
+        yield entry.problem(FAULTS[fault], known["reason"])
     if fault == "unsupported" and entry.ending.lower() in (".jpg", ".jpeg", ".png", ".webp"):
-        yield problem("format-mismatch", f"named {entry.ending}, and it holds {known['reason']}")
+        yield entry.problem("format-mismatch", f"named {entry.ending}, and it holds {known['reason']}")
     if "size" not in known:
         return
     width, height = known["size"]
     form = pillow()[0].registered_extensions().get(entry.ending.lower())
     if form and SAME_FORMATS.get(form, form) != SAME_FORMATS.get(known["format"], known["format"]):
-        yield problem("format-mismatch", f"named {entry.ending}, and it holds {known['format']}")
+        yield entry.problem("format-mismatch", f"named {entry.ending}, and it holds {known['format']}")
     turn = known.get("turn", 1)
     if turn in range(2, 9) and (wanted.size is None or wanted.size in ((width, height), (height, width))):
-        yield problem("exif-orientation", f"EXIF orientation {turn}: {TURNS[turn]}, stored as {width} x {height}")
-    yield from (problem(*fault) for fault in wanted.picture_faults((width, height), known["mode"]))
+        yield entry.problem("exif-orientation", f"EXIF orientation {turn}: {TURNS[turn]}, stored as {width} x {height}")
+    yield from (entry.problem(*fault) for fault in wanted.picture_faults((width, height), known["mode"]))
 
 
 FAULTS = {
@@ -98,37 +94,33 @@ SAME_FORMATS = {"MPO": "JPEG", "DIB": "BMP"}
 TURNS = dict(enumerate(("mirrored", "upside down", "mirrored and upside down", *SIDEWAYS, *SIDEWAYS), 2))
 
 
-def by_majority(
-    entries: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], wanted: DataExpectation
-) -> Iterator[Problem]:
+def by_majority(entries: Sequence[Entry], wanted: DataExpectation) -> Iterator[Problem]:
     """What is unlike nearly all others, where nothing is expected: sizes, modes, and pictures of a few pixels."""
-    whole = [(e, known[e.item]) for e in entries if "size" in known.get(e.item, {})]
+    whole = [entry for entry in entries if "size" in entry.known]
     if len(whole) < LEAST:
         return
     if wanted.size is None and wanted.min_size is None:
-        yield from _minority(whole, [_by(facts) for _, facts in whole], "wrong-image-size")
-        sides = sorted(min(facts["size"]) for _, facts in whole)
+        yield from _minority(whole, [_size(entry) for entry in whole], "wrong-image-size")
+        sides = sorted(min(entry.known["size"]) for entry in whole)
         usual = sides[len(sides) // 2]
-        for entry, facts in whole:
-            if min(facts["size"]) <= min(8, usual / 16):
-                detail = f"{_by(facts)}; the usual shorter side is {usual}"
-                yield Problem("data/image-too-small", entry.item, detail, entry.path, True)
+        for entry in whole:
+            if min(entry.known["size"]) <= min(8, usual / 16):
+                yield entry.problem("image-too-small", f"{_size(entry)}; the usual shorter side is {usual}", True)
     if wanted.mode is None:
-        modes = ["I;16" if facts["mode"] in SIXTEEN else facts["mode"] for _, facts in whole]
+        modes = ["I;16" if entry.known["mode"] in SIXTEEN else entry.known["mode"] for entry in whole]
         yield from _minority(whole, modes, "wrong-image-mode")
 
 
-def _by(facts: Mapping[str, Any]) -> str:
+def _size(entry: Entry) -> str:
     """ "64 x 48"."""
-    return f"{facts['size'][0]} x {facts['size'][1]}"
+    return " x ".join(map(str, entry.known["size"]))
 
 
-def _minority(whole: Sequence[tuple[Entry, Any]], values: Sequence[str], code: str) -> Iterator[Problem]:
+def _minority(entries: Sequence[Entry], values: Sequence[str], code: str) -> Iterator[Problem]:
     usual, number = collections.Counter(values).most_common(1)[0]
-    for (entry, _), value in zip(whole, values if number >= MAJORITY * len(whole) else ()):
+    for entry, value in zip(entries, values if number >= MAJORITY * len(entries) else ()):
         if value != usual:
-            detail = f"{value}; {percent(number / len(whole))} of the pictures are {usual}"
-            yield Problem(f"data/{code}", entry.item, detail, entry.path, True)
+            yield entry.problem(code, f"{value}; {percent(number / len(entries))} of the pictures are {usual}", True)
 
 
 # -- captions ----------------------------------------------------------------------------------------------------------
@@ -158,7 +150,7 @@ def captions(
     for entry in entries:
         code, detail = _caption(files.get(_beside(entry, ending)), ending, wanted)
         if code:
-            yield Problem(f"data/{code}", entry.item, detail, entry.path)
+            yield entry.problem(code, detail)
 
 
 def _caption(file: Entry | None, ending: str, wanted: DataExpectation) -> tuple[str, str]:
@@ -191,30 +183,26 @@ def orphans(entries: Sequence[Entry], files: Mapping[str, Entry], ending: str) -
     return [item for item, entry in files.items() if entry.ending == ending and item not in wanted]
 
 
-def mask_problems(
-    masks: Sequence[Entry], pictures: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], wanted: DataExpectation
-) -> Iterator[Problem]:
+def mask_problems(masks: Sequence[Entry], pictures: Sequence[Entry], wanted: DataExpectation) -> Iterator[Problem]:
     """Masks of another size than their picture, and with values that are no class."""
     by_stem = collections.defaultdict(list)
     for one in pictures:
         by_stem[one.stem].append(one)
     for mask in masks:
-        own = known.get(mask.item, {})
-        if own.get("fault") in FAULTS:
-            yield Problem(f"data/{FAULTS[own['fault']]}", mask.item, own["reason"], mask.path)
-        if "size" not in own or own.get("fault"):
+        fault = mask.known.get("fault")
+        if fault in FAULTS:
+            yield mask.problem(FAULTS[fault], mask.known["reason"])
+        if "size" not in mask.known or fault:
             continue
         bare = re.sub(r"[-_. ]?(mask|seg|segmentation|gt|label|labels|labelIds)s?$", "", mask.stem, flags=re.I)
         stem = mask.stem if mask.stem in by_stem else bare
         before, _, below = f"/{mask.folder}/".partition(f"/{(wanted.masks or '').strip('/')}/")
         beside = [p for p in by_stem.get(stem, []) if f"/{p.folder}/".startswith(f"{before}/")]
         picture = max(beside, key=lambda p: f"/{p.folder}/".endswith(f"/{below}"), default=None)
-        other = known.get(picture.item, {}).get("size") if picture else None
-        if other and picture and tuple(other) != tuple(own["size"]):
-            detail = f"{_by(own)}; {picture.item} has {other[0]} x {other[1]}"
-            yield Problem("data/mask-size-mismatch", mask.item, detail, mask.path)
-        elif fault := wanted.label_fault(_mask_values(mask.path)):
-            yield Problem("data/label-out-of-range", mask.item, f"values {fault}", mask.path)
+        if picture and picture.known.get("size", mask.known["size"]) != mask.known["size"]:
+            yield mask.problem("mask-size-mismatch", f"{_size(mask)}; {picture.item} has {_size(picture)}")
+        elif wrong := wanted.label_fault(_mask_values(mask.path)):
+            yield mask.problem("label-out-of-range", f"values {wrong}")
 
 
 def _mask_values(path: str) -> list[int]:
@@ -227,60 +215,46 @@ def _mask_values(path: str) -> list[int]:
 # -- pictures beside pictures ------------------------------------------------------------------------------------------
 
 
-def copies(entries: Sequence[Entry], thumbs: Mapping[int, bytes], digests: Callable[[Entry], str]) -> Iterator[Problem]:
+def copies(entries: Sequence[Entry], thumbs: Mapping[int, bytes]) -> Iterator[Problem]:
     """Copies outside of the training set, near ones too. thumbs: of the entry at each place."""
     places, order = list(thumbs), [RANK[entry.split] for entry in entries]
     if not places or len(set(order)) < 2:
         return
     images = numpy.frombuffer(b"".join(thumbs.values()), dtype="uint8").reshape(-1, SIDE, SIDE)
     distinct = similarity.distinct(images)
-    yield from equal_files([entries[place] for place, own in zip(places, distinct) if own], digests)
+    yield from equal_files([entries[place] for place, own in zip(places, distinct) if own])
     for one, other, distance in similarity.near_copies(images, [order[place] for place in places]):
         copy, original = entries[places[one]], entries[places[other]]
         detail = f"a near copy of {original.item} (correlation {1 - distance:.3f})"
-        yield Problem("data/duplicate-across-splits", copy.item, detail, copy.path)
+        yield copy.problem("duplicate-across-splits", detail)
 
 
-def equal_files(entries: Sequence[Entry], digests: Callable[[Entry], str | None]) -> Iterator[Problem]:
-    """Copies outside of the training set, of the same digest."""
-    return similarity.equal_across_splits(
-        ((e.split, digests(e), e.item, e.path) for e in entries), "the same contents as"
-    )
+def equal_files(entries: Iterable[Entry]) -> Iterator[Problem]:
+    """Copies outside of the training set: of the same bytes, or of the same samples."""
+    items = ((entry.split, entry.known.get("digest") or entry.digest, entry.item, entry.path) for entry in entries)
+    return similarity.equal_across_splits(items, "the same contents as")
 
 
-def conflicts(entries: Sequence[Entry], digests: Callable[[Entry], str]) -> Iterator[Problem]:
+def conflicts(entries: Sequence[Entry]) -> Iterator[Problem]:
     """The same picture in two folders, where folders are classes."""
     folders = collections.Counter(entry.folder.rpartition("/")[2] for entry in entries)
     if len(folders) < 2 or any(PAIRED.search(name.lower()) for name in folders):
         return
     sizes = collections.Counter((entry.bytes, entry.split) for entry in entries)
-    labelled = [
-        ((digests(entry) if sizes[entry.bytes, entry.split] > 1 else entry.item, entry.split), entry.folder, entry)
-        for entry in entries
-    ]
+    known = [entry.digest if sizes[entry.bytes, entry.split] > 1 else entry.item for entry in entries]
+    labelled = [((digest, entry.split), entry.folder, entry) for digest, entry in zip(known, entries)]
     for entry, other in similarity.contradictions(labelled, 0.2):
-        yield Problem("data/conflicting-labels", entry.item, f"the same picture is {other.item}", entry.path)
+        yield entry.problem("conflicting-labels", f"the same picture is {other.item}")
 
 
-def file_digest(entry: Entry) -> str:
-    """Of the bytes of a file."""
-    result = hashlib.blake2b(digest_size=16)
-    with open(entry.path, "rb") as file:
-        while block := file.read(1 << 20):
-            result.update(block)
-    return result.hexdigest()
-
-
-def colours(entries: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], classes: bool) -> Iterator[Problem]:
+def colours(entries: Sequence[Entry], classes: bool) -> Iterator[Problem]:
     """The folder whose pictures are unlike those of its neighbours. classes: the folders are classes for sure."""
     children: dict[str, dict[str, list[tuple[float, ...]]]] = collections.defaultdict(dict)
     split_of: dict[str, str] = {}
     for entry in entries:
-        facts = known.get(entry.item, {})
-        if "mean" not in facts:
-            continue
-        own, name = similarity.features(facts["mean"], facts["spread"]), entry.folder
+        name = entry.folder if "mean" in entry.known else ""
         while name:
+            own = similarity.features(entry.known["mean"], entry.known["spread"])
             children[name.rpartition("/")[0]].setdefault(name, []).append(own)
             split_of[name] = entry.split if split_of.get(name, entry.split) == entry.split else ""
             name = name.rpartition("/")[0]
@@ -299,18 +273,15 @@ def colours(entries: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], cl
 # -- sounds ------------------------------------------------------------------------------------------------------------
 
 
-def sound_problems(
-    entries: Sequence[Entry], known: Mapping[str, Mapping[str, Any]], wanted: DataExpectation
-) -> Iterator[Problem]:
+def sound_problems(entries: Sequence[Entry], wanted: DataExpectation) -> Iterator[Problem]:
     """Sounds that do not open, of another rate or number of channels, silent ones, clipped ones."""
-    whole = [known[e.item] for e in entries if "rate" in known[e.item]]
-    usual_rate = wanted.sample_rate or _usual([k["rate"] for k in whole])
-    usual_channels = wanted.channels or _usual([k["channels"] for k in whole])
+    whole = [entry.known for entry in entries if "rate" in entry.known]
+    usual_rate = wanted.sample_rate or _usual([known["rate"] for known in whole])
+    usual_channels = wanted.channels or _usual([known["channels"] for known in whole])
     for entry in entries:
-        facts = known[entry.item]
+        facts = entry.known
         if facts.get("fault") in ("corrupt", "large"):
-            code = "corrupt-audio" if facts["fault"] == "corrupt" else "oversized-file"
-            yield Problem(f"data/{code}", entry.item, facts["reason"])
+            yield entry.problem("corrupt-audio" if facts["fault"] == "corrupt" else "oversized-file", facts["reason"])
         if "rate" not in facts:
             continue
         rate, channels = usual_rate or facts["rate"], usual_channels or facts["channels"]
@@ -326,7 +297,7 @@ def sound_problems(
             (facts["flat"] >= 3, "clipped-audio", f"{facts['flat']:,} flat peaks at full scale in {seconds} s"),
         ):
             if wrong:
-                yield Problem(f"data/{code}", entry.item, detail)
+                yield entry.problem(code, detail)
 
 
 def _usual(values: Sequence[int]) -> int | None:
