@@ -14,7 +14,7 @@ import pathlib
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -298,7 +298,7 @@ class FolderCheck(Check):
         return str(linked)
 
     def run(self) -> None:
-        self.files = files = inventory(self.given, self.splits, self.wanted.extensions)
+        self.files = files = inventory(self.given, self.splits, self.wanted.extensions or ())
         self.problems += files.problems
         unread = list(media.unread(files.entries, self.wanted))
         self.problems += unread
@@ -314,7 +314,10 @@ class FolderCheck(Check):
             (("images", "tables"), self._boxes),
         ):
             if self.kind is None or self.kind in kinds:
-                stage()
+                try:
+                    stage()
+                except ImportError as error:
+                    self.unchecked.append(f"{stage.__name__.strip('_')}: {error}")
         self.shared()
         for kind, why in (("pickle", "pickles are never opened"), ("archive", "archives are not opened")):
             if some := [entry.item for entry in files.of(kind)]:
@@ -325,20 +328,11 @@ class FolderCheck(Check):
         if sentence := media.balance(files):
             self.notes.append(sentence)
 
-    def _installed(self, library: Callable[[], Any], what: str) -> bool:
-        try:
-            library()
-        except ImportError as error:
-            self.unchecked.append(f"{what}: {error}")
-            return False
-        return True
-
     def _pictures(self) -> None:
         entries = list(self.sampled(self.files.of("picture"), "pictures"))
         if not entries:
             return
-        if not self._installed(pictures.pillow, count(len(entries), "picture")):
-            return
+        pictures.pillow()
         thumbs: dict[int, bytes] = {}
         with progress_bar("check_data", "pictures", len(entries), wanted=self.progress) as bar:
             for place, known in enumerate(pictures.measure_all([e.path for e in entries], self.workers)):
@@ -384,8 +378,7 @@ class FolderCheck(Check):
         entries = list(self.sampled(self.files.of("sound"), "sounds"))
         if not entries:
             return
-        if not self._installed(media.soundfile, count(len(entries), "sound")):
-            return
+        media.soundfile()
         done: list[Entry] = []
         with progress_bar("check_data", "sounds", len(entries), wanted=self.progress) as bar:
             try:

@@ -309,9 +309,8 @@ class LoaderPasses:
             rows = f"{len(first.digests):,} rows in an epoch, {len(alone.digests):,} without workers"
         else:
             share = first.digests[: len(first.digests) // self.workers]
-            repeated = len(first.digests) >= 8 * self.workers and len(set(share)) <= len(first.digests) / (
-                self.workers * (self.workers - 0.5)
-            )
+            few = len(first.digests) / (self.workers * (self.workers - 0.5))
+            repeated = len(first.digests) >= 8 * self.workers and len(set(share)) <= few
             rows = "the same rows, one after the other"
         if repeated:
             self.problem("not-sharded", f"Each of the {self.workers} workers serves every row: {rows}")
@@ -382,9 +381,7 @@ class LoaderPasses:
         out = self.out
         facts = DataFacts(tuple(out.problems))
         findings = tuple(finding for check in STREAM.values() if (finding := check(facts)) is not None)
-        rows = [
-            (place + 1, batches, n, "yes" if end else "no") for place, (batches, n, end) in enumerate(out.passes[:2])
-        ]
+        rows = [(n + 1, size, rows, "yes" if end else "no") for n, (size, rows, end) in enumerate(out.passes[:2])]
         watched = " and ".join(f"{batches:,} batches" for _, batches, _, _ in rows) or "nothing"
         headline = f"No problem was seen in two passes: {watched}." if rows else "Nothing could be read."
         source = "" if self.dataset is None else f" over {type(self.dataset).__name__}"

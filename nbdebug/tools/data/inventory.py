@@ -101,9 +101,7 @@ class FolderInventory:
         self.problems.append(Problem("data/unreadable-file", item, detail))
 
 
-def inventory(
-    path: str, splits: dict[str, str] | None = None, extensions: tuple[str, ...] | None = None
-) -> FolderInventory:
+def inventory(path: str, splits: dict[str, str], extensions: tuple[str, ...]) -> FolderInventory:
     """Walk the folder, or take the file. splits: the name of a split, by the beginning of an item; where there are
     none, splits are read off the names of folders, or else off the beginnings of the files' names."""
     result = FolderInventory()
@@ -116,7 +114,7 @@ def inventory(
             continue
         if stat.S_ISREG(info.st_mode):
             ending = pathlib.PurePosixPath(item).suffix
-            kind = KINDS.get(ending.lower()) or _kind(place, ending in (extensions or ()))
+            kind = KINDS.get(ending.lower()) or _kind(place, ending in extensions)
             result.entries.append(Entry(place, item, kind, info.st_size, ending))
         else:
             kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
@@ -191,7 +189,7 @@ def split_of(word: str) -> str:
     return ""
 
 
-def _splits(items: list[str], splits: dict[str, str] | None) -> list[str]:
+def _splits(items: list[str], splits: dict[str, str]) -> list[str]:
     """The split of each item; "" for all where there are not two of them."""
     if splits:
         begins = sorted(splits, key=len, reverse=True)

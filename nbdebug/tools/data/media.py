@@ -66,8 +66,8 @@ def is_mask(entry: Entry, masks: str | None) -> bool:
 def picture_problems(entry: Entry, wanted: DataExpectation) -> Iterator[Problem]:
     """What one picture has by itself."""
     known, fault = entry.known, entry.known.get("fault")
-    if fault in FAULTS:
-        yield entry.problem(FAULTS[fault], known["reason"])
+    if fault not in (None, "unsupported"):
+        yield entry.problem(fault, known["reason"])
     if fault == "unsupported" and entry.ending.lower() in (".jpg", ".jpeg", ".png", ".webp"):
         yield entry.problem("format-mismatch", f"named {entry.ending}, and it holds {known['reason']}")
     if "size" not in known:
@@ -82,12 +82,6 @@ def picture_problems(entry: Entry, wanted: DataExpectation) -> Iterator[Problem]
     yield from (entry.problem(*fault) for fault in wanted.picture_faults((width, height), known["mode"]))
 
 
-FAULTS = {
-    "corrupt": "corrupt-image",
-    "truncated": "truncated-image",
-    "large": "oversized-file",
-    "unreadable": "unreadable-file",
-}
 SIDEWAYS = "mirrored and on its side", "on its side"
 SAME_FORMATS = {"MPO": "JPEG", "DIB": "BMP"}
 """Pillow's formats that any reader of the other takes."""
@@ -143,17 +137,14 @@ def _beside(entry: Entry, ending: str) -> str:
     return f"{entry.folder}/{entry.stem}{ending}".lstrip("/")
 
 
-def captions(
-    entries: Sequence[Entry], files: Mapping[str, Entry], ending: str, wanted: DataExpectation
-) -> Iterator[Problem]:
+def captions(entries: list[Entry], files: dict[str, Entry], ending: str, wanted: DataExpectation) -> Iterator[Problem]:
     """The first problem of each caption, given to its picture."""
     for entry in entries:
-        code, detail = _caption(files.get(_beside(entry, ending)), ending, wanted)
-        if code:
-            yield entry.problem(code, detail)
+        if fault := _caption(files.get(_beside(entry, ending)), ending, wanted):
+            yield entry.problem(*fault)
 
 
-def _caption(file: Entry | None, ending: str, wanted: DataExpectation) -> tuple[str, str]:
+def _caption(file: Entry | None, ending: str, wanted: DataExpectation) -> tuple[str, str] | None:
     if file is None:
         return "caption-missing", f"no file {ending} of the same name beside it"
     if file.bytes > CAPTION_LIMIT:
@@ -174,7 +165,7 @@ def _caption(file: Entry | None, ending: str, wanted: DataExpectation) -> tuple[
     words = caption_words(text)
     if wanted.min_words is not None and words < wanted.min_words:
         return "caption-too-short", f"{text[:60]!r}: {words} of at least {wanted.min_words} words"
-    return "", ""
+    return None
 
 
 def orphans(entries: Sequence[Entry], files: Mapping[str, Entry], ending: str) -> list[str]:
@@ -190,8 +181,8 @@ def mask_problems(masks: Sequence[Entry], pictures: Sequence[Entry], wanted: Dat
         by_stem[one.stem].append(one)
     for mask in masks:
         fault = mask.known.get("fault")
-        if fault in FAULTS:
-            yield mask.problem(FAULTS[fault], mask.known["reason"])
+        if fault not in (None, "unsupported"):
+            yield mask.problem(fault, mask.known["reason"])
         if "size" not in mask.known or fault:
             continue
         bare = re.sub(r"[-_. ]?(mask|seg|segmentation|gt|label|labels|labelIds)s?$", "", mask.stem, flags=re.I)
@@ -280,8 +271,8 @@ def sound_problems(entries: Sequence[Entry], wanted: DataExpectation) -> Iterato
     usual_channels = wanted.channels or _usual([known["channels"] for known in whole])
     for entry in entries:
         facts = entry.known
-        if facts.get("fault") in ("corrupt", "large"):
-            yield entry.problem("corrupt-audio" if facts["fault"] == "corrupt" else "oversized-file", facts["reason"])
+        if facts.get("fault") not in (None, "unsupported"):
+            yield entry.problem(facts["fault"], facts["reason"])
         if "rate" not in facts:
             continue
         rate, channels = usual_rate or facts["rate"], usual_channels or facts["channels"]
@@ -340,16 +331,16 @@ def soundfile() -> Any:
 
 def measure_sound(path: str) -> dict[str, Any]:
     """rate (Hz), channels, frames, peak (of full scale), flat (how many peaks are flat), form, bad (how many samples
-    are not finite), digest (of the samples); fault ("corrupt", "unsupported", "large") with its reason."""
+    are not finite), digest (of the samples); fault (the code of its problem, or "unsupported") with its reason."""
     if os.path.getsize(path) > MOST_SOUND_BYTES:
-        return {"fault": "large", "reason": f"over {MOST_SOUND_BYTES >> 30} GiB"}
+        return {"fault": "oversized-file", "reason": f"over {MOST_SOUND_BYTES >> 30} GiB"}
     try:
         return _samples(path)
     except Exception as error:  # libsndfile's errors are RuntimeErrors of its own
         if path.lower().endswith((".m4a", ".aac", ".wma")):
             return {"fault": "unsupported", "reason": "a format that is not read here"}
         why = f"it does not open as a sound ({type(error).__name__})" if os.path.getsize(path) else "the file is empty"
-        return {"fault": "corrupt", "reason": why}
+        return {"fault": "corrupt-audio", "reason": why}
 
 
 def _samples(path: str) -> dict[str, Any]:
@@ -374,7 +365,7 @@ def _samples(path: str) -> dict[str, Any]:
         early = f"{there:,} of {promised:,} bytes of samples are there"
     if frames and not early:
         return result
-    return result | {"fault": "corrupt", "reason": f"it ends early: {early}" if frames else "it holds no sample"}
+    return result | {"fault": "corrupt-audio", "reason": f"it ends early: {early}" if frames else "it holds no sample"}
 
 
 def _bytes_of_samples(path: str) -> tuple[int, int]:

@@ -55,8 +55,8 @@ def pillow() -> tuple[Any, Any]:
 
 
 def measure(path: str) -> dict[str, Any]:
-    """What is known of a picture: format, size, mode, turn (the EXIF tag); fault ("corrupt", "truncated", "large",
-    "unsupported", "unreadable") with a reason; mean and spread of the colours, and a grey thumbnail in base64.
+    """What is known of a picture: format, size, mode, turn (the EXIF tag); fault (the code of its problem, or
+    "unsupported") with a reason; mean and spread of the colours, and a grey thumbnail in base64.
 
     A JPEG is read to its end and drawn at a smaller scale, which is quicker. Nothing of the user's Pillow is changed
     afterwards."""
@@ -69,7 +69,7 @@ def measure(path: str) -> dict[str, Any]:
             warnings.simplefilter("ignore")
             return _measured(path, Image)
     except (OSError, MemoryError) as error:
-        return {"fault": "unreadable", "reason": getattr(error, "strerror", None) or type(error).__name__}
+        return {"fault": "unreadable-file", "reason": getattr(error, "strerror", None) or type(error).__name__}
     finally:
         Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = before
 
@@ -84,7 +84,10 @@ def _measured(path: str, Image: Any) -> dict[str, Any]:
         frames = min(int(getattr(picture, "n_frames", 1) or 1), 16) if picture.format in ("GIF", "TIFF", "WEBP") else 1
         if picture.size[0] * picture.size[1] > MOST_PIXELS:
             pixels = f"{picture.size[0]:,} x {picture.size[1]:,} pixels in {os.path.getsize(path):,} bytes"
-            return result | {"fault": "large", "reason": f"{pixels}: Pillow refuses it as a decompression bomb"}
+            return result | {
+                "fault": "oversized-file",
+                "reason": f"{pixels}: Pillow refuses a decompression bomb",
+            }
         try:
             picture.draft(None, (4 * SIDE, 4 * SIDE))
             for frame in range(frames):
@@ -96,7 +99,7 @@ def _measured(path: str, Image: Any) -> dict[str, Any]:
         with contextlib.suppress(Exception):  # tags may be anything
             result["turn"] = int(picture.getexif().get(0x0112, 1))
         if not _ends(path, picture.format or ""):
-            return result | {"fault": "truncated", "reason": "the end of the file is missing"}
+            return result | {"fault": "truncated-image", "reason": "the end of the file is missing"}
         return result | _colours(picture, Image)
 
 
@@ -111,14 +114,14 @@ def _unopened(path: str, error: Exception) -> dict[str, Any]:
     if not text and not first.strip(b"\x00"):
         text = "zeros" if first else "white space"
     why = f"it holds {text}" if text else f"it does not open as a picture ({type(error).__name__})"
-    return {"fault": "corrupt", "reason": why if whole else "the file is empty"}
+    return {"fault": "corrupt-image", "reason": why if whole else "the file is empty"}
 
 
 def _undecoded(path: str, form: str, error: Exception) -> dict[str, Any]:
     words = f"{type(error).__name__} {error}".lower()
     if any(word in words for word in EARLY) or not _ends(path, form):
-        return {"fault": "truncated", "reason": f"after {os.path.getsize(path):,} bytes"}
-    return {"fault": "corrupt", "reason": f"it opens, but its pixels do not decode ({type(error).__name__})"}
+        return {"fault": "truncated-image", "reason": f"after {os.path.getsize(path):,} bytes"}
+    return {"fault": "corrupt-image", "reason": f"it opens, but its pixels do not decode ({type(error).__name__})"}
 
 
 def _ends(path: str, form: str) -> bool:
@@ -200,7 +203,7 @@ class Decoders:
                     answers.append({sys.intern(key): value for key, value in json.loads(line).items()})
             if len(answers) < len(paths):  # the first without an answer has ended the process
                 reason = f"the decoder crashed, or took over {PATIENCE:g} s"
-                answers.append({"fault": "corrupt", "reason": reason})
+                answers.append({"fault": "corrupt-image", "reason": reason})
             else:
                 self.idle.put(process)
         return answers

@@ -154,9 +154,7 @@ names(
 names(
     "exif-orientation",
     "picture is turned by its EXIF tag alone|pictures are turned by their EXIF tags alone",
-    DataCure(
-        "Write copies with turned pixels.", "ImageOps.exif_transpose(image).save(target / name, quality=95)", "picture"
-    ),
+    DataCure("Write turned copies.", "ImageOps.exif_transpose(image).save(target / name, quality=95)", "picture"),
     title="A picture stands upright by its EXIF tag alone.",
     symptom="Portraits lie on their side in training, and upright in every viewer; boxes and masks do not fit.",
     cause="Phones store pixels as the sensor has them, with a tag. Viewers and OpenCV turn them; Pillow does not.",
@@ -167,11 +165,7 @@ names(
 names(
     "wrong-image-size",
     "picture has another size|pictures have another size",
-    DataCure(
-        "Write copies of the right size (cut at the edges).",
-        "ImageOps.fit(image, <size>).save(target / name)",
-        "picture",
-    ),
+    DataCure("Scale and cut copies to the size.", "ImageOps.fit(image, <size>).save(target / name)", "picture"),
     symptom="stack expects each tensor to be equal size, in some batches; never with a batch of one.",
     cause="Tiles at the edge, pictures from another source, or a resize that keeps the shape.",
     confirm="Count `Image.open(path).size` over the set.",
@@ -376,9 +370,7 @@ names(
 names(
     "sequence-too-long",
     "row is longer than the model has positions|rows are longer than the model has positions",
-    DataCure(
-        "Cut them when they are tokenized.", "encoding = tokenizer(text, truncation=True, max_length=<max_length>)"
-    ),
+    DataCure("Cut them in the tokenizer.", "encoding = tokenizer(text, truncation=True, max_length=<max_length>)"),
     symptom="index out of range in self, in the embedding of positions; or the end is cut in silence.",
     cause="Truncation was not asked for, or to another length than the model's.",
     confirm="`max(len(row['input_ids']) for row in dataset)` beside `max_position_embeddings`.",

@@ -4,6 +4,7 @@ two splits share. CSV is read as pandas reads it."""
 from __future__ import annotations
 
 import codecs
+import contextlib
 import functools
 import itertools
 import os
@@ -84,7 +85,7 @@ class DataTable:
     def __init__(self, frame: Any, name: str, wanted: DataExpectation, root: str = "", split: str = "") -> None:
         self.frame, self.name, self.wanted, self.root, self.split = frame, name, wanted, root, split
         self.names = [str(column) for column in frame.columns]
-        self.numbers: dict[str, Any] = {}
+        self.number_column = functools.cache(self._numbers)
         self.label = wanted.label if wanted.label in self.names else ""
         if wanted.label is None and wanted.columns is None:
             self.label = next((n for n in self.names if n.lower() in LABELS), "")
@@ -98,21 +99,18 @@ class DataTable:
         """place: the number of a row, or the name of a column."""
         return Problem(f"data/{code}", part(self.name, place), detail)
 
-    def number_column(self, name: str) -> Any:
-        """Its values as float64, NaN where a text stands or nothing."""
-        if name not in self.numbers:
-            import pandas
+    def _numbers(self, name: str) -> Any:
+        """The values of a column as float64, NaN where a text stands or nothing."""
+        import pandas
 
-            column = self.column(name)
-            words = {str(v).strip().lower() for v in column.dropna().unique()[:3]}
-            if words and words <= {"true", "false"}:
-                column = column.map(lambda v: str(v).strip().lower() == "true", na_action="ignore")
-            try:
-                values = pandas.to_numeric(column, errors="coerce").astype("float64")
-            except (TypeError, ValueError):  # dates, lists
-                values = pandas.Series([float("nan")] * self.row_count)
-            self.numbers[name] = values.to_numpy()
-        return self.numbers[name]
+        column = self.column(name)
+        words = {str(v).strip().lower() for v in column.dropna().unique()[:3]}
+        if words and words <= {"true", "false"}:
+            column = column.map(lambda v: str(v).strip().lower() == "true", na_action="ignore")
+        try:
+            return pandas.to_numeric(column, errors="coerce").astype("float64").to_numpy()
+        except (TypeError, ValueError):  # dates
+            return numpy.full(self.row_count, numpy.nan)
 
     def problems(self) -> Iterator[Problem]:
         checks = (self._values, self._labels, self._index_columns, self._leaks, self._conflicts, self._texts)
@@ -278,15 +276,12 @@ class DataTable:
         for number, value in enumerate(self.column(name)):
             if not isinstance(value, str) or not value.strip():
                 yield self.problem("empty-text", number, f"{name} is empty")
-        yield from self._tags(name)
-
-    def _tags(self, text: str) -> Iterator[Problem]:
-        """A label for each word: as many of them, where nearly all rows have."""
         if not self.label or self._is_number(self.label):
             return
-        words = [(len(str(t).split()), len(str(v).split())) for t, v in zip(self.column(text), self.column(self.label))]
+        # a label for each word: as many of them, where nearly all rows have
+        words = [(len(str(t).split()), len(str(v).split())) for t, v in zip(self.column(name), self.column(self.label))]
         same = sum(a == b for a, b in words)
-        if same < len(words) and same >= NUMERIC * len(words) and max(b for _, b in words) > 1:
+        if same >= NUMERIC * len(words) and max(b for _, b in words) > 1:
             for number, (a, b) in enumerate(words):
                 if a != b:
                     yield self.problem("labels-misaligned", number, f"{b} labels for {a} words")
@@ -399,10 +394,9 @@ def coco_problems(item: str, value: Mapping[str, Any], pictures: Collection[str]
             yield Problem("data/label-out-of-range", f"{item}#{row}", f"category {kind} is none of {len(categories)}")
         if not isinstance(box, list) or len(box) != 4 or not all(isinstance(v, (int, float)) for v in box):
             continue
-        width, height = image.get("width"), image.get("height")
-        limit = (width, height) if isinstance(width, int) and isinstance(height, int) else None
-        wrong = box_fault([box[0], box[1], box[0] + box[2], box[1] + box[3]], limit, 1.0)
-        if wrong:
+        limit = (image.get("width"), image.get("height"))
+        limit = limit if all(isinstance(side, int) for side in limit) else None
+        if wrong := box_fault([box[0], box[1], box[0] + box[2], box[1] + box[3]], limit, 1.0):
             yield Problem("data/invalid-box", f"{item}#{row}", wrong)
 
 
@@ -427,16 +421,12 @@ def yolo_problems(item: str, rows: Sequence[Sequence[float]], wanted: DataExpect
 
 
 def picture_size(path: str) -> tuple[int, int] | None:
-    """From the head of the file alone."""
-    try:
-        Image = pillow()[0]
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's word on decompression bombs
-            with Image.open(path) as picture:
-                return picture.size
-    except Exception:  # no picture, or no Pillow
-        return None
+    """From the head of the file alone; None of what is no picture."""
+    with contextlib.suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's word on decompression bombs
+        with pillow()[0].open(path) as picture:
+            return picture.size
+    return None
 
 
 def shared_rows(tables: Sequence[DataTable]) -> Iterator[Problem]:
