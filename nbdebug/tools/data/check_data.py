@@ -14,6 +14,7 @@ import pathlib
 import random
 import tempfile
 import time
+import unittest.mock
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -215,23 +216,18 @@ class Check:
 
     def _outcome(self, finding: Finding, text: str, report: Report, facts: DataFacts) -> tuple[bool, dict[str, Any]]:
         """Whether a text worked, and what was seen after it. It runs in the copy, in a folder of its own."""
-        cwd = os.getcwd()
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
             scope = {"report": report, "dataset": self.given}
-            if facts.written:  # a path as the user writes it leads to the same place from here
-                first = pathlib.Path(facts.written, facts.form).parts[0]
-                pathlib.Path(first).symlink_to(pathlib.Path(cwd, first))
             try:
-                with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
-                    exec(compile(text, "<cure>", "exec"), scope)  # our own text
+                exec(compile(text, "<cure>", "exec"), scope)  # our own text
                 given = self.mended(scope, facts, folder)
                 check = dataclasses.replace(self, given=given, progress=False, workers=0)
                 check.run()
             except Exception:
                 return False, {}
             finally:
-                os.chdir(cwd)
+                os.chdir("/")
         before, looked = int(finding.evidence["items"]), check.total.total()
         left = sum(problem.code == finding.code for problem in first_of_each(check.problems))
         after = {"after it": f"{count(left, 'item')} of {before:,} at fault in {looked:,} checked"}
@@ -274,10 +270,8 @@ class FolderCheck(Check):
             values = collections.Counter(e.known[key] for e in self.files.entries if key in e.known)
             usual.update((field, value) for value, _ in values.most_common(1))
         usual.update(("label", table.label) for table in self.tables[::-1] if table.label)
-        below = self.only or os.path.normpath(self.root) != "."
         return {
             "root": os.path.abspath(self.root),
-            "written": "" if os.path.isabs(self.root) or self.root.startswith("..") or not below else self.root,
             "form": self.only or "",
             "expected": {**usual, **self.wanted.stated()},
             "options": {table.name: table.frame.attrs.get("options", "") for table in self.tables}
@@ -609,18 +603,13 @@ def thumbnail(path: str) -> dict[str, Any] | None:
     """A picture of a file for the gallery; None where it does not decode."""
     Image, ImageFile = pictures.pillow()
 
-    before = ImageFile.LOAD_TRUNCATED_IMAGES
-    ImageFile.LOAD_TRUNCATED_IMAGES = True  # what is there of it
-    try:
-        size = tables.picture_size(path)
-        if size is None or size[0] * size[1] > 50_000_000:
-            return None
-        with Image.open(path) as picture:
-            return _drawn(picture)
-    except Exception:
+    size = tables.picture_size(path)
+    if size is None or size[0] * size[1] > 50_000_000:
         return None
-    finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = before
+    as_it_is = unittest.mock.patch.object(ImageFile, "LOAD_TRUNCATED_IMAGES", True)  # what is there of it
+    with contextlib.suppress(Exception), as_it_is, Image.open(path) as picture:
+        return _drawn(picture)
+    return None
 
 
 def drawn_item(item: Any) -> dict[str, Any] | None:

@@ -68,11 +68,11 @@ def check_loader(
     watch = LoaderPasses(loader, **plan, steps=max(steps, max_steps or 0), seconds=seconds)
     if can_copy():
         try:
-            watch.out = in_copy(watch.run, seconds + 30)
+            watch.problems, watch.notes, watch.unchecked, watch.passes = in_copy(watch.run, seconds + 30)
         except CopyFailed as error:
-            watch.out.unchecked.append(f"the batches: {error}")
+            watch.unchecked.append(f"the batches: {error}")
     elif is_one_shot(loader) or is_one_shot(watch.dataset):
-        watch.out.unchecked.append("the batches: a stream can only be read once, and there can be no copy")
+        watch.unchecked.append("the batches: a stream can only be read once, and there can be no copy")
     else:
         with own_random_numbers(loader):
             watch.run(copied=False)
@@ -82,16 +82,6 @@ def check_loader(
 def is_one_shot(thing: Any) -> bool:
     """Whether it is an iterator, which gives each row once."""
     return hasattr(type(thing), "__next__") and hasattr(type(thing), "__iter__")
-
-
-@dataclasses.dataclass
-class StreamFacts:
-    """What the copy found, in plain values. passes: (batches, rows, whether the end was reached) of each."""
-
-    problems: list[Problem] = dataclasses.field(default_factory=list)
-    notes: list[str] = dataclasses.field(default_factory=list)
-    unchecked: list[str] = dataclasses.field(default_factory=list)
-    passes: list[tuple[int, int, bool]] = dataclasses.field(default_factory=list)
 
 
 class Indices(list[Any]):
@@ -139,25 +129,33 @@ class LoaderPasses:
     ranks: int
     steps: int
     seconds: float
-    out: StreamFacts = dataclasses.field(default_factory=StreamFacts)
 
     def __post_init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.notes: list[str] = []
+        self.unchecked: list[str] = []
+        self.passes: list[tuple[int, int, bool]] = []  # batches, rows, whether the end was reached
+        self.rows: int | None = None
         self.dataset = getattr(self.loader, "dataset", None)
         self.workers = int(getattr(self.loader, "num_workers", 0) or 0)
         source = self.loader if self.dataset is None else self.dataset
+        with contextlib.suppress(Exception):  # a stream has no length, or says so in its own way
+            self.rows = len(self.dataset)
         # rows come one after the other, with no number of their own
         self.streams = not hasattr(type(source), "__getitem__") or isinstance(source, IterableDataset)
 
     def problem(self, code: str, sentence: str, item: str = "loader") -> None:
-        self.out.problems.append(Problem(code if "/" in code else f"data/{code}", item, sentence))
+        self.problems.append(Problem(code if "/" in code else f"data/{code}", item, sentence))
 
-    def run(self, copied: bool = True) -> StreamFacts:
+    def run(self, copied: bool = True) -> tuple[Any, ...]:
+        """What is found, for `in_copy`."""
         self.deadline = time.monotonic() + self.seconds
         alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
         with as_rank(0, self.ranks) if self.ranks > 1 and alone else contextlib.nullcontext():
-            return self._run(copied)
+            self._run(copied)
+        return self.problems, self.notes, self.unchecked, self.passes
 
-    def _run(self, copied: bool) -> StreamFacts:
+    def _run(self, copied: bool) -> None:
         if copied:
             with contextlib.suppress(AttributeError):
                 self.loader._iterator = None  # its workers are the original's
@@ -166,16 +164,15 @@ class LoaderPasses:
         second = self.read()
         if first.error is not None:
             self._failure(first)
-            return self.out
+            return
         self._ends(first, second)
         self._order(first, second)
         self._shares(first)
         for check in (self._workers, self._random, self._resume, self._ranks):
             if time.monotonic() > self.deadline:
-                self.out.unchecked.append(f"{check.__name__.strip('_')}: the time was over ({self.seconds:g} s)")
+                self.unchecked.append(f"{check.__name__.strip('_')}: the time was over ({self.seconds:g} s)")
             else:
                 check(first)
-        return self.out
 
     def read(self, loader: Any = None, note: bool = False) -> Pass:
         """One pass, bounded in batches and in time. note: look into the batches, too."""
@@ -194,7 +191,7 @@ class LoaderPasses:
                     result.ended = True
         except Exception as error:  # the user's own: a finding
             result.error = error
-        self.out.passes.append((result.batches, len(result.digests), result.ended))
+        self.passes.append((result.batches, len(result.digests), result.ended))
         return result
 
     def _batch(self, batch: Any, result: Pass) -> None:
@@ -203,7 +200,7 @@ class LoaderPasses:
         columns = [column for name, value in row.fields.items() for column in _columns(value, name)]
         result.bytes = result.bytes or sum(getattr(column, "nbytes", 0) for _, column in columns)
         indices: Any = result.indices[step] if step < len(result.indices) else None
-        for name, column in columns if len(self.out.problems) < 100 else ():
+        for name, column in columns if len(self.problems) < 100 else ():
             for r in [r for r, value in enumerate(column) if not _is_finite(value)][:8]:
                 item = f"batch {step}, row {r}" if indices is None else f"item {indices[r]}"
                 sentence = f"Row {r} of batch {step} is not finite in `{name}`"
@@ -232,7 +229,7 @@ class LoaderPasses:
         self.problem("batch-fails", f"batch {first.batches} can't be made: {reason}{culprit}", f"batch {first.batches}")
 
     def _ends(self, first: Pass, second: Pass) -> None:
-        n, batch_size = _length(self.dataset), getattr(self.loader, "batch_size", None)
+        n, batch_size = self.rows, getattr(self.loader, "batch_size", None)
         if not first.batches:
             if getattr(self.loader, "drop_last", False) and n and batch_size:
                 why = f"drop_last leaves out the only batch: {count(n, 'row')}, and a batch has {batch_size:,}"
@@ -255,12 +252,12 @@ class LoaderPasses:
                 self.problem("exhausted", f"{self.max_steps:,} steps are planned, and there are {there:,}: {data}")
             elif there < self.max_steps:
                 epochs = figures(self.max_steps / first.batches)
-                self.out.notes.append(f"{self.max_steps:,} steps take {epochs} epochs of {batches}.")
+                self.notes.append(f"{self.max_steps:,} steps take {epochs} epochs of {batches}.")
         last = len(first.digests) % batch_size if isinstance(batch_size, int) and first.ended else 0
         if getattr(self.loader, "drop_last", False) and n and batch_size and n % batch_size > 0.2 * n:
-            self.out.notes.append(f"drop_last leaves out {n % batch_size:,} of {n:,} rows in each epoch.")
+            self.notes.append(f"drop_last leaves out {n % batch_size:,} of {n:,} rows in each epoch.")
         elif last == 1 and not self.streams:
-            self.out.notes.append("The last batch has one row: BatchNorm refuses it in training.")
+            self.notes.append("The last batch has one row: BatchNorm refuses it in training.")
 
     def _order(self, first: Pass, second: Pass) -> None:
         """Shuffled, and the same in each epoch."""
@@ -281,20 +278,20 @@ class LoaderPasses:
                 with contextlib.suppress(Exception):
                     sampler.set_epoch(epoch)
                     called = "set_epoch was called between the passes, as your loop must do."
-                    self.out.notes.append(f"{type(sampler).__name__}: {called}")
+                    self.notes.append(f"{type(sampler).__name__}: {called}")
 
     def _shares(self, first: Pass) -> None:
         """Padding; room in shared memory."""
         padded, all_of = first.padding
         if all_of and padded > PADDING * all_of:
             share = percent(padded / all_of)
-            self.out.notes.append(f"{share} of the tokens are padding: sort rows of like length into a batch.")
+            self.notes.append(f"{share} of the tokens are padding: sort rows of like length into a batch.")
         waiting = first.bytes * self.workers * (getattr(self.loader, "prefetch_factor", None) or 2)
         with contextlib.suppress(OSError):
             free = shutil.disk_usage("/dev/shm").free
             if waiting > free:
                 there = f"/dev/shm has {size(free)} free"
-                self.out.notes.append(f"Workers may hold {size(waiting)} of batches, and {there}.")
+                self.notes.append(f"Workers may hold {size(waiting)} of batches, and {there}.")
 
     def _workers(self, first: Pass) -> None:
         """Rows that each worker of a stream gives."""
@@ -317,7 +314,7 @@ class LoaderPasses:
 
     def _random(self, first: Pass) -> None:
         """The same item from each worker, twice: random within a worker, and the same across workers or epochs."""
-        if self.workers < 2 or self.streams or not _length(self.dataset):
+        if self.workers < 2 or self.streams or not self.rows:
             return
         probe = _loader_like(self.loader, batch_sampler=[[0]] * (2 * self.workers), num_workers=self.workers)
         draws, again = ([row_digests(batch)[0] for batch in probe] for _ in range(2))
@@ -338,7 +335,7 @@ class LoaderPasses:
         name = next((n for n in SKIPS if isinstance(getattr(self.dataset, n, None), int)), None)
         if name is None:
             how = "a run goes on by reading and throwing away"
-            self.out.notes.append(f"The data set has no number of rows to skip (skip_samples): {how}.")
+            self.notes.append(f"The data set has no number of rows to skip (skip_samples): {how}.")
             return
         per = getattr(self.loader, "batch_size", None) or 1
         rows = self.resume_at if "batch" in name or "step" in name else self.resume_at * per
@@ -378,10 +375,9 @@ class LoaderPasses:
             return self.read()
 
     def report(self) -> Report:
-        out = self.out
-        facts = DataFacts(tuple(out.problems))
+        facts = DataFacts(tuple(self.problems))
         findings = tuple(finding for check in STREAM.values() if (finding := check(facts)) is not None)
-        rows = [(n + 1, size, rows, "yes" if end else "no") for n, (size, rows, end) in enumerate(out.passes[:2])]
+        rows = [(n + 1, size, rows, "yes" if end else "no") for n, (size, rows, end) in enumerate(self.passes[:2])]
         watched = " and ".join(f"{batches:,} batches" for _, batches, _, _ in rows) or "nothing"
         headline = f"No problem was seen in two passes: {watched}." if rows else "Nothing could be read."
         source = "" if self.dataset is None else f" over {type(self.dataset).__name__}"
@@ -389,10 +385,10 @@ class LoaderPasses:
             "check_loader()",
             findings,
             (RuledOut("a stream that ends or repeats", f"{watched} in two passes"),) if rows and not findings else (),
-            tuple(out.unchecked),
-            tuple(dict.fromkeys(out.notes)),
+            tuple(self.unchecked),
+            tuple(dict.fromkeys(self.notes)),
             f"{type(self.loader).__name__}{source}, {count(self.workers, 'worker')}",
-            {"passes": [list(p) for p in out.passes], "items": {p.item: p.code for p in out.problems}},
+            {"passes": [list(p) for p in self.passes], "items": {p.item: p.code for p in self.problems}},
             headline="" if findings else headline,
             tables=[Table("Passes", ("pass", "batches", "rows", "to the end"), rows)] if rows else [],
             independent=True,
@@ -416,13 +412,6 @@ def _samplers(loader: Any) -> list[Any]:
     """The sampler, the batch sampler and what that holds: the last of them gives the order."""
     batches = getattr(loader, "batch_sampler", None)
     return [s for s in (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)) if s is not None]
-
-
-def _length(thing: Any) -> int | None:
-    try:
-        return len(thing)
-    except Exception:
-        return None
 
 
 def _listed(value: Any) -> bool:

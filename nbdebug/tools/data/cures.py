@@ -29,15 +29,13 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class DataFacts:
-    """All problems of a set, one for each item. root: the folder, "" in memory; written: as the user has it, where that
-    lies below the working folder; total: how many items were looked at, by kind ("picture", "row" …); expected: the
-    fields that the user gave, and what is usual; form: the name of a file that was given alone, or the kind of a set in
-    memory ("DataFrame", "Dataset", "select", "list"); options: how a CSV is read and written, as text, by its name; of
-    COCO the key of the rows."""
+    """All problems of a set, one for each item. root: the folder, "" in memory; total: items looked at, by
+    kind ("picture", "row" …); expected: the fields that the user gave, and what is usual; form: the name of a file that
+    was given alone, or the kind of a set in memory ("DataFrame", "Dataset", "select", "list"); options: how a CSV is
+    read and written, as text, by its name; of COCO the key of the rows."""
 
     problems: tuple[Problem, ...] = ()
     root: str = ""
-    written: str = ""
     total: Mapping[str, int] = dataclasses.field(default_factory=dict)
     expected: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     form: str = ""
@@ -123,7 +121,7 @@ def fixes(code: str, items: Sequence[str | int], facts: DataFacts, cure: DataCur
 def _paths(bad: str, facts: DataFacts, folder: bool) -> str:
     out = "not name.startswith(tuple(f'{one}/' for one in bad))" if folder else "name not in bad"
     return (
-        f"import os, pathlib\nroot, bad = pathlib.Path({facts.written or facts.root!r}), {bad}\n"
+        f"import os, pathlib\nroot, bad = pathlib.Path({facts.root!r}), {bad}\n"
         "files = [path for path in sorted(root.rglob('*')) if path.is_file()]\n"
         "names = [os.path.relpath(path, root).replace(os.sep, '/') for path in files]\n"
         f"paths = [root / name for name in names if {out}]"
@@ -139,7 +137,7 @@ def _converter(cure: DataCure, bad: str, facts: DataFacts) -> str:
         names = "[p.relative_to(root) for one in bad for p in (root / one).rglob('*') if p.is_file()]"
     body = f"{opened}{cure.text}".replace("\n", "\n    ")
     return (
-        f"import pathlib, shutil\n{head}root, target = pathlib.Path({facts.written or facts.root!r}), "
+        f"import pathlib, shutil\n{head}root, target = pathlib.Path({facts.root!r}), "
         f"pathlib.Path({name!r})\nbad = {bad}\nshutil.copytree(root, target)\nfor name in {names}:\n    {body}"
     )
 
@@ -168,7 +166,7 @@ def _of_tables(items: Sequence[str | int], facts: DataFacts, each: str = "") -> 
         if unknown or (columns and form in (JSON, NUMPY)) or len(by_file) > SHOWN:
             return ""
         options = facts.options.get(name, "")
-        source = os.path.normpath(os.path.join(facts.written or facts.root, name))
+        source = os.path.normpath(os.path.join(facts.root, name))
         change = each or _left_out(form, rows, columns, options)
         text = f"{head}\nsource = {source!r}\nrows = {read}\n{change}\n{write}"
         text = text.replace("<options>", options).replace("<columns>", repr(columns))

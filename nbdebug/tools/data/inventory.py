@@ -157,19 +157,12 @@ def _files(root: str, result: FolderInventory) -> Iterator[tuple[str, str]]:
         for entry in names:
             if entry.name.startswith(".") or entry.name in ("__MACOSX", "__pycache__", "Thumbs.db", "desktop.ini"):
                 result.hidden += 1
-            elif _is_folder(entry):
+            elif os.path.isdir(entry.path):
                 folders.append((entry.path, f"{prefix}{entry.name}/", above | {key}))
             else:
                 # a name that is no UTF-8 on the disk could not be written into a report
                 yield entry.path, (prefix + entry.name).encode("utf-8", "backslashreplace").decode()
         waiting += reversed(folders)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads to itself
-        return False
 
 
 def head(path: str, count: int = 512) -> bytes:
