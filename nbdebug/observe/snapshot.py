@@ -340,6 +340,21 @@ def same_random_numbers() -> Iterator[None]:
             write(state)
 
 
+@contextlib.contextmanager
+def own_random_numbers(loader: Any) -> Iterator[None]:
+    """The same; and those of a loader and its samplers, too."""
+    batches = getattr(loader, "batch_sampler", None)
+    holders = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
+    generators = [getattr(holder, "generator", None) for holder in holders]
+    states = [(generator, generator.get_state()) for generator in generators if hasattr(generator, "get_state")]
+    with same_random_numbers():
+        try:
+            yield
+        finally:
+            for generator, state in states:
+                generator.set_state(state)
+
+
 def accelerators_in_use() -> list[torch.device]:
     """Every accelerator that has been used; one that has not is not initialized."""
     kinds = [(kind, getattr(torch, kind)) for kind in ("cuda", "xpu")]

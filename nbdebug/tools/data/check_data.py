@@ -110,6 +110,7 @@ class Check:
         self.problems: list[Problem] = []
         self.tables: list[tables.DataTable] = []
         self.sets: list[Rows] = []
+        self.files = FolderInventory()
         self.total: collections.Counter[str] = collections.Counter()
         self.unchecked: list[str] = []
         self.notes: list[str] = []
@@ -188,9 +189,11 @@ class Check:
 
     def tried(self, report: Report, facts: DataFacts) -> Iterator[Finding]:
         """The findings with their fixes tried. A guess that does not help is left out."""
-        from nbdebug.process import in_copy  # imports torch, which a sound folder needs not
+        from nbdebug.process import can_copy, in_copy  # imports torch, which a sound folder needs not
 
-        why = _reason_not_to_try(facts)
+        few = len(self.files.entries) <= TRIED_FILES and sum(e.bytes for e in self.files.entries) <= TRIED_BYTES
+        why = "" if few else f"sets of up to {TRIED_FILES:,} files and {size(TRIED_BYTES)} are tried"
+        why = why if can_copy() else "it is tried in a copy of the process, which can't be made here"
         outcomes: dict[tuple[str, str], tuple[bool | None, dict[str, Any]]] = {}
         try:
             outcomes = {} if why else in_copy(lambda: self._outcomes(report, facts), TRIED_SECONDS + 10)
@@ -261,7 +264,6 @@ class FolderCheck(Check):
         self.only = os.path.basename(path) if not os.path.isdir(path) else None
         self.root = path if self.only is None else os.path.dirname(path) or "."
         self.subject = f"{os.path.basename(os.path.abspath(path))}: {'a folder' if self.only is None else 'a file'}"
-        self.files = FolderInventory()
         self.coco: list[str] = []
 
     def circumstances(self) -> dict[str, Any]:
@@ -285,10 +287,10 @@ class FolderCheck(Check):
         root = pathlib.Path(facts.root)
         linked = pathlib.Path(folder, "links", root.name or "set")
         new = {name: pathlib.Path(folder, name) for name in os.listdir(folder)}
-        for path in scope["paths"] if "paths" in scope else _files_of(facts):
-            link = linked / os.path.relpath(path, scope["root"] if "paths" in scope else root)
+        for path in scope.get("paths", [pathlib.Path(facts.root, entry.item) for entry in self.files.entries]):
+            link = linked / path.relative_to(root)
             link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(new.get(f"{path.stem}_mended{path.suffix}", path.absolute()))
+            link.symlink_to(new.get(f"{path.stem}_mended{path.suffix}", path))
         return str(linked)
 
     def run(self) -> None:
@@ -362,7 +364,8 @@ class FolderCheck(Check):
             return False
         self.problems += media.captions(entries, by_item, ending, self.wanted)
         self.total["caption"] += sum(e.ending == ending for e in self.files.entries)
-        alone = media.orphans(entries, by_item, ending) if self.sample is None else []
+        known = {media.beside(entry, ending) for entry in entries}
+        alone = [e.item for e in self.files.entries if e.ending == ending and e.item not in known and not self.sample]
         if alone:
             files = count(len(alone), "file")
             self.notes.append(f"{files} {ending} without a picture of the same name: {listed(alone)}.")
@@ -453,22 +456,6 @@ class FolderCheck(Check):
                 self.add_table(pandas.DataFrame(plain), entry.item, entry.split, self.root)
             elif rows.count:
                 self.add_rows(rows)
-
-
-def _files_of(facts: DataFacts) -> Iterator[pathlib.Path]:
-    root = pathlib.Path(facts.root)
-    return iter([root / facts.form]) if facts.form else (path for path in root.rglob("*") if path.is_file())
-
-
-def _reason_not_to_try(facts: DataFacts) -> str:
-    """ "" where cures can be tried."""
-    from nbdebug.process import can_copy
-
-    if not can_copy():
-        return "it is tried in a copy of the process, which can't be made here"
-    files = list(itertools.islice(_files_of(facts), TRIED_FILES + 1)) if facts.root else []
-    few = len(files) <= TRIED_FILES and sum(path.stat().st_size for path in files) <= TRIED_BYTES
-    return "" if few else f"sets of up to {TRIED_FILES:,} files and {size(TRIED_BYTES)} are tried"
 
 
 def json_of(entry: Entry) -> Any:

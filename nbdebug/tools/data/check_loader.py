@@ -19,7 +19,7 @@ import numpy
 import torch.distributed
 from torch.utils.data import DataLoader, IterableDataset
 
-from nbdebug.observe.snapshot import same_random_numbers
+from nbdebug.observe.snapshot import own_random_numbers
 from nbdebug.observe.step_hooks import BatchHook
 from nbdebug.process import CopyFailed, can_copy, in_copy
 from nbdebug.report import Report, RuledOut, Table
@@ -354,7 +354,15 @@ class LoaderPasses:
         """The loader as each rank would read it."""
         if self.ranks < 2:
             return
-        own = [self._as_rank(rank) for rank in range(self.ranks)]
+        own = []
+        for rank in range(self.ranks):
+            with as_rank(rank, self.ranks), contextlib.suppress(AttributeError):
+                for sampler in _samplers(self.loader):
+                    if getattr(sampler, "num_replicas", None) == self.ranks:
+                        sampler.rank = rank
+                self.loader._iterator = None
+            with as_rank(rank, self.ranks):
+                own.append(self.read())
         shares = [set(map(str, _flat(p.indices))) if p.indices else set(p.digests) for p in own]
         common = len(shares[0] & shares[1]) / max(1, min(len(shares[0]), len(shares[1])))
         steps = [p.batches for p in own]
@@ -364,15 +372,6 @@ class LoaderPasses:
         elif len(set(steps)) > 1 and all(p.ended for p in own):
             batches = f"{listed(steps, 8, quote='')} batches"
             self.problem("uneven-ranks", f"The ranks have {batches}: the others wait for ever at the end")
-
-    def _as_rank(self, rank: int) -> Pass:
-        with as_rank(rank, self.ranks):
-            for sampler in _samplers(self.loader):
-                if getattr(sampler, "num_replicas", None) == self.ranks:
-                    sampler.rank = rank
-            with contextlib.suppress(AttributeError):
-                self.loader._iterator = None
-            return self.read()
 
     def report(self) -> Report:
         facts = DataFacts(tuple(self.problems))
@@ -465,19 +464,3 @@ def _columns(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def _is_finite(value: Any) -> bool:
     values = array(value)
     return values is None or values.dtype.kind not in "fc" or bool(numpy.isfinite(values).all())
-
-
-# -- the copy ----------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def own_random_numbers(loader: Any) -> Iterator[None]:
-    """All generators are as before afterwards, those of the loader and its samplers too."""
-    own = [getattr(one, "generator", None) for one in (loader, *_samplers(loader))]
-    states = [(g, g.get_state()) for g in own if hasattr(g, "get_state")]
-    with same_random_numbers():
-        try:
-            yield
-        finally:
-            for generator, state in states:
-                generator.set_state(state)

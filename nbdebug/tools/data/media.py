@@ -125,22 +125,23 @@ def caption_ending(entries: Sequence[Entry], files: Mapping[str, Entry], wanted:
     if wanted.caption_extension:
         return wanted.caption_extension
     for ending in (".txt", ".caption"):
-        beside = [files[name] for entry in entries if (name := _beside(entry, ending)) in files]
-        texts = [head(file.path).decode("utf-8", "replace").split() for file in beside[:: max(1, len(beside) // 20)]]
+        there = [files[name] for entry in entries if (name := beside(entry, ending)) in files]
+        texts = [head(file.path).decode("utf-8", "replace").split() for file in there[:: max(1, len(there) // 20)]]
         numbers = sum(bool(words) and all(NUMBER.fullmatch(word) for word in words) for words in texts)
-        if len(beside) >= max(3, CAPTIONED * len(entries)) and numbers <= len(texts) / 4:  # else they are boxes
+        if len(there) >= max(3, CAPTIONED * len(entries)) and numbers <= len(texts) / 4:  # else they are boxes
             return ending
     return None
 
 
-def _beside(entry: Entry, ending: str) -> str:
+def beside(entry: Entry, ending: str) -> str:
+    """The item of the file of the same name, with this ending."""
     return f"{entry.folder}/{entry.stem}{ending}".lstrip("/")
 
 
 def captions(entries: list[Entry], files: dict[str, Entry], ending: str, wanted: DataExpectation) -> Iterator[Problem]:
     """The first problem of each caption, given to its picture."""
     for entry in entries:
-        if fault := _caption(files.get(_beside(entry, ending)), ending, wanted):
+        if fault := _caption(files.get(beside(entry, ending)), ending, wanted):
             yield entry.problem(*fault)
 
 
@@ -168,12 +169,6 @@ def _caption(file: Entry | None, ending: str, wanted: DataExpectation) -> tuple[
     return None
 
 
-def orphans(entries: Sequence[Entry], files: Mapping[str, Entry], ending: str) -> list[str]:
-    """Captions without a picture."""
-    wanted = {_beside(entry, ending) for entry in entries}
-    return [item for item, entry in files.items() if entry.ending == ending and item not in wanted]
-
-
 def mask_problems(masks: Sequence[Entry], pictures: Sequence[Entry], wanted: DataExpectation) -> Iterator[Problem]:
     """Masks of another size than their picture, and with values that are no class."""
     by_stem = collections.defaultdict(list)
@@ -188,8 +183,8 @@ def mask_problems(masks: Sequence[Entry], pictures: Sequence[Entry], wanted: Dat
         bare = re.sub(r"[-_. ]?(mask|seg|segmentation|gt|label|labels|labelIds)s?$", "", mask.stem, flags=re.I)
         stem = mask.stem if mask.stem in by_stem else bare
         before, _, below = f"/{mask.folder}/".partition(f"/{(wanted.masks or '').strip('/')}/")
-        beside = [p for p in by_stem.get(stem, []) if f"/{p.folder}/".startswith(f"{before}/")]
-        picture = max(beside, key=lambda p: f"/{p.folder}/".endswith(f"/{below}"), default=None)
+        pairs = [p for p in by_stem.get(stem, []) if f"/{p.folder}/".startswith(f"{before}/")]
+        picture = max(pairs, key=lambda p: f"/{p.folder}/".endswith(f"/{below}"), default=None)
         if picture and picture.known.get("size", mask.known["size"]) != mask.known["size"]:
             yield mask.problem("mask-size-mismatch", f"{_size(mask)}; {picture.item} has {_size(picture)}")
         elif wrong := wanted.label_fault(_mask_values(mask.path)):

@@ -95,7 +95,11 @@ def _measured(path: str, Image: Any) -> dict[str, Any]:
                 picture.load()
             picture.seek(0)
         except Exception as error:
-            return result | _undecoded(path, picture.format or "", error)
+            words = f"{type(error).__name__} {error}".lower()
+            if any(word in words for word in EARLY) or not _ends(path, picture.format or ""):
+                return result | {"fault": "truncated-image", "reason": f"after {os.path.getsize(path):,} bytes"}
+            why = f"it opens, but its pixels do not decode ({type(error).__name__})"
+            return result | {"fault": "corrupt-image", "reason": why}
         with contextlib.suppress(Exception):  # tags may be anything
             result["turn"] = int(picture.getexif().get(0x0112, 1))
         if not _ends(path, picture.format or ""):
@@ -115,13 +119,6 @@ def _unopened(path: str, error: Exception) -> dict[str, Any]:
         text = "zeros" if first else "white space"
     why = f"it holds {text}" if text else f"it does not open as a picture ({type(error).__name__})"
     return {"fault": "corrupt-image", "reason": why if whole else "the file is empty"}
-
-
-def _undecoded(path: str, form: str, error: Exception) -> dict[str, Any]:
-    words = f"{type(error).__name__} {error}".lower()
-    if any(word in words for word in EARLY) or not _ends(path, form):
-        return {"fault": "truncated-image", "reason": f"after {os.path.getsize(path):,} bytes"}
-    return {"fault": "corrupt-image", "reason": f"it opens, but its pixels do not decode ({type(error).__name__})"}
 
 
 def _ends(path: str, form: str) -> bool:

@@ -136,8 +136,16 @@ class DataTable:
             missing = column.isna().to_numpy()
             texts = numpy.isnan(values) & ~missing
             is_text = column.map(lambda v: isinstance(v, str)).to_numpy()
-            if (texts & is_text).any() and name != self.label:
-                yield from self._non_numeric(name, numpy.flatnonzero(texts & is_text), int((~missing).sum()))
+            rows, there = numpy.flatnonzero(texts & is_text), int((~missing).sum())
+            if name == self.label:
+                rows = rows[:0]
+            if len(rows) and (len(rows) > max(3, (1 - NUMERIC) * there) or len(rows) == there):
+                words = ", ".join(repr(clip(str(v), 20)) for v in dict.fromkeys(column.iloc[rows[:20]]))
+                detail = f"text in {percent(len(rows) / there)} of its values: {clip(words, 80)}"
+                yield self.problem("non-numeric", name, detail)
+                rows = rows[:0]
+            for row in rows:
+                yield self.problem("non-numeric", int(row), f"{name}: {clip(str(column.iloc[row]), 40)!r}")
             if missing.all():
                 yield self.problem("nonfinite-values", name, "the column is empty")
                 continue
@@ -146,17 +154,6 @@ class DataTable:
             for row in numpy.flatnonzero(bad):
                 value = "nothing" if missing[row] else figures(float(values[row]))
                 yield self.problem("nonfinite-values", int(row), f"{name}: {value}")
-
-    def _non_numeric(self, name: str, rows: Any, there: int) -> Iterator[Problem]:
-        """Rows with a text; the column, where most of its values are."""
-        column = self.column(name)
-        if len(rows) > (1 - NUMERIC) * there and len(rows) > 3 or len(rows) == there:
-            words = ", ".join(repr(clip(str(v), 20)) for v in dict.fromkeys(column.iloc[rows[:20]]))
-            detail = f"text in {percent(len(rows) / there)} of its values: {clip(words, 80)}"
-            yield self.problem("non-numeric", name, detail)
-            return
-        for row in rows:
-            yield self.problem("non-numeric", int(row), f"{name}: {clip(str(column.iloc[row]), 40)!r}")
 
     def _labels(self) -> Iterator[Problem]:
         """Labels that are no class."""

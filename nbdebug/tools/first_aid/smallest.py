@@ -39,13 +39,13 @@ from nbdebug.interrupts import interruptible
 from nbdebug.observe.locations import cell_name
 from nbdebug.observe.modules import eager
 from nbdebug.observe.rerun import has_nonfinite, map_tensors
+from nbdebug.observe.snapshot import same_random_numbers
 from nbdebug.observe.sources import nodes_of, source
 from nbdebug.observe.tensors import loss_in, tensors_in
 from nbdebug.observe.validation import check_count
 from nbdebug.observe.variables import closure_variables, is_user_module, named_modules, reachable_objects
 from nbdebug.report import Finding, Report, Symptom, Table
 from nbdebug.text import clip, count, listed
-from nbdebug.tools.data.check_loader import own_random_numbers
 from nbdebug.tools.nan.probe import Probe
 from nbdebug.tools.nan.report import cause_of
 
@@ -280,7 +280,7 @@ def _of_kind(objects: Mapping[str, Any], kind: type) -> dict[str, Any]:
 @contextlib.contextmanager
 def _as_in_the_script() -> Iterator[None]:
     """With its seed and gradients; the user's random numbers stay, and nothing warns at each try."""
-    with own_random_numbers(None), torch.enable_grad(), warnings.catch_warnings():
+    with same_random_numbers(), torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         yield
