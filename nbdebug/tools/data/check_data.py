@@ -194,28 +194,30 @@ class Check:
         few = len(self.files.entries) <= TRIED_FILES and sum(e.bytes for e in self.files.entries) <= TRIED_BYTES
         why = "" if few else f"sets of up to {TRIED_FILES:,} files and {size(TRIED_BYTES)} are tried"
         why = why if can_copy() else "it is tried in a copy of the process, which can't be made here"
-        outcomes: dict[tuple[str, str], tuple[bool | None, dict[str, Any]]] = {}
+        deadline = time.monotonic() + TRIED_SECONDS
+
+        def outcomes_of_all() -> dict[tuple[str, str], tuple[bool, dict[str, Any]]]:
+            """By the code of the finding and the text of the fix. Suggestions use names of the user's program."""
+            return {
+                (finding.code, fix.code): self._outcome(finding, fix.code, report, facts)
+                for finding in report.findings
+                for fix in finding.fixes
+                if any(mark in fix.code for mark in ("\nroot", "\nsource", "dataset = "))
+                and time.monotonic() < deadline
+            }
+
+        outcomes: dict[tuple[str, str], tuple[bool, dict[str, Any]]] = {}
         try:
-            outcomes = {} if why else in_copy(lambda: self._outcomes(report, facts), TRIED_SECONDS + 10)
+            outcomes = {} if why else in_copy(outcomes_of_all, TRIED_SECONDS + 10)
         except RuntimeError as error:  # CopyFailed is one, too
             why = str(error)
         for finding in report.findings:
             fixes = []
             for fix in finding.fixes:
-                worked, after = outcomes.get((finding.code, fix.code), (None, {"not tried": why} if why else {}))
+                worked, after = outcomes.get((finding.code, fix.code)) or (None, {"not tried": why} if why else {})
                 if worked or (worked is None and fix.after is not cures.GUESS):
                     fixes.append(dataclasses.replace(fix, verified=worked, after=after))
             yield dataclasses.replace(finding, fixes=tuple(fixes))
-
-    def _outcomes(self, report: Report, facts: DataFacts) -> dict[tuple[str, str], tuple[bool, dict[str, Any]]]:
-        """What became of each text, by its code and text. Suggestions use names of the user's program."""
-        deadline = time.monotonic() + TRIED_SECONDS
-        return {
-            (finding.code, fix.code): self._outcome(finding, fix.code, report, facts)
-            for finding in report.findings
-            for fix in finding.fixes
-            if time.monotonic() < deadline and any(mark in fix.code for mark in ("\nroot", "\nsource", "dataset = "))
-        }
 
     def _outcome(self, finding: Finding, text: str, report: Report, facts: DataFacts) -> tuple[bool, dict[str, Any]]:
         """Whether a text worked, and what was seen after it. It runs in the copy, in a folder of its own."""

@@ -71,17 +71,12 @@ def check_loader(
             watch.problems, watch.notes, watch.unchecked, watch.passes = in_copy(watch.run, seconds + 30)
         except CopyFailed as error:
             watch.unchecked.append(f"the batches: {error}")
-    elif is_one_shot(loader) or is_one_shot(watch.dataset):
+    elif any(hasattr(type(source), "__next__") for source in (loader, watch.dataset)):  # an iterator
         watch.unchecked.append("the batches: a stream can only be read once, and there can be no copy")
     else:
         with own_random_numbers(loader):
             watch.run(copied=False)
     return watch.report()
-
-
-def is_one_shot(thing: Any) -> bool:
-    """Whether it is an iterator, which gives each row once."""
-    return hasattr(type(thing), "__next__") and hasattr(type(thing), "__iter__")
 
 
 class Indices(list[Any]):
@@ -356,12 +351,12 @@ class LoaderPasses:
             return
         own = []
         for rank in range(self.ranks):
-            with as_rank(rank, self.ranks), contextlib.suppress(AttributeError):
+            with as_rank(rank, self.ranks):
                 for sampler in _samplers(self.loader):
                     if getattr(sampler, "num_replicas", None) == self.ranks:
                         sampler.rank = rank
-                self.loader._iterator = None
-            with as_rank(rank, self.ranks):
+                with contextlib.suppress(AttributeError):
+                    self.loader._iterator = None
                 own.append(self.read())
         shares = [set(map(str, _flat(p.indices))) if p.indices else set(p.digests) for p in own]
         common = len(shares[0] & shares[1]) / max(1, min(len(shares[0]), len(shares[1])))

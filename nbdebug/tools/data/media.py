@@ -34,18 +34,6 @@ PAIRED = re.compile(
 """Folders that hold versions of the same pictures, and no classes."""
 
 
-def caption_words(text: str) -> int:
-    """The words of a caption; signs of punctuation that stand alone are none."""
-    spaced = SCRIPTS.sub(" x ", text)
-    return sum(any(c.isalnum() or c == "&" for c in word) for word in spaced.split())
-
-
-def has_trigger(text: str, trigger: str) -> bool:
-    """Whether the trigger stands in a caption as words of its own, in capitals or not."""
-    words = r"\s+".join(re.escape(word) for word in trigger.split())
-    return re.search(rf"(?<!\w){words}(?!\w)", text, re.IGNORECASE) is not None
-
-
 def unread(entries: Sequence[Entry], wanted: DataExpectation) -> Iterator[Problem]:
     """Pictures and sounds that a loader of these endings passes over."""
     endings = wanted.extensions or ()
@@ -161,11 +149,13 @@ def _caption(file: Entry | None, ending: str, wanted: DataExpectation) -> tuple[
     text = text.replace("\u200b", "").strip()
     if not text:
         return "caption-empty", "white space alone" if data else "a file of 0 bytes"
-    if wanted.trigger and not has_trigger(text, wanted.trigger):
+    words = r"\s+".join(map(re.escape, (wanted.trigger or "").split()))
+    if words and not re.search(rf"(?<!\w){words}(?!\w)", text, re.IGNORECASE):
         return "trigger-missing", f"{text[:60]!r} does not hold the word {wanted.trigger!r}"
-    words = caption_words(text)
-    if wanted.min_words is not None and words < wanted.min_words:
-        return "caption-too-short", f"{text[:60]!r}: {words} of at least {wanted.min_words} words"
+    # signs of punctuation that stand alone are no words
+    number = sum(any(c.isalnum() or c == "&" for c in word) for word in SCRIPTS.sub(" x ", text).split())
+    if wanted.min_words is not None and number < wanted.min_words:
+        return "caption-too-short", f"{text[:60]!r}: {number} of at least {wanted.min_words} words"
     return None
 
 

@@ -31,11 +31,13 @@ class Row:
     and channels of those that are pictures, the label aside."""
 
     def __init__(self, value: Any, wanted: DataExpectation) -> None:
+        several = isinstance(value, (tuple, list))
+        numbers = several and all(isinstance(v, (int, float)) for v in value)
         if isinstance(value, Mapping):
             self.fields: dict[str, Any] = {str(key): part for key, part in value.items()}
         elif isinstance(value, tuple) and hasattr(value, "_asdict"):
             self.fields = value._asdict()
-        elif isinstance(value, (tuple, list)) and not _plain_numbers(value):
+        elif several and not (numbers and (len(value) != 2 or isinstance(value, list))):  # two are input and label
             names = ["input", *(f"part {i}" for i in range(1, len(value)))]
             self.fields = dict(zip(names if len(value) != 2 else ["input", "labels"], value))
             if len(value) == 2 and isinstance(value[1], Mapping):
@@ -53,14 +55,6 @@ class Row:
         self.token_name = next(tokens, None)
         shape = ((name, picture_form(value)) for name, value in self.fields.items() if name != self.label_name)
         self.pictures = {name: form for name, form in shape if form is not None}
-
-
-def _plain_numbers(value: Sequence[Any]) -> bool:
-    return (
-        len(value) != 2
-        and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value)
-        or (isinstance(value, list) and all(isinstance(v, int) for v in value))
-    )
 
 
 def array(value: Any) -> Any:
@@ -157,9 +151,8 @@ class Rows:
             self.problem(index, "token-out-of-vocabulary", f"id {numbers} in a vocabulary of {wanted.vocab_size:,}")
         pad, mask = wanted.pad_id, whole_numbers(row.fields.get("attention_mask"))
         real = [t for i, t in enumerate(ids) if t != pad and (mask is None or i >= len(mask) or mask[i])]
-        if not real and (
-            pad is not None or mask is not None or wanted.vocab_size is not None or not ids and name != "input"
-        ):
+        known = pad is not None or mask is not None or wanted.vocab_size is not None
+        if not real and (known or (not ids and name != "input")):
             self.problem(index, "all-padding", f"{length:,} tokens, all of them padding" if ids else "no token")
         elif wanted.eos_id is not None and ids:
             self.ends.append((index, length, real[-1] if real else None, len(real) < length))
