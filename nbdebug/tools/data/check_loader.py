@@ -64,8 +64,7 @@ def check_loader(
     for name, number in (("epochs", epochs), ("max_steps", max_steps), ("ranks", ranks), ("steps", steps)):
         if number is not None and (not isinstance(number, int) or number < 1):
             raise ValueError(f"{name} takes a whole number from 1 on; got {number!r}")
-    plan = {"epochs": epochs, "max_steps": max_steps, "resume_at": resume_at, "ranks": ranks}
-    watch = LoaderPasses(loader, **plan, steps=max(steps, max_steps or 0), seconds=seconds)
+    watch = LoaderPasses(loader, epochs, max_steps, resume_at, ranks, max(steps, max_steps or 0), seconds)
     if can_copy():
         try:
             watch.problems, watch.notes, watch.unchecked, watch.passes = in_copy(watch.run, seconds + 30)
@@ -101,8 +100,7 @@ class Indices(list[Any]):
 
 @dataclasses.dataclass
 class Pass:
-    """One reading of the loader. digests: of each row; indices: of the data set, as its sampler gives them; ended: the
-    end was reached."""
+    """One reading of the loader. digests: of each row; ended: the end was reached."""
 
     batches: int = 0
     digests: list[bytes] = dataclasses.field(default_factory=list)
@@ -147,27 +145,24 @@ class LoaderPasses:
         self.deadline = time.monotonic() + self.seconds
         alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
         with as_rank(0, self.ranks) if self.ranks > 1 and alone else contextlib.nullcontext():
-            self._run(copied)
-        return self.problems, self.notes, self.unchecked, self.passes
-
-    def _run(self, copied: bool) -> None:
-        if copied:
-            with contextlib.suppress(AttributeError):
-                self.loader._iterator = None  # its workers are the original's
-        first = self.read(note=True)
-        self._set_epoch(1)
-        second = self.read()
-        if first.error is not None:
-            self._failure(first)
-            return
-        self._ends(first, second)
-        self._order(first, second)
-        self._shares(first)
-        for check in (self._workers, self._random, self._resume, self._ranks):
-            if time.monotonic() > self.deadline:
-                self.unchecked.append(f"{check.__name__.strip('_')}: the time was over ({self.seconds:g} s)")
+            if copied:
+                with contextlib.suppress(AttributeError):
+                    self.loader._iterator = None  # its workers are the original's
+            first = self.read(note=True)
+            self._set_epoch(1)
+            second = self.read()
+            if first.error is None:
+                self._ends(first, second)
+                self._order(first, second)
+                self._shares(first)
             else:
-                check(first)
+                self._failure(first)
+            for check in (self._workers, self._random, self._resume, self._ranks) if first.error is None else ():
+                if time.monotonic() > self.deadline:
+                    self.unchecked.append(f"{check.__name__.strip('_')}: the time was over ({self.seconds:g} s)")
+                else:
+                    check(first)
+        return self.problems, self.notes, self.unchecked, self.passes
 
     def read(self, loader: Any = None, note: bool = False) -> Pass:
         """One pass, bounded in batches and in time. note: look into the batches, too."""

@@ -70,11 +70,8 @@ EACH = {
     "folder": ("import numpy\nfrom PIL import Image\n", "image = Image.open(root / name).convert('RGB')\n"),
 }
 """What a converter imports, and how it opens each item. The folder is a copy already, and captions are read there."""
-CSV = (
-    "import pandas",
-    "pandas.read_csv(source, dtype=str, keep_default_na=False<options>)",
-    "rows.to_csv(<new>, index=False<options>)",
-)
+PANDAS = "import pandas"
+CSV = PANDAS, "pandas.read_csv(source, dtype=str, keep_default_na=False<form>)", "rows.to_csv(<new>, index=False<form>)"
 LINES = (
     "import pathlib",
     "[line for line in pathlib.Path(source).read_text('utf-8').split('\\n') if line.strip()]",
@@ -85,8 +82,8 @@ JSON = (
     "json.loads(pathlib.Path(source).read_text('utf-8'))",
     "pathlib.Path(<new>).write_text(json.dumps(rows), 'utf-8')",
 )
-PARQUET = "import pandas", "pandas.read_parquet(source)", "rows.to_parquet(<new>)"
-FEATHER = "import pandas", "pandas.read_feather(source)", "rows.to_feather(<new>)"
+PARQUET = PANDAS, "pandas.read_parquet(source)", "rows.to_parquet(<new>)"
+FEATHER = PANDAS, "pandas.read_feather(source)", "rows.to_feather(<new>)"
 NUMPY = "import numpy", "numpy.load(source)", "numpy.save(<new>, rows)"
 FORMS = {".csv": CSV, ".tsv": CSV, ".parquet": PARQUET, ".pq": PARQUET, ".feather": FEATHER}
 FORMS |= {".jsonl": LINES, ".ndjson": LINES, ".txt": LINES, ".json": JSON, ".npy": NUMPY}
@@ -162,20 +159,20 @@ def _of_tables(items: Sequence[str | int], facts: DataFacts, each: str = "") -> 
     for name, (rows, columns) in by_file.items():
         stem, ending = os.path.splitext(os.path.basename(name))
         head, read, write = form = FORMS.get(ending.lower(), ("", "", ""))
-        unknown = not head or (each and head != "import pandas") or (not columns and "<columns>" in each)
+        unknown = not head or (each and head != PANDAS) or (not columns and "<columns>" in each)
         if unknown or (columns and form in (JSON, NUMPY)) or len(by_file) > SHOWN:
             return ""
         options = facts.options.get(name, "")
         source = os.path.normpath(os.path.join(facts.root, name))
         change = each or _left_out(form, rows, columns, options)
         text = f"{head}\nsource = {source!r}\nrows = {read}\n{change}\n{write}"
-        text = text.replace("<options>", options).replace("<columns>", repr(columns))
+        text = text.replace("<form>", options).replace("<columns>", repr(columns))
         parts.append(text.replace("<new>", repr(f"{stem}_mended{ending}")))
     return "\n".join(parts)
 
 
 def _left_out(form: tuple[str, str, str], rows: list[int], columns: list[str], key: str) -> str:
-    if form[0] == "import pandas":
+    if form[0] == PANDAS:
         what = [f"{axis}={names}" for axis, names in (("index", rows), ("columns", columns)) if names]
         return f"rows = rows.drop({', '.join(what)})" + ".reset_index(drop=True)" * (form is FEATHER)
     if form is NUMPY:

@@ -74,7 +74,6 @@ class DataExpectation:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(DataExpectation))
-LISTS = ("extensions", "columns", "boxes")
 
 
 def expectation(expected: Any, fields: Mapping[str, Any]) -> DataExpectation:
@@ -91,12 +90,7 @@ def expectation(expected: Any, fields: Mapping[str, Any]) -> DataExpectation:
     unknown = [key for key in values if key not in FIELDS]
     if unknown:
         raise TypeError(f"check_data knows no field {unknown[0]!r}; there are {', '.join(FIELDS)}")
-    return DataExpectation(**_normal(values))
-
-
-def _normal(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields in the form in which they are compared."""
-    for key in LISTS:
+    for key in ("extensions", "columns", "boxes"):
         if values.get(key) is not None:
             values[key] = (values[key],) if isinstance(values[key], str) else tuple(values[key])
     size = values.get("size")
@@ -108,7 +102,7 @@ def _normal(values: dict[str, Any]) -> dict[str, Any]:
         values["extensions"] = tuple(f".{ending.removeprefix('.')}" for ending in values["extensions"])
     if values.get("caption_extension"):
         values["caption_extension"] = f".{values['caption_extension'].removeprefix('.')}"
-    return values
+    return DataExpectation(**values)
 
 
 CONFIG = {"vocab_size": ("vocab_size",), "max_length": ("max_position_embeddings", "n_positions")}

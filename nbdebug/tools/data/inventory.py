@@ -30,15 +30,9 @@ ENDINGS = {
     "unfinished": "tmp part partial crdownload download incomplete".split(),
 }
 KINDS = {f".{ending}": kind for kind, endings in ENDINGS.items() for ending in endings}
-MAGIC = (
-    (b"\xff\xd8\xff", "picture"),
-    (b"\x89PNG\r\n\x1a\n", "picture"),
-    (b"GIF8", "picture"),
-    (b"II*\x00", "picture"),
-    (b"MM\x00*", "picture"),
-    (b"fLaC", "sound"),
-    (b"OggS", "sound"),
-)
+PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"II*\x00", b"MM\x00*")
+SOUNDS = (b"fLaC", b"OggS")
+"""The first bytes of files whose ending says nothing."""
 SPLITS = {
     **dict.fromkeys(("train", "training", "trn"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), "val"),
@@ -87,8 +81,7 @@ class Entry:
 
 @dataclasses.dataclass
 class FolderInventory:
-    """All files, in the order of their names; hidden: how many files and folders begin with a dot, and were passed
-    over."""
+    """All files, in the order of their names; hidden: how many were passed over, whose names begin with a dot."""
 
     entries: list[Entry] = dataclasses.field(default_factory=list)
     problems: list[Problem] = dataclasses.field(default_factory=list)
@@ -129,10 +122,10 @@ def inventory(path: str, splits: dict[str, str], extensions: tuple[str, ...]) ->
 def _kind(path: str, picture: bool) -> str:
     """The kind of a file by its first bytes. picture: its ending is one that the loader takes."""
     first = head(path, 16)
-    if first[:4] == b"RIFF" and first[8:12] in (b"WAVE", b"WEBP"):
-        return "sound" if first[8:12] == b"WAVE" else "picture"
-    other = "picture" if picture else "other"
-    return next((kind for magic, kind in MAGIC if first.startswith(magic)), other)
+    form = first[8:12] if first.startswith(b"RIFF") else b""
+    if first.startswith(SOUNDS) or form == b"WAVE":
+        return "sound"
+    return "picture" if picture or first.startswith(PICTURES) or form == b"WEBP" else "other"
 
 
 def _files(root: str, result: FolderInventory) -> Iterator[tuple[str, str]]:

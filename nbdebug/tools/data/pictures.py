@@ -57,9 +57,7 @@ def pillow() -> tuple[Any, Any]:
 def measure(path: str) -> dict[str, Any]:
     """What is known of a picture: format, size, mode, turn (the EXIF tag); fault (the code of its problem, or
     "unsupported") with a reason; mean and spread of the colours, and a grey thumbnail in base64.
-
-    A JPEG is read to its end and drawn at a smaller scale, which is quicker. Nothing of the user's Pillow is changed
-    afterwards."""
+    A JPEG is read to its end, and drawn at a smaller scale. Nothing of the user's Pillow is changed afterwards."""
     Image, ImageFile = pillow()
 
     before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
@@ -157,8 +155,7 @@ def _colours(picture: Any, Image: Any) -> dict[str, Any]:
 
 
 def measure_all(paths: Sequence[str], workers: int | None) -> Iterator[dict[str, Any]]:
-    """The measures of each path, in this order. workers: processes, 0 for none; None: as many as there are processors
-    where there are over ALONE pictures."""
+    """The measures of each path, in order. workers: processes, 0 for none (None: of over ALONE, one a processor)."""
     if workers is None:
         affinity = getattr(os, "sched_getaffinity", lambda pid: range(os.cpu_count() or 1))
         workers = 0 if len(paths) <= ALONE else min(8, len(affinity(0)))

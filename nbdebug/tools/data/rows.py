@@ -97,8 +97,7 @@ def failure(error: Exception) -> tuple[str, str]:
 
 
 class Rows:
-    """The rows of one set, or of one file. What a row shows by itself is judged as it comes; what needs all of them at
-    the end, of small numbers that were noted."""
+    """The rows of one set or file: judged as they come, and at the end by the small numbers that were noted."""
 
     def __init__(self, wanted: DataExpectation, name: str = "", split: str = "") -> None:
         self.wanted, self.name, self.split = wanted, name, split

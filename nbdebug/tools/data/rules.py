@@ -30,8 +30,7 @@ def first_of_each(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 def names(code: str, sentence: str, cure: DataCure | None = None, **page: str) -> None:
     """Declare the rule of a code. sentence: what is said of one of its items, and of several, parted by |; page: as
-    `rule` takes it, or nothing where another chapter has the page. Without a title of its own the page has the
-    sentence."""
+    `rule` takes it (the title is the sentence, where none is given), or nothing where another chapter has it."""
     one, _, several = sentence.partition("|")
     title = f"{'An' if one[0] in 'aeiou' else 'A'} {one}."
 

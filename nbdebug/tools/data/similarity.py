@@ -96,11 +96,11 @@ def near_copies(images: Any, ranks: Sequence[int]) -> Iterator[tuple[int, int, f
     rank = numpy.asarray(ranks)
     clear = distinct(images)
     if len(images) > MOST:
-        groups = collections.defaultdict(list)
-        for place in numpy.flatnonzero(clear).tolist():
-            groups[images[place].tobytes()].append(place)
-        for first, *others in (sorted(group, key=rank.__getitem__) for group in groups.values()):
-            yield from ((place, first, 0.0) for place in others if rank[first] < rank[place])
+        first: dict[bytes, int] = {}
+        for place in sorted(numpy.flatnonzero(clear).tolist(), key=rank.__getitem__):
+            before = first.setdefault(images[place].tobytes(), place)
+            if rank[before] < rank[place]:
+                yield place, before, 0.0
         return
     for level in sorted(set(ranks))[1:]:
         queries = numpy.flatnonzero(clear & (rank == level))

@@ -345,10 +345,9 @@ def _by_neighbours(values: Any, codes: Any) -> Any:
     around = numpy.stack([padded[i : i + len(codes)] for i in (0, 1, 3, 4)], 1)
     votes = numpy.stack([(around == c).sum(1) for c in range(int(codes.max()) + 1)], 1)
     best = votes.argmax(1)
-    guesses = numpy.full(len(codes), -1)
-    guesses[order] = numpy.where(
-        votes.max(1) > 2, best, numpy.where(votes[numpy.arange(len(codes)), ordered] >= 2, ordered, -1)
-    )
+    even = numpy.where(votes[numpy.arange(len(codes)), ordered] >= 2, ordered, -1)
+    guesses = numpy.empty(len(codes), dtype=int)
+    guesses[order] = numpy.where(votes.max(1) > 2, best, even)
     return guesses
 
 
@@ -357,8 +356,7 @@ SPLIT_COLUMNS = ("split", "subset", "fold", "partition", "set", "phase")
 
 
 def box_fault(box: Sequence[float], limit: tuple[int, int] | None, slack: float = 0.0) -> str:
-    """What is wrong with x1, y1, x2, y2; "" for nothing. limit: width and height, or None; slack: how far a box may lie
-    beyond them."""
+    """What is wrong with x1, y1, x2, y2, or "". limit: (width, height); slack: how far a box may lie beyond them."""
     x1, y1, x2, y2 = box
     words = []
     if x2 <= x1 or y2 <= y1:
@@ -427,8 +425,7 @@ def picture_size(path: str) -> tuple[int, int] | None:
 
 
 def shared_rows(tables: Sequence[DataTable]) -> Iterator[Problem]:
-    """Rows outside of the training set that stand in an earlier split, too: of another table, or of another value of
-    the column that holds the split."""
+    """Rows that stand in an earlier split, too: of another table, or by the column that holds the split."""
     rows: list[tuple[str, Any, str | int, str]] = []
     for table in tables:
         column = next((n for n in table.names if n.lower() in SPLIT_COLUMNS), None)
