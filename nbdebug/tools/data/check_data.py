@@ -41,10 +41,8 @@ ABOUT = ("readme", "license", "notice", "classes", "labels", "names", "metadata"
 PLAIN = (str, int, float, bool, type(None))
 TRIED_FILES, TRIED_BYTES, TRIED_SECONDS = 2_000, 64 << 20, 20.0
 """Of a set whose cures are tried, and the time for all of them."""
-TOKENS = 1 << 22
-"""Of a stream that is mapped, looked at together."""
-LINE = 8 << 20
-"""Bytes of one record."""
+PIECE = 8 << 20
+"""Bytes of one record, and values of a stream of tokens, that are read at once."""
 
 
 def check_data(
@@ -302,14 +300,9 @@ class FolderCheck(Check):
         files.entries = [entry for entry in files.entries if entry.item not in {p.item for p in unread}]
         if not files.of("picture", "sound", "table", "records"):
             self.total["file"] += len(files.entries) + len(unread)
-        for kinds, stage in (
-            (("images",), self._pictures),
-            (("audio",), self._sounds),
-            (("text",), self._texts),
-            (("tables",), self._tables),
-            (("tables", "rows"), self._records),
-            (("images", "tables"), self._boxes),
-        ):
+        stages = {self._pictures: ["images"], self._sounds: ["audio"], self._texts: ["text"], self._tables: ["tables"]}
+        stages |= {self._records: ["tables", "rows"], self._boxes: ["images", "tables"]}
+        for stage, kinds in stages.items():
             if self.kind is None or self.kind in kinds:
                 try:
                     stage()
@@ -477,9 +470,9 @@ def records(entry: Entry) -> Iterator[tuple[int, Any, Fault]]:
         return
     with open(entry.path, "rb") as file:
         number = 0
-        while (line := file.readline(LINE)) and number < MOST_ROWS:
-            if len(line) >= LINE and not line.endswith(b"\n"):
-                yield number, None, ("unreadable-file", f"line {number + 1} is over {LINE >> 20} MiB long")
+        while (line := file.readline(PIECE)) and number < MOST_ROWS:
+            if len(line) >= PIECE and not line.endswith(b"\n"):
+                yield number, None, ("unreadable-file", f"line {number + 1} is over {PIECE >> 20} MiB long")
                 return
             if not line.strip():
                 continue
@@ -501,8 +494,8 @@ def array_rows(entry: Entry, wanted: DataExpectation) -> Iterator[tuple[int, Any
     for number in range(min(len(values), MOST_ROWS) if values.ndim else 0):
         yield number, {name: numpy.asarray(values[number])}, None
     if values.dtype.kind in "iu" and values.ndim == 1 and wanted.vocab_size is not None:  # a stream of tokens
-        for start in range(0, len(values), TOKENS):
-            piece = values[start : start + TOKENS]
+        for start in range(0, len(values), PIECE):
+            piece = values[start : start + PIECE]
             for place in numpy.flatnonzero((piece < 0) | (piece >= wanted.vocab_size)).tolist():
                 detail = f"id {piece[place]:,} in a vocabulary of {wanted.vocab_size:,}"
                 yield start + place, None, ("token-out-of-vocabulary", detail)

@@ -92,7 +92,7 @@ class Indices(list[Any]):
 
     def index(self, iterator: Any, index: Any) -> None:  # type: ignore[override]
         if None not in _flat([index]):
-            self.append(list(index) if _listed(index) else index)  # a sampler may fill one list again
+            self.append(list(index) if isinstance(index, (list, tuple)) else index)  # a sampler may fill one list again
 
     def batch(self, iterator: Any, batch: Any) -> None:
         pass
@@ -403,12 +403,8 @@ def _samplers(loader: Any) -> list[Any]:
     return [s for s in (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)) if s is not None]
 
 
-def _listed(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
-
-
 def _flat(indices: Sequence[Any]) -> list[Any]:
-    return [i for part in indices for i in (part if _listed(part) else [part])]
+    return [i for part in indices for i in (part if isinstance(part, (list, tuple)) else [part])]
 
 
 def _loader_like(loader: Any, **options: Any) -> Any:
@@ -440,7 +436,7 @@ def _columns(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         values = array(value)
         if values is not None and values.ndim:
             yield name, values
-    elif _listed(value) and not all(isinstance(v, (str, int, float, bytes)) for v in value):
+    elif isinstance(value, (list, tuple)) and not all(isinstance(v, (str, int, float, bytes)) for v in value):
         rows = [array(one) for one in value if hasattr(one, "shape")]
         if len(rows) == len(value) and len({len(row) if row is not None and row.ndim else 0 for row in rows}) > 1:
             yield name, rows
@@ -448,7 +444,7 @@ def _columns(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             for number, one in enumerate(value):
                 yield from _columns(one, f"{name}[{number}]")
     else:
-        yield name, value if _listed(value) else [value]
+        yield name, value if isinstance(value, (list, tuple)) else [value]
 
 
 def _is_finite(value: Any) -> bool:

@@ -76,9 +76,7 @@ def whole_numbers(value: Any) -> list[int] | None:
     if isinstance(value, (list, tuple)) and not value:
         return []
     values = array(value)
-    if values is None or values.ndim != 1 or values.dtype.kind not in "iu":
-        return None
-    return [int(v) for v in values]
+    return values.tolist() if values is not None and values.ndim == 1 and values.dtype.kind in "iu" else None
 
 
 def _length(value: Any) -> int | None:
