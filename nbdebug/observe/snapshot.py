@@ -345,7 +345,7 @@ def own_random_numbers(loader: Any) -> Iterator[None]:
     """The same; and those of a loader and its samplers, too."""
     batches = getattr(loader, "batch_sampler", None)
     holders = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
-    generators = [getattr(holder, "generator", None) for holder in holders]
+    generators: list[Any] = [getattr(holder, "generator", None) for holder in holders]
     states = [(generator, generator.get_state()) for generator in generators if hasattr(generator, "get_state")]
     with same_random_numbers():
         try:

@@ -247,8 +247,8 @@ class Check:
                 by_code.setdefault(problem.code, []).append(problem)
         turns = [p for i in range(THUMBNAILS) for own in by_code.values() for p in own[i : i + 1]]
         shown = [(p, drawn) for p in turns[: 3 * THUMBNAILS] if (drawn := thumbnail(p.file))][:THUMBNAILS]
-        drawn = [{"name": str(p.item), "label": p.code.partition("/")[2], **picture} for p, picture in shown]
-        return gallery("What these look like", drawn)
+        named = [{"name": str(p.item), "label": p.code.partition("/")[2], **picture} for p, picture in shown]
+        return gallery("What these look like", named)
 
 
 # -- a folder ----------------------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ class FolderCheck(Check):
             names = listed(entry.item for entry in other)
             self.unchecked.append(f"{names}: {other[0].known['reason']} (pip install pillow-heif)")
 
-    def _captions(self, entries: Sequence[Entry]) -> bool:
+    def _captions(self, entries: list[Entry]) -> bool:
         """Whether these have captions."""
         by_item = {entry.item: entry for entry in self.files.entries}
         ending = media.caption_ending(entries, by_item, self.wanted)

@@ -129,11 +129,11 @@ class LoaderPasses:
         self.unchecked: list[str] = []
         self.passes: list[tuple[int, int, bool]] = []  # batches, rows, whether the end was reached
         self.rows: int | None = None
-        self.dataset = getattr(self.loader, "dataset", None)
+        self.dataset: Any = getattr(self.loader, "dataset", None)
         self.workers = int(getattr(self.loader, "num_workers", 0) or 0)
         source = self.loader if self.dataset is None else self.dataset
         with contextlib.suppress(Exception):  # a stream has no length, or says so in its own way
-            self.rows = len(self.dataset)
+            self.rows = len(self.loader.dataset)
         # rows come one after the other, with no number of their own
         self.streams = not hasattr(type(source), "__getitem__") or isinstance(source, IterableDataset)
 
@@ -386,11 +386,11 @@ class LoaderPasses:
 
 def as_rank(rank: int, ranks: int) -> contextlib.ExitStack:
     """Within it torch.distributed and the environment say that this is one process of several."""
-    answers = {"get_rank": lambda *_: rank, "get_world_size": lambda *_: ranks, "is_initialized": lambda: True}
     values = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
     result = contextlib.ExitStack()
     result.enter_context(unittest.mock.patch.dict(os.environ, values))
-    result.enter_context(unittest.mock.patch.multiple(torch.distributed, **answers))
+    for name, answer in {"get_rank": rank, "get_world_size": ranks, "is_initialized": True}.items():
+        result.enter_context(unittest.mock.patch.object(torch.distributed, name, lambda *_, answer=answer: answer))
     return result
 
 

@@ -389,8 +389,8 @@ def coco_problems(item: str, value: Mapping[str, Any], pictures: Collection[str]
             yield Problem("data/label-out-of-range", f"{item}#{row}", f"category {kind} is none of {len(categories)}")
         if not isinstance(box, list) or len(box) != 4 or not all(isinstance(v, (int, float)) for v in box):
             continue
-        limit = (image.get("width"), image.get("height"))
-        limit = limit if all(isinstance(side, int) for side in limit) else None
+        sides: Any = (image.get("width"), image.get("height"))
+        limit = sides if all(isinstance(side, int) for side in sides) else None
         if wrong := box_fault([box[0], box[1], box[0] + box[2], box[1] + box[3]], limit, 1.0):
             yield Problem("data/invalid-box", f"{item}#{row}", wrong)
 
