@@ -323,11 +323,11 @@ class FolderCheck(Check):
         if not entries:
             return
         pictures.pillow()
-        thumbs: dict[int, bytes] = {}
+        thumbs = bytearray()  # 1 kB of each picture that has colours
         with progress_bar("check_data", "pictures", len(entries), wanted=self.progress) as bar:
             for place, known in enumerate(pictures.measure_all([e.path for e in entries], self.workers)):
                 if "thumb" in known:
-                    thumbs[place] = base64.b64decode(known.pop("thumb"))
+                    thumbs += base64.b64decode(known.pop("thumb"))
                 if "size" in known:
                     known["size"] = tuple(known["size"])
                 entries[place].known.update(known)

@@ -191,12 +191,12 @@ def _mask_values(path: str) -> list[int]:
 # -- pictures beside pictures ------------------------------------------------------------------------------------------
 
 
-def copies(entries: Sequence[Entry], thumbs: Mapping[int, bytes]) -> Iterator[Problem]:
-    """Copies outside of the training set, near ones too. thumbs: of the entry at each place."""
-    places, order = list(thumbs), [RANK[entry.split] for entry in entries]
+def copies(entries: Sequence[Entry], thumbs: bytearray) -> Iterator[Problem]:
+    """Copies outside of the training set, near ones too. thumbs: of those entries that have colours."""
+    places, order = [i for i, e in enumerate(entries) if "mean" in e.known], [RANK[e.split] for e in entries]
     if not places or len(set(order)) < 2:
         return
-    images = numpy.frombuffer(b"".join(thumbs.values()), dtype="uint8").reshape(-1, SIDE, SIDE)
+    images = numpy.frombuffer(thumbs, dtype="uint8").reshape(-1, SIDE, SIDE)
     distinct = similarity.distinct(images)
     yield from equal_files([entries[place] for place, own in zip(places, distinct) if own])
     for one, other, distance in similarity.near_copies(images, [order[place] for place in places]):
