@@ -7,7 +7,7 @@
     media         captions, masks, splits and sizes: files judged beside one another; sounds, decoded
     tables        columns of numbers, labels, texts and boxes
     rows          the rows of a data set in memory, or of a file of records: tokens, labels, tensors
-    similarity    near copies, and folders of another colour
+    similarity    items beside items: equal and near copies, two labels of one input, folders of another colour
     expectation   what the user means, or what a processor, a tokenizer or a model asks for
     cures         problems as plain values, and what helps, as code that was tried in a copy of the process
     rules         the rules that name the problems
