@@ -218,8 +218,12 @@ class Check:
 
     def _outcome(self, finding: Finding, text: str, report: Report, facts: DataFacts) -> tuple[bool, dict[str, Any]]:
         """Whether a text worked, and what was seen after it. It runs in the copy, in a folder of its own."""
+        cwd = os.getcwd()
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
+            if facts.root and not os.path.isabs(facts.root):  # as the user writes it: it leads to the same place
+                first = pathlib.Path(facts.root, facts.form).parts[0]
+                os.symlink(os.path.join(cwd, first), first)
             scope = {"report": report, "dataset": self.given}
             try:
                 exec(compile(text, "<cure>", "exec"), scope)  # our own text
@@ -229,7 +233,7 @@ class Check:
             except Exception:
                 return False, {}
             finally:
-                os.chdir("/")
+                os.chdir(cwd)
         before, looked = int(finding.evidence["items"]), check.total.total()
         left = sum(problem.code == finding.code for problem in first_of_each(check.problems))
         after = {"after it": f"{count(left, 'item')} of {before:,} at fault in {looked:,} checked"}
@@ -271,8 +275,9 @@ class FolderCheck(Check):
             values = collections.Counter(e.known[key] for e in self.files.entries if key in e.known)
             usual.update((field, value) for value, _ in values.most_common(1))
         usual.update(("label", table.label) for table in self.tables[::-1] if table.label)
+        below = not os.path.isabs(self.root) and not self.root.startswith("..") and (self.only or self.root != ".")
         return {
-            "root": os.path.abspath(self.root),
+            "root": self.root if below else os.path.abspath(self.root),
             "form": self.only or "",
             "expected": {**usual, **self.wanted.stated()},
             "options": {table.name: table.frame.attrs.get("options", "") for table in self.tables}
@@ -289,7 +294,7 @@ class FolderCheck(Check):
         for path in scope.get("paths", [pathlib.Path(facts.root, entry.item) for entry in self.files.entries]):
             link = linked / path.relative_to(root)
             link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(new.get(f"{path.stem}_mended{path.suffix}", path))
+            link.symlink_to(new.get(f"{path.stem}_mended{path.suffix}", path.absolute()))
         return str(linked)
 
     def run(self) -> None:
@@ -345,8 +350,7 @@ class FolderCheck(Check):
             if not captioned and not self.wanted.boxes:
                 self.problems += media.conflicts(entries)
         self.problems += media.colours(own, self.wanted.num_classes is not None)
-        other = [entry for entry in entries if entry.known.get("fault") == "unsupported"]
-        if other:
+        if other := [entry for entry in entries if entry.known.get("fault") == "unsupported"]:
             names = listed(entry.item for entry in other)
             self.unchecked.append(f"{names}: {other[0].known['reason']} (pip install pillow-heif)")
 
@@ -469,18 +473,15 @@ def records(entry: Entry) -> Iterator[tuple[int, Any, Fault]]:
             yield from ((number, value, None) for number, value in enumerate(values[:MOST_ROWS]))
         return
     with open(entry.path, "rb") as file:
-        number = 0
-        while (line := file.readline(PIECE)) and number < MOST_ROWS:
+        lines = filter(bytes.strip, iter(lambda: file.readline(PIECE), b""))
+        for number, line in enumerate(itertools.islice(lines, MOST_ROWS)):
             if len(line) >= PIECE and not line.endswith(b"\n"):
                 yield number, None, ("unreadable-file", f"line {number + 1} is over {PIECE >> 20} MiB long")
                 return
-            if not line.strip():
-                continue
             try:
                 yield number, json.loads(line), None
             except (ValueError, RecursionError) as error:
                 yield number, None, ("item-fails", f"no JSON: {in_a_line(error)}")
-            number += 1
 
 
 def array_rows(entry: Entry, wanted: DataExpectation) -> Iterator[tuple[int, Any, Fault]]:

@@ -29,10 +29,10 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class DataFacts:
-    """All problems of a set, one for each item. root: the folder, "" in memory; total: items looked at, by
-    kind ("picture", "row" …); expected: the fields that the user gave, and what is usual; form: the name of a file that
-    was given alone, or the kind of a set in memory ("DataFrame", "Dataset", "select", "list"); options: how a CSV is
-    read and written, as text, by its name; of COCO the key of the rows."""
+    """All problems of a set, one for each item. root: the folder as the user has it, "" in memory; total: items looked
+    at, by kind ("picture" …); expected: what the user gave, and what is usual; form: the name of a file that was given
+    alone, or the kind of a set in memory ("DataFrame", "Dataset", "select", "list"); options: how a CSV is read and
+    written, as text, by its name; of COCO the key of the rows."""
 
     problems: tuple[Problem, ...] = ()
     root: str = ""

@@ -203,15 +203,14 @@ class Decoders:
         return answers
 
     def _start(self) -> subprocess.Popen[str]:
-        paths = [str(pathlib.Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        paths = os.pathsep.join([str(pathlib.Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
         process = subprocess.Popen(
             [sys.executable, "-m", "nbdebug.tools.data.pictures"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             encoding="utf-8",
-            env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": paths},
             start_new_session=True,  # Ctrl-C is for the process that asks
         )
         self.all.append(process)

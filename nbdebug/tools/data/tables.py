@@ -136,9 +136,8 @@ class DataTable:
             missing = column.isna().to_numpy()
             texts = numpy.isnan(values) & ~missing
             is_text = column.map(lambda v: isinstance(v, str)).to_numpy()
-            rows, there = numpy.flatnonzero(texts & is_text), int((~missing).sum())
-            if name == self.label:
-                rows = rows[:0]
+            there = int((~missing).sum())
+            rows = numpy.flatnonzero(texts & is_text & (name != self.label))
             if len(rows) and (len(rows) > max(3, (1 - NUMERIC) * there) or len(rows) == there):
                 words = ", ".join(repr(clip(str(v), 20)) for v in dict.fromkeys(column.iloc[rows[:20]]))
                 detail = f"text in {percent(len(rows) / there)} of its values: {clip(words, 80)}"
