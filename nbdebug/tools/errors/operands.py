@@ -244,6 +244,10 @@ class OperandNames:
             return OpArgument(value, f"{owner}.{name}", role, owner)
         if id(value) in self.variables:
             return OpArgument(value, self.variables[id(value)], role)
+        whole = value._base if type(value) is torch.Tensor else None  # a library has flattened it
+        if whole is not None and id(whole) in self.variables and whole.numel() == value.numel():
+            sizes = ", ".join(map(str, value.shape))
+            return OpArgument(value, f"{self.variables[id(whole)]}.reshape({sizes})", role)
         inner = f"`{self.module(self.failing)}`" if self.failing is not None else "the op"
         phrase = "the input of {}" if role in ("input", "x", "") else f"the {role} of {{}}"
         return OpArgument(value, phrase.format(inner), role, None, False)
