@@ -277,3 +277,23 @@ def test_chained_and_grouped():
     if sys.version_info >= (3, 11):
         both = ExceptionGroup("two", [ValueError("x"), caught(inner)])  # noqa: F821 (of Python 3.11 on)
         assert CODE in [found.code for found in nbdebug.explain(both)]
+
+
+def test_what_a_library_has_flattened_has_the_users_name():
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "vocab_size": 9,
+        "hidden_size": 4,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 4,
+    }
+    config = transformers.BertConfig(**sizes, num_labels=3, problem_type="single_label_classification")
+    model = transformers.BertForSequenceClassification(config)
+
+    def run():
+        batch = {"input_ids": torch.zeros(2, 5, dtype=torch.long), "labels": torch.zeros(2, 5, dtype=torch.long)}
+        return model(**batch)
+
+    (finding,) = nbdebug.explain(caught(run))
+    assert finding.code == CODE and "`batch['labels'].reshape(10)` [10]" in finding.title

@@ -226,6 +226,7 @@ class OperandNames:
         self.weights: dict[int, tuple[str, str]] = {}
         self._modules: dict[int, str] | None = None
         self.failing = failing_module(context)
+        self.foreign = any(not frame.site.file.startswith(_TORCH) for frame in library_frames(context))
         for model in context.owners.models.values():
             for name, part in named_modules(model):
                 self._own(part, _plain(f"{self.module(model)}.{name}".rstrip(".")))
@@ -244,7 +245,7 @@ class OperandNames:
             return OpArgument(value, f"{owner}.{name}", role, owner)
         if id(value) in self.variables:
             return OpArgument(value, self.variables[id(value)], role)
-        whole = value._base if type(value) is torch.Tensor else None  # a library has flattened it
+        whole = value._base if self.foreign and type(value) is torch.Tensor else None  # the library has flattened it
         if whole is not None and id(whole) in self.variables and whole.numel() == value.numel():
             sizes = ", ".join(map(str, value.shape))
             return OpArgument(value, f"{self.variables[id(whole)]}.reshape({sizes})", role)
