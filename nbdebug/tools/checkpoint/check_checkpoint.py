@@ -100,7 +100,7 @@ def checkpoint_facts(
         if chosen.name in WHOLE:
             _add_parts(facts.file, chosen.parent)
     facts.wanted = tuple(role for role, thing in {"optimizer": optimizer, **parts}.items() if thing is not None)
-    compare(facts, model, optimizer)
+    compare(facts, model, optimizer, getattr(getattr(load, "__code__", None), "co_consts", ()))
     if not facts.file.whole:
         facts.good = _good(facts, place / "any" if chosen is None else chosen)
     facts.configs = tuple(_other_settings(facts.file, chosen, getattr(model, "config", None)))
@@ -239,15 +239,16 @@ def _add_parts(file: SavedFile, folder: pathlib.Path) -> None:
 # -- beside the model ------------------------------------------------------------------------------------------------
 
 
-def compare(facts: CheckpointFacts, model: torch.nn.Module | None, optimizer: Any) -> None:
-    """Weights beside the model's by name, shape and type; the optimizer's groups beside those of the user's."""
+def compare(facts: CheckpointFacts, model: torch.nn.Module | None, optimizer: Any, asked: Any = ()) -> None:
+    """Weights beside the model's by name, shape and type; the optimizer's groups beside those of the user's.
+    asked: constants of the user's own loading, which speaks of the entry that it takes."""
     for path, value in walk(facts.file.tree):  # the outermost of each role
         if role := _role(path, value):
             facts.entries.setdefault(role, path)
     if facts.file.step is not None:
         facts.entries["step"] = facts.file.steps()[facts.file.step]
     state = {} if model is None else {n: v for n, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
-    facts.entry, facts.own = _weights(facts.file, set(state))
+    facts.entry, facts.own = _weights(facts.file, set(state), asked)
     _compare_optimizer(facts, optimizer, {} if model is None else {id(p): n for n, p in model.named_parameters()})
     if model is None:
         return
@@ -270,12 +271,13 @@ def compare(facts: CheckpointFacts, model: torch.nn.Module | None, optimizer: An
     facts.reshaped = tuple(name for name in both if shapes[name] != facts.model[name][0])
 
 
-def _weights(file: SavedFile, wanted: set[str]) -> tuple[str, Mapping[str, SavedTensor]]:
-    """Path and tensors of the entry most like the model, else of that with the most; no optimizer, no average."""
+def _weights(file: SavedFile, wanted: set[str], asked: Any) -> tuple[str, Mapping[str, SavedTensor]]:
+    """Path and tensors of the entry that is asked for, else most like the model, else with the most; no optimizer, no
+    average."""
     if not isinstance(file.tree, (Mapping, list, tuple)):
         return "", {}
     lasts = set(map(_last, wanted))
-    best: tuple[tuple[int, float, int], str, Mapping[str, SavedTensor]] = ((0, 0, 0), "", {})
+    best: tuple[tuple[bool, int, float, int], str, Mapping[str, SavedTensor]] = ((False, 0, 0, 0), "", {})
     for path, value in walk(file.tree):
         if not isinstance(value, Mapping) or re.search(r"optim|param_groups|scheduler", path):
             continue
@@ -284,7 +286,7 @@ def _weights(file: SavedFile, wanted: set[str]) -> tuple[str, Mapping[str, Saved
             continue
         exact = len(wanted & tensors.keys())
         near = sum(_last(name) in lasts for name in tensors)
-        score = (0 if re.search(ROLES["ema"], path) else 1, exact + near / 2, len(tensors))
+        score = (_last(path) in asked, 0 if re.search(ROLES["ema"], path) else 1, exact + near / 2, len(tensors))
         if score > best[0] and (path or len(tensors) * 2 > len(value)):
             best = (score, path, tensors)
     return best[1], best[2]
