@@ -220,4 +220,7 @@ def test_a_compiled_sequential_has_its_sizes():
 def test_an_input_that_is_made_in_the_call_is_followed_by_layers_too():
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 10))
     finding = explained(lambda: net(torch.zeros(4, 3, 32, 32)))
-    assert "0 (Conv2d) it is" in finding.chain[0].what and "2 (Flatten) it is" in finding.chain[1].what
+    assert [link.what for link in finding.chain][1:3] == [
+        "after 0 (Conv2d) it is [4, 8, 30, 30]",
+        "after 2 (Flatten) it is [4, 7200]",
+    ]
