@@ -221,6 +221,6 @@ def test_an_input_that_is_made_in_the_call_is_followed_by_layers_too():
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 10))
     finding = explained(lambda: net(torch.zeros(4, 3, 32, 32)))
     assert [link.what for link in finding.chain][1:3] == [
-        "after 0 (Conv2d) it is [4, 8, 30, 30]",
-        "after 2 (Flatten) it is [4, 7200]",
+        "after net.0 (Conv2d) it is [4, 8, 30, 30]",
+        "after net.2 (Flatten) it is [4, 7200]",
     ]

@@ -259,3 +259,67 @@ def test_a_cell_with_the_loop_alone() -> None:
         report = book.run(cell).result
     assert [f.code for f in report] == ["training/double-softmax"] and report.findings[0].fixes[0].verified
     assert "`loss` of In [3], line" in " ".join(report.notes)
+
+
+def test_a_cell_that_makes_its_model_anew_is_not_called_well() -> None:
+    setup = """
+        import torch
+        from torch import nn
+        from torch.utils.data import DataLoader, TensorDataset
+        net = nn.Linear(6, 1)
+        opt = torch.optim.Adam(net.parameters(), lr=3e-3)
+        batches = DataLoader(TensorDataset(torch.randn(64, 6), torch.randn(64, 1)), 32)
+    """
+    cell = """
+        %%diagnose
+        net = nn.Linear(6, 1)
+        other = torch.optim.Adam(net.parameters(), lr=3e-3)
+        for xb, yb in batches:
+            other.zero_grad()
+            loss = (net(xb) - yb).square().mean()
+            loss.backward()
+            other.step()
+    """
+    with started(textwrap.dedent(setup)) as book:
+        report = book.run(cell).result
+    assert report.verdict == "not well, no cause known" and "another model" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("layer", "made"), [("nn.LSTM(8, 8)", "nn.LSTM(8, 8, batch_first=True)"), ("", "nn.TransformerEncoderLayer(8, 2, ")]
+)
+def test_a_layer_that_takes_the_batch_second_is_made_anew(layer: str, made: str) -> None:
+    encoder = "nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0), 1)"
+    setup = f"""
+        import torch
+        from torch import nn
+        from torch.utils.data import DataLoader, TensorDataset
+        torch.manual_seed(0)
+        x = torch.randint(0, 12, (192, 5))
+        y = x[:, 0] % 3
+        class Tagger(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.words = nn.Embedding(12, 8)
+                self.layer = {layer or encoder}
+                self.head = nn.Linear(8, 3)
+            def forward(self, x):
+                out = self.layer(self.words(x))
+                return self.head((out[0] if isinstance(out, tuple) else out)[:, 0])
+        tagger = Tagger()
+        opt = torch.optim.Adam(tagger.parameters(), lr=3e-3)
+        batches = DataLoader(TensorDataset(x, y), 16, shuffle=True)
+    """
+    cell = """
+        %%diagnose
+        for xb, yb in batches:
+            opt.zero_grad()
+            loss = nn.functional.cross_entropy(tagger(xb), yb)
+            loss.backward()
+            opt.step()
+    """
+    with started(textwrap.dedent(setup)) as book:
+        report = book.run(cell).result
+    (fix,) = report.findings[0].fixes
+    assert report.findings[0].code == "training/batch-mixing" and made in fix.code and "batch_first=True" in fix.code
+    assert fix.verified

@@ -73,19 +73,31 @@ def _other_activation(call: LossCall, model: nn.Module) -> Iterator[Edit]:
             yield from _edited(where.file, {node: _in_parentheses(where.file or "", node.args[0], node)})
 
 
-def as_identity(call: LossCall, module: nn.Module) -> Iterator[Edit]:
-    """The only call in the user's files that makes an activation of torch's of this class: one that does nothing. What
-    stands behind it in a Sequential keeps its name."""
-    kind, file = type(module), call.where.file or ""
-    made = [
+def as_identity(module: nn.Module, file: str) -> Iterator[Edit]:
+    """An activation of torch's, made as a module that does nothing. What stands behind it in a Sequential keeps its
+    name. file: of the model or the loss, in whose cells it is made."""
+    made = _only_call(type(module), file) if type(module).__module__ == "torch.nn.modules.activation" else None
+    if made is not None:
+        owner = sources.source(made[0], made[1].func).rpartition(".")[0] or "torch.nn"
+        yield from _edited(made[0], {made[1]: f"{owner}.Identity()"})
+
+
+def as_batch_first(module: nn.Module, file: str) -> Iterator[Edit]:
+    """A layer of torch's, made with batch_first=True."""
+    made = _only_call(type(module), file) if type(module).__module__.startswith("torch.nn.") else None
+    if made is not None:
+        yield from _edited(made[0], sources.with_keyword(*made, "batch_first", "True"))
+
+
+def _only_call(kind: type, file: str) -> tuple[str, ast.Call] | None:
+    """(file, call) of the only one in this file and the notebook's other cells that makes such an object."""
+    calls = [
         (other, node)
         for other in (file, *other_cells(file))
         for node in sources.nodes_of(other)
         if isinstance(node, ast.Call) and sources.name_of(node) == kind.__name__
     ]
-    if kind.__module__ == "torch.nn.modules.activation" and len(made) == 1:
-        owner = sources.source(made[0][0], made[0][1].func).rpartition(".")[0] or "torch.nn"
-        yield from _edited(made[0][0], {made[0][1]: f"{owner}.Identity()"})
+    return calls[0] if len(calls) == 1 else None
 
 
 def _module_calls(where: Where, model: nn.Module) -> Iterator[ast.Call]:

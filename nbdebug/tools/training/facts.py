@@ -152,7 +152,8 @@ class Broadcast:
 @dataclasses.dataclass(frozen=True)
 class BatchMixing:
     """Replacing sample `sample` changes the outputs of `others` other samples. op, where: the first op that mixes.
-    rows: where instead the loss compares outputs with targets of other samples, the sample's first rows in either."""
+    rows: where instead the loss compares outputs with targets of other samples, the sample's first rows in either.
+    layer, kind: the layer of torch's around that op that takes the batch as its second dimension, and its class."""
 
     sample: int
     others: int
@@ -161,6 +162,8 @@ class BatchMixing:
     op: str
     where: Where
     rows: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    layer: str = ""
+    kind: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,7 +348,8 @@ class Attempt:
     """A fix that was tried: one batch trained on as it is and with the fix, from the same start, with the same
     optimizer. how: the change; optimizer: with its rate; as_is, fixed: losses before the first step and after each
     (empty: none could be computed); verified: True (it helps), False (it does not), None (not tried, or undecided);
-    why: the reason for None. edit: of the user's own lines, where that text is what was run."""
+    why: the reason for None. edit: of the user's own lines, where that text is what was run. others: how many other
+    samples change with one sample, with the fix."""
 
     how: str = ""
     optimizer: str = ""
@@ -354,6 +358,7 @@ class Attempt:
     verified: bool | None = None
     why: str = ""
     edit: Edit | None = None
+    others: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

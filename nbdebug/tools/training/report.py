@@ -129,6 +129,7 @@ def _tested(fix: Fix, attempt: Attempt) -> Fix:
     after: dict[str, Any] = {
         "undecided": attempt.why or None,
         "one batch": None if attempt.edit is not None else attempt.how,
+        "other samples changed": attempt.others,
         "loss as it is": _end(attempt.as_is),
         "loss with the fix": _end(attempt.fixed),
         "steps": max(steps),
@@ -427,7 +428,7 @@ def _symptoms(facts: TrainingFacts) -> list[Symptom]:
     """What is not well in the course of the run, or could not be seen of it."""
     run, static = facts.run, facts.static or StaticFacts()
     assert run is not None, "diagnose has watched it"
-    if not run.losses and not run.evaluations:
+    if not run.losses and (not run.evaluations or any(text.startswith("The run: ") for text in run.unchecked)):
         why = next((text for text in run.unchecked if text.startswith("The run: ")), "The run: no loss was seen")
         return [verdict.blind("The run", why.removeprefix("The run: "))]
     guess = static.loss_calls[0].guess if len(static.loss_calls) == 1 and static.reduction == "mean" else None

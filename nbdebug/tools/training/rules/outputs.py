@@ -277,6 +277,8 @@ def batch_mixing(facts: TrainingFacts) -> Finding | None:
         "Move the batch dimension to the front before you join dimensions.",
         "x = x.transpose(0, 1)  # then: x.reshape(len(x), -1)",
     )
+    if mixing.layer:
+        fix = Fix(f"Tell `{mixing.layer}` that the batch comes first.", f"nn.{mixing.kind}(…, batch_first=True)")
     return finding(
         "batch-mixing",
         f"{who} mixes the samples: replacing sample {mixing.sample} of the batch changes the outputs of "

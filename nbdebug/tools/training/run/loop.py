@@ -540,6 +540,7 @@ class LoopRun:
     evaluations: the course on fixed batches. on_step: called with each step's loss, for a progress bar; taken: with
     each optimizer that is first seen when it steps, where there were none before. learned: called where the loss of a
     batch is taken from the loop's own lines, which are then loss_fn: where there was none, or it takes no such batch.
+    stepping: the ids of all optimizers that stepped.
     """
 
     def __init__(
@@ -584,12 +585,12 @@ class LoopRun:
         self._ours = self._began = 0.0
         self._scheduler_step: Any = None
         self._next = 0
-        self._stepping: set[int] = set()
+        self.stepping: set[int] = set()
 
     @property
     def adversaries(self) -> bool:
         """Whether several optimizers have stepped, each after a backward of its own, as those of a GAN do."""
-        return len(self._stepping) > 1 and self.updates.backwards > 1.5 * len(self.losses)
+        return len(self.stepping) > 1 and self.updates.backwards > 1.5 * len(self.losses)
 
     def run(self, train: Callable[[Callable[..., None]], Any]) -> None:
         """Run the user's loop. Its exceptions pass unchanged, with every hook taken away."""
@@ -599,7 +600,7 @@ class LoopRun:
             "each backward and each step": self.updates,
         }
         began = time.perf_counter()
-        steps = StepHook(lambda optimizer, *_: self._stepping.add(id(optimizer)))
+        steps = StepHook(lambda optimizer, *_: self.stepping.add(id(optimizer)))
         try:
             for topic, part in parts.items():
                 self.errors.run(f"What {topic} shows", part.attach, None)

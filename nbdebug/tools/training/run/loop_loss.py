@@ -28,7 +28,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
+from nbdebug.observe.backward import graph_leaves
 from nbdebug.observe.locations import USER, Site, kind_of, span_of
 from nbdebug.observe.sources import SCOPES, nodes_of
 from nbdebug.observe.variables import attributes
@@ -69,6 +71,9 @@ class LoopLoss:
         spaces: list[dict[str, Any]] = [part.globals for part in self.parts]
         spaces += [vars(v) for part in self.parts for v in part.names.values() if _is_plain(v)]
         places = [(s, n) for s in spaces for n, value in s.items() if value is self.model and model is not self.model]
+        named = any(v is self.model for part in self.parts for v in part.names.values())
+        if model is not self.model and not (named or places):
+            raise LookupError("the loop's lines name no model that another one could stand in for")
         try:
             for space, name in places:
                 space[name] = model
@@ -108,13 +113,19 @@ def loop_loss(model: nn.Module, loader: Any) -> LoopLoss | None:
 
 
 def proved(found: LoopLoss, batch: Any, value: float, graph: Counter[str], others: Iterable[Any]) -> bool:
-    """Whether it gives the loop's own loss of a batch, in value (where no random numbers are in it) and graph, and
-    another one of another batch."""
-    model, values = found.model, []
-    with preserve_rng(found), torch.enable_grad(), spared_buffers(model.modules()):
-        for _ in range(2):
-            loss = loss_root(found(model, batch))
-            values.append(float(loss.detach()))
+    """Whether it gives the loop's own loss of a batch, in value (where no random numbers are in it) and graph, by this
+    very model (a cell may make it anew), and another one of another batch."""
+    model, values, ran = found.model, [], list[nn.Module]()
+    called = register_module_forward_pre_hook(lambda module, _: ran.append(module))
+    try:
+        with preserve_rng(found), torch.enable_grad(), spared_buffers(model.modules()):
+            for _ in range(2):
+                loss = loss_root(found(model, batch))
+                values.append(float(loss.detach()))
+    finally:
+        called.remove()
+    if set(model.modules()).isdisjoint(ran) and set(model.parameters()).isdisjoint(graph_leaves(loss)):
+        return False
     own = graph_signature(loss)
     more, less = own - graph, graph - own  # one node more in the loop's: that of a scaler
     same = abs(values[0] - value) <= SAME * abs(value)

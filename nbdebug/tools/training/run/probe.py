@@ -410,9 +410,17 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         validations=None
         if (validated_at := run.reading.validated_at) is None
         else tuple(bisect.bisect_right(run.read_at, read) for read in validated_at),
-        unchecked=tuple(_unchecked(arguments)),
+        unchecked=(*_others_trained(run), *_unchecked(arguments)),
         loss_from="" if run.loss_fn is None else f"`{run.loss_fn.text}` of {at_site(Where(), run.loss_fn.site).place}",
     )
+
+
+def _others_trained(run: LoopRun) -> Iterator[str]:
+    if not run.updates.steps and run.stepping:
+        yield (
+            "The run: the loop trains another model than the one that is watched. Where it makes the model anew, run "
+            "that part in a cell of its own before"
+        )
 
 
 def _with_floor(facts: TrainingRunFacts, floor: float, at_floor: float) -> TrainingRunFacts:

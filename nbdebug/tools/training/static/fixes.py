@@ -28,7 +28,7 @@ from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.sources import edited_functions
 from nbdebug.report import Edit, Finding, Where
 from nbdebug.text import count, figures, listed
-from nbdebug.tools.training.edits import as_identity, in_loss
+from nbdebug.tools.training.edits import as_batch_first, as_identity, in_loss
 from nbdebug.tools.training.facts import Attempt, LossCall, OverfitResult, StaticFacts, describe
 from nbdebug.tools.training.run.evaluate import LossFn, loss_root
 from nbdebug.tools.training.run.retrain import wants_closure
@@ -119,15 +119,15 @@ def _with_target(value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 @dataclasses.dataclass(frozen=True)
 class TrainingFix:
-    """how: the change, in words. edit: the user's own functions run with this text, or, with a change beside it, the
-    text that makes that change when the model is made again; patch: calls that give another
+    """how: the change, in words. edit: the user's own functions run with this text, or, with a change or a patch
+    beside it, the text that has the same effect when the model is made again; patch: calls that give another
     result (a fresh mode each time); change: done once to the model and its optimizers; batch: another batch in place of
     the first. own: only the user's own optimizers show
     it; raises: without it the loss raises (on a GPU, for good); comparable: losses with and without it are."""
 
     how: str
     edit: Edit | None = None
-    patch: Callable[[], PatchedCalls] | None = None
+    patch: Callable[[], PatchedCalls | BatchFirst] | None = None
     change: Change | None = None
     batch: Any = None
     own: bool = False
@@ -173,8 +173,33 @@ def edit_fixes(finding: Finding, static: StaticFacts, model: nn.Module) -> Itera
         yield TrainingFix("this text", edit, raises=slug == "label-out-of-range", comparable=alike)
     name = call.activation_where.module if call is not None and call.target_sum is None else None
     if call is not None and name and slug in ("double-softmax", "wrong-output-activation"):
-        for edit in as_identity(call, model.get_submodule(name)):
+        for edit in as_identity(model.get_submodule(name), call.where.file or ""):
             yield TrainingFix(f"a model without `{name}`", edit, change=lambda model, _: _bypass(model, name))
+    layer = static.mixing.layer if slug == "batch-mixing" and static.mixing is not None else ""
+    for edit in as_batch_first(model.get_submodule(layer), finding.where.file or "") if layer else ():
+        how = f"a model with the batch first in `{layer}`"
+        yield TrainingFix(how, edit, patch=lambda: BatchFirst(model, type(model.get_submodule(layer))))
+
+
+class BatchFirst:
+    """Inside, all layers of a class take the batch as their first dimension."""
+
+    count = 1
+
+    def __init__(self, model: nn.Module, kind: type):
+        layers = [part for module in model.modules() if type(module) is kind for part in module.modules()]
+        self.layers = [part for part in layers if getattr(part, "batch_first", None) is False]
+
+    def __enter__(self) -> BatchFirst:
+        return self._set(True)
+
+    def __exit__(self, *error: Any) -> None:
+        self._set(False)
+
+    def _set(self, first: bool) -> BatchFirst:
+        for layer in self.layers:
+            layer.batch_first = first  # type: ignore[assignment]
+        return self
 
 
 def _loss_call(finding: Finding, static: StaticFacts) -> LossCall | None:
@@ -443,7 +468,7 @@ class _FixTrial:
 
     def _train(self, fix: TrainingFix | None) -> list[float]:
         until = min(self.deadline, time.monotonic() + SECONDS)
-        edit = None if fix is None or fix.change is not None else fix.edit
+        edit = None if fix is None or fix.change is not None or fix.patch is not None else fix.edit
         self.start.restore()
         try:
             with contextlib.nullcontext(1) if edit is None else edited_functions(edit) as exchanged:
@@ -455,25 +480,25 @@ class _FixTrial:
                 if optimizers is None:
                     optimizers = [torch.optim.Adam([p for p in self.model.parameters() if p.requires_grad], lr=RATE)]
                 batch = self.batch if fix is None or fix.batch is None else fix.batch
-                return train_on(self.model, optimizers, _patched(self.loss_fn, fix), batch, STEPS, until)
+                return train_on(self.model, optimizers, patched(self.loss_fn, fix), batch, STEPS, until)
         finally:
             self.start.restore()
 
 
-def _patched(loss_fn: LossFn, fix: TrainingFix | None) -> LossFn:
+def patched(loss_fn: LossFn, fix: TrainingFix | None) -> LossFn:
     """The same loss, in which calls give the results that the fix wants. Raises LookupError where there are none."""
     if fix is None or fix.patch is None:
         return loss_fn
     patch = fix.patch
 
-    def patched(model: Any, batch: Any) -> Any:
+    def loss_with_it(model: Any, batch: Any) -> Any:
         with patch() as calls:
             loss = loss_fn(model, batch)
         if not calls.count:
             raise LookupError("the call to replace did not happen again")
         return loss
 
-    return patched
+    return loss_with_it
 
 
 def verdict(as_is: Sequence[float], fixed: Sequence[float], comparable: bool = True) -> tuple[bool | None, str]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -567,10 +568,23 @@ def _mixing(model: nn.Module, loss_fn: LossFn, batch: Any, n: int) -> tuple[Batc
             culprit, others = view
         if others:
             module, op, where = ("", "", Where(phase="forward")) if culprit is None else _place(culprit)
-            return BatchMixing(sample, others, n, module, op, where), ""
+            return BatchMixing(sample, others, n, module, op, where, None, *_batch_second(model, module)), ""
         if (crossed := _mixed_targets(plain, changed, n, sample)) is not None:
             return crossed, ""
     return None, ""
+
+
+def _batch_second(model: nn.Module, name: str) -> tuple[str, str]:
+    """(name, class) of the outermost layer of torch's around a module that takes the batch as its second dimension."""
+    parts = name.split(".") if name else []
+    for around in (".".join(parts[: n + 1]) for n in range(len(parts))):
+        module = model.get_submodule(around)
+        second = any(getattr(part, "batch_first", None) is False for part in module.modules())
+        kind = type(module)
+        told = kind.__module__.startswith("torch.nn.") and "batch_first" in inspect.signature(kind).parameters
+        if second and (told or kind in (nn.LSTM, nn.GRU, nn.RNN)):  # these take it among **kwargs
+            return around, kind.__name__
+    return "", ""
 
 
 def _place(call: OpCall) -> tuple[str, str, Where]:

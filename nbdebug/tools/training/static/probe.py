@@ -36,7 +36,7 @@ from nbdebug.tools.training.static.batches import (
     loss_reduction,
     worker_draws,
 )
-from nbdebug.tools.training.static.fixes import attempt, edit_fixes, fix_for, overfit_batch
+from nbdebug.tools.training.static.fixes import attempt, edit_fixes, fix_for, overfit_batch, patched
 from nbdebug.tools.training.static.one_step import (
     StepGraph,
     calls_for,
@@ -344,6 +344,9 @@ class _Probes:
         undecided = None
         for fix in edit_fixes(finding, facts, self.work):
             result = attempt(*tries, fix, self.deadline)
+            if finding.code == "training/batch-mixing" and fix.patch is not None and result.fixed:
+                left = batch_mixing(self.work, patched(self.loss_fn, fix), batches.train[0])
+                result = dataclasses.replace(result, verified=left == (None, ""), others=0 if left[0] is None else None)
             if result.verified:
                 return result
             undecided = result if undecided is None and result.verified is None and result.fixed else undecided
