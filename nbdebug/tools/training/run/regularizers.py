@@ -128,13 +128,13 @@ class _Trials:
     def kinds(self) -> Mapping[str, Callable[[], Iterable[_Trial]]]:
         return {
             "nothing": self.as_is,
+            "early stopping": self.stop,  # what helps most often comes first: the time may be up
             "dropout": self.dropout,
             "weight decay": self.decay,
             "label smoothing": self.smoothing,
+            "warm-up": self.warm_up,
             "fewer parameters": self.fewer,
             "augmentation": self.augmentation,
-            "warm-up": self.warm_up,
-            "early stopping": self.stop,
         }
 
     def _pasted(self, code: str) -> RetrainChange:
