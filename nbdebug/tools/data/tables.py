@@ -344,7 +344,8 @@ def _by_neighbours(values: Any, codes: Any) -> Any:
     around = numpy.stack([padded[i : i + len(codes)] for i in (0, 1, 3, 4)], 1)
     votes = numpy.stack([(around == c).sum(1) for c in range(int(codes.max()) + 1)], 1)
     best = votes.argmax(1)
-    even = numpy.where(votes[numpy.arange(len(codes)), ordered] >= 2, ordered, -1)
+    own = around == ordered[:, None]  # at the edge of a class both on one side are of it
+    even = numpy.where(own[:, :2].all(1) | own[:, 2:].all(1), ordered, -1)
     guesses = numpy.empty(len(codes), dtype=int)
     guesses[order] = numpy.where(votes.max(1) > 2, best, even)
     return guesses
