@@ -147,10 +147,11 @@ class Leak:
     bytes: a step adds so many; steps: seen to grow in so many; where: the line that puts it there; grad: what is kept
     still has its graph; evaluation: it was made in an evaluation that needs no gradient; module: that the kept tensors
     come from, if one; items: a step adds so many; nodes: so many nodes of a graph; own: of the bytes, what would stay
-    without the graph; shown: what the kept tensors are by their shapes; plain: bytes in Python objects that are no
-    tensors; chained: one tensor whose graph grows; backward: the step runs a backward; emptied: some line of the
-    source takes things out again; names: what the holder is called, as a part of what; after: bytes that a step added
-    when the fix was tried; traced: the line was seen at work (else it was found by reading the source)."""
+    without the graph; shown: what the kept tensors are by their shapes; arrays: they are numpy's; plain: bytes in
+    Python objects that are no tensors; chained: one tensor whose graph grows; backward: the step runs a backward;
+    emptied: some line of the source takes things out again; names: what the holder is called, as a part of what; after:
+    bytes that a step added when the fix was tried; traced: the line was seen at work (else it was found by reading the
+    source)."""
 
     holder: str
     kind: str
@@ -164,6 +165,7 @@ class Leak:
     nodes: int = 0
     own: int = 0
     shown: int = 0
+    arrays: bool = False
     plain: int = 0
     chained: bool = False
     backward: bool = False

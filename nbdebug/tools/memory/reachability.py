@@ -266,10 +266,12 @@ def _block(tensor: Any) -> HeldBlock | None:
 
 
 def _array(array: Any) -> list[HeldBlock]:
-    """The memory of a numpy array, at the array that owns it; none for one over memory that is not numpy's."""
+    """The memory of a numpy array, at the array or the tensor that owns it; none for one over other memory."""
     kind = sys.modules["numpy"].ndarray
     while not array.flags.owndata and type(array.base) is not None and isinstance(array.base, kind):
         array = array.base
+    if not array.flags.owndata and isinstance(array.base, torch.Tensor):
+        return list(_blocks(array.base))
     if not array.flags.owndata or not array.nbytes:
         return []
     try:

@@ -463,12 +463,36 @@ def runs_twice(names: Mapping[str, Any], history: CellHistory, error: BaseExcept
             for path in _consumed(statement):
                 if root_of(path) in names and (twice := _run_before(history, number, statement, path)) is not None:
                     return [dataclasses.replace(twice, error=type(error).__name__)]
+            if twice := _used_after(names, history, number, statement, error_message(error)):
+                return [dataclasses.replace(twice, error=type(error).__name__)]
     for number in reversed(history.cells):
         for statement in history.cells[number].body:
             path = _spoiled(statement, names) or _rescaled(number, statement, names, history)
             if path and (twice := _run_before(history, number, statement, path)) is not None:
                 return [twice]
     return []
+
+
+MOVES = frozenset("unsqueeze permute transpose swapaxes expand_dims one_hot pad repeat".split())
+"""Functions that give another shape when they are applied again."""
+MISFIT = re.compile(r"shape|size|dim|channel|out of|range|bound", re.IGNORECASE)
+
+
+def _used_after(
+    names: Mapping[str, Any], history: CellHistory, number: int, statement: ast.stmt, message: str
+) -> RunTwice | None:
+    """The array that a failing line takes, if what its shape or its numbers come from ran a second time on it."""
+    for name in names_in(statement) if MISFIT.search(message) else ():
+        last = max((b for b in history.bindings(name) if b.number <= number), key=lambda b: b.at, default=None)
+        if last is None or not _is_array(names.get(name)) or last.node not in history.cells[last.number].body:
+            continue
+        value = last.value
+        moved = isinstance(value, ast.Call) and dotted(value.func).rpartition(".")[2] in MOVES
+        shifted = isinstance(value, ast.BinOp) and isinstance(value.op, (ast.Add, ast.Sub, ast.Mult, ast.Div))
+        own = name in names_in(value) or isinstance(last.node, ast.AugAssign)
+        if own and (moved or shifted) and (twice := _run_before(history, last.number, last.node, name)) is not None:
+            return twice
+    return None
 
 
 def _rescaled(number: int, statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> str:

@@ -327,7 +327,7 @@ def view_keeps_storage(facts: MemoryFacts) -> Finding | None:
         return None
     shows = f"of which the views show {size(growth.shown)}"
     title = f"{holder(growth)} keeps views of larger tensors: {pace(growth)}, {shows}"
-    code = detached(growth, ".clone()")
+    code = detached(growth, ".copy()" if growth.arrays else ".clone()")
     fixes = [Fix("Keep a copy of the part, so that the rest is freed.", code, None, saving(growth.bytes, growth.shown))]
     return grew("view-keeps-storage", growth, title, fixes, [])
 

@@ -212,7 +212,8 @@ class HolderScan:
             return [(str(getattr(thing.__wrapped__, "__name__", "a function")), thing.__wrapped__)]
         if issubclass(kind, types.GeneratorType):
             frame = thing.gi_frame
-            return [] if frame is None else list(frame.f_locals.items())
+            inside = [("[cycle]", part) for part in gc.get_referents(thing) if type(part) is itertools.cycle]
+            return [] if frame is None else [*frame.f_locals.items(), *((f"{thing.__name__}{k}", v) for k, v in inside)]
         if issubclass(kind, types.ModuleType):
             return (
                 [(key, value) for key, value in vars(thing).items() if not key.startswith("__")]

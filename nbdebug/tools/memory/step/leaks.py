@@ -53,7 +53,7 @@ class Growth:
     """What grows. holders: of it, more than one where they lie in one container; items: a step adds so many;
     nodes: so many nodes of a graph; bytes: in tensors and arrays, of a step's items alone; own: of that, what would
     stay if the items had no graph; shown: what the items are by their shapes, which is less where they are views of
-    larger tensors; plain: in other Python objects."""
+    larger tensors; plain: in other Python objects; arrays: they are numpy's."""
 
     holders: list[Holder]
     name: str
@@ -66,6 +66,7 @@ class Growth:
     plain: int = 0
     grad: bool = False
     errors: bool = False
+    arrays: bool = False
     keys: frozenset[Any] = frozenset()
 
     @property
@@ -136,6 +137,10 @@ def _measured(holders: list[Holder], added: list[int], known: ReachabilityWalk) 
     whole.grad = any(t.requires_grad and t.grad_fn is not None for t in tensors)
     whole.errors = any(isinstance(item, BaseException) or issubclass(type(item), BaseException) for item in flat(new))
     whole.shown = sum(t.numel() * t.element_size() for t in tensors if t.layout is torch.strided)
+    arrays = [
+        item.nbytes for item in flat(new) if type(item).__module__ == "numpy" and type(item).__name__ == "ndarray"
+    ]
+    whole.shown, whole.arrays = whole.shown + sum(arrays), bool(arrays) and not tensors
     whole.plain = plain_bytes(new, old)
     if first.name.split("[")[0] in OUTPUTS:
         whole.kind = "output"
@@ -604,6 +609,7 @@ def _leak(
         one.nodes,
         own=min(one.own, by),
         shown=one.shown,
+        arrays=one.arrays,
         plain=one.plain,
         chained=one.chain,
         backward=survivors.backwards > 0,
