@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 from torch.utils.data import DataLoader
 
-CODE, HOLDER, LINE = "memory/cache-unbounded", ["batches[cycle]"], "for batch in itertools.cycle(loader)"
+CODE, HOLDER, LINE = "memory/cache-unbounded", ["batches[cycle]"], "yield from itertools.cycle(loader)"
 
 
 def loading(plain):
@@ -16,8 +16,7 @@ def loading(plain):
         if plain:
             while True:
                 yield from loader
-        for batch in itertools.cycle(loader):
-            yield batch
+        yield from itertools.cycle(loader)
 
     stream = batches()
     return SimpleNamespace(
