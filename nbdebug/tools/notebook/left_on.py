@@ -517,8 +517,10 @@ def _spoiled(statement: ast.stmt, names: Mapping[str, Any]) -> str:
     if isinstance(statement, ast.Assign) and isinstance(target := statement.targets[0], ast.Subscript):
         path, key = dotted(target.value), getattr(target.slice, "value", None)
         table: Any = names.get(path)
-        if type(table).__module__.startswith("pandas") and ast.unparse(target) in ast.unparse(statement.value):
-            return path if key in table.columns and len(table) and table[key].isna().all() else ""
+        if type(table).__module__.startswith("pandas") and ast.unparse(statement.value).startswith(
+            f"{ast.unparse(target)}.map("
+        ):
+            return path if key in table.columns and len(table) and table[key].isna().to_numpy().all() else ""
     call = statement.value if isinstance(statement, ast.Expr) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "append":
         return ""
