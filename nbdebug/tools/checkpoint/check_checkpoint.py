@@ -80,9 +80,8 @@ def check_checkpoint(
     if model is not None and not isinstance(model, torch.nn.Module):
         raise TypeError(f"model takes a torch.nn.Module; got {type(model).__name__}.")
     parts = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema, "sampler": sampler}
-    caller, names = sys._getframe(1), dict[int, str]()
-    for held in (vars(sys.modules["__main__"]), caller.f_globals, caller.f_locals):  # the user's name of the model
-        names |= {id(thing): name for name, thing in list(held.items()) if not name.startswith("_")}
+    spaces = (vars(sys.modules["__main__"]), sys._getframe(1).f_globals, sys._getframe(1).f_locals)
+    names = {id(thing): name for held in spaces for name, thing in list(held.items()) if not name.startswith("_")}
     facts = checkpoint_facts(path, model=model, load=load, called=names.get(id(model), "model"), **parts)
     _believe(facts, model, load, path)
     return _report(facts, pathlib.Path(path).name)
@@ -480,7 +479,8 @@ def _mended(facts: CheckpointFacts) -> dict[str, Callable[[str], str]]:
         more = ", ".join(f"{name!r}: state[{other!r}]" for name, other in facts.doubled.items())
         changes["checkpoint/tied-weights-missing"] = lambda old: f"{{**(state := {old}), {more}}}"
     names = sorted(facts.reshaped)
-    if facts.transposed:
+    shapes = [(facts.own[name].shape, (facts.model or {})[name][0]) for name in names]
+    if names and all(len(a) == 2 and a == b[::-1] for a, b in shapes):
         turned = f"value.T if name in {names!r} else value"
         changes["checkpoint/shape-changed"] = lambda old: f"{{name: {turned} for name, value in {old}.items()}}"
     elif names:
@@ -526,7 +526,7 @@ def _by_loading(
             load(path)
         return model
 
-    return _outcome(facts, path, run, in_copy) if can_copy() else (None, {})
+    return _outcome(facts, path, run, True) if can_copy() else (None, {})
 
 
 def _by_our_lines(facts: CheckpointFacts, model: Any, line: str, path: str) -> Fix:
@@ -547,16 +547,11 @@ def _by_our_lines(facts: CheckpointFacts, model: Any, line: str, path: str) -> F
         exec(code, {"torch": torch, facts.called: own})  # our own text, with names quoted by repr
         return own
 
-    return Fix("Load it so.", code, *_outcome(facts, path, run))
+    return Fix("Load it so.", code, *_outcome(facts, path, run, False))
 
 
-def _outcome(
-    facts: CheckpointFacts,
-    path: str,
-    run: Callable[[], Any],
-    called: Callable[[Any], Any] = lambda function: function(),
-) -> tuple[bool, dict[str, str]]:
-    """Whether the model that `run()` gives has all weights of the file that it can take. called: how it is run."""
+def _outcome(facts: CheckpointFacts, path: str, run: Callable[[], Any], copied: bool) -> tuple[bool, dict[str, str]]:
+    """Whether the model that `run()` gives has all weights of the file that it can take. copied: in a copy."""
 
     def loaded_now() -> tuple[int, int]:
         state, whole = run().state_dict(), within(loaded(pathlib.Path(path)), facts.entry)
@@ -567,7 +562,7 @@ def _outcome(
         return equal, len(pairs)
 
     try:
-        equal, total = called(loaded_now)
+        equal, total = in_copy(loaded_now) if copied else loaded_now()
     except Exception as error:  # whatever the user's code or ours raises there: it was tried, and does not work
         return False, {"tried": f"0 loaded: {type(error).__name__}: {str(error)[:80]}"}
     return equal > 0 and equal == total, {"loaded": f"{equal} of {total} weights equal those of the file"}

@@ -90,8 +90,7 @@ class Checkpoints:
         if self.every is not None and step % self.every:
             return None
         self.folder.mkdir(parents=True, exist_ok=True)
-        numbers = {name: float(value) for name, value in values.items()}
-        state = {"step": step, "values": numbers, "random": get_random()}
+        state = {"step": step, "values": {name: float(v) for name, v in values.items()}, "random": get_random()}
         state |= {name: read(part) for name, part in self.parts.items()}
         path = self.folder / f"step_{step:08d}.safetensors"
         temporary = self.folder / f".{path.name}.{os.getpid()}.tmp"

@@ -135,20 +135,16 @@ class Group:
 
 @dataclasses.dataclass
 class CheckpointFacts:
-    """A file beside what it is loaded into. chosen: whether the user named the file, and not its folder; good: the
-    newest of the others that is whole and finite, looked for where this one is not. siblings: name → step of the
-    checkpoints beside it, the first first.
+    """A file beside what it is loaded into. chosen: whether the user named the file, and not its folder; siblings: name
+    → step of the checkpoints beside it, the first first; good: the newest of them that is whole, if this one is not.
 
-    own: tensors of the file that are its weights, by name; entry: where they lie ("" at the top). entries: role → path
-    of the entry that has it (optimizer, scheduler, scaler, ema, rng, sampler, step).
+    own: its weights, by name; entry: where they lie. entries: role → path of the entry that has it (optimizer,
+    scheduler, scaler, ema, rng, sampler, step). wanted: which of the roles the user gave.
 
-    model: name → (shape, dtype), None where no model was given; called: the user's name of it; tied: names of it that
-    share one tensor; reshaped: names with another size. wanted: which of the roles the user gave. groups: the saved
-    optimizer's, the user's. hollow: whether the saved one has no averages, though its kind keeps them. configs:
-    (name, the file's value, the model's) of settings that differ.
-
-    loads: the user's loading without its spaces, "" where it is not known; where: its line. fixes: those that were
-    tried, by the code that they are for."""
+    model: name → (shape, dtype); called: the user's name of it; tied: names of it that share one tensor; reshaped:
+    names with another size. groups: the saved optimizer's, the user's. hollow: whether the saved one has no averages,
+    though its kind keeps them. configs: (name, the file's value, the model's) of settings that differ. loads: the
+    user's loading without its spaces, "" where it is not known; where: its line. fixes: by the code they are for."""
 
     file: SavedFile
     name: str
@@ -185,12 +181,6 @@ class CheckpointFacts:
         """Names that the file lacks, each with the one that the model ties to it and the file has."""
         pairs = [(name, next((n for n in group if n in self.own), "")) for group in self.tied for name in group]
         return {name: other for name, other in pairs if other and name in self.missing}
-
-    @property
-    def transposed(self) -> bool:
-        """Whether all weights of another size have the model's axes in reverse."""
-        pairs = [(self.own[name].shape, (self.model or {})[name][0]) for name in self.reshaped]
-        return bool(pairs) and all(len(a) == 2 and a == b[::-1] for a, b in pairs)
 
     @property
     def on_cards(self) -> dict[str, str]:

@@ -58,8 +58,7 @@ HARMLESS = {
 FOREIGN = {
     b"version https://git-lfs": "a pointer of Git LFS", b"<": "a page of HTML", b"{": "text (JSON)",
     b"\x1f\x8b": "a gzip archive", b"\x93NUMPY": "an array of NumPy", b"\x89HDF": "an HDF5 file",
-    b"GGUF": "a GGUF file of llama.cpp", b"7z\xbc\xaf": "a 7z archive", b"BZh": "a bzip2 archive",
-    b"\xfd7zXZ": "an xz archive", b"\x28\xb5\x2f\xfd": "a zstd archive",
+    b"GGUF": "a GGUF file", b"7z\xbc\xaf": "a 7z archive", b"\xfd7zXZ": "an xz archive",
 }  # fmt: skip
 """How files begin that are often taken for weights."""
 TORN = (pickle.UnpicklingError, EOFError, zipfile.BadZipFile, struct.error, zlib.error)
@@ -375,9 +374,8 @@ def _note(tensor: SavedTensor, values: torch.Tensor) -> None:
     if low - low == 0 and high - high == 0:
         tensor.mask = tensor.mask and low == high == 0
         return
-    assert tensor.nan is not None and tensor.inf is not None
-    tensor.nan += int(values.isnan().sum())
-    tensor.inf += int(values.isinf().sum())
+    tensor.nan = (tensor.nan or 0) + int(values.isnan().sum())
+    tensor.inf = (tensor.inf or 0) + int(values.isinf().sum())
     tensor.mask = tensor.mask and bool(((values == 0) | (values == float("-inf"))).all())
 
 

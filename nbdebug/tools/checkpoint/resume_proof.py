@@ -34,8 +34,7 @@ CONFIRMED = {"optimizer": "optimizer-mismatch", "model": "prefix|shape|dtype|non
 UNREADABLE = ("truncated-file", "not-weights", "rotated-away", "class-moved", "unsafe-pickle", "lexicographic-latest")
 """Ends of codes of files that nothing can go on from."""
 Function = Callable[[ObservedRun], Any]
-Cause = tuple[str, str, str, str]
-"""What had to be put back: its kind, its name, how that was proven, how it is read and set."""
+Cause = tuple[str, str, str, str]  # what had to be put back: its kind and name, how that was proven, how it is set
 
 
 def resume_proof(
@@ -118,8 +117,8 @@ def _proven(
             raise
         return report
     if not proof.repeats:
-        what = "The run that is not interrupted gives other values when it runs again."
-        symptom = Symptom(what, "Seed it, and see torch.use_deterministic_algorithms.")
+        advice = "Seed it, and see torch.use_deterministic_algorithms."
+        symptom = Symptom("The run that is not interrupted gives other values when it runs again.", advice)
         headline = "This run does not repeat, even without a stop."
         return dataclasses.replace(report, findings=(), symptoms=[symptom], headline=headline)
     if proof.wanted == proof.values:

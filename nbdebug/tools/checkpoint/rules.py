@@ -12,8 +12,7 @@ from nbdebug.text import count, listed, size
 from nbdebug.tools.checkpoint.facts import DTYPES, CheckpointFacts
 
 LOADING = "https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html"
-ADAPTERS = ("lora_", "adapter", "prompt_encoder", "prefix_encoder", "ia3_", "hada_")
-"""Parts of names of fine-tuning layers, whose files hold nothing else."""
+ADAPTERS = ("lora_", "adapter", "prompt_encoder", "prefix_encoder", "ia3_", "hada_")  # layers of fine-tuning
 DANGEROUS = tuple(f"{m}." for m in "os posix nt subprocess sys builtins runpy socket shutil importlib".split())
 """Modules whose functions can do anything; no checkpoint needs them."""
 
@@ -43,8 +42,7 @@ def finding(
     code="checkpoint/not-weights",
     title="A file with the name of a checkpoint holds something else.",
     symptom="UnpicklingError: invalid load key, 'v', '<' or '{'; Weights only load failed; header too large.",
-    cause="A clone without Git LFS holds pointers of three lines; a download saved a page of HTML (a login, an error), "
-    "or an archive that was not unpacked; the path is that of the settings.",
+    cause="A clone without Git LFS; a download of a page (a login, an error) or an archive; the path of the settings.",
     confirm="`open(path, 'rb').read(64)`: `version https://git-lfs` is a pointer, `<!DOCTYPE` a page.",
     fix="`git lfs pull` in the repository, or download the file itself.",
     reference="https://git-lfs.com",
@@ -209,8 +207,7 @@ def device_mapping(facts: CheckpointFacts) -> Finding | None:
     code="checkpoint/prefix-wrapper",
     title="The names carry, or lack, the part of a wrapper.",
     symptom="Missing and unexpected keys that differ in their beginning; with strict=False, a model without weights.",
-    cause="The weights were saved from within another module (a trainer's `model`, an adapter's `base_model`, a "
-    "network with a head), and are loaded into one that lacks it, or the other way round.",
+    cause="They were saved from within another module (a trainer, an adapter, a net with a head), or are loaded so.",
     confirm="`sorted(state)[:3]` beside `sorted(model.state_dict())[:3]`.",
     fix="Load into the module that the weights were saved from, or rename the keys while loading.",
     reference=LOADING,
@@ -332,8 +329,7 @@ def nonfinite_weights(facts: CheckpointFacts) -> Finding | None:
 @rule(
     code="checkpoint/optimizer-mismatch",
     title="The saved optimizer has other parameters, or is of another kind.",
-    symptom="ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's "
-    "group; or no error, and moments of one weight are used for another.",
+    symptom="ValueError: … parameter group that doesn't match the size …; or no error, and moments of another weight.",
     cause="Its state is numbered, not named. Layers were frozen, groups were made otherwise, or it is another class.",
     confirm="`[len(g['params']) for g in state['optimizer']['param_groups']]` beside `optimizer.param_groups`.",
     fix="Build the same groups in the same order, load, then `add_param_group` for what is new.",
@@ -363,10 +359,8 @@ def optimizer_mismatch(facts: CheckpointFacts) -> Finding | None:
         title = f"The saved optimizer is of another kind: {what}"
     else:
         return None
-    code = (
-        "old = torch.optim.AdamW(parameters_of_the_file)  # the same groups, in the same order\n"
-        "old.load_state_dict(state)\nold.add_param_group({'params': new_parameters})"
-    )
+    code = "old = torch.optim.AdamW(parameters_of_the_file)  # the same groups, in the same order\n"
+    code += "old.load_state_dict(state)\nold.add_param_group({'params': new_parameters})"
     fix = Fix("Build it as it was saved, load, then add the new parameters.", code)
     keys, groups = [facts.entries["optimizer"]], f"{sizes[0]} in {facts.name}, {sizes[1]} in yours"
     return finding(facts, "optimizer-mismatch", title, fix, filter(None, keys), groups=groups)
@@ -509,12 +503,6 @@ def missing_part(
     return finding(facts, code, title, fix, entries=sorted(facts.entries), **evidence)
 
 
-def _lacks(facts: CheckpointFacts, role: str) -> bool:
-    """Whether the file has nothing of what the user gave, and the user's loading, where it is known, asks for it."""
-    asked = not facts.loads or role[:3] in facts.loads.lower()
-    return role in facts.wanted and role not in facts.entries and asked
-
-
 ORDER = (
     class_moved, unsafe_pickle, lexicographic_latest, device_mapping, renamed, tied_weights_missing, shape_changed,
     mismatch, dtype_changed, nonfinite_weights, optimizer_mismatch,
@@ -529,5 +517,7 @@ def name_all(facts: CheckpointFacts) -> Iterator[Finding]:
         yield broken_file
         return
     yield from filter(None, (check(facts) for check in ORDER))
-    if facts.file.tree is not None:
-        yield from (missing_part(facts, role) for role in PARTS if _lacks(facts, role))
+    for role in PARTS if facts.file.tree is not None else ():
+        asked = not facts.loads or role[:3] in facts.loads.lower()  # it may be for weights alone
+        if asked and role in facts.wanted and role not in facts.entries:
+            yield missing_part(facts, role)

@@ -163,12 +163,9 @@ def _things(frame: FrameType | None, stop: FrameType | None) -> Iterator[tuple[s
 
 
 def _is_users(thing: Any) -> bool:
-    kind = type(thing)
-    return (
-        not isinstance(thing, (nn.Module, type))
-        and not f"{kind.__module__}.".startswith(("torch", "builtins", "numpy", "types.", *LIBRARIES))
-        and hasattr(thing, "__dict__")
-    )
+    foreign = ("torch", "builtins", "numpy", "types.", *LIBRARIES)
+    known = isinstance(thing, (nn.Module, type)) or f"{type(thing).__module__}.".startswith(foreign)
+    return not known and hasattr(thing, "__dict__")
 
 
 def kinds(things: Mapping[str, Any]) -> dict[Put, Any]:
