@@ -16,7 +16,7 @@ import pathlib
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from nbdebug.report import Finding
 from nbdebug.text import styled, terminal_width
@@ -62,6 +62,7 @@ _HOMES = {
     "distributed": "nbdebug.tools.distributed.rules",
     "run": "nbdebug.tools.monitor.rules",
 }
+Check = TypeVar("Check", bound=Callable[..., "Finding | None"])
 _rules: dict[str, Rule] = {}
 _added: dict[str, tuple[str, Rule]] = {}
 """Pages of the user's own, by code, each with the file that it comes from."""
@@ -110,10 +111,10 @@ class Rule:
         return "\n\n".join([style(_filled(f"{self.code}: {self.title}", columns), "bold"), *parts]) + "\n"
 
 
-def rule(**page: str) -> Callable[[Callable[[Any], Finding | None]], Callable[[Any], Finding | None]]:
+def rule(**page: str) -> Callable[[Check], Check]:
     """Declare the function below as the rule of `code`. Raises ValueError when a code is declared twice."""
 
-    def declare(check: Callable[[Any], Finding | None]) -> Callable[[Any], Finding | None]:
+    def declare(check: Check) -> Check:
         declared = Rule(check=check, **page)
         known = _rules.get(declared.code)
         if known is not None and _name(known.check) != _name(check):

@@ -238,9 +238,8 @@ def _add_parts(file: SavedFile, folder: pathlib.Path) -> None:
 # -- beside the model ------------------------------------------------------------------------------------------------
 
 
-def compare(facts: CheckpointFacts, model: torch.nn.Module | None, optimizer: Any, asked: Any = ()) -> None:
-    """Weights beside the model's by name, shape and type; the optimizer's groups beside those of the user's.
-    asked: constants of the user's own loading, which speaks of the entry that it takes."""
+def compare(facts: CheckpointFacts, model: Any, optimizer: Any, asked: Any = ()) -> None:
+    """Weights beside the model's, the optimizer's groups beside the user's. asked: constants of the user's loading."""
     for path, value in walk(facts.file.tree):  # the outermost of each role
         if role := _role(path, value):
             facts.entries.setdefault(role, path)
@@ -327,7 +326,7 @@ def _compare_optimizer(facts: CheckpointFacts, optimizer: Any, names: Mapping[in
 
 
 def _group(group: Mapping[str, Any], parameters: list[tuple[str, Any]]) -> Group:
-    rates = (group.get("initial_lr", group.get("lr")), group.get("weight_decay", 0.0))
+    rates: tuple[Any, ...] = (group.get("initial_lr", group.get("lr")), group.get("weight_decay", 0.0))
     rates = rates if all(isinstance(rate, (int, float)) for rate in rates) else ()
     return Group(parameters, rates, frozenset(map(str, group)) - MINOR)
 

@@ -90,7 +90,7 @@ def _made(name: str, args: tuple[Any, ...]) -> Any:
     if name in ("collections.OrderedDict", "collections.defaultdict", "collections.Counter", "builtins.dict"):
         return _Dict(args[0] if args and isinstance(args[0], (list, dict)) else ())
     if name == "copyreg._reconstructor" and args and isinstance(args[0], type):
-        return _Object(args[0].title)
+        return _Object(args[0].__dict__["title"])
     if name in ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state") and args:
         return args[0]
     if name in ("torch.Size", "builtins.tuple", "builtins.list", "builtins.set", "builtins.frozenset"):
@@ -99,7 +99,7 @@ def _made(name: str, args: tuple[Any, ...]) -> Any:
         whole, offset, shape, stride = args[:4]
         return SavedTensor(whole.dtype, tuple(shape), whole.storage, int(offset), tuple(stride), whole.location)
     if name == "torch._utils._rebuild_from_type_v2" and len(args) > 2 and isinstance(args[2], tuple):
-        return _made(args[0].title, args[2]) if isinstance(args[0], type) else _Object(name, args)
+        return _made(args[0].__dict__["title"], args[2]) if isinstance(args[0], type) else _Object(name, args)
     return _Object(name, args)
 
 
@@ -121,7 +121,7 @@ class _Reader(pickle.Unpickler):
         """A storage: ("storage", its type, its key, its device, its number of elements)."""
         if not (isinstance(saved, tuple) and len(saved) > 4 and saved[0] == "storage"):
             return _Object("storage", saved)
-        kind = saved[1].title if isinstance(saved[1], type) else ""
+        kind = saved[1].__dict__["title"] if isinstance(saved[1], type) else ""
         dtype = STORAGES.get(kind.rpartition(".")[2], torch.uint8)
         self.storages[str(saved[2])] = (dtype, int(saved[4]))
         return SavedTensor(str(dtype).removeprefix("torch."), (int(saved[4]),), str(saved[2]), 0, (1,), str(saved[3]))
@@ -390,7 +390,7 @@ def _globals(names: Mapping[str, Any], tree: Any, also: tuple[str, ...] = ()) ->
     paths, found = dict[str, str](), []
     for path, value in walk(tree):
         if isinstance(value, (SavedObject, type)):
-            paths.setdefault(value.name if isinstance(value, SavedObject) else value.title, path)
+            paths.setdefault(value.name if isinstance(value, SavedObject) else value.__dict__["title"], path)
     for name in names:
         known = name in allowed or name in HARMLESS or bool(also) and name.startswith(also)
         known = known or name.startswith("torch.") and name.rpartition(".")[2] in STORAGES

@@ -292,8 +292,8 @@ class _Proof:
             names = [n for a, b in zip(wanted, values) for n in a if a[n] != b.get(n)]
             return f"The weights at the end are others than those of the run that never stopped: {listed(names)}"
         parting = ((place, a, b) for place, (a, b) in enumerate(zip(wanted, values)) if a != b)
-        place, a, b = next(parting, (None, None, None))
-        if place is None:
+        place, a, b = next(parting, (-1, 0, 0))
+        if place < 0:
             return f"The resumed run gives {count(len(values), *KINDS[kind])}, the other {len(wanted)}"
         both = isinstance(a, (int, float)) and isinstance(b, (int, float)) and kind != "rows"
         numbers = f": {figures(b, 6)} in place of {figures(a, 6)}" if both else ""
@@ -327,8 +327,8 @@ class _Proof:
             if kind == "model" and not seen:  # weights or buffers
                 there, here = self.state.parts["model", name], self._start.parts.get(("model", name), {})
                 other = [key for key in there if plain(there[key]) != plain(here.get(key))]
-                one = dataclasses.replace(one, evidence=one.evidence | {"keys": other})
-            found.append(dataclasses.replace(one, evidence=one.evidence | {"cost": cost} if cost else one.evidence))
+                one = dataclasses.replace(one, evidence={**one.evidence, "keys": other})
+            found.append(dataclasses.replace(one, evidence={**one.evidence, **({"cost": cost} if cost else {})}))
         return tuple(found) or tuple(one for one in static if not one.code.endswith("-missing"))  # the runs decide
 
     def _causes(self, known: bool) -> Iterator[Cause]:

@@ -348,7 +348,7 @@ def optimizer_mismatch(facts: CheckpointFacts) -> Finding | None:
         title = f"The groups of the saved optimizer have other sizes: {sizes[0]} in {facts.name}, {sizes[1]} in yours"
     elif moved:
         name, there, here = moved[0]
-        what = f"the state for `{name}` is {list(there)}, the parameter {list(here)}"
+        what = f"the state for `{name}` is {list(there)}, the parameter {list(here or ())}"
         title = f"The saved optimizer's parameters are in another order: {what}"
     elif rates[0] != rates[1] and sorted(rates[0]) == sorted(rates[1]):
         a, b = (listed([" ".join(f"{n:g}" for n in pair) for pair in one], quote="") for one in rates)
