@@ -423,6 +423,16 @@ def test_what_lies_under_the_name_of_a_checkpoint_is_named(name, tmp_path) -> No
     assert finding.code == "checkpoint/not-weights" and "notes.txt" in finding.title
 
 
+def test_whole_objects_and_programs_are_told_as_what_they_are(model, tmp_path) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    torch.save({"model": model, "optimizer": optimizer}, tmp_path / "net.pt")
+    (finding,) = nbdebug.check_checkpoint(tmp_path / "net.pt", model=model, optimizer=optimizer)
+    assert finding.code == "checkpoint/unsafe-pickle" and set(finding.evidence["keys"]) == {"model", "optimizer"}
+    torch.jit.script(nn.Linear(2, 2)).save(str(tmp_path / "net.pt"))
+    (finding,) = nbdebug.check_checkpoint(tmp_path / "net.pt", model=model)
+    assert finding.code == "checkpoint/not-weights" and "jit.load" in finding.fixes[0].code
+
+
 def test_a_key_that_the_index_names_and_no_shard_holds(model, tmp_path) -> None:
     state = model.state_dict()
     safetensors.torch.save_file({key: state[key] for key in list(state)[:-1]}, tmp_path / "a.safetensors")

@@ -270,14 +270,13 @@ def compare(facts: CheckpointFacts, model: Any, optimizer: Any, asked: Any = ())
 
 
 def _weights(file: SavedFile, wanted: set[str], asked: Any) -> tuple[str, Mapping[str, SavedTensor]]:
-    """Path and tensors of the entry that is asked for, else most like the model, else with the most; no optimizer, no
-    average."""
-    if not isinstance(file.tree, (Mapping, list, tuple)):
-        return "", {}
+    """Path and tensors of the entry that is asked for, else most like the model, else with the most tensors."""
     lasts = set(map(_last, wanted))
     best: tuple[tuple[bool, int, float, int], str, Mapping[str, SavedTensor]] = ((False, 0, 0, 0), "", {})
     for path, value in walk(file.tree):
-        if not isinstance(value, Mapping) or re.search(r"optim|param_groups|scheduler", path):
+        if not isinstance(value, Mapping) or re.search(
+            r"optim|param_groups|scheduler|(^|\.)_(modules|parameters|buffers)\b", path
+        ):
             continue
         tensors = {str(k): v for k, v in value.items() if isinstance(v, SavedTensor) and isinstance(k, str)}
         if not tensors or "scale" in value and "growth_factor" in value:

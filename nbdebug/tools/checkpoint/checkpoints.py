@@ -135,8 +135,7 @@ class Checkpoints:
         return 0
 
     def _refuse_others(self, path: pathlib.Path, held: SavedFile) -> None:
-        lacking = [name for name in self.parts if name not in held.tree]
-        if lacking:
+        if lacking := [name for name in self.parts if name not in held.tree]:
             raise ValueError(f"{path.name} does not hold {', '.join(lacking)}; it was written without.")
         for name, part in self.parts.items():
             facts = CheckpointFacts(dataclasses.replace(held, tree=held.tree[name]), f"`{name}` of {path.name}")

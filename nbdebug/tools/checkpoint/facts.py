@@ -106,7 +106,7 @@ def walk(tree: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]
     if depth > 40:
         return
     if isinstance(tree, SavedObject):
-        tree = {"": tree.state} if not isinstance(tree.state, Mapping) else tree.state
+        tree = {"": tree.state}
     pairs = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, (list, tuple)) else ()
     for key, value in pairs:
         yield from walk(value, f"{path}.{key}" if path and key != "" else path or str(key), depth + 1)

@@ -28,6 +28,7 @@ from typing import IO, Any
 
 import torch
 
+from nbdebug.observe.variables import is_user_module
 from nbdebug.text import listed, size
 from nbdebug.tools.checkpoint.facts import SavedFile, SavedGlobal, SavedObject, SavedTensor, walk
 
@@ -169,8 +170,9 @@ def _format(head: bytes, name: str) -> tuple[str, str]:
 def _zip(file: IO[bytes], saved: SavedFile, values: bool) -> None:
     with zipfile.ZipFile(file) as archive:
         entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
-        if "data.pkl" not in entries:
-            saved.format, saved.begins = "", f"an archive of other files ({listed(archive.namelist())})"
+        if "data.pkl" not in entries or "constants.pkl" in entries:
+            other = f"an archive of other files ({listed(archive.namelist())})"
+            saved.format, saved.begins = "", "a TorchScript program" if "data.pkl" in entries else other
             return
         with archive.open(entries["data.pkl"]) as pickled:
             reader = _Reader(pickled)
@@ -423,14 +425,10 @@ def _spec(module: str) -> Any:
 
 def _home(name: str) -> str:
     """A loaded module of the user's that defines a class of this name, or ""."""
-    modules = [(title, module) for title, module in list(sys.modules.items()) if isinstance(module, type(sys))]
-    things = [(title, vars(module).get(name.rpartition(".")[2])) for title, module in modules]
-    own = [
-        (title, thing)
-        for title, thing in things
-        if isinstance(thing, type) and not title.startswith(("torch", "nbdebug"))
-    ]
-    return next((title for title, thing in own if getattr(thing, "__module__", "") in (title, "builtins")), "")
+    users = [(title, module) for title, module in list(sys.modules.items()) if is_user_module(title)]
+    things = [(title, getattr(module, "__dict__", {}).get(name.rpartition(".")[2])) for title, module in users]
+    own = [(title, thing) for title, thing in things if isinstance(thing, type)]
+    return next((title for title, thing in own if thing.__module__ in (title, "builtins")), "")
 
 
 def loaded(path: pathlib.Path) -> Any:

@@ -53,7 +53,10 @@ def broken(facts: CheckpointFacts) -> Finding | None:
     if file.begins:
         title = f"{name} ({size(file.bytes)}) is {file.begins}, not weights"
         code = "!git lfs install && git lfs pull" if "LFS" in file.begins else f"# download {name} again"
-        return finding(facts, "not-weights", title, Fix("Fetch the file itself.", code), path=name)
+        fix = Fix("Fetch the file itself.", code)
+        if "TorchScript" in file.begins:
+            fix = Fix("Take the weights out of it.", f"state = torch.jit.load({name!r}).state_dict()")
+        return finding(facts, "not-weights", title, fix, path=name)
     if not file.fault:
         return None
     title = f"{name} is not whole: {file.fault}" + (f"; {facts.good} is whole" if facts.good else "")
@@ -80,8 +83,8 @@ def rotated_away(facts: CheckpointFacts) -> Finding | None:
     if not facts.file.lost:
         return None
     lost = facts.file.lost
-    gone = "is not there any more" if len(lost) == 1 else "are not there any more"
-    title = f"{facts.name} {gone}" if lost == (facts.name,) else f"{listed(lost)} {gone}, and {facts.name} names them"
+    gone, them = ("is not there any more", "it") if len(lost) == 1 else ("are not there any more", "them")
+    title = f"{facts.name} {gone}" if lost == (facts.name,) else f"{listed(lost)} {gone}, and {facts.name} names {them}"
     fixes = _instead(facts.good) or Fix("Fetch these files, or load another.", "path = ...  # another checkpoint")
     return finding(facts, "rotated-away", title, fixes, path=facts.name, names=list(lost))
 
