@@ -43,6 +43,7 @@ TRIED_FILES, TRIED_BYTES, TRIED_SECONDS = 2_000, 64 << 20, 20.0
 """Of a set whose cures are tried, and the time for all of them."""
 PIECE = 8 << 20
 """Bytes of one record, and values of a stream of tokens, that are read at once."""
+Fault = tuple[str, str] | None
 
 
 def check_data(
@@ -460,9 +461,6 @@ def json_of(entry: Entry) -> Any:
     """The value of a JSON file; None where it can't be read, or is too large."""
     with contextlib.suppress(ValueError, RecursionError, OSError):
         return json.loads(pathlib.Path(entry.path).read_bytes()) if entry.bytes <= JSON_LIMIT else None
-
-
-Fault = tuple[str, str] | None
 
 
 def records(entry: Entry) -> Iterator[tuple[int, Any, Fault]]:

@@ -105,10 +105,6 @@ def expectation(expected: Any, fields: Mapping[str, Any]) -> DataExpectation:
     return DataExpectation(**values)
 
 
-CONFIG = {"vocab_size": ("vocab_size",), "max_length": ("max_position_embeddings", "n_positions")}
-"""What a model's config calls the fields."""
-
-
 def demands(thing: Any) -> dict[str, Any]:
     """What a processor, a tokenizer or a model asks for, by its own attributes."""
     values: dict[str, Any] = {}
@@ -123,7 +119,7 @@ def demands(thing: Any) -> dict[str, Any]:
         elif getattr(part, "do_resize", None) is False and isinstance(getattr(part, "size", None), Mapping):
             values["size"] = (part.size["width"], part.size["height"]) if "width" in part.size else None
     config = getattr(thing, "config", None)
-    for key, names in CONFIG.items():
+    for key, names in ("vocab_size", ["vocab_size"]), ("max_length", ["max_position_embeddings", "n_positions"]):
         number = next((n for n in (getattr(config, name, None) for name in names) if isinstance(n, int)), 0)
         if number > 0:
             values[key] = number

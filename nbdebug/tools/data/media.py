@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,12 +27,19 @@ CAPTION_LIMIT = 1 << 20
 NUMBER = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?")
 CAPTIONED = 0.5
 """Of the pictures, that have a text file beside them: then a caption is meant for all."""
+SHORT_CLASS, SHORT_PROMPT = 2, 5
+"""Words of a caption that all pictures may have: the name of a class ("tabby cat"), and, where there is a trigger, the
+one prompt of DreamBooth ("a photo of zwx dog")."""
 SCRIPTS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 """Writing without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese. Each character counts as a word."""
 PAIRED = re.compile(
     r"(^|[^a-z])(hr|lr|x\d|gt|a|b|input\w*|target\w*|orig\w*|raw|clean|noisy|aug\w*|thumb\w*|small|large|images?|masks?|labels?)$"
 )
 """Folders that hold versions of the same pictures, and no classes."""
+SIDEWAYS = "mirrored and on its side", "on its side"
+SAME_FORMATS = {"MPO": "JPEG", "DIB": "BMP"}
+"""Pillow's formats that any reader of the other takes."""
+TURNS = dict(enumerate(("mirrored", "upside down", "mirrored and upside down", *SIDEWAYS, *SIDEWAYS), 2))
 
 
 def unread(entries: Sequence[Entry], wanted: DataExpectation) -> Iterator[Problem]:
@@ -68,12 +76,6 @@ def picture_problems(entry: Entry, wanted: DataExpectation) -> Iterator[Problem]
     if turn in range(2, 9) and (wanted.size is None or wanted.size in ((width, height), (height, width))):
         yield entry.problem("exif-orientation", f"EXIF orientation {turn}: {TURNS[turn]}, stored as {width} x {height}")
     yield from (entry.problem(*fault) for fault in wanted.picture_faults((width, height), known["mode"]))
-
-
-SIDEWAYS = "mirrored and on its side", "on its side"
-SAME_FORMATS = {"MPO": "JPEG", "DIB": "BMP"}
-"""Pillow's formats that any reader of the other takes."""
-TURNS = dict(enumerate(("mirrored", "upside down", "mirrored and upside down", *SIDEWAYS, *SIDEWAYS), 2))
 
 
 def by_majority(entries: Sequence[Entry], wanted: DataExpectation) -> Iterator[Problem]:
@@ -127,10 +129,25 @@ def beside(entry: Entry, ending: str) -> str:
 
 
 def captions(entries: list[Entry], files: dict[str, Entry], ending: str, wanted: DataExpectation) -> Iterator[Problem]:
-    """The first problem of each caption, given to its picture."""
+    """The first problem of each caption, given to its picture; and one caption that nearly all pictures have."""
+    texts: dict[str, list[Entry]] = collections.defaultdict(list)
     for entry in entries:
-        if fault := _caption(files.get(beside(entry, ending)), ending, wanted):
+        file = files.get(beside(entry, ending))
+        if fault := _caption(file, ending, wanted):
             yield entry.problem(*fault)
+        elif file is not None:
+            texts[" ".join(head(file.path, CAPTION_LIMIT).decode("utf-8-sig").lower().split())].append(entry)
+    (usual, same), *others = sorted(texts.items(), key=lambda item: -len(item[1])) or [("", [])]
+    short = SHORT_PROMPT if wanted.trigger else SHORT_CLASS
+    classes = any(len(own) > 1 for _, own in others)
+    if len(same) >= max(LEAST, MAJORITY * len(entries)) and _words(usual) > short and not classes:
+        for entry in same:
+            yield entry.problem("caption-same", f"{usual[:60]!r}, as {len(same):,} of {len(entries):,} have it", True)
+
+
+def _words(text: str) -> int:
+    """Signs of punctuation that stand alone are no words."""
+    return sum(any(c.isalnum() or c == "&" for c in word) for word in SCRIPTS.sub(" x ", text).split())
 
 
 def _caption(file: Entry | None, ending: str, wanted: DataExpectation) -> tuple[str, str] | None:
@@ -152,9 +169,7 @@ def _caption(file: Entry | None, ending: str, wanted: DataExpectation) -> tuple[
     words = r"\s+".join(map(re.escape, (wanted.trigger or "").split()))
     if words and not re.search(rf"(?<!\w){words}(?!\w)", text, re.IGNORECASE):
         return "trigger-missing", f"{text[:60]!r} does not hold the word {wanted.trigger!r}"
-    # signs of punctuation that stand alone are no words
-    number = sum(any(c.isalnum() or c == "&" for c in word) for word in SCRIPTS.sub(" x ", text).split())
-    if wanted.min_words is not None and number < wanted.min_words:
+    if wanted.min_words is not None and (number := _words(text)) < wanted.min_words:
         return "caption-too-short", f"{text[:60]!r}: {number} of at least {wanted.min_words} words"
     return None
 
@@ -190,19 +205,27 @@ def _mask_values(path: str) -> list[int]:
 
 # -- pictures beside pictures ------------------------------------------------------------------------------------------
 
+LEAST_BESIDE, MEANT = 20, 0.2
+"""Pictures of a split whose near copies are told, and the share of copies from which on they are meant."""
+
 
 def copies(entries: Sequence[Entry], thumbs: bytearray) -> Iterator[Problem]:
-    """Copies outside of the training set, near ones too. thumbs: of those entries that have colours."""
-    places, order = [i for i, e in enumerate(entries) if "mean" in e.known], [RANK[e.split] for e in entries]
-    if not places or len(set(order)) < 2:
-        return
+    """Copies outside of the training set, and near ones within a split, too, where they are few: many are meant (series
+    of frames, rare classes drawn more often). thumbs: of those entries that have colours."""
+    shown = [entry for entry in entries if "mean" in entry.known]
     images = numpy.frombuffer(thumbs, dtype="uint8").reshape(-1, SIDE, SIDE)
-    distinct = similarity.distinct(images)
-    yield from equal_files([entries[place] for place, own in zip(places, distinct) if own])
-    for one, other, distance in similarity.near_copies(images, [order[place] for place in places]):
-        copy, original = entries[places[one]], entries[places[other]]
+    if len({entry.split for entry in shown}) > 1:
+        yield from equal_files(itertools.compress(shown, similarity.distinct(images)))
+    within, sizes = [], collections.Counter(RANK[entry.split] for entry in shown)
+    for one, other, distance in similarity.near_copies(images, [RANK[entry.split] for entry in shown]):
+        copy, original = shown[one], shown[other]
         detail = f"a near copy of {original.item} (correlation {1 - distance:.3f})"
-        yield copy.problem("duplicate-across-splits", detail)
+        if copy.split != original.split:
+            yield copy.problem("duplicate-across-splits", detail)
+        elif sizes[RANK[copy.split]] >= LEAST_BESIDE:
+            within.append(copy.problem("duplicate-within-split", detail, True))
+    if len(within) <= MEANT * len(shown):
+        yield from within
 
 
 def equal_files(entries: Iterable[Entry]) -> Iterator[Problem]:

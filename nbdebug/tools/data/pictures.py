@@ -82,10 +82,7 @@ def _measured(path: str, Image: Any) -> dict[str, Any]:
         frames = min(int(getattr(picture, "n_frames", 1) or 1), 16) if picture.format in ("GIF", "TIFF", "WEBP") else 1
         if picture.size[0] * picture.size[1] > MOST_PIXELS:
             pixels = f"{picture.size[0]:,} x {picture.size[1]:,} pixels in {os.path.getsize(path):,} bytes"
-            return result | {
-                "fault": "oversized-file",
-                "reason": f"{pixels}: Pillow refuses a decompression bomb",
-            }
+            return result | {"fault": "oversized-file", "reason": f"{pixels}: Pillow refuses a decompression bomb"}
         try:
             picture.draft(None, (4 * SIDE, 4 * SIDE))
             for frame in range(frames):
@@ -144,11 +141,8 @@ def _colours(picture: Any, Image: Any) -> dict[str, Any]:
     small = small.convert("RGB").resize((SIDE, SIDE), 4)  # 4: the mean of each box
     pixels = numpy.asarray(small).reshape(-1, 3).astype("float32")
     grey = (pixels @ numpy.array([0.299, 0.587, 0.114], "float32") + 0.5).astype("uint8")
-    return {
-        "mean": [round(float(v), 3) for v in pixels.mean(0)],
-        "spread": round(float(grey.std()), 3),
-        "thumb": base64.b64encode(grey).decode(),
-    }
+    mean, spread = [round(float(v), 3) for v in pixels.mean(0)], round(float(grey.std()), 3)
+    return {"mean": mean, "spread": spread, "thumb": base64.b64encode(grey).decode()}
 
 
 # -- many of them -----------------------------------------------------------------------------------------------------

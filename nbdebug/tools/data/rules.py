@@ -5,7 +5,8 @@ One item has one problem: the first of these that it has, in the order in which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
@@ -28,50 +29,48 @@ def first_of_each(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     return tuple(best.values())
 
 
-def names(code: str, sentence: str, cure: DataCure | None = None, **page: str) -> None:
-    """Declare the rule of a code. sentence: what is said of one of its items, and of several, parted by |; page: as
-    `rule` takes it (the title is the sentence, where none is given), or nothing where another chapter has it."""
+def names(what: str, cure: DataCure | None = None, **page: str) -> None:
+    """Declare the rule of a code. what: "code: what is said of one of its items|of several"; page: as `rule` takes it
+    (the title is what is said of one, where none is given), or nothing where another chapter has it."""
+    code, _, sentence = what.partition(": ")
     one, _, several = sentence.partition("|")
+
+    def said(problems: Sequence[Problem]) -> str:
+        shown = listed([clip(str(problem.item), 60) for problem in problems])
+        number = len(problems)
+        return f"{number:,} {several}: {shown}" if number > 1 else f"1 {one}: {shown} ({problems[0].detail})"
+
     title = f"{'An' if one[0] in 'aeiou' else 'A'} {one}."
-
-    def check(facts: DataFacts) -> Finding | None:
-        problems = facts.of(f"data/{code}")
-        if not problems:
-            return None
-        items = [problem.item for problem in problems]
-        shown = listed([clip(str(item), 60) for item in items])
-        words = f"{len(items):,} {several}: {shown}" if len(items) > 1 else f"1 {one}: {shown} ({problems[0].detail})"
-        evidence = {"where": [str(i) for i in items[:20]], "items": len(items), "each": _rows(problems)}
-        return Finding(f"data/{code}", words, evidence=evidence, fixes=fixes(f"data/{code}", items, facts, cure))
-
-    check.__qualname__ = f"names.{code}"
-    ITEMS[f"data/{code}"] = rule(**{"code": f"data/{code}", "title": title, **page})(check) if page else check
+    _declare(ITEMS, f"data/{code}", said, lambda *facts: fixes(*facts, cure), {"title": title, **page} if page else {})
 
 
 def stream(code: str, cure: tuple[str, str], **page: str) -> None:
     """Declare the rule of what a loader does. Its title is what the first problem says."""
 
+    def said(problems: Sequence[Problem]) -> str:
+        return problems[0].detail + (f"; and {len(problems) - 1:,} more" if len(problems) > 1 else "")
+
+    _declare(STREAM, code, said, lambda *facts: (Fix(*cure),), page)
+
+
+def _declare(rules: dict[str, DataRule], code: str, said: Any, cures: Any, page: Mapping[str, str]) -> None:
     def check(facts: DataFacts) -> Finding | None:
         problems = facts.of(code)
         if not problems:
             return None
-        title = problems[0].detail + (f"; and {len(problems) - 1:,} more" if len(problems) > 1 else "")
-        evidence = {"where": [str(problems[0].item)], "each": _rows(problems)}
-        return Finding(code, title, evidence=evidence, fixes=(Fix(*cure),))
+        items = [problem.item for problem in problems]
+        each = [{"item": problem.item, "detail": problem.detail} for problem in problems]
+        evidence = {"where": [str(item) for item in items[:20]], "items": len(items), "each": each}
+        return Finding(code, said(problems), evidence=evidence, fixes=cures(code, items, facts))
 
-    check.__qualname__ = f"stream.{code}"
-    STREAM[code] = rule(code=code, **page)(check) if page else check
-
-
-def _rows(problems: Iterable[Problem]) -> list[dict[str, object]]:
-    return [{"item": problem.item, "detail": problem.detail} for problem in problems]
+    check.__qualname__ = f"rule.{code}"
+    rules[code] = rule(code=code, **page)(check) if page else check
 
 
 # -- of an item --------------------------------------------------------------------------------------------------------
 
 names(
-    "unread-extension",
-    "file is passed over by the loader|files are passed over by the loader",
+    "unread-extension: file is passed over by the loader|files are passed over by the loader",
     DataCure(
         "Give them small letters in a copy (or compare `path.suffix.lower()`).",
         "(target / name).rename((target / name).with_suffix(pathlib.Path(name).suffix.lower()))",
@@ -85,8 +84,7 @@ names(
     reference="https://docs.python.org/3/library/pathlib.html#pathlib.PurePath.suffix",
 )
 names(
-    "unreadable-file",
-    "entry can't be read|entries can't be read",
+    "unreadable-file: entry can't be read|entries can't be read",
     symptom="FileNotFoundError or PermissionError in the middle of an epoch; or the loader waits for ever.",
     cause="A link leads to nothing or to a folder above it, rights are missing, or it is a FIFO, a socket or a device.",
     confirm="`ls -lL` on the entry.",
@@ -94,8 +92,7 @@ names(
     reference="https://docs.python.org/3/library/os.html#os.stat",
 )
 names(
-    "oversized-file",
-    "file is larger than is read|files are larger than is read",
+    "oversized-file: file is larger than is read|files are larger than is read",
     title="A file is too large to be what it should be.",
     symptom="The loader's worker is killed, or Pillow raises DecompressionBombError.",
     cause="A picture of billions of pixels in a few bytes, or a caption of gigabytes: made by accident, or on purpose.",
@@ -104,8 +101,7 @@ names(
     reference="https://pillow.readthedocs.io/en/stable/reference/limits.html",
 )
 names(
-    "unfinished-file",
-    "file was never finished|files were never finished",
+    "unfinished-file: file was never finished|files were never finished",
     DataCure(
         "Make it again, and write it in one piece from now on.",
         "temporary = f'{path}.tmp'\n"
@@ -118,11 +114,10 @@ names(
     fix="Take it away and let the step run again. Write to a temporary name, then `os.replace` it.",
     reference="https://docs.python.org/3/library/os.html#os.replace",
 )
-names("corrupt-image", "picture does not open|pictures do not open")
-names("truncated-image", "picture opens, and its pixels end early|pictures open, and their pixels end early")
+names("corrupt-image: picture does not open|pictures do not open")
+names("truncated-image: picture opens, and its pixels end early|pictures open, and their pixels end early")
 names(
-    "corrupt-audio",
-    "sound does not open, or ends early|sounds do not open, or end early",
+    "corrupt-audio: sound does not open, or ends early|sounds do not open, or end early",
     symptom="LibsndfileError, EOFError or a short batch, in the middle of an epoch.",
     cause="A download or a recording stopped; the head promises more than there is.",
     confirm="`soundfile.read(path)`, and its length beside `soundfile.info(path).frames`.",
@@ -130,8 +125,7 @@ names(
     reference="https://python-soundfile.readthedocs.io",
 )
 names(
-    "item-fails",
-    "item can't be made|items can't be made",
+    "item-fails: item can't be made|items can't be made",
     DataCure("Look at the first error by itself.", "dataset[index]"),
     title="An item of the data set raises an error.",
     symptom="Training ends in the middle of an epoch, in a worker.",
@@ -141,8 +135,7 @@ names(
     reference="https://docs.pytorch.org/docs/stable/data.html",
 )
 names(
-    "format-mismatch",
-    "file holds another format than its name says|files hold another format than their names say",
+    "format-mismatch: file holds another format than its name says|files hold another format than their names say",
     DataCure("Write copies in the format of the name.", "image.convert('RGB').save(target / name)", "picture"),
     symptom="Viewers show it; a decoder for one format (turbojpeg, DALI, tf.io.decode_jpeg) refuses or skips it.",
     cause="It was renamed, or saved from a web page, in place of being converted.",
@@ -151,8 +144,7 @@ names(
     reference="https://pillow.readthedocs.io/en/stable/handbook/image-file-formats.html",
 )
 names(
-    "exif-orientation",
-    "picture is turned by its EXIF tag alone|pictures are turned by their EXIF tags alone",
+    "exif-orientation: picture is turned by its EXIF tag alone|pictures are turned by their EXIF tags alone",
     DataCure("Write turned copies.", "ImageOps.exif_transpose(image).save(target / name, quality=95)", "picture"),
     title="A picture stands upright by its EXIF tag alone.",
     symptom="Portraits lie on their side in training, and upright in every viewer; boxes and masks do not fit.",
@@ -162,8 +154,7 @@ names(
     reference="https://pillow.readthedocs.io/en/stable/reference/ImageOps.html#PIL.ImageOps.exif_transpose",
 )
 names(
-    "wrong-image-size",
-    "picture has another size|pictures have another size",
+    "wrong-image-size: picture has another size|pictures have another size",
     DataCure("Scale and cut copies to the size.", "ImageOps.fit(image, <size>).save(target / name)", "picture"),
     symptom="stack expects each tensor to be equal size, in some batches; never with a batch of one.",
     cause="Tiles at the edge, pictures from another source, or a resize that keeps the shape.",
@@ -172,8 +163,7 @@ names(
     reference="https://docs.pytorch.org/vision/stable/transforms.html",
 )
 names(
-    "image-too-small",
-    "picture is too small|pictures are too small",
+    "image-too-small: picture is too small|pictures are too small",
     symptom="Required crop size is larger than the input; an empty range in a random crop; blurred samples.",
     cause="Thumbnails among photographs.",
     confirm="The smallest of `min(Image.open(path).size)`.",
@@ -181,8 +171,7 @@ names(
     reference="https://docs.pytorch.org/vision/stable/generated/torchvision.transforms.RandomCrop.html",
 )
 names(
-    "wrong-image-mode",
-    "picture has another mode|pictures have another mode",
+    "wrong-image-mode: picture has another mode|pictures have another mode",
     DataCure("Write copies in the right mode.", "image.convert(<mode>).save(target / name)", "picture"),
     title="A picture has another mode (channels, depth) than it should.",
     symptom="Expected input to have 3 channels, but got 4 (or 1), in some batches.",
@@ -192,8 +181,7 @@ names(
     reference="https://pillow.readthedocs.io/en/stable/handbook/concepts.html#modes",
 )
 names(
-    "mask-size-mismatch",
-    "mask has another size than its picture|masks have another size than their pictures",
+    "mask-size-mismatch: mask has another size than its picture|masks have another size than their pictures",
     DataCure(
         "Resize the mask to its picture, if it shows the same part of it.",
         "mask = mask.resize(image.size, Image.NEAREST)  # NEAREST: no value in between",
@@ -205,8 +193,7 @@ names(
     reference="https://pillow.readthedocs.io/en/stable/handbook/concepts.html#filters",
 )
 names(
-    "caption-encoding",
-    "caption is not UTF-8|captions are not UTF-8",
+    "caption-encoding: caption is not UTF-8|captions are not UTF-8",
     DataCure(
         "Write copies in UTF-8, and read them.",
         "marked = data[:2] in (b'\\xff\\xfe', b'\\xfe\\xff')\n"
@@ -221,8 +208,7 @@ names(
     reference="https://docs.python.org/3/howto/unicode.html",
 )
 names(
-    "caption-missing",
-    "picture has no caption|pictures have no caption",
+    "caption-missing: picture has no caption|pictures have no caption",
     symptom="The adapter learns the look of the set and does not follow the prompt; no error.",
     cause="A trainer takes an empty prompt where no file stands beside the picture: it has another name, or ending.",
     confirm="For each picture, look for the file of the same name.",
@@ -230,8 +216,7 @@ names(
     reference="https://github.com/kohya-ss/sd-scripts/blob/main/docs/config_README-en.md",
 )
 names(
-    "caption-empty",
-    "caption is empty|captions are empty",
+    "caption-empty: caption is empty|captions are empty",
     symptom="The model drifts towards the set even with an empty prompt.",
     cause="The tagger failed on the picture, and its file was written all the same.",
     confirm="`path.read_text().strip()`.",
@@ -239,8 +224,7 @@ names(
     reference="https://github.com/kohya-ss/sd-scripts/blob/main/docs/config_README-en.md",
 )
 names(
-    "trigger-missing",
-    "caption lacks the trigger|captions lack the trigger",
+    "trigger-missing: caption lacks the trigger|captions lack the trigger",
     DataCure(
         "Write copies with the word in front.",
         "caption.write_text(<trigger> + ', ' + data.decode('utf-8-sig'), encoding='utf-8')",
@@ -253,8 +237,7 @@ names(
     reference="https://huggingface.co/docs/diffusers/training/lora",
 )
 names(
-    "caption-too-short",
-    "caption has too few words|captions have too few words",
+    "caption-too-short: caption has too few words|captions have too few words",
     symptom="Prompts are followed for a part of the set only.",
     cause="A file name or a single tag stands in place of a sentence.",
     confirm="Count the words; in Chinese, Japanese and Thai each character is one.",
@@ -262,8 +245,15 @@ names(
     reference="https://huggingface.co/docs/diffusers/training/text2image",
 )
 names(
-    "wrong-sample-rate",
-    "sound has another sample rate|sounds have another sample rate",
+    "caption-same: caption is that of nearly all others|captions are the same",
+    symptom="The adapter makes the set's pictures whatever the prompt says.",
+    cause="The tagger failed, or a template was written beside each picture: words can't be told from what is shown.",
+    confirm="Count the captions: `collections.Counter(path.read_text() for path in folder.glob('*.txt'))`.",
+    fix="Write what differs from picture to picture. Where one prompt is meant, give it to the trainer once.",
+    reference="https://huggingface.co/docs/diffusers/training/dreambooth",
+)
+names(
+    "wrong-sample-rate: sound has another sample rate|sounds have another sample rate",
     DataCure(
         "Write copies with the right rate.",
         "new = round(len(values) * <sample_rate> / rate)\n"
@@ -279,8 +269,7 @@ names(
     reference="https://docs.pytorch.org/audio/stable/generated/torchaudio.functional.resample.html",
 )
 names(
-    "wrong-channels",
-    "item has another number of channels|items have another number of channels",
+    "wrong-channels: item has another number of channels|items have another number of channels",
     DataCure(
         "Write copies with the mean of the channels.",
         "soundfile.write(target / name, values.mean(1, keepdims=True).repeat(<channels>, 1), rate)",
@@ -294,8 +283,7 @@ names(
     reference="https://python-soundfile.readthedocs.io",
 )
 names(
-    "silent-audio",
-    "sound is silent|sounds are silent",
+    "silent-audio: sound is silent|sounds are silent",
     symptom="The loss is nan in the batches that hold it, where features are scaled by their deviation.",
     cause="A muted microphone, or a conversion that failed.",
     confirm="`soundfile.read(path)[0].any()`.",
@@ -303,8 +291,7 @@ names(
     reference="https://python-soundfile.readthedocs.io",
 )
 names(
-    "clipped-audio",
-    "sound is clipped|sounds are clipped",
+    "clipped-audio: sound is clipped|sounds are clipped",
     title="A sound is clipped: its peaks are flat at full scale.",
     symptom="Buzzing output; the quality of these samples stays poor.",
     cause="It was recorded or amplified too loud. What was above full scale is lost.",
@@ -313,8 +300,7 @@ names(
     reference="https://python-soundfile.readthedocs.io",
 )
 names(
-    "file-missing",
-    "row names a file that is not there|rows name files that are not there",
+    "file-missing: row names a file that is not there|rows name files that are not there",
     symptom="FileNotFoundError in the middle of an epoch.",
     cause="The files were moved or renamed, or a copy stopped.",
     confirm="`os.path.exists` for each row.",
@@ -322,8 +308,7 @@ names(
     reference="https://docs.python.org/3/library/os.path.html#os.path.exists",
 )
 names(
-    "nonfinite-values",
-    "item has a value that is missing or not finite|items have values that are missing or not finite",
+    "nonfinite-values: item has a value that is missing or not finite|items have values that are missing or not finite",
     symptom="The loss is nan, in some batches or from the first one on.",
     cause="An empty cell, a division by zero in the preparation, a number beyond float32.",
     confirm="`torch.isfinite(x).all()` for each batch.",
@@ -331,8 +316,7 @@ names(
     reference="https://pandas.pydata.org/docs/user_guide/missing_data.html",
 )
 names(
-    "non-numeric",
-    "item holds text in place of a number|items hold text in place of numbers",
+    "non-numeric: item holds text in place of a number|items hold text in place of numbers",
     DataCure(
         "Read them as numbers, and leave out what is none.",
         "for column in <columns>:\n"
@@ -348,8 +332,7 @@ names(
     reference="https://pandas.pydata.org/docs/reference/api/pandas.to_numeric.html",
 )
 names(
-    "token-out-of-vocabulary",
-    "row holds a token beyond the vocabulary|rows hold tokens beyond the vocabulary",
+    "token-out-of-vocabulary: row holds a token beyond the vocabulary|rows hold tokens beyond the vocabulary",
     DataCure("Enlarge the embedding.", "model.resize_token_embeddings(len(tokenizer))"),
     symptom="index out of range in self, on the CPU; a device-side assertion on a card.",
     cause="Tokens were added to the tokenizer and the model's embedding was not enlarged; or the ids are another's.",
@@ -358,8 +341,7 @@ names(
     reference="https://huggingface.co/docs/transformers/main_classes/model",
 )
 names(
-    "all-padding",
-    "row holds no token but padding|rows hold no token but padding",
+    "all-padding: row holds no token but padding|rows hold no token but padding",
     symptom="The loss or an attention is nan about once in an epoch.",
     cause="An empty line was tokenized.",
     confirm="Count the tokens that are no padding, by row.",
@@ -367,8 +349,7 @@ names(
     reference="https://huggingface.co/docs/transformers/pad_truncation",
 )
 names(
-    "sequence-too-long",
-    "row is longer than the model has positions|rows are longer than the model has positions",
+    "sequence-too-long: row is longer than the model has positions|rows are longer than the model has positions",
     DataCure("Cut them in the tokenizer.", "encoding = tokenizer(text, truncation=True, max_length=<max_length>)"),
     symptom="index out of range in self, in the embedding of positions; or the end is cut in silence.",
     cause="Truncation was not asked for, or to another length than the model's.",
@@ -377,8 +358,7 @@ names(
     reference="https://huggingface.co/docs/transformers/pad_truncation",
 )
 names(
-    "labels-misaligned",
-    "row has not as many labels as tokens|rows have not as many labels as tokens",
+    "labels-misaligned: row has not as many labels as tokens|rows have not as many labels as tokens",
     DataCure(
         "Spread the labels over the tokens of each word.",
         "labels = [-100 if word is None else word_labels[word] for word in encoding.word_ids()]",
@@ -390,8 +370,7 @@ names(
     reference="https://huggingface.co/docs/transformers/tasks/token_classification",
 )
 names(
-    "eos-missing",
-    "row lacks its end token|rows lack their end tokens",
+    "eos-missing: row lacks its end token|rows lack their end tokens",
     DataCure("Append it before padding.", "ids = tokenizer(text)['input_ids'] + [tokenizer.eos_token_id]"),
     symptom="Generation does not stop.",
     cause="The tokenizer does not add it by itself, or a part of the set was prepared without it.",
@@ -400,11 +379,8 @@ names(
     reference="https://huggingface.co/docs/transformers/main_classes/tokenizer",
 )
 names(
-    "label-out-of-range",
-    "item has a label that is no class|items have labels that are no class",
-    DataCure(
-        "Count the labels from 0.", "rows[<label>] = rows[<label>].astype(float).astype(int) - 1", "table", guess=True
-    ),
+    "label-out-of-range: item has a label that is no class|items have labels that are no class",
+    DataCure("Count from 0.", "rows[<label>] = rows[<label>].astype(float).astype(int) - 1", "table", guess=True),
     symptom="Target is out of bounds on the CPU, an assertion on a card.",
     cause="Labels count from 1, a class was added, or a value stands for something else (255 in masks).",
     confirm="Smallest and largest label beside the outputs of the last layer.",
@@ -412,8 +388,7 @@ names(
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
 )
 names(
-    "invalid-box",
-    "row has a box that is none|rows have boxes that are none",
+    "invalid-box: row has a box that is none|rows have boxes that are none",
     title="A box has no area, or lies beyond the picture.",
     symptom="All bounding boxes should have positive height and width; or the detector's loss is nan.",
     cause="Boxes were scaled and rounded, corners exchanged, or x, y, width, height taken for two corners.",
@@ -422,8 +397,7 @@ names(
     reference="https://docs.pytorch.org/vision/stable/models/faster_rcnn.html",
 )
 names(
-    "empty-text",
-    "row has no text|rows have no text",
+    "empty-text: row has no text|rows have no text",
     symptom="A length of zero is refused, or a mean over no words is nan.",
     cause="Empty lines of the source became rows.",
     confirm="`text.strip()` for each row.",
@@ -431,8 +405,7 @@ names(
     reference="https://pandas.pydata.org/docs/reference/api/pandas.Series.str.strip.html",
 )
 names(
-    "conflicting-labels",
-    "item shares its input with one of another label|items share their input with one of another label",
+    "conflicting-labels: item has the input of one of another label|items have the input of ones of another label",
     title="The same input has two labels.",
     symptom="No model gets beyond a certain accuracy on the training set.",
     cause="Lists of classes were joined, and an item stands in two of them; or several people labelled it.",
@@ -441,8 +414,7 @@ names(
     reference="https://docs.cleanlab.ai/stable/cleanlab/datalab/guide/issue_type_description.html",
 )
 names(
-    "duplicate-across-splits",
-    "item of a later split is a copy|items of later splits are copies",
+    "duplicate-across-splits: item of a later split is a copy|items of later splits are copies",
     title="An item outside of the training set is in the training set, too.",
     symptom="Validation is far better than on new data.",
     cause="The set was split at random while it held items twice: under two names, saved again, mirrored.",
@@ -451,8 +423,15 @@ names(
     reference="https://scikit-learn.org/stable/common_pitfalls.html#data-leakage",
 )
 names(
-    "index-column",
-    "column counts the rows|columns count the rows",
+    "duplicate-within-split: picture is a near copy in its split|pictures are near copies in their split",
+    symptom="Some pictures weigh twice; after a random split, copies stand on both sides.",
+    cause="Sources were merged, or a picture was saved again: scaled, mirrored, in another quality.",
+    confirm="Open both.",
+    fix="Keep the better one, and split only then.",
+    reference="https://cleanvision.readthedocs.io",
+)
+names(
+    "index-column: column counts the rows|columns count the rows",
     title="The number of the row is among the features.",
     symptom="Good scores that fall when the rows are shuffled; a column `Unnamed: 0`.",
     cause="`to_csv` writes the index as a column, and `read_csv` reads it as data.",
@@ -461,8 +440,7 @@ names(
     reference="https://pandas.pydata.org/docs/reference/api/pandas.DataFrame.to_csv.html",
 )
 names(
-    "target-leakage",
-    "column gives the label away|columns give the label away",
+    "target-leakage: column gives the label away|columns give the label away",
     symptom="Nearly no error from the first epochs on, and none of it on new data.",
     cause="The column is made from the label, or is written when the outcome is known.",
     confirm="Predict the label from this column alone.",
@@ -470,8 +448,7 @@ names(
     reference="https://scikit-learn.org/stable/common_pitfalls.html#data-leakage",
 )
 names(
-    "color-shift",
-    "folder has other colours than the others|folders have other colours than the others",
+    "color-shift: folder has other colours than the others|folders have other colours than the others",
     DataCure(
         "Exchange red and blue, in a copy.",
         "Image.fromarray(numpy.asarray(image)[..., ::-1]).save(target / name, quality=95)",

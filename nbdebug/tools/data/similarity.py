@@ -1,5 +1,5 @@
 """Items beside items: equal ones in several splits, equal ones with two labels, near copies of pictures that survive
-re-encoding, flips and small shifts, and folders whose colours are unlike those of the others.
+re-encoding, flips and small shifts, in one split or two, and folders whose colours are unlike those of the others.
 
 A copy is not what looks alike but what looks alike *for this set*: two digits 1 are near each other, and so are all the
 pages of a book. So the distance of a pair is compared with the distances to its other neighbours.
@@ -32,8 +32,8 @@ SPARSE = 0.35
 are much nearer than that by chance."""
 LEVELS = 2.0
 """Mean difference, of 255, of two thumbnails that are one picture encoded twice."""
-MOST = 60_000
-"""Pictures among which near copies are looked for; beyond, only equal thumbnails are."""
+MOST, MOST_WITHIN = 60_000, 20_000
+"""Pictures of a set, and of one split, among which near copies are looked for."""
 SAMPLE = 400
 PIECE = 256
 """Pictures that are worked on at once, for the memory."""
@@ -91,54 +91,68 @@ def _unit(images: Any) -> Any:
 
 
 def near_copies(images: Any, ranks: Sequence[int]) -> Iterator[tuple[int, int, float]]:
-    """(picture, original, distance) where the original is of a lower rank. images: (N, SIDE, SIDE), grey; ranks: of
-    each one's split. Each picture is given once, with its nearest original."""
+    """(picture, original, distance) where the original is of a lower rank, or the earlier one of the same. images:
+    (N, SIDE, SIDE), grey; ranks: of each one's split. Within a rank each picture is given once, and once beside the
+    lower ones, with its nearest original."""
     rank = numpy.asarray(ranks)
     clear = distinct(images)
-    if len(images) > MOST:
-        first: dict[bytes, int] = {}
-        for place in sorted(numpy.flatnonzero(clear).tolist(), key=rank.__getitem__):
-            before = first.setdefault(images[place].tobytes(), place)
-            if rank[before] < rank[place]:
-                yield place, before, 0.0
-        return
-    for level in sorted(set(ranks))[1:]:
+    for level in sorted(set(ranks)):
         queries = numpy.flatnonzero(clear & (rank == level))
-        originals = numpy.flatnonzero(clear & (rank < level))
-        if len(queries) and len(originals):
-            yield from _copies_of(images, queries, originals)
+        for originals, most in ((numpy.flatnonzero(clear & (rank < level)), MOST), (queries, MOST_WITHIN)):
+            if len(queries) and 0 < len(originals) <= most and len(images) <= MOST:
+                yield from _copies_of(images, queries, originals)
 
 
 def _copies_of(images: Any, queries: Any, originals: Any) -> Iterator[tuple[int, int, float]]:
+    """Copies among queries. originals: others, or the queries themselves; then an original is an earlier one."""
     keys = numpy.empty((len(originals), SIDE * SIDE // 4), dtype="float32")
     for start in range(0, len(originals), PIECE):
         keys[start : start + PIECE] = _unit(images[originals[start : start + PIECE]])
-    usual = _usual_distance(keys)
+    usual, within, others = _usual_distance(keys), originals is queries, images[originals]
+    if within and usual < SPARSE / 2:  # of digits in one font, some are equal by chance
+        return
     for start in range(0, len(queries), PIECE // 4):
         some = queries[start : start + PIECE // 4]
         best: list[tuple[float, int, Any]] = [(ALIKE_AT_ALL, 0, None)] * len(some)
         for number, turned in enumerate(_flips(images[some])):
-            products = _unit(turned) @ keys.T
+            products = _unit(turned) @ keys[: start + len(some) if within else None].T
+            if within:
+                products[:, start:][numpy.triu_indices(len(some))] = -1  # only earlier ones
             top = products.max(1)
             for i in numpy.flatnonzero(top > [value for value, _, _ in best]).tolist():
-                nearest = numpy.argpartition(-products[i], min(RIVALS, len(originals)) - 1)[:RIVALS]
+                nearest = numpy.argpartition(-products[i], min(RIVALS, products.shape[1]) - 1)[:RIVALS]
                 best[i] = float(top[i]), number, nearest[numpy.argsort(-products[i][nearest], kind="stable")]
         for i, (_, number, nearest) in enumerate(best):
-            if nearest is None:
-                continue
-            turned = next(itertools.islice(_flips(images[some[i] : some[i] + 1]), number, None))
-            aligned = aligned_distances(turned[0], images[originals[nearest]])
-            if aligned[:2].min() > NEAR:  # moved further: in sets of patterns, some of the others fit by chance
-                continue
-            order = numpy.argsort(aligned, kind="stable")
-            distance, original = max(0.0, float(aligned[order[0]])), int(originals[nearest[order[0]]])
-            # the third of the others is the measure: one or two may be further copies
-            rival = float(aligned[order[3]]) if len(order) > 3 else usual
-            pixels = float(numpy.abs(turned[0].astype("float32") - images[original]).mean())
-            scale = min(usual, rival)
-            most = min(NEAR, RATIO * scale * min(1.0, (scale / SPARSE) ** 2))
-            if distance <= most or (pixels <= LEVELS and distance < min(0.004, rival / 8)):
-                yield int(some[i]), original, distance
+            if nearest is not None:
+                turned = next(itertools.islice(_flips(images[some[i] : some[i] + 1]), number, None))[0]
+                found = _original(turned, others, nearest, usual, keys, start + i if within else None)
+                if found is not None:
+                    yield int(some[i]), int(originals[found[0]]), found[1]
+
+
+def _original(
+    one: Any, others: Any, nearest: Any, usual: float, keys: Any, place: int | None
+) -> tuple[int, float] | None:
+    """(place, distance) of that of which one is a copy. nearest: places that are looked at; place: its own, or None."""
+    # moved further: in sets of patterns, some of the others fit by chance
+    if aligned_distances(one, others[nearest[:2]]).min() > NEAR:
+        return None
+    if place is not None:  # later ones are neighbours, too
+        nearest = numpy.argsort(-(keys @ _unit(one[None])[0]), kind="stable")[: RIVALS + 1]
+        nearest = nearest[nearest != place]
+    aligned = aligned_distances(one, others[nearest])
+    order = numpy.argsort(aligned, kind="stable")
+    best = next((o for o in order[:3] if place is None or nearest[o] < place), None)
+    if best is None:
+        return None
+    distance = max(0.0, float(aligned[best]))
+    # the third of the others is the measure: one or two may be further copies
+    rival = float(aligned[order[3]]) if len(order) > 3 else usual
+    pixels = float(numpy.abs(one.astype("float32") - others[nearest[best]]).mean())
+    scale = min(usual, rival)
+    most = min(NEAR, RATIO * scale * min(1.0, (scale / SPARSE) ** 2))
+    near = distance <= most or (pixels <= LEVELS and distance < min(0.004, rival / 8))
+    return (int(nearest[best]), distance) if near else None
 
 
 def _flips(images: Any) -> Iterator[Any]:
@@ -174,15 +188,13 @@ EFFECT = {True: 1.5, False: 3.0}
 """By how many spreads of the pictures a folder must differ: a split, or any other folder (which may be a class)."""
 SIGNIFICANT, ALIKE = 6.0, 0.8
 FLOORS = (0.004, 0.004, 3.0, 3.0)
+NAMES = ("share of red", "share of blue", "brightness", "contrast")
 
 
 def features(mean: Sequence[float], spread: float) -> tuple[float, ...]:
     """Of a picture: the shares of red and of blue, brightness, contrast."""
     total = max(1.0, sum(mean))
     return mean[0] / total, mean[2] / total, 0.299 * mean[0] + 0.587 * mean[1] + 0.114 * mean[2], spread
-
-
-NAMES = ("share of red", "share of blue", "brightness", "contrast")
 
 
 def shifted_folder(folders: Mapping[str, list[tuple[float, ...]]], splits: bool) -> tuple[str, str] | None:

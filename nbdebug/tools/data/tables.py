@@ -36,6 +36,14 @@ STRONG = 0.8
 MANY = 20
 """Values of a column that is judged by the order of its values, and of a label that is a number to be predicted."""
 ROWS_FOR_LEAK = 30
+NUMBERS = {"id", "idx", "index", "row", "rowid", "unnamed", "nr", "no", "number", "key", "uid"}
+"""Words in names of columns that number the rows."""
+TIMES = {"t", "time", "year", "month", "day", "date", "hour", "week", "step", "epoch", "timestamp", "rank", "quarter"}
+"""Words in names of columns that count, and are meant to."""
+SLACK = 1e-3
+"""Of a picture's side, by which a box may lie beyond the edge: numbers are rounded in files."""
+SPLIT_COLUMNS = ("split", "subset", "fold", "partition", "set", "phase")
+"""Names of columns that hold the split of each row."""
 
 
 def read(entry: Entry) -> Any:
@@ -312,12 +320,6 @@ class DataTable:
                 yield self.problem("file-missing", row, f"{name} is not there")
 
 
-NUMBERS = {"id", "idx", "index", "row", "rowid", "unnamed", "nr", "no", "number", "key", "uid"}
-"""Words in names of columns that number the rows."""
-TIMES = {"t", "time", "year", "month", "day", "date", "hour", "week", "step", "epoch", "timestamp", "rank", "quarter"}
-"""Words in names of columns that count, and are meant to."""
-
-
 def _recall(codes: Any, guesses: Any) -> float:
     """The least share, over the classes of three and more rows, of their rows that is guessed right."""
     shares = [(guesses[codes == c] == c).mean() for c in set(codes.tolist()) if (codes == c).sum() > 2]
@@ -351,10 +353,6 @@ def _by_neighbours(values: Any, codes: Any) -> Any:
     return guesses
 
 
-SPLIT_COLUMNS = ("split", "subset", "fold", "partition", "set", "phase")
-"""Names of columns that hold the split of each row."""
-
-
 def box_fault(box: Sequence[float], limit: tuple[int, int] | None, slack: float = 0.0) -> str:
     """What is wrong with x1, y1, x2, y2, or "". limit: (width, height); slack: how far a box may lie beyond them."""
     x1, y1, x2, y2 = box
@@ -365,10 +363,6 @@ def box_fault(box: Sequence[float], limit: tuple[int, int] | None, slack: float 
         words.append(f"beyond {f'{limit[0]} x {limit[1]}' if limit else 'the edge'}")
     shown = ", ".join(figures(v) for v in box)
     return f"({shown}): {' and '.join(words)}" if words else ""
-
-
-SLACK = 1e-3
-"""Of a picture's side, by which a box may lie beyond the edge: numbers are rounded in files."""
 
 
 def coco_problems(item: str, value: Mapping[str, Any], pictures: Collection[str]) -> Iterator[Problem]:
