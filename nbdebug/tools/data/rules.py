@@ -5,6 +5,7 @@ One item has one problem: the first of these that it has, in the order in which 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ def names(what: str, cure: DataCure | None = None, **page: str) -> None:
         return f"{number:,} {several}: {shown}" if number > 1 else f"1 {one}: {shown} ({problems[0].detail})"
 
     title = f"{'An' if one[0] in 'aeiou' else 'A'} {one}."
-    _declare(ITEMS, f"data/{code}", said, lambda *facts: fixes(*facts, cure), {"title": title, **page} if page else {})
+    _declare(ITEMS, f"data/{code}", said, functools.partial(fixes, cure=cure), {"title": title, **page} if page else {})
 
 
 def stream(code: str, cure: tuple[str, str], **page: str) -> None:
