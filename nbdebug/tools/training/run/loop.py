@@ -661,9 +661,9 @@ class LoopRun:
         found, self._candidate = self._candidate, None
         if found is None or self.learned is None or not self.updates.roots:
             return
-        updates, batches, batch = self.updates, self.on_train.batches, self.reading.last
+        updates, batch = self.updates, self.reading.last
         self.modes.paused = True
-        if self.errors.run(LOSS, lambda: proved(found, batch, updates.roots[0], updates.signatures[0], batches), False):
+        if self.errors.run(LOSS, lambda: proved(found, batch, updates.roots[0], updates.signatures[0]), False):
             self.loss_fn = self.on_train.loss_fn = self.on_val.loss_fn = found
             self.on_train.error = self.on_val.error = ""
             self.learned()

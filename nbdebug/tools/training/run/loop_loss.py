@@ -11,7 +11,7 @@ their own file and lines, into a function of (model, batch); what they need besi
         loss.backward()                     the loss is `loss`
 
 The frames of functions between the loop and `backward()` are followed by their arguments. Where the result is not the
-loop's loss in value and graph, or does not depend on the batch, there is none.
+loop's loss in value and graph, or needs nothing of the batch, there is none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import dataclasses
 import sys
 import types
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
@@ -112,9 +112,9 @@ def loop_loss(model: nn.Module, loader: Any) -> LoopLoss | None:
     return LoopLoss(model, parts, site, ast.unparse(wanted)) if parts is not None else None
 
 
-def proved(found: LoopLoss, batch: Any, value: float, graph: Counter[str], others: Iterable[Any]) -> bool:
+def proved(found: LoopLoss, batch: Any, value: float, graph: Counter[str]) -> bool:
     """Whether it gives the loop's own loss of a batch, in value (where no random numbers are in it) and graph, by this
-    very model (a cell may make it anew), and another one of another batch."""
+    very model (a cell may make it anew)."""
     model, values, ran = found.model, [], list[nn.Module]()
     called = register_module_forward_pre_hook(lambda module, _: ran.append(module))
     try:
@@ -128,12 +128,8 @@ def proved(found: LoopLoss, batch: Any, value: float, graph: Counter[str], other
         return False
     own = graph_signature(loss)
     more, less = own - graph, graph - own  # one node more in the loop's: that of a scaler
-    same = abs(values[0] - value) <= SAME * abs(value)
-    if more or less.total() > 1 or not (same or values[0] != values[1]):
-        return False
-    with preserve_rng(found), torch.no_grad(), spared_buffers(model.modules()):
-        of_others = [loss_value(found(model, other)) for other in list(others)[:2]]
-    return not of_others or len({values[0], *of_others}) > 1
+    same = abs(values[0] - value) <= SAME * abs(value) or values[0] != values[1]
+    return not more and less.total() <= 1 and same
 
 
 # -- frames ------------------------------------------------------------------------------------------------------------
@@ -183,13 +179,14 @@ def _parts(frames: list[FrameType], call: ast.Call, wanted: Mapping[str, ast.exp
         target = _batch_target(around, frame, loader) if isinstance(around, ast.For) else None
         if target is not None:
             begin = ast.Assign([target], ast.Name("__batch__", ast.Load()))
-            return [_part(frame, [begin, *_flat(path[place:])], wanted)]
+            part = _part(frame, [begin, *_flat(path[place:])], wanted)
+            return [part] if part is not None else None
     outer = _call_in(frames[1], {frame.f_code.co_name}) if len(frames) > 1 and path else None
     arguments = _arguments(outer, frame) if outer is not None else None
     if outer is None or arguments is None:
         return None
-    before = _parts(frames[1:], outer, arguments, loader)
-    return None if before is None else [*before, _part(frame, _flat(path), wanted, set(arguments))]
+    before, last = _parts(frames[1:], outer, arguments, loader), _part(frame, _flat(path), wanted, set(arguments))
+    return None if before is None or last is None else [*before, last]
 
 
 def _arguments(call: ast.Call, frame: FrameType) -> dict[str, ast.expr] | None:
@@ -285,11 +282,14 @@ def _is_loader(value: Any, loader: Any) -> bool:
 
 def _part(
     frame: FrameType, statements: list[ast.stmt], wanted: Mapping[str, ast.expr], given: set[str] | None = None
-) -> _Part:
-    """The code that gives what is wanted, of these statements only those that it needs."""
+) -> _Part | None:
+    """The code that gives what is wanted, of these statements only those that it needs. None where that needs nothing of
+    the batch, or of what was given for the frame's parameters."""
     space = {**frame.f_globals, **frame.f_locals}
     needed = set().union(*map(_names_in, wanted.values())) if wanted else set()
     kept, before = _slice(statements, needed, space)
+    if not before & (given or {"__batch__"}):
+        return None
     result = ast.Dict([ast.Constant(name) for name in wanted], list(wanted.values()))
     module = ast.Module([*kept, ast.Assign([ast.Name("__result__", ast.Store())], result)], [])
     for node in ast.walk(module):
