@@ -167,7 +167,8 @@ def _own(kind: str, name: str, thing: Any, usual: tuple[str, ...]) -> Parts:
 
 def is_validation(name: str) -> bool:
     """Whether a loader of this name has validation batches."""
-    return any(word in _last(name).lower() for word in VALIDATION)
+    own = _last(name).lower()
+    return any(word in own for word in VALIDATION) or own in ("vdl", "v_dl", "vloader", "v_loader", "vl")
 
 
 def _last(name: str) -> str:

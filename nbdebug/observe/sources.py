@@ -16,7 +16,8 @@ import functools
 import gc
 import linecache
 from collections.abc import Iterator, Mapping
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
+from typing import Any
 
 from nbdebug.observe.locations import Site, cell_name, edited_since_import, span_of
 from nbdebug.report import Edit
@@ -303,21 +304,22 @@ def _head_end(node: ast.stmt) -> int:
 
 @contextlib.contextmanager
 def edited_functions(edit: Edit) -> Iterator[int]:
-    """Within, the functions around the edited lines run the new text: their code is exchanged, and put back at the end.
-    Gives how many these are; 0 where none can be exchanged, such as code of a module or a cell itself."""
-    pairs = _exchanges(edit)
-    before = [(function, function.__code__) for function, _ in pairs]
+    """Within, the functions around the edited lines run the new text: their code is exchanged, and put back at the end;
+    so is the code of a cell that a magic runs. Gives how many these are; 0 where none can be exchanged, such as a
+    module's own code."""
+    exchanges = _exchanges(edit)
     try:
-        for function, code in pairs:
-            function.__code__ = code
-        yield len(pairs)
+        for thing, attribute, _, new in exchanges:
+            setattr(thing, attribute, new)
+        yield len(exchanges)
     finally:
-        for function, code in before:
-            function.__code__ = code
+        for thing, attribute, old, _ in exchanges:
+            setattr(thing, attribute, old)
 
 
-def _exchanges(edit: Edit) -> list[tuple[FunctionType, CodeType]]:
-    """The functions around the edited lines, each with its new code; [] where one of them can't get it."""
+def _exchanges(edit: Edit) -> list[tuple[Any, str, CodeType, CodeType]]:
+    """(object, attribute, its code, its new code) of the functions around the edited lines, and of the closures of
+    magics that run the cell; [] where one of them can't get it."""
     lines = [line.rstrip("\n") for line in linecache.getlines(edit.file)]
     tree = parse("\n".join([*lines[: edit.line - 1], *edit.new.split("\n"), *lines[edit.end_line :], ""]))
     functions = [
@@ -342,13 +344,23 @@ def _exchanges(edit: Edit) -> list[tuple[FunctionType, CodeType]]:
     codes: dict[tuple[str, int], list[CodeType]] = {}
     for code in _codes(whole):
         codes.setdefault((code.co_name, code.co_firstlineno), []).append(code)
-    pairs = []
+    exchanges: list[tuple[Any, str, CodeType, CodeType]] = []
     for function in functions:
-        new = codes.get((function.__code__.co_name, function.__code__.co_firstlineno), [])
-        if len(new) != 1 or new[0].co_freevars != function.__code__.co_freevars:
+        old = function.__code__
+        new = codes.get((old.co_name, old.co_firstlineno), [])
+        if len(new) != 1 or new[0].co_freevars != old.co_freevars:
             return []
-        pairs.append((function, new[0]))
-    return pairs
+        exchanges.append((function, "__code__", old, new[0]))
+    return exchanges or [(cell, "cell_contents", cell.cell_contents, whole) for cell in _cells_of(edit.file)]
+
+
+def _cells_of(file: str) -> Iterator[CellType]:
+    """What holds the code of a cell in the functions by which a magic runs it."""
+    for function in [f for f in gc.get_objects() if type(f) is FunctionType and f.__closure__]:
+        for cell in function.__closure__ or ():
+            code = cell.cell_contents if cell != CellType() else None
+            if type(code) is CodeType and (code.co_filename, code.co_name) == (file, "<module>"):
+                yield cell
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

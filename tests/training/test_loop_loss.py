@@ -323,3 +323,49 @@ def test_a_layer_that_takes_the_batch_second_is_made_anew(layer: str, made: str)
     (fix,) = report.findings[0].fixes
     assert report.findings[0].code == "training/batch-mixing" and made in fix.code and "batch_first=True" in fix.code
     assert fix.verified
+
+
+LOOP = """
+    %%diagnose
+    for epoch in range(5):
+        for xb, yb in batches:
+            opt.zero_grad()
+            loss = nn.functional.cross_entropy(net(xb), yb)
+            loss.backward()
+            opt.step()
+"""
+FAULTS = {
+    "zero-grad-missing": ("            opt.zero_grad()\n", "", "+         opt.zero_grad()"),
+    "gradients-cleared-before-step": ("            opt.step()\n", "", "+         opt.step()"),
+    "lr-too-high": ("lr=0.05", "lr=5.0", "lr="),
+    "scheduler-order": (
+        "            opt.step()\n",
+        "            opt.step()\n            sched.step()\n",
+        "sched.step()",
+    ),
+}
+
+
+@pytest.mark.parametrize("slug", FAULTS)
+def test_a_loop_at_the_top_of_a_cell_runs_again_as_edited(slug: str) -> None:
+    setup = """
+        import torch
+        from torch import nn
+        from torch.utils.data import DataLoader, TensorDataset
+        torch.manual_seed(0)
+        y = torch.randint(0, 4, (512,))
+        x = 2 * torch.randn(4, 10)[y] + torch.randn(512, 10)
+        batches = DataLoader(TensorDataset(x, y), 32, shuffle=True)
+        net = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+        opt = torch.optim.SGD(net.parameters(), lr=0.05)
+        sched = torch.optim.lr_scheduler.StepLR(opt, 2, 0.1)
+    """
+    old, new, seen = FAULTS[slug]
+    with started(textwrap.dedent(setup.replace(old, new))) as book:
+        before = book.run("[p.detach().clone() for p in net.parameters()]").result
+        report = book.run(LOOP.replace(old, new)).result
+        after = book.run("list(net.parameters())").result
+    assert [f.code for f in report] == [f"training/{slug}"]
+    fix = report.findings[0].fixes[0]
+    assert fix.verified and fix.edit is not None and seen.strip("+ ") in fix.edit.new
+    assert all(map(torch.equal, before, after))

@@ -297,7 +297,9 @@ class _Loop:
         self.places = places
         where = places.get("backward", Where())
         self.file, self.backward = where.file or "", _statement(where)
-        self.function = sources.function_at(self.file, where.line) if self.backward is not None and where.line else None
+        self.function: ast.AST | None = None  # of a loop at the top of a cell: the cell
+        if self.backward is not None and where.line:
+            self.function = sources.function_at(self.file, where.line) or sources.tree_of(self.file)
 
     def _named(self, node: ast.expr, things: Iterable[Any]) -> bool:
         """Whether an expression names one of these: the end of it is a name of theirs."""
@@ -332,10 +334,21 @@ class _Loop:
             yield from self._before(self.backward, f"{optimizer}.zero_grad()")
 
     def cleared_first(self) -> Iterator[Edit]:
-        """The two statements change places."""
-        for statement, _, _ in self._methods("zero_grad"):
-            if self.backward is not None and statement.lineno > self.backward.lineno:
-                yield from self._exchanged(self.backward, statement)
+        """The two statements change places; or backward and a step that comes before it; or there is a step."""
+        backward = self.backward
+        if backward is None:
+            return
+        clears = self._methods("zero_grad")
+        for statement, _, _ in clears:
+            if statement.lineno > backward.lineno:
+                yield from self._exchanged(backward, statement)
+        steps = [statement for statement, _, owner in self._methods("step") if self._named(owner, self.optimizers)]
+        for statement in steps:
+            if statement.lineno < backward.lineno:
+                yield from self._exchanged(statement, backward)
+        owners = [sources.source(self.file, owner) for _, _, owner in clears if self._named(owner, self.optimizers)]
+        if not steps and owners:
+            yield from _edited(self.file, {backward: f"{{raw}}\n{' ' * backward.col_offset}{owners[0]}.step()"})
 
     def _exchanged(self, first: ast.stmt, second: ast.stmt) -> Iterator[Edit]:
         one, other = (sources.source(self.file, statement) for statement in (first, second))
@@ -420,9 +433,10 @@ class _Loop:
 # In a call that made something
 
 
-def users_files(model: nn.Module, *functions: Any) -> list[str]:
-    """The files and cells in which the user's functions and modules stand, the other cells of a notebook behind."""
-    files: dict[str, None] = {}
+def users_files(model: nn.Module, *functions: Any, file: str | None = None) -> list[str]:
+    """The files and cells in which the user's functions and modules stand, the other cells of a notebook behind. file:
+    one that is known to be such."""
+    files: dict[str, None] = {} if file is None else {file: None}
     for thing in (*functions, *(type(m) for m in model.modules())):
         code = getattr(getattr(thing, "__func__", thing), "__code__", None)
         file = code.co_filename if code is not None else None

@@ -658,7 +658,9 @@ class RegularizerTrial:
 class TrainingRunFacts:
     """What one run of the loop showed. Fields that could not be measured keep their defaults; `unchecked` says why.
 
-    step_numbers: what the callback was given, loss by loss; adversaries: several optimizers, given or not, step after
+    step_numbers: what the callback was given, loss by loss; others_step: an optimizer of another model steps;
+    loss_from: the expression of the loop that is taken for the loss, and its line;
+    adversaries: several optimizers, given or not, step after
     backward passes of their own; places: the user's lines, by what they do; mode_losses: the
     validation loss in train mode and in eval mode; regularization: the largest weight decay and dropout; spike,
     held_out, factor: see run/experiments.py; recalls: class → (samples or pixels of it in the fixed batches, how many
@@ -674,6 +676,8 @@ class TrainingRunFacts:
     losses: tuple[float, ...] = ()
     step_numbers: tuple[int, ...] = ()
     optimizer_steps: int = 0
+    backwards: int = 0
+    others_step: bool = False
     passes: int = 0
     seconds: float = 0.0
     optimizer: str = ""

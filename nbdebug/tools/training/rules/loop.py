@@ -61,9 +61,9 @@ def zero_grad_missing(facts: TrainingFacts) -> Finding | None:
 
 @rule(
     code="training/gradients-cleared-before-step",
-    title="Gradients are cleared between backward and the optimizer's step.",
+    title="Gradients are cleared before the optimizer uses them.",
     symptom="The loss stays exactly where it is; the weights are the same after training as before.",
-    cause="`optimizer.zero_grad()` comes after `loss.backward()`: the optimizer has no gradients to use.",
+    cause="`optimizer.zero_grad()` comes between `loss.backward()` and `optimizer.step()`, or there is no step at all.",
     confirm="Right before `optimizer.step()`, `next(model.parameters()).grad` is None or zero.",
     fix="The order is zero_grad, backward, step.",
     reference="https://docs.pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients_in_PyTorch.html",
@@ -73,6 +73,17 @@ def gradients_cleared_before_step(facts: TrainingFacts) -> Finding | None:
     if run is None:
         return None
     stale, first_steps = run.stale, min(run.stale.steps, 20)
+    losses = {evaluation.train for evaluation in run.evaluations}
+    if run.backwards >= 3 and not (run.optimizer_steps or run.others_step) and len(run.evaluations) > 1 == len(losses):
+        return finding(
+            "gradients-cleared-before-step",
+            f"No optimizer steps: of {run.backwards:,} calls of backward, none changes a weight",
+            ["step", "optimizer", *stale.functions],
+            [Fix("Step the optimizer after each backward.", PLAIN_STEP)],
+            run=run,
+            place=run.places.get("backward"),
+            evidence={"calls of backward": run.backwards, "steps of an optimizer": 0},
+        )
     if stale.empty_steps < 3 or stale.empty_steps < 0.9 * first_steps:
         return None
     fix = tested_fix("Clear first, then backward, then step.", PLAIN_STEP, run.experiments.get("zero_grad"))

@@ -34,7 +34,7 @@ from nbdebug.observe.backward import graph_leaves
 from nbdebug.observe.locations import USER, Site, kind_of, span_of
 from nbdebug.observe.sources import SCOPES, nodes_of
 from nbdebug.observe.variables import attributes
-from nbdebug.tools.training.run.evaluate import loss_root, loss_value, preserve_rng, spared_buffers
+from nbdebug.tools.training.run.evaluate import loss_root, preserve_rng, spared_buffers
 from nbdebug.tools.training.run.interventions import graph_signature
 
 CONTAINERS = (list, dict, set)
@@ -283,8 +283,8 @@ def _is_loader(value: Any, loader: Any) -> bool:
 def _part(
     frame: FrameType, statements: list[ast.stmt], wanted: Mapping[str, ast.expr], given: set[str] | None = None
 ) -> _Part | None:
-    """The code that gives what is wanted, of these statements only those that it needs. None where that needs nothing of
-    the batch, or of what was given for the frame's parameters."""
+    """The code that gives what is wanted, of these statements only those that it needs. None where that needs nothing
+    of the batch, or of what was given for the frame's parameters."""
     space = {**frame.f_globals, **frame.f_locals}
     needed = set().union(*map(_names_in, wanted.values())) if wanted else set()
     kept, before = _slice(statements, needed, space)

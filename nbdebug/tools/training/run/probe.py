@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdebug.observe.backward import EngineWatch
 from nbdebug.observe.locations import at_site
 from nbdebug.observe.snapshot import Snapshot, StepState
 from nbdebug.observe.sources import edited_functions
@@ -299,17 +300,22 @@ class _EditTrials:
         if state.why_not:
             return None
         losses: list[float] = []
+        roots = EngineWatch(lambda call: losses.append(float(call.roots[0].detach().sum())), lambda call, result: None)
         try:
             self.restore_rng()
             with edited_functions(edit) as exchanged, no_warnings(), contextlib.redirect_stdout(io.StringIO()):
                 if not exchanged:
                     return None
+                if not self.run.has_callback:
+                    roots.attach()
                 self.train(lambda step, loss, *more, **named: losses.append(float(loss)))
+            roots.detach()
             end, val = self.run.on_train.mean(), self.run.on_val.mean()
             return (losses, end[0], val[0] if val else None) if end and losses else None
         except Exception:  # the edit is no fix here
             return None
         finally:
+            roots.detach()
             state.leave()
             self.start.restore()
             self.restore_rng()
@@ -340,11 +346,22 @@ class _EditTrials:
             argument = ("pos_weight" if binary else "weight", "1 / {}")
         elif binary:
             argument = ("pos_weight", tensor_of([pos_weight(weighting.weights)]))
-        files = users_files(self.arguments.model, self.train, self.arguments.loss_fn)
+        files = users_files(
+            self.arguments.model,
+            self.train,
+            self.arguments.loss_fn,
+            file=self.facts.places.get("backward", Where()).file,
+        )
         for edit in in_label_loss(files, calls[0], *argument):
             numbers = {"score of the other classes": weighting.before, "with the fix": weighting.after}
             return TriedEdit(edit, True, f"{count(weighting.steps, 'step')} from the start of your run", numbers)
         return None
+
+    def _files(self) -> list[str]:
+        known = self.facts.places.get("backward", Where()).file
+        return users_files(
+            self.arguments.model, self.train, self.arguments.train_loader, self.arguments.loss_fn, file=known
+        )
 
     def _of_call(self, name: str) -> TriedEdit | None:
         """lr, weight decay and dropout."""
@@ -360,8 +377,7 @@ class _EditTrials:
             return None
         before = old.pop()
         factor = 0.0 if argument != "lr" else 1 / float(best[3:]) if best[2] == "/" else float(best[3:])
-        loader = self.arguments.train_loader, self.arguments.loss_fn
-        files = users_files(self.arguments.model, self.train, *loader)
+        files = self._files()
         for edit in in_call(files, type(optimizers[0]).__name__, argument, before, f"{before * factor:g}"):
             experiment = tried[best]
             numbers = {"loss as it is": experiment.end_as_is, "loss with the fix": experiment.end_changed}
@@ -386,6 +402,8 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         losses=tuple(run.losses),
         step_numbers=tuple(run.step_numbers),
         optimizer_steps=updates.steps,
+        backwards=updates.backwards,
+        others_step=bool(run.stepping) and not updates.steps,
         passes=run.reading.passes,
         seconds=run.seconds,
         optimizer=" and ".join(type(o).__name__ for o in arguments.optimizers),
