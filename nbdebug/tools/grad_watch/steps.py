@@ -276,11 +276,13 @@ def _is_loss(root: torch.Tensor) -> bool:
 
 def _smoothing(roots: list[torch.Tensor]) -> tuple[float, int]:
     """(share, classes) of a loss that is one mean cross entropy of smoothed labels, as its graph shows; else (0, 0)."""
-    node = roots[0].grad_fn
+    node: Any = roots[0].grad_fn
     terms = [part for part, _ in node.next_functions if part is not None] if node is not None else []
     if [part.name() for part in terms] != ["MulBackward1"] * 2 or node.name() != "AddBackward0":
         return 0.0, 0
     own, even = ((part._saved_other, part.next_functions[0][0]) for part in terms)
+    if own[1] is None or even[1] is None:
+        return 0.0, 0
     mean = own[1].name().startswith("NllLoss") and own[1]._saved_reduction == 1 and even[1].name() == "DivBackward0"
     if not mean or own[1]._saved_weight is not None or not even[0] > 0:
         return 0.0, 0
