@@ -267,3 +267,25 @@ def test_copies_within_a_split_are_told_beside_those_across(tmp_path: pathlib.Pa
     found = nbdebug.check_data(tmp_path, progress=False).facts["items"]
     across, within = "data/duplicate-across-splits", "data/duplicate-within-split"
     assert found == {"val/p7.png": across, "val/p9.png": within, "train/p3.png": within}, found
+
+
+def test_a_cure_does_not_leave_all_out(tmp_path: pathlib.Path) -> None:
+    caption_all(tmp_path, "a teapot stands on a table")
+    (finding,) = nbdebug.check_data(tmp_path, progress=False)
+    assert finding.code == "data/caption-same" and [fix.verified for fix in finding.fixes] == [None]
+
+
+def test_a_strip_among_photographs_is_named(tmp_path: pathlib.Path) -> None:
+    saved(tmp_path, (picture(n, (40 + 7 * n, 60 + 5 * n)) for n in range(12)))
+    picture(20, (1200, 40)).save(tmp_path / "strip.png")
+    assert nbdebug.check_data(tmp_path, progress=False).facts["items"] == {"strip.png": "data/wrong-image-size"}
+
+
+def test_lengths_that_are_far_apart_are_a_remark(tmp_path: pathlib.Path) -> None:
+    sounds(tmp_path)
+    sound(tmp_path / "long.wav", rate=96_000)  # 24,000 frames
+    data = bytearray((tmp_path / "long.wav").read_bytes())
+    data[24:28], data[28:32] = (8000).to_bytes(4, "little"), (16_000).to_bytes(4, "little")
+    (tmp_path / "long.wav").write_bytes(data)
+    report = nbdebug.check_data(tmp_path, progress=False)
+    assert report.ok and report.notes == ("The sounds last from 0.25 s to 3 s.",)

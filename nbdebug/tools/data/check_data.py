@@ -238,7 +238,8 @@ class Check:
         before, looked = int(finding.evidence["items"]), check.total.total()
         left = sum(problem.code == finding.code for problem in first_of_each(check.problems))
         after = {"after it": f"{count(left, 'item')} of {before:,} at fault in {looked:,} checked"}
-        return left == 0 and 2 * looked >= self.total.total() - before, after
+        kept = all(check.total[kind] for kind, number in self.total.items() if number)  # not all pictures are left out
+        return left == 0 and kept and 2 * looked >= self.total.total() - before, after
 
     def mended(self, scope: dict[str, Any], facts: DataFacts, folder: str) -> Any:
         """What a cure gave. scope: its variables; folder: where it ran."""
@@ -321,8 +322,7 @@ class FolderCheck(Check):
         if files.hidden:
             hidden = count(files.hidden, "entry", "entries")
             self.notes.append(f"{hidden} with names such as .DS_Store were passed over.")
-        if sentence := media.balance(files):
-            self.notes.append(sentence)
+        self.notes += media.remarks(files)
 
     def _pictures(self) -> None:
         entries = list(self.sampled(self.files.of("picture"), "pictures"))

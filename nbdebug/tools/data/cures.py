@@ -178,9 +178,8 @@ def _left_out(form: tuple[str, str, str], rows: list[int], columns: list[str], k
     if form is NUMPY:
         return f"rows = numpy.delete(rows, {rows}, 0)"
     own = f"rows[{key!r}]" if form is JSON and key else "rows"
-    text = (
-        f"bad = {set(rows)}\n{own} = [row for number, row in enumerate({own}) if number not in bad]\n" if rows else ""
-    )
+    good = f"{own} = [row for number, row in enumerate({own}) if number not in bad]"
+    text = f"bad = {set(rows)}\n{good}\n" if rows else ""
     if columns:
         kept = f"{{key: value for key, value in json.loads(row).items() if key not in {columns}}}"
         text += f"import json\nrows = [json.dumps({kept}) for row in rows]"

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import os
 import re
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from nbdebug.tools.data.pictures import SIDE, pillow
 MAJORITY, LEAST = 0.9, 10
 """Of pictures that are alike, where nothing is expected: the others are then named."""
 SOUND_MAJORITY = 0.75
+EXTREME = 10
+"""By how much the shape of a picture, or the length of a sound, is unlike the usual one."""
 CAPTION_LIMIT = 1 << 20
 """Bytes of a caption that is read."""
 NUMBER = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?")
@@ -85,9 +88,12 @@ def by_majority(entries: Sequence[Entry], wanted: DataExpectation) -> Iterator[P
         return
     if wanted.size is None and wanted.min_size is None:
         yield from _minority(whole, [_size(entry) for entry in whole], "wrong-image-size")
-        sides = sorted(min(entry.known["size"]) for entry in whole)
-        usual = sides[len(sides) // 2]
+        usual = statistics.median_high(min(entry.known["size"]) for entry in whole)
+        shape = statistics.median(width / height for width, height in (entry.known["size"] for entry in whole))
         for entry in whole:
+            width, height = entry.known["size"]
+            if not 1 / EXTREME < width / height / shape < EXTREME:
+                yield entry.problem("wrong-image-size", f"{_size(entry)}; the usual shape is {shape:.2g} to 1", True)
             if min(entry.known["size"]) <= min(8, usual / 16):
                 yield entry.problem("image-too-small", f"{_size(entry)}; the usual shorter side is {usual}", True)
     if wanted.mode is None:
@@ -304,14 +310,16 @@ def _usual(values: Sequence[int]) -> int | None:
     return value if len(values) >= 4 and number >= SOUND_MAJORITY * len(values) else None
 
 
-def balance(inventory: FolderInventory) -> str:
-    """Class folders and how full they are, in a sentence; "" where there are none."""
+def remarks(inventory: FolderInventory) -> Iterator[str]:
+    """What is worth knowing and no fault: lengths that are far apart, and class folders that are."""
+    seconds = [e.known["frames"] / e.known["rate"] for e in inventory.of("sound") if e.known.get("frames")]
+    if seconds and max(seconds) > EXTREME * min(seconds):
+        yield f"The sounds last from {figures(min(seconds))} s to {figures(max(seconds))} s."
     folders = collections.Counter(e.folder for e in inventory.of("picture", "sound") if e.folder)
-    if len(folders) < 2 or any(entry.split for entry in inventory.entries):
-        return ""
-    (most, high), *_, (least, low) = folders.most_common()
-    words = f"The fullest of {len(folders):,} folders is {most} ({high:,} files), the emptiest {least} ({low:,})."
-    return words if high >= 3 * low else ""
+    if len(folders) > 1 and not any(entry.split for entry in inventory.entries):
+        (most, high), *_, (least, low) = folders.most_common()
+        if high >= 3 * low:
+            yield f"The fullest of {len(folders):,} folders is {most} ({high:,} files), the emptiest {least} ({low:,})."
 
 
 BLOCK = 1 << 18

@@ -125,14 +125,12 @@ def _copies_of(images: Any, queries: Any, originals: Any) -> Iterator[tuple[int,
         for i, (_, number, nearest) in enumerate(best):
             if nearest is not None:
                 turned = next(itertools.islice(_flips(images[some[i] : some[i] + 1]), number, None))[0]
-                found = _original(turned, others, nearest, usual, keys, start + i if within else None)
+                found = _near(turned, others, nearest, usual, keys, start + i if within else None)
                 if found is not None:
                     yield int(some[i]), int(originals[found[0]]), found[1]
 
 
-def _original(
-    one: Any, others: Any, nearest: Any, usual: float, keys: Any, place: int | None
-) -> tuple[int, float] | None:
+def _near(one: Any, others: Any, nearest: Any, usual: float, keys: Any, place: int | None) -> tuple[int, float] | None:
     """(place, distance) of that of which one is a copy. nearest: places that are looked at; place: its own, or None."""
     # moved further: in sets of patterns, some of the others fit by chance
     if aligned_distances(one, others[nearest[:2]]).min() > NEAR:
@@ -151,8 +149,8 @@ def _original(
     pixels = float(numpy.abs(one.astype("float32") - others[nearest[best]]).mean())
     scale = min(usual, rival)
     most = min(NEAR, RATIO * scale * min(1.0, (scale / SPARSE) ** 2))
-    near = distance <= most or (pixels <= LEVELS and distance < min(0.004, rival / 8))
-    return (int(nearest[best]), distance) if near else None
+    is_copy = distance <= most or (pixels <= LEVELS and distance < min(0.004, rival / 8))
+    return (int(nearest[best]), distance) if is_copy else None
 
 
 def _flips(images: Any) -> Iterator[Any]:

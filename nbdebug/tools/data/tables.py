@@ -240,9 +240,8 @@ class DataTable:
         """The columns that are a row's input; None where it is not known, or where rows are equal by chance."""
         if self.wanted.text in self.names:
             return [self.wanted.text]
-        if self.features:
-            names = self.features
-        else:
+        names = self.features
+        if not names:
             names = [n for n in self.names if n != self.label and (not self.label or n.lower() not in SPLIT_COLUMNS)]
             names = [n for n in names if n not in self.numeric or not self._counts_rows(n)]
         return names if names and self._coincidences(names) < 0.1 else None
