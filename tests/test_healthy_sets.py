@@ -271,8 +271,10 @@ def test_copies_within_a_split_are_told_beside_those_across(tmp_path: pathlib.Pa
 
 def test_a_cure_does_not_leave_all_out(tmp_path: pathlib.Path) -> None:
     caption_all(tmp_path, "a teapot stands on a table")
-    (finding,) = nbdebug.check_data(tmp_path, progress=False)
-    assert finding.code == "data/caption-same" and [fix.verified for fix in finding.fixes] == [None]
+    (finding,) = nbdebug.check_data(tmp_path, expected={"caption_extension": ".txt"}, progress=False)
+    assert [(fix.title, fix.verified) for fix in finding.fixes] == [
+        ("Give one prompt to the trainer, and no captions.", True)
+    ]
 
 
 def test_a_strip_among_photographs_is_named(tmp_path: pathlib.Path) -> None:

@@ -247,7 +247,7 @@ names(
 )
 names(
     "caption-same: caption is that of nearly all others|captions are the same",
-    DataCure("Write what each shows.", "caption = describe(image)  # your tagger: look at some of its captions first"),
+    DataCure("Give one prompt to the trainer, and no captions.", "caption.unlink()", "caption"),
     symptom="The adapter makes the set's pictures whatever the prompt says.",
     cause="The tagger failed, or a template was written beside each picture: words can't be told from what is shown.",
     confirm="Count the captions: `collections.Counter(path.read_text() for path in folder.glob('*.txt'))`.",
