@@ -143,6 +143,25 @@ def test_what_keeps_it_from_learning() -> None:
     assert first_aid("plateau", names=variables()).ok
 
 
+def test_a_loop_without_arguments_and_without_a_loss_fn_is_watched() -> None:
+    names = variables()
+    del names["loss_fn"]
+    names["optimizer"] = optimizer = torch.optim.SGD(names["model"].parameters(), lr=20.0)
+    model, loader = names["model"], names["train_loader"]
+
+    def train() -> None:
+        for _ in range(4):
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = F.mse_loss(model(x), y)
+                loss.backward()
+                optimizer.step()
+
+    with unchanged(names):
+        report = first_aid("not-learning", names={**names, "train": train})
+    assert [f.code for f in report] == ["training/lr-too-high"] and states(report)[0] == "needs"
+
+
 def test_after_a_crash_the_newest_checkpoint_is_looked_at_though_the_cause_is_known(monkeypatch, tmp_path) -> None:
     names = variables()
     (tmp_path / "runs").mkdir()

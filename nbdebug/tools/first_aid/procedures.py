@@ -32,7 +32,7 @@ from nbdebug.text import listed
 STEPS = ("train_step", "training_step", "step", "one_step", "train_one_step", "train_batch", "run_step")
 """Names by which a function of the user's is known to be one training step."""
 LOOPS = ("train", "train_loop", "training_loop", "fit", "train_model", "run_training")
-"""… and to be a whole training, where it takes a callback."""
+"""… and to be a whole training, where it takes a callback, or nothing."""
 BATCHES = (*USUAL_NAMES["batch"], "b", "xb", "samples")
 """Names of a parameter that stands for a batch."""
 OUTPUTS = ("generated", "outputs", "samples", "generations", "images", "texts")
@@ -365,11 +365,16 @@ def loop(a: Surroundings) -> Report:
         function = a.names.get(name)
         if type(function) is types.FunctionType:
             needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
-            if needed == ["callback"]:
+            if needed in ([], ["callback"]):
                 kinds = ("loss_fn", "train_loader", "val_loader", "scheduler")
                 parts = {kind: a.usual(kind) for kind in kinds}
-                return nbdebug.diagnose(function, model=a.subject.model, optimizer=a.subject.optimizer, **parts)
-    raise Missing("your loop as a function `train(callback)`, or type %%diagnose above its cell")
+                train = function if needed else functools.partial(_without_callback, function)
+                return nbdebug.diagnose(train, model=a.subject.model, optimizer=a.subject.optimizer, **parts)
+    raise Missing("your loop as a function `train()` or `train(callback)`, or type %%diagnose above its cell")
+
+
+def _without_callback(function: Callable[[], Any], callback: Any) -> None:
+    function()
 
 
 def ranks(a: Surroundings) -> Report:
