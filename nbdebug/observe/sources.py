@@ -356,7 +356,8 @@ def _exchanges(edit: Edit) -> list[tuple[Any, str, CodeType, CodeType]]:
 
 def _cells_of(file: str) -> Iterator[CellType]:
     """What holds the code of a cell in the functions by which a magic runs it."""
-    for function in [f for f in gc.get_objects() if type(f) is FunctionType and f.__closure__]:
+    magics = f"{__name__.partition('.')[0]}.magics."  # others, such as pytest's, may hold the code of a module, too
+    for function in [f for f in gc.get_objects() if type(f) is FunctionType and str(f.__module__).startswith(magics)]:
         for cell in function.__closure__ or ():
             code = cell.cell_contents if cell != CellType() else None
             if type(code) is CodeType and (code.co_filename, code.co_name) == (file, "<module>"):
