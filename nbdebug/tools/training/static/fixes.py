@@ -174,10 +174,10 @@ def edit_fixes(finding: Finding, static: StaticFacts, model: nn.Module) -> Itera
     name = call.activation_where.module if call is not None and call.target_sum is None else None
     if call is not None and name and slug in ("double-softmax", "wrong-output-activation"):
         for edit in as_identity(model.get_submodule(name), call.where.file or ""):
-            yield TrainingFix(f"a model without `{name}`", edit, change=lambda model, _: _bypass(model, name))
+            yield TrainingFix(f"a model without {name}", edit, change=lambda model, _: _bypass(model, name))
     layer = static.mixing.layer if slug == "batch-mixing" and static.mixing is not None else ""
     for edit in as_batch_first(model.get_submodule(layer), finding.where.file or "") if layer else ():
-        how = f"a model with the batch first in `{layer}`"
+        how = f"a model with the batch first in {layer}"
         yield TrainingFix(how, edit, patch=lambda: BatchFirst(model, type(model.get_submodule(layer))))
 
 
