@@ -369,3 +369,30 @@ def test_a_loop_at_the_top_of_a_cell_runs_again_as_edited(slug: str) -> None:
     fix = report.findings[0].fixes[0]
     assert fix.verified and fix.edit is not None and seen.strip("+ ") in fix.edit.new
     assert all(map(torch.equal, before, after))
+
+
+def test_a_loss_that_keeps_a_record_is_left_to_the_loop() -> None:
+    """What is tried would stand in the user's own history."""
+    model, optimizer, loader = setting()
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.net, self.history, self.calls = model, [], 0
+
+        def loss(self, batch: Any) -> Any:
+            loss = F.cross_entropy(self.net(batch[0]), batch[1])
+            self.history.append(loss.item())
+            self.calls += 1
+            return loss
+
+        def fit(self, callback: Any) -> None:
+            for batch in loader:
+                optimizer.zero_grad()
+                loss = self.loss(batch)
+                loss.backward()
+                optimizer.step()
+
+    trainer = Trainer()
+    report = diagnosed(model, optimizer, loader, trainer.fit)
+    assert any("no loss_fn" in text for text in report.unchecked)
+    assert len(trainer.history) == trainer.calls == len(loader)

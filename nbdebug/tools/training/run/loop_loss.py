@@ -114,9 +114,11 @@ def loop_loss(model: nn.Module, loader: Any) -> LoopLoss | None:
 
 def proved(found: LoopLoss, batch: Any, value: float, graph: Counter[str]) -> bool:
     """Whether it gives the loop's own loss of a batch, in value (where no random numbers are in it) and graph, by this
-    very model (a cell may make it anew)."""
+    very model (a cell may make it anew), and changes nothing of the user's: a loss that counts or logs is run by the
+    loop alone."""
     model, values, ran = found.model, [], list[nn.Module]()
     called = register_module_forward_pre_hook(lambda module, _: ran.append(module))
+    before = _contents(found)
     try:
         with preserve_rng(found), torch.enable_grad(), spared_buffers(model.modules()):
             for _ in range(2):
@@ -124,12 +126,36 @@ def proved(found: LoopLoss, batch: Any, value: float, graph: Counter[str]) -> bo
                 values.append(float(loss.detach()))
     finally:
         called.remove()
+        changed = [(thing, old) for thing, old in before if _differs(thing, old)]
+        for thing, old in changed:
+            thing.clear()
+            thing.extend(old) if isinstance(thing, list) else thing.update(old)
+    if changed:
+        return False
     if set(model.modules()).isdisjoint(ran) and set(model.parameters()).isdisjoint(graph_leaves(loss)):
         return False
     own = graph_signature(loss)
     more, less = own - graph, graph - own  # one node more in the loop's: that of a scaler
     same = abs(values[0] - value) <= SAME * abs(value) or values[0] != values[1]
     return not more and less.total() <= 1 and same
+
+
+def _contents(found: LoopLoss) -> list[tuple[Any, Any]]:
+    """(container, a copy) of the lists, dicts and sets in reach of its lines: the variables there, the attributes of
+    objects of the user's, and what these hold."""
+    values = [value for part in found.parts for value in part.names.values()]
+    values += [vars(value) for value in values if _is_plain(value)]
+    values += [v for value in values if type(value) is dict for v in value.values()]
+    values += [part.globals for part in found.parts]
+    held = {id(value): value for value in values if type(value) in CONTAINERS}
+    return [(value, value.copy()) for value in held.values()]
+
+
+def _differs(now: Any, before: Any) -> bool:
+    """Whether a container holds other objects than before; a number counts by itself."""
+    if type(now) is dict:
+        return now.keys() != before.keys() or any(now[key] is not before[key] for key in before)
+    return len(now) != len(before) or type(now) is list and any(a is not b for a, b in zip(now, before))
 
 
 # -- frames ------------------------------------------------------------------------------------------------------------
