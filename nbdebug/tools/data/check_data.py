@@ -231,7 +231,7 @@ class Check:
                 given = self.mended(scope, facts, folder)
                 check = dataclasses.replace(self, given=given, progress=False, workers=0)
                 check.run()
-            except Exception:
+            except Exception:  # a cure that raises is none: the report calls it a suggestion
                 return False, {}
             finally:
                 os.chdir(cwd)

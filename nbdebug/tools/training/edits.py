@@ -297,9 +297,7 @@ class _Loop:
         self.places = places
         where = places.get("backward", Where())
         self.file, self.backward = where.file or "", _statement(where)
-        self.function: ast.AST | None = None  # of a loop at the top of a cell: the cell
-        if self.backward is not None and where.line:
-            self.function = sources.function_at(self.file, where.line) or sources.tree_of(self.file)
+        self.function = sources.function_at(self.file, where.line) if self.backward is not None and where.line else None
 
     def _named(self, node: ast.expr, things: Iterable[Any]) -> bool:
         """Whether an expression names one of these: the end of it is a name of theirs."""

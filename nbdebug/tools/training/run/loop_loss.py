@@ -32,7 +32,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nbdebug.observe.backward import graph_leaves
 from nbdebug.observe.locations import USER, Site, kind_of, span_of
-from nbdebug.observe.sources import SCOPES, nodes_of
+from nbdebug.observe.sources import function_at, name_of, nodes_of
 from nbdebug.observe.variables import attributes
 from nbdebug.tools.training.run.evaluate import loss_root, preserve_rng, spared_buffers
 from nbdebug.tools.training.run.interventions import graph_signature
@@ -177,7 +177,7 @@ def _call_in(frame: FrameType, names: set[str]) -> ast.Call | None:
     calls = [
         node
         for node in nodes_of(file)
-        if isinstance(node, ast.Call) and _name(node) in names and node.lineno <= line <= (node.end_lineno or 0)
+        if isinstance(node, ast.Call) and name_of(node) in names and node.lineno <= line <= (node.end_lineno or 0)
     ]
     span = span_of(frame.f_code, frame.f_lasti) if len(calls) > 1 else None
     if span is not None:
@@ -185,14 +185,10 @@ def _call_in(frame: FrameType, names: set[str]) -> ast.Call | None:
     return calls[0] if len(calls) == 1 else None
 
 
-def _name(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-
-
 def _loss_of(call: ast.Call) -> ast.expr:
     """What backward starts from: of `scaler.scale(loss).backward()` and `accelerator.backward(loss)`, too."""
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    if isinstance(owner, ast.Call) and _name(owner) == "scale" and len(owner.args) == 1:
+    if isinstance(owner, ast.Call) and name_of(owner) == "scale" and len(owner.args) == 1:
         return owner.args[0]
     return call.args[0] if call.args else owner or call
 
@@ -229,10 +225,7 @@ def _arguments(call: ast.Call, frame: FrameType) -> dict[str, ast.expr] | None:
 
 def _path_to(frame: FrameType, call: ast.Call) -> list[tuple[ast.AST, list[ast.stmt]]]:
     """(node, its statements up to the one with the call) of each node around it, from the function inwards."""
-    whole, first = frame.f_code.co_name == "<module>", frame.f_code.co_firstlineno
-    wanted: Any = ast.Module if whole else SCOPES
-    nodes = (n for n in nodes_of(frame.f_code.co_filename) if isinstance(n, wanted) and (whole or _first(n) == first))
-    node: Any = next(nodes, None)
+    node: Any = function_at(frame.f_code.co_filename, frame.f_lineno)
     path: list[tuple[ast.AST, list[ast.stmt]]] = []
     while node is not None:
         bodies = [getattr(node, name, None) for name in ("body", "orelse", "finalbody")]
@@ -246,11 +239,6 @@ def _path_to(frame: FrameType, call: ast.Call) -> list[tuple[ast.AST, list[ast.s
 
 def _holds(statement: ast.AST, call: ast.Call) -> bool:
     return any(node is call for node in ast.walk(statement))
-
-
-def _first(node: Any) -> int:
-    """The line at which a function begins, decorators included."""
-    return min(n.lineno for n in (node, *getattr(node, "decorator_list", ())))
 
 
 def _flat(path: list[tuple[ast.AST, list[ast.stmt]]]) -> list[ast.stmt]:
@@ -269,9 +257,9 @@ def _batch_target(loop: ast.For, frame: FrameType, loader: Any) -> ast.expr | No
     for _ in range(4):
         if not isinstance(source, ast.Call) or not source.args:
             break
-        if _name(source) == "enumerate" and isinstance(target, ast.Tuple) and len(target.elts) == 2:
+        if name_of(source) == "enumerate" and isinstance(target, ast.Tuple) and len(target.elts) == 2:
             target = target.elts[1]
-        elif _name(source) == "zip" and isinstance(target, ast.Tuple) and len(target.elts) == len(source.args):
+        elif name_of(source) == "zip" and isinstance(target, ast.Tuple) and len(target.elts) == len(source.args):
             mine = [i for i, a in enumerate(source.args) if _is_loader(_value(a, frame), loader)]
             if len(mine) != 1:
                 return None
@@ -370,7 +358,7 @@ def _filled(call: ast.Call, space: Mapping[str, Any]) -> set[str]:
     """The variable that a call such as `outputs.append(out)` or `x.mul_(2)` changes."""
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     value = space.get(owner.id) if isinstance(owner, ast.Name) else None
-    fills = isinstance(value, CONTAINERS) or isinstance(value, torch.Tensor) and _name(call).endswith("_")
+    fills = isinstance(value, CONTAINERS) or isinstance(value, torch.Tensor) and name_of(call).endswith("_")
     return {owner.id} if isinstance(owner, ast.Name) and fills else set()
 
 
@@ -379,7 +367,7 @@ def _changed_inside(statement: ast.stmt, space: Mapping[str, Any]) -> set[str]:
     inside = list(ast.walk(statement))
     calls = [node for node in inside if isinstance(node, ast.Call)]
     leaves = any(isinstance(node, (ast.Continue, ast.Return, ast.Raise)) for node in inside)
-    if leaves or any(_name(call) in ("backward", "step", "zero_grad") for call in calls):
+    if leaves or any(name_of(call) in ("backward", "step", "zero_grad") for call in calls):
         return set()
     stores = [node for node in inside if isinstance(getattr(node, "ctx", None), ast.Store)]
     return set().union(*map(_bases, stores), *(_filled(call, space) for call in calls))

@@ -1,7 +1,8 @@
 """What makes a run generalize better: one change at a time, from its start, judged by validation without smoothing.
 
-Each is a line that the user pastes, and that line is what is run: on the model and the optimizer themselves, whose
-start is put back; on a copy where it has fewer parameters; on the training rows alone where it is an augmentation.
+Each is a line that the user pastes, and that line is what is run (of label smoothing and an earlier stop what has the
+same effect): on the model and the optimizer themselves, whose start is put back; on a copy where it has fewer
+parameters; on the training rows alone where it is an augmentation.
 """
 
 from __future__ import annotations
