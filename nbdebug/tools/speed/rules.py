@@ -107,7 +107,8 @@ def compile_recompiles(facts: SpeedFacts) -> Finding | None:
 )
 def loader_bound(facts: SpeedFacts) -> Finding | None:
     share, cure = facts.share("waiting for data"), facts.cure("the same batch again")
-    proven = cure is not None and cure.measured is not None and facts.device != "cpu" and cure.measured > 1.5
+    least = 1.5 if facts.device != "cpu" else 1 / (1 - WAITING)  # the usual steps ran in turn with it
+    proven = cure is not None and cure.measured is not None and cure.measured > least
     whole = statistics.median(step.total for step in facts.parted) if facts.steps else 0.0
     usual = facts.seconds("waiting for data") / (whole or 1.0)  # else only the epochs' first steps wait
     if min(share, usual + 0.05) < WAITING and not (proven and share > 0.3):

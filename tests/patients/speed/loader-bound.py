@@ -11,7 +11,7 @@ CODE, BOTTLENECK, LINE = "speed/loader-bound", "loader", "counts[ord(letter) - 9
 
 class Letters(Dataset):
     def __init__(self, once):
-        self.texts = ["abcxyz" * 500] * 48
+        self.texts = ["abcxyz" * 5_000] * 48
         self.ready = [self.counted(text) for text in self.texts] if once else None
 
     def __len__(self):
