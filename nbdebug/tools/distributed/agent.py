@@ -39,23 +39,8 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, da
 
 import nbdebug
 from nbdebug.observe.locations import USER, kind_of
-from nbdebug.tools.distributed import paths
-from nbdebug.tools.distributed.facts import CollectiveCall
-from nbdebug.tools.distributed.marks import (
-    MARK,
-    SIZED,
-    TURNS,
-    Mark,
-    Trail,
-    compiled,
-    culprit,
-    digest,
-    follow_writes,
-    mark_imports,
-    nonfinite,
-    rows_of,
-    within,
-)  # fmt: skip
+from nbdebug.tools.distributed import marks, paths
+from nbdebug.tools.distributed.facts import CollectiveCall, Place
 
 COLLECTIVES = (
     "all_reduce broadcast reduce all_gather all_gather_into_tensor all_gather_single gather scatter reduce_scatter "
@@ -84,16 +69,6 @@ PART = 1 << 20
 """Bytes of the log after which a new file is begun: the comparer removes those that it has read."""
 
 
-def _root(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The rank that a collective comes from or goes to, or its operation, as far as the call says."""
-    root = next((f"{k} {kwargs[k]}" for k in ("src", "dst", "op") if kwargs.get(k) is not None), "")
-    if not root and name in ("broadcast", "reduce") and len(args) > 1:
-        root = f"{'src' if name == 'broadcast' else 'dst'} {args[1]}"
-    if name == "all_reduce" and not root:
-        root = f"op {args[1]}" if len(args) > 1 and not isinstance(args[1], dist.ProcessGroup) else ""
-    return root.replace("RedOpType.", "").replace("op SUM", "")
-
-
 def user_lines(frame: types.FrameType | None, most: int = 6) -> list[tuple[str, int, str]]:
     """The user's lines on a stack, from the inside out; in another thread than the main one, those of that."""
     if threading.current_thread() is not threading.main_thread():
@@ -116,12 +91,22 @@ class CallsDiffer(RuntimeError):
     set. In gloo such a call may abort the process."""
 
 
+def bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by their names; none where they do not fit: the call itself will say so."""
+    try:
+        arguments = signature.bind(*args, **kwargs)
+    except TypeError:
+        return {"tag": 0}
+    arguments.apply_defaults()
+    return arguments.arguments
+
+
 class Agent:
     """One rank's observer. agree: is asked before each call, where it is set."""
 
     def __init__(self, folder: pathlib.Path, rank: int) -> None:
         self.rank, self.process, self.file = rank, os.getpid(), -1
-        self.trail, self.inside, self.lock = Trail(), threading.local(), threading.RLock()
+        self.trail, self.inside, self.lock = marks.Trail(), threading.local(), threading.RLock()
         self.agree: Callable[[CollectiveCall], None] | None = None
         self.hook: Any = None
         self.locating = False
@@ -176,8 +161,8 @@ class Agent:
                 self.part, self.written = self.part + 1, 0
                 self.open()
 
-    def listed(self, mark: Mark) -> None:
-        self.write("place", **vars(mark))
+    def listed(self, place: Place) -> None:
+        self.write("place", **vars(place))
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -202,45 +187,48 @@ class Agent:
         if self.agree is not None:
             self.agree(CollectiveCall(number, name, op, shape, dtype, root, tuple(lines)))
 
-    def collective(self, name: str, of_functional: bool = False) -> Callable[..., None]:
+    def collective(self, owner: Any, name: str) -> Callable[..., None]:
         """What notes the calls of one of torch's functions; of DTensor's, where a group has many forms."""
+        signature = inspect.signature(getattr(owner, name))
 
         def note(*args: Any, **kwargs: Any) -> None:
-            group = kwargs.get("group") or next((a for a in args if isinstance(a, dist.ProcessGroup)), None)
-            if of_functional:
-                named = inspect.signature(getattr(functional, name)).bind(*args, **kwargs).arguments
-                group = c10d._resolve_process_group(  # type: ignore[attr-defined]
-                    functional._resolve_group_name(named["group"], named.get("tag", ""))
-                )
-            first = next(iter([*args, *kwargs.values()]), None)
-            tensors = [first] if isinstance(first, torch.Tensor) else first if isinstance(first, list) else []
-            tensors = [t for t in tensors if isinstance(t, torch.Tensor)] if name not in SHAPELESS else []
+            named = bound(signature, args, kwargs)
+            group, first = named.get("group"), next(iter(named.values()), None)
+            if owner is functional:
+                group_name = functional._resolve_group_name(named["group"], named.get("tag", ""))
+                group = c10d._resolve_process_group(group_name)  # type: ignore[attr-defined]
+            tensors = [t for t in (first if isinstance(first, list) else [first]) if isinstance(t, torch.Tensor)]
+            tensors = [] if name in SHAPELESS else tensors
             shape = ", ".join(str(list(t.shape)) for t in tensors[:4])
             dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
-            later = of_functional or bool(kwargs.get("async_op")) or any(a is True for a in args)
-            self.call(name, group, shape, dtype, _root(name, args, kwargs), later)
+            end = next((k for k in ("src", "dst") if k in named), "")
+            root = f"{end} {named[end] or named.get(f'group_{end}') or 0}" if end else ""
+            if not end and "op" in named and (op := str(named["op"]).removeprefix("RedOpType.")) != "SUM":
+                root = f"op {op}"
+            self.call(name, group, shape, dtype, root, owner is functional or named.get("async_op", False))
             if name in ("all_reduce", "reduce_scatter_tensor") and tensors and self.after_backward:
                 for optimizer, record in self.optimizers.items():
-                    if not record["reduced"]:
-                        sizes = [p.numel() for g in optimizer.param_groups for p in g["params"]]
-                        record["reduced"] = tensors[0].numel() in {*sizes, sum(sizes)}
+                    sizes = [p.numel() for g in optimizer.param_groups for p in g["params"]]
+                    record["reduced"] = record["reduced"] or tensors[0].numel() in {*sizes, sum(sizes)}
 
         return note
 
     def message(self, name: str) -> Callable[..., None]:
         """What notes the messages from rank to rank. Those of one pair, group and tag are numbered."""
+        signature, end = inspect.signature(getattr(c10d, name)), "dst" if "send" in name else "src"
 
-        def note(tensor: Any, peer: Any = None, group: Any = None, tag: int = 0, **kwargs: Any) -> None:
-            group = group or kwargs.get("group") or c10d._get_default_group()
-            inner = kwargs.get("group_dst", kwargs.get("group_src"))
-            peer = kwargs.get("dst", kwargs.get("src", peer))
-            peer = dist.get_global_rank(group, inner) if peer is None and inner is not None else peer
+        def note(*args: Any, **kwargs: Any) -> None:
+            named = bound(signature, args, kwargs)
+            group = named.get("group") or c10d._get_default_group()
+            peer, inner = named.get(end), named.get(f"group_{end}")
+            if peer is None and inner is not None:
+                peer = dist.get_global_rank(group, inner)
             if peer is None or not isinstance(group, dist.ProcessGroup):
                 return  # from any rank
-            way = "send" if "send" in name else "receive"
-            key = f"{group.group_name}/{kwargs.get('tag', tag)}/{peer}/{way}"
-            number, self.messages[key] = self.messages[key], self.messages[key] + 1
-            event = {"way": way, "peer": int(peer), "key": key.rpartition("/")[0], "n": number}
+            way = "send" if end == "dst" else "receive"
+            key = f"{group.group_name}/{named['tag']}/{peer}"
+            number, self.messages[key + way] = self.messages[key + way], self.messages[key + way] + 1
+            event = {"way": way, "peer": peer, "key": key, "n": number}
             self.last_message = {**event, "lines": user_lines(sys._getframe(3))}
             self.write("message", waits=name in ("recv", "send"), **self.last_message)
 
@@ -301,17 +289,16 @@ class Agent:
                 setattr(place, name, noted)
 
     def install(self) -> None:
-        for name in COLLECTIVES:
-            if hasattr(c10d, name):
-                self.wrap(c10d, name, self.collective(name))
-        for name in filter(functools.partial(hasattr, functional), FUNCTIONAL):
-            self.wrap(functional, name, self.collective(name, True))
+        for owner, names in ((c10d, COLLECTIVES), (functional, FUNCTIONAL)):
+            for name in filter(functools.partial(hasattr, owner), names):
+                self.wrap(owner, name, self.collective(owner, name))
         for name in ("send", "recv", "isend", "irecv"):
             self.wrap(c10d, name, self.message(name), "message")
         self.install_wait()
         self.wrap(c10d, "init_process_group", self.initialised)
         self.wrap(c10d, "destroy_process_group", self.destroyed)
-        self.wrap(torch, "save", lambda obj, f, *_, **__: self.saved(f, lambda: digest(obj)))
+        self.wrap(torch, "save", lambda obj, f, *_, **__: self.saved(f, lambda: marks.digest(obj)))
+        self.wrap(c10d, "new_group", self.group_made)
         self.wrap(torch.Tensor, "backward", self.backward, "backward")
         self.wrap(torch.autograd, "backward", lambda tensors, *_, **__: self.backward(tensors), "backward")
         self.wrap(torch, "manual_seed", lambda seed: self.write("seed", value=seed, lines=user_lines(sys._getframe(2))))
@@ -332,6 +319,7 @@ class Agent:
         self.wrap(os, "_exit", lambda code: self.write("end", code=code), "exit")  # of a thread, too: nothing is read
         sys.addaudithook(self.audit)
         self.install_environment()
+        vars(builtins).update({marks.MARK: self.trail.mark, marks.TURNS: self.trail.turns})
 
     def after(
         self, owner: Any, name: str, note: Callable[..., None], before: Callable[..., None] | None = None
@@ -370,14 +358,19 @@ class Agent:
 
     def initialised(self, *args: Any, **kwargs: Any) -> None:
         named = {**dict(zip(("backend", "init_method", "timeout", "world_size", "rank"), args)), **kwargs}
-        world, rank = named.get("world_size", -1), named.get("rank", -1)
+        world, own = (None if named.get(name) == -1 else named.get(name) for name in ("world_size", "rank"))
         self.write(
             "init",
-            world=world if world not in (-1, None) else int(os.environ.get("WORLD_SIZE") or -1),
-            own=rank if rank not in (-1, None) else int(os.environ.get("RANK") or -1),
-            by_argument=world not in (-1, None),
+            world=int(os.environ.get("WORLD_SIZE") or -1) if world is None else world,
+            own=int(os.environ.get("RANK") or -1) if own is None else own,
+            by_argument=world is not None,
             lines=user_lines(sys._getframe(2)),
         )
+
+    def group_made(self, *args: Any, **kwargs: Any) -> None:
+        """All ranks take part, members or not, but where the members alone meet."""
+        if not (kwargs.get("use_local_synchronization") or any(arg is True for arg in args)):
+            self.call("new_group")
 
     def destroyed(self, group: Any = None, *_: Any, **__: Any) -> None:
         whole = group is None or group is dist.GroupMember.WORLD
@@ -539,7 +532,7 @@ class Agent:
     def write_loss(self, value: float, n: int, lines: Any, frame: types.FrameType | None, line: int) -> None:
         """frame: of the user's function that called backward, at this line."""
         bad = not math.isfinite(value)
-        blamed = culprit(frame, line) if bad and frame is not None else None
+        blamed = marks.culprit(frame, line) if bad and frame is not None else None
         locates, self.located = bad and frame is not None and not self.located, self.located or bad
         self.write("loss", id=n, bad=bad, value=str(value), lines=[blamed] if blamed else lines, locates=locates)
         if locates and frame is not None:
@@ -638,6 +631,7 @@ class Agent:
             "weights",
             id=f"{record['id']}/{record['steps']}/{when}/{sorted(groups)}",
             step=max(record["steps"] - 1, 0),
+            backwards=self.backwards,
             when=when,
             values=values,
             late=[names[id(p)] for p in parameters if some and id(p) not in self.wrapped],
@@ -693,7 +687,7 @@ class Agent:
                 part = current["rows" if current["streams"] else "content"]
                 if len(part) < (ROWS if current["streams"] else CONTENT):
                     with contextlib.suppress(Exception):  # of the user's values
-                        part += rows_of(batch)
+                        part += marks.rows_of(batch)
             return batch
 
         DataLoader.__iter__ = begin  # type: ignore[method-assign]
@@ -705,7 +699,7 @@ class Agent:
         if loader not in self.data:
             self.data[loader] = ""
             with contextlib.suppress(Exception):  # of the user's values
-                self.data[loader] = digest(loader.dataset, 1000)
+                self.data[loader] = marks.digest(loader.dataset, 1000)
         return self.data[loader]
 
     def end_passes(self) -> None:
@@ -737,7 +731,8 @@ class Agent:
             frame = sys._getframe(1)
             own = _kind(frame.f_code) == USER or frame.f_code.co_filename.endswith("pathlib.py")
             if own and isinstance(mode, str) and set(mode) & {"w", "x"} and isinstance(file, (str, os.PathLike)):
-                follow_writes(stream, functools.partial(agent.file_written, file, user_lines(frame)))
+                over = functools.partial(agent.file_written, file, user_lines(frame))
+                marks.follow_writes(stream, over, functools.partial(agent.attempt, agent.shown))
             return stream
 
         builtins.open = opened
@@ -768,7 +763,7 @@ class Agent:
                 lines.insert(0, (each.f_code.co_filename, line, each.f_code.co_name))
                 frame = each
         text = str(error)
-        bad, blamed = within(1.0, nonfinite, frame) or ([], None)
+        bad, blamed = marks.within(1.0, marks.nonfinite, frame) or ([], None)
         names = self.unused_names(text)
         peer = (
             bool(PEER.search(text))
@@ -803,7 +798,7 @@ class Agent:
                     with contextlib.suppress(BaseException):  # the user's iterator, in the middle of its work
                         totals[number] += sum(1 for _ in iterator)
 
-        within(1.0, count)
+        marks.within(1.0, count)
         return dict(totals)
 
     def watch(self) -> None:
@@ -842,7 +837,6 @@ class Agent:
 def run(folder: pathlib.Path, script: str, arguments: list[str]) -> None:
     """Run the script as `__main__`. What it raises passes through, after it was written down."""
     agent = Agent(folder, int(os.environ.get("RANK", "0")))
-    vars(builtins).update({MARK: agent.trail.mark, TURNS: agent.trail.turns, SIZED: agent.trail.sized})
     path = os.path.abspath(script)
     sys.argv[:] = [script, *arguments]
     sys.path[0] = os.path.dirname(path)
@@ -851,11 +845,11 @@ def run(folder: pathlib.Path, script: str, arguments: list[str]) -> None:
     module.__file__, module.__builtins__ = path, builtins  # type: ignore[attr-defined]
     sys.modules["__main__"] = module
     agent.install()
-    mark_imports(os.path.dirname(path), agent.listed)
+    marks.mark_imports(os.path.dirname(path), agent.listed)
     try:
         with open(path, "rb") as file:
             source = file.read()
-        exec(compiled(source, path, agent.listed), module.__dict__)
+        exec(marks.compiled(source, path, agent.listed), module.__dict__)
         agent.left(0)
     except SystemExit as left:
         agent.left(left.code)

@@ -11,7 +11,6 @@ The store of the group is the notebook's own. A process that cannot reach it any
 from __future__ import annotations
 
 import ast
-import builtins
 import contextlib
 import ctypes
 import dataclasses
@@ -41,7 +40,7 @@ from nbdebug.report import Report
 from nbdebug.tools.distributed.agent import PEER, Agent, CallsDiffer, end_process
 from nbdebug.tools.distributed.facts import CollectiveCall, Place
 from nbdebug.tools.distributed.launch import LOCATE, Comparer, alive, report_of
-from nbdebug.tools.distributed.marks import MARK, SIZED, TURNS, Marker
+from nbdebug.tools.distributed.marks import marked
 from nbdebug.tools.distributed.rules import certain, locates
 
 POLL, GRACE = 0.02, 0.2
@@ -178,7 +177,7 @@ class Engines:
         folder = self.folder / f"cell-{self.cell}"
         folder.mkdir(mode=0o700)
         number = re.sub(r"\D", "", name) or "0"
-        begin = f"begin({self.cell}, {name!r}, {number}, {self.broken}, {re.search('compile|jit', source) is not None})"
+        begin = f"begin({self.cell}, {name!r}, {number}, {self.broken})"
         self._wait([self._ask(rank, begin) for rank in range(len(self.ids))], 60)
         self.broken = False
         run = _Run(self, source, folder, show)
@@ -324,7 +323,7 @@ class Member:
 
     def __init__(self, rank: int, folder: str) -> None:
         self.sockets: list[int] = []
-        self.cell, self.active, self.name, self.compiles = 0, False, "", False
+        self.cell, self.active, self.name = 0, False, ""
         self.shell = running_shell()
         self.main = threading.get_ident()
         self.make_group = c10d.init_process_group
@@ -342,9 +341,6 @@ class Member:
         self.make_group = c10d.init_process_group
         c10d.init_process_group = dist.init_process_group = self.initialise
         self.agent.agree = self.agree
-        vars(builtins).update(
-            {MARK: self.agent.trail.mark, TURNS: self.agent.trail.turns, SIZED: self.agent.trail.sized}
-        )
         if self.shell is not None:
             self.shell.ast_transformers.append(self)
             self.shell.compile.get_code_name = lambda raw, code, number: self.name or f"In [{number}]"
@@ -372,9 +368,9 @@ class Member:
         self.store.set(f"process/{rank}", str(os.getpid()))
         threading.Thread(target=self.watch, daemon=True, name="nbdebug ranks").start()
 
-    def begin(self, cell: int, name: str, number: int, rebuild: bool, compiles: bool) -> None:
+    def begin(self, cell: int, name: str, number: int, rebuild: bool) -> None:
         """Before a cell: the group, and a log of its own."""
-        self.cell, self.name, self.compiles = cell, name, compiles
+        self.cell, self.name = cell, name
         if rebuild or not dist.is_initialized():
             self.join()
         self.agent.begin(self.folder / f"cell-{cell}")
@@ -408,13 +404,7 @@ class Member:
 
     def visit(self, tree: ast.Module) -> ast.Module:
         """Marks in a cell (the shell calls this)."""
-        if not self.active:
-            return tree
-        marker = Marker(self.name, self.compiles)
-        marked = marker.visit(tree)
-        for mark in marker.marks:
-            self.agent.listed(mark)
-        return marked
+        return marked(tree, self.name, self.agent.listed) if self.active else tree
 
     def agree(self, call: CollectiveCall) -> None:
         """Raises CallsDiffer where this call of a group is not what the rank that was there first has called."""

@@ -39,9 +39,8 @@ class CollectiveCall:
 
     def __str__(self) -> str:
         """ "all_reduce of float32 [4, 2]"."""
-        return (
-            f"{self.op}{f' of {self.dtype} {self.shape}' if self.shape else ''}{f' ({self.root})' if self.root else ''}"
-        )
+        of = f" of {self.dtype} {self.shape}" if self.shape else ""
+        return self.op + of + (f" ({self.root})" if self.root else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,14 +54,18 @@ class Place:
     first: int
     last: int
 
+    @property
+    def head(self) -> Line:
+        return self.file, self.line, ""
+
     def holds(self, line: Sequence[Any]) -> bool:
         return line[0] == self.file and self.first <= line[1] <= self.last
 
 
 class RankLog:
     """What one rank did. calls: of each group, the latest; events: kind → in order; trail: numbers of marks, the latest
-    of `marks` in all; turns: how often each was passed; sent, received: "group/tag/rank" → messages; receives, sends:
-    the message that its last event waits for, or waits to get rid of."""
+    of `marks` in all; turns: how often each was passed; sent, received: "group/tag/rank" → messages; message: the one
+    that its last event waits for, or waits to get rid of."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -75,8 +78,7 @@ class RankLog:
         self.marks = 0
         self.sent: collections.Counter[str] = collections.Counter()
         self.received: collections.Counter[str] = collections.Counter()
-        self.receives: dict[str, Any] | None = None
-        self.sends: dict[str, Any] | None = None
+        self.message: Mapping[str, Any] | None = None
         self.time = 0.0
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -86,9 +88,7 @@ class RankLog:
         self.turns.update(marks)
         self.marks += len(marks)
         if event["k"] not in ("stack", "loops", "place") and event.get("peer") is not True:
-            waits = event["k"] == "message" and event["waits"]
-            self.receives = dict(event) if waits and event["way"] == "receive" else None
-            self.sends = dict(event) if waits and event["way"] == "send" else None
+            self.message = event if event["k"] == "message" and event["waits"] else None
         if event["k"] == "message":
             counter = self.sent if event["way"] == "send" else self.received
             counter[event["key"]] += not event.get("again")
@@ -144,9 +144,9 @@ class RankLog:
 
 @dataclasses.dataclass
 class RanksFacts:
-    """The logs of all ranks. launched: how many processes were; sources: file → text; output: what the processes
-    printed, its end; over: no process is left, or all have ended; alike: the calls of a group that all its ranks have
-    made alike, counted; now: seconds since the epoch when the logs were last looked at."""
+    """The logs of all ranks. launched: how many processes were; ranks: in order; sources: file → text; output: the end
+    of what the processes printed; over: no process is left, or all have ended; alike: the calls of a group that all
+    its ranks have made alike, counted; now: seconds since the epoch when the logs were last looked at."""
 
     launched: int
     ranks: dict[int, RankLog] = dataclasses.field(default_factory=dict)
@@ -168,10 +168,11 @@ class RanksFacts:
 
     def add(self, rank: int, event: Mapping[str, Any]) -> None:
         if event["k"] == "place":
-            names = ("number", "kind", "file", "line", "first", "last")
-            self.places[event["number"]] = Place(*(event[name] for name in names))
-        else:
-            self.ranks.setdefault(rank, RankLog(rank)).add(event)
+            self.places[event["number"]] = Place(*(event[field.name] for field in dataclasses.fields(Place)))
+            return
+        if rank not in self.ranks:
+            self.ranks = dict(sorted({**self.ranks, rank: RankLog(rank)}.items()))
+        self.ranks[rank].add(event)
 
     def members(self, group: str) -> dict[int, RankLog]:
         """The logs of a group's ranks."""
@@ -199,18 +200,23 @@ class RanksFacts:
         lines = self.sources.get(line[0], "").split("\n")
         return lines[line[1] - 1] if 0 < line[1] <= len(lines) else ""
 
+    def body(self, place: Place) -> str:
+        return "\n".join(self.sources.get(place.file, "").split("\n")[place.first - 1 : place.last])
+
+    def all(self, kind: str) -> list[tuple[int, dict[str, Any]]]:
+        """The events of a kind, with their ranks."""
+        return [(rank, event) for rank, log in self.ranks.items() for event in log.events.get(kind, ())]
+
     def pairs(self, kind: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Events of a kind with equal keys ("id") on two ranks, each of the others beside the first that has it."""
         first: dict[str, dict[str, Any]] = {}
         pairs = []
-        for rank, log in sorted(self.ranks.items()):
-            for event in log.events.get(kind, ()):
-                event = {**event, "rank": rank}
-                if (other := first.setdefault(event["id"], event)) is not event:
-                    pairs.append((other, event))
+        for rank, event in self.all(kind):
+            event = {**event, "rank": rank}
+            if (other := first.setdefault(event["id"], event)) is not event:
+                pairs.append((other, event))
         return pairs
 
     def fault(self) -> str:
         """What failed in nbdebug itself while it watched a rank; "" for nothing."""
-        events = [event for log in self.ranks.values() for event in log.events.get("fault", ())]
-        return events[0]["error"] if events else ""
+        return next((event["error"] for _, event in self.all("fault")), "")

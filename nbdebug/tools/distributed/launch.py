@@ -23,7 +23,8 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from nbdebug.report import Report, Symptom, Table
 from nbdebug.text import count, figures
@@ -47,12 +48,10 @@ class Comparer:
     def read(self) -> bool:
         """Whether there is something to judge: new events, or none for a while. A rank begins a file anew after 1 MiB;
         those that were read are removed."""
-        new, parts = False, list[tuple[int, int, pathlib.Path]]()
-        for path in self.folder.glob("rank-*.jsonl"):
-            rank, part = map(int, re.findall(r"\d+", path.name))
-            parts.append((rank, part, path))
-        last = {rank: path for rank, _, path in sorted(parts)}
-        for rank, _, path in sorted(parts):
+        new = False
+        paths = sorted(self.folder.glob("rank-*.jsonl"), key=lambda path: [*map(int, re.findall(r"\d+", path.name))])
+        last = {path.name.partition(".")[0]: path for path in paths}
+        for path in paths:
             with open(path, "rb") as file:
                 file.seek(self.positions.get(path, 0))
                 data = file.read()
@@ -60,10 +59,10 @@ class Comparer:
             self.positions[path] = self.positions.get(path, 0) + len(whole)
             for line in whole.splitlines():
                 event = json.loads(line)
-                self.facts.add(rank, event)
+                self.facts.add(int(re.findall(r"\d+", path.name)[0]), event)
                 self.read_source(event)
                 new = True
-            if path != last[rank]:
+            if path not in last.values():
                 path.unlink()
         self.facts.now = time.time()
         if new:
@@ -73,10 +72,9 @@ class Comparer:
             self.still, new = math.inf, True
         return new
 
-    def read_source(self, event: dict[str, object]) -> None:
-        files = [line[0] for line in event.get("lines", ())]  # type: ignore[attr-defined]
-        for file in [*files, *([event["file"]] if event["k"] == "place" else [])]:
-            if file not in self.facts.sources:
+    def read_source(self, event: dict[str, Any]) -> None:
+        for file in [*(line[0] for line in event.get("lines", ())), event.get("file")]:
+            if file and file not in self.facts.sources:
                 with contextlib.suppress(OSError, UnicodeDecodeError):
                     self.facts.sources[file] = pathlib.Path(file).read_text(encoding="utf-8")
 
@@ -93,6 +91,32 @@ class Comparer:
                 own = os.getpgid(process) == process
                 (os.killpg if own else os.kill)(process, signal.SIGKILL)
 
+    def follow(
+        self,
+        question: str,
+        over: Callable[[], bool],
+        printed: Iterable[str] = (),
+        status: Callable[[], int | None] = int,
+    ) -> Report:
+        """Until the run is over, or a fault is certain: the ranks are then ended first. status: of the launcher."""
+        while not over():
+            if self.read():
+                self.facts.output = "".join(list(printed))
+                if certain(self.facts):
+                    seconds = time.monotonic() - self.began
+                    time.sleep(2 * POLL)
+                    self.read()
+                    while locates(self.facts) and time.monotonic() < self.began + seconds + LOCATE:
+                        time.sleep(POLL)
+                        self.read()
+                    self.stop()
+                    self.facts.over = True
+                    return report_of(self.facts, question, seconds)
+            time.sleep(POLL)
+        self.read()
+        self.facts.output, self.facts.over = "".join(list(printed)), True
+        return report_of(self.facts, question, time.monotonic() - self.began, status())
+
     def processes(self) -> list[int]:
         starts = [log.one("start") for log in self.facts.ranks.values()]
         return [start["pid"] for start in starts if start is not None]
@@ -106,21 +130,6 @@ def alive(process: int) -> bool:
         return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
     except (OSError, IndexError):
         return False
-
-
-def judge(comparer: Comparer, question: str) -> Report | None:
-    """The report on a fault that is certain while the run goes on; the ranks are ended first."""
-    if not certain(comparer.facts):
-        return None
-    seconds = time.monotonic() - comparer.began
-    time.sleep(2 * POLL)
-    comparer.read()
-    while locates(comparer.facts) and time.monotonic() < comparer.began + seconds + LOCATE:
-        time.sleep(POLL)
-        comparer.read()
-    comparer.stop()
-    comparer.facts.over = True
-    return report_of(comparer.facts, question, seconds)
 
 
 def run_script(
@@ -144,19 +153,14 @@ def run_script(
     comparer, printed = Comparer(folder, nproc), deque[str](maxlen=400)
     reader = threading.Thread(target=pass_on, args=(process, printed, echo), daemon=True)
     reader.start()
-    question, report = f"nbdebug ranks {pathlib.Path(script).name}", None
-    try:
-        while process.poll() is None and report is None and not (limit and time.monotonic() > comparer.began + limit):
-            if comparer.read():
-                comparer.facts.output = "".join(printed)
-                report = judge(comparer, question)
-            time.sleep(POLL)
-        if report is None:
+
+    def over() -> bool:
+        if process.poll() is not None:
             reader.join(2)
-            comparer.read()
-            comparer.facts.output, comparer.facts.over = "".join(printed), True
-            report = report_of(comparer.facts, question, time.monotonic() - comparer.began, process.poll())
-        return report
+        return process.poll() is not None or bool(limit and time.monotonic() > comparer.began + limit)
+
+    try:
+        return comparer.follow(f"nbdebug ranks {pathlib.Path(script).name}", over, printed, process.poll)
     finally:
         comparer.stop()
         end(process)
@@ -175,14 +179,12 @@ def pass_on(process: subprocess.Popen[bytes], printed: deque[str], echo: bool) -
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """torchrun, after its ranks."""
-    for number, seconds in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 3.0)):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds if number == signal.SIGKILL else 1.5)
-            break
+    for number, seconds in ((0, 1.5), (signal.SIGTERM, 3.0), (signal.SIGKILL, 3.0)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(3)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+            return
 
 
 def run_rank(script: str, arguments: list[str]) -> None:
@@ -228,22 +230,15 @@ def shared_folder() -> pathlib.Path:
 
 def compare(folder: pathlib.Path, local: int, launched: int) -> int:
     """Beside a user's torchrun: until all ranks of this machine have ended, or one has left."""
-    comparer, report = Comparer(folder, launched), None
-    while report is None:
-        if comparer.read():
-            report = judge(comparer, "nbdebug.rank")
+    comparer = Comparer(folder, launched)
+
+    def over() -> bool:
         processes = comparer.processes()
-        over = len(list(folder.glob("end-*"))) >= local or (
-            len(processes) >= local
-            and not any(map(alive, processes))
-            or not processes
-            and time.monotonic() > comparer.began + 300
-        )
-        if report is None and over:
-            comparer.read()
-            comparer.facts.over = True
-            report = report_of(comparer.facts, "nbdebug.rank", time.monotonic() - comparer.began)
-        time.sleep(POLL)
+        ended = len(processes) >= local and not any(map(alive, processes))
+        never = not processes and time.monotonic() > comparer.began + 300
+        return ended or never or len(list(folder.glob("end-*"))) >= local
+
+    report = comparer.follow("nbdebug.rank", over)
     print(report, file=sys.stderr, flush=True)
     (folder / "verdict").write_text(str(int(not report.ok)))
     time.sleep(1)
@@ -258,10 +253,11 @@ def compare(folder: pathlib.Path, local: int, launched: int) -> int:
 def report_of(facts: RanksFacts, question: str, seconds: float = 0.0, status: int | None = 0) -> Report:
     """seconds: from the start to the verdict; status: of the launcher, None where it had to be ended."""
     finding = name_cause(facts)
-    failed = finding is None and status not in (0, None)
-    symptoms = [Symptom(f"The launcher ended with status {status}.", "Its output above tells more.")] if failed else []
+    symptoms = []
     if finding is None and status is None:
-        symptoms = [Symptom("The ranks did not end within the limit, and all are in the same call.")]
+        symptoms.append(Symptom("The ranks did not end within the limit, and all are in the same call."))
+    elif finding is None and status:
+        symptoms.append(Symptom(f"The launcher ended with status {status}.", "Its output above tells more."))
     if fault := facts.fault():
         symptoms.append(Symptom("nbdebug failed while it watched a rank: nothing was compared.", fault))
     calls = sum(log.made(group) for log in facts.ranks.values() for group in log.calls)
@@ -284,18 +280,15 @@ def report_of(facts: RanksFacts, question: str, seconds: float = 0.0, status: in
 def state(facts: RanksFacts) -> Table:
     """The last call of each rank."""
     rows = []
-    for rank, log in sorted(facts.ranks.items()):
+    for rank, log in facts.ranks.items():
         line = log.last.lines[0] if log.last and log.last.lines else None
         place = f"{line[0].rpartition('/')[2]}, line {line[1]}" if line else ""
-        error = log.one("error")
-        ended = f"{error['type']}" if error else "ended" if log.one("end") else "running"
+        ended = error["type"] if (error := log.one("error")) else "ended" if log.one("end") else "running"
         rows.append([rank, sum(map(log.made, log.calls)), str(log.last or "none"), place, ended])
     return Table("The last call of each rank", ("rank", "calls", "last call", "line", "state"), rows, open=True)
 
 
 def stacks(facts: RanksFacts) -> Table:
-    rows = []
-    for rank, log in sorted(facts.ranks.items()):
-        event = log.one("stack")
-        rows += [[rank, line] for line in (event["stack"] if event else ())]
+    last = {rank: log.one("stack") for rank, log in facts.ranks.items()}
+    rows = [[rank, line] for rank, event in last.items() if event for line in event["stack"]]
     return Table("Where each rank stood", ("rank", "frame"), rows, "the main thread, its last 12 frames", open=False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import importlib.machinery
@@ -18,95 +17,49 @@ import linecache
 import math
 import operator
 import os
-import re
 import threading
 import types
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from nbdebug.tools.distributed import paths
+from nbdebug.tools.distributed.facts import Place
 
-MARK, TURNS, SIZED = "nbdebug_mark", "nbdebug_turns", "nbdebug_sized"
-PARTS_OF_LENGTH = {"enumerate", "zip", "tqdm", "iter", "list", "reversed"}
-"""Functions whose result is as long as their first argument, or the shortest of zip's."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Mark:
-    """A place that a rank passes. kind: "arm" or "loop"; line: of its head; first, last: the lines of its body."""
-
-    number: int
-    kind: str
-    file: str
-    line: int
-    first: int
-    last: int
+MARK, TURNS = "nbdebug_mark", "nbdebug_turns"
 
 
 class Marker(ast.NodeTransformer):
     """Puts marks into a module's syntax, and lists them."""
 
     def __init__(self, file: str, compiles: bool) -> None:
-        self.file, self.compiles, self.marks = file, compiles, list[Mark]()
+        self.file, self.compiles, self.places = file, compiles, list[Place]()
 
-    def _new(self, kind: str, line: int, body: list[ast.stmt]) -> int:
+    def _place(self, kind: str, line: int, body: list[ast.stmt]) -> int:
         first, last = body[0].lineno, body[-1].end_lineno or body[-1].lineno
         number = zlib.crc32(f"{os.path.basename(self.file)}:{kind}:{line}:{first}:{last}".encode()) & 0x7FFFFFFF
-        self.marks.append(Mark(number, kind, self.file, line, first, last))
+        self.places.append(Place(number, kind, self.file, line, first, last))
         return number
 
-    def _arm(self, line: int, body: list[ast.stmt], kind: str = "arm") -> None:
-        if body:
-            body.insert(0, _located(ast.Expr(_call(MARK, self._new(kind, line, body))), body[0]))
-
-    def _skipped(self, node: Any) -> ast.AST:
-        return node if self.compiles else self.generic_visit(node)
-
-    visit_ClassDef = _skipped
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return node if node.decorator_list and self.compiles else self.generic_visit(node)
-
-    def visit_If(self, node: ast.If) -> ast.AST:
+    def visit(self, node: Any) -> ast.AST:
+        if self.compiles and (isinstance(node, ast.ClassDef) or getattr(node, "decorator_list", False)):
+            return node
         self.generic_visit(node)
-        nested = len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If)
-        self._arm(node.lineno, node.body)
-        if not nested:
-            self._arm(node.lineno, node.orelse)
-        return node
-
-    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
-        self.generic_visit(node)
-        self._arm(node.lineno, node.body)
-        return node
-
-    def visit_match_case(self, node: Any) -> ast.AST:
-        self.generic_visit(node)
-        self._arm(node.pattern.lineno, node.body)
-        return node
-
-    def visit_While(self, node: ast.While) -> ast.AST:
-        self.generic_visit(node)
-        number = self._new("loop", node.lineno, node.body)
-        node.body.insert(0, _located(ast.Expr(_call(MARK, number)), node.body[0]))
-        if not (isinstance(node.test, ast.Constant) and node.test.value):
-            end = _located(ast.Expr(_call(MARK, -number)), node)
-            node.orelse.insert(0, end)
-        return node
-
-    def visit_For(self, node: ast.For) -> ast.AST:
-        self.generic_visit(node)
-        number = self._new("loop", node.lineno, node.body)
-        inner = node.iter
-        if isinstance(inner, ast.Call) and getattr(inner.func, "id", "") in PARTS_OF_LENGTH:
-            for place, argument in enumerate(inner.args if getattr(inner.func, "id", "") == "zip" else inner.args[:1]):
-                if not isinstance(argument, ast.Starred):
-                    inner.args[place] = _located(_call(SIZED, number, argument), argument)
-        node.iter = _located(_call(TURNS, number, inner), inner)
+        if isinstance(node, (ast.If, ast.ExceptHandler, ast.match_case)):
+            line = getattr(node, "lineno", 0) or node.pattern.lineno  # type: ignore[union-attr]
+            for body in (node.body, getattr(node, "orelse", [])):
+                if body and not (body is not node.body and len(body) == 1 and isinstance(body[0], ast.If)):
+                    body.insert(0, ast.Expr(_call(MARK, self._place("arm", line, body))))
+        elif isinstance(node, ast.While):
+            number = self._place("loop", node.lineno, node.body)
+            node.body.insert(0, ast.Expr(_call(MARK, number)))
+            if not (isinstance(node.test, ast.Constant) and node.test.value):
+                node.orelse.insert(0, ast.Expr(_call(MARK, -number)))
+        elif isinstance(node, ast.For):
+            node.iter = _call(TURNS, self._place("loop", node.lineno, node.body), node.iter)
         return node
 
 
@@ -114,25 +67,22 @@ def _call(name: str, number: int, *arguments: ast.expr) -> ast.Call:
     return ast.Call(ast.Name(name, ast.Load()), [ast.Constant(number), *arguments], [])
 
 
-def _located(node: Any, place: Any) -> Any:
-    for part in ast.walk(node):
-        if isinstance(part, (ast.expr, ast.stmt)) and not hasattr(part, "lineno"):
-            ast.copy_location(part, place)
-    return node
+def marked(tree: ast.Module, file: str, listed: Callable[[Place], None]) -> ast.Module:
+    """The same tree with marks in it; `listed` is called with each of them."""
+    names = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(tree)}
+    marker = Marker(file, bool(names & {"compile", "jit"}))
+    marker.visit(tree)
+    for place in marker.places:
+        listed(place)
+    return ast.fix_missing_locations(tree)
 
 
-def compiled(source: bytes | str, file: str, listed: Callable[[Mark], None]) -> Any:
-    """The code of a file with marks in it; `listed` is called with each of them. Raises SyntaxError."""
-    text = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
-    tree = ast.parse(source, file)
-    marker = Marker(file, re.search(r"\bcompile\(|torch\.jit|@jit|torch\.compile", text) is not None)
-    tree = ast.fix_missing_locations(marker.visit(tree))
-    for mark in marker.marks:
-        listed(mark)
-    return compile(tree, file, "exec", dont_inherit=True)
+def compiled(source: bytes, file: str, listed: Callable[[Place], None]) -> Any:
+    """The code of a file with marks in it. Raises SyntaxError."""
+    return compile(marked(ast.parse(source, file), file, listed), file, "exec", dont_inherit=True)
 
 
-def mark_imports(folder: str, listed: Callable[[Mark], None]) -> None:
+def mark_imports(folder: str, listed: Callable[[Place], None]) -> None:
     """Modules below the folder of the script get marks as well when they are imported."""
     plain = importlib.machinery.SourceFileLoader.get_code
 
@@ -148,72 +98,53 @@ def mark_imports(folder: str, listed: Callable[[Mark], None]) -> None:
 class Trail:
     """What a rank has passed since it last wrote: numbers of marks, a loop's negative number where it ran out.
 
-    loops: number → (turns made, length or None, the iterator), of each loop as it ran last. At most 4,000 numbers are
+    loops: number → (turns made, length or None, the iterator), of each loop as it ran last. At most 8,000 numbers are
     held, the latest."""
 
     def __init__(self) -> None:
         self.passed: list[int] = []
         self.loops: dict[int, list[Any]] = {}
-        self.lengths: dict[int, int] = {}
 
     def mark(self, number: int) -> None:
         self.passed.append(number)
         if len(self.passed) > 8000:
             del self.passed[:4000]
 
-    def sized(self, number: int, iterable: Any) -> Any:
-        length = length_of(iterable)
-        if length is not None:
-            self.lengths[number] = min(length, self.lengths.get(number, length))
-        return iterable
+    def turns(self, number: int, iterable: Iterable[Any]) -> Iterator[Any]:
+        """The items of a `for`; none is held."""
+        loop = self.loops[number] = [0, length_of(iterable), iter(iterable)]
 
-    def turns(self, number: int, iterable: Iterable[Any]) -> Iterable[Any]:
-        length = length_of(iterable)
-        self.loops[number] = [0, self.lengths.pop(number, None) if length is None else length, None]
-        return Turns(self, number, iterable)
+        def turn(item: Any) -> Any:
+            loop[0] += 1
+            self.mark(number)
+            return item
+
+        def end() -> Iterator[Any]:
+            self.mark(-number)
+            yield from ()
+
+        return itertools.chain(map(turn, loop[2]), end())
 
     def clear(self) -> None:
         self.passed.clear()
         self.loops.clear()
-        self.lengths.clear()
 
     def take(self) -> list[int]:
         passed, self.passed = self.passed, []
         return passed
 
 
-class Turns:
-    """The iterator of a `for`; it holds no item."""
-
-    def __init__(self, trail: Trail, number: int, iterable: Iterable[Any]) -> None:
-        self.trail, self.number, self.loop = trail, number, trail.loops[number]
-        self.iterator = self.loop[2] = iter(iterable)
-
-    def __iter__(self) -> Turns:
-        return self
-
-    def __next__(self) -> Any:
-        try:
-            item = next(self.iterator)
-        except StopIteration:
-            self.trail.mark(-self.number)
-            raise
-        self.loop[0] += 1
-        self.trail.mark(self.number)
-        return item
-
-
 def length_of(iterable: Any) -> int | None:
-    """`len()`, or what an iterator says that is left; None where nothing is known."""
-    try:
-        return len(iterable)
-    except Exception:  # the user's `__len__` may raise what it likes; the loop then shows it, or not
-        hint = -1
-    try:
-        hint = operator.length_hint(iterable, -1)
-    except Exception:
-        return None
-    return hint if hint >= 0 else None
+    """`len()`, or what an iterator says that is left, also of what enumerate and zip go over; None where nothing is
+    known."""
+    if isinstance(iterable, (enumerate, zip)):
+        parts = iterable.__reduce__()[1]
+        lengths = map(length_of, parts if isinstance(iterable, zip) else parts[:1])
+        return min((length for length in lengths if length is not None), default=None)
+    with contextlib.suppress(Exception):  # the user's `__len__` may raise what it likes; the loop then shows it, or not
+        length = operator.length_hint(iterable, -1)
+        return length if length >= 0 else None
+    return None
 
 
 # -- what the user's values say: another rank's part is never asked for, that rank may be elsewhere -------------------
@@ -238,23 +169,20 @@ def is_bad(value: Any) -> bool:
     user's may wait for another rank."""
     value = getattr(value, "_local_tensor", value)
     if isinstance(value, torch.Tensor):
-        aside = torch.cuda.stream(torch.cuda.Stream(value.device)) if value.is_cuda else contextlib.nullcontext()
-        with aside:
+        with torch.cuda.stream(torch.cuda.Stream(value.device)) if value.is_cuda else contextlib.nullcontext():
             return value.is_floating_point() and not bool(torch.isfinite(value.detach()).all())
     return isinstance(value, float) and not math.isfinite(value)
 
 
 def nonfinite(frame: types.FrameType | None) -> tuple[list[str], tuple[str, int, str] | None]:
     """The names of single numbers among a frame's variables that are not finite, and where they came about."""
-    if frame is None:
-        return [], None
-    small = {
-        n: v
-        for n, v in frame.f_locals.items()
-        if isinstance(v, float) or isinstance(v, torch.Tensor) and v.numel() == 1
+    numbers = {
+        name: value
+        for name, value in (frame.f_locals.items() if frame is not None else ())
+        if not name.startswith("_") and (isinstance(value, torch.Tensor) and value.numel() == 1 or type(value) is float)
     }
-    names = [name for name, value in small.items() if is_bad(value) and not name.startswith("_")]
-    return names, culprit(frame, frame.f_lineno, names) if names else None
+    names = [name for name, value in numbers.items() if is_bad(value)]
+    return names, culprit(frame, frame.f_lineno, names) if names and frame is not None else None
 
 
 def culprit(frame: types.FrameType, line: int, names: list[str] | None = None) -> tuple[str, int, str] | None:
@@ -265,12 +193,13 @@ def culprit(frame: types.FrameType, line: int, names: list[str] | None = None) -
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return None
-    here = paths.statement(tree, line)
-    wanted, variables, best = names or paths.names_in(here), {**frame.f_globals, **frame.f_locals}, None
+    wanted, best = names or paths.names_in(paths.statement(tree, line)), None
+    variables = {**frame.f_globals, **frame.f_locals}
     for _ in range(8):
-        bad = [n for n in wanted if is_bad(variables.get(n))]
-        made = [node for n in bad for node in paths.assignments(tree, n, line)[:1] if node.lineno <= line]
-        calls = [node for node in made if best is None or _calls_model(node, variables)]
+        made = [paths.assignments(tree, name, line)[:1] for name in wanted if is_bad(variables.get(name))]
+        calls = [node for each in made for node in each if node.lineno <= line]
+        if best is not None:
+            calls = [node for node in calls if _calls_model(node, variables)]
         if not calls:
             break
         best = calls[0]
@@ -278,10 +207,9 @@ def culprit(frame: types.FrameType, line: int, names: list[str] | None = None) -
     return None if best is None else (file, best.lineno, frame.f_code.co_name)
 
 
-def _calls_model(node: Any, variables: dict[str, Any]) -> bool:
-    calls = [part.func for part in ast.walk(node) if isinstance(part, ast.Call)]
-    roots = [f.id for f in calls if isinstance(f, ast.Name)]
-    return any(isinstance(variables.get(name), nn.Module) for name in roots)
+def _calls_model(node: ast.AST, variables: dict[str, Any]) -> bool:
+    roots = (getattr(part.func, "id", None) for part in ast.walk(node) if isinstance(part, ast.Call))
+    return any(isinstance(variables.get(name), nn.Module) for name in roots if name)
 
 
 def digest(value: Any, most: int | None = None) -> str:
@@ -289,57 +217,46 @@ def digest(value: Any, most: int | None = None) -> str:
     part and parts in all, and of other objects their attributes."""
     total, waiting, parts = hashlib.sha256(), [(value, 0)], 0
     while waiting and (most is None or parts < most):
-        part, depth = waiting.pop()
-        parts += 1
-        total.update(_own(part, most))
-        waiting += [(inner, depth + 1) for inner in _inner(part, most)] if depth < 8 else []
+        (part, depth), parts = waiting.pop(), parts + 1
+        own: object = ""
+        inner: Iterable[Any] = ()
+        if isinstance(part, torch.Tensor):
+            some = part.detach()
+            some = some.view(-1)[:most] if most is not None and some.is_contiguous() else some
+            own = tuple(part.shape), part.dtype, some.double().sum().item() if not part.is_complex() else 0
+        elif isinstance(part, nn.Module):
+            inner = [part.state_dict()]
+        elif isinstance(part, dict):
+            own, inner = list(itertools.islice(part, most)), itertools.islice(part.values(), most)
+        elif isinstance(part, (list, tuple)):
+            own, inner = len(part), part[:most]
+        elif isinstance(part, (str, int, float, bool, bytes, type(None))):
+            own = part
+        elif most is not None and hasattr(part, "tobytes"):  # an array
+            own = part.shape, part.ravel()[:most].tobytes()
+        elif most is not None:
+            inner = [getattr(part, "__dict__", None)]
+        total.update(repr(own).encode())
+        waiting += [(each, depth + 1) for each in inner] if depth < 8 else []
     return total.hexdigest()[:16]
 
 
-def _own(part: Any, most: int | None) -> bytes:
-    if isinstance(part, torch.Tensor):
-        some = part.detach()
-        some = some.view(-1)[:most] if most is not None and some.is_contiguous() else some
-        number = some.double().sum().item() if part.numel() and not part.is_complex() else 0
-        return f"{tuple(part.shape)}{part.dtype}{number}".encode()
-    if isinstance(part, dict):
-        return str(list(itertools.islice(part, most))).encode()
-    if isinstance(part, (list, tuple)):
-        return str(len(part)).encode()
-    if most is not None and hasattr(part, "tobytes"):  # an array
-        return f"{part.shape}".encode() + bytes(part.ravel()[:most].tobytes())
-    return repr(part).encode() if isinstance(part, (str, int, float, bool, bytes, type(None))) else b""
-
-
-def _inner(part: Any, most: int | None) -> list[Any]:
-    if isinstance(part, nn.Module):
-        return [part.state_dict()]
-    if isinstance(part, dict):
-        return list(itertools.islice(part.values(), most))
-    if isinstance(part, (list, tuple)):
-        return list(part[:most])
-    own = None if most is None or isinstance(part, torch.Tensor) else getattr(part, "__dict__", None)
-    return [own] if own else []
-
-
-def follow_writes(stream: Any, over: Callable[[str], None]) -> None:
-    """Call `over` with the digest of what was written, when the file is closed."""
-    total, write, close, state = hashlib.sha256(), stream.write, stream.close, {"closed": False}
+def follow_writes(stream: Any, over: Callable[[str], None], shown: Callable[[Any], None]) -> None:
+    """Call `shown` with what is written, and `over` with its digest when the file is closed."""
+    total, write, close = hashlib.sha256(), stream.write, stream.close
 
     def noted(data: Any) -> Any:
+        shown(data)
         total.update(data.encode("utf-8", "replace") if isinstance(data, str) else bytes(data))
         return write(data)
 
     def closed() -> Any:
-        if not state["closed"]:
-            state["closed"] = True
-            over(total.hexdigest()[:16])
+        stream.close = close
+        over(total.hexdigest()[:16])
         return close()
 
-    try:
+    with contextlib.suppress(AttributeError):  # a stream without attributes of its own
         stream.write, stream.close = noted, closed
-    except AttributeError:  # a stream without attributes of its own
-        return
 
 
 def rows_of(batch: Any) -> list[str]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from nbdebug.tools.distributed.facts import CollectiveCall, Line, Place, RankLog, RanksFacts
 
@@ -26,7 +28,7 @@ class Parting:
 
     group: str
     n: int
-    calls: dict[int, CollectiveCall | None]
+    calls: Mapping[int, CollectiveCall | None]
 
     def common(self) -> list[int]:
         """The ranks of the larger side; of two equal ones, those of the lower rank."""
@@ -35,11 +37,9 @@ class Parting:
         return [rank for rank, call in self.calls.items() if (call and call.key) == most]
 
 
-@dataclasses.dataclass(frozen=True)
-class Departure:
-    """Who left the common path. kind: "loop" (it ran out), "arm" or "" (no mark tells)."""
+class Departure(NamedTuple):
+    """Who left the common path. place: the loop that ran out, or the arm that was taken; None where no mark tells."""
 
-    kind: str
     rank: int | None
     line: Line | None
     place: Place | None = None
@@ -54,9 +54,9 @@ def parting(facts: RanksFacts) -> Parting | None:
         return parted
     calls = {rank: call for rank in blocked(facts) if (call := pending(facts, facts.ranks[rank])) is not None}
     for own in sorted(calls.values(), key=lambda call: (len(facts.members(call.group)), call.group)):
-        inside = {rank: call for rank, call in sorted(calls.items()) if rank in facts.members(own.group)}
-        if len({(call.group, call.key) for call in inside.values()}) > 1:
-            return Parting(own.group, own.n, dict(inside))
+        inside = {rank: call for rank in facts.members(own.group) if (call := calls.get(rank)) is not None}
+        if len({call.key for call in inside.values()}) > 1:
+            return Parting(own.group, own.n, inside)
     return None
 
 
@@ -76,12 +76,9 @@ def blocked(facts: RanksFacts) -> set[int]:
     missing: dict[int, set[int]] = {}
     for rank, log in facts.ranks.items():
         if facts.over or facts.now - log.time > STILL:
-            call, message = pending(facts, log), log.receives or log.sends
-            peer = facts.ranks.get(message["peer"]) if message else None
-            if message is not None and peer is not None:
-                done = peer.sent if log.receives else peer.received
-                group, tag, _ = message["key"].split("/")
-                missing[rank] = {peer.rank} if done[f"{group}/{tag}/{rank}"] <= message["n"] else set()
+            call, peer = pending(facts, log), facts.ranks.get(log.message["peer"]) if log.message else None
+            if log.message is not None and peer is not None:
+                missing[rank] = {peer.rank} if answers(log, peer) <= log.message["n"] else set()
             elif call is not None:
                 others = facts.members(call.group).items()
                 missing[rank] = {r for r, other in others if other.made(call.group) <= call.n}
@@ -89,6 +86,13 @@ def blocked(facts: RanksFacts) -> set[int]:
     while freed := {rank for rank, others in missing.items() if not others & (missing.keys() | left)}:
         missing = {rank: others for rank, others in missing.items() if rank not in freed}
     return set(missing)
+
+
+def answers(log: RankLog, peer: RankLog) -> int:
+    """How many messages a peer has sent to a rank that waits for one of it, or has received of one that sends."""
+    assert log.message is not None
+    group, tag, _ = log.message["key"].split("/")
+    return (peer.sent if log.message["way"] == "receive" else peer.received)[f"{group}/{tag}/{log.rank}"]
 
 
 def _parting_in(facts: RanksFacts, group: str) -> Parting | None:
@@ -115,16 +119,14 @@ def departure(facts: RanksFacts, parted: Parting) -> Departure:
         loop = _ran_out(facts, windows[mine], windows[1 - mine])
         if loop is not None:
             skipped = _skipped(facts, loop, one, other) if one.turns[loop.number] == other.turns[loop.number] else None
-            return skipped or Departure("loop", log.rank, (loop.file, loop.line, ""), loop)
+            return skipped or Departure(log.rank, loop.head, loop)
     arms = sorted(_arms(facts, parted, (one, other), windows), key=lambda arm: arm[0])
     if arms:
         _, rank, place = arms[0]
-        return Departure("arm", rank, (place.file, place.line, ""), place)
-    call = parted.calls[other.rank] or parted.calls[one.rank]
-    calls = [parted.calls[log.rank] for log in (one, other)]
-    same = all(calls) and calls[0].lines[:1] == calls[1].lines[:1]  # type: ignore[union-attr]
-    lone = None if same else other.rank
-    return Departure("", lone, call.lines[0] if call and call.lines else None)
+        return Departure(rank, place.head, place)
+    calls = [call for log in (other, one) if (call := parted.calls[log.rank]) is not None]
+    lines = [call.lines[:1] for call in calls]
+    return Departure(None if lines[1:] == lines[:1] else other.rank, next(iter(lines[0]), None))
 
 
 def _windows(parted: Parting, one: RankLog, other: RankLog) -> tuple[list[int], list[int]]:
@@ -150,8 +152,8 @@ def _skipped(facts: RanksFacts, loop: Place, one: RankLog, other: RankLog) -> De
     """In a loop of as many turns on both: the arm that ends a turn early, and that one has taken more often."""
     for number, place in facts.places.items():
         more = one.turns[number] - other.turns[number]
-        if more and place.kind == "arm" and loop.holds((place.file, place.line)) and jumps(facts, place):
-            return Departure("arm", (one if more > 0 else other).rank, (place.file, place.line, ""), place)
+        if more and place.kind == "arm" and loop.holds(place.head) and jumps(facts, place):
+            return Departure((one if more > 0 else other).rank, place.head, place)
     return None
 
 
@@ -173,23 +175,28 @@ def _arms(
 
 def jumps(facts: RanksFacts, place: Place) -> bool:
     """Whether the arm leaves the loop's turn or the function."""
-    lines = facts.sources.get(place.file, "").split("\n")[place.first - 1 : place.last]
-    return any(line.strip().startswith(("break", "continue", "return", "raise")) for line in lines)
+    return re.search(r"(?:^|:)\s*(?:break|continue|return|raise)\b", facts.body(place), re.MULTILINE) is not None
 
 
 # -- where a value comes from -----------------------------------------------------------------------------------------
 
 
-def parsed(facts: RanksFacts, file: str) -> ast.Module | None:
+def parsed(facts: RanksFacts, file: str) -> ast.Module:
+    """The syntax of a file; of none where it can't be read."""
+    return _parsed(facts.sources.get(file, ""))
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(text: str) -> ast.Module:
     try:
-        return ast.parse(facts.sources.get(file, ""))
+        return ast.parse(text)
     except SyntaxError:
-        return None
+        return ast.parse("")
 
 
 def statement(tree: ast.AST, line: int) -> ast.stmt | None:
     """The smallest statement at a line; of one with a body, its head."""
-    best: ast.stmt | None = None
+    best = None
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt) and not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             body = getattr(node, "body", None)
@@ -205,15 +212,9 @@ def names_in(node: ast.AST | None) -> list[str]:
 
 def assignments(tree: ast.AST, name: str, before: int) -> list[ast.stmt]:
     """The statements that give a name its value, the last one above a line first."""
-    nodes: list[ast.stmt] = []
-    for node in ast.walk(tree):
-        if not isinstance(node, (ast.Assign, ast.AnnAssign)):
-            continue
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if any(isinstance(part, ast.Name) and part.id == name for target in targets for part in ast.walk(target)):
-            nodes.append(node)
-    above = [node for node in nodes if node.lineno < before]
-    return sorted(above, key=lambda node: -node.lineno) + [node for node in nodes if node.lineno >= before]
+    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Assign, ast.AnnAssign))]
+    own = [n for n in nodes if any(name in names_in(t) for t in getattr(n, "targets", None) or [n.target])]  # type: ignore
+    return sorted(own, key=lambda node: (node.lineno >= before, -node.lineno if node.lineno < before else 0))
 
 
 def of_rank(tree: ast.AST) -> set[str]:
@@ -221,15 +222,11 @@ def of_rank(tree: ast.AST) -> set[str]:
     names = {"rank", "local_rank", "global_rank", "RANK", "LOCAL_RANK"}
     for node in ast.walk(tree):
         for target, value in _unpacked(node) if isinstance(node, ast.Assign) else ():
-            inner = (
-                value.args[0]
-                if isinstance(value, ast.Call) and names_in(value.func) == ["int"] and value.args
-                else value
-            )
+            is_int = isinstance(value, ast.Call) and names_in(value.func) == ["int"] and value.args
+            inner = value.args[0] if is_int else value  # type: ignore[attr-defined]
             plain = isinstance(inner, ast.Call) and speaks_of_rank(inner.func, set()) or isinstance(inner, ast.Name)
-            if (plain or isinstance(inner, ast.Subscript) and "environ" in ast.dump(inner)) and speaks_of_rank(
-                inner, names
-            ):
+            plain = plain or isinstance(inner, ast.Subscript) and "environ" in ast.dump(inner)
+            if plain and speaks_of_rank(inner, names):
                 names.add(target)
     return names
 
@@ -243,37 +240,30 @@ def _unpacked(node: ast.Assign) -> Iterator[tuple[str, ast.AST]]:
 
 
 def speaks_of_rank(node: ast.AST, names: set[str]) -> bool:
-    for part in ast.walk(node):
-        if isinstance(part, ast.Name) and part.id in names:
-            return True
-        if isinstance(part, ast.Attribute) and part.attr in (
-            "get_rank",
-            "get_node_local_rank",
-            "rank",
-            "process_index",
-        ):
-            return True
-        if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.endswith("RANK"):
-            return True
-    return False
+    return any(
+        isinstance(part, ast.Name)
+        and part.id in names
+        or isinstance(part, ast.Attribute)
+        and part.attr in ("get_rank", "get_node_local_rank", "rank", "process_index")
+        or isinstance(part, ast.Constant)
+        and str(part.value).endswith("RANK")
+        for part in ast.walk(node)
+    )
 
 
 def iterable_line(facts: RanksFacts, loop: Place, lines: Sequence[Line] = ()) -> Line:
     """Where what a loop goes over differs by rank; else where it was made; else the loop's own line. lines: the user's
     stack in the loop: an argument of the function around it comes from the line that called."""
     tree = parsed(facts, loop.file)
-    head = statement(tree, loop.line) if tree else None
-    if tree is None or not isinstance(head, (ast.For, ast.While)):
-        return (loop.file, loop.line, "")
-    expression = head.iter if isinstance(head, ast.For) else head.test
+    head = statement(tree, loop.line)
+    if not isinstance(head, (ast.For, ast.While)):
+        return loop.head
+    expression: ast.AST = head.iter if isinstance(head, ast.For) else head.test
     caller = _argument_of(facts, tree, loop, expression, lines)
-    return _line_of_value(facts, *caller) if caller else _line_of_value(facts, loop.file, expression, loop.line)
-
-
-def _line_of_value(facts: RanksFacts, file: str, expression: ast.AST, line: int) -> Line:
+    file, expression, line = caller or (loop.file, expression, loop.line)
     tree = parsed(facts, file)
-    names = of_rank(tree) | {"rank"} if tree else set[str]()
-    if tree is None or speaks_of_rank(expression, names):
+    names = of_rank(tree)
+    if speaks_of_rank(expression, names):
         return (file, line, "")
     chain = list(origins(tree, expression, line))
     split = [node for node in chain if speaks_of_rank(getattr(node, "value", node), names)]
@@ -284,18 +274,15 @@ def _argument_of(
     facts: RanksFacts, tree: ast.Module, loop: Place, expression: ast.AST, lines: Sequence[Line]
 ) -> tuple[str, ast.AST, int] | None:
     """(file, argument, line) of the call that gave a function what its loop goes over; None where that is not known."""
-    around = [
-        n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.lineno <= loop.line <= (n.end_lineno or 0)
-    ]
-    depth = next((n for n, line in enumerate(lines) if loop.holds(line)), None)
-    if not around or depth is None or depth + 1 >= len(lines):
+    around = _function(tree, loop.line)
+    depth = next((n for n, line in enumerate(lines) if loop.holds(line)), len(lines))
+    if around is None or depth + 1 >= len(lines):
         return None
-    names = [a.arg for a in around[-1].args.args]
+    names = [a.arg for a in around.args.args]
     file, line, _ = lines[depth + 1]
-    outer = parsed(facts, file)
-    call = statement(outer, line) if outer else None
+    call = statement(parsed(facts, file), line)
     for part in ast.walk(call) if call else ():
-        if isinstance(part, ast.Call) and names_in(part.func)[-1:] == [around[-1].name]:
+        if isinstance(part, ast.Call) and names_in(part.func)[-1:] == [around.name]:
             values = {**dict(zip(names, part.args)), **{k.arg: k.value for k in part.keywords if k.arg}}
             for name in names_in(expression):
                 if name in values:
@@ -305,48 +292,38 @@ def _argument_of(
 
 def origins(tree: ast.AST, expression: ast.AST | None, line: int) -> Iterator[ast.stmt]:
     """The assignments that an expression comes from, the nearest first."""
-    waiting, done = [(name, line) for name in names_in(expression) if name not in WRAPPERS], set[str]()
+    waiting, done = [(name, line) for name in names_in(expression)], set(WRAPPERS)
     while waiting:
         name, before = waiting.pop(0)
-        if name in done:
-            continue
-        done.add(name)
-        for node in assignments(tree, name, before)[:1]:
+        for node in assignments(tree, name, before)[:1] if name not in done else ():
             yield node
-            waiting += [(n, node.lineno) for n in names_in(getattr(node, "value", None)) if n not in WRAPPERS]
+            waiting += [(n, node.lineno) for n in names_in(getattr(node, "value", None))]
+        done.add(name)
 
 
 def argument_line(facts: RanksFacts, line: Sequence[Any], word: str, keyword: str = "") -> Line:
     """The line of a part that mentions `word` in the statement at a line, or in what its arguments come from. keyword:
     only that argument."""
-    tree = parsed(facts, line[0])
-    node = statement(tree, line[1]) if tree else None
-    if tree is None or node is None:
-        return (line[0], line[1], "")
-    expressions: list[ast.AST] = [node]
+    tree, number = parsed(facts, line[0]), line[1]
+    node = statement(tree, number)
+    expressions: list[ast.AST] = [node] if node is not None else []
     if keyword:
-        values = [
-            k.value for part in ast.walk(node) if isinstance(part, ast.Call) for k in part.keywords if k.arg == keyword
-        ]
-        expressions = list(values)
-    chain = [statement_ for part in expressions for statement_ in origins(tree, part, line[1])]
-    for part in [*expressions, *chain] if word else []:
-        for inner in ast.walk(part):
-            text = inner.value if isinstance(inner, ast.Constant) else getattr(inner, "arg", None)
-            if isinstance(text, str) and word in text.lower().replace("-", "_"):
-                return (line[0], inner.lineno, "")  # type: ignore[attr-defined]
+        calls = [part for each in expressions for part in ast.walk(each) if isinstance(part, ast.Call)]
+        expressions = [k.value for call in calls for k in call.keywords if k.arg == keyword]
+    chain = [origin for part in expressions for origin in origins(tree, part, number)]
     if keyword and chain and any(isinstance(part, ast.Name) for part in expressions):
-        return (line[0], chain[0].lineno, "")
-    return (line[0], line[1], "")
+        number = chain[0].lineno
+    for inner in [inner for part in [*expressions, *chain] for inner in ast.walk(part)] if word else ():
+        text = inner.value if isinstance(inner, ast.Constant) else getattr(inner, "arg", None)
+        if isinstance(text, str) and word in text.lower().replace("-", "_"):
+            return (line[0], inner.lineno, "")  # type: ignore[attr-defined]
+    return (line[0], number, "")
 
 
 def find(facts: RanksFacts, file: str, wanted: Any) -> Line | None:
     """The first node of a file for which `wanted` holds."""
-    tree = parsed(facts, file)
-    for node in ast.walk(tree) if tree else ():
-        if hasattr(node, "lineno") and wanted(node):
-            return (file, node.lineno, "")
-    return None
+    nodes = (node for node in ast.walk(parsed(facts, file)) if hasattr(node, "lineno") and wanted(node))
+    return next(((file, node.lineno, "") for node in nodes), None)
 
 
 def score_line(facts: RanksFacts, stack: Sequence[Line], shown: Line) -> Line | None:
@@ -355,8 +332,8 @@ def score_line(facts: RanksFacts, stack: Sequence[Line], shown: Line) -> Line | 
     file, line, function = shown
     depth = next((n for n, each in enumerate(stack) if (each[0], each[2]) == (file, function)), None)
     tree = parsed(facts, file)
-    printing = statement(tree, line) if tree else None
-    if depth is None or tree is None or printing is None:
+    printing = statement(tree, line)
+    if depth is None or printing is None:
         return None
     block = _around(tree, stack[depth][1], line)
     names, chain = _assigned(block), list(origins(tree, printing, line))
@@ -366,9 +343,9 @@ def score_line(facts: RanksFacts, stack: Sequence[Line], shown: Line) -> Line | 
         depth -= 1
         file, number, _ = stack[depth]
         inner = parsed(facts, file)
-        around = [n for n in ast.walk(inner) if isinstance(n, ast.FunctionDef) and _holds(n, number)] if inner else []
-        returns = [part.lineno for n in around[-1:] for part in ast.walk(n) if isinstance(part, ast.Return)]
-        if inner is None or not returns:
+        around = _function(inner, number)
+        returns = [part.lineno for part in ast.walk(around) if isinstance(part, ast.Return)] if around else []
+        if not returns:
             return (file, number, function)
         line, chain = returns[-1], []
         block = _around(inner, number, line)
@@ -377,6 +354,11 @@ def score_line(facts: RanksFacts, stack: Sequence[Line], shown: Line) -> Line | 
 
 
 BLOCKS = (ast.For, ast.While, ast.With, ast.If, ast.Try)
+
+
+def _function(tree: ast.AST, line: int) -> ast.FunctionDef | None:
+    """The innermost one around a line."""
+    return next((n for n in [*ast.walk(tree)][::-1] if isinstance(n, ast.FunctionDef) and _holds(n, line)), None)
 
 
 def _holds(node: ast.stmt, line: int) -> bool:
@@ -395,12 +377,8 @@ def _assigned(block: ast.stmt | None) -> set[str]:
     for node in ast.walk(block) if block is not None else ():
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
-        elif (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and isinstance(node.func.value, ast.Name)
-        ):
-            names |= {node.func.value.id} if node.func.attr in ("append", "extend", "update", "add_") else set()
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("append", "extend", "update", "add_"):
+            names.add(getattr(node.func.value, "id", ""))  # type: ignore[attr-defined]
     return names
 
 

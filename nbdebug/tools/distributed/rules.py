@@ -7,6 +7,7 @@ which a finished run tells.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import signal
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Link, Where
 from nbdebug.text import clip, count, listed, percent
 from nbdebug.tools.distributed import paths
-from nbdebug.tools.distributed.facts import CollectiveCall, Place, RanksFacts
+from nbdebug.tools.distributed.facts import Place, RanksFacts
 
 DDP = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
 DISTRIBUTED = "https://docs.pytorch.org/docs/stable/distributed.html"
@@ -27,6 +28,12 @@ ALIKE = 1e-6
 """Relative: weights that had the same updates are equal bit for bit."""
 IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 UNFINISHED = "finished reduction in the prior iteration"
+CHANGES = re.compile(
+    r"\.(mul_|add_|copy_|zero_|fill_|data|load_state_dict|apply|step|zero_grad|sub_|div_)\b|init\.|\.grad\b|clip_grad"
+)
+"""What a line says that changes weights or gradients."""
+ANY, STEP = re.compile(""), re.compile(r"\.step\(")
+FLAG = "leave = torch.tensor(float(condition))\ndist.all_reduce(leave, op=dist.ReduceOp.MAX)\nif leave:\n    ..."
 LONGER = "A longer timeout only makes the wait longer: the call that is missing never comes."
 
 
@@ -37,12 +44,10 @@ def at(facts: RanksFacts, line: Sequence[Any] | None, rank: int | None = None, s
     return Where(step=step, file=line[0], line=line[1], text=text, rank=rank)
 
 
-def finding(
-    code: str, title: str, where: Where, fixes: Iterable[Fix], chain: Iterable[Link] = (), **evidence: Any
-) -> Finding:
+def finding(code: str, title: str, where: Where, *fixes: Fix, chain: Iterable[Link] = (), **evidence: Any) -> Finding:
     """`_` in names of evidence is a space."""
     rows = {name.replace("_", " "): value for name, value in evidence.items() if value not in (None, "", (), [], {})}
-    return Finding(f"distributed/{code}", title, where, rows, tuple(fixes), tuple(chain))
+    return Finding(f"distributed/{code}", title, where, rows, fixes, tuple(chain))
 
 
 def first(lines: Sequence[Any] | None) -> Any:
@@ -51,8 +56,7 @@ def first(lines: Sequence[Any] | None) -> Any:
 
 def errors(facts: RanksFacts) -> list[tuple[int, dict[str, Any]]]:
     """The ranks' own errors, the earliest first; those that come from another rank's end are left out."""
-    own = [(r, e) for r, log in facts.ranks.items() for e in log.events.get("error", ()) if not e.get("peer")]
-    return sorted(own, key=lambda item: item[1].get("t", 0))
+    return sorted((p for p in facts.all("error") if not p[1].get("peer")), key=lambda pair: pair[1].get("t", 0))
 
 
 @rule(
@@ -75,29 +79,23 @@ def world_size_wrong(facts: RanksFacts) -> Finding | None:
             line = paths.argument_line(facts, line, "", "world_size")
         elif line:
             line = paths.find(facts, line[0], lambda n: _sets(n, "WORLD_SIZE")) or line
-        title = f"The group is made for {count(init['world'], 'process', 'processes')}; {facts.launched} were launched"
-        fix = Fix(
-            "Read it from the launcher.", 'dist.init_process_group("gloo")  # RANK and WORLD_SIZE are set by torchrun'
-        )
-        return finding(
-            "world-size-wrong", title, at(facts, line), [fix], world_size=init["world"], launched=facts.launched
-        )
+        world, launched = init["world"], facts.launched
+        title = f"The group is made for {count(world, 'process', 'processes')}; {launched} were launched"
+        code = 'dist.init_process_group("gloo")  # RANK and WORLD_SIZE are set by torchrun'
+        fix = Fix("Read it from the launcher.", code)
+        return finding("world-size-wrong", title, at(facts, line), fix, world_size=world, launched=launched)
     return None
 
 
 def _sets(node: ast.AST, variable: str) -> bool:
     """Whether a statement gives an environment variable a value, or takes it away."""
+    parts: list[Any] = []
     if isinstance(node, (ast.Assign, ast.Delete)):
-        return any(isinstance(p, ast.Constant) and p.value == variable for t in node.targets for p in ast.walk(t))
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("pop", "update", "setdefault")
-    ):
-        return any(isinstance(p, ast.Constant) and p.value == variable for a in node.args for p in ast.walk(a)) or (
-            any(k.arg == variable for k in node.keywords)
-        )
-    return False
+        parts = node.targets
+    elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("pop", "update", "setdefault"):
+        parts = [*node.args, *node.keywords]
+    inner = (inner for part in parts for inner in ast.walk(part))
+    return any(variable in (getattr(each, "value", None), getattr(each, "arg", None)) for each in inner)
 
 
 @rule(
@@ -112,39 +110,27 @@ def _sets(node: ast.AST, variable: str) -> bool:
 def env_incomplete(facts: RanksFacts) -> Finding | None:
     for rank, error in errors(facts):
         text = f"{error['type']}: {error['text']}"
-        named = [
-            v for v in VARIABLES if f"'{v}'" in text and error["type"] == "KeyError" or f"variable {v} expected" in text
-        ]
-        child = facts.ranks[rank].one("child")
-        if named and child is None:
+        named = [v for v in VARIABLES if f"variable {v} expected" in text or f"KeyError: '{v}'" in text]
+        if named and facts.ranks[rank].one("child") is None:
             missing = [v for v in VARIABLES if v in named or v in error.get("unset", ())]
             line = first(error["lines"])
             line = line and (paths.find(facts, line[0], lambda n, m=missing: any(_sets(n, v) for v in m)) or line)
             return _incomplete(facts, line, missing)
     if "expected, but not set" in facts.output or "KeyError" in facts.output:
-        for log in facts.ranks.values():
-            for child in log.events.get("child", ()):
-                if child["missing"] and any(v in facts.output for v in child["missing"]) and child["lines"]:
-                    return _incomplete(
-                        facts, paths.argument_line(facts, child["lines"][0], "", "env"), child["missing"]
-                    )
-    inits = [init for log in facts.ranks.values() if (init := log.one("init")) is not None]
-    if (
-        len(inits) > 1
-        and len(inits) == len(facts.ranks)
-        and len({init["own"] for init in inits}) == 1
-        and inits[0]["own"] >= 0
-    ):
-        unset = [e for log in facts.ranks.values() for e in log.events.get("unset", ())]
-        if unset:
-            return _incomplete(facts, first(unset[0]["lines"]), [unset[0]["name"]])
+        for _, child in facts.all("child"):
+            if any(v in facts.output for v in child["missing"]) and child["lines"]:
+                return _incomplete(facts, paths.argument_line(facts, child["lines"][0], "", "env"), child["missing"])
+    own = [init["own"] for log in facts.ranks.values() if (init := log.one("init")) is not None]
+    if len(own) == len(facts.ranks) > 1 and len(set(own)) == 1 and own[0] >= 0:
+        for _, unset in facts.all("unset"):
+            return _incomplete(facts, first(unset["lines"]), [unset["name"]])
     return None
 
 
 def _incomplete(facts: RanksFacts, line: Any, missing: list[str]) -> Finding:
     title = f"{listed(missing, 4, '')} {'is' if len(missing) == 1 else 'are'} not set where the group is made"
     fix = Fix("Pass the launcher's environment on.", "subprocess.run(command, env={**os.environ, 'NAME': 'value'})")
-    return finding("env-incomplete", title, at(facts, line), [fix], variables=tuple(missing))
+    return finding("env-incomplete", title, at(facts, line), fix, variables=tuple(missing))
 
 
 @rule(
@@ -158,18 +144,16 @@ def _incomplete(facts: RanksFacts, line: Any, missing: list[str]) -> Finding:
 )
 def port_in_use(facts: RanksFacts) -> Finding | None:
     for rank, error in errors(facts):
-        line = first(error["lines"])
-        if line is None or not (
-            IN_USE.search(error["text"]) or "CalledProcessError" in error["type"] and IN_USE.search(facts.output)
-        ):
+        line, text = first(error["lines"]), error["text"]
+        text += facts.output if "CalledProcessError" in error["type"] else ""
+        if line is None or not IN_USE.search(text):
             continue
         part = paths.argument_line(facts, line, "port")
         if part[1] == line[1]:
             part = paths.find(facts, line[0], lambda n: isinstance(n, ast.Assign) and _sets(n, "MASTER_PORT")) or part
         fix = Fix("Let the launcher take a free port.", "torchrun --standalone --nproc-per-node=2 script.py")
-        return finding(
-            "port-in-use", "The port is already in use", at(facts, part, rank), [fix], error=clip(error["text"], 160)
-        )
+        short = clip(error["text"], 160)
+        return finding("port-in-use", "The port is already in use", at(facts, part, rank), fix, error=short)
     return None
 
 
@@ -189,30 +173,28 @@ def unused_parameters(facts: RanksFacts) -> Finding | None:
     if not failed and parted is None:
         return None
     unused = {rank: first_unused(log.events.get("nograd", ())) for rank, log in facts.ranks.items()}
+    with_unused = [rank for rank, names in unused.items() if names]
     if not failed:
-        in_backward = (
-            any(c is not None and c.op.startswith("backward of") for c in parted.calls.values()) if parted else False
-        )
-        stuck = [r for r, log in facts.ranks.items() if log.last and log.last.op.startswith("backward of")]
-        if not in_backward and not stuck or not any(unused.values()) or all(unused.get(r) for r in facts.ranks):
+        calls = [*(parted.calls.values() if parted else ()), *(log.last for log in facts.ranks.values())]
+        in_backward = any(call is not None and call.op.startswith("backward of") for call in calls)
+        if not in_backward or len(with_unused) in (0, len(facts.ranks)):
             return None
-    names = next((e["names"] for _, e in failed if e.get("names")), None) or next((u for u in unused.values() if u), [])
+    names = next((names for names in (*(e.get("names") for _, e in failed), *unused.values()) if names), [])
     if not names:
         return None
-    with_error, without = {rank for rank, _ in failed}, [r for r, u in unused.items() if not u]
-    alone = [r for r, u in unused.items() if u] if without and any(unused.values()) else []
-    lone = alone[0] if len(alone) == 1 and len(with_error) < len(facts.ranks) else None
-    line = _made_at(facts, names[0], lone is not None)
-    title = f"{count(len(names), 'parameter')} without a gradient: {listed(names)}" + (
-        f", on rank {lone} alone" if lone is not None else ""
-    )
-    fixes = [
+    alone = len(with_unused) == 1 < len(facts.ranks) and len({rank for rank, _ in failed}) < len(facts.ranks)
+    lone = with_unused[0] if alone else None
+    title = f"{count(len(names), 'parameter')} without a gradient: {listed(names)}"
+    title += f", on rank {lone} alone" if alone else ""
+    search = "DistributedDataParallel(model, find_unused_parameters=True)"
+    return finding(
+        "unused-parameters",
+        title,
+        at(facts, _made_at(facts, names[0], alone), lone),
         Fix("Use the part in the forward, or take it out of the model.", f"# {names[0].rpartition('.')[0]}"),
-        Fix(
-            "Let the wrapper look for unused parameters.", "DistributedDataParallel(model, find_unused_parameters=True)"
-        ),
-    ]
-    return finding("unused-parameters", title, at(facts, line, lone), fixes, parameters=tuple(names))
+        Fix("Let the wrapper look for unused parameters.", search),
+        parameters=tuple(names),
+    )
 
 
 def first_unused(events: Sequence[dict[str, Any]]) -> list[str]:
@@ -222,34 +204,26 @@ def first_unused(events: Sequence[dict[str, Any]]) -> list[str]:
 def _made_at(facts: RanksFacts, parameter: str, of_one: bool = False, late: bool = False) -> Any:
     """Where the module of a parameter is made: below the line of the wrapper, where it came `late`; or the branch that
     speaks of it, where it concerns one rank alone. Else the line of the wrapper."""
-    wrappers = [e["lines"][0] for log in facts.ranks.values() for e in log.events.get("wrapper", ()) if e["lines"]]
-    begin = first(wrappers)
+    begin = first([e["lines"][0] for _, e in facts.all("wrapper") if e["lines"]])
     module = parameter.split(".")[:-1] or [parameter]
     for part in [p for p in module if not p.isdigit()] or module:
         for file in facts.sources:
             low = begin[1] if late and begin and begin[0] == file else 0
-            for wanted in (_branch_of,) * of_one + (_assigns,) + (_names,) * late:
-                place = paths.find(facts, file, lambda n, f=wanted, p=part, low=low: n.lineno > low and f(n, p))
-                if place:
+            for wanted in ("branch",) * of_one + ("assignment",) + ("name",) * late:
+                look = functools.partial(_speaks_of, part, wanted)
+                if place := paths.find(facts, file, lambda n, low=low, look=look: n.lineno > low and look(n)):
                     return place
     return begin
 
 
-def _branch_of(node: ast.AST, name: str) -> bool:
-    return isinstance(node, (ast.If, ast.IfExp)) and any(_is_attribute(part, name) for part in ast.walk(node))
-
-
-def _assigns(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Assign) and any(_is_attribute(target, name) for target in node.targets)
-
-
-def _names(node: ast.AST, name: str) -> bool:
-    """`model.add_module("head", …)`"""
-    return isinstance(node, ast.Call) and any(isinstance(a, ast.Constant) and a.value == name for a in node.args)
-
-
-def _is_attribute(node: ast.AST, name: str) -> bool:
-    parts = node.elts if isinstance(node, ast.Tuple) else [node]
+def _speaks_of(name: str, wanted: str, node: ast.AST) -> bool:
+    """wanted: a "branch" that has the attribute in it, its "assignment", or `model.add_module("head", …)`: a "name"."""
+    if wanted == "name":
+        return isinstance(node, ast.Call) and any(getattr(a, "value", None) == name for a in node.args)
+    if wanted == "branch":
+        parts = list(ast.walk(node)) if isinstance(node, (ast.If, ast.IfExp)) else []
+    else:
+        parts = [e for t in getattr(node, "targets", ()) for e in (t.elts if isinstance(t, ast.Tuple) else [t])]
     return any(isinstance(part, ast.Attribute) and part.attr == name for part in parts)
 
 
@@ -263,19 +237,19 @@ def _is_attribute(node: ast.AST, name: str) -> bool:
     reference=DDP,
 )
 def rank_nonfinite(facts: RanksFacts) -> Finding | None:
-    losses = {rank: {e["id"]: e for e in log.events.get("loss", ())} for rank, log in facts.ranks.items()}
-    bad = sorted((e["id"], rank) for rank, own in losses.items() for e in own.values() if e["bad"])
-    if bad:
+    losses = facts.all("loss")
+    if bad := sorted((e["id"], rank) for rank, e in losses if e["bad"]):
         step, rank = bad[0]
-        others = [own[step] for r, own in losses.items() if r != rank and step in own]
-        if others and not all(e["bad"] for e in others):
-            event = losses[rank][step]
-            trace = next((e["finding"] for e in facts.ranks[rank].events.get("trace", ()) if e["id"] == step), None)
+        others = [e for r, e in losses if r != rank and e["id"] == step]
+        if not all(e["bad"] for e in others):
+            event = next(e for r, e in losses if r == rank and e["id"] == step)
+            trace = next((e["finding"] for r, e in facts.all("trace") if r == rank and e["id"] == step), None)
             return _nonfinite(facts, rank, step, event["value"], first(event["lines"]), trace)
-    for rank, error in errors(facts):
-        if error.get("nonfinite") and not any(r != rank and e.get("nonfinite") for r, e in errors(facts)):
-            line = error.get("blamed") or first(error["lines"])
-            return _nonfinite(facts, rank, error.get("step"), listed(error["nonfinite"]), line)
+    failed = [(rank, e) for rank, e in errors(facts) if e.get("nonfinite")]
+    if len({rank for rank, _ in failed}) == 1:
+        rank, error = failed[0]
+        line = error.get("blamed") or first(error["lines"])
+        return _nonfinite(facts, rank, error.get("step"), listed(error["nonfinite"]), line)
     return None
 
 
@@ -287,9 +261,9 @@ def _nonfinite(
     title = f"The loss of rank {rank} is {value} at step {step}, and finite on the others"
     where = at(facts, line, rank, step)
     if trace is None:
-        return finding("rank-nonfinite", title, where, [fix], loss=value)
+        return finding("rank-nonfinite", title, where, fix, loss=value)
     link = Link(f"nan_trace, on rank {rank}: {trace['title']}", at(facts, trace["line"], rank))
-    return finding("rank-nonfinite", title, where, [], [link], loss=value, cause=trace["code"], op=trace["op"])
+    return finding("rank-nonfinite", title, where, chain=[link], loss=value, cause=trace["code"], op=trace["op"])
 
 
 @rule(
@@ -302,25 +276,17 @@ def _nonfinite(
     reference=DISTRIBUTED,
 )
 def rank_raised(facts: RanksFacts) -> Finding | None:
-    for rank, error in errors(facts):
-        text = f"{error['type']}: {clip(error['text'].split(chr(10))[0], 160)}"
-        if UNFINISHED in error["text"]:
-            continue
-        everywhere = len(errors(facts)) == len(facts.ranks) > 1
-        fixes = [Fix("Ask what the error is about.", "nbdebug.explain(error)  # or %explain, in a notebook")]
-        if everywhere:
-            alone = "All ranks have it: look first whether one process by itself has it, too."
-            fixes.append(Fix(alone, "python -m nbdebug ranks --nproc 1 script.py"))
-        title = f"{'Every rank' if everywhere else f'Rank {rank}'} has failed: {text}"
-        step = error.get("step")
-        return finding(
-            "rank-raised",
-            title,
-            at(facts, first(error["lines"]), None if everywhere else rank, step),
-            fixes,
-            error=text,
-        )
-    return None
+    rank, error = next(((r, e) for r, e in errors(facts) if UNFINISHED not in e["text"]), (None, None))
+    if error is None:
+        return None
+    text = f"{error['type']}: {clip(error['text'].split(chr(10))[0], 160)}"
+    who, fixes = f"Rank {rank}", [Fix("Ask what the error is about.", "nbdebug.explain(error)  # or %explain")]
+    if len(errors(facts)) == len(facts.ranks) > 1:
+        who, rank = "Every rank", None
+        alone = "All ranks have it: look first whether one process by itself has it, too."
+        fixes.append(Fix(alone, "python -m nbdebug ranks --nproc 1 script.py"))
+    where = at(facts, first(error["lines"]), rank, error.get("step"))
+    return finding("rank-raised", f"{who} has failed: {text}", where, *fixes, error=text)
 
 
 @rule(
@@ -335,54 +301,39 @@ def rank_raised(facts: RanksFacts) -> Finding | None:
 def uneven_steps(facts: RanksFacts) -> Finding | None:
     parted = paths.parting(facts)
     left = None if parted is None else paths.departure(facts, parted)
-    if parted is None or left is None or left.kind != "loop" or left.place is None:
+    if parted is None or left is None or left.place is None or left.place.kind != "loop":
         return None
-    steps = totals(facts, left.place)
-    stacks = [call.lines for call in parted.calls.values() if call is not None]
-    line = paths.iterable_line(facts, left.place, first(stacks) or ())
-    numbers = ", ".join(f"rank {rank} has {n}" for rank, n in sorted(steps.items()))
-    title = f"The ranks have unlike numbers of batches: {numbers or 'one has run out'}"
-    fixes = [
-        Fix("Give each rank the same number.", "DistributedSampler(rows, drop_last=True)"),
-        Fix(
-            "Or let those that have run out answer for the others.", "with model.join():\n    for batch in loader: ..."
-        ),
-    ]
-    chain = waits(facts, parted)
-    return finding("uneven-steps", title, at(facts, line, left.rank), fixes, chain, steps=steps, timeout=LONGER)
-
-
-def totals(facts: RanksFacts, place: Place) -> dict[int, int]:
-    """Turns of the loop by rank: as the rank has counted at its end, else as its marks show."""
-    steps = {}
-    for rank, log in facts.ranks.items():
+    number, steps = left.place.number, {}
+    for rank, log in facts.ranks.items():  # as the rank has counted at its end, else as its marks show
         loops = (log.one("loops") or {}).get("loops", {})
-        made = log.turns[place.number]
-        steps[rank] = (
-            made
-            if log.turns[-place.number]
-            else max(made, int(loops.get(str(place.number), loops.get(place.number, 0))))
-        )
-    return steps
-
-
-def group_of(parted: paths.Parting, call: CollectiveCall) -> str:
-    """Where the ranks are in calls of several groups, which one this is of."""
-    several = len({each.group for each in parted.calls.values() if each}) > 1
-    return f" in group {call.group}" if several else ""
+        counted = 0 if log.turns[-number] else int(loops.get(str(number), loops.get(number, 0)))
+        steps[rank] = max(log.turns[number], counted)
+    stacks = [call.lines for call in parted.calls.values() if call is not None]
+    inside = [stack for stack in stacks if any(map(left.place.holds, stack))]
+    line = paths.iterable_line(facts, left.place, first(inside) or ())
+    numbers = ", ".join(f"rank {rank} has {n}" for rank, n in steps.items())
+    return finding(
+        "uneven-steps",
+        f"The ranks have unlike numbers of batches: {numbers}",
+        at(facts, line, left.rank),
+        Fix("Give each rank the same number.", "DistributedSampler(rows, drop_last=True)"),
+        Fix("Or let those that have run out answer for others.", "with model.join():\n    for batch in loader: ..."),
+        chain=waits(facts, parted),
+        steps=steps,
+        timeout=LONGER,
+    )
 
 
 def waits(facts: RanksFacts, parted: paths.Parting) -> list[Link]:
     """What each rank does at the parting."""
+    several = len({call.group for call in parted.calls.values() if call}) > 1
     chain = []
-    for rank, call in sorted(parted.calls.items()):
-        line = first(call.lines) if call is not None else None
-        what = (
-            f"rank {rank} calls {call}{group_of(parted, call)}, its number {call.n + 1}"
-            if call
-            else f"rank {rank} has left after {count(parted.n, 'call')}"
-        )
-        chain.append(Link(what, at(facts, line, rank)))
+    for rank, call in parted.calls.items():
+        what = f"rank {rank} has ended after {count(parted.n, 'call')}"
+        if call is not None:
+            group = f" in group {call.group}" if several else ""
+            what = f"rank {rank} calls {call}{group}, its number {call.n + 1}"
+        chain.append(Link(what, at(facts, first(call.lines) if call is not None else None, rank)))
     return chain
 
 
@@ -400,59 +351,48 @@ def collective_mismatch(facts: RanksFacts) -> Finding | None:
     parted = paths.parting(facts)
     if parted is None:
         return None
-    left = paths.departure(facts, parted)
-    each = "; ".join(
-        f"rank {rank} " + (f"calls {call}{group_of(parted, call)}" if call else "has ended")
-        for rank, call in sorted(parted.calls.items())
-    )
+    left, chain = paths.departure(facts, parted), waits(facts, parted)
     who = "The ranks part" if left.rank is None else f"Rank {left.rank} leaves the common path"
-    fix = Fix(
-        "Make the same calls on all ranks.", "value = validate()  # on all ranks\nif rank == 0:\n    print(value)"
-    )
-    if left.place is not None and left.kind == "arm" and paths.jumps(facts, left.place):
+    same = "value = validate()  # on all ranks\nif rank == 0:\n    print(value)"
+    fix = Fix("Make the same calls on all ranks.", same)
+    if left.place is not None and paths.jumps(facts, left.place):
         who = f"Rank {left.rank} takes a branch that leaves out calls of the others"
-        fix = Fix(
-            "Let all ranks decide alike.",
-            "leave = torch.tensor(float(condition))\ndist.all_reduce(leave, op=dist.ReduceOp.MAX)\nif leave:\n    ...",
-        )
+        fix = Fix("Let all ranks decide alike.", FLAG)
+    each = "; ".join(re.sub(", its number.*| after.*", "", link.what) for link in chain)
+    where = at(facts, left.line, left.rank)
     title = f"{who} at call {parted.n + 1}: {each}"
-    return finding(
-        "collective-mismatch", title, at(facts, left.line, left.rank), [fix], waits(facts, parted), timeout=LONGER
-    )
+    return finding("collective-mismatch", title, where, fix, chain=chain, timeout=LONGER)
 
 
 @rule(
     code="distributed/message-missing",
-    title="A rank waits for a message that no rank sends.",
-    symptom="A pipeline stands still in `recv`, or in the `wait()` of an `irecv`, until the timeout.",
-    cause="The other rank has sent fewer messages than this one receives, or both wait for each other first.",
+    title="A rank waits for a message that no rank sends, or for its own to be received.",
+    symptom="A pipeline stands still in `recv`, in `send`, or in the `wait()` of an `irecv`, until the timeout.",
+    cause="The other rank has sent fewer messages than this one receives, or both send, or receive, first.",
     confirm="Count the sends and receives of both, for each tag.",
     fix="Make one send for each receive, in an order in which one side sends while the other receives.",
     reference=DISTRIBUTED,
 )
 def message_missing(facts: RanksFacts) -> Finding | None:
     stuck = paths.blocked(facts)
-    for rank, log in sorted(facts.ranks.items()):
-        wanted = log.receives
-        other = facts.ranks.get(wanted["peer"]) if wanted else None
-        if wanted is None or other is None or other is log:
+    for rank, log in facts.ranks.items():
+        wanted, other = log.message, facts.ranks.get(log.message["peer"]) if log.message else None
+        if wanted is None or other is None or other is log or paths.answers(log, other) > wanted["n"]:
             continue
-        group, tag, _ = wanted["key"].split("/")
-        if other.sent[f"{group}/{tag}/{rank}"] > wanted["n"]:
-            continue
-        back, both = other.receives, {rank, other.rank} <= stuck
+        both, back, (group, tag, _) = {rank, other.rank} <= stuck, other.message, wanted["key"].split("/")
         if not both and not other.has_left(group):
             continue
-        number, sent = wanted["n"] + 1, other.sent[f"{group}/{tag}/{rank}"]
-        tagged = f" with tag {tag}" if tag != "0" else ""
-        title = f"Rank {rank} waits for message {number}{tagged} of rank {other.rank}, which has sent {sent}"
-        title += f", and waits {'for a message of its own' if back else 'itself'}" if both else " and has ended"
-        fix = Fix("One send for each receive.", f"dist.send(tensor, dst={rank})  # on rank {other.rank}")
-        chain = [Link(f"rank {rank} receives", at(facts, first(wanted["lines"]), rank))]
-        if back is not None and both:
-            chain.append(Link(f"rank {other.rank} receives", at(facts, first(back["lines"]), other.rank)))
-        line = first(wanted["lines"])
-        return finding("message-missing", title, at(facts, line, rank), [fix], chain, timeout=LONGER)
+        receives, done = wanted["way"] == "receive", paths.answers(log, other)
+        number = f"message {wanted['n'] + 1}" + (f" with tag {tag}" if tag != "0" else "")
+        title = f"Rank {rank} waits for {number} of rank {other.rank}, which has sent {done}, and "
+        if not receives:
+            title = f"Rank {rank} sends {number} to rank {other.rank}, which has received {done}, and "
+        title += "has ended" if not both else f"itself {back['way']}s first" if back else "waits itself"
+        call = f"dist.{'send' if receives else 'recv'}(tensor, {'dst' if receives else 'src'}={rank})"
+        fix = Fix("One send for each receive; of two ranks one receives first.", f"{call}  # on rank {other.rank}")
+        events = ((rank, wanted), (other.rank, back if both else None))
+        chain = [Link(f"rank {r} {e['way']}s", at(facts, first(e["lines"]), r)) for r, e in events if e]
+        return finding("message-missing", title, chain[0].where, fix, chain=chain, timeout=LONGER)
     return None
 
 
@@ -462,9 +402,8 @@ def rank_killed(facts: RanksFacts) -> Finding | None:
     log = facts.ranks.get(int(died[1])) if died else None
     if died is None or log is None or log.one("error"):
         return None
-    number = int(died[2])
-    known = {int(each): each.name for each in signal.Signals}
-    how = f"signal {known.get(-number, -number)}" if number < 0 else f"exit status {number}"
+    number, names = int(died[2]), {-each: each.name for each in signal.Signals}
+    how = f"signal {names.get(number, -number)}" if number < 0 else f"exit status {number}"
     fix = {
         -signal.SIGKILL: Fix("Ask the kernel: it kills where memory is short.", "dmesg | grep -i 'killed process'"),
         -signal.SIGSEGV: Fix("Let Python print where compiled code has crashed.", "export PYTHONFAULTHANDLER=1"),
@@ -472,7 +411,7 @@ def rank_killed(facts: RanksFacts) -> Finding | None:
     }.get(number, Fix("Look for an exit of the program's own.", "os._exit"))
     line = first(log.last.lines) if log.last else None
     title = f"The process of rank {log.rank} has ended with {how} and no error in Python"
-    return finding("rank-raised", title, at(facts, line, log.rank), [fix], last_call=str(log.last or ""))
+    return finding("rank-raised", title, at(facts, line, log.rank), fix, last_call=str(log.last or ""))
 
 
 # -- silent faults ----------------------------------------------------------------------------------------------------
@@ -490,20 +429,14 @@ def rank_killed(facts: RanksFacts) -> Finding | None:
 )
 def weights_diverged(facts: RanksFacts) -> Finding | None:
     for one, other in sorted(facts.pairs("weights"), key=lambda pair: (pair[0]["step"], pair[0]["when"] != "before")):
-        apart = [
-            n for n, value in one["values"].items() if n in other["values"] and not _alike(value, other["values"][n])
-        ]
+        theirs = other["values"]
+        apart = [n for n, value in one["values"].items() if n in theirs and not _alike(value, theirs[n])]
         if not apart:
             continue
-        reason, line, rank = _reason(facts, one, other, apart)
+        reason, line, rank, fix = _reason(facts, one, other, apart)
         title = f"The ranks' weights differ from step {one['step']} on ({count(len(apart), 'parameter')}): {reason}"
-        code = "for tensor in model.state_dict().values():\n    dist.broadcast(tensor, src=0)"
-        fixes = [Fix("Begin with the same weights.", code)]
-        if one["when"] != "before":
-            fixes.append(Fix("Call the wrapper itself.", "output = model(batch)  # not model.module"))
-        return finding(
-            "weights-diverged", title, at(facts, line, rank, one["step"]), fixes, parameters=tuple(apart), reason=reason
-        )
+        where = at(facts, line, rank, one["step"])
+        return finding("weights-diverged", title, where, fix, parameters=tuple(apart), reason=reason)
     return None
 
 
@@ -515,29 +448,54 @@ def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
 
 def _reason(
     facts: RanksFacts, one: dict[str, Any], other: dict[str, Any], apart: list[str]
-) -> tuple[str, Any, int | None]:
-    late = [n for n in one["late"] if n in apart]
+) -> tuple[str, Any, int | None, Fix]:
+    late, before, line = [n for n in one["late"] if n in apart], one["when"] == "before", first(one["lines"])
     if late and len(late) == len(apart):
-        return f"{listed(late)} came in after the wrapper was made", _made_at(facts, late[0], late=True), None
-    if one["when"] == "before":
-        seeds = [facts.ranks[e["rank"]].one("seed") for e in (one, other)]
-        if seeds[0] and seeds[1] and seeds[0]["value"] != seeds[1]["value"]:
-            return "they were made with seeds of their own", first(seeds[0]["lines"]), None
-    arm = _arm_of_one(facts, one, other)
+        whole = Fix("Wrap the model when it is whole.", "model = DistributedDataParallel(model)")
+        return f"{listed(late)} came in after the wrapper was made", _made_at(facts, late[0], late=True), None, whole
+    broadcast = "for tensor in model.state_dict().values():\n    dist.broadcast(tensor, src=0)"
+    begin = Fix("Begin with the same weights.", broadcast)
+    seeds = [facts.ranks[e["rank"]].one("seed") for e in (one, other)]
+    if before and seeds[0] and seeds[1] and seeds[0]["value"] != seeds[1]["value"]:
+        return "they were made with seeds of their own", first(seeds[0]["lines"]), None, begin
+    more = one.get("backwards", 0) - other.get("backwards", 0)
+    arm = _arm_of_one(facts, one, other, ANY if more else CHANGES)
+    if more:
+        rank = (one if more > 0 else other)["rank"]
+        steps = [place for place in facts.places.values() if place.kind == "arm" and STEP.search(facts.body(place))]
+        smallest = min(steps, key=lambda place: place.last - place.first, default=None)
+        place = arm[1].head if arm else smallest.head if smallest else line
+        return (
+            f"rank {rank} has left out a step of the optimizer",
+            place,
+            rank,
+            Fix("Let all ranks decide alike.", FLAG),
+        )
     if arm is not None:
-        return f"rank {arm[0]} alone went through line {arm[1].line}", (arm[1].file, arm[1].line, ""), arm[0]
+        alike = Fix("Do the same on all ranks, or share the weights out afterwards.", broadcast)
+        return f"rank {arm[0]} alone went through line {arm[1].line}", arm[1].head, arm[0], alike
     if one["lr"] != other["lr"]:
-        line = first(one["lines"])
-        return "their learning rates differ", line and paths.argument_line(facts, line, "", "lr"), None
-    past = next((e for log in facts.ranks.values() for e in log.events.get("past", ()) if e["lines"]), None)
+        if line and one["step"]:  # they were alike at first: a scheduler goes by a number of each rank's own
+            line = paths.find(facts, line[0], _steps_by_value) or line
+        line = line and paths.argument_line(facts, line, "", "lr")
+        code = "dist.all_reduce(loss, op=dist.ReduceOp.AVG)  # gloo: the sum, divided\nscheduler.step(loss)"
+        return "their learning rates differ", line, None, Fix("Use one rate: a scheduler goes by a mean.", code)
+    past = next((e["lines"] for _, e in facts.all("past") if e["lines"]), None)
     if past is not None:
-        return "the forward passes the wrapper by, so that no gradient is reduced", first(past["lines"]), None
-    if one["when"] == "before":
-        return "they were not the same when training began", first(one["lines"]), None
-    return "their gradients are not the same", first(one["lines"]), None
+        wrapper = Fix("Call the wrapper itself.", "output = model(batch)  # not model.module")
+        return "the forward passes the wrapper by, so that no gradient is reduced", first(past), None, wrapper
+    reason = "they were not the same when training began" if before else "their gradients are not the same"
+    return reason, line, None, begin
 
 
-def _arm_of_one(facts: RanksFacts, one: dict[str, Any], other: dict[str, Any]) -> tuple[int, Place] | None:
+def _steps_by_value(node: ast.AST) -> bool:
+    """`scheduler.step(loss)`"""
+    return isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "step" and bool(node.args)
+
+
+def _arm_of_one(
+    facts: RanksFacts, one: dict[str, Any], other: dict[str, Any], says: re.Pattern[str]
+) -> tuple[int, Place] | None:
     """An arm that one rank alone entered before the weights differed, since they were last alike, and that speaks of
     weights, an optimizer or a model."""
     windows = []
@@ -548,13 +506,9 @@ def _arm_of_one(facts: RanksFacts, one: dict[str, Any], other: dict[str, Any]) -
     for mine, event in ((0, one), (1, other)):
         for number in dict.fromkeys(windows[mine]):
             place = facts.places.get(number)
-            if place is not None and place.kind == "arm" and number not in windows[1 - mine]:
-                lines = facts.sources.get(place.file, "").split("\n")[place.first - 1 : place.last]
-                if re.search(
-                    r"\.(mul_|add_|copy_|zero_|fill_|data|load_state_dict|apply|step|zero_grad|sub_|div_)\b|init\.|\.grad\b|clip_grad",
-                    "\n".join(lines),
-                ):
-                    return event["rank"], place
+            alone = place is not None and place.kind == "arm" and number not in windows[1 - mine]
+            if place is not None and alone and says.search(facts.body(place)):
+                return event["rank"], place
     return None
 
 
@@ -573,16 +527,8 @@ def shared_file(facts: RanksFacts) -> Finding | None:
             name = one["path"].rpartition("/")[2]
             title = f"Ranks {one['rank']} and {other['rank']} write different contents to {name}"
             fix = Fix("Put the rank into the name.", 'path = f"state-{rank}.pt"')
-            return finding("shared-file", title, at(facts, one["lines"][0]), [fix], path=one["path"])
+            return finding("shared-file", title, at(facts, one["lines"][0]), fix, path=one["path"])
     return None
-
-
-def trained(facts: RanksFacts) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The passes of the ranks' loaders, side by side, in which there was a backward."""
-    pairs = facts.pairs("pass")
-    return [
-        p for p in pairs if p[0]["backwards"] and p[1]["backwards"] and min(len(p[0]["rows"]), len(p[1]["rows"])) > 1
-    ]
 
 
 @rule(
@@ -596,7 +542,9 @@ def trained(facts: RanksFacts) -> list[tuple[dict[str, Any], dict[str, Any]]]:
 )
 def missing_sampler(facts: RanksFacts) -> Finding | None:
     shares = []
-    for one, other in trained(facts):
+    for one, other in facts.pairs("pass"):
+        if not one["backwards"] or not other["backwards"] or min(len(one["rows"]), len(other["rows"])) < 2:
+            continue
         by = "rows" if one.get("data") == other.get("data") else "content"  # each rank may have a part of its own
         mine, theirs = set(map(str, one[by])), set(map(str, other[by]))
         if not mine or not theirs:
@@ -604,13 +552,11 @@ def missing_sampler(facts: RanksFacts) -> Finding | None:
         shares.append((len(mine & theirs) / min(len(mine), len(theirs)), one))
     if not shares or min(share for share, _ in shares) <= OVERLAP:
         return None
-    share, one = shares[0]
-    line = first(one["lines"])
-    title = f"The ranks train on the same rows: {percent(share)} of one rank's are another's too"
-    fix = Fix(
-        "Share the rows out.", "sampler = DistributedSampler(rows)\nDataLoader(rows, batch_size=4, sampler=sampler)"
-    )
-    return finding("missing-sampler", title, at(facts, line), [fix], rows_in_common=percent(share))
+    share, one = percent(shares[0][0]), shares[0][1]
+    title = f"The ranks train on the same rows: {share} of one rank's are another's too"
+    code = "sampler = DistributedSampler(rows)\nDataLoader(rows, batch_size=4, sampler=sampler)"
+    where = at(facts, first(one["lines"]))
+    return finding("missing-sampler", title, where, Fix("Share the rows out.", code), rows_in_common=share)
 
 
 @rule(
@@ -633,7 +579,7 @@ def set_epoch_missing(facts: RanksFacts) -> Finding | None:
                 line = first(own[0]["sampler"]) or first(own[0]["lines"])
                 title = f"{count(len(own), 'epoch')} went through the rows in one order, although the sampler shuffles"
                 fix = Fix("Tell the sampler the epoch.", "for epoch in range(epochs):\n    sampler.set_epoch(epoch)")
-                return finding("set-epoch-missing", title, at(facts, line), [fix], epochs=len(own))
+                return finding("set-epoch-missing", title, at(facts, line), fix, epochs=len(own))
     return None
 
 
@@ -655,13 +601,9 @@ def no_sync_missing(facts: RanksFacts) -> Finding | None:
             if place and len(often) > 1 and len(often) * 2 > len(numbers):
                 file, _, line = place.rpartition(":")
                 title = f"Gradients are reduced {max(often)} times a step, and once would do"
-                code = (
-                    "with contextlib.nullcontext() if last else model.no_sync():\n    loss = ...\n    loss.backward()"
-                )
-                fix = Fix("Reduce in the last part alone.", code)
-                return finding(
-                    "no-sync-missing", title, at(facts, (file, int(line), "")), [fix], reductions_a_step=max(often)
-                )
+                code = "with contextlib.nullcontext() if last else model.no_sync():\n    model(part).backward()"
+                fix, where = Fix("Reduce in the last part alone.", code), at(facts, (file, int(line), ""))
+                return finding("no-sync-missing", title, where, fix, reductions_a_step=max(often))
     return None
 
 
@@ -683,13 +625,13 @@ def metric_not_reduced(facts: RanksFacts) -> Finding | None:
         if len(mine & theirs) > OVERLAP * min(len(mine), len(theirs)):
             continue
         shown = one if one["prints"] else other
-        line = next((place for p in prints if (place := paths.score_line(facts, shown["lines"], p)) is not None), None)
+        line = next((place for p in prints if (place := paths.score_line(facts, shown["lines"], p))), None)
         if line is None:
             continue
         title = f"Rank {shown['rank']} shows a score of its own rows: no rank hears of the others'"
         code = "totals = torch.tensor([hits, rows])\ndist.all_reduce(totals)\nscore = totals[0] / totals[1]"
         fix = Fix("Add up over the ranks, then divide.", code)
-        return finding("metric-not-reduced", title, at(facts, line), [fix], batches_in_common=len(mine & theirs))
+        return finding("metric-not-reduced", title, at(facts, line), fix, batches_in_common=len(mine & theirs))
     return None
 
 
@@ -709,10 +651,7 @@ def name_cause(facts: RanksFacts) -> Finding | None:
 
 def locates(facts: RanksFacts) -> bool:
     """Whether a rank still looks for the op that has made its loss not finite."""
-    return any(
-        any(e.get("locates") for e in log.events.get("loss", ())) and not log.events.get("trace")
-        for log in facts.ranks.values()
-    )
+    return any(e.get("locates") and not facts.ranks[rank].events.get("trace") for rank, e in facts.all("loss"))
 
 
 def certain(facts: RanksFacts) -> bool:
