@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import nbdebug
 from nbdebug import __main__ as shell
 from nbdebug.tools.config.document import read
-from nbdebug.tools.config.yaml_syntax import plain
+from nbdebug.tools.config.parsers import plain
 from tests.config.healthy import HEALTHY
 
 
@@ -48,6 +48,8 @@ SYNTAX = [
     ("a.json", '{\n "a": "foo,\n "b: "foo"\n}\n', [2, 3]),
     ("a.json", '{\n "a": [1, 2\n "b": 2\n}\n', [2]),
     ("a.json", '{\n "a": 1,\u00a0\n /* one\n two */ "b": \u201cx\u201d\n}}\n', [2, 3, 4, 5]),
+    ("a.json", '{\n "a": 2024-01-01,\n "b": +1,\n b": "x"\n}\n', [2, 3, 4]),
+    ("a.json", '{\n<<<<<<< HEAD\n "a": 1\n=======\n>>>>>>> main\n}\n', [2, 4, 5]),
     ("a.json", "", [1]),
     ("a.yaml", "a: 1\nb:2\nc: 3\n", [2]),
     ("a.yaml", "a: 1\nb 2\nc = 3\n", [2, 3]),
@@ -61,6 +63,8 @@ SYNTAX = [
     ("a.yaml", " a: 1\nb: 2\nc: 3\n", [1]),
     ("a.yaml", "a: 1\nm\n  b: 2\nc: 3\n", [2]),
     ("a.yaml", "m:\n  a: 1\n\u00a0\u00a0b: 2\n  c: 3\n", [3]),
+    ("a.yaml", "m: vit\n<<<<<<< HEAD\na: 1\n=======\nb: 2\n>>>>>>> main\n", [2, 4, 6]),
+    ("a.toml", "a = 1\nb = {\n  c = 1, # one\n  d = 2,\n}\n", [2]),
     ("a.toml", "a = 1\nb = foo\nc = True\n", [2, 3]),
     ("a.toml", "a: 1\nb = [1, 2\nd = 3\n// x\n[model\nc = None\n", [1, 2, 4, 5, 6]),
     ("a.toml", '\ufeffa = "C:\\data"\nb = "foo\nc = .5,\n', [1, 2, 3]),
@@ -271,6 +275,7 @@ def test_one_planted_problem_is_named_alone(tmp_path, form, plant, heads, times,
             'train:\n  batch_size: "16"\n  learning_rate: -0.1\n',
             [("train.batch_size", "wrong-type"), ("train.learning_rate", "out-of-range")],
         ),
+        ("train:\n  lr: 0,001\n  gpus: 0,1\n", [("train.lr", "wrong-type")]),
         ("mixed_precision: no\n", [("mixed_precision", "wrong-type")]),
         ("mixed_precision: fp32\ndistributed_type: NO_GPU\n", [("mixed_precision", "invalid-choice")]),
         ("model:\n  d_model: 100\n  nhead: 8\n", [("model.d_model", "not-divisible")]),
@@ -338,6 +343,12 @@ def test_what_is_no_config_is_refused(tmp_path) -> None:
         check(tmp_path, "a.py", "x = 1")
     with pytest.raises(ValueError, match="larger"):
         check(tmp_path, "a.json", " " * (10 * 2**20 + 1))
+
+
+def test_a_table_that_stands_twice_is_no_other_problem(tmp_path) -> None:
+    text = "[a]\nx = 1\n\n[b]\ny = 2\n\n[a]\nz = 3\n"
+    schema = {"a.x": {"type": "int"}, "a.z": {"type": "int"}, "b.y": {"type": "int"}}
+    assert problems(check(tmp_path, "a.toml", text, schema=schema)) == [("a", "duplicate-key")]
 
 
 def test_untrusted_files_do_nothing_and_end(tmp_path) -> None:
@@ -429,6 +440,7 @@ def test_betas_and_half_precision_on_the_processor() -> None:
     for config, code in (
         ({"optimizer": {"betas": [0.9, 1.2]}}, "out-of-range"),
         ({"accelerator": "cpu", "precision": "16-mixed"}, "inconsistent"),
+        ({"trainer": {"accelerator": "cpu", "precision": 16}}, "inconsistent"),
         ({"save_strategy": "never", "num_train_epochs": 3}, "invalid-choice"),
     ):
         assert [f.code for f in nbdebug.check_config(config)] == [f"config/{code}"]

@@ -14,11 +14,12 @@ from typing import Any
 
 from nbdebug.report import Edit, Finding, Fix, Plot, Report, RuledOut, Table, Where
 from nbdebug.text import clip, count
-from nbdebug.tools.config.conventions import CHOICES, TOTALS, WARMUPS, conventions, misspelt
+from nbdebug.tools.config.conventions import conventions, misspelt
 from nbdebug.tools.config.document import ConfigFacts, Document, Expectation, OneSetting, Setting, parsed, read
 from nbdebug.tools.config.rules import ORDER
 from nbdebug.tools.config.schema_from import expectations, violations
-from nbdebug.tools.config.syntax import INVISIBLE, Flaw
+from nbdebug.tools.config.syntax import Flaw
+from nbdebug.tools.config.tables import CHOICES, INVISIBLE, TOTALS, WARMUPS
 
 BY_NESTING = ("config/unknown-key", "config/duplicate-key")
 """Codes that may come of a bracket or an indentation that was mended as it was not meant."""
@@ -236,7 +237,7 @@ def planned_rates(settings: Mapping[str, Any]) -> tuple[list[list[float]], str]:
     """([step, rate] of the scheduler that the settings name, why there are none): torch's by its class, transformers'
     by its type where transformers is loaded."""
     rates = [s.value for s in settings.values() if s.name in RATES and type(s.value) in (int, float) and s.value > 0]
-    totals = [s.value for s in settings.values() if s.name in TOTALS and type(s.value) is int and s.value > 0]
+    totals = [s.value for s in settings.values() if s.name in TOTALS.split() and type(s.value) is int and s.value > 0]
     named = [s for s in settings.values() if s.name in CLASSES and isinstance(s.value, str)]
     for one in named if rates else ():
         try:
@@ -271,9 +272,11 @@ def _scheduler(one: Setting, settings: Mapping[str, Setting], rate: float, total
             max([*totals[:1], *(end * 1.2 for end in ends[:1] if not totals)] or [100])
         )
     transformers = sys.modules.get("transformers.optimization")
-    if transformers is None or not totals or name not in CHOICES["lr_scheduler_type"][0] or "plateau" in name:
+    if transformers is None or not totals or name not in CHOICES["lr_scheduler_type"][0].split() or "plateau" in name:
         return None, 0
-    warmup = next((s.value for s in settings.values() if s.name in WARMUPS and type(s.value) in (int, float)), 0)
+    warmup = next(
+        (s.value for s in settings.values() if s.name in WARMUPS.split() and type(s.value) in (int, float)), 0
+    )
     share = next((s.value for s in settings.values() if s.name == "warmup_ratio"), warmup if 0 < warmup < 1 else 0)
     steps = math.ceil(totals[0] * share) if share else int(warmup)
     return transformers.get_scheduler(name, optimizer, num_warmup_steps=steps, num_training_steps=totals[0]), totals[0]

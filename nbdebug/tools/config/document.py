@@ -14,10 +14,9 @@ from typing import Any
 
 from nbdebug.report import Edit
 from nbdebug.text import size
-from nbdebug.tools.config.json_syntax import parse_json
-from nbdebug.tools.config.syntax import Flaw, Node, readings
-from nbdebug.tools.config.toml_syntax import parse_toml
-from nbdebug.tools.config.yaml_syntax import parse_yaml, plain_12
+from nbdebug.tools.config.mends import readings
+from nbdebug.tools.config.parsers import plain_12
+from nbdebug.tools.config.syntax import Flaw, Node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +123,15 @@ class OneSetting:
     def expected(self) -> Expectation:
         return self.facts.expected.get(self.setting.key, Expectation(lenient=True))
 
+    @property
+    def kind(self) -> str:
+        return "section" if self.setting.section else "key"
+
+    @property
+    def active(self) -> bool:
+        """Whether its rules about other keys hold."""
+        return self.expected.when is None or self.value(self.expected.when) is True
+
     def value(self, key: str | None) -> Any:
         other = self.facts.settings.get(key) if key else None
         return other.value if other is not None and not other.section else None
@@ -132,7 +140,6 @@ class OneSetting:
 LARGEST = 10 * 2**20
 """Bytes of a file that is read."""
 FORMATS = {".json": "JSON", ".yaml": "YAML", ".yml": "YAML", ".toml": "TOML"}
-PARSERS = {"JSON": parse_json, "YAML": parse_yaml, "TOML": parse_toml}
 
 
 @dataclasses.dataclass
@@ -181,7 +188,7 @@ def parsed(raw: bytes, file: str, suffix: str) -> Document:
         return Document(file, FORMATS.get(suffix, "text"), text, text, None, [flaw])
     text = text.replace("\r\n", "\n")
     form = FORMATS.get(suffix) or _guess(text, suffix)
-    root, flaws, mended = readings(text, PARSERS[form])
+    root, flaws, mended = readings(text, form)
     document = Document(file, form, text, mended, root, flaws)
     if root is not None:
         document.settings = {setting.key: setting for setting in _settings(root, document)}

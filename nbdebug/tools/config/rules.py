@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import math
 import re
@@ -12,38 +13,29 @@ from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Where
 from nbdebug.text import clip, listed
 from nbdebug.tools.config.document import ConfigFacts, Expectation, OneSetting, Setting
-from nbdebug.tools.config.syntax import INVISIBLE, SPACES
+from nbdebug.tools.config.tables import FULL, HALVES, INVISIBLE, OWNERS, SPACES, SWITCHES
 
-KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "bool": "true or false",
-    "list": "a list",
-    "object": "a section",
-}
-PYTHON = {
-    "int": (int,),
-    "float": (int, float),
-    "str": (str,),
-    "bool": (bool,),
-    "list": (list, tuple),
-    "object": (dict,),
+KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "int": ("a whole number", (int,)),
+    "float": ("a number", (int, float)),
+    "str": ("text", (str,)),
+    "bool": ("true or false", (bool,)),
+    "list": ("a list", (list, tuple)),
+    "object": ("a section", (dict,)),
 }
 NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
+COMMA = re.compile(r"[-+]?(?:0,\d+|\d,\d*[eE][-+]?\d+)")
+"""A number with a comma for its point; 1,5 may be a list."""
 
 
 def finding(code: str, one: OneSetting, title: str, fix: Fix, **evidence: Any) -> Finding:
     """`_` in names of evidence is a space."""
     setting, facts = one.setting, one.facts
-    text = (
-        facts.lines[setting.line - 1].strip() if setting.line is not None and setting.line <= len(facts.lines) else None
-    )
+    text = facts.lines[setting.line - 1].strip() if setting.line and setting.line <= len(facts.lines) else ""
     rows = {name.replace("_", " "): value for name, value in evidence.items() if value not in (None, "")}
-    where = Where(file=facts.file, line=setting.line, text=clip(text, 160) if text else None)
-    return Finding(
-        f"config/{code}", title, where, {"where": [setting.key], "value": shown(setting.value), **rows}, (fix,)
-    )
+    where = Where(file=facts.file, line=setting.line, text=clip(text, 160) or None)
+    own = {"where": [setting.key], "value": shown(setting.value)}
+    return Finding(f"config/{code}", title, where, own | rows, (fix,))
 
 
 def shown(value: Any) -> str:
@@ -54,9 +46,7 @@ def literal(value: Any, form: str) -> str:
     """A value as the file's format writes it."""
     if isinstance(value, float) and form == "YAML":
         return yaml_number(repr(value))
-    if form in ("JSON", "YAML", "TOML"):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    return repr(value)
+    return json.dumps(value, ensure_ascii=False, default=str) if form in ("JSON", "YAML", "TOML") else repr(value)
 
 
 def yaml_number(word: str) -> str:
@@ -67,22 +57,15 @@ def yaml_number(word: str) -> str:
     return f"{mantissa}{'' if '.' in mantissa else '.0'}e{exponent if exponent[0] in '+-' else '+' + exponent}"
 
 
-def line_with(setting: Setting, value: str, form: str) -> str:
-    """A line that sets the value."""
-    return {"JSON": f'"{setting.name}": {value}', "YAML": f"{setting.name}: {value}"}.get(
-        form, f"{setting.name} = {value}"
-    )
-
-
-def mended(title: str, one: OneSetting, value: str) -> Fix:
-    """The setting's line with another value: as an edit where it can be found there."""
+def mended(title: str, one: OneSetting, new: str, old: str | None = None) -> Fix:
+    """The setting's line with `new` in the place of its value, or of `old`: an edit where that stands there, else a
+    line to write (always where old is "")."""
     setting, facts = one.setting, one.facts
-    edit = facts.edit(setting, setting.word, value)
-    return Fix.of(title, edit) if edit is not None else Fix(title, line_with(setting, value, facts.format))
-
-
-def template(title: str, one: OneSetting, value: str) -> Fix:
-    return Fix(title, line_with(one.setting, value, one.facts.format))
+    edit = facts.edit(setting, setting.word if old is None else old, new)
+    if edit is not None:
+        return Fix.of(title, edit)
+    form = {"JSON": '"{}": {}', "YAML": "{}: {}"}.get(facts.format, "{} = {}")
+    return Fix(title, form.format(*((new, setting.word) if old == setting.name else (setting.name, new))))
 
 
 # -- the key and the characters ---------------------------------------------------------------------------------------
@@ -100,32 +83,24 @@ def template(title: str, one: OneSetting, value: str) -> Fix:
     reference="https://www.unicode.org/reports/tr36/",
 )
 def invisible_character(one: OneSetting) -> Finding | None:
-    setting, facts = one.setting, one.facts
-    in_key = [c for c in setting.name if c in INVISIBLE]
+    setting, form = one.setting, one.facts.format
     value = setting.value if isinstance(setting.value, str) else ""
-    in_value = [c for c in value if c in INVISIBLE and _unmeant(c, value, one.expected)]
-    spaces = facts.absent.get(setting.key) if not in_value else None
-    if not in_key and not in_value and not spaces:
-        return None
-    if spaces:
+    in_key = [c for c in setting.name if c in INVISIBLE]
+    found = in_key or [c for c in value if c in INVISIBLE and _unmeant(c, value, one.expected)]
+    spaces = one.facts.absent.get(setting.key)
+    if not found and spaces:
         title = f"`{setting.key}` has white space at an end that cannot be seen: {shown(value)}"
-        return finding("invisible-character", one, title, mended("Without it.", one, literal(spaces, facts.format)))
-    characters = listed([f"U+{ord(c):04X}" for c in dict.fromkeys(in_key or in_value)], quote="")
-    clean = (
-        (setting.name if in_key else value).translate({ord(c): " " if c in SPACES else None for c in INVISIBLE}).strip()
-    )
-    place = "key" if in_key else "value of"
-    title = f"An invisible character ({characters}) stands in the {place} `{setting.key if not in_key else clean}`"
-    if in_key:
-        edit = facts.edit(setting, setting.name, clean)
-        fix = (
-            Fix.of("The key without it.", edit)
-            if edit
-            else Fix("The key without it.", line_with(setting, setting.word, ""))
-        )
-    else:
-        fix = mended("The value without it.", one, literal(clean, facts.format))
-    return finding("invisible-character", one, title, fix, as_Python_shows_it=ascii(setting.name if in_key else value))
+        return finding("invisible-character", one, title, mended("Without it.", one, literal(spaces, form)))
+    if not found:
+        return None
+    text = setting.name if in_key else value
+    clean = text.translate({ord(c): " " if c in SPACES else None for c in INVISIBLE}).strip()
+    characters = listed([f"U+{ord(c):04X}" for c in dict.fromkeys(found)], quote="")
+    place = f"the key `{clean}`" if in_key else f"the value of `{setting.key}`"
+    title = f"An invisible character ({characters}) stands in {place}"
+    new, old = (clean, setting.name) if in_key else (literal(clean, form), None)
+    fix = mended("The same without it.", one, new, old)
+    return finding("invisible-character", one, title, fix, as_Python_shows_it=ascii(text))
 
 
 def _unmeant(character: str, value: str, expected: Expectation) -> bool:
@@ -153,18 +128,14 @@ def duplicate_key(one: OneSetting) -> Finding | None:
         return None
     line, word = setting.earlier[0]
     kept = "TOML refuses the file" if facts.format == "TOML" else f"line {setting.line} counts alone"
-    what, old = "section" if setting.section else "key", facts.lines[line - 1].strip()
-    title = f"The {what} `{setting.key}` stands twice, in lines {line} and {setting.line}: {kept}"
+    title = f"The {one.kind} `{setting.key}` stands twice, in lines {line} and {setting.line}: {kept}"
     edit = facts.without(setting, line) if len(setting.earlier) == 1 and not setting.section else None
     if edit is not None:
         fix = Fix.of(f"Remove line {line}; line {setting.line} stays.", edit)
-    elif setting.section:
-        fix = Fix(f"Move the entries below line {setting.line} to line {line}.", old)
     else:
-        fix = Fix(f"Keep one of the two: remove line {line} or line {setting.line}.", old)
-    return finding(
-        "duplicate-key", one, title, fix, first=clip(word.split("\n")[0], 60), lines=f"{line} and {setting.line}"
-    )
+        way = f"Move the entries below line {setting.line} to line {line}." if setting.section else "Keep one of them."
+        fix = Fix(way, facts.lines[line - 1].strip())
+    return finding("duplicate-key", one, title, fix, first=clip(word.split("\n")[0], 60))
 
 
 @rule(
@@ -178,55 +149,44 @@ def duplicate_key(one: OneSetting) -> Finding | None:
 )
 def unknown_key(one: OneSetting) -> Finding | None:
     setting, facts = one.setting, one.facts
-    near = facts.near.get(setting.key)
-    if near is None and (not facts.closed or _is_known(setting, facts)):
+    nearest = facts.near.get(setting.key, "")
+    if not nearest and (not facts.closed or _is_known(setting, facts)):
         return None
-    nearest = near or _nearest(setting, facts)
-    meant = f"; did you mean `{nearest}`?" if nearest else ""
-    title = f"`{setting.key}` is no known {'section' if setting.section else 'key'}{meant}"
-    new = nearest.rpartition(".")[2] if nearest else ""
-    edit = facts.edit(setting, setting.name, new) if nearest and _parent(nearest, setting) else None
-    if edit is not None:
-        fix = Fix.of("The key as the program knows it.", edit)
+    nearest = nearest or _nearest(setting, facts)
+    parent, _, name = nearest.rpartition(".")
+    title = f"`{setting.key}` is no known {one.kind}" + (f"; did you mean `{nearest}`?" if nearest else "")
+    if nearest and parent in ("", setting.parent):
+        fix = mended("The key as the program knows it.", one, name, setting.name)
     else:
-        fix = Fix("Write the key as the program knows it, or remove it.", new or setting.name)
+        fix = Fix("Write the key as the program knows it, or remove it.", name or setting.name)
     return finding("unknown-key", one, title, fix, nearest=nearest)
 
 
-def _parent(key: str, setting: Setting) -> bool:
-    return "." not in key or key.rpartition(".")[0] == setting.parent
-
-
 def _is_known(setting: Setting, facts: ConfigFacts) -> bool:
-    """Whether it is in the schema, above an entry of it, or below a free one or an unknown section (told once)."""
-    key, expected = setting.key, facts.expected
-    if key in expected or setting.section and any(name.startswith(f"{key}.") for name in expected):
-        return True
-    if not setting.section and any(name.startswith(f"{key}.") for name in expected):
-        return True  # a section is expected here: that is its type
-    parts = key.split(".")
+    """Whether it is in the schema, above an entry of it (where it is no section, that is its type), or below a free one
+    or an unknown section (told once)."""
+
+    def leads(key: str) -> bool:
+        return any(name.startswith(f"{key}.") for name in facts.expected)
+
+    parts = setting.key.split(".")
     above = [".".join(parts[:n]) for n in range(1, len(parts))]
-    if any(name in expected for name in above):
+    if setting.key in facts.expected or leads(setting.key) or any(name in facts.expected for name in above):
         return True
-    return any(not any(other.startswith(f"{name}.") for other in expected) for name in above)
+    return not all(map(leads, above))
 
 
 def _nearest(setting: Setting, facts: ConfigFacts) -> str:
     """The known key that was meant: of the same section first, and not one that the file has already."""
+    depth = setting.key.count(".") + 1
     wanted = [name for name in facts.expected if name not in facts.settings]
     if setting.section:
-        wanted = list(
-            dict.fromkeys(
-                name[: len(name) - len(name.split(".", setting.key.count(".") + 1)[-1]) - 1]
-                for name in wanted
-                if name.count(".") > setting.key.count(".")
-            )
-        )
+        wanted = list(dict.fromkeys(".".join(n.split(".")[:depth]) for n in wanted if n.count(".") >= depth))
     here = {name.rpartition(".")[2]: name for name in wanted if name.rpartition(".")[0] == setting.parent}
     for name in difflib.get_close_matches(setting.name, here, n=1, cutoff=0.6):
         return here[name]
     close = difflib.get_close_matches(setting.key, wanted, n=1, cutoff=0.75)
-    return close[0] if close else next((name for name in wanted if name.rpartition(".")[2] == setting.name), "")
+    return next((name for name in (*close, *wanted) if name in close or name.rpartition(".")[2] == setting.name), "")
 
 
 # -- the value by itself ----------------------------------------------------------------------------------------------
@@ -246,89 +206,65 @@ def _nearest(setting: Setting, facts: ConfigFacts) -> str:
 )
 def wrong_type(one: OneSetting) -> Finding | None:
     setting, expected, facts = one.setting, one.expected, one.facts
-    if setting.section and expected.type != "object" and setting.key in facts.expected and expected.type is not None:
-        what = f"`{setting.key}` is a section; {KINDS[expected.type]} is expected"
-        return finding("wrong-type", one, what, template("Write one value.", one, f"<{KINDS[expected.type]}>"))
-    if not setting.section and facts.closed and any(name.startswith(f"{setting.key}.") for name in facts.expected):
-        if setting.value is None or setting.key in facts.expected:
+    kind, value, lenient = expected.type, setting.value, expected.lenient
+    if (
+        not setting.section
+        and facts.closed
+        and (inside := [n for n in facts.expected if n.startswith(f"{setting.key}.")])
+    ):
+        if value is None or setting.key in facts.expected:
             return None
-        names = [name for name in facts.expected if name.startswith(f"{setting.key}.")]
-        what = f"`{setting.key}` is {shown(setting.value)}; a section with {listed(names)} is expected"
-        return finding("wrong-type", one, what, template("Write a section.", one, "{}"))
-    kind = expected.type
-    if kind is None or setting.section or (setting.value is None and expected.null):
-        return _exponent(one)
-    if is_a(setting.value, kind) or expected.lenient and not _surely_wrong(one):
+        title = f"`{setting.key}` is {shown(value)}; a section with {listed(inside)} is expected"
+        return finding("wrong-type", one, title, mended("Write a section.", one, "{}", ""))
+    if setting.key not in facts.expected and not facts.closed:  # 1e-4 below a key of which nothing is known
+        small = isinstance(value, str) and setting.number is not None and re.search(r"\d[eE]-\d+$", setting.word)
+        kind, lenient = "float" if small else None, False
+    if kind is None or value is None and expected.null or setting.section and kind == "object":
         return None
-    return _type_finding(one, kind)
+    if not setting.section and (is_a(value, kind) or lenient and not _surely_wrong(one)):
+        return None
+    name, why = KINDS[kind][0], ""
+    title = f"`{setting.key}` is {_kind_of(setting)}; {name} is expected"
+    if setting.number is not None and kind in ("int", "float"):
+        why = "YAML 1.1 (PyYAML) sees text in it, YAML 1.2 a number: write a point and a signed exponent"
+        title = f"`{setting.key}: {setting.word}` is text to PyYAML: the exponent of a number needs a point and a sign"
+    elif isinstance(value, bool) and setting.word and setting.word.lower() not in ("true", "false"):
+        why = f"YAML 1.1 (PyYAML) reads the word {setting.word} as {value}, YAML 1.2 as text"
+        title = f"`{setting.key}: {setting.word}` is {value} to PyYAML; {name} is expected"
+    new = _converted(setting, kind, facts.format) if not setting.section else None
+    fix = mended(f"Write {name}.", one, f"<{name}>", "")
+    if new is not None:
+        fix = mended(f"The same value as {name}.", one, new)
+    return finding("wrong-type", one, title, fix, expected=name, why=why, source=expected.source)
 
 
 def is_a(value: Any, kind: str) -> bool:
     date = type(value).__name__ == "Date"  # a word that YAML 1.1 makes a date of
-    return isinstance(value, PYTHON[kind]) and (kind == "bool" or not isinstance(value, bool)) and not date
+    return isinstance(value, KINDS[kind][1]) and (kind == "bool" or not isinstance(value, bool)) and not date
 
 
 def _surely_wrong(one: OneSetting) -> bool:
-    """Without a schema: a number that is text, true for a count, a word that YAML has made a switch."""
-    setting, kind = one.setting, one.expected.type
-    value = setting.value
-    if kind in ("int", "float"):
-        if isinstance(value, str):
-            habit = "seed" in setting.name or _texts_by_habit(one)  # forms write a seed, which may be empty, as text
-            return setting.number is not None or bool(NUMBER.fullmatch(value)) and not habit
-        return (
-            value is True
-            and (kind == "int" or "lr" in setting.name or "rate" in setting.name)
-            or (kind == "int" and isinstance(value, float) and math.isfinite(value) and not value.is_integer())
-        )
-    return kind == "str" and isinstance(value, bool) and setting.word.lower() in ("no", "off", "yes", "on")
+    """Without a schema: a number that is text, true for a count, a word that YAML has made a switch. Forms write all
+    numbers as text, and a seed, which may be empty."""
+    setting, kind, value = one.setting, one.expected.type, one.setting.value
+    if kind == "str":
+        return isinstance(value, bool) and setting.word.lower() in SWITCHES
+    if kind == "float" and value is True:
+        return "lr" in setting.name or "rate" in setting.name
+    if not isinstance(value, str):
+        broken = isinstance(value, float) and math.isfinite(value) and not value.is_integer()
+        return value is True or broken and kind == "int"
+    others = [s.value for s in one.facts.settings.values() if s is not setting and isinstance(s.value, str)]
+    habit = "seed" in setting.name or sum(bool(NUMBER.fullmatch(other)) for other in others) >= 3
+    comma = kind == "float" and COMMA.fullmatch(value) is not None
+    return setting.number is not None or comma or bool(NUMBER.fullmatch(value)) and not habit
 
 
-def _texts_by_habit(one: OneSetting) -> bool:
-    """Whether the file writes numbers in quotes throughout, as a form does that passes them on as text."""
-    return (
-        sum(
-            isinstance(s.value, str) and bool(NUMBER.fullmatch(s.value))
-            for s in one.facts.settings.values()
-            if s is not one.setting
-        )
-        >= 3
-    )
-
-
-def _exponent(one: OneSetting) -> Finding | None:
-    """A word such as 1e-4 below a key of which nothing is known."""
-    setting = one.setting
-    text = setting.number is not None and isinstance(setting.value, str)
-    small = text and re.fullmatch(r"[-+]?[\d.]+[eE]-\d+", setting.word)
-    unknown = one.facts.expected.get(setting.key) is None and not one.facts.closed
-    return _type_finding(one, "float") if small and unknown else None
-
-
-def _type_finding(one: OneSetting, kind: str) -> Finding:
-    setting, form = one.setting, one.facts.format
-    value, why = setting.value, ""
-    title = f"`{setting.key}` is {_kind_of(value)}; {KINDS[kind]} is expected"
-    if setting.number is not None and kind in ("int", "float"):
-        why = "YAML 1.1 (PyYAML) sees text in it, YAML 1.2 a number: write a point and a signed exponent"
-        title = (
-            f"`{setting.key}: {setting.word}` is text to PyYAML, not a number: its exponent needs a point and a sign"
-        )
-    elif isinstance(value, bool) and setting.word and setting.word.lower() not in ("true", "false"):
-        why = f"YAML 1.1 (PyYAML) reads the word {setting.word} as {value}, YAML 1.2 as text"
-        title = f"`{setting.key}: {setting.word}` is {value} to PyYAML; {KINDS[kind]} is expected"
-    new = _converted(setting, kind, form)
-    if new is not None:
-        fix = mended(f"The same value as {KINDS[kind]}.", one, new)
-    else:
-        fix = template(f"Write {KINDS[kind]}.", one, f"<{KINDS[kind]}>")
-    return finding("wrong-type", one, title, fix, expected=KINDS[kind], why=why, source=one.expected.source)
-
-
-def _kind_of(value: Any) -> str:
+def _kind_of(setting: Setting) -> str:
     """ "the text 'high'"."""
-    if value is None:
-        return "empty (null)"
+    value = setting.value
+    if setting.section or value is None:
+        return "a section" if setting.section else "empty (null)"
     if type(value).__name__ == "Date":
         return f"the date {value} to PyYAML"
     words = (("the switch", bool), ("the text", str), ("the number", (int, float)), ("the list", (list, tuple)))
@@ -338,25 +274,20 @@ def _kind_of(value: Any) -> str:
 def _converted(setting: Setting, kind: str, form: str) -> str | None:
     """The same value in the type that is expected, as the file's format writes it; None where it has none."""
     value, word = setting.value, setting.word
-    if kind in ("int", "float") and isinstance(value, str) and NUMBER.fullmatch(value.strip()):
-        number = float(value)
+    text = str(value).strip().lower()
+    if kind == "float" and COMMA.fullmatch(text):
+        text = text.replace(",", ".")
+    if kind in ("int", "float") and not isinstance(value, bool) and NUMBER.fullmatch(text):
+        number = float(text)
         if kind == "int":
             return str(int(number)) if number.is_integer() else None
-        return (
-            yaml_number(value.strip())
-            if form == "YAML"
-            else literal(int(value) if re.fullmatch(r"[-+]?\d+", value) else number, form)
-        )
-    if kind == "int" and isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if kind == "bool" and str(value).lower() in ("true", "false", "yes", "no", "on", "off", "1", "0"):
-        on = str(value).lower() in ("true", "yes", "on", "1")
-        return repr(on) if form not in ("JSON", "YAML", "TOML") else str(on).lower()
+        whole = re.fullmatch(r"[-+]?\d+", text)
+        return yaml_number(text) if form == "YAML" else literal(int(text) if whole else number, form)
+    if kind == "bool" and text in ("true", "false", "1", "0", *SWITCHES):
+        return literal(text in ("true", "yes", "on", "1"), form)
     if kind == "str" and (isinstance(value, (bool, int, float)) or type(value).__name__ == "Date"):
         return literal(word or str(value), form)
-    if kind == "list" and isinstance(value, (str, int, float)):
-        return f"[{word or shown(value)}]"
-    return None
+    return f"[{word or shown(value)}]" if kind == "list" and isinstance(value, (str, int, float)) else None
 
 
 @rule(
@@ -369,49 +300,37 @@ def _converted(setting: Setting, kind: str, form: str) -> str | None:
     reference="https://docs.python.org/3/library/argparse.html#choices",
 )
 def invalid_choice(one: OneSetting) -> Finding | None:
-    setting, expected = one.setting, one.expected
+    setting, expected, form = one.setting, one.expected, one.facts.format
     if expected.choices is None or setting.section or (setting.value is None and expected.null):
         return None
-    values = setting.value if isinstance(setting.value, list) and expected.type == "list" else [setting.value]
-    bad = [
-        v for v in values if not any(v == c and isinstance(v, bool) == isinstance(c, bool) for c in expected.choices)
-    ]
-    nearest = _nearest_choice(bad[0], expected) if bad else None
+    several = isinstance(setting.value, list) and expected.type == "list"
+    allowed = [(choice, type(choice) is bool) for choice in expected.choices]
+    bad = [v for v in (setting.value if several else [setting.value]) if (v, type(v) is bool) not in allowed]
+    nearest = _nearest_choice(bad[0], expected.choices) if bad else None
     if not bad or expected.lenient and not _foreign(one, bad[0], nearest):
         return None
     title = f"`{setting.key}` is {shown(bad[0])}; allowed are {listed([shown(c) for c in expected.choices], 8, '')}"
     if nearest is not None and not isinstance(setting.value, list):
-        fix = mended("The nearest of the allowed values.", one, literal(nearest, one.facts.format))
+        fix = mended("The nearest of the allowed values.", one, literal(nearest, form))
     else:
-        fix = template("Write one of the allowed values.", one, literal(expected.choices[0], one.facts.format))
+        fix = mended("Write one of the allowed values.", one, literal(expected.choices[0], form), "")
     return finding("invalid-choice", one, title, fix, allowed=listed(expected.choices, 20, ""), source=expected.source)
 
 
-FULL = {"fp32", "float32", "full", "none", "32"}
-"""What people write for full precision."""
-
-
-def _nearest_choice(value: Any, expected: Expectation) -> Any:
-    words = {str(choice).lower(): choice for choice in expected.choices or ()}
-    if str(value).lower() in FULL and "no" in words:
-        return words["no"]
-    bare = {re.sub(r"[\W_]", "", word): choice for word, choice in words.items()}
-    for name in difflib.get_close_matches(re.sub(r"[\W_]", "", str(value).lower()), bare, n=1, cutoff=0.6):
-        return bare[name]
-    return None
+def _nearest_choice(value: Any, choices: tuple[Any, ...]) -> Any:
+    if str(value).lower() in FULL and "no" in choices:
+        return "no"
+    bare = {re.sub(r"[\W_]", "", str(choice).lower()): choice for choice in choices}
+    near = difflib.get_close_matches(re.sub(r"[\W_]", "", str(value).lower()), bare, n=1, cutoff=0.6)
+    return bare[near[0]] if near else None
 
 
 def _foreign(one: OneSetting, value: Any, nearest: Any) -> bool:
     """Without a schema: a slip in a known word, or another word where the file is accelerate's or transformers'."""
-    from nbdebug.tools.config.conventions import ACCELERATE, ARGUMENTS, CHOICES
-
-    known = CHOICES.get(one.setting.name, ((), ""))[0]
+    known = one.expected.choices or ()
     if not isinstance(value, str) or value.lower() in known:
         return False
-    names = {s.name for s in one.facts.settings.values() if s is not one.setting}
-    if one.setting.name == "mixed_precision" and names & ACCELERATE:
-        return True
-    if one.setting.name.endswith("_strategy") and names & ARGUMENTS:
+    if {s.name for s in one.facts.settings.values()} & OWNERS.get(one.setting.name, set()):
         return True
     return nearest is not None and bool(difflib.get_close_matches(value, known, n=1, cutoff=0.85))
 
@@ -428,42 +347,34 @@ def _foreign(one: OneSetting, value: Any, nearest: Any) -> bool:
 )
 def out_of_range(one: OneSetting) -> Finding | None:
     setting, expected = one.setting, one.expected
-    values = setting.value if isinstance(setting.value, list) else [setting.value]
-    value = next((each for each in values if _numbers(each) and not within(each, expected)), None)
+    several = isinstance(setting.value, list)
+    values = setting.value if several else [setting.value]
+    value = next((each for each in values if is_a(each, "float") and not within(each, expected)), None)
     if value is None:
         return None
-    verb = "holds" if isinstance(setting.value, list) else "is"
-    title = f"`{setting.key}` {verb} {shown(value)}; allowed is {range_of(expected)}"
-    guesses = [-value, value / 100, value / 10, expected.min, expected.max]
-    guess = next((g for g in guesses if g is not None and g != 0 and within(g, expected) and _whole(g, expected)), None)
-    if guess is None or verb == "holds":
-        fix = template("Write a number within the range.", one, f"<{range_of(expected)}>")
-    else:
-        number = int(guess) if expected.type == "int" else guess
-        fix = mended("One that is allowed; choose yours.", one, literal(number, one.facts.format))
-    return finding("out-of-range", one, title, fix, allowed=range_of(expected), source=expected.source)
-
-
-def _whole(value: float, expected: Expectation) -> bool:
-    return expected.type != "int" or float(value).is_integer()
+    span = range_of(expected)
+    title = f"`{setting.key}` {'holds' if several else 'is'} {shown(value)}; allowed is {span}"
+    fix = mended("Write a number within the range.", one, f"<{span}>", "")
+    for guess in (-value, value / 100, value / 10, expected.min, expected.max) if not several else ():
+        if guess and within(guess, expected) and (expected.type != "int" or float(guess).is_integer()):
+            new = literal(int(guess) if expected.type == "int" else guess, one.facts.format)
+            fix = mended("One that is allowed; choose yours.", one, new)
+            break
+    return finding("out-of-range", one, title, fix, allowed=span, source=expected.source)
 
 
 def within(value: float, expected: Expectation) -> bool:
-    if expected.lenient and math.isinf(value):
-        return True
     low, high, below = expected.min, expected.max, expected.below
-    return (
-        (low is None or value >= low)
-        and (high is None or value <= high)
-        and (below is None or value < below)
-        and (not math.isnan(value) or (low, high, below) == (None, None, None))
-    )
+    if expected.lenient and math.isinf(value) or (low, high, below) == (None, None, None):
+        return True
+    least, most = -math.inf if low is None else low, math.inf if high is None else high
+    return least <= value <= most and (below is None or value < below)
 
 
 def range_of(expected: Expectation) -> str:
     """ "0 to below 1", "1 or more"."""
     low, high, below = (None if v is None else f"{v:g}" for v in (expected.min, expected.max, expected.below))
-    end = f"{high}" if high is not None else f"below {below}" if below is not None else None
+    end = high if high is not None else f"below {below}" if below is not None else None
     if low is None:
         return f"at most {high}" if high is not None else str(end)
     return f"{low} or more" if end is None else f"{low} to {end}"
@@ -479,16 +390,14 @@ def range_of(expected: Expectation) -> str:
     reference="https://docs.python.org/3/library/pathlib.html#pathlib.Path.exists",
 )
 def missing_path(one: OneSetting) -> Finding | None:
-    setting, facts = one.setting, one.facts
+    setting, facts, kind = one.setting, one.facts, one.expected.exists
     if setting.key not in facts.absent or facts.absent[setting.key]:
         return None
-    kind = one.expected.exists or "file"
     title = f"`{setting.key}` names no {kind} that exists: {shown(setting.value)}"
-    near = facts.beside.get(setting.key)
-    if near is not None:
-        fix = mended(f"The {kind} of nearly this name.", one, literal(near, facts.format))
-    else:
-        fix = template(f"Write the path of a {kind}.", one, f"<path of a {kind}>")
+    fix = mended(f"Write the path of a {kind}.", one, f"<path of a {kind}>", "")
+    if setting.key in facts.beside:
+        near = literal(facts.beside[setting.key], facts.format)
+        fix = mended(f"The {kind} of nearly this name.", one, near)
     return finding("missing-path", one, title, fix)
 
 
@@ -506,28 +415,22 @@ def missing_path(one: OneSetting) -> Finding | None:
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html",
 )
 def not_divisible(one: OneSetting) -> Finding | None:
-    setting, expected = one.setting, one.expected
+    setting, expected, value = one.setting, one.expected, one.setting.value
     multiple = expected.multiple_of
-    if multiple is None or not active(one):
+    named = isinstance(multiple, str)
+    other: Any = one.value(multiple) if isinstance(multiple, str) else multiple
+    if not one.active or not all(type(v) in (int, float) and v for v in (value, other)) or not _remainder(value, other):
         return None
-    other = one.value(multiple) if isinstance(multiple, str) else multiple
-    value = setting.value
-    if not all(type(v) in (int, float) and v for v in (value, other)) or not _remainder(value, other):
-        return None
-    name = f"`{multiple}` ({shown(other)})" if isinstance(multiple, str) else shown(other)
-    title = f"`{setting.key}` ({shown(value)}) is no multiple of {name}"
-    parts = (
-        [n for n in range(1, int(value) + 1) if value % n == 0][:2000]
-        if type(value) is int and 0 < value < 10**6
-        else []
-    )
-    nearest = sorted(sorted(parts, key=lambda n: abs(n - other))[:2])
+    title = f"`{setting.key}` ({shown(value)}) is no multiple of " + (f"`{multiple}` " if named else "")
+    title += f"({shown(other)})" if named else shown(other)
     below, above = math.floor(value / other) * other, math.ceil(value / other) * other
     number = above if abs(above - value) <= abs(value - below) or not below else below
     fix = mended(f"The nearest multiple of {shown(other)}.", one, literal(number, one.facts.format))
-    near = listed(nearest, quote="") if isinstance(multiple, str) else None
-    divisors = {f"divisors of {value} near {other}": near} if near else {}
-    return finding("not-divisible", one, title, fix, source=expected.source, **divisors)
+    more = {}
+    if named and type(value) is int and 0 < value < 10**6:
+        divisors = sorted((n for n in range(1, value + 1) if value % n == 0), key=lambda n: abs(n - other))
+        more = {f"divisors of {value} near {other}": listed(sorted(divisors[:2]), quote="")}
+    return finding("not-divisible", one, title, fix, source=expected.source, **more)
 
 
 def _remainder(value: float, other: float) -> bool:
@@ -535,11 +438,6 @@ def _remainder(value: float, other: float) -> bool:
         return value % other != 0
     share = value / other
     return abs(share - round(share)) > 1e-9 * max(1.0, abs(share))
-
-
-def active(one: OneSetting) -> bool:
-    """Whether its rules about other keys hold."""
-    return one.expected.when is None or one.value(one.expected.when) is True
 
 
 @rule(
@@ -553,45 +451,32 @@ def active(one: OneSetting) -> bool:
     reference="https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments",
 )
 def inconsistent(one: OneSetting) -> Finding | None:
-    setting, expected = one.setting, one.expected
-    if active(one):
-        for other, holds, words in (
-            (expected.less_than, lambda a, b: a < b, "must be less than"),
-            (expected.at_most, lambda a, b: a <= b, "must be at most"),
-        ):
-            value = one.value(other)
-            if value is not None and _numbers(setting.value, value) and not holds(setting.value, value):
-                title = f"`{setting.key}` ({shown(setting.value)}) {words} `{other}` ({shown(value)})"
-                limit = value - 1 if other == expected.less_than and type(value) is int else value
-                change = mended if holds(limit, value) else template
-                fix = change("One that is allowed; choose yours.", one, literal(limit, one.facts.format))
-                return finding(
-                    "inconsistent", one, title, fix, other=f"{other} = {shown(value)}", source=expected.source
-                )
-        other, value = expected.not_with, one.value(expected.not_with)
-        if setting.value is True and value is True:
-            title = f"`{setting.key}` and `{other}` are both true; one excludes the other"
-            fix = mended(
-                "One of the two, off.", one, "False" if one.facts.format not in ("JSON", "YAML", "TOML") else "false"
-            )
-            return finding("inconsistent", one, title, fix, other=other, source=expected.source)
-        if (
-            expected.lenient and other is not None and setting.value in ("fp16", "16-mixed")
-        ):  # a precision and its device
-            title = f"`{setting.key}` is {shown(setting.value)}, which `{other}: {shown(value)}` excludes"
-            half = literal("bf16-mixed" if "-" in setting.value else "bf16", one.facts.format)
-            fix = mended("bfloat16 runs there.", one, half)
-            return finding("inconsistent", one, title, fix, other=f"{other} = {shown(value)}", source=expected.source)
-    for key, owner, value in one.facts.others:
+    setting, expected, form, value = one.setting, one.expected, one.facts.format, one.setting.value
+    told = functools.partial(finding, "inconsistent", one)
+    for other, strict in ((expected.less_than, True), (expected.at_most, False)) if one.active else ():
+        limit = one.value(other)
+        if is_a(limit, "float") and is_a(value, "float") and (value >= limit if strict else value > limit):
+            words = f"must be {'less than' if strict else 'at most'} `{other}` ({shown(limit)})"
+            whole = type(limit) is int
+            new = literal(limit - 1 if strict and whole else limit, form)
+            fix = mended("One that is allowed; choose yours.", one, new, None if whole or not strict else "")
+            source = {"other": f"{other} = {shown(limit)}", "source": expected.source}
+            return told(f"`{setting.key}` ({shown(value)}) {words}", fix, **source)
+    other, beside = expected.not_with, one.value(expected.not_with)
+    if other and one.active and value is True and beside is True:
+        fix = mended("One of the two, off.", one, literal(False, form))
+        title = f"`{setting.key}` and `{other}` are both true; one excludes the other"
+        return told(title, fix, other=other, source=expected.source)
+    if other and expected.lenient and value in HALVES:  # a precision and its device
+        title = f"`{setting.key}` is {shown(value)}, which `{other}: {shown(beside)}` excludes"
+        fix = mended("bfloat16 runs there.", one, literal("bf16" if value == "fp16" else "bf16-mixed", form))
+        return told(title, fix, other=f"{other} = {shown(beside)}", source=expected.source)
+    for key, owner, beside in one.facts.others:
         if key == setting.key:
-            title = f"`{setting.key}` is {shown(setting.value)} in the settings and {shown(value)} in the {owner}"
-            fix = mended(f"The value of the {owner}.", one, literal(value, one.facts.format))
-            return finding("inconsistent", one, title, fix, other=f"{owner}: {shown(value)}")
+            title = f"`{setting.key}` is {shown(value)} in the settings and {shown(beside)} in the {owner}"
+            fix = mended(f"The value of the {owner}.", one, literal(beside, form))
+            return told(title, fix, other=f"{owner}: {shown(beside)}")
     return None
-
-
-def _numbers(*values: Any) -> bool:
-    return all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
 
 
 ORDER = (
