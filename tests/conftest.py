@@ -12,6 +12,7 @@ os.environ.pop("COLUMNS", None)  # pytest-xdist gives it to its workers; text is
 
 ONE_OF = {
     "checkpoint/": 3,
+    "data/": 4,
     "error/": 3,
     "first_aid/": 3,
     "memory/test_fit_card.py": 3,

@@ -250,10 +250,78 @@ def tensors_with_labels(folder):
     return torch.utils.data.TensorDataset(torch.randn(40, 3, 8, 8), torch.arange(40) % 4)
 
 
+WORDS = "the a plot actor music scene slow bright long dull funny score end".split()
+
+
+def reviews(count: int = 60, words: int = 14) -> list[str]:
+    rng = np.random.default_rng(0)
+    return [" ".join(rng.choice(WORDS, words)) for _ in range(count)]
+
+
+@healthy
+def texts_of_a_rare_class_drawn_five_times(folder):
+    texts = reviews()
+    return pd.DataFrame({"text": [*texts, *texts[:3] * 4], "label": [1] * 3 + [0] * 57 + [1] * 12})
+
+
+@healthy
+def answers_of_a_word_or_two(folder):
+    return [{"text": ("yes", "no", "not at all")[n % 3], "label": n % 3} for n in range(90)]
+
+
+@healthy
+def three_opinions_on_each_text(folder):
+    frame = pd.DataFrame({"text": reviews(30) * 3, "annotator": np.repeat([0, 1, 2], 30)})
+    frame.to_csv(folder / "t.csv", index=False)
+
+
+@healthy
+def a_question_on_each_line_of_one_text(folder):
+    lines = [{"context": reviews(1)[0], "question": text} for text in reviews(30, 5)]
+    (folder / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+
+def encoded(text: str) -> list[int]:
+    return [WORDS.index(word) + 2 if word in WORDS else 1 for word in text.split()]
+
+
+@healthy(tokenizer=encoded, unk_id=1)
+def texts_with_a_name_now_and_then(folder):
+    return [{"text": text + " Zbigniew" * (n % 3 == 0)} for n, text in enumerate(reviews())]
+
+
+class Bytes:
+    """As GPT-2's: there is no unknown token, and the end of a text stands in its place."""
+
+    eos_token_id = bos_token_id = unk_token_id = 50256
+    model_max_length = None
+
+    def __len__(self) -> int:
+        return 50257
+
+    def convert_ids_to_tokens(self, ids):
+        return ids
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [50256, *text.encode()]}
+
+
+@healthy
+def rows_that_are_ends_to_a_byte_level_tokenizer(folder):
+    return [{"input_ids": [50256] * 12 + [n]} for n in range(40)]
+
+
+@healthy(num_classes=8)
+def tensors_of_a_long_tail(folder):
+    labels = torch.repeat_interleave(torch.arange(7), torch.tensor([90, 40, 20, 10, 5, 2, 1]))
+    return torch.utils.data.TensorDataset(torch.randn(len(labels), 4), labels)
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_a_healthy_set_is_met_with_silence(name: str, tmp_path: pathlib.Path) -> None:
     make, expected = SETS[name]
     made = make(tmp_path)
+    expected = Bytes() if "byte_level" in name else expected
     report = nbdebug.check_data(tmp_path if made is None else made, expected=expected, progress=False)
     assert report.ok and report.facts["looked at"], [(f.code, f.title) for f in report]
 
@@ -291,3 +359,18 @@ def test_lengths_that_are_far_apart_are_a_remark(tmp_path: pathlib.Path) -> None
     (tmp_path / "long.wav").write_bytes(data)
     report = nbdebug.check_data(tmp_path, progress=False)
     assert report.ok and report.notes == ("The sounds last from 0.25 s to 3 s.",)
+
+
+def test_the_balance_of_labels_is_a_remark(tmp_path: pathlib.Path) -> None:
+    report = nbdebug.check_data(tensors_of_a_long_tail(tmp_path), num_classes=8, progress=False)
+    assert report.notes == (
+        "The fullest of 7 labels is 0 (90 rows), the emptiest 6 (1).",
+        "Labels without a row: 7.",
+    )
+
+
+def test_one_text_in_another_language_is_named_among_many() -> None:
+    rows = [{"text": text} for text in reviews()]
+    rows[7] = {"text": "das ist ein satz in einer ganz anderen sprache"}
+    report = nbdebug.check_data(rows, tokenizer=encoded, unk_id=1, progress=False)
+    assert report.facts["items"] == {7: "data/unknown-tokens"}

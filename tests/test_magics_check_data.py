@@ -59,3 +59,25 @@ def test_preflight_reads_the_whole_of_the_data_and_mem_names_a_growing_counter()
         assert "`counts` (Counter) grew from 0 to 30,000 entries" in report.headline
         assert 1 << 20 < report.frame()["deep size (bytes)"][0] < 8 << 20
         assert notebook.run("%%mem\nfor i in range(100):\n    counts[f'word {i}'] += 1").result.headline == ""
+
+
+ONCE = """import torch
+class Rows(torch.utils.data.IterableDataset):
+    def __init__(self):
+        self.rows = ((torch.full((4,), float(i)), torch.tensor(i % 3)) for i in range(40))
+    def __iter__(self):
+        yield from self.rows
+stream = Rows()
+train_loader = torch.utils.data.DataLoader(stream, batch_size=4)
+model, loss_fn = torch.nn.Linear(4, 3), torch.nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD([model.weight], 0.1)"""
+
+
+def test_preflight_takes_nothing_from_a_stream_that_can_be_read_once() -> None:
+    with started(ONCE) as notebook:
+        report = notebook.run("%preflight --whole").result
+        assert {"training/parameters-not-in-optimizer", "data/one-shot"} <= {f.code for f in report}
+        assert any("beyond its first 8 batches" in text for text in report.unchecked)
+        assert any("train set one by one" in text for text in report.unchecked)
+        assert notebook.run("len(list(stream.rows))").result == 40
+        assert "UsageError" in notebook.run("%preflight").printed

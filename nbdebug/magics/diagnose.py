@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import re
 from typing import Any
 
@@ -34,8 +35,11 @@ from nbdebug.magics._arguments import (
 )
 from nbdebug.magics._user_code import cell_code, line_code, run
 from nbdebug.report import Report
+from nbdebug.text import count
 
 NOTHING = object()
+FIRST = 8
+"""Batches of a loader that can be read once, which preflight gets from a copy of the process."""
 
 
 @magics_class
@@ -79,19 +83,24 @@ class DiagnoseMagics(Magics):
         loss_fn = required("loss_fn", args.loss_fn, names, "%preflight", model=subject.model)
         val_loader = option_or_usual("val_loader", args.val_loader, names, subject.model)
         scheduler = option_or_usual("scheduler", args.scheduler, names, subject.model)
+        first, val_first = (first_batches(one) if args.whole else one for _, one in (loader, val_loader))
         with usage_errors():
             report = nbdebug.preflight(
                 subject.model,
-                loader[1],
+                first,
                 loss_fn[1],
                 optimizer=subject.optimizer,
-                val_loader=val_loader[1],
+                val_loader=val_first,
                 scheduler=scheduler[1],
             )
         taken = {"train_loader": loader, "loss_fn": loss_fn, "val_loader": val_loader, "scheduler": scheduler}
         parts = [str(subject), *(f"{kind} `{name}`" for kind, (name, _) in taken.items() if name)]
         form_of_the_loss = report.subject.rpartition("; ")[2]
         report.question, report.subject = "%preflight", f"{', '.join(parts)}; {form_of_the_loss}"
+        for (name, one), taken_first in zip((loader, val_loader), (first, val_first)):
+            if one is not taken_first:
+                text = f"`{name}` beyond its first {count(len(taken_first), 'batch', 'batches')}: it can be read once"
+                report.unchecked = (*report.unchecked, f"{text}, and these are from a copy of the process")
         return answer(with_data(report, loader[1], val_loader[1], subject.model) if args.whole else report, args, line)
 
     @no_var_expand
@@ -192,6 +201,16 @@ def _call_arguments(args: Any, names: dict[str, Any]) -> tuple[dict[str, Any], s
     }, ", ".join(parts)
 
 
+def first_batches(loader: Any) -> Any:
+    """The loader; of one that can be read once its first batches, from a copy of the process: none is taken from it."""
+    from nbdebug.process import can_copy, in_copy
+    from nbdebug.tools.training.run.evaluate import is_iterator
+
+    if loader is None or not can_copy() or not is_iterator(loader):
+        return loader
+    return in_copy(lambda: list(itertools.islice(loader, FIRST)))
+
+
 def with_data(report: Report, train: Any, val: Any, model: Any) -> Report:
     """The report with what is wrong with the data: both loaders as streams, and the rows of their sets, by split."""
     from nbdebug.tools.data.check_data import check_data
@@ -202,6 +221,10 @@ def with_data(report: Report, train: Any, val: Any, model: Any) -> Report:
     sets = {split: rows for split, rows in own.items() if hasattr(rows, "__getitem__") and hasattr(rows, "__len__")}
     if sets:
         more.append(check_data(sets, expected=model))
+    streams = [split for split, loader in (("train", train), ("val", val)) if loader is not None and split not in sets]
+    more += [
+        Report("", unchecked=(f"rows of the {s} set one by one: its loader gives batches alone",)) for s in streams
+    ]
     findings = {f.code: f for part in more for f in part.findings}  # of rows rather than of batches
     return dataclasses.replace(
         report,

@@ -6,6 +6,7 @@ import base64
 import collections
 import contextlib
 import dataclasses
+import functools
 import io
 import itertools
 import json
@@ -27,9 +28,10 @@ from nbdebug.text import count, in_a_line, listed, size
 from nbdebug.tools.data import cures, media, pictures, tables
 from nbdebug.tools.data.cures import DataFacts, Problem, part
 from nbdebug.tools.data.expectation import DataExpectation, expectation
-from nbdebug.tools.data.inventory import JSON_LIMIT, Entry, FolderInventory, inventory, split_of
-from nbdebug.tools.data.rows import Row, Rows, array, failure, picture_form, shared_inputs
+from nbdebug.tools.data.inventory import JSON_LIMIT, Entry, FolderInventory, head, inventory, split_of
+from nbdebug.tools.data.rows import Row, Rows, array, failure, picture_form
 from nbdebug.tools.data.rules import ITEMS, first_of_each
+from nbdebug.tools.data.similarity import balance, equal_across_splits, is_long
 
 KINDS = ("images", "audio", "text", "tables", "rows")
 MOST_ROWS = 200_000
@@ -79,12 +81,11 @@ def check_data(
     wanted = expectation(expected, fields)
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind takes one of {', '.join(KINDS)}; got {kind!r}")
-    kind_of_check: type[Check] = MemoryCheck
-    if isinstance(path_or_dataset, (str, os.PathLike)):
+    if on_disk := isinstance(path_or_dataset, (str, os.PathLike)):
         path_or_dataset = os.path.normpath(os.path.expanduser(os.fspath(path_or_dataset)))
         if not os.path.exists(path_or_dataset):
             raise FileNotFoundError(f"there is no {path_or_dataset}")
-        kind_of_check = FolderCheck
+    kind_of_check: type[Check] = FolderCheck if on_disk else MemoryCheck
     check = kind_of_check(path_or_dataset, wanted, sample, progress, kind, dict(splits or {}), workers)
     try:
         check.run()
@@ -116,20 +117,18 @@ class Check:
         self.notes: list[str] = []
         self.subject, self.interrupted = "", False
 
-    def run(self) -> None:
-        """Look at all of it."""
+    def run(self) -> None: ...
 
     def sampled(self, items: Sequence[Any], what: str) -> Sequence[Any]:
         """So many of them, evenly; and a word about it."""
         if self.sample is None or len(items) <= self.sample:
             return items
         self.unchecked.append(f"{len(items) - self.sample:,} of {len(items):,} {what}: a sample was asked for")
-        chosen = sorted(random.Random(0).sample(range(len(items)), self.sample))
-        return [items[i] for i in chosen]
+        return [items[i] for i in sorted(random.Random(0).sample(range(len(items)), self.sample))]
 
     def add_table(self, frame: Any, name: str, split: str, root: str = "") -> None:
-        if any(isinstance(value, (list, dict, numpy.ndarray)) for value in frame.head(20).to_numpy().ravel()):
-            rows = Rows(self.wanted, name, split)  # of tokens, of vectors
+        values, rows = frame.head(20).to_numpy().ravel(), Rows(self.wanted, name, split)
+        if any(isinstance(value, (list, dict, numpy.ndarray)) for value in values):  # of tokens, of vectors
             for number, value in enumerate(frame.head(MOST_ROWS).to_dict("records")):
                 rows.add(number, value)
             self.add_rows(rows)
@@ -139,42 +138,49 @@ class Check:
         self.total["row"] += table.row_count
         self.problems += table.problems()
         self.notes += tables.remarks(table)
+        if self.wanted.text in table.names or any(map(is_long, values)):
+            for number, record in enumerate(frame.to_dict("records")):
+                rows.text(number, record, str(record.get(table.label, "")))
+            self.problems += rows.end()
 
     def add_rows(self, rows: Rows) -> None:
         self.sets.append(rows)
         self.total["row"] += rows.count
         self.problems += rows.end()
+        self.notes += balance(rows.labels, "labels", "rows", self.wanted.num_classes)
 
     def shared(self) -> None:
         """What a later split has of an earlier one."""
         self.problems += tables.shared_rows(self.tables)
-        self.problems += shared_inputs([rows for rows in self.sets if rows.split])
+        sets = [rows for rows in self.sets if rows.split]
+        inputs = ((s.split, digest, part(s.name, index), "") for s in sets for index, digest, _ in s.inputs)
+        self.problems += equal_across_splits(inputs, "the same input as")
 
     def report(self) -> Report:
         problems = first_of_each(self.problems)
         facts = DataFacts(problems, total=self.total, **self.circumstances())
         findings = tuple(finding for check in ITEMS.values() if (finding := check(facts)) is not None)
-        seen = ", ".join(count(n, noun, "boxes" if noun == "box" else "") for noun, n in self.total.items() if n)
-        seen = seen or "nothing"
+        counts = [count(n, noun, "boxes" if noun == "box" else "") for noun, n in self.total.items() if n]
+        seen = ", ".join(counts) or "nothing"
         headline = f"No problem was seen in {seen}." if self.total else "There is nothing here that can be checked."
         if findings:
             headline = f"{count(len(problems), 'problem')} of {count(len(findings), 'kind')} in {seen}."
         elif self.interrupted and not self.total:
             headline = "It was interrupted before anything was looked at."
         rows = [(p.item, p.code, p.detail) for finding in findings for p in facts.of(finding.code)]
-        listing = [Table("Problems", ("item", "code", "detail"), rows, open=False)] if rows else []
-        summary = [Table("By kind", ("code", "items"), [(f.code, f.evidence["items"]) for f in findings])]
-        well = (RuledOut("a problem of the kinds in the catalogue", f"{seen} checked"),)
+        listing = Table("Problems", ("item", "code", "detail"), rows, open=False)
+        summary = Table("By kind", ("code", "items"), [(f.code, f.evidence["items"]) for f in findings])
+        well = (RuledOut("a problem of the kinds in the catalogue", f"{seen} checked"),) * (not findings)
         report = Report(
             "check_data()",
             findings,
-            well if self.total and not findings else (),
+            well if self.total else (),
             tuple(dict.fromkeys(self.unchecked)),
             tuple(self.notes),
             self.subject,
             {"items": {p.item: p.code for p in problems}, "looked at": dict(self.total)},
             headline=headline,
-            tables=listing + summary * (len(findings) > 1),
+            tables=[listing, summary][: min(2, len(findings))],
             plots=self.gallery(problems),
             independent=True,
         )
@@ -194,25 +200,17 @@ class Check:
         why = "" if few else f"sets of up to {TRIED_FILES:,} files and {size(TRIED_BYTES)} are tried"
         why = why if can_copy() else "it is tried in a copy of the process, which can't be made here"
         deadline = time.monotonic() + TRIED_SECONDS
-
-        def outcomes_of_all() -> dict[tuple[str, str], tuple[bool, dict[str, Any]]]:
-            """By the code of the finding and the text of the fix. Suggestions use names of the user's program."""
-            return {
-                (finding.code, fix.code): self._outcome(finding, fix.code, report, facts)
-                for finding in report.findings
-                for fix in finding.fixes
-                if time.monotonic() < deadline and re.search("\nroot|\nsource|dataset = ", fix.code)
-            }
-
-        outcomes: dict[tuple[str, str], tuple[bool, dict[str, Any]]] = {}
-        try:
-            outcomes = {} if why else in_copy(outcomes_of_all, TRIED_SECONDS + 10)
-        except RuntimeError as error:  # CopyFailed is one, too
-            why = str(error)
         for finding in report.findings:
             fixes = []
             for fix in finding.fixes:
-                worked, after = outcomes.get((finding.code, fix.code)) or (None, {"not tried": why} if why else {})
+                worked, after = None, {"not tried": why} if why else {}
+                outcome = functools.partial(self._outcome, finding, fix.code, report, facts)
+                # suggestions use names of the user's program
+                if not why and time.monotonic() < deadline and re.search("\nroot|\nsource|dataset = ", fix.code):
+                    try:
+                        worked, after = in_copy(outcome, TRIED_SECONDS)
+                    except RuntimeError as error:  # CopyFailed is one, too
+                        after = {"not tried": str(error)}
                 if worked or (worked is None and fix.after is not cures.GUESS):
                     fixes.append(dataclasses.replace(fix, verified=worked, after=after))
             yield dataclasses.replace(finding, fixes=tuple(fixes))
@@ -247,17 +245,13 @@ class Check:
 
     def gallery(self, problems: Sequence[Problem]) -> tuple[Plot, ...]:
         """Thumbnails of the worst: of each kind in turn."""
-        by_code: dict[str, list[Problem]] = {}
-        for problem in problems:
-            if problem.file:
-                by_code.setdefault(problem.code, []).append(problem)
+        by_code = collections.defaultdict(list)
+        for problem in filter(lambda one: one.file, problems):
+            by_code[problem.code].append(problem)
         turns = [p for i in range(THUMBNAILS) for own in by_code.values() for p in own[i : i + 1]]
         shown = [(p, drawn) for p in turns[: 3 * THUMBNAILS] if (drawn := thumbnail(p.file))][:THUMBNAILS]
         named = [{"name": str(p.item), "label": p.code.partition("/")[2], **picture} for p, picture in shown]
-        return gallery("What these look like", named)
-
-
-# -- a folder ----------------------------------------------------------------------------------------------------------
+        return (Plot("gallery", {"title": "What these look like", "pictures": named}),) if named else ()
 
 
 class FolderCheck(Check):
@@ -320,8 +314,9 @@ class FolderCheck(Check):
             if some := [entry.item for entry in files.of(kind)]:
                 self.unchecked.append(f"{listed(some)}: {why}")
         if files.hidden:
-            hidden = count(files.hidden, "entry", "entries")
-            self.notes.append(f"{hidden} with names such as .DS_Store were passed over.")
+            self.notes.append(
+                f"{count(files.hidden, 'entry', 'entries')} with names such as .DS_Store were passed over."
+            )
         self.notes += media.remarks(files)
 
     def _pictures(self) -> None:
@@ -352,8 +347,8 @@ class FolderCheck(Check):
                 self.problems += media.conflicts(entries)
         self.problems += media.colours(own, self.wanted.num_classes is not None)
         if other := [entry for entry in entries if entry.known.get("fault") == "unsupported"]:
-            names = listed(entry.item for entry in other)
-            self.unchecked.append(f"{names}: {other[0].known['reason']} (pip install pillow-heif)")
+            reason = f"{other[0].known['reason']} (pip install pillow-heif)"
+            self.unchecked.append(f"{listed(entry.item for entry in other)}: {reason}")
 
     def _captions(self, entries: list[Entry]) -> bool:
         """Whether these have captions."""
@@ -366,8 +361,9 @@ class FolderCheck(Check):
         known = {media.beside(entry, ending) for entry in entries}
         alone = [e.item for e in self.files.entries if e.ending == ending and e.item not in known and not self.sample]
         if alone:
-            files = count(len(alone), "file")
-            self.notes.append(f"{files} {ending} without a picture of the same name: {listed(alone)}.")
+            self.notes.append(
+                f"{ending} without a picture of the same name, {count(len(alone), 'file')}: {listed(alone)}."
+            )
         return True
 
     def _sounds(self) -> None:
@@ -398,6 +394,11 @@ class FolderCheck(Check):
         if len(entries) >= 4:
             self.total["text"] += len(entries)
             self.problems += media.equal_files(entries)
+            by_split = {entry.split: Rows(self.wanted) for entry in entries}
+            for entry in entries:
+                text = head(entry.path, media.CAPTION_LIMIT).decode("utf-8", "replace")
+                by_split[entry.split].text(entry.item, {"text": text}, entry.folder)
+            self.problems += itertools.chain.from_iterable(rows.end() for rows in by_split.values())
 
     def _tables(self) -> None:
         for entry in self.files.of("table"):
@@ -500,9 +501,6 @@ def array_rows(entry: Entry, wanted: DataExpectation) -> Iterator[tuple[int, Any
                 yield start + place, None, ("token-out-of-vocabulary", detail)
 
 
-# -- in memory ---------------------------------------------------------------------------------------------------------
-
-
 class MemoryCheck(Check):
     """A set in memory, or several by their splits."""
 
@@ -567,16 +565,13 @@ class MemoryCheck(Check):
                 with contextlib.suppress(Exception):
                     if drawn := drawn_item(dataset[index]):
                         shown.append({"name": str(index), "label": "", **drawn})
-        return gallery("The first items, as the set gives them", shown)
+        drawn = {"title": "The first items, as the set gives them", "pictures": shown}
+        return (Plot("gallery", drawn),) if shown else ()
 
 
 def _is_set(value: Any) -> bool:
     rows = hasattr(value, "__getitem__") and hasattr(value, "__len__")
     return rows and not isinstance(value, (str, bytes, Mapping))
-
-
-def gallery(title: str, shown: Sequence[Mapping[str, Any]]) -> tuple[Plot, ...]:
-    return (Plot("gallery", {"title": title, "pictures": list(shown)}),) if shown else ()
 
 
 def thumbnail(path: str) -> dict[str, Any] | None:

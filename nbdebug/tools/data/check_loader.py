@@ -8,7 +8,9 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
+import json
 import os
+import random
 import shutil
 import time
 import unittest.mock
@@ -33,8 +35,13 @@ STEPS, SECONDS = 200, 60.0
 """Batches of a pass that are watched, and the time for all of it."""
 SKIPS = "skip_samples skip num_skip skip_first skip_batches skip_steps start_index start_at resume_from".split()
 """Names of what a data set leaves out when a run goes on."""
-PADDING = 0.5
-"""Of the tokens: more is worth a note."""
+TOLD, ITEMS = 20_000, 32
+"""Batches of a sampler, or rows of a stream, by which ranks are compared, and items of a set."""
+REPLICAS, OWN_RANK = ("num_replicas", "world_size", "num_processes"), {"rank", "process_index"}
+"""Names under which samplers and data sets keep how many ranks there are, and which of them they are for."""
+CALLS = itertools.count()
+Share = tuple[int, bool, list[str]]
+"""What one rank has in a pass: batches, whether that is all, and what tells its rows from others."""
 
 
 def check_loader(
@@ -51,8 +58,8 @@ def check_loader(
 
     loader: a DataLoader, or anything that is iterated. epochs, max_steps: of the planned training. resume_at: the step
     at which a run would go on; the data set's `skip_samples` (or the like) is then tried. ranks: so many processes
-    would each make this loader: it is read as each of them. steps: batches of a pass that are watched (default: 200, or
-    max_steps); seconds: for all of it.
+    would each make this loader: it is read as each of them; in a process group of so many all ask, and each says what
+    it read. steps: batches of a pass that are watched (default: 200, or max_steps); seconds: for all of it.
 
     Two passes are read in a copy of the process (a fork, with files of its own), so that your iterators, generators,
     workers and random numbers stay as they are, also where a stream can't be rewound. Where there can be no copy
@@ -67,7 +74,7 @@ def check_loader(
     watch = LoaderPasses(loader, epochs, max_steps, resume_at, ranks, max(steps, max_steps or 0), seconds)
     if can_copy():
         try:
-            watch.problems, watch.notes, watch.unchecked, watch.passes = in_copy(watch.run, seconds + 30)
+            vars(watch).update(in_copy(watch.run, seconds + 30))
         except CopyFailed as error:
             watch.unchecked.append(f"the batches: {error}")
     elif any(hasattr(type(source), "__next__") for source in (loader, watch.dataset)):  # an iterator
@@ -75,20 +82,13 @@ def check_loader(
     else:
         with own_random_numbers(loader):
             watch.run(copied=False)
+    if watch.shares:
+        watch.compare_ranks()
     return watch.report()
 
 
 class Indices(list[Any]):
-    """The indices that samplers give to loaders, in this block: a list for each batch. Streams have none."""
-
-    def __enter__(self) -> Indices:
-        self._hook = BatchHook(lambda begins: None)
-        self._hook.log = self
-        self._hook.attach()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._hook.detach()
+    """The log of a BatchHook: the indices that samplers give to loaders, a list for each batch. Streams have none."""
 
     def index(self, iterator: Any, index: Any) -> None:  # type: ignore[override]
         if None not in _flat([index]):
@@ -128,6 +128,9 @@ class LoaderPasses:
         self.notes: list[str] = []
         self.unchecked: list[str] = []
         self.passes: list[tuple[int, int, bool]] = []  # batches, rows, whether the end was reached
+        self.shares: list[Share] = []  # of each rank; of the own one alone in a process group
+        there = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self.group = torch.distributed.get_world_size() if there else 0
         self.rows: int | None = None
         self.dataset: Any = getattr(self.loader, "dataset", None)
         self.workers = int(getattr(self.loader, "num_workers", 0) or 0)
@@ -140,11 +143,10 @@ class LoaderPasses:
     def problem(self, code: str, sentence: str, item: str = "loader") -> None:
         self.problems.append(Problem(code if "/" in code else f"data/{code}", item, sentence))
 
-    def run(self, copied: bool = True) -> tuple[Any, ...]:
+    def run(self, copied: bool = True) -> dict[str, Any]:
         """What is found, for `in_copy`."""
         self.deadline = time.monotonic() + self.seconds
-        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-        with as_rank(0, self.ranks) if self.ranks > 1 and alone else contextlib.nullcontext():
+        with as_rank(0, self.ranks) if self.ranks > 1 and not self.group else contextlib.nullcontext():
             if copied:
                 with contextlib.suppress(AttributeError):
                     self.loader._iterator = None  # its workers are the original's
@@ -162,25 +164,28 @@ class LoaderPasses:
                     self.unchecked.append(f"{check.__name__.strip('_')}: the time was over ({self.seconds:g} s)")
                 else:
                     check(first)
-        return self.problems, self.notes, self.unchecked, self.passes
+        return {name: getattr(self, name) for name in ("problems", "notes", "unchecked", "passes", "shares")}
 
     def read(self, loader: Any = None, note: bool = False) -> Pass:
         """One pass, bounded in batches and in time. note: look into the batches, too."""
         loader = self.loader if loader is None else loader
-        result = Pass()
+        result, hook = Pass(), BatchHook(lambda begins: None)
+        hook.log = result.indices
+        hook.attach()
         try:
-            with result.indices:
-                for batch in loader:
-                    result.digests += row_digests(batch)
-                    if note:
-                        self._batch(batch, result)
-                    result.batches += 1
-                    if result.batches >= self.steps or time.monotonic() > self.deadline:
-                        break
-                else:
-                    result.ended = True
+            for batch in loader:
+                result.digests += row_digests(batch)
+                if note:
+                    self._batch(batch, result)
+                result.batches += 1
+                if result.batches >= self.steps or time.monotonic() > self.deadline:
+                    break
+            else:
+                result.ended = True
         except Exception as error:  # the user's own: a finding
             result.error = error
+        finally:
+            hook.detach()
         self.passes.append((result.batches, len(result.digests), result.ended))
         return result
 
@@ -221,10 +226,9 @@ class LoaderPasses:
     def _ends(self, first: Pass, second: Pass) -> None:
         n, batch_size = self.rows, getattr(self.loader, "batch_size", None)
         if not first.batches:
+            why = "there is no row" if n == 0 else "it gives no batch"
             if getattr(self.loader, "drop_last", False) and n and batch_size:
                 why = f"drop_last leaves out the only batch: {count(n, 'row')}, and a batch has {batch_size:,}"
-            else:
-                why = "there is no row" if n == 0 else "it gives no batch"
             self.problem("no-batches", f"The loader gives nothing in an epoch: {why}")
             return
         batches = count(first.batches, "batch", "batches")
@@ -258,30 +262,27 @@ class LoaderPasses:
             return
         rising = sum(b > a for a, b in itertools.pairwise(order)) / (len(order) - 1)
         if 0.3 < rising < 0.7 and len(set(order)) > len(order) / 2:
-            how = "although set_epoch(1) was called before the second"
-            how = how if hasattr(sampler, "set_epoch") else "its seed is set anew in each"
+            called, anew = "although set_epoch(1) was called before the second", "its seed is set anew in each"
+            how = called if hasattr(sampler, "set_epoch") else anew
             self.problem("same-order", f"The order is shuffled, and the same in both epochs: {how}")
 
     def _set_epoch(self, epoch: int) -> None:
         for sampler in {id(s): s for s in _samplers(self.loader)}.values():
-            if callable(getattr(sampler, "set_epoch", None)):
-                with contextlib.suppress(Exception):
-                    sampler.set_epoch(epoch)
-                    called = "set_epoch was called between the passes, as your loop must do."
-                    self.notes.append(f"{type(sampler).__name__}: {called}")
+            with contextlib.suppress(Exception):  # most have none
+                sampler.set_epoch(epoch)
+                called = "set_epoch was called between the passes, as your loop must do."
+                self.notes.append(f"{type(sampler).__name__}: {called}")
 
     def _shares(self, first: Pass) -> None:
         """Padding; room in shared memory."""
         padded, all_of = first.padding
-        if all_of and padded > PADDING * all_of:
-            share = percent(padded / all_of)
-            self.notes.append(f"{share} of the tokens are padding: sort rows of like length into a batch.")
+        if all_of and padded > all_of / 2:
+            self.notes.append(f"{percent(padded / all_of)} of the tokens are padding: batch rows of like length.")
         waiting = first.bytes * self.workers * (getattr(self.loader, "prefetch_factor", None) or 2)
         with contextlib.suppress(OSError):
             free = shutil.disk_usage("/dev/shm").free
             if waiting > free:
-                there = f"/dev/shm has {size(free)} free"
-                self.notes.append(f"Workers may hold {size(waiting)} of batches, and {there}.")
+                self.notes.append(f"Workers may hold {size(waiting)} of batches; /dev/shm has {size(free)} free.")
 
     def _workers(self, first: Pass) -> None:
         """Rows that each worker of a stream gives."""
@@ -341,27 +342,57 @@ class LoaderPasses:
             self.problem("skip-kept", f"{name} = {rows} stays: the next pass (or validation) leaves out {left}, too")
 
     def _ranks(self, first: Pass) -> None:
-        """The loader as each rank would read it."""
-        if self.ranks < 2:
-            return
-        own = []
-        for rank in range(self.ranks):
+        """What each rank would read; in a process group what this one reads."""
+        if self.group == self.ranks > 1:
+            self.shares.append(self._share())
+        for rank in range(self.ranks) if self.ranks > 1 and not self.shares else ():
             with as_rank(rank, self.ranks):
-                for sampler in _samplers(self.loader):
-                    if getattr(sampler, "num_replicas", None) == self.ranks:
-                        sampler.rank = rank
+                for one in (*_samplers(self.loader), self.dataset):
+                    own = vars(one) if hasattr(one, "__dict__") else {}
+                    if self.ranks in map(own.get, REPLICAS):  # it keeps the rank on which it was made
+                        own.update(dict.fromkeys(OWN_RANK & set(own), rank))
                 with contextlib.suppress(AttributeError):
                     self.loader._iterator = None
-                own.append(self.read())
-        shares = [set(map(str, _flat(p.indices))) if p.indices else set(p.digests) for p in own]
-        common = len(shares[0] & shares[1]) / max(1, min(len(shares[0]), len(shares[1])))
-        steps = [p.batches for p in own]
+                self.shares.append(self._share())
+
+    def _share(self) -> Share:
+        """Of a set with a sampler the indices of a pass, and in a group its first items; else what is read."""
+        sampler = getattr(self.loader, "batch_sampler", None)
+        if sampler is None or self.streams:
+            one = self.read()
+            return one.batches, one.ended, [digest.hex() for digest in one.digests[:TOLD]]
+        batches = list(itertools.islice(sampler, TOLD))
+        items = [str(index) for index in sorted(set(_flat(batches)))]
+        for place, index in enumerate(items[:ITEMS] if self.group else ()):
+            random.seed(0), numpy.random.seed(0), torch.manual_seed(0)  # it may be augmented
+            with contextlib.suppress(Exception):  # the user's own
+                items[place] += f" {row_digests([self.loader.dataset[int(index)]])[0].hex()}"
+        return len(batches), len(batches) < TOLD, items[:ITEMS]
+
+    def compare_ranks(self) -> None:
+        """Ranks that read the same, or unlike numbers of batches. A group's tell it by its store: nobody hangs."""
+        if self.group:
+            store = torch.distributed.distributed_c10d._get_default_store()
+            call, until = next(CALLS), time.monotonic() + self.seconds
+            keys = [f"nbdebug/check_loader/{call}/{rank}" for rank in range(self.ranks)]
+            store.set(keys[torch.distributed.get_rank()], json.dumps(self.shares[0]))
+            while not store.check(keys):
+                if time.monotonic() > until:
+                    self.unchecked.append(f"the other ranks: not all have asked within {self.seconds:g} s")
+                    return
+                time.sleep(0.05)
+            self.shares = [json.loads(store.get(key)) for key in keys]
+        (_, _, one), (_, _, other), *_ = self.shares
+        single = [{row for row, times in collections.Counter(rows).items() if times == 1} for rows in (one, other)]
+        common = len(single[0] & single[1]) / max(1, min(map(len, single)))
+        common = 1 if one == other and len(set(one)) > 2 else common  # rows that come again and again
+        steps = [batches for batches, _, _ in self.shares]
         if common > 0.5:
-            same = f"{percent(common)} of rank 1's are rank 0's"
-            self.problem("not-sharded", f"Each of the {self.ranks} ranks reads the same rows: {same}")
-        elif len(set(steps)) > 1 and all(p.ended for p in own):
-            batches = f"{listed(steps, 8, quote='')} batches"
-            self.problem("uneven-ranks", f"The ranks have {batches}: the others wait for ever at the end")
+            same = f"ranks reads the same rows: {percent(common)} of rank 1's are rank 0's"
+            self.problem("not-sharded", f"Each of the {self.ranks} {same}")
+        elif len(set(steps)) > 1 and all(ended for _, ended, _ in self.shares):
+            have = listed(steps, 8, quote="")
+            self.problem("uneven-ranks", f"The ranks have {have} batches: the others wait for ever at the end")
 
     def report(self) -> Report:
         facts = DataFacts(tuple(self.problems))
@@ -392,9 +423,6 @@ def as_rank(rank: int, ranks: int) -> contextlib.ExitStack:
     for name, answer in {"get_rank": rank, "get_world_size": ranks, "is_initialized": True}.items():
         result.enter_context(unittest.mock.patch.object(torch.distributed, name, lambda *_, answer=answer: answer))
     return result
-
-
-# -- parts of a loader -------------------------------------------------------------------------------------------------
 
 
 def _samplers(loader: Any) -> list[Any]:

@@ -51,7 +51,6 @@ class DataCure:
     "file" or "folder" at fault, in a copy of all, or with each "table"; "": a suggestion. In the text <field> stands
     for what is expected, or usual in the set. guess: it is told only where it was tried and helps."""
 
-    title: str
     text: str
     each: str = ""
     guess: bool = False
@@ -72,16 +71,9 @@ EACH = {
 """What a converter imports, and how it opens each item. The folder is a copy already, and captions are read there."""
 PANDAS = "import pandas"
 CSV = PANDAS, "pandas.read_csv(source, dtype=str, keep_default_na=False<form>)", "rows.to_csv(<new>, index=False<form>)"
-LINES = (
-    "import pathlib",
-    "[line for line in pathlib.Path(source).read_text('utf-8').split('\\n') if line.strip()]",
-    "pathlib.Path(<new>).write_text('\\n'.join(rows), 'utf-8')",
-)
-JSON = (
-    "import json, pathlib",
-    "json.loads(pathlib.Path(source).read_text('utf-8'))",
-    "pathlib.Path(<new>).write_text(json.dumps(rows), 'utf-8')",
-)
+READ, WRITE = "pathlib.Path(source).read_text('utf-8')", "pathlib.Path(<new>).write_text({}, 'utf-8')"
+LINES = "import pathlib", f"[s for s in {READ}.split('\\n') if s.strip()]", WRITE.format("'\\n'.join(rows)")
+JSON = "import json, pathlib", f"json.loads({READ})", WRITE.format("json.dumps(rows)")
 PARQUET = PANDAS, "pandas.read_parquet(source)", "rows.to_parquet(<new>)"
 FEATHER = PANDAS, "pandas.read_feather(source)", "rows.to_feather(<new>)"
 NUMPY = "import numpy", "numpy.load(source)", "numpy.save(<new>, rows)"
@@ -91,8 +83,10 @@ FORMS |= {".jsonl": LINES, ".ndjson": LINES, ".txt": LINES, ".json": JSON, ".npy
 GUESS = {"guess": True}
 
 
-def fixes(code: str, items: Sequence[str | int], facts: DataFacts, cure: DataCure | None) -> tuple[Fix, ...]:
-    """A converter, a suggestion and what is left out, as far as there are such."""
+def fixes(
+    cure: DataCure | None, title: str, code: str, items: Sequence[str | int], facts: DataFacts
+) -> tuple[Fix, ...]:
+    """A converter, a suggestion (by this title) and what is left out, as far as there are such."""
     bad = repr(list(items)) if len(items) <= SHOWN else f"list(report.frame().query(\"code == '{code}'\")['item'])"
     in_tables = bool(facts.root) and any("#" in str(item) for item in items)
     texts: list[Fix] = []
@@ -104,14 +98,11 @@ def fixes(code: str, items: Sequence[str | int], facts: DataFacts, cure: DataCur
             text = _converter(cure, bad, facts)
         for field, value in facts.expected.items():
             text = text.replace(f"<{field}>", repr(value))
-        texts.append(Fix(cure.title, "" if "<" in text else text, after=GUESS if cure.guess else {}))
+        texts.append(Fix(title, "" if "<" in text else text, after=GUESS if cure.guess else {}))
     left_out = "Leave it out." if len(items) == 1 else "Leave them out."
-    if in_tables:
-        texts.append(Fix(left_out, _of_tables(items, facts)))
-    elif not facts.root:
-        texts.append(Fix(left_out, _in_memory(items, bad, facts)))
-    elif not facts.form:
-        texts.append(Fix(left_out, _paths(bad, facts, code == "data/color-shift")))
+    files = "" if facts.form else _paths(bad, facts, code == "data/color-shift")
+    text = _of_tables(items, facts) if in_tables else files if facts.root else _in_memory(items, bad, facts)
+    texts.append(Fix(left_out, text))
     return tuple(fix for fix in texts if fix.code)
 
 

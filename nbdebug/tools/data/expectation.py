@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from nbdebug.text import figures
@@ -24,7 +24,7 @@ class DataExpectation:
     caption_extension: of the file beside each picture; min_words, trigger: of captions; columns: the numbers that are
     features; label, text, image: names of columns (keys of rows); boxes: four columns, x1 y1 x2 y2; num_classes;
     ignore_index: a label that the loss passes over; masks: the name of the folder that holds them; vocab_size,
-    max_length, pad_id, eos_id: of tokens.
+    max_length, pad_id, eos_id, unk_id (of words that it does not know): of tokens; tokenizer: makes the ids of a text.
     """
 
     size: tuple[int, int] | None = None
@@ -48,6 +48,8 @@ class DataExpectation:
     max_length: int | None = None
     pad_id: int | None = None
     eos_id: int | None = None
+    unk_id: int | None = None
+    tokenizer: Callable[[str], Any] | None = None
 
     def stated(self) -> dict[str, Any]:
         """The fields that are there."""
@@ -113,7 +115,10 @@ def demands(thing: Any) -> dict[str, Any]:
         if callable(getattr(part, "convert_ids_to_tokens", None)):
             longest = getattr(part, "model_max_length", None)
             values |= {"vocab_size": len(part), "max_length": longest if longest and longest < NEVER else None}
-            values |= {"pad_id": getattr(part, "pad_token_id", None)}
+            values |= {f"{name}_id": getattr(part, f"{name}_token_id", None) for name in ("pad", "unk")}
+            if values["unk_id"] in (getattr(part, f"{name}_token_id", None) for name in ("eos", "bos", "pad")):
+                values["unk_id"] = None  # of one that spells what it does not know byte by byte
+            values["tokenizer"] = part
         elif getattr(part, "sampling_rate", None):
             values["sample_rate"] = int(part.sampling_rate)
         elif getattr(part, "do_resize", None) is False and isinstance(getattr(part, "size", None), Mapping):

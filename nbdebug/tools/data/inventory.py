@@ -1,5 +1,4 @@
-"""What lies in a folder: each file with its kind and its split, and what is no file that can be read. Only names, sizes
-and first bytes are looked at."""
+"""What lies in a folder: each file with its kind and its split, by names, sizes and first bytes alone."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ JSON_LIMIT = 64 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A regular file. item: its path below the root, with slashes; ending: as it stands, with the dot; known: what
-    `pictures.measure` or `media.measure_sound` gave, when it was opened."""
+    """A regular file. item: its path below the root, with slashes; ending: as it is, with the dot; known: measured."""
 
     path: str
     item: str

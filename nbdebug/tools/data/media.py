@@ -31,8 +31,7 @@ NUMBER = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?")
 CAPTIONED = 0.5
 """Of the pictures, that have a text file beside them: then a caption is meant for all."""
 SHORT_CLASS, SHORT_PROMPT = 2, 5
-"""Words of a caption that all pictures may have: the name of a class ("tabby cat"), and, where there is a trigger, the
-one prompt of DreamBooth ("a photo of zwx dog")."""
+"""Words of a caption that all pictures may have: "tabby cat"; with a trigger DreamBooth's one "a photo of zwx dog"."""
 SCRIPTS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 """Writing without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese. Each character counts as a word."""
 PAIRED = re.compile(
@@ -111,9 +110,6 @@ def _minority(entries: Sequence[Entry], values: Sequence[str], code: str) -> Ite
     for entry, value in zip(entries, values if number >= MAJORITY * len(entries) else ()):
         if value != usual:
             yield entry.problem(code, f"{value}; {percent(number / len(entries))} of the pictures are {usual}", True)
-
-
-# -- captions ----------------------------------------------------------------------------------------------------------
 
 
 def caption_ending(entries: Sequence[Entry], files: Mapping[str, Entry], wanted: DataExpectation) -> str | None:
@@ -198,21 +194,11 @@ def mask_problems(masks: Sequence[Entry], pictures: Sequence[Entry], wanted: Dat
         picture = max(pairs, key=lambda p: f"/{p.folder}/".endswith(f"/{below}"), default=None)
         if picture and picture.known.get("size", mask.known["size"]) != mask.known["size"]:
             yield mask.problem("mask-size-mismatch", f"{_size(mask)}; {picture.item} has {_size(picture)}")
-        elif wrong := wanted.label_fault(_mask_values(mask.path)):
+            continue
+        with pillow()[0].open(mask.path) as opened:
+            values = numpy.asarray(opened)
+        if values.ndim == 2 and (wrong := wanted.label_fault(numpy.unique(values).tolist())):  # else it is in colour
             yield mask.problem("label-out-of-range", f"values {wrong}")
-
-
-def _mask_values(path: str) -> list[int]:
-    """The values of a mask. A picture in colour has none."""
-    with pillow()[0].open(path) as mask:
-        values = numpy.asarray(mask)
-    return numpy.unique(values).tolist() if values.ndim == 2 else []
-
-
-# -- pictures beside pictures ------------------------------------------------------------------------------------------
-
-LEAST_BESIDE, MEANT = 20, 0.2
-"""Pictures of a split whose near copies are told, and the share of copies from which on they are meant."""
 
 
 def copies(entries: Sequence[Entry], thumbs: bytearray) -> Iterator[Problem]:
@@ -228,9 +214,9 @@ def copies(entries: Sequence[Entry], thumbs: bytearray) -> Iterator[Problem]:
         detail = f"a near copy of {original.item} (correlation {1 - distance:.3f})"
         if copy.split != original.split:
             yield copy.problem("duplicate-across-splits", detail)
-        elif sizes[RANK[copy.split]] >= LEAST_BESIDE:
+        elif sizes[RANK[copy.split]] >= similarity.LEAST_BESIDE:
             within.append(copy.problem("duplicate-within-split", detail, True))
-    if len(within) <= MEANT * len(shown):
+    if len(within) <= similarity.MEANT * len(shown):
         yield from within
 
 
@@ -275,9 +261,6 @@ def colours(entries: Sequence[Entry], classes: bool) -> Iterator[Problem]:
             yield Problem("data/color-shift", *shift)
 
 
-# -- sounds ------------------------------------------------------------------------------------------------------------
-
-
 def sound_problems(entries: Sequence[Entry], wanted: DataExpectation) -> Iterator[Problem]:
     """Sounds that do not open, of another rate or number of channels, silent ones, clipped ones."""
     whole = [entry.known for entry in entries if "rate" in entry.known]
@@ -316,10 +299,8 @@ def remarks(inventory: FolderInventory) -> Iterator[str]:
     if seconds and max(seconds) > EXTREME * min(seconds):
         yield f"The sounds last from {figures(min(seconds))} s to {figures(max(seconds))} s."
     folders = collections.Counter(e.folder for e in inventory.of("picture", "sound") if e.folder)
-    if len(folders) > 1 and not any(entry.split for entry in inventory.entries):
-        (most, high), *_, (least, low) = folders.most_common()
-        if high >= 3 * low:
-            yield f"The fullest of {len(folders):,} folders is {most} ({high:,} files), the emptiest {least} ({low:,})."
+    if not any(entry.split for entry in inventory.entries):
+        yield from similarity.balance(folders, "folders", "files")
 
 
 BLOCK = 1 << 18

@@ -17,6 +17,7 @@ import pathlib
 import queue
 import subprocess
 import sys
+import unittest.mock
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -60,16 +61,13 @@ def measure(path: str) -> dict[str, Any]:
     A JPEG is read to its end, and drawn at a smaller scale. Nothing of the user's Pillow is changed afterwards."""
     Image, ImageFile = pillow()
 
-    before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
-    Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = None, False
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    no_limit = unittest.mock.patch.object(Image, "MAX_IMAGE_PIXELS", None)
+    with no_limit, unittest.mock.patch.object(ImageFile, "LOAD_TRUNCATED_IMAGES", False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
             return _measured(path, Image)
-    except (OSError, MemoryError) as error:
-        return {"fault": "unreadable-file", "reason": getattr(error, "strerror", None) or type(error).__name__}
-    finally:
-        Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = before
+        except (OSError, MemoryError) as error:
+            return {"fault": "unreadable-file", "reason": getattr(error, "strerror", None) or type(error).__name__}
 
 
 def _measured(path: str, Image: Any) -> dict[str, Any]:
@@ -145,9 +143,6 @@ def _colours(picture: Any, Image: Any) -> dict[str, Any]:
     return {"mean": mean, "spread": spread, "thumb": base64.b64encode(grey).decode()}
 
 
-# -- many of them -----------------------------------------------------------------------------------------------------
-
-
 def measure_all(paths: Sequence[str], workers: int | None) -> Iterator[dict[str, Any]]:
     """The measures of each path, in order. workers: processes, 0 for none (None: of over ALONE, one a processor)."""
     if workers is None:
@@ -214,7 +209,6 @@ class Decoders:
         self.ended = True
         for process in self.all:
             process.kill()
-        for process in self.all:
             with contextlib.suppress(OSError, ValueError):
                 process.communicate()
 

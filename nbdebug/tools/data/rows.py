@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy
 
-from nbdebug.text import clip, in_a_line
+from nbdebug.text import clip, in_a_line, percent
 from nbdebug.tools.data.cures import Problem, part
 from nbdebug.tools.data.expectation import DataExpectation
-from nbdebug.tools.data.similarity import equal_across_splits, two_labels
+from nbdebug.tools.data.similarity import is_long, repeated, two_labels
 from nbdebug.tools.data.tables import box_fault
 
 TOKENS = ("input_ids", "ids", "token_ids", "tokens", "words", "input", "text_ids")
 LABELS = ("labels", "label", "target", "targets", "ner_tags", "pos_tags", "tags", "y")
+TEXTS = ("text", "sentence", "input")
+MOST_TEXTS, UNKNOWN, UNKNOWN_OF_ONE, LEAST_TOKENS = 20_000, 0.15, 0.5, 10
+"""Texts that are tokenized; of the tokens of a set, and of one text of so many, that are unknown: of words of English
+4.8% are outside the list of Penn Treebank's, 2.6% outside WikiText-2's (Merity et al., 2016)."""
 TORCH_IGNORES = -100
 """The label that torch's losses pass over where no other is set."""
 NUMBERING = ("id", "idx", "index", "guid", "uid", "row")
@@ -27,8 +31,7 @@ PILLOW_FAULTS = ("UnidentifiedImageError", "image file is truncated", "Truncated
 
 
 class Row:
-    """One item: its fields by name. Values are as they came; arrays are looked at through numpy. pictures: size, mode
-    and channels of those that are pictures, the label aside."""
+    """One item: its fields by name, as they came; pictures: size, mode and channels of those, the label aside."""
 
     def __init__(self, value: Any, wanted: DataExpectation) -> None:
         several = isinstance(value, (tuple, list))
@@ -105,9 +108,12 @@ class Rows:
         self.ends: list[tuple[int, int, int | None, bool]] = []  # row, length, last token, padded
         self.boxes: list[tuple[int, str]] = []  # row, what is wrong with the first bad box
         self.inputs: list[tuple[int, bytes, str]] = []  # row, digest of the input, label
+        self.texts: list[tuple[bytes, str, str | int]] = []  # digest of all of a row with a long text, label, row
+        self.unknown: list[tuple[str | int, int, int]] = []  # row, unknown tokens, tokens
+        self.labels: collections.Counter[str] = collections.Counter()
 
-    def problem(self, index: int, code: str, detail: str) -> None:
-        self.problems.append(Problem(f"data/{code}", part(self.name, index), detail))
+    def problem(self, index: str | int, code: str, detail: str, guess: bool = False) -> None:
+        self.problems.append(Problem(f"data/{code}", part(self.name, index), detail, guess=guess))
 
     def add(self, index: int, value: Any) -> None:
         row = Row(value, self.wanted)
@@ -118,7 +124,7 @@ class Rows:
     def _finite(self, index: int, row: Row) -> None:
         columns = self.wanted.columns
         for name, value in row.fields.items():
-            if isinstance(value, str) and not value.strip() and name in (self.wanted.text, "text", "input", "sentence"):
+            if isinstance(value, str) and not value.strip() and name in (self.wanted.text, *TEXTS):
                 self.problem(index, "empty-text", f"{name} is empty")
             if isinstance(value, (int, float)) and columns is not None and name not in (*columns, row.label_name):
                 continue
@@ -151,7 +157,9 @@ class Rows:
         known = pad is not None or mask is not None or wanted.vocab_size is not None
         if not real and (known or (not ids and name != "input")):
             self.problem(index, "all-padding", f"{length:,} tokens, all of them padding" if ids else "no token")
-        elif wanted.eos_id is not None and ids:
+            return
+        self.unknown += [(index, sum(t == wanted.unk_id for t in real), len(real))]
+        if wanted.eos_id is not None and ids:
             self.ends.append((index, length, real[-1] if real else None, len(real) < length))
 
     def _label(self, index: int, row: Row) -> None:
@@ -195,8 +203,30 @@ class Rows:
         label = row.label
         plain = array(label)
         shown = str(plain.item()) if plain is not None and plain.ndim == 0 else label if isinstance(label, str) else ""
+        self.labels.update([shown] * bool(shown))
         if size > 8:  # a single number is no input that is told from others
             self.inputs.append((index, digest.digest(), shown))
+        self.text(index, row.fields, shown)
+
+    def text(self, index: str | int, fields: Mapping[str, Any], label: str = "") -> None:
+        """Note the texts of a row: whether a tokenizer knows them, and what they are, so that copies are seen."""
+        texts = (value for n in (self.wanted.text, *TEXTS) if isinstance(value := fields.get(n or ""), str))
+        text = next(texts, None)
+        if text and self.wanted.tokenizer and self.wanted.unk_id is not None and len(self.unknown) < MOST_TEXTS:
+            made = self.wanted.tokenizer(text[:1000])  # no model is too short for these
+            ids = list(made["input_ids"] if isinstance(made, Mapping) else getattr(made, "ids", made))
+            self.unknown.append((index, ids.count(self.wanted.unk_id), len(ids)))
+        if any(map(is_long, fields.values())):
+            own = [_bytes(v) for n, v in fields.items() if n.lower() not in NUMBERING and not n.startswith("Unnamed: ")]
+            self.texts.append((hashlib.blake2b(b"\0".join(own), digest_size=16).digest(), label, index))
+
+    def _unknown(self) -> None:
+        """Texts that the tokenizer does not know: half of one, or too much of the set."""
+        unknown, tokens = sum(own for _, own, _ in self.unknown), sum(length for _, _, length in self.unknown)
+        of_set = unknown > UNKNOWN * tokens and tokens >= 10 * LEAST_TOKENS
+        for index, own, length in self.unknown:
+            if own >= (max(1, UNKNOWN * length) if of_set else max(UNKNOWN_OF_ONE * length, LEAST_TOKENS / 2)):
+                self.problem(index, "unknown-tokens", f"{own:,} of {length:,}; {percent(unknown / tokens)} in all")
 
     def end(self) -> list[Problem]:
         self._ends()
@@ -204,6 +234,9 @@ class Rows:
         labelled = [(digest, label, index) for index, digest, label in self.inputs if label]
         for index, detail in two_labels(labelled):
             self.problem(index, "conflicting-labels", detail)
+        for copy, original in repeated(self.texts):
+            self.problem(copy, "duplicate-within-split", f"all of it stands in {original}, too", True)
+        self._unknown()
         bad = [(index, wrong) for index, wrong in self.boxes if wrong]
         for index, wrong in bad if self.wanted.boxes or len(bad) < ALIGNED * len(self.boxes) else ():
             self.problem(index, "invalid-box", wrong)
@@ -235,8 +268,7 @@ class Rows:
 
 
 def picture_form(value: Any) -> tuple[tuple[int, int], str | None, int | None] | None:
-    """((width, height), mode, channels) of a picture: of an array or a tensor without a mode, of one of Pillow's
-    without channels; None of anything else."""
+    """((width, height), mode, channels) of a picture: an array has no mode, one of Pillow's no channels; else None."""
     if type(value).__module__.startswith("PIL."):
         return tuple(value.size), value.mode, None
     shape = tuple(getattr(value, "shape", ()))
@@ -259,9 +291,3 @@ def _bytes(value: Any) -> bytes:
     if type(value).__module__.startswith("PIL."):
         return f"{value.size}{value.mode}".encode() + value.tobytes()
     return clip(repr(value), 4000).encode("utf-8", "surrogatepass")
-
-
-def shared_inputs(sets: Sequence[Rows]) -> Iterator[Problem]:
-    """Rows of a later split whose input stands in an earlier one."""
-    inputs = ((s.split, digest, part(s.name, index), "") for s in sets for index, digest, _ in s.inputs)
-    return equal_across_splits(inputs, "the same input as")

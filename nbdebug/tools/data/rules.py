@@ -32,26 +32,26 @@ def first_of_each(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 def names(what: str, cure: DataCure | None = None, **page: str) -> None:
     """Declare the rule of a code. what: "code: what is said of one of its items|of several"; page: as `rule` takes it
-    (the title is what is said of one, where none is given), or nothing where another chapter has it."""
+    (the title is what is said of one, if none is given; the fix names the cure), or nothing: another chapter has it."""
     code, _, sentence = what.partition(": ")
     one, _, several = sentence.partition("|")
 
     def said(problems: Sequence[Problem]) -> str:
-        shown = listed([clip(str(problem.item), 60) for problem in problems])
-        number = len(problems)
-        return f"{number:,} {several}: {shown}" if number > 1 else f"1 {one}: {shown} ({problems[0].detail})"
+        shown, n = listed([clip(str(problem.item), 60) for problem in problems]), len(problems)
+        return f"{n:,} {several}: {shown}" if n > 1 else f"1 {one}: {shown} ({problems[0].detail})"
 
-    title = f"{'An' if one[0] in 'aeiou' else 'A'} {one}."
-    _declare(ITEMS, f"data/{code}", said, functools.partial(fixes, cure=cure), {"title": title, **page} if page else {})
+    title, cures = f"{'An' if one[0] in 'aeiou' else 'A'} {one}.", functools.partial(fixes, cure, page.get("fix", ""))
+    _declare(ITEMS, f"data/{code}", said, cures, {"title": title, **page} if page else {})
 
 
-def stream(code: str, cure: tuple[str, str], **page: str) -> None:
-    """Declare the rule of what a loader does. Its title is what the first problem says."""
+def stream(code: str, cure: str, **page: str) -> None:
+    """Declare the rule of what a loader does. Its finding's title is what the first problem says."""
+    page = {"reference": "https://docs.pytorch.org/docs/stable/data.html", **page}
 
     def said(problems: Sequence[Problem]) -> str:
         return problems[0].detail + (f"; and {len(problems) - 1:,} more" if len(problems) > 1 else "")
 
-    _declare(STREAM, code, said, lambda *facts: (Fix(*cure),), page)
+    _declare(STREAM, code, said, lambda *facts: (Fix(page["fix"], cure),), page if "title" in page else {})
 
 
 def _declare(rules: dict[str, DataRule], code: str, said: Any, cures: Any, page: Mapping[str, str]) -> None:
@@ -72,16 +72,11 @@ def _declare(rules: dict[str, DataRule], code: str, said: Any, cures: Any, page:
 
 names(
     "unread-extension: file is passed over by the loader|files are passed over by the loader",
-    DataCure(
-        "Give them small letters in a copy (or compare `path.suffix.lower()`).",
-        "(target / name).rename((target / name).with_suffix(pathlib.Path(name).suffix.lower()))",
-        "file",
-    ),
-    title="The loader passes over files because of their endings.",
+    DataCure("(target / name).rename((target / name).with_suffix(pathlib.Path(name).suffix.lower()))", "file"),
     symptom="An epoch has fewer samples than the folder has files; there is no error and no warning.",
     cause="Endings are compared as they stand: `.JPG`, as cameras and phones write it, is not `.jpg`, nor is `.jpeg`.",
     confirm="Compare `len(dataset)` with the number of files, by ending.",
-    fix="Compare `path.suffix.lower()`, or rename the files.",
+    fix="Give them small letters in a copy (or compare `path.suffix.lower()`).",
     reference="https://docs.python.org/3/library/pathlib.html#pathlib.PurePath.suffix",
 )
 names(
@@ -94,7 +89,6 @@ names(
 )
 names(
     "oversized-file: file is larger than is read|files are larger than is read",
-    title="A file is too large to be what it should be.",
     symptom="The loader's worker is killed, or Pillow raises DecompressionBombError.",
     cause="A picture of billions of pixels in a few bytes, or a caption of gigabytes: made by accident, or on purpose.",
     confirm="`Image.open(path).size` reads the head alone; `ls -l` shows bytes.",
@@ -103,16 +97,11 @@ names(
 )
 names(
     "unfinished-file: file was never finished|files were never finished",
-    DataCure(
-        "Make it again, and write it in one piece from now on.",
-        "temporary = f'{path}.tmp'\n"
-        "pathlib.Path(temporary).write_text(json.dumps(progress))\n"
-        "os.replace(temporary, path)",
-    ),
+    DataCure("pathlib.Path('new.tmp').write_text(json.dumps(progress))\nos.replace('new.tmp', path)"),
     symptom="JSONDecodeError when a preprocessing run goes on; a temporary file is taken for data.",
     cause="Its program was stopped: a progress file was written in place, a download left its temporary file.",
     confirm="The end of the file is missing, or its name ends in .tmp or .part.",
-    fix="Take it away and let the step run again. Write to a temporary name, then `os.replace` it.",
+    fix="Take it away and make it again; from now on write to a temporary name, then `os.replace` it.",
     reference="https://docs.python.org/3/library/os.html#os.replace",
 )
 names("corrupt-image: picture does not open|pictures do not open")
@@ -127,40 +116,38 @@ names(
 )
 names(
     "item-fails: item can't be made|items can't be made",
-    DataCure("Look at the first error by itself.", "dataset[index]"),
-    title="An item of the data set raises an error.",
+    DataCure("dataset[index]"),
     symptom="Training ends in the middle of an epoch, in a worker.",
     cause="The data set's own `__getitem__` fails on it.",
     confirm="`dataset[index]`.",
-    fix="`%explain` after `dataset[index]` names the cause.",
+    fix="Look at the first error by itself: `%explain` after it names the cause.",
     reference="https://docs.pytorch.org/docs/stable/data.html",
 )
 names(
     "format-mismatch: file holds another format than its name says|files hold another format than their names say",
-    DataCure("Write copies in the format of the name.", "image.convert('RGB').save(target / name)", "picture"),
+    DataCure("image.convert('RGB').save(target / name)", "picture"),
     symptom="Viewers show it; a decoder for one format (turbojpeg, DALI, tf.io.decode_jpeg) refuses or skips it.",
     cause="It was renamed, or saved from a web page, in place of being converted.",
     confirm="`Image.open(path).format`, or the file's first bytes.",
-    fix="Convert a copy to the format of the name, or give the copy the right name.",
+    fix="Write copies in the format of the name, or under the right name.",
     reference="https://pillow.readthedocs.io/en/stable/handbook/image-file-formats.html",
 )
 names(
     "exif-orientation: picture is turned by its EXIF tag alone|pictures are turned by their EXIF tags alone",
-    DataCure("Write turned copies.", "ImageOps.exif_transpose(image).save(target / name, quality=95)", "picture"),
-    title="A picture stands upright by its EXIF tag alone.",
+    DataCure("ImageOps.exif_transpose(image).save(target / name, quality=95)", "picture"),
     symptom="Portraits lie on their side in training, and upright in every viewer; boxes and masks do not fit.",
     cause="Phones store pixels as the sensor has them, with a tag. Viewers and OpenCV turn them; Pillow does not.",
     confirm="`Image.open(path).getexif().get(0x0112)` is neither 1 nor None.",
-    fix="`ImageOps.exif_transpose(image)` in the loader, or once on copies.",
+    fix="Write turned copies, or turn pictures in the loader.",
     reference="https://pillow.readthedocs.io/en/stable/reference/ImageOps.html#PIL.ImageOps.exif_transpose",
 )
 names(
     "wrong-image-size: picture has another size|pictures have another size",
-    DataCure("Scale and cut copies to the size.", "ImageOps.fit(image, <size>).save(target / name)", "picture"),
+    DataCure("ImageOps.fit(image, <size>).save(target / name)", "picture"),
     symptom="stack expects each tensor to be equal size, in some batches; never with a batch of one.",
     cause="Tiles at the edge, pictures from another source, or a resize that keeps the shape.",
     confirm="Count `Image.open(path).size` over the set.",
-    fix="Resize or crop in the transform, or write copies of the right size.",
+    fix="Scale and cut copies to the size, or do so in the transform.",
     reference="https://docs.pytorch.org/vision/stable/transforms.html",
 )
 names(
@@ -172,31 +159,26 @@ names(
     reference="https://docs.pytorch.org/vision/stable/generated/torchvision.transforms.RandomCrop.html",
 )
 names(
-    "wrong-image-mode: picture has another mode|pictures have another mode",
-    DataCure("Write copies in the right mode.", "image.convert(<mode>).save(target / name)", "picture"),
-    title="A picture has another mode (channels, depth) than it should.",
+    "wrong-image-mode: picture has another mode (channels, depth)|pictures have another mode (channels, depth)",
+    DataCure("image.convert(<mode>).save(target / name)", "picture"),
     symptom="Expected input to have 3 channels, but got 4 (or 1), in some batches.",
     cause="An alpha channel, a palette, greyscale, CMYK or 16 bits: viewers show all of them alike.",
     confirm="Count `Image.open(path).mode` over the set.",
-    fix="`.convert('RGB')` in the loader; a picture with a transparent ground needs one to be laid on.",
+    fix="Write copies in the right mode, or convert in the loader; a transparent ground has to be laid on one.",
     reference="https://pillow.readthedocs.io/en/stable/handbook/concepts.html#modes",
 )
 names(
     "mask-size-mismatch: mask has another size than its picture|masks have another size than their pictures",
-    DataCure(
-        "Resize the mask to its picture, if it shows the same part of it.",
-        "mask = mask.resize(image.size, Image.NEAREST)  # NEAREST: no value in between",
-    ),
+    DataCure("mask = mask.resize(image.size, Image.NEAREST)  # NEAREST: no value in between"),
     symptom="The target size must be the same as the input size; or the loss stays high at edges.",
     cause="Pictures were resized and masks not, or width and height were exchanged.",
     confirm="Compare `.size` of both files.",
-    fix="Make the mask again; resize masks with NEAREST, so that no new classes come up.",
+    fix="Resize the mask to its picture, if it shows the same part of it; else make it again.",
     reference="https://pillow.readthedocs.io/en/stable/handbook/concepts.html#filters",
 )
 names(
     "caption-encoding: caption is not UTF-8|captions are not UTF-8",
     DataCure(
-        "Write copies in UTF-8, and read them.",
         "marked = data[:2] in (b'\\xff\\xfe', b'\\xfe\\xff')\n"
         "coding = 'utf-16' if marked else 'utf-16-le' if b'\\0' in data else 'cp1252'\n"
         "caption.write_text(data.decode(coding), encoding='utf-8')",
@@ -205,7 +187,7 @@ names(
     symptom="UnicodeDecodeError: 'utf-8' codec can't decode byte 0x92, at another step each time.",
     cause="An editor on Windows saved it as Windows-1252 or UTF-16; typographic quotes and accents differ there.",
     confirm="`path.read_bytes().decode('utf-8')`.",
-    fix="Write copies in UTF-8.",
+    fix="Write copies in UTF-8, and read them.",
     reference="https://docs.python.org/3/howto/unicode.html",
 )
 names(
@@ -226,15 +208,11 @@ names(
 )
 names(
     "trigger-missing: caption lacks the trigger|captions lack the trigger",
-    DataCure(
-        "Write copies with the word in front.",
-        "caption.write_text(<trigger> + ', ' + data.decode('utf-8-sig'), encoding='utf-8')",
-        "caption",
-    ),
+    DataCure("caption.write_text(<trigger> + ', ' + data.decode('utf-8-sig'), encoding='utf-8')", "caption"),
     symptom="The trained adapter hardly reacts to its trigger.",
     cause="The word was put in front of the captions once, and later ones were written without it.",
     confirm="Look for the word in each caption, anywhere: shuffled captions have it elsewhere than in front.",
-    fix="Write copies of the captions with the word.",
+    fix="Write copies with the word in front.",
     reference="https://huggingface.co/docs/diffusers/training/lora",
 )
 names(
@@ -247,17 +225,16 @@ names(
 )
 names(
     "caption-same: caption is that of nearly all others|captions are the same",
-    DataCure("Give one prompt to the trainer, and no captions.", "caption.unlink()", "caption"),
+    DataCure("caption.unlink()", "caption"),
     symptom="The adapter makes the set's pictures whatever the prompt says.",
-    cause="The tagger failed, or a template was written beside each picture: words can't be told from what is shown.",
+    cause="The tagger failed, or a template was written beside each picture. Words are learnt where captions differ.",
     confirm="Count the captions: `collections.Counter(path.read_text() for path in folder.glob('*.txt'))`.",
-    fix="Write what differs from picture to picture. Where one prompt is meant, give it to the trainer once.",
+    fix="Give one prompt to the trainer, and no captions.",
     reference="https://huggingface.co/docs/diffusers/training/dreambooth",
 )
 names(
     "wrong-sample-rate: sound has another sample rate|sounds have another sample rate",
     DataCure(
-        "Write copies with the right rate.",
         "new = round(len(values) * <sample_rate> / rate)\n"
         "spectrum = numpy.fft.rfft(values, axis=0)[: new // 2 + 1]\n"
         "values = numpy.fft.irfft(spectrum, new, axis=0) * (new / len(values))\n"
@@ -267,21 +244,16 @@ names(
     symptom="Speech is too fast or too deep for the model; alignment stays blurred. It plays well in any player.",
     cause="Recordings of several sources; the loader does not resample.",
     confirm="`soundfile.info(path).samplerate`.",
-    fix="Resample in the loader, or write copies.",
+    fix="Write copies with the right rate, or resample in the loader.",
     reference="https://docs.pytorch.org/audio/stable/generated/torchaudio.functional.resample.html",
 )
 names(
     "wrong-channels: item has another number of channels|items have another number of channels",
-    DataCure(
-        "Write copies with the mean of the channels.",
-        "soundfile.write(target / name, values.mean(1, keepdims=True).repeat(<channels>, 1), rate)",
-        "sound",
-    ),
-    title="A sound (or a picture as an array) has another number of channels.",
+    DataCure("soundfile.write(target / name, values.mean(1, keepdims=True).repeat(<channels>, 1), rate)", "sound"),
     symptom="Shapes do not match in some batches, or left and right are taken for two samples.",
     cause="Stereo recordings among mono ones.",
     confirm="`soundfile.info(path).channels`.",
-    fix="Average the channels in the loader, or write copies.",
+    fix="Write copies with the mean of the channels, or average in the loader.",
     reference="https://python-soundfile.readthedocs.io",
 )
 names(
@@ -293,8 +265,7 @@ names(
     reference="https://python-soundfile.readthedocs.io",
 )
 names(
-    "clipped-audio: sound is clipped|sounds are clipped",
-    title="A sound is clipped: its peaks are flat at full scale.",
+    "clipped-audio: sound is clipped, flat at full scale|sounds are clipped, flat at full scale",
     symptom="Buzzing output; the quality of these samples stays poor.",
     cause="It was recorded or amplified too loud. What was above full scale is lost.",
     confirm="Runs of equal samples at the highest value.",
@@ -320,7 +291,6 @@ names(
 names(
     "non-numeric: item holds text in place of a number|items hold text in place of numbers",
     DataCure(
-        "Read them as numbers, and leave out what is none.",
         "for column in <columns>:\n"
         "    rows[column] = pandas.to_numeric(rows[column].str.replace(',', '.'), errors='coerce')\n"
         "rows = rows.dropna(subset=<columns>)",
@@ -330,17 +300,25 @@ names(
     symptom="could not convert string to float; or the whole column becomes text, and is taken for categories.",
     cause="Units, signs of thousands, decimal commas, question marks for missing values.",
     confirm="`pandas.to_numeric(column, errors='coerce')` gives NaN there.",
-    fix="Mend the texts, or read them as missing: `na_values`.",
+    fix="Read them as numbers, and leave out what is none (or mend the texts).",
     reference="https://pandas.pydata.org/docs/reference/api/pandas.to_numeric.html",
 )
 names(
     "token-out-of-vocabulary: row holds a token beyond the vocabulary|rows hold tokens beyond the vocabulary",
-    DataCure("Enlarge the embedding.", "model.resize_token_embeddings(len(tokenizer))"),
+    DataCure("model.resize_token_embeddings(len(tokenizer))"),
     symptom="index out of range in self, on the CPU; a device-side assertion on a card.",
     cause="Tokens were added to the tokenizer and the model's embedding was not enlarged; or the ids are another's.",
     confirm="The largest id beside `model.get_input_embeddings().num_embeddings`.",
-    fix="`model.resize_token_embeddings(len(tokenizer))`.",
+    fix="Enlarge the embedding.",
     reference="https://huggingface.co/docs/transformers/main_classes/model",
+)
+names(
+    "unknown-tokens: text is unknown to the tokenizer in large part|texts are unknown to the tokenizer in large part",
+    symptom="The loss falls fast, and what comes out is full of the unknown token.",
+    cause="The tokenizer is of another language or domain, or wants small letters; or the text's encoding is broken.",
+    confirm="The share of `tokenizer.unk_token_id` among the ids.",
+    fix="Take a tokenizer that was trained on such text, or that falls back to bytes; prepare the text as its own was.",
+    reference="https://huggingface.co/docs/transformers/tokenizer_summary",
 )
 names(
     "all-padding: row holds no token but padding|rows hold no token but padding",
@@ -352,41 +330,38 @@ names(
 )
 names(
     "sequence-too-long: row is longer than the model has positions|rows are longer than the model has positions",
-    DataCure("Cut them in the tokenizer.", "encoding = tokenizer(text, truncation=True, max_length=<max_length>)"),
+    DataCure("encoding = tokenizer(text, truncation=True, max_length=<max_length>)"),
     symptom="index out of range in self, in the embedding of positions; or the end is cut in silence.",
     cause="Truncation was not asked for, or to another length than the model's.",
     confirm="`max(len(row['input_ids']) for row in dataset)` beside `max_position_embeddings`.",
-    fix="`tokenizer(text, truncation=True, max_length=...)`.",
+    fix="Cut them in the tokenizer.",
     reference="https://huggingface.co/docs/transformers/pad_truncation",
 )
 names(
     "labels-misaligned: row has not as many labels as tokens|rows have not as many labels as tokens",
-    DataCure(
-        "Spread the labels over the tokens of each word.",
-        "labels = [-100 if word is None else word_labels[word] for word in encoding.word_ids()]",
-    ),
+    DataCure("labels = [-100 if word is None else word_labels[word] for word in encoding.word_ids()]"),
     symptom="Expected input batch_size to match target batch_size; or labels are shifted against their words.",
     cause="Words were split into several tokens, and special tokens added, after labelling.",
     confirm="`len(row['labels'])` beside `len(row['input_ids'])`.",
-    fix="Spread the labels with `tokenizer(...).word_ids()`, and -100 for special tokens.",
+    fix="Spread the labels over the tokens of each word, and -100 over special tokens.",
     reference="https://huggingface.co/docs/transformers/tasks/token_classification",
 )
 names(
     "eos-missing: row lacks its end token|rows lack their end tokens",
-    DataCure("Append it before padding.", "ids = tokenizer(text)['input_ids'] + [tokenizer.eos_token_id]"),
+    DataCure("ids = tokenizer(text)['input_ids'] + [tokenizer.eos_token_id]"),
     symptom="Generation does not stop.",
     cause="The tokenizer does not add it by itself, or a part of the set was prepared without it.",
     confirm="The last token that is no padding, by row.",
-    fix="Append `tokenizer.eos_token` before padding.",
+    fix="Append the end token before padding.",
     reference="https://huggingface.co/docs/transformers/main_classes/tokenizer",
 )
 names(
     "label-out-of-range: item has a label that is no class|items have labels that are no class",
-    DataCure("Count from 0.", "rows[<label>] = rows[<label>].astype(float).astype(int) - 1", "table", guess=True),
+    DataCure("rows[<label>] = rows[<label>].astype(float).astype(int) - 1", "table", guess=True),
     symptom="Target is out of bounds on the CPU, an assertion on a card.",
     cause="Labels count from 1, a class was added, or a value stands for something else (255 in masks).",
     confirm="Smallest and largest label beside the outputs of the last layer.",
-    fix="Map the labels to 0 … classes - 1, or pass `ignore_index` to the loss.",
+    fix="Count from 0, or pass `ignore_index` to the loss.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
 )
 names(
@@ -416,8 +391,7 @@ names(
     reference="https://docs.cleanlab.ai/stable/cleanlab/datalab/guide/issue_type_description.html",
 )
 names(
-    "duplicate-across-splits: item of a later split is a copy|items of later splits are copies",
-    title="An item outside of the training set is in the training set, too.",
+    "duplicate-across-splits: item of a later split is in an earlier one|items of later splits are in earlier ones",
     symptom="Validation is far better than on new data.",
     cause="The set was split at random while it held items twice: under two names, saved again, mirrored.",
     confirm="Open both.",
@@ -425,8 +399,8 @@ names(
     reference="https://scikit-learn.org/stable/common_pitfalls.html#data-leakage",
 )
 names(
-    "duplicate-within-split: picture is a near copy in its split|pictures are near copies in their split",
-    symptom="Some pictures weigh twice; after a random split, copies stand on both sides.",
+    "duplicate-within-split: item is a copy in its split|items are copies in their split",
+    symptom="Some items weigh twice; after a random split, copies stand on both sides.",
     cause="Sources were merged, or a picture was saved again: scaled, mirrored, in another quality.",
     confirm="Open both.",
     fix="Keep the better one, and split only then.",
@@ -434,7 +408,6 @@ names(
 )
 names(
     "index-column: column counts the rows|columns count the rows",
-    title="The number of the row is among the features.",
     symptom="Good scores that fall when the rows are shuffled; a column `Unnamed: 0`.",
     cause="`to_csv` writes the index as a column, and `read_csv` reads it as data.",
     confirm="The column counts up by one.",
@@ -451,17 +424,11 @@ names(
 )
 names(
     "color-shift: folder has other colours than the others|folders have other colours than the others",
-    DataCure(
-        "Exchange red and blue, in a copy.",
-        "Image.fromarray(numpy.asarray(image)[..., ::-1]).save(target / name, quality=95)",
-        "folder",
-        guess=True,
-    ),
-    title="The pictures of one folder have other colours than those of all others.",
+    DataCure("Image.fromarray(numpy.asarray(image)[..., ::-1]).save(target / name, quality=95)", "folder", guess=True),
     symptom="Validation is worse than it should be, or samples have a tint.",
     cause="Red and blue were exchanged (OpenCV reads BGR), or a set was normalised or exported in another way.",
     confirm="Look at pictures of both; compare mean red, green and blue by folder.",
-    fix="Convert the folder again, from its source.",
+    fix="Exchange red and blue, in a copy; or convert the folder again, from its source.",
     reference="https://docs.opencv.org/4.x/d8/d01/group__imgproc__color__conversions.html",
 )
 
@@ -470,119 +437,106 @@ names(
 
 stream(
     "data/batch-fails",
-    ("Look at the item by itself; pad or resize in `collate_fn` where items differ in shape.", "loader.dataset[0]"),
+    "loader.dataset[0]",
     title="A batch can't be made.",
     symptom="RuntimeError: stack expects each tensor to be equal size; or an error of the data set, in a worker.",
     cause="An item fails by itself, or the items of a batch differ in shape.",
     confirm="`loader.dataset[index]` for the items of the batch.",
-    fix="Mend the item, or write a `collate_fn` that pads.",
-    reference="https://docs.pytorch.org/docs/stable/data.html#working-with-collate-fn",
+    fix="Look at the item by itself; pad or resize in `collate_fn` where items differ in shape.",
 )
 stream(
     "data/no-batches",
-    ("Keep the last batch.", "loader = DataLoader(dataset, batch_size=min(batch_size, len(dataset)), drop_last=False)"),
+    "loader = DataLoader(dataset, batch_size=min(batch_size, len(dataset)), drop_last=False)",
     title="The loader gives no batch.",
     symptom="The loop ends at once; the loss is undefined or 0/0; StopIteration.",
     cause="`drop_last=True`, and the set is smaller than a batch; or the set is empty.",
     confirm="`len(loader)` is 0.",
-    fix="A smaller batch, or `drop_last=False`.",
-    reference="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader",
+    fix="Keep the last batch, or make batches smaller.",
 )
 stream(
     "data/one-shot",
-    (
-        "Begin anew in each epoch: a class whose `__iter__` opens the source.",
-        "class Rows(torch.utils.data.IterableDataset):\n    def __iter__(self):\n        yield from make_rows()",
-    ),
+    "class Rows(torch.utils.data.IterableDataset):\n    def __iter__(self):\n        yield from make_rows()",
     title="The stream can be read once.",
     symptom="From the second epoch on there is no step, and no error.",
     cause="The data set is a generator or an iterator: when it is at its end, it stays there.",
     confirm="`iter(dataset) is dataset`.",
-    fix="Give the loader an object whose `__iter__` begins anew.",
-    reference="https://docs.pytorch.org/docs/stable/data.html#iterable-style-datasets",
+    fix="Begin anew in each epoch: a class whose `__iter__` opens the source.",
 )
 stream(
     "data/exhausted",
-    (
-        "Begin anew when the data are at their end.",
-        "step = 0\nwhile step < max_steps:\n    for batch in itertools.islice(loader, max_steps - step):\n"
-        "        step += 1",
-    ),
+    "step = 0\nwhile step < max_steps:\n    for batch in itertools.islice(loader, max_steps - step):\n"
+    "        step += 1",
     title="The data end before the planned steps.",
     symptom="Training stops early, the schedule of the learning rate is not run to its end; StopIteration.",
     cause="The number of steps was planned for more data, more epochs or a smaller batch.",
     confirm="Batches of an epoch times epochs, beside `max_steps`.",
-    fix="More epochs, or fewer steps.",
+    fix="Begin anew when the data are at their end, or plan fewer steps.",
     reference="https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments.max_steps",
 )
 stream(
     "data/not-sharded",
-    (
-        "Each worker (and each rank) takes every n-th row.",
-        "info = torch.utils.data.get_worker_info()\nrows = itertools.islice(rows, info.id, None, info.num_workers)",
-    ),
+    "info = torch.utils.data.get_worker_info()\nrows = itertools.islice(rows, info.id, None, info.num_workers)",
     title="Workers or ranks read the same rows.",
     symptom="An epoch is as many times longer as there are workers; more cards give no better model.",
     cause="Each worker has a copy of an iterable data set, and each rank its own loader: nothing divides the rows.",
     confirm="Count the rows with `num_workers=0`, or compare the rows of two ranks.",
-    fix="Divide by `get_worker_info()` and rank; for map-style sets `DistributedSampler`.",
-    reference="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset",
+    fix="Each worker (and each rank) takes every n-th row; for map-style sets `DistributedSampler`.",
 )
 stream(
     "data/uneven-ranks",
-    ("As many batches for each.", "steps = min(steps_of_each_rank)\nfor batch in itertools.islice(loader, steps): ..."),
+    "steps = min(steps_of_each_rank)\nfor batch in itertools.islice(loader, steps): ...",
     title="Ranks have different numbers of batches.",
     symptom="Training hangs at the end of an epoch, until a timeout of the collective.",
     cause="The rows do not divide by the ranks, and nothing fills up or leaves out the rest.",
     confirm="`len(list(loader))` on each rank.",
-    fix="`drop_last`, a sampler that fills up, or DistributedDataParallel's `join`.",
+    fix="As many batches for each; or a sampler that fills up, or DistributedDataParallel's `join`.",
     reference="https://docs.pytorch.org/tutorials/advanced/generic_join.html",
 )
 stream(
     "training/same-seed-workers",
-    ("Seed by torch in each worker.", "rng = numpy.random.default_rng(torch.initial_seed())"),
+    "rng = numpy.random.default_rng(torch.initial_seed())",
+    fix="Seed by torch in each worker.",
 )
 stream(
     "data/same-order",
-    ("Mix the epoch into the seed.", "generator = torch.Generator().manual_seed(self.seed + self.epoch)"),
+    "generator = torch.Generator().manual_seed(self.seed + self.epoch)",
     title="The order is shuffled once, and the same in each epoch.",
     symptom="The loss has the same small waves in each epoch; results are a little worse.",
     cause="The sampler seeds its generator anew in `__iter__`, or `set_epoch` does not reach it.",
     confirm="`list(sampler) == list(sampler)`.",
-    fix="Use seed + epoch, and call `set_epoch` before each epoch.",
-    reference="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler",
+    fix="Mix the epoch into the seed, and call `set_epoch` before each epoch.",
 )
 stream(
     "data/stale-worker-copy",
-    ("Make the loader anew after the data set was changed.", "loader = DataLoader(dataset, num_workers=n)"),
+    "loader = DataLoader(dataset, num_workers=n)",
     title="A change of the data set does not reach the workers.",
     symptom="A resumed run begins at row 0, although `skip_samples` was set.",
     cause="Workers hold a copy of the data set from when they were started; persistent ones are started once.",
     confirm="Compare the first batch with that of a new loader.",
-    fix="Set it before the loader is first read, or make a new one; or keep the number in shared memory.",
-    reference="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
+    fix="Make the loader anew after the data set was changed, or keep the number in shared memory.",
 )
 stream(
     "data/skip-kept",
-    ("Take it back when the resumed pass is over.", "dataset.skip_samples = 0"),
+    "dataset.skip_samples = 0",
     title="Rows that were skipped to resume are skipped in later passes, too.",
     symptom="After resuming each epoch is shorter, and so is validation on the same set.",
     cause="The number of rows to skip is never set back.",
     confirm="Count the batches of the two passes after resuming.",
-    fix="Set it to 0 after the first pass: in the loop, or where `__iter__` ends.",
+    fix="Take it back when the resumed pass is over, in the loop or where `__iter__` ends.",
     reference="https://docs.pytorch.org/data/main/stateful_dataloader_tutorial.html",
 )
 stream(
     "data/batch-without-labels",
-    ("Leave such batches out.", "if (batch['labels'] != -100).any():\n    loss = step(batch)"),
+    "if (batch['labels'] != -100).any():\n    loss = step(batch)",
     title="A batch has no label that counts.",
     symptom="The loss is nan in single batches: a mean over no label.",
     cause="Prompts fill the whole length and are masked with -100, or texts were cut before the answer.",
     confirm="`(batch['labels'] != -100).sum()`.",
-    fix="Leave such rows out when the set is made; a longer `max_length`.",
+    fix="Leave such batches out; or a longer `max_length`.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
 )
 stream(
     "data/nonfinite-values",
-    ("Fill or leave out these rows.", "batch = {k: v[torch.isfinite(v).flatten(1).all(1)] for k, v in batch.items()}"),
+    "batch = {k: v[torch.isfinite(v).flatten(1).all(1)] for k, v in batch.items()}",
+    fix="Fill or leave out these rows.",
 )

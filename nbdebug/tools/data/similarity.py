@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy
 
-from nbdebug.text import clip
+from nbdebug.text import clip, listed
 from nbdebug.tools.data.cures import Problem
 from nbdebug.tools.data.inventory import RANK
 from nbdebug.tools.data.pictures import SIDE
@@ -28,8 +28,7 @@ Of 4,000 pairs of JPEG (quality 30 to 95), flips, 5% brighter and shifts by 3%, 
 hashes have one limit for all sets: phash within 8 of 64 bits finds 64% of photographs moved by 3% (this: all), and
 calls 88 of 100 different faces copies (this: none)."""
 SPARSE = 0.35
-"""Distance to the other neighbours in sets of photographs. In a set of digits or of faces it is 0.05 to 0.15, and some
-are much nearer than that by chance."""
+"""Distance to the other neighbours in sets of photographs. Among digits or faces 0.05 to 0.15, and less by chance."""
 LEVELS = 2.0
 """Mean difference, of 255, of two thumbnails that are one picture encoded twice."""
 MOST, MOST_WITHIN = 60_000, 20_000
@@ -45,8 +44,7 @@ RIVALS = 8
 
 
 def equal_across_splits(items: Iterable[tuple[str, Any, str | int, str]], words: str) -> Iterator[Problem]:
-    """Items outside of the training set whose contents stand in an earlier split, too. items: (split, digest, item,
-    file); one without a digest is compared with none."""
+    """Items whose contents stand in an earlier split, too. items: (split, digest or None, item, file)."""
     first: dict[Any, tuple[str, str | int]] = {}
     for split, digest, item, file in sorted(items, key=lambda one: RANK.get(one[0], 1)):
         before = first.setdefault(digest, (split, item)) if digest else (split, item)
@@ -55,8 +53,7 @@ def equal_across_splits(items: Iterable[tuple[str, Any, str | int, str]], words:
 
 
 def contradictions(items: Sequence[tuple[Any, str, Any]], most: float) -> Iterator[tuple[Any, Any]]:
-    """(item, other item) of equal contents and two labels. items: (digest, label, item). Where over `most` of them are
-    such, several labels are meant."""
+    """(item, other item) of equal contents and two labels. items: (digest, label, item). Over `most` are meant."""
     groups = collections.defaultdict(list)
     for digest, label, item in items:
         groups[digest].append((label, item))
@@ -67,12 +64,43 @@ def contradictions(items: Sequence[tuple[Any, str, Any]], most: float) -> Iterat
 
 
 def two_labels(rows: Sequence[tuple[Any, str, int]]) -> Iterator[tuple[int, str]]:
-    """(row, detail) of rows with one input and two labels. rows: (digest of the input, label, row); labels that are
-    numbers to be predicted, or texts, are many."""
+    """(row, detail) of rows with one input and two labels, if they are few. rows: (digest of input, label, row)."""
     labels = {row: label for _, label, row in rows}
     if len(set(labels.values())) <= max(20, len(rows) / 4):
         for row, other in contradictions(rows, 0.4):
             yield row, f"{clip(labels[row], 30)}; row {other} with the same input is {clip(labels[other], 30)}"
+
+
+LEAST_BESIDE, MEANT = 20, 0.2
+"""Items of a split whose copies are told, and the share of copies from which on they are meant."""
+WORDS, CHARACTERS = 8, 60
+"""Of a text that does not stand twice by chance: the one or the other."""
+
+
+def is_long(value: Any) -> bool:
+    return isinstance(value, str) and (len(value.split()) >= WORDS or len(value.strip()) >= CHARACTERS)
+
+
+def repeated(rows: Sequence[tuple[Any, str, Any]]) -> Iterator[tuple[Any, Any]]:
+    """(item, original) of copies within one split. rows: (digest of all of it, label, item), of those that are long
+    enough. Copies that are many are meant: of all, or of a class that is drawn more often."""
+    first: dict[Any, Any] = {}
+    copies = [(label, item, first[digest]) for digest, label, item in rows if first.setdefault(digest, item) != item]
+    sizes, own = (collections.Counter(one[i] for one in some) for some, i in ((rows, 1), (copies, 0)))
+    for label, item, original in copies if LEAST_BESIDE <= len(rows) >= len(copies) / MEANT else ():
+        if own[label] <= MEANT * sizes[label] or len(sizes) > max(20, len(rows) / 4):  # then labels are texts, too
+            yield item, original
+
+
+def balance(counts: Mapping[str, int], what: str, unit: str, classes: int | None = None) -> Iterator[str]:
+    """In words, where classes are far from even, and which are not there. A long tail may be meant: it is no fault."""
+    if not 1 < len(counts) <= max(20, sum(counts.values()) / 4):
+        return
+    (most, high), *_, (least, low) = sorted(counts.items(), key=lambda item: -item[1])
+    if high >= 3 * low:
+        yield f"The fullest of {len(counts):,} {what} is {most} ({high:,} {unit}), the emptiest {least} ({low:,})."
+    if absent := sorted(set(map(str, range(classes or 0))) - {label.removesuffix(".0") for label in counts}, key=int):
+        yield f"Labels without a {unit.rstrip('s')}: {listed(absent, quote='')}."
 
 
 def distinct(images: Any) -> Any:
@@ -91,9 +119,8 @@ def _unit(images: Any) -> Any:
 
 
 def near_copies(images: Any, ranks: Sequence[int]) -> Iterator[tuple[int, int, float]]:
-    """(picture, original, distance) where the original is of a lower rank, or the earlier one of the same. images:
-    (N, SIDE, SIDE), grey; ranks: of each one's split. Within a rank each picture is given once, and once beside the
-    lower ones, with its nearest original."""
+    """(picture, original, distance), nearest, where the original is of a lower rank, or the earlier of the same; once
+    for each of the two. images: (N, SIDE, SIDE), grey; ranks: of each one's split."""
     rank = numpy.asarray(ranks)
     clear = distinct(images)
     for level in sorted(set(ranks)):
@@ -168,8 +195,7 @@ def _usual_distance(keys: Any) -> float:
 
 
 def aligned_distances(one: Any, others: Any) -> Any:
-    """One minus the largest correlation of a thumbnail's middle with each of the others (N, SIDE, SIDE), moved by up to
-    REACH of their pixels (6%)."""
+    """One minus the largest correlation of a thumbnail's middle with each of the others (N, SIDE, SIDE), moved 6%."""
     inner = SIDE - 2 * REACH
     middle = one[REACH:-REACH, REACH:-REACH].astype("float32").ravel()
     middle -= middle.mean()

@@ -1,9 +1,9 @@
-"""Tables column by column: numbers that are none, columns that give the label away, labels, texts, boxes, and rows that
-two splits share. CSV is read as pandas reads it."""
+"""Tables column by column: numbers that are none, columns that give the label away, labels, texts, boxes, copies."""
 
 from __future__ import annotations
 
 import codecs
+import collections
 import contextlib
 import functools
 import itertools
@@ -18,9 +18,9 @@ import numpy
 from nbdebug.text import clip, figures, percent, size
 from nbdebug.tools.data.cures import Problem, part
 from nbdebug.tools.data.expectation import DataExpectation
-from nbdebug.tools.data.inventory import Entry, split_of
+from nbdebug.tools.data.inventory import Entry, head, split_of
 from nbdebug.tools.data.pictures import pillow
-from nbdebug.tools.data.similarity import equal_across_splits, two_labels
+from nbdebug.tools.data.similarity import balance, equal_across_splits, is_long, two_labels
 
 MOST_BYTES = 256 << 20
 """Of a table that is read whole; of a larger one the first rows are."""
@@ -57,19 +57,17 @@ def read(entry: Entry) -> Any:
         if entry.bytes > MOST_BYTES:
             raise ValueError(f"{size(entry.bytes)}; tables are read up to {size(MOST_BYTES)}")
         return pandas.read_feather(entry.path) if ending == ".feather" else pandas.read_parquet(entry.path)
-    with open(entry.path, "rb") as file:
-        first = file.read(1 << 20)
+    first = head(entry.path, 1 << 20)
     if entry.bytes > 1 << 20 and b"\n" not in first:
         raise ValueError("its first line is over 1 MiB long")
     coding = _coding(first)
-    head = first.decode(coding, "replace").partition("\n")[0]
-    separator = "\t" if ending == ".tsv" else max(",;\t", key=lambda sign: (head.count(sign), sign == ","))
+    top = first.decode(coding, "replace").partition("\n")[0]
+    separator = "\t" if ending == ".tsv" else max(",;\t", key=lambda sign: (top.count(sign), sign == ","))
     form = {"sep": separator, "encoding": coding}
     rows = FIRST_ROWS if entry.bytes > MOST_BYTES else None
-    try:
+    frame = pandas.DataFrame()
+    if first.strip():
         frame = pandas.read_csv(entry.path, **form, dtype=str, nrows=rows, encoding_errors="replace", index_col=False)
-    except pandas.errors.EmptyDataError:
-        frame = pandas.DataFrame()
     usual = {"sep": ",", "encoding": "utf-8"}
     frame.attrs["options"] = "".join(f", {name}={own!r}" for name, own in form.items() if own != usual[name])
     frame.attrs["cut"] = rows is not None and len(frame) == rows
@@ -206,8 +204,7 @@ class DataTable:
                 yield self.problem("target-leakage", name, detail)
 
     def _leak(self, name: str) -> float:
-        """Of each class, the share that this column alone gives right; of a regression one plus the correlation, where
-        that is nearly 1. Each row is judged by the others."""
+        """Of each class, what this column alone gives right by the other rows; of a regression 1 + its correlation."""
         label = self.column(self.label)
         there = label.notna().to_numpy()
         if label.nunique() > max(MANY, 0.1 * len(label)):
@@ -249,6 +246,8 @@ class DataTable:
     def _coincidences(self, names: Sequence[str]) -> float:
         """How many pairs of rows would be equal by chance, if the columns were independent."""
         chance = 1.0
+        if any(self.column(name).map(is_long).mean() > 0.5 for name in names):  # texts are not equal by chance
+            return 0.0
         for name in names:
             try:
                 counts = self.column(name).value_counts(dropna=False).to_numpy()
@@ -435,6 +434,9 @@ def remarks(table: DataTable) -> Iterator[str]:
     if "encoding" in (options := table.frame.attrs.get("options", "")):
         yield f"{table.name}: no UTF-8. What reads it needs {options[2:]}."
     names = table.features or table.names
+    if table.label:
+        counts = collections.Counter(map(str, table.column(table.label).dropna()))
+        yield from balance(counts, "labels", "rows", table.wanted.num_classes)
     constant = [n for n in table.names if n in names and table.column(n).astype(str).nunique() == 1]
     if constant and table.row_count > 1:
         yield f"{table.name or 'The table'}: the same value in all rows of {', '.join(f'`{n}`' for n in constant[:5])}."
