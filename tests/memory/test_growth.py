@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import copy
 import functools
 import gc
 import pathlib
+import queue
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -145,8 +148,75 @@ def gradients_recorded() -> tuple[Callable, str, str]:
     return step, "seen", "hook-held"
 
 
+def weights_hooked_again() -> tuple[Callable, str, str]:
+    net = Net()
+
+    def step() -> None:
+        net.model[0].weight.register_hook(lambda gradient: gradient * 0.5)  # blamed
+        net.step()
+
+    return step, "net.model.0.weight._backward_hooks", "hook-held"
+
+
+def numbers_beside_a_loss() -> tuple[Callable, str, str]:
+    net, curves = Net(), collections.defaultdict(list)
+
+    def step() -> None:
+        curves["lr"].append(0.1)
+        curves["loss"].append(functools.partial(print, loss=net.step()))  # blamed
+
+    return step, "curves['loss']", "graph-retained"
+
+
+def read_later() -> tuple[Callable, str, str]:
+    net, args = Net(), argparse.Namespace(waiting=queue.Queue())
+
+    def step() -> None:
+        loss = net.step()
+        args.waiting.put(lambda: loss.item())  # blamed
+
+    return step, "args.waiting.queue", "graph-retained"
+
+
+def all_predictions() -> tuple[Callable, str, str]:
+    box = SimpleNamespace(table=pd.DataFrame())
+
+    def step() -> None:
+        box.table = pd.concat([box.table, pd.DataFrame(np.ones((500, 400)))])  # blamed
+
+    return step, "box.table", "cache-unbounded"
+
+
+def heads_of_all_tasks() -> tuple[Callable, str, str]:
+    body = nn.Linear(8, 256)
+    optimizer = torch.optim.Adam(body.parameters())
+
+    def step() -> None:
+        head = nn.Linear(256, 500)
+        optimizer.add_param_group({"params": head.parameters()})  # blamed
+        head(body(torch.randn(4, 8))).square().mean().backward()
+        optimizer.step()
+
+    return step, "optimizer", "cache-unbounded"
+
+
 @pytest.mark.parametrize(
-    "make", [losses_by_name, total, average, state, cached_arrays, cached_strings, registered_again, gradients_recorded]
+    "make",
+    [
+        losses_by_name,
+        total,
+        average,
+        state,
+        cached_arrays,
+        cached_strings,
+        registered_again,
+        gradients_recorded,
+        weights_hooked_again,
+        numbers_beside_a_loss,
+        read_later,
+        all_predictions,
+        heads_of_all_tasks,
+    ],
 )
 def test_the_holder_and_the_line_are_named(make: Callable) -> None:
     step, holder, slug = make()

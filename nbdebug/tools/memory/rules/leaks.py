@@ -114,6 +114,8 @@ thousand of them."""
 GRAPH = 16 << 20
 """Bytes that an evaluation's batch keeps for a backward; less than this fits wherever the model fits. In a step
 that trains too it is COLLECTED: there the peak, in the evaluation, shows that it is more than training needs."""
+UNTRAINED = 0.1
+"""Of what a step needs at its peak; what a model that nobody trains keeps for its backward is waste, however little."""
 
 
 def _first(facts: MemoryFacts, *kinds: str) -> Leak | None:
@@ -232,7 +234,8 @@ def hook_held(facts: MemoryFacts) -> Finding | None:
     symptom="Training fits and validation does not, although its batches are no larger; or memory rises with each "
     "batch of the evaluation.",
     cause="`model.eval()` changes what dropout and batch normalisation do; it does not turn autograd off. Each forward "
-    "saves what its backward would need, and an output that is kept keeps all of it.",
+    "saves what its backward would need, and an output that is kept keeps all of it. A teacher of which the loss uses "
+    "the output even gets gradients, though no optimizer has its weights.",
     confirm="`logits.requires_grad` is True in the evaluation.",
     fix="Run the evaluation under `torch.no_grad()` or `torch.inference_mode()`.",
     reference="https://docs.pytorch.org/docs/stable/notes/autograd.html#evaluation-mode-nn-module-eval",
@@ -250,7 +253,8 @@ def eval_without_no_grad(facts: MemoryFacts) -> Finding | None:
         return None
     trains = step.backwards or step.optimizers
     activations = step.unused if trains else step.at_peak.get("activations", 0)
-    if activations < (COLLECTED if trains else GRAPH) or 2 * activations < step.peak - step.base:
+    share = UNTRAINED if step.untrained else 0.5
+    if activations < (COLLECTED if trains else GRAPH) or activations < share * (step.peak - step.base):
         return None
     title = (
         f"The evaluation runs without `torch.no_grad()`: {size(activations)} of its peak are kept for a backward that "
@@ -258,20 +262,25 @@ def eval_without_no_grad(facts: MemoryFacts) -> Finding | None:
     )
     if step.kept:
         title += f", held by `{step.kept}`"
-    where = dataclasses.replace(step.kept_at if step.kept else step.place, phase="forward")
-    module = next((p.name for p in step.modules if p.name), "")
+    if step.untrained:
+        title = (
+            f"`{step.untrained}` is in eval mode and no optimizer trains it, but it runs without `torch.no_grad()`: "
+            f"{size(activations)} are kept for its backward, which computes gradients that nobody uses"
+        )
+    where = dataclasses.replace(step.kept_at if step.kept or step.untrained else step.place, phase="forward")
+    module = step.untrained or next((p.name for p in step.modules if p.name), "")
     return finding(
         "eval-without-no-grad",
         title,
         where,
         [step.kept, module or "the model"],
-        [_no_grad(activations, None)],
+        [_no_grad(activations, None, where.text if step.untrained else None)],
         {"activations": activations, "peak": step.peak, "calls in eval mode": step.evaluated},
     )
 
 
-def _no_grad(as_it_is: int, after: int | None) -> Fix:
-    title, code = "Evaluate without gradients.", "with torch.no_grad():\n    logits = model(batch)"
+def _no_grad(as_it_is: int, after: int | None, line: str | None = None) -> Fix:
+    title, code = "Evaluate without gradients.", f"with torch.no_grad():\n    {line or 'logits = model(batch)'}"
     if after is None:
         return Fix(title, code, None, {"kept for a backward": size(as_it_is)})
     return Fix(title, code, after < as_it_is, {"a step adds": size(as_it_is), "with the fix": size(after)})
@@ -370,6 +379,9 @@ def cache_unbounded(facts: MemoryFacts) -> Finding | None:
         name = growth.holder or "kept"
         cure = f"{name}.pop(next(iter({name})))" if growth.kind == "dict" else f"del {name}[:-256]"
         fix = Fix("Keep a fixed number.", f"if len({name}) > 256:\n    {cure}", None, saving(by))
+        if growth.kind == "optimizer":
+            code = f"{name} = torch.optim.AdamW(model.parameters())"
+            fix = Fix("Make it again, for the parameters that the model has now.", code, None, saving(by))
         if growth.kind == "tensor":
             code = f"{name} = {name}[-256:]" if len(growth.names) == 1 else f"# where a sequence begins: a new {name}"
             fix = Fix("Begin it anew, or keep only its newest part.", code, None, saving(by))
@@ -379,7 +391,7 @@ def cache_unbounded(facts: MemoryFacts) -> Finding | None:
     return grew("cache-unbounded", growth, title, [fix, *by_lines], [what])
 
 
-GROWING = ("cache", "cycle", "dict", "list", "deque", "set", "object", "tensor")
+GROWING = ("cache", "cycle", "dict", "list", "deque", "set", "object", "tensor", "optimizer")
 BY_LINES = Fix(
     "Where these come from a file: read it line by line, and keep the place to go on from.",
     "with open(path) as file:\n    file.seek(place)  # 0, or what was saved\n"

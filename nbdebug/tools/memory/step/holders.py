@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from nbdebug.observe.backward import graph_nodes
+from nbdebug.observe.duplicate_hooks import OF_TENSORS
 from nbdebug.observe.variables import SHELL_NAMES, attributes, closure_variables, key_text
 
 MOST_NODES = 30_000
@@ -77,6 +78,8 @@ _LIBRARIES = frozenset(
         *sys.stdlib_module_names,
     }
 ) - {"__main__"}
+_OPENED = frozenset({"argparse", "concurrent", "contextlib", "logging", "queue", "threading"})
+"""Of the standard library, where people keep what is theirs: a namespace, a queue, a handler, a thread's arguments."""
 _QUIET = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
 CACHE = functools._lru_cache_wrapper
 OUTPUTS = ("Out", "_oh")
@@ -84,9 +87,9 @@ OUTPUTS = ("Out", "_oh")
 
 class Holder:
     """Something that may grow: a container, or a slot with a tensor. kind: "list", "dict", "deque", "set", "cache",
-    "hooks", "object" (its attributes), "cycle" (what `itertools.cycle` has kept), "slot" (a tensor with a graph) or
-    "tensor"; size: its length, for a slot how many nodes its graph has, for a tensor its bytes; within: the holder it
-    lies in, if that is a plain container."""
+    "hooks", "object" (its attributes), "cycle" (what `itertools.cycle` has kept), "optimizer" (its parameters), "slot" (a
+    tensor with a graph) or "tensor" (or an array, or a table); size: its length, for a slot how many nodes its graph
+    has, for a tensor its bytes; within: the holder it lies in, if that is a plain container."""
 
     __slots__ = ("bound", "kind", "label", "name", "owner", "size", "thing", "within")
 
@@ -144,6 +147,8 @@ class HolderScan:
         if issubclass(kind, torch.Tensor):
             self._tensor(thing, name, label, within, owner)
             return
+        if (size := table_bytes(thing)) is not None:
+            self.holders[SLOT, name] = Holder(thing, name, "tensor", size, None, label, owner)
         if id(thing) in self._seen:
             return
         self._seen.add(id(thing))
@@ -162,6 +167,8 @@ class HolderScan:
         with torch._C.DisableTorchFunctionSubclass():
             leaf = tensor.is_leaf
             grad = tensor.grad if leaf and tensor.requires_grad else None
+            for key in OF_TENSORS if tensor.requires_grad else ():
+                self._todo.append((getattr(tensor, key, None), f"{name}.{key}", key, None, tensor))
         if not leaf and tensor.requires_grad:
             self.holders[SLOT, name] = Holder(tensor, name, "slot", 0, within, label, owner)
         elif not tensor.requires_grad and type(tensor) is torch.Tensor and tensor.layout is torch.strided:
@@ -207,7 +214,8 @@ class HolderScan:
                 else [("self", thing.__self__)]
             )
         if kind is functools.partial:
-            return [("[function]", thing.func), *((f"[argument {i}]", a) for i, a in enumerate(thing.args))]
+            given = [(f"[argument {i}]", a) for i, a in enumerate(thing.args)]
+            return [("[function]", thing.func), *given, *((f".{k}", v) for k, v in thing.keywords.items())]
         if kind is CACHE:
             return [(str(getattr(thing.__wrapped__, "__name__", "a function")), thing.__wrapped__)]
         if issubclass(kind, types.GeneratorType):
@@ -240,7 +248,7 @@ class HolderScan:
             own = attributes(thing)
             return [(f".{k}", own[k]) for k in ("dataset", "collate_fn", "sampler", "batch_sampler") if k in own]
         package = str(type.__getattribute__(kind, "__module__")).partition(".")[0]
-        if package in _LIBRARIES and kind is not types.SimpleNamespace:
+        if package in _LIBRARIES - _OPENED and kind is not types.SimpleNamespace:
             return ()
         return [*((f".{key}", value) for key, value in attributes(thing).items()), *_class_of(kind)]
 
@@ -265,6 +273,8 @@ def measure(thing: Any) -> tuple[str, int, int | None]:
     if kind is CACHE:
         info = CACHE.cache_info(thing)
         return "cache", info.currsize, info.maxsize
+    if issubclass(kind, torch.optim.Optimizer):
+        return "optimizer", len(optimizer_parameters(thing)), None
     if kind is types.SimpleNamespace or (
         hasattr(kind, "__dictoffset__")
         and kind.__dictoffset__
@@ -272,6 +282,21 @@ def measure(thing: Any) -> tuple[str, int, int | None]:
     ):
         return "object", len(attributes(thing)), None
     return "", 0, None
+
+
+def optimizer_parameters(optimizer: Any) -> list[Any]:
+    return [p for group in attributes(optimizer).get("param_groups") or () for p in group["params"]]
+
+
+def table_bytes(thing: Any) -> int | None:
+    """The bytes of an array of numpy's, of a table or a column of pandas'; None of anything else."""
+    kind = type(thing)
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        return int(thing.nbytes)
+    if kind.__module__.partition(".")[0] == "pandas" and kind.__name__ in ("DataFrame", "Series"):
+        used = thing.memory_usage(index=False)
+        return int(used if kind.__name__ == "Series" else used.to_numpy().sum())
+    return None
 
 
 def kept_by_cycle(thing: Any) -> list[Any] | None:

@@ -10,6 +10,7 @@ import bisect
 import collections
 import contextlib
 import dataclasses
+import functools
 import gc
 import itertools
 import os
@@ -26,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 import nbdebug
 from nbdebug.observe.backward import graph_nodes
 from nbdebug.observe.locations import Site, at_site
-from nbdebug.observe.variables import attributes
+from nbdebug.observe.variables import attributes, closure_variables
 from nbdebug.report import Where
 from nbdebug.tools.memory.facts import SMALL, Leak
 from nbdebug.tools.memory.reachability import ReachabilityWalk
@@ -34,13 +35,16 @@ from nbdebug.tools.memory.step import source
 from nbdebug.tools.memory.step.holders import (
     CACHE,
     OUTPUTS,
+    PLAIN,
     SLOT,
     Holder,
     HolderScan,
     Key,
     kept_by_cycle,
     measure,
+    optimizer_parameters,
     plain_bytes,
+    table_bytes,
 )
 from nbdebug.tools.memory.step.source import StoringLine, Tracer
 from nbdebug.tools.memory.step.trace import Allocation, StepTrace, storages_of
@@ -120,10 +124,21 @@ def _measured(holders: list[Holder], added: list[int], known: ReachabilityWalk) 
             parts = zip(*(re.findall(r"[.\[]?[^.\[]+", holder.name) for holder in holders))
             whole.name = "".join(same[0] for same in itertools.takewhile(lambda same: len(set(same)) == 1, parts))
         whole.bytes = whole.own = whole.shown = sum(added)
+        whole.arrays = not isinstance(first.thing, torch.Tensor)
         return whole
     if whole.chain:
         whole.nodes, whole.grad = sum(added), True
         return whole
+    if first.kind == "optimizer":
+        whole.items, whole.keys = sum(added), frozenset()
+        blocks = ReachabilityWalk(graphs=False)(*newest(first, added[0]))
+        whole.bytes = whole.own = whole.shown = sum(b.bytes for b in blocks)
+        return whole
+    telling = [n for n, holder in enumerate(holders) if any(True for _ in tensors_of(newest(holder, added[n])))]
+    if 0 < len(telling) < len(holders):  # numbers beside them take no memory
+        whole.holders = holders = [holders[n] for n in telling]
+        added = [added[n] for n in telling]
+        whole.name = holders[0].name if len(holders) == 1 else name
     new = [item for holder, count in zip(holders, added) for item in newest(holder, count)]
     old = [item for holder, count in zip(holders, added) for item in newest(holder, 2 * count)[count:]]
     containers = [holder.thing for holder in holders]  # a frame that an item holds may lead back to them
@@ -163,6 +178,9 @@ def newest(holder: Holder, count: int) -> list[Any]:
         return list(itertools.islice(set.__iter__(thing), count))
     if holder.kind == "cache":
         return _cached(thing, count)
+    if holder.kind == "optimizer":
+        state = attributes(thing).get("state") or {}
+        return [part for p in optimizer_parameters(thing)[-count:] for part in (p, state.get(p))]
     return list(attributes(thing).values())[-count:] if holder.kind == "object" else [thing]
 
 
@@ -175,7 +193,7 @@ def _cached(cache: Any, count: int) -> list[Any]:
 
 
 def flat(items: Iterable[Any], depth: int = 3) -> Iterable[Any]:
-    """Things, and what lies in them: containers and attributes, a few steps deep."""
+    """Things, and what lies in them: containers, attributes and what a function is bound to, a few steps deep."""
     for item in itertools.islice(items, 200):
         yield item
         kind = type(item)
@@ -184,6 +202,10 @@ def flat(items: Iterable[Any], depth: int = 3) -> Iterable[Any]:
             yield from flat(base.__iter__(item), depth - 1)
         elif depth and issubclass(kind, dict):
             yield from flat(dict.values(item), depth - 1)
+        elif depth and kind is types.FunctionType:
+            yield from flat([*closure_variables(item).values(), *(item.__defaults__ or ())], depth - 1)
+        elif depth and kind is functools.partial:
+            yield from flat([*item.args, *item.keywords.values()], depth - 1)
         elif depth and hasattr(kind, "__dict__") and not issubclass(kind, (torch.Tensor, type, BaseException)):
             yield from flat(attributes(item).values(), depth - 1)
 
@@ -199,15 +221,15 @@ def watch_of(holder: Holder) -> Callable[[], Any]:
         return lambda: _state(_slot(owner, label))
     if holder.kind == "cache":
         return lambda: CACHE.cache_info(thing).currsize
-    if holder.kind == "object":
-        return lambda: len(attributes(thing))
+    if holder.kind in ("object", "optimizer"):
+        return lambda: measure(thing)[1]
     base = next((k for k in (list, dict, collections.deque, set) if isinstance(thing, k)), None)
     return lambda: base.__len__(thing) if base is not None else 0
 
 
 def _state(tensor: Any) -> tuple[int, int]:
     counts = isinstance(tensor, torch.Tensor) and not tensor.is_inference()
-    return id(tensor), tensor._version if counts else 0
+    return id(tensor), tensor._version if counts else table_bytes(tensor) or 0
 
 
 def _slot(owner: Any, label: str) -> Any:
@@ -246,7 +268,7 @@ def _length(holder: Holder) -> int:
     """Of a holder, now."""
     if holder.kind == "tensor":
         now = _slot(holder.owner, holder.label)
-        return now.nbytes if isinstance(now, torch.Tensor) else 0
+        return now.nbytes if isinstance(now, torch.Tensor) else table_bytes(now) or 0
     return measure(holder.thing)[1]
 
 
@@ -329,7 +351,7 @@ def _iterations_of_members(holder: Holder, trace: StepTrace) -> set[int]:
 
 
 def _members(holder: Holder) -> list[torch.Tensor]:
-    if holder.bound is not None or holder.kind in ("cache", "cycle", "hooks", "object", "tensor"):
+    if holder.bound is not None or holder.kind not in PLAIN:
         return []
     values = dict.values(holder.thing) if isinstance(holder.thing, dict) else holder.thing
     tensors: list[torch.Tensor] = []
@@ -525,7 +547,7 @@ def _confirmed(growths: list[Growth], request: Any) -> list[Growth]:
     doubtful = [
         one
         for one in growths
-        if one.kind in ("dict", "list", "set", "object", "tensor", "cycle") and not one.grad and not one.errors
+        if one.kind in ("dict", "list", "set", "object", "tensor", "cycle", "optimizer") and not one.grad and not one.errors
     ]
     if not doubtful:
         return growths

@@ -57,10 +57,12 @@ def step_memory(trace: StepTrace, device: str) -> StepMemory:
     at_peak["other"] += beside
     allocations = [b for b in log.allocations if b.device == device and b.start > log.began and b.op is not None]
     op = op or next((b.op for b in reversed(alive) if b.start == event), None)
-    unused = sum(
-        b.nbytes for b in alive if b.evaluation and b.needs and b.op is not None and b.op.grad and not _met(b, trace)
-    )
+    recorded = [b for b in alive if b.evaluation and b.needs and b.op is not None and b.op.grad]
+    unused = sum(b.nbytes for b in recorded if not _met(b, trace))
     kept, kept_at = source.collected_near(trace.evaluated_at) if unused else ("", None)
+    model, untrained, called_at = (0, "", None) if unused else trace.untrained()
+    if untrained:
+        kept_at, unused = called_at, sum(b.nbytes for b in recorded if b.evaluation == model)
     return StepMemory(
         base=base + beside,
         peak=highest + beside,
@@ -85,6 +87,7 @@ def step_memory(trace: StepTrace, device: str) -> StepMemory:
         unused=unused,
         kept=kept,
         kept_at=at_site(Where(), kept_at),
+        untrained=untrained,
     )
 
 

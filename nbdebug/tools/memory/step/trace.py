@@ -36,7 +36,8 @@ ROUNDED = 512
 class Allocation:
     """One piece of memory. op: that made it (None: it came from outside); start, end: numbers of events, end None
     while it lives; step: in which it came, -1 for what was there before; role: one of CATEGORIES where it is certain;
-    needs: an operand of the op wanted a gradient; evaluation: made below a model in eval mode; used: by an op."""
+    needs: an operand of the op wanted a gradient; evaluation: made below a model in eval mode, by its id; used: by an
+    op."""
 
     __slots__ = (
         "device",
@@ -57,7 +58,8 @@ class Allocation:
         self.key, self.nbytes, self.device, self.start, self.step, self.op = key, nbytes, device, start, step, op
         self.end: int | None = None
         self.role = ""
-        self.needs = self.evaluation = self.used = False
+        self.needs = self.used = False
+        self.evaluation = 0
         self.shape: tuple[int, ...] = ()
 
 
@@ -72,7 +74,7 @@ class AllocationLog:
         self.course: dict[str, list[tuple[int, int]]] = {}
         self.peaks: dict[str, tuple[int, int]] = {}
         self.step, self.event, self.began = -1, 0, 0
-        self.evaluating = False
+        self.evaluating = 0
         self.leaves: dict[int, weakref.ref[torch.Tensor]] = {}
         self._refs: dict[int, weakref.ref[Any]] = {}
 
@@ -323,7 +325,8 @@ ROWS = 10_000
 class StepTrace:
     """Follows steps while entered. given: the optimizers that were there; backwards: the events at which a backward
     began; calls: at which a model's call ended; variables: the user's, for models that are made while it runs;
-    evaluated: calls of a model in eval mode that recorded a graph; evaluated_at: the line of the last of them;
+    evaluated: calls of a model in eval mode that recorded a graph; evaluated_at: the line of the last of them; apart:
+    of these models those of which no input asked for a gradient, each with the line of its last call;
     iterations: (event, number of the next autograd node) at which an optimizer, or where none steps a model, was done;
     steps: of optimizers; rows: (parameter, rows with a gradient, rows) of the largest table."""
 
@@ -354,7 +357,8 @@ class StepTrace:
         self.iterations: list[tuple[int, int]] = []
         self.evaluated = self.steps = 0
         self.evaluated_at: Site | None = None
-        self.log.evaluating = False
+        self.apart: dict[int, tuple[nn.Module, Site | None]] = {}
+        self.log.evaluating = 0
 
     # -- attaching ----------------------------------------------------------------------------------------------------
 
@@ -427,6 +431,14 @@ class StepTrace:
                     entry.nbytes for tensor in tensors for entry in self.log.enter(tensor)
                 )
 
+    def untrained(self) -> tuple[int, str, Site | None]:
+        """A model of `apart` that no optimizer has a parameter of, where one has made a step: its id, name and line."""
+        held = {id(p) for o in self.optimizers.values() for g in o.param_groups for p in g["params"]}
+        for key, (module, site) in self.apart.items() if self.steps else ():
+            if not any(id(p) in held for p in module.parameters()):
+                return key, self.names.of(module) or self._variable(module) or type(module).__name__, site
+        return 0, "", None
+
     def backwards_after(self, allocation: Allocation) -> bool:
         return bool(self.backwards) and self.backwards[-1] > allocation.start
 
@@ -448,14 +460,15 @@ class StepTrace:
         if self.names.of(module) is None and next(module.parameters(), None) is not None:
             self._meet(module)
         with _disable_current_modes():
-            self.log.evaluating = (
-                not module.training
-                and torch.is_grad_enabled()
-                and bool(next((p for p in module.parameters() if p.requires_grad), None) is not None)
-            )
-            self.evaluated += self.log.evaluating
+            records = not module.training and torch.is_grad_enabled()
+            records = records and any(p.requires_grad for p in module.parameters())
+            self.log.evaluating = id(module) if records else 0
+            self.evaluated += records
             self.evaluated_at = site if self.log.evaluating else self.evaluated_at
-            for tensor in tensors_in((args, kwargs)):
+            given = tensors_in((args, kwargs))
+            if self.log.evaluating and not any(tensor.requires_grad for tensor in given):
+                self.apart[id(module)] = module, site
+            for tensor in given:
                 for entry in self.log.enter(tensor):
                     if not entry.role and not entry.needs:
                         entry.role = "inputs"
@@ -483,7 +496,7 @@ class StepTrace:
     def _backward_began(self, call: Backward) -> None:
         self.phases.setdefault("backward", self.log.event)
         self.backwards.append(self.log.event)
-        self.log.evaluating = False
+        self.log.evaluating = 0
 
     def _backward_ended(self, call: Backward, result: Any) -> None:
         with _disable_current_modes():
