@@ -94,6 +94,7 @@ def of_cells(cells: list[str], compiler: Any = None) -> Iterator[tuple[Interacti
         _close(shell)
         torch.set_grad_enabled(True)
         torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
         for name in set(sys.modules) - modules:
             file = str(getattr(sys.modules[name], "__file__", ""))
             if file.startswith(tempfile.gettempdir()) and "site-packages" not in file:

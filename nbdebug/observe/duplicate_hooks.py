@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.observe.locations import code_fingerprint
+from nbdebug.observe.locations import code_fingerprint, span_of
 from nbdebug.observe.variables import attributes, closure_variables, is_user_module
 
 OF_MODULES = {
@@ -154,10 +154,19 @@ def _fingerprint(hook: Any) -> tuple[Any, ...]:
 
 
 def _edited(old: types.CodeType | None, new: types.CodeType | None) -> bool:
-    """Whether a cell ran again with another number in its function. In one cell or file such a pair is on purpose."""
-    if old is None or new is None or old.co_filename == new.co_filename or old.co_code != new.co_code:
+    """Whether a cell ran again, or a file was loaded again, with another number in its function. In one version of a
+    cell or file such a pair is on purpose, and begins at two places."""
+    if old is None or new is None or old.co_code != new.co_code:
+        return False
+    if old.co_filename == new.co_filename and _beginning(old) != _beginning(new):
         return False
     return (old.co_name, old.co_names, old.co_freevars) == (new.co_name, new.co_names, new.co_freevars)
+
+
+def _beginning(code: types.CodeType) -> tuple[int, int]:
+    """Line and column of what a function computes first; where Python knows no columns, nothing that two share."""
+    spans = (span_of(code, at) for at in range(2, 12, 2))
+    return code.co_firstlineno, next((span[2] for span in spans if span is not None and span[3]), id(code))
 
 
 def _simple(hook: functools.partial[Any]) -> bool:

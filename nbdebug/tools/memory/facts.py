@@ -114,8 +114,8 @@ class StepMemory:
     graph; optimizers: steps of optimizers; optimizer: the class of the first of them; rows: of the largest table of
     parameters (name, rows that had a gradient, rows); total: bytes of the card (None: the host); unused: of the peak,
     what a model in eval mode recorded and no backward met, and kept: the variable that adds up or collects around its
-    call, at kept_at. untrained: a model in eval mode that no optimizer trains and that was called with its gradients on,
-    at kept_at; `unused` is then what it recorded."""
+    call, at kept_at. untrained: a model in eval mode that no optimizer trains and that was called with gradients on, at
+    kept_at; `unused` is then what it recorded."""
 
     base: int
     peak: int

@@ -99,7 +99,7 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
             len(objects),
             tuple(stale),
             tuple(part("optimizers", lambda: missing_parameters(owners, history))),
-            tuple(part("holders", lambda: stale_holders(variables, history))),
+            tuple(part("holders", lambda: stale_holders(variables, history, owners))),
             tuple(part("hooks", lambda: hooks_registered_twice(objects, history))),
             tuple(part("classes", lambda: redefined_classes(variables, objects, history, error))),
             tuple(part("outputs", lambda: kept_outputs(outputs, history, error))),

@@ -173,8 +173,8 @@ class RunTwice:
 
 @dataclasses.dataclass(frozen=True)
 class ModeLeft:
-    """A mode that a cell left on. kind: "eval", "grad" or "dtype"; name: the model, or the call; where: the cell that
-    switched it on; after: the cell that went on training; message: the last exception's message."""
+    """A mode that a cell left on. kind: "eval", "grad", "dtype" or "device"; name: the model, or the call; where: the
+    cell that switched it on; after: the cell that went on training; message: the last exception's message."""
 
     kind: str
     name: str

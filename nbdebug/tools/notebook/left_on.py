@@ -11,14 +11,14 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType, UnionType
 from typing import Any
 
 import torch
 
 from nbdebug.observe.duplicate_hooks import DuplicateHook, find_duplicate_hooks
-from nbdebug.observe.variables import attributes
+from nbdebug.observe.variables import attributes, closure_variables, members
 from nbdebug.report import Where
 from nbdebug.tools.notebook.cells import (
     CellBinding,
@@ -183,6 +183,8 @@ def modes_left_on(owners: ModelsAndOptimizers, history: CellHistory, error: Base
         modes += _setting("grad", message, history, "set_grad_enabled", "no_grad", "inference_mode")
     if torch.get_default_dtype() != torch.float32 and any(word in message for word in ("dtype", "Double", "Half")):
         modes += _setting("dtype", message, history, "set_default_dtype", "set_default_tensor_type")
+    if torch.get_default_device().type != "cpu" and "device" in message:
+        modes += _setting("device", message, history, "set_default_device")
     return modes
 
 
@@ -275,6 +277,12 @@ def _settings(history: CellHistory) -> list[str]:
             f"New tensors are {dtype} by default",
             ("set_default_dtype", "set_default_tensor_type"),
             "torch.set_default_dtype(torch.float32)",
+        ),
+        (
+            torch.get_default_device().type != "cpu",
+            f"New tensors are on {torch.get_default_device()} by default",
+            ("set_default_device",),
+            "torch.set_default_device('cpu')",
         ),
         (
             torch.are_deterministic_algorithms_enabled(),
@@ -380,7 +388,32 @@ def names_shadowed(names: Mapping[str, Any], history: CellHistory, error: BaseEx
                     continue
                 if found := _shadowed(node, names, history, max(lines)[0]):
                     return [dataclasses.replace(found, message=message, failed=history.cells[number].place(line))]
-    return _caught(names, history)
+    return _imported_over(error, lines, names, history) if lines else _caught(names, history)
+
+
+def _imported_over(
+    error: BaseException | None, lines: list[tuple[int, int]], names: Mapping[str, Any], history: CellHistory
+) -> list[Shadowed]:
+    """The last failure, if its line calls a function of a library that an import has put in the place of Python's own
+    of that name: numpy's `max` takes an axis."""
+    at, ran, files = lines[-1], max(lines)[0], [link.tb_frame.f_code for link in traceback_links(error)]
+    statement = _statement(history, *at)
+    for node in ast.walk(statement) if statement is not None else ():
+        name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+        value = names.get(name) if name in SHADOWED else None
+        package = str(getattr(value, "__module__", None) or "builtins").partition(".")[0]
+        if value is None or package not in sys.modules or package in ("builtins", "__main__"):
+            continue
+        if history.cell_of(files[-1].co_filename) is None and name not in [code.co_name for code in files]:
+            continue  # it failed in another call of the line
+        for cell in [cell for cell in history.mentioning("import") if cell.number <= ran]:
+            for one in [s for s in cell.statements if isinstance(s, ast.ImportFrom)]:
+                if any(alias.asname == name or alias.name in ("*", name) for alias in one.names) and (
+                    (one.module or "").partition(".")[0] == package
+                ):
+                    kind, failed = f"{package}.{name}", history.cells[at[0]].place(at[1])
+                    return [Shadowed(name, "builtin", kind, "", error_message(error), cell.place(one.lineno), failed)]
+    return []
 
 
 def _caught(names: Mapping[str, Any], history: CellHistory) -> list[Shadowed]:
@@ -448,7 +481,7 @@ SAME = frozenset(
 )
 """Methods that change nothing when they are applied again."""
 REFUSED = (KeyError, AttributeError, TypeError, ValueError, IndexError, RuntimeError)
-"""What a second application raises: what it takes is gone, or is of another kind by now."""
+"""What a second application raises: what it takes is gone, or is of another kind by now; RecursionError is one."""
 
 
 def runs_twice(names: Mapping[str, Any], history: CellHistory, error: BaseException | None) -> list[RunTwice]:
@@ -457,20 +490,70 @@ def runs_twice(names: Mapping[str, Any], history: CellHistory, error: BaseExcept
     not come from it (`x = x / 255`), if a call takes it after that."""
     if error is not None and issubclass(type(error), REFUSED):
         for number, line in reversed(list(_cell_lines(error, history))):
-            statement = _statement(history, number, line)
-            if statement is None or statement not in history.cells[number].statements:
-                continue
-            for path in _consumed(statement):
-                if root_of(path) in names and (twice := _run_before(history, number, statement, path)) is not None:
-                    return [dataclasses.replace(twice, error=type(error).__name__)]
-            if twice := _used_after(names, history, number, statement, error_message(error)):
+            if twice := _refused(number, line, error, names, history):
                 return [dataclasses.replace(twice, error=type(error).__name__)]
     for number in reversed(history.cells):
         for statement in history.cells[number].body:
             path = _spoiled(statement, names) or _rescaled(number, statement, names, history)
-            if path and (twice := _run_before(history, number, statement, path)) is not None:
+            wrapped = "" if path else _wrapped(number, statement, names, history)
+            form = _form if wrapped else ast.unparse
+            if (one := path or wrapped) and (twice := _run_before(history, number, statement, one, form)) is not None:
                 return [twice]
     return []
+
+
+def _refused(
+    number: int, line: int, error: BaseException, names: Mapping[str, Any], history: CellHistory
+) -> RunTwice | None:
+    """What of one line of a traceback had run before."""
+    statement = _statement(history, number, line)
+    if statement is not None and issubclass(type(error), RecursionError):
+        return _calls_itself(statement, history)
+    if statement is None or statement not in history.cells[number].statements:
+        return None
+    for path in _consumed(statement):
+        if root_of(path) in names and (twice := _run_before(history, number, statement, path)) is not None:
+            return twice
+    return _used_after(names, history, number, statement, error_message(error))
+
+
+def _calls_itself(statement: ast.stmt, history: CellHistory) -> RunTwice | None:
+    """Where a failing line calls a function that was kept (`plain = net.forward`) before another took its place, in a
+    cell that ran again: then the other was kept, which is the line's own."""
+    called = {n.func.id for n in ast.walk(statement) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    for name in called:
+        kept = [b for b in history.bindings(name, "assign") if dotted(b.value)]
+        if len(kept) > 1 and any(kept[-2].at < b.at < kept[-1].at for b in history.bindings(dotted(kept[-1].value))):
+            first, last = kept[0], kept[-1]
+            text, places = history.text(last), (history.place(last), history.place(first))
+            return RunTwice(name, text, len(kept), where=places[0], first=places[1])
+    return None
+
+
+def _form(node: ast.AST) -> str:
+    """A statement without its numbers and texts."""
+    return re.sub(r"Constant\(value=[^()]*\)", "Constant()", ast.dump(node))
+
+
+def _wrapped(number: int, statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> str:
+    """The variable that a statement gives to a function or a class of which it becomes the result (`model =
+    Adapter(model)`), where it holds another of its own kind by now."""
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    call = statement.value if isinstance(statement, ast.Assign) else None
+    path = dotted(target)
+    if not isinstance(call, ast.Call) or not path or path not in [dotted(argument) for argument in call.args]:
+        return ""
+    root, *inside = path.split(".")
+    thing = names.get(root)
+    for part in inside:
+        thing = members(thing).get(part)
+    if thing is None or history.bindings(path)[-1].number != number:
+        return ""
+    if type(thing) is FunctionType:
+        codes = [getattr(part, "__code__", None) for part in closure_variables(thing).values()]
+        return path if thing.__code__ in codes else ""
+    kind = type(thing)
+    return path if any(type(part) is kind for part in members(thing).values()) and hasattr(kind, "__dict__") else ""
 
 
 MOVES = frozenset("unsqueeze permute transpose swapaxes expand_dims one_hot pad repeat".split())
@@ -502,8 +585,8 @@ def _rescaled(number: int, statement: ast.stmt, names: Mapping[str, Any], histor
             last.path
             for last in history.cells[number].bindings
             if last.node is statement
-            and last is history.bindings(last.path)[-1]
             and _rescales(last)
+            and last is history.bindings(last.path)[-1]
             and _is_array(names.get(last.path))
             and first_training_use(history, last.path, last.at) is not None
         ),
@@ -534,9 +617,12 @@ def _spoiled(statement: ast.stmt, names: Mapping[str, Any]) -> str:
     return path if kinds[-1:] and kinds[-1] in kinds[:-1] else ""
 
 
-def _run_before(history: CellHistory, number: int, statement: ast.stmt, path: str) -> RunTwice | None:
-    """Where the statement has run in an earlier cell, since the variable was last made anew."""
-    at, text = (number, statement.lineno), ast.unparse(statement)
+def _run_before(
+    history: CellHistory, number: int, statement: ast.stmt, path: str, form: Callable[[ast.AST], str] = ast.unparse
+) -> RunTwice | None:
+    """Where the statement has run in an earlier cell, since the variable was last made anew. form: of two statements
+    that are the same."""
+    at, text = (number, statement.lineno), form(statement)
     made = [
         b
         for b in history.bindings(path)
@@ -549,7 +635,7 @@ def _run_before(history: CellHistory, number: int, statement: ast.stmt, path: st
         for cell in history.mentioning(root_of(path))
         if cell.number < number
         for one in cell.statements
-        if (cell.number, one.lineno) > since and ast.unparse(one) == text
+        if (cell.number, one.lineno) > since and form(one) == text
     ]
     if not before:
         return None

@@ -255,7 +255,7 @@ _FINDINGS = {"output": _output, "traceback": _traceback, "graph": _graph}
 
 def mode_findings(facts: NotebookFacts) -> list[Finding]:
     """A finding for each mode that was left on."""
-    return [_MODE_FINDINGS[one.kind](one) for one in facts.modes]
+    return [_eval(one) if one.kind == "eval" else _switch(one) for one in facts.modes]
 
 
 def _eval(one: ModeLeft) -> Finding:
@@ -273,45 +273,44 @@ def _eval(one: ModeLeft) -> Finding:
     )
 
 
-def _grad(one: ModeLeft) -> Finding:
-    title = (
-        f"Gradients have been off for the whole session since {cell(one.where)} called `{one.name}`: results computed "
-        "since then have no graph for backward"
-    )
-    return finding(
+SWITCHES: dict[str, tuple[str, str, list[Fix]]] = {
+    "grad": (
         "error/no-grad-path",
-        title,
-        one.where,
-        [one.name],
+        "Gradients have been off for the whole session since {cell} called `{name}`: results computed since then have "
+        "no graph for backward",
         [
             Fix("Switch them on again.", "torch.set_grad_enabled(True)"),
             Fix("Where they are not needed, switch them off for one block only.", "with torch.no_grad():\n    ..."),
         ],
-        [Link(f"the last cell failed because of it: {one.message}")],
-    )
-
-
-def _dtype(one: ModeLeft) -> Finding:
-    title = (
-        f"New tensors have had another dtype since {cell(one.where)} called `{one.name}`: tensors made before it and "
-        "after it can't be combined"
-    )
-    return finding(
+    ),
+    "dtype": (
         "error/dtype-mismatch",
-        title,
-        one.where,
-        [one.name],
+        "New tensors have had another dtype since {cell} called `{name}`: tensors made before it and after it can't be "
+        "combined",
         [
             Fix(
                 "Set it back, or set it in the first cell, before any tensor is made.",
                 "torch.set_default_dtype(torch.float32)",
             )
         ],
-        [Link(f"the last cell failed because of it: {one.message}")],
-    )
+    ),
+    "device": (
+        "error/device-mismatch",
+        "New tensors have been on another device since {cell} called `{name}`: tensors made before it and after it "
+        "can't be combined",
+        [
+            Fix("Set it back, and make the tensors since then again.", "torch.set_default_device('cpu')"),
+            Fix("Where it is needed, set it for one block only.", "with torch.device('meta'):\n    ..."),
+        ],
+    ),
+}
+"""kind → the code, what to say, the fixes."""
 
 
-_MODE_FINDINGS = {"eval": _eval, "grad": _grad, "dtype": _dtype}
+def _switch(one: ModeLeft) -> Finding:
+    code, title, fixes = SWITCHES[one.kind]
+    chain = [Link(f"the last cell failed because of it: {one.message}")]
+    return finding(code, title.format(cell=cell(one.where), name=one.name), one.where, [one.name], fixes, chain)
 
 
 def not_in_optimizer(facts: NotebookFacts) -> Finding | None:

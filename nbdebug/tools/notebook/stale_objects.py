@@ -5,6 +5,9 @@ object which a later cell has replaced.
 from __future__ import annotations
 
 import ast
+import functools
+import inspect
+import itertools
 import types
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,12 +17,13 @@ import torch
 from torch import nn
 
 from nbdebug.observe.locations import code_fingerprint
-from nbdebug.observe.variables import attributes
+from nbdebug.observe.variables import attributes, class_attribute, closure_variables, key_text
 from nbdebug.report import Where
 from nbdebug.tools.notebook.cells import (
     At,
     CellBinding,
     CellHistory,
+    calls_after,
     dotted,
     first_read,
     first_training_use,
@@ -279,44 +283,63 @@ def _unfreezes(node: ast.AST) -> bool:
     return False
 
 
-def stale_holders(names: Mapping[str, Any], history: CellHistory) -> list[StaleHolder]:
+def stale_holders(
+    names: Mapping[str, Any], history: CellHistory, owners: ModelsAndOptimizers | None = None
+) -> list[StaleHolder]:
     """The variables whose object still uses a value that a later cell has replaced. names: the user's own variables."""
-    known = {id(value) for value in names.values()}
+    known = {id(value) for value in names.values()} | (owners.anywhere if owners is not None else set())
     stale: dict[str, StaleHolder] = {}
     for holder, thing in names.items():
         if issubclass(type(thing), PLAIN) or is_tensor(thing) or is_optimizer(thing):
             continue
         parts = [(path, part) for path, part in _parts(holder, thing) if id(part) not in known]
-        if not parts or not (bindings := history.bindings(holder, "assign")):
+        function = type(thing) is types.FunctionType
+        if not parts or not (bindings := history.bindings(holder, "assign", *(("def",) if function else ()))):
             continue
         creation = bindings[-1]
         current = {id(part) for _, part in parts} | {id(part) for _, part in _parts(holder, thing)}
-        for name in sorted(names_in(creation.value) & names.keys() - {holder}):
+        made_from = creation.value if creation.how == "assign" else getattr(creation.node, "args", None)
+        for name in sorted(names_in(made_from) & names.keys() - {holder}):
             if id(names[name]) not in current and not _in_another_holder(names[name], thing, names):
-                one = _stale_holder(holder, name, names[name], parts, creation, history)
+                one = _stale_holder(holder, name, names, parts, creation, history)
                 if one is not None:
                     stale.setdefault(holder, one)
     return list(stale.values())
 
 
 def _in_another_holder(new: Any, holder: Any, names: Mapping[str, Any]) -> bool:
-    """Whether another variable of the holder's type holds the new object: the name was used for one after the other."""
-    alike = [thing for thing in names.values() if type(thing) is type(holder) and thing is not holder]
+    """Whether another variable of the holder's type holds the new object, or any other new settings: the name was used
+    for one after the other."""
+    alike = [
+        thing
+        for thing in names.values()
+        if thing is not holder and (type(thing) is type(holder) or type(new).__module__ in SETTINGS)
+    ]
     return any(part is new for thing in alike for _, part in _parts("", thing))
 
 
 def _stale_holder(
-    holder: str, name: str, new: Any, parts: list[tuple[str, Any]], creation: CellBinding, history: CellHistory
+    holder: str,
+    name: str,
+    names: Mapping[str, Any],
+    parts: list[tuple[str, Any]],
+    creation: CellBinding,
+    history: CellHistory,
 ) -> StaleHolder | None:
+    new = names[name]
     since = [b for b in history.bindings(name) if b.at > creation.at and not keeps_object(b)]
     if not since:
         return None
     path = next((path for path, old in parts if _replaced_holder(old, new, name, creation, since[0], history)), None)
     if path is None:
         return None
-    used = first_training_use(history, root_of(holder), since[0].at) or first_read(
-        history, root_of(holder), since[0].at
-    )
+    at, thing = since[0].at, names[holder]
+    if creation.how == "def":
+        used = _called_without(holder, path, creation, at, history)
+    else:
+        users = [n for n, other in names.items() if any(part is thing for _, part in _parts(n, other))]
+        uses = [(use, user) for user in [holder, *users] for use in (first_training_use, first_read)]
+        used = next((place for use, user in uses if (place := use(history, root_of(user), at)) is not None), None)
     if used is None:
         return None
     return StaleHolder(
@@ -331,6 +354,18 @@ def _stale_holder(
     )
 
 
+def _called_without(holder: str, path: str, creation: CellBinding, since: At, history: CellHistory) -> Where | None:
+    """The first cell after this place that calls a function and leaves one of its arguments to the default."""
+    arguments = getattr(creation.node, "args", ast.arguments([], [], None, [], [], None, []))
+    names = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+    name = path.rpartition(".")[2]
+    for number, call in calls_after(history, since, holder):
+        positional = name in names and len(call.args) > names.index(name)
+        if dotted(call.func) == holder and not positional and name not in {k.arg for k in call.keywords}:
+            return history.cells[number].place()
+    return None
+
+
 def _replaced_holder(
     old: Any, new: Any, name: str, creation: CellBinding, since: CellBinding, history: CellHistory
 ) -> bool:
@@ -342,16 +377,40 @@ def _replaced_holder(
             and (code_fingerprint(old.__code__) != code_fingerprint(new.__code__))
         )
     kind, new_kind = type(old), type(new)
+    if is_module(new) and issubclass(kind, nn.Parameter):  # in a list of what was the model's
+        return True
     if (kind.__module__, kind.__qualname__) != (new_kind.__module__, new_kind.__qualname__):
-        return False
+        return creation.how == "def" and is_module(old) and is_module(new)
     if is_module(old):
         return any(True for _ in parameters_of(old))
     if is_optimizer(old):
         return True
     before = [b for b in history.bindings(name) if b.at <= creation.at]
-    return (
-        _is_dataset(new) and bool(before) and (history.text(before[-1]) != history.text(since) or kind is not new_kind)
+    if not before or history.text(before[-1]) == history.text(since) and kind is new_kind:
+        return False
+    if is_tensor(old):  # the weights of a loss; the data of a data set, where they were computed from these
+        return _differ(old, new) and (name in names_in(since.value) or _gives_weights(creation))
+    return _is_dataset(new) or class_attribute(new, "__call__") is not None or new_kind.__module__ in SETTINGS
+
+
+SETTINGS = ("__main__", "types", "argparse")
+"""Modules of classes of which an object may be the settings of another."""
+
+
+def _gives_weights(creation: CellBinding) -> bool:
+    """Whether a statement gives something to a loss as its weights, or to a function as a default."""
+    calls = [n for n in ast.walk(creation.node) if isinstance(n, ast.Call)]
+    return creation.how == "def" or any("weight" in (keyword.arg or "") for call in calls for keyword in call.keywords)
+
+
+def _differ(old: Any, new: Any) -> bool:
+    """Whether two tensors of the same shape and kind hold other numbers."""
+    alike = type(old) is type(new) is torch.Tensor and (old.shape, old.dtype, old.device) == (
+        new.shape,
+        new.dtype,
+        new.device,
     )
+    return alike and not torch.equal(old, new)
 
 
 def _is_dataset(thing: Any) -> bool:
@@ -368,11 +427,24 @@ def _is_dataset(thing: Any) -> bool:
 
 
 def _parts(holder: str, thing: Any) -> Iterator[tuple[str, Any]]:
-    """(path, value) of an object's own attributes, of a module also of its children."""
-    members = dict(attributes(thing))
-    members |= (members.pop("_modules", None) or {}) if is_module(thing) else {}
-    for key, value in members.items():
+    """(path, value) of an object's own attributes, of a module also of its children and buffers, of a function what it
+    is bound to, of a list its items."""
+    kind = type(thing)
+    if kind in (list, tuple, dict):
+        items = thing.items() if kind is dict else enumerate(thing)
+        yield from ((f"{holder}[{key_text(key)}]", value) for key, value in itertools.islice(items, 1000))
+        return
+    values = dict(attributes(thing))
+    if is_module(thing):
+        values |= {**(values.pop("_modules", None) or {}), **(values.pop("_buffers", None) or {})}
+    elif kind is types.FunctionType:
+        thing = inspect.unwrap(thing, stop=lambda f: type(f.__dict__.get("__wrapped__")) is not types.FunctionType)
+        given = thing.__code__.co_varnames[: thing.__code__.co_argcount]
+        values = {**closure_variables(thing), **dict(zip(reversed(given), reversed(thing.__defaults__ or ())))}
+        values |= thing.__kwdefaults__ or {}
+    elif kind is functools.partial:
+        values = {**{str(n): one for n, one in enumerate(thing.args)}, **thing.keywords}
+    for key, value in values.items():
         yield f"{holder}.{key}", value
-        if key in ("lr_lambdas", "dataset", "transform", "transforms"):
-            inner = enumerate(value) if type(value) in (list, tuple) else attributes(value).items()
-            yield from ((f"{holder}.{key}.{sub}", part) for sub, part in inner)
+        if key in ("lr_lambdas", "dataset", "datasets", "tensors", "transform", "transforms") and value is not thing:
+            yield from _parts(f"{holder}.{key}", value)

@@ -87,8 +87,8 @@ OUTPUTS = ("Out", "_oh")
 
 class Holder:
     """Something that may grow: a container, or a slot with a tensor. kind: "list", "dict", "deque", "set", "cache",
-    "hooks", "object" (its attributes), "cycle" (what `itertools.cycle` has kept), "optimizer" (its parameters), "slot" (a
-    tensor with a graph) or "tensor" (or an array, or a table); size: its length, for a slot how many nodes its graph
+    "hooks", "object" (its attributes), "cycle" (what `itertools.cycle` has kept), "optimizer" (its parameters), "slot"
+    (a tensor with a graph) or "tensor" (or an array, or a table); size: its length, for a slot how many nodes its graph
     has, for a tensor its bytes; within: the holder it lies in, if that is a plain container."""
 
     __slots__ = ("bound", "kind", "label", "name", "owner", "size", "thing", "within")

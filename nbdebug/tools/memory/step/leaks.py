@@ -547,7 +547,9 @@ def _confirmed(growths: list[Growth], request: Any) -> list[Growth]:
     doubtful = [
         one
         for one in growths
-        if one.kind in ("dict", "list", "set", "object", "tensor", "cycle", "optimizer") and not one.grad and not one.errors
+        if one.kind in ("dict", "list", "set", "object", "tensor", "cycle", "optimizer")
+        and not one.grad
+        and not one.errors
     ]
     if not doubtful:
         return growths
