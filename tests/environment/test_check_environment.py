@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 import nbdebug
 from nbdebug import __main__ as shell
+from nbdebug.tools.environment import machine
 from nbdebug.tools.environment.rules import serves
 from tests.shell import started
 
@@ -96,6 +98,8 @@ HEALTHY = [
     {"env": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}},  # its new name came later
     {"run": {"tokenizer_used_before_workers": True, "start_method": "spawn"}},
     {"run": {"tokenizer_used_before_workers": True, "num_workers": 0}},
+    {"run": {"tokenizer_used_before_workers": True, "start_method": "-"}, "python": "3.14.0"},
+    {"shm": {"size": 2**34}, "run": {"world_size": 4, "nodes": 2}},
     {"shm": {"size": 64 * 2**20}, "run": {"num_workers": 0}},
     {"platform": "win32", "shm": "-", "driver": {"version": "528.33", "cuda": "-"}},
     {"torch": {"hip": "6.1", "cuda": None, "arch_list": ["gfx90a"]}, "driver": None},
@@ -131,6 +135,8 @@ SICK = [
     ("version-mismatch", {"packages": {"xformers": "0.0.28.post3"}}),
     ("version-mismatch", {"packages": {"huggingface_hub": "1.2.0"}}),
     ("shared-memory-small", {"shm": {"size": 2**30}}),
+    ("shared-memory-small", {"shm": {"size": 2**33}}),  # enough for one of the two processes
+    ("tokenizers-fork", {"run": {"tokenizer_used_before_workers": True, "start_method": "-"}, "python": "3.13.2"}),
     ("network-interface-missing", {"env": {"NCCL_SOCKET_IFNAME": "=eth"}}),
     ("network-interface-missing", {"env": {"NCCL_SOCKET_IFNAME": "^eth,lo,docker"}}),
     ("network-interface-missing", {"env": {"GLOO_SOCKET_IFNAME": "ens5"}, "run": {"backend": "gloo"}}),
@@ -242,6 +248,15 @@ def test_this_machine_has_facts_and_the_report_names_no_secret(monkeypatch, tmp_
         nbdebug.check_environment(facts=[1])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="another form"):
         nbdebug.check_environment(facts={"gpus": [3]})
+
+
+def test_what_ended_processes_have_left_is_counted(tmp_path) -> None:
+    for name in (f"torch_{2**31}_17_0", f"torch_{os.getpid()}_17_0", "other"):
+        (tmp_path / name).write_bytes(b"1234")
+    (tmp_path / "pymp-old").mkdir()
+    (tmp_path / "pymp-new").mkdir()
+    os.utime(tmp_path / "pymp-old", (0, 0))
+    assert machine._leftovers(tmp_path, tmp_path) == {"count": 2, "bytes": 4}
 
 
 def test_facts_need_no_torch_and_go_to_another_machine(tmp_path, capsys) -> None:

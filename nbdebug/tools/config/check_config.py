@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import inspect
@@ -66,82 +67,74 @@ def check_config(
 def _findings(
     document: Document, expected: Mapping[str, Expectation], closed: bool, others: list[tuple[str, str, Any]]
 ) -> tuple[Finding, ...]:
-    facts = _facts(document, expected, closed, others)
+    settings, near = document.settings, dict[str, str]()
+    if not expected:
+        expected, near = conventions(settings), misspelt(settings)
+    absent, beside = _paths(document, expected)
+    lines = tuple(document.mended.split("\n"))
+    facts = ConfigFacts(
+        document.file, document.format, settings, expected, closed, absent, beside, lines, near, tuple(others)
+    )
     findings = [_syntax(document, flaw) for flaw in document.flaws]
-    flawed = {flaw.line for flaw in document.flaws}
-    merges, told = document.format == "YAML" and "<<" in document.text, set[tuple[str, int | None]]()
-    for setting in facts.settings.values():
-        if merges and (setting.name, setting.line) in told:
-            continue  # it came in by `<<`, and was told where it stands
+    flawed, told = {flaw.line for flaw in document.flaws}, set[tuple[str, int | None]]()
+    merges = document.format == "YAML" and "<<" in document.text
+    for setting in settings.values():
+        place = setting.name, setting.line
         found = next((f for f in (check(OneSetting(setting, facts)) for check in ORDER) if f is not None), None)
-        if found is not None and not (flawed and found.code in BY_NESTING or setting.line in flawed):
+        if found is None or merges and place in told:
+            continue  # it came in by `<<`, and was told where it stands
+        if not (flawed and found.code in BY_NESTING or setting.line in flawed):
             findings.append(found)
-            told.add((setting.name, setting.line))
+            told.add(place)
     return tuple(findings)
 
 
 def _by_library(document: Document, schema: Any, named: set[str]) -> Iterator[Finding]:
     """What jsonschema finds besides: patterns, lengths, conditions, keys that must stand together."""
     for key, code, message in violations(schema, document.data()) if not document.flaws else ():
-        setting = document.settings.get(key)
         inside = any(other == key or other.startswith(f"{key}." if key else "") for other in named)
         if not inside and not any(key.startswith(f"{other}.") for other in named):
-            line = setting.line if setting is not None else None
+            line = document.settings[key].line if key in document.settings else None
             where = Where(file=document.file, line=line, text=document.lines[line - 1].strip() if line else None)
             fix = Fix("See what the schema asks for.", f"# {key or 'the top'}: {clip(message, 100)}")
-            at = f"`{key}`" if key else "The settings"
-            yield Finding(code, f"{at}: {clip(message, 160)}", where, {"where": [key], "source": "the schema"}, (fix,))
+            title = f"{f'`{key}`' if key else 'The settings'}: {clip(message, 160)}"
+            yield Finding(code, title, where, {"where": [key], "source": "the schema"}, (fix,))
 
 
-def _facts(
-    document: Document, expected: Mapping[str, Expectation], closed: bool, others: list[tuple[str, str, Any]]
-) -> ConfigFacts:
-    settings, near = document.settings, dict[str, str]()
-    if not expected:
-        expected, near = conventions(settings), misspelt(settings)
+def _paths(document: Document, expected: Mapping[str, Expectation]) -> tuple[dict[str, str | None], dict[str, str]]:
+    """(paths that do not exist, with the same path without what is not seen at its ends where that one does; those with
+    one of nearly the same name)."""
     absent, beside = dict[str, str | None](), dict[str, str]()
     folder = pathlib.Path(document.file).parent if document.file else pathlib.Path()
-    for key, rules in expected.items():
-        value = settings[key].value if key in settings else None
-        if rules.exists in PATHS and isinstance(value, str) and not _exists(folder, value, rules.exists):
-            clean = value.strip("".join(INVISIBLE) + " \t\r\n")
-            absent[key] = clean if clean != value and clean and _exists(folder, clean, rules.exists) else None
-            beside.update((key, near) for near in _nearly(folder, pathlib.PurePath(value), rules.exists))
-    lines = tuple(document.mended.split("\n"))
-    return ConfigFacts(
-        document.file, document.format, settings, expected, closed, absent, beside, lines, near, tuple(others)
-    )
 
-
-def _exists(folder: pathlib.Path, value: str, kind: str) -> bool:
-    try:
-        path = folder / value
-        return path.is_dir() if kind == "folder" else path.is_file()
-    except (OSError, ValueError):
+    def exists(path: str, kind: str) -> bool:
+        with contextlib.suppress(OSError, ValueError):
+            return (folder / path).is_dir() if kind == "folder" else (folder / path).is_file()
         return False
 
-
-def _nearly(folder: pathlib.Path, path: pathlib.PurePath, kind: str) -> Iterator[str]:
-    """The path with the nearest name that exists in its folder."""
-    try:
-        names = [each.name for each in (folder / path.parent).iterdir()][:1000]
-    except (OSError, ValueError):
-        return
-    for name in difflib.get_close_matches(path.name, names, n=1, cutoff=0.8):
-        if _exists(folder, str(path.parent / name), kind):
-            yield (path.parent / name).as_posix()
+    for key, kind in ((key, rules.exists) for key, rules in expected.items() if rules.exists in PATHS):
+        value = document.settings[key].value if key in document.settings else None
+        if kind is None or not isinstance(value, str) or exists(value, kind):
+            continue
+        clean = value.strip("".join(INVISIBLE) + " \t\r\n")
+        absent[key] = clean if clean and clean != value and exists(clean, kind) else None
+        path = pathlib.PurePath(value)
+        with contextlib.suppress(OSError, ValueError):
+            names = [each.name for each in (folder / path.parent).iterdir()][:1000]
+            for name in difflib.get_close_matches(path.name, names, n=1, cutoff=0.8):
+                if exists(str(path.parent / name), kind):
+                    beside[key] = (path.parent / name).as_posix()
+    return absent, beside
 
 
 def _syntax(document: Document, flaw: Flaw) -> Finding:
-    """A fault of the text, with the lines around it."""
-    lines, mended = document.lines, document.mended.split("\n")
-    old, new = lines[flaw.line - 1], mended[flaw.line - 1]
-    name = pathlib.PurePath(document.file or "").name
+    """A fault of the text."""
+    old, new = (text.split("\n")[flaw.line - 1] for text in (document.text, document.mended))
+    fix = Fix(flaw.cure, _visible(old).strip() or "{}")
     if flaw.mended and document.file is not None and old != new:
-        fix = Fix.of(flaw.cure, Edit(document.file, flaw.line, flaw.line, old, new))
-        fix = fix if fix.code.strip() else Fix(f"{flaw.cure} Line {flaw.line} goes.", _visible(old), edit=fix.edit)
-    else:
-        fix = Fix(flaw.cure, _visible(old).strip() or "{}")
+        edit = Edit(document.file, flaw.line, flaw.line, old, new)
+        fix = Fix.of(flaw.cure, edit) if new.strip() else dataclasses.replace(fix, edit=edit)
+    name = pathlib.PurePath(document.file or "").name
     title = f"{name} is no {document.format} at line {flaw.line}, column {flaw.column}: {flaw.what}"
     where = Where(file=document.file, line=flaw.line, text=clip(_visible(old).strip(), 160) or None)
     evidence = {"where": [str(flaw.line)], "line": flaw.line, "column": flaw.column}
@@ -150,11 +143,10 @@ def _syntax(document: Document, flaw: Flaw) -> Finding:
 
 def _around(document: Document) -> Iterator[Table]:
     """The lines around each fault of the text, with a mark."""
-    lines = document.lines
-    for flaw in document.flaws:
-        shown = range(max(1, flaw.line - 2), min(len(lines), flaw.line + 2) + 1)
-        rows = [(">" if n == flaw.line else "", n, clip(_visible(lines[n - 1]), 100)) for n in shown]
-        yield Table(f"Around line {flaw.line}", ("", "line", "text"), rows, open=True)
+    for at in [flaw.line for flaw in document.flaws][:5]:
+        shown = [*enumerate(document.lines, 1)][max(at - 3, 0) : at + 2]
+        rows = [(">" if n == at else "", n, clip(_visible(line), 100)) for n, line in shown]
+        yield Table(f"Around line {at}", ("", "line", "text"), rows, open=True)
 
 
 def _visible(line: str) -> str:
@@ -169,54 +161,48 @@ def _tried(
     all together."""
     before = {(f.code, str(f.evidence["where"])) for f in findings}
     for finding in findings:
-        fixes, at = [], (finding.code, str(finding.evidence["where"]))
-        for fix in finding.fixes:
-            edit, worked, after = fix.edit, fix.verified, dict(fix.after)
-            if edit is not None and finding.code == "config/syntax":
-                worked, after = document.root is not None or None, {"faults of the text with all mended lines": 0}
-            elif edit is not None and edit.old == "\n".join(document.lines[edit.line - 1 : edit.end_line]):
-                lines = [*document.lines[: edit.line - 1], *edit.new.split("\n"), *document.lines[edit.end_line :]]
-                left = look(parsed("\n".join(lines).encode(), edit.file, SUFFIXES.get(document.format, "")))
-                after = {"problems before": len(findings), "problems with this line": len(left)}
-                keys = {(f.code, str(f.evidence["where"])) for f in left}
-                hidden = {key for key in keys if finding.code == "config/duplicate-key" and key[1] == at[1]}
-                worked = (at not in keys and keys - hidden <= before) or None  # the entry that stays may be wrong too
-            fixes.append(dataclasses.replace(fix, verified=worked, after=after if worked else {}))
-        yield dataclasses.replace(finding, fixes=tuple(fixes))
+        (fix,), at = finding.fixes, (finding.code, str(finding.evidence["where"]))
+        edit, worked, after = fix.edit, None, {}
+        if edit is not None and finding.code == "config/syntax":
+            worked, after = document.root is not None or None, {"faults of the text with all mended lines": 0}
+        elif edit is not None and edit.old == "\n".join(document.lines[edit.line - 1 : edit.end_line]):
+            lines = [*document.lines[: edit.line - 1], *edit.new.split("\n"), *document.lines[edit.end_line :]]
+            left = look(parsed("\n".join(lines).encode(), edit.file, SUFFIXES.get(document.format, "")))
+            after = {"problems before": len(findings), "problems with this line": len(left)}
+            keys = {(f.code, str(f.evidence["where"])) for f in left}
+            hidden = {key for key in keys if finding.code == "config/duplicate-key" and key[1] == at[1]}
+            worked = (at not in keys and keys - hidden <= before) or None  # the entry that stays may be wrong too
+        yield dataclasses.replace(
+            finding, fixes=(dataclasses.replace(fix, verified=worked, after=after if worked else {}),)
+        )
 
 
 # -- what the objects of the run say ----------------------------------------------------------------------------------
-
-OPTIMIZER_KEYS = {"lr": ("lr", "learning_rate"), "weight_decay": ("weight_decay",), "momentum": ("momentum",)}
-LOADER_KEYS = {"batch_size": ("batch_size", "train_batch_size"), "num_workers": ("num_workers",)}
 
 
 def _others(
     document: Document, model: Any, optimizer: Any, loader: Any, checkpoint: Any
 ) -> Iterator[tuple[str, str, Any]]:
     """(key, object, its value) of what differs. A name counts where one setting of the file has it."""
-    config = getattr(model, "config", None)
+    config, groups = getattr(model, "config", None), getattr(optimizer, "param_groups", None) or []
     own = vars(config) if hasattr(config, "__dict__") else config if isinstance(config, Mapping) else {}
-    groups = getattr(optimizer, "param_groups", None) or []
     sources: list[tuple[str, str, list[Any]]] = [(name, "model", [value]) for name, value in own.items()]
-    for key, names in OPTIMIZER_KEYS.items():
-        values = [
-            group.get("initial_lr", group[key]) if key == "lr" else group[key] for group in groups if key in group
-        ]
-        sources += [(name, "optimizer", values) for name in names if values]
-    for key, names in LOADER_KEYS.items():
-        value = getattr(loader, key, None)
-        sources += [(name, "loader", [value]) for name in names if value is not None]
+    for key in ("lr", "learning_rate", "weight_decay", "momentum"):
+        at = key.replace("learning_rate", "lr")
+        values = [group.get(f"initial_{at}", group[at]) for group in groups if at in group]
+        sources += [(key, "optimizer", values)] if values else []
+    for key in ("batch_size", "train_batch_size", "num_workers"):
+        value = getattr(loader, key.removeprefix("train_"), None)
+        sources += [(key, "loader", [value])] if value is not None else []
     for name, owner, values in sources:
         matches = [s for s in document.settings.values() if s.name == name and not s.section]
         plain = all(isinstance(v, (int, float, str, bool)) for v in values)
         if len(matches) == 1 and plain and not any(_same(matches[0].value, v) for v in values):
             yield matches[0].key, owner, values[0]
-    if checkpoint is not None:
-        saved = read(checkpoint).settings
-        for key, setting in document.settings.items():
-            if key in saved and not setting.section and not _same(setting.value, saved[key].value):
-                yield key, "checkpoint", saved[key].value
+    saved = read(checkpoint).settings if checkpoint is not None else {}
+    for key in document.settings.keys() & saved:
+        if not document.settings[key].section and not _same(document.settings[key].value, saved[key].value):
+            yield key, "checkpoint", saved[key].value
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -231,59 +217,55 @@ RATES = ("lr", "learning_rate", "base_lr")
 CLASSES = ("_target_", "_component_", "class_path", "type", "name", "lr_scheduler_type", "lr_scheduler", "scheduler")
 LONGEST = 20_000
 """Steps of a schedule that are taken one by one."""
+ARGUMENTS = r"(?:\.(?:init_args|params|kwargs))?"
+"""The section of a class's arguments, below its name's."""
 
 
-def planned_rates(settings: Mapping[str, Any]) -> tuple[list[list[float]], str]:
+def planned_rates(settings: Mapping[str, Setting]) -> tuple[list[list[float]], str]:
     """([step, rate] of the scheduler that the settings name, why there are none): torch's by its class, transformers'
     by its type where transformers is loaded."""
-    rates = [s.value for s in settings.values() if s.name in RATES and type(s.value) in (int, float) and s.value > 0]
-    totals = [s.value for s in settings.values() if s.name in TOTALS.split() and type(s.value) is int and s.value > 0]
-    named = [s for s in settings.values() if s.name in CLASSES and isinstance(s.value, str)]
-    for one in named if rates else ():
+    rates, totals, warmups = (
+        [s.value for s in settings.values() if s.name in names and type(s.value) in (int, float) and s.value > 0]
+        for names in (RATES, TOTALS.split(), WARMUPS.split())
+    )
+    for one in settings.values() if rates else ():
+        if one.name not in CLASSES or not isinstance(one.value, str):
+            continue
+        inside = re.compile(re.escape(one.parent) + ARGUMENTS)
+        beside = {s.name: s.value for s in settings.values() if inside.fullmatch(s.parent)}
+        ratio = next((s.value for s in settings.values() if s.name == "warmup_ratio"), 0)
         try:
-            scheduler, steps = _scheduler(one, settings, float(rates[0]), totals)
+            scheduler, steps = _scheduler(one.value.rpartition(".")[2], beside, rates[0], totals, ratio, warmups)
         except Exception as error:  # torch or transformers refuse the arguments: that is worth a sentence
             return [], f"{one.value} refuses these settings: {clip(str(error), 120)}"
         if scheduler is not None:
-            return _rates(scheduler, steps), ""
+            return _rates(scheduler, int(steps)), ""
     return [], ""
 
 
-def _scheduler(one: Setting, settings: Mapping[str, Setting], rate: float, totals: list[int]) -> tuple[Any, int]:
-    """The scheduler that a setting names, over an optimizer of no model, and for how many steps."""
+def _scheduler(
+    name: str, beside: Mapping[str, Any], rate: float, totals: list[Any], ratio: float, warmups: list[Any]
+) -> tuple[Any, float]:
+    """The scheduler of a name, over an optimizer of no model, and for how many steps."""
     import torch  # only where there is a schedule
 
-    name = one.value.rpartition(".")[2]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=float(rate))
     kind = getattr(torch.optim.lr_scheduler, name, None)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
-    beside = {
-        s.name: s.value for s in settings.values() if re.fullmatch(PARENT.format(re.escape(one.parent)), s.parent)
-    }
-    if (
-        isinstance(kind, type)
-        and issubclass(kind, torch.optim.lr_scheduler.LRScheduler)
-        and "metrics" not in str(inspect.signature(kind.step))
-    ):
-        taken = inspect.signature(kind).parameters
-        given = {key: value for key, value in beside.items() if key in taken and key not in ("optimizer", "verbose")}
+    if isinstance(kind, type) and issubclass(kind, torch.optim.lr_scheduler.LRScheduler):
+        if "metrics" in inspect.signature(kind.step).parameters:
+            return None, 0
+        taken = inspect.signature(kind).parameters.keys() - {"optimizer", "verbose"}
+        given = {key: value for key, value in beside.items() if key in taken}
         ends = [given[key] for key in ("T_max", "total_steps", "total_iters", "step_size") if key in given]
         ends += [max(given["milestones"])] if given.get("milestones") else []
-        return kind(optimizer, **given), int(
-            max([*totals[:1], *(end * 1.2 for end in ends[:1] if not totals)] or [100])
-        )
+        return kind(optimizer, **given), max([*totals[:1], *(end * 1.2 for end in ends[:1] if not totals)] or [100])
     transformers = sys.modules.get("transformers.optimization")
     if transformers is None or not totals or name not in CHOICES["lr_scheduler_type"][0].split() or "plateau" in name:
         return None, 0
-    warmup = next(
-        (s.value for s in settings.values() if s.name in WARMUPS.split() and type(s.value) in (int, float)), 0
-    )
-    share = next((s.value for s in settings.values() if s.name == "warmup_ratio"), warmup if 0 < warmup < 1 else 0)
+    warmup = next(iter(warmups), 0)
+    share = ratio or (warmup if warmup < 1 else 0)
     steps = math.ceil(totals[0] * share) if share else int(warmup)
     return transformers.get_scheduler(name, optimizer, num_warmup_steps=steps, num_training_steps=totals[0]), totals[0]
-
-
-PARENT = r"{0}(?:\.(?:init_args|params|kwargs))?"
-"""The section of a class's name, and those of its arguments."""
 
 
 def _rates(scheduler: Any, steps: int) -> list[list[float]]:
@@ -303,29 +285,26 @@ def _rates(scheduler: Any, steps: int) -> list[list[float]]:
 
 def _report(document: Document, findings: tuple[Finding, ...], with_schema: bool) -> Report:
     name = pathlib.PurePath(document.file).name if document.file else document.format
-    values = sum(not setting.section for setting in document.settings.values())
-    unchecked = [] if with_schema else ["keys that only your program knows: give a schema (schema_from drafts one)"]
-    if document.root is None:
-        unchecked.insert(0, "the values: the file can't be read further")
+    values = count(sum(not setting.section for setting in document.settings.values()), "value")
+    unread = ["the values: the file can't be read further"] if document.root is None else []
+    unknown = ["keys that only your program knows: give a schema (schema_from drafts one)"] if not with_schema else []
     rates, refused = planned_rates(document.settings)
     curve = {"curves of": "learning rate of each step", "curves": {"as planned": rates}}
-    headline = "" if findings else f"No problem was found in {name}."
-    read_whole = RuledOut("a problem of the text", f"it was read as {document.format}, {count(values, 'value')}")
-    subject = f"{name}: {document.format}, {count(values, 'value')}"
+    read_whole = RuledOut("a problem of the text", f"it was read as {document.format}, {values}")
     problems = [
-        {"key": int(f.evidence["line"]) if f.code == "config/syntax" else f.evidence["where"][0], "code": f.code}
+        {"key": f.evidence["line"] if f.code == "config/syntax" else f.evidence["where"][0], "code": f.code}
         for f in findings
     ]
     return Report(
         "check_config()",
         findings,
         () if findings else (read_whole,),
-        tuple(unchecked),
+        (*unread, *unknown),
         (f"No learning rate was drawn: {refused}.",) if refused else (),
-        subject,
+        f"{name}: {document.format}, {values}",
         {"problems": problems},
-        headline=headline,
-        tables=tuple(_around(document))[:5],
+        headline="" if findings else f"No problem was found in {name}.",
+        tables=tuple(_around(document)),
         plots=(Plot("losses", curve),) if rates else (),
         independent=True,
     )

@@ -2,7 +2,7 @@
 
     check_environment  the public function: facts of this machine or of another one, judged
     machine     the facts of this machine, with the standard library alone (the probe)
-    versions    what goes together: tables with their sources and dates
+    tables      what goes together, and what else is looked up, with sources and dates
     facts, rules  the facts as plain values; the rules that name causes
 
 Tables are silent on what they don't know: a version newer than theirs is never called wrong.

@@ -13,13 +13,8 @@ from nbdebug.report import Report, RuledOut, Table
 from nbdebug.text import clip, count, listed, size
 from nbdebug.tools.environment.facts import EnvironmentFacts
 from nbdebug.tools.environment.machine import machine_facts, shell_python
-from nbdebug.tools.environment.rules import ORDER, torch_of
-from nbdebug.tools.environment.versions import DATE, MPS_AUTOCAST, TF32
-
-LITTLE_DISK = 2 * 2**30
-"""Bytes: a checkpoint of a small language model, with its optimizer's state, is as large."""
-DOCKER_SHM = 64 * 2**20
-"""Bytes of /dev/shm that Docker gives a container by default."""
+from nbdebug.tools.environment.rules import ORDER
+from nbdebug.tools.environment.tables import BUILD, DATE, DOCKER_SHM, LITTLE_DISK, MPS_AUTOCAST, REWRITES, TF32
 
 
 def check_environment(*, requirements: Any = None, facts: Mapping[str, Any] | None = None) -> Report:
@@ -40,19 +35,11 @@ def check_environment(*, requirements: Any = None, facts: Mapping[str, Any] | No
     if not isinstance(raw, Mapping):
         raise TypeError(f"facts takes a dict as `python -m nbdebug facts` writes it; got {type(raw).__name__}.")
     unchecked: list[str] = []
-    pins = tuple(_unmet(_lines(requirements), unchecked)) if requirements is not None else ()
-    known = EnvironmentFacts.of(raw, pins)
+    if isinstance(requirements, (str, pathlib.PurePath)):
+        requirements = pathlib.Path(requirements).read_text(encoding="utf-8").splitlines()
+    known = EnvironmentFacts.of(raw, tuple(_unmet(map(str, requirements or ()), unchecked)))
     findings = tuple(found for found in (check(known) for check in ORDER) if found is not None)
-    notes = (*(_notes(raw) if own else ()), *_precision(known))
-    ruled_out = (
-        ()
-        if findings
-        else (
-            RuledOut(
-                "versions that don't go together", f"{count(len(known.packages), 'package')} compared, tables of {DATE}"
-            ),
-        )
-    )
+    compared = f"{count(len(known.packages), 'package')} compared, tables of {DATE}"
     machine = Table("The machine", ("what", "value"), list(_rows(raw, known)))
     raised = Table("Warnings of this kernel", ("where", "warning", "write instead"), list(_warnings()) if own else [])
     if not known.run:
@@ -60,21 +47,15 @@ def check_environment(*, requirements: Any = None, facts: Mapping[str, Any] | No
     return Report(
         "check_environment()",
         findings,
-        ruled_out,
+        () if findings else (RuledOut("versions that don't go together", compared),),
         tuple(unchecked),
-        notes,
+        (*(_notes(raw) if own else ()), *_precision(known)),
         "this machine" if own else "the machine of the facts",
         {"machine": dict(raw)},
         headline="" if findings else "No problem was found in this environment.",
         tables=tuple(table for table in (machine, raised) if table.rows),
         independent=True,
     )
-
-
-def _lines(requirements: Any) -> Iterable[str]:
-    if isinstance(requirements, (str, pathlib.PurePath)):
-        return pathlib.Path(requirements).read_text(encoding="utf-8").splitlines()
-    return [str(line) for line in requirements]
 
 
 def _unmet(lines: Iterable[str], unchecked: list[str]) -> Iterator[tuple[str, str]]:
@@ -104,12 +85,15 @@ def _unmet(lines: Iterable[str], unchecked: list[str]) -> Iterator[tuple[str, st
 
 
 def _notes(raw: Mapping[str, Any]) -> Iterator[str]:
-    other = shell_python()
-    if other is not None:
+    if (other := shell_python()) is not None:
         yield f"`python` in a shell is {other}, another installation than this kernel's: use %pip to install"
     for place, free in (raw.get("disk") or {}).items():
         if free < LITTLE_DISK:
             yield f"{size(free)} of disk are left {'in this folder' if place == 'here' else 'for temporary files'}"
+    left = raw.get("leftovers") or {"count": 0}
+    if left["count"]:
+        what = f"{count(left['count'], 'temporary file')} of processes that have ended"
+        yield f"{what} ({size(left['bytes'])}) lie in /dev/shm (torch_*) and the folder of temporary files (pymp-*)"
     yield from _idle()
     shm = (raw.get("shm") or {}).get("size")
     if shm is not None and shm <= DOCKER_SHM:
@@ -126,9 +110,7 @@ def _precision(known: EnvironmentFacts) -> Iterator[str]:
         types = [name for name, since in MPS_AUTOCAST.items() if torch >= since]
         which = f"computes in {listed(types, quote='')}" + (", bfloat16 from macOS 14 on" if types[1:] else "")
         if torch:
-            yield f"torch.autocast('mps') of torch {torch_of(known)} " + (
-                which if types else "does not exist (2.5 has it)"
-            )
+            yield f"torch.autocast('mps') of torch {known.torch} " + (which if types else "does not exist (2.5 has it)")
     elif known.wants_cuda and known.is_cuda_build and chosen and (cards := [c for c in known.used if c.capability]):
         able = [card.capability >= TF32 for card in cards]
         if chosen == "highest" and all(able):
@@ -138,21 +120,6 @@ def _precision(known: EnvironmentFacts) -> Iterator[str]:
             )
         elif chosen != "highest" and not any(able):
             yield f"{call} changes nothing on {cards[0].name}: TF32 came with capability {TF32[0]}.{TF32[1]}"
-
-
-REWRITES = (
-    (r"torch\.cuda\.amp\.autocast", "torch.amp.autocast('cuda')"),
-    (r"torch\.cuda\.amp\.GradScaler", "torch.amp.GradScaler('cuda')"),
-    (r"torch\.cpu\.amp\.autocast", "torch.amp.autocast('cpu')"),
-    (r"pin_memory. argument is set as true", "DataLoader(…, pin_memory=torch.cuda.is_available())"),
-    (r"lr_scheduler\.step\(\). before", "optimizer.step() first, then scheduler.step()"),
-    (r"CUDA initialization|driver on your system is too old", "a newer driver, or torch built for an older CUDA"),
-    (r"is not compatible with the current PyTorch installation", "a torch that has kernels for the card"),
-    (r"use_reentrant parameter should be passed", "checkpoint(…, use_reentrant=False)"),
-    (r"weights_only=False", "torch.load(path, weights_only=True)"),
-    (r"`tokenizer` is deprecated", "Trainer(…, processing_class=tokenizer)"),
-)
-"""(words of a warning, what to write instead), as torch 2.13 and transformers 5 have them."""
 
 
 def _warnings() -> Iterator[tuple[str, str, str]]:
@@ -185,19 +152,18 @@ def _rows(raw: Mapping[str, Any], known: EnvironmentFacts) -> Iterator[tuple[str
     """What a bug report needs."""
     build, driver = known.build, known.driver or {}
     yield "platform", f"Python {raw['python']} on {known.platform}" if raw.get("python") else known.platform or "?"
-    parts = [torch_of(known) or "not installed"]
+    parts = [known.torch or "not installed"]
     parts += [f"CUDA {build['cuda'] or 'none'}"] if "cuda" in build else []
-    parts += [f"ROCm {build['hip']}"] if build.get("hip") else []
-    parts += [f"{name} {build[key]}" for key, name in (("cudnn", "cuDNN"), ("nccl", "NCCL")) if build.get(key)]
-    yield "torch", ", ".join(parts)
-    if build.get("fsdp"):
-        yield "FSDP", ", ".join(build["fsdp"])
-    if build.get("deterministic"):
-        yield "switches", ", ".join(f"{name} {'on' if on else 'off'}" for name, on in build["deterministic"].items())
-    if build.get("attention"):
-        yield "attention kernels allowed", ", ".join(build["attention"])
-    if build.get("bf16") is not None:
-        yield "bfloat16 on the card", "yes" if build["bf16"] else "no"
+    names = (("hip", "ROCm"), ("cudnn", "cuDNN"), ("nccl", "NCCL"))
+    yield "torch", ", ".join([*parts, *(f"{name} {build[key]}" for key, name in names if build.get(key))])
+    for key, name in BUILD:
+        value = build.get(key)
+        if isinstance(value, dict):
+            value = [f"{switch} {'on' if on else 'off'}" for switch, on in value.items()]
+        if isinstance(value, bool):
+            value = ("no", "yes")[value]
+        if value not in (None, []):
+            yield name, ", ".join(value) if isinstance(value, list) else str(value)
     yield "cards", listed([card.name for card in known.cards or ()], 8, "") or "none"
     if driver:
         yield "driver", f"{driver.get('version')}, serves CUDA {driver.get('cuda')}"

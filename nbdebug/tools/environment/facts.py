@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from nbdebug.tools.environment.versions import Version, version
+from nbdebug.tools.environment.tables import Version
+
+
+def version(text: object) -> Version:
+    """(2, 2, 2) of "2.2.2+cu121"; () of what is none."""
+    match = re.match(r"\d+(?:\.\d+)*", str(text or ""))
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def dotted(numbers: Version) -> str:
+    return ".".join(map(str, numbers))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +35,7 @@ class EnvironmentFacts:
     pins: (requirement, what is installed) of each that is not met."""
 
     platform: str = ""
+    python: Version = ()
     packages: Mapping[str, str] = dataclasses.field(default_factory=dict)
     build: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     cards: tuple[Card, ...] | None = None
@@ -39,24 +51,29 @@ class EnvironmentFacts:
     def of(cls, facts: Mapping[str, Any], pins: tuple[tuple[str, str], ...] = ()) -> EnvironmentFacts:
         """Raises TypeError where a part has another form."""
         try:
-            gpus, packages = facts.get("gpus"), dict(facts.get("packages") or {})
+            packages, build, env, run = (dict(facts.get(part) or {}) for part in ("packages", "torch", "env", "run"))
             names = {str(name).lower().replace("_", "-"): str(value) for name, value in packages.items()}
-            build = dict(facts.get("torch") or {})
-            if build.get("version") and "torch" not in names:
-                names["torch"] = str(build["version"])
-            interfaces = facts.get("interfaces")
+            if build.get("version"):
+                names.setdefault("torch", str(build["version"]))
+            cards, interfaces = facts.get("gpus"), facts.get("interfaces")
             return cls(
-                str(facts.get("platform") or ""),
-                names,
-                build,
-                None if gpus is None else tuple(_card(gpu) for gpu in gpus),
-                facts.get("driver"),
-                "driver" in facts,
-                {str(name): str(value) for name, value in dict(facts.get("env") or {}).items()},
-                None if interfaces is None else tuple(map(str, interfaces)),
-                (facts.get("shm") or {}).get("size"),
-                dict(facts.get("run") or {}),
-                pins,
+                platform=str(facts.get("platform") or ""),
+                python=version(facts.get("python")),
+                packages=names,
+                build=build,
+                cards=None
+                if cards is None
+                else tuple(
+                    Card(str(card["name"]), tuple(map(int, card.get("capability") or ())), card.get("memory"))
+                    for card in cards
+                ),
+                driver=facts.get("driver"),
+                driver_known="driver" in facts,
+                env={str(name): str(value) for name, value in env.items()},
+                interfaces=None if interfaces is None else tuple(map(str, interfaces)),
+                shm=(facts.get("shm") or {}).get("size"),
+                run=run,
+                pins=pins,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise TypeError(
@@ -65,6 +82,10 @@ class EnvironmentFacts:
 
     def installed(self, package: str) -> Version:
         return version(self.packages.get(package))
+
+    @property
+    def torch(self) -> str:
+        return str(self.build.get("version") or self.packages.get("torch") or "")
 
     @property
     def device(self) -> str:
@@ -126,6 +147,8 @@ class EnvironmentFacts:
             return self.visible[: self.processes] if self.device else self.visible
         return self.visible[self.index : self.index + 1]
 
-
-def _card(gpu: Mapping[str, Any]) -> Card:
-    return Card(str(gpu["name"]), tuple(int(part) for part in gpu.get("capability") or ()), gpu.get("memory"))
+    @property
+    def start_method(self) -> str:
+        """Of the loader's workers: what was asked for, or Python's own way, which forks on Linux until 3.13."""
+        forks = self.platform.startswith("linux") and self.python < (3, 14)
+        return str(self.run.get("start_method") or ("fork" if forks else "another"))

@@ -9,15 +9,15 @@ from typing import Any
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import count, listed, size
-from nbdebug.tools.environment import versions
-from nbdebug.tools.environment.facts import EnvironmentFacts
-from nbdebug.tools.environment.versions import DATE, dotted, local, public, version
+from nbdebug.tools.environment import tables
+from nbdebug.tools.environment.facts import EnvironmentFacts, dotted, version
+from nbdebug.tools.environment.tables import DATE
 
 
-def finding(code: str, title: str, fixes: Fix | list[Fix], blamed: list[str], **evidence: Any) -> Finding:
-    """`_` in names of evidence is a space."""
+def finding(code: str, title: str, blamed: list[str], *fixes: tuple[str, str], **evidence: Any) -> Finding:
+    """fixes: (title, code) of each. `_` in names of evidence is a space."""
     rows = {name.replace("_", " "): value for name, value in evidence.items() if value not in (None, "", (), [])}
-    own = (fixes,) if isinstance(fixes, Fix) else tuple(fixes)
+    own = tuple(Fix(what, text) for what, text in fixes)
     return Finding(f"environment/{code}", title, evidence={"where": blamed, **rows}, fixes=own)
 
 
@@ -26,8 +26,9 @@ def installed(facts: EnvironmentFacts, names: list[str]) -> str:
     return ", ".join(f"{name} {facts.packages[name]}" for name in dict.fromkeys(names) if name in facts.packages)
 
 
-def torch_of(facts: EnvironmentFacts) -> str:
-    return str(facts.build.get("version") or facts.packages.get("torch") or "")
+def public(text: object) -> str:
+    """ "2.2.2" of "2.2.2+cu121"."""
+    return str(text).partition("+")[0]
 
 
 INSTALL = "https://pytorch.org/get-started/locally/"
@@ -45,18 +46,15 @@ WHEELS = "--index-url https://download.pytorch.org/whl"
     reference=INSTALL,
 )
 def cpu_only_build(facts: EnvironmentFacts) -> Finding | None:
-    if "cuda" not in facts.build or facts.build.get("cuda") or facts.build.get("hip") or not facts.wants_cuda:
+    cuda, driver = facts.build.get("cuda", "?"), facts.driver or {}
+    if cuda or facts.build.get("hip") or not facts.wants_cuda or not facts.cards:
         return None
-    if not facts.cards:
-        return None
-    name, driver = torch_of(facts), facts.driver or {}
     cards = listed([card.name for card in facts.cards[:3]], quote="")
-    title = f"torch {name} is built without CUDA; the machine has {cards}"
-    fix = Fix("Install the build with CUDA.", f"pip uninstall -y torch\npip install torch {WHEELS}/cu126")
+    title = f"torch {facts.torch} is built without CUDA; the machine has {cards}"
+    fix = "Install the build with CUDA.", f"pip uninstall -y torch\npip install torch {WHEELS}/cu126"
     served = f"CUDA {driver['cuda']} and older" if driver.get("cuda") else None
-    return finding(
-        "cpu-only-build", title, fix, ["torch"], version=name, driver=driver.get("version"), driver_serves=served
-    )
+    evidence = {"version": facts.torch, "driver": driver.get("version"), "driver serves": served}
+    return finding("cpu-only-build", title, ["torch"], fix, **evidence)
 
 
 @rule(
@@ -73,23 +71,19 @@ def cpu_only_build(facts: EnvironmentFacts) -> Finding | None:
 )
 def gpu_arch_missing(facts: EnvironmentFacts) -> Finding | None:
     arches = [str(arch) for arch in facts.build.get("arch_list") or ()]
-    if not facts.is_cuda_build or not facts.wants_cuda or not arches:
+    lacking = [
+        c for c in facts.used if len(c.capability) > 1 and not any(serves(arch, c.capability) for arch in arches)
+    ]
+    if not facts.is_cuda_build or not facts.wants_cuda or not arches or not lacking:
         return None
-    for card in facts.used:
-        if len(card.capability) < 2 or any(serves(arch, card.capability) for arch in arches):
-            continue
-        needed = "sm_" + "".join(map(str, card.capability))
-        name = torch_of(facts)
-        newest = max((_capability(arch) for arch in arches), default=())
-        newer = card.capability > newest
-        title = f"torch {name} has no kernels for {card.name} ({needed}); it has {listed(arches, 12, '')}"
-        fix = Fix("Install the last torch that has it.", "pip install 'torch<2.8'")
-        if newer:
-            advice = "Install a newer torch, of a CUDA version that knows the card."
-            fix = Fix(advice, f"pip install --upgrade torch {WHEELS}/cu128")
-        cuda = facts.build["cuda"]
-        return finding("gpu-arch-missing", title, fix, ["torch"], needed=needed, torch=name, CUDA=cuda)
-    return None
+    needed = "sm_" + "".join(map(str, lacking[0].capability))
+    title = f"torch {facts.torch} has no kernels for {lacking[0].name} ({needed}); it has {listed(arches, 12, '')}"
+    fix = "Install the last torch that has it.", "pip install 'torch<2.8'"
+    if lacking[0].capability > max(map(_capability, arches)):
+        fix = "Install a newer torch, of a CUDA that knows the card.", f"pip install --upgrade torch {WHEELS}/cu128"
+    return finding(
+        "gpu-arch-missing", title, ["torch"], fix, needed=needed, torch=facts.torch, CUDA=facts.build["cuda"]
+    )
 
 
 def _capability(arch: str) -> tuple[int, ...]:
@@ -124,23 +118,23 @@ def serves(arch: str, capability: tuple[int, ...]) -> bool:
 def driver_too_old(facts: EnvironmentFacts) -> Finding | None:
     if not facts.is_cuda_build or not facts.wants_cuda or not facts.cards or not facts.driver_known:
         return None
-    built, name = version(facts.build["cuda"]), torch_of(facts)
+    built, name = version(facts.build["cuda"]), facts.torch
     if facts.driver is None:
         title = f"No NVIDIA driver is loaded; torch {name} needs one for CUDA {dotted(built)}"
-        return finding("driver-too-old", title, [Fix("Install the driver.", "nvidia-smi")], ["driver"], torch=name)
+        return finding("driver-too-old", title, ["driver"], ("Install the driver.", "nvidia-smi"), torch=name)
     number, newest = version(facts.driver.get("version")), version(facts.driver.get("cuda"))
-    row = versions.DRIVERS.get(built[0]) if built else None
+    row = tables.DRIVERS.get(built[0]) if built else None
     least = row[facts.platform.startswith("win")] if row else ()
-    old = newest[0] < built[0] if newest else bool(least and number and number < least)
+    old = newest[0] < built[0] if newest else () < number < least
     if not old or "compat" in facts.env.get("LD_LIBRARY_PATH", ""):  # NVIDIA's package for older drivers
         return None
     serves_up_to = f"serves CUDA up to {dotted(newest)}" if newest else f"is older than {dotted(least)}"
     title = f"The driver {facts.driver.get('version')} {serves_up_to}; torch {name} is built for CUDA {dotted(built)}"
-    fixes = [Fix(f"Install a driver of {dotted(least) if least else 'that CUDA'} or newer.", "nvidia-smi")]
+    fixes = [(f"Install a driver of {dotted(least) if least else 'that CUDA'} or newer.", "nvidia-smi")]
     if newest:
-        tag = f"cu{newest[0]}{newest[1] if len(newest) > 1 else 0}"
-        fixes.append(Fix("Or install a torch for the older CUDA.", f"pip install torch {WHEELS}/{tag}"))
-    return finding("driver-too-old", title, fixes, ["driver"], CUDA_of_torch=dotted(built), tables_of=DATE)
+        tag = "cu{}{}".format(*newest, 0)
+        fixes.append(("Or install a torch for the older CUDA.", f"pip install torch {WHEELS}/{tag}"))
+    return finding("driver-too-old", title, ["driver"], *fixes, CUDA_of_torch=dotted(built), tables_of=DATE)
 
 
 @rule(
@@ -155,25 +149,14 @@ def driver_too_old(facts: EnvironmentFacts) -> Finding | None:
     reference="https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars",
 )
 def devices_hidden(facts: EnvironmentFacts) -> Finding | None:
-    name, cards = facts.hiding, facts.cards or ()
-    if name is None or not cards or not facts.wants_cuda:
-        return None
-    visible = len(facts.visible)
+    name, cards, visible = facts.hiding, facts.cards or (), len(facts.visible)
     wanted = max(facts.processes, facts.index + 1) if facts.device else 1
-    if visible >= wanted or wanted > len(cards):
+    if name is None or not facts.wants_cuda or not visible < wanted <= len(cards):
         return None
-    value = facts.env[name]
-    seen = "no card" if not visible else f"{visible} of {len(cards)} cards"
+    value, seen = facts.env[name], f"{visible} of {len(cards)} cards" if visible else "no card"
     title = f"{name}={value!r} leaves {seen} visible; the machine has {count(len(cards), 'card')}, numbered from 0"
-    right = ",".join(map(str, range(wanted)))
-    return finding(
-        "devices-hidden",
-        title,
-        [Fix("List the cards, or unset it.", f"export {name}={right}")],
-        [name],
-        value=value,
-        wanted=wanted,
-    )
+    fix = "List the cards, or unset it.", f"export {name}={','.join(map(str, range(wanted)))}"
+    return finding("devices-hidden", title, [name], fix, value=value, wanted=wanted)
 
 
 @rule(
@@ -190,28 +173,18 @@ def devices_hidden(facts: EnvironmentFacts) -> Finding | None:
 def dtype_unsupported(facts: EnvironmentFacts) -> Finding | None:
     dtype = str(facts.run.get("dtype") or "").removeprefix("torch.")
     if facts.device == "mps" and dtype in ("float64", "double", "complex128"):
-        return finding(
-            "dtype-unsupported",
-            f"MPS has no {dtype}",
-            [Fix("Use float32.", "x = x.to(torch.float32)")],
-            [dtype],
-            device="mps",
-        )
-    least = (
-        versions.FLOAT8
-        if "float8" in dtype or "fp8" in dtype
-        else versions.BFLOAT16
-        if dtype in ("bfloat16", "bf16")
-        else None
-    )
-    if least is None or facts.build.get("hip") or not facts.is_cuda_build or facts.device != "cuda":
+        fix = "Use float32.", "x = x.to(torch.float32)"
+        return finding("dtype-unsupported", f"MPS has no {dtype}", [dtype], fix, device="mps")
+    least = next((since for part, since in tables.SINCE.items() if part in dtype), None)
+    if least is None or not facts.is_cuda_build or facts.device != "cuda":
         return None
-    card = next((card for card in facts.used if card.capability and card.capability < least), None)
-    if card is None:
-        return None
-    title = f"{card.name} (capability {dotted(card.capability)}) has no {dtype}; it came with {dotted(least)}"
-    fix = Fix("Use float16 with a GradScaler.", "with torch.autocast('cuda', dtype=torch.float16):")
-    return finding("dtype-unsupported", title, fix, [dtype], device=card.name, needed=f"capability {dotted(least)}")
+    for card in facts.used:
+        if () < card.capability < least:
+            title = f"{card.name} (capability {dotted(card.capability)}) has no {dtype}; it came with {dotted(least)}"
+            fix = "Use float16 with a GradScaler.", "with torch.autocast('cuda', dtype=torch.float16):"
+            needed = f"capability {dotted(least)}"
+            return finding("dtype-unsupported", title, [dtype], fix, device=card.name, needed=needed)
+    return None
 
 
 @rule(
@@ -225,21 +198,15 @@ def dtype_unsupported(facts: EnvironmentFacts) -> Finding | None:
     reference="https://numpy.org/devdocs/dev/depending_on_numpy.html#numpy-2-0-specific-advice",
 )
 def numpy_abi(facts: EnvironmentFacts) -> Finding | None:
-    numpy = facts.installed("numpy")
-    if not numpy or numpy[0] != 2:
-        return None
-    old = {name: first for name, first in versions.NUMPY_2.items() if () < facts.installed(name) < first}
-    if not old:
+    old = {name: first for name, first in tables.NUMPY_2.items() if () < facts.installed(name) < first}
+    if facts.installed("numpy")[:1] != (2,) or not old:
         return None
     named = listed([f"{name} {public(facts.packages[name])}" for name in old], quote="")
-    title = (
-        f"numpy {facts.packages['numpy']} is installed; {named} {'is' if len(old) == 1 else 'are'} built for NumPy 1"
-    )
+    verb, names = "is" if len(old) == 1 else "are", ["numpy", *old]
+    title = f"numpy {facts.packages['numpy']} is installed; {named} {verb} built for NumPy 1"
     newer = " ".join(f"'{name}>={dotted(first)}'" for name, first in old.items())
-    fixes = [Fix("Keep NumPy below 2.", "pip install 'numpy<2'")]
-    fixes.append(Fix("Or install newer releases.", f"pip install {newer}"))
-    names = ["numpy", *old]
-    return finding("numpy-abi", title, fixes, names, installed=installed(facts, names), tables_of=DATE)
+    fixes = ("Keep NumPy below 2.", "pip install 'numpy<2'"), ("Or install newer releases.", f"pip install {newer}")
+    return finding("numpy-abi", title, names, *fixes, installed=installed(facts, names), tables_of=DATE)
 
 
 @rule(
@@ -254,71 +221,56 @@ def numpy_abi(facts: EnvironmentFacts) -> Finding | None:
     reference="https://github.com/pytorch/vision#installation",
 )
 def version_mismatch(facts: EnvironmentFacts) -> Finding | None:
-    problems = [*_torch_partners(facts), *_triton(facts), *_hub(facts), *_pins(facts)]
+    problems = [*_partners(facts), *_ranges(facts)]
+    for wanted, have in facts.pins:
+        what, name = f"{wanted} is required; {have or 'nothing'} is installed", re.split(r"[^\w.-]", wanted)[0]
+        problems.append((what, f"pip install '{wanted}'", [name]))
     if not problems:
         return None
     title, command, names = problems[0]
     more = listed([problem[0] for problem in problems[1:]], 5, "")
-    fix, there = Fix("Install releases that go together.", command), installed(facts, names)
-    return finding("version-mismatch", title, fix, names, installed=there, also=more, tables_of=DATE)
+    fix, there = ("Install releases that go together.", command), installed(facts, names)
+    return finding("version-mismatch", title, names, fix, installed=there, also=more, tables_of=DATE)
 
 
-Mismatch = tuple[str, str, list[str]]
-"""(what, the command that mends it, the packages)."""
-
-
-def _torch_partners(facts: EnvironmentFacts) -> Iterator[Mismatch]:
-    torch, whole = facts.installed("torch"), torch_of(facts)
-    for name in ("torchvision", "torchaudio"):
-        have, wanted = facts.installed(name), versions.partner(name, torch)
-        if have and wanted is not None and have[:2] != version(wanted):
+def _partners(facts: EnvironmentFacts) -> Iterator[tuple[str, str, list[str]]]:
+    """(what, the command that mends it, the packages) of what is built for another torch."""
+    torch, whole = facts.installed("torch"), public(facts.torch)
+    for name, table in tables.PARTNERS.items():
+        have, wanted = facts.installed(name), table.get(dotted(torch[:2]))
+        if not have or name == "triton" and not facts.platform.startswith("linux"):
+            continue
+        if wanted is not None and have[:2] != version(wanted):
             own = f"{name} {public(facts.packages[name])}"
-            what = f"{own} is built for another torch than {public(whole)}, which goes with {name} {wanted}"
-            yield what, f"pip install 'torch=={public(whole)}' '{name}=={wanted}.*'", [name, "torch"]
-        elif have and _other_cuda(whole, facts.packages[name]):
-            what = f"{name} {facts.packages[name]} and torch {whole} are built for different CUDA versions"
+            what = f"{own} is for another torch than {whole}, which goes with {name} {wanted}"
+            yield what, f"pip install 'torch=={whole}' '{name}=={wanted}.*'", [name, "torch"]
+        elif _other_cuda(facts.torch, facts.packages[name]):
+            what = f"{name} {facts.packages[name]} and torch {facts.torch} are built for different CUDA versions"
             yield what, f"pip install --force-reinstall torch {name}", [name, "torch"]
-    for name, table in versions.BUILT_FOR.items():
-        have_text = public(facts.packages.get(name, ""))
-        wanted = table.get(have_text) or table.get(".".join(have_text.split(".")[:2]))
+    for name, table in tables.BUILT_FOR.items():
+        own = public(facts.packages.get(name, ""))
+        wanted = table.get(own) or table.get(".".join(own.split(".")[:2]))
         if wanted is not None and torch and torch[:2] != version(wanted):
-            what = f"{name} {have_text} is built for torch {wanted}; torch {public(whole)} is installed"
-            yield what, f"pip install {name} 'torch=={public(whole)}'", [name, "torch"]
+            what = f"{name} {own} is built for torch {wanted}; torch {whole} is installed"
+            yield what, f"pip install {name} 'torch=={whole}'", [name, "torch"]
 
 
 def _other_cuda(torch: str, other: str) -> bool:
     """Whether the tags of two wheels name different CUDA generations, or one none; a wheel without a tag tells
     nothing."""
-    one, two = local(torch), local(other)
-    tags = [re.fullmatch(r"cu(\d+)\d|(cpu)", tag) for tag in (one, two)]
-    return all(tags) and tags[0][1] != tags[1][1]  # type: ignore[index]
+    one, two = (re.fullmatch(r"[^+]*\+(?:cu(\d+)\d|(cpu))", whole) for whole in (torch, other))
+    return one is not None and two is not None and one[1] != two[1]
 
 
-def _triton(facts: EnvironmentFacts) -> Iterator[Mismatch]:
-    torch, triton = facts.installed("torch"), facts.installed("triton")
-    wanted = versions.TRITON.get(dotted(torch[:2]))
-    if triton and wanted is not None and facts.platform.startswith("linux") and triton[:2] != version(wanted):
-        what = f"triton {public(facts.packages['triton'])} is installed; torch {public(torch_of(facts))} needs {wanted}"
-        yield what, f"pip install 'triton=={wanted}.*'", ["triton", "torch"]
-
-
-def _hub(facts: EnvironmentFacts) -> Iterator[Mismatch]:
-    transformers, tokenizers = facts.installed("transformers"), facts.installed("tokenizers")
-    limits, own = versions.tokenizers_range(transformers), f"transformers {facts.packages.get('transformers')}"
-    if limits is not None and tokenizers and not limits[0] <= tokenizers < limits[1]:
-        span = f">={dotted(limits[0])},<{dotted(limits[1])}"
-        what = f"{own} needs tokenizers {span}; {facts.packages['tokenizers']} is installed"
-        yield what, f"pip install 'tokenizers{span}'", ["tokenizers", "transformers"]
-    hub = facts.installed("huggingface-hub")
-    if (4, 20) <= transformers < (5,) and hub >= (1,):
-        what = f"{own} needs huggingface-hub below 1.0; {facts.packages['huggingface-hub']} is installed"
-        yield what, "pip install 'huggingface-hub<1.0'", ["huggingface-hub", "transformers"]
-
-
-def _pins(facts: EnvironmentFacts) -> Iterator[Mismatch]:
-    for wanted, have in facts.pins:
-        what, name = f"{wanted} is required; {have or 'nothing'} is installed", re.split(r"[^\w.-]", wanted)[0]
-        yield what, f"pip install '{wanted}'", [name]
+def _ranges(facts: EnvironmentFacts) -> Iterator[tuple[str, str, list[str]]]:
+    """What transformers needs of its own libraries."""
+    have = facts.installed("transformers")
+    for since, until, name, least, below in tables.RANGES:
+        other = facts.installed(name)
+        if other and since <= have < until and not least <= other < below:
+            span = f">={dotted(least)},<{dotted(below)}"
+            needs = f"transformers {facts.packages['transformers']} needs {name} {span}"
+            yield f"{needs}; {facts.packages[name]} is installed", f"pip install '{name}{span}'", [name, "transformers"]
 
 
 @rule(
@@ -332,25 +284,20 @@ def _pins(facts: EnvironmentFacts) -> Iterator[Mismatch]:
     reference="https://docs.pytorch.org/docs/stable/multiprocessing.html#sharing-strategies",
 )
 def shared_memory_small(facts: EnvironmentFacts) -> Finding | None:
-    workers, batch = facts.run.get("num_workers") or 0, facts.run.get("batch_bytes")
-    prefetch = facts.run.get("prefetch_factor") or 2
-    if facts.shm is None or not batch or not workers or facts.platform.startswith(("win", "darwin")):
+    workers, batch = (facts.run.get(name) or 0 for name in ("num_workers", "batch_bytes"))
+    prefetch, each = facts.run.get("prefetch_factor") or 2, facts.processes
+    needed = workers * prefetch * batch * each
+    if facts.shm is None or needed <= facts.shm or facts.platform.startswith(("win", "darwin")):
         return None
-    needed = workers * prefetch * batch
-    if needed <= facts.shm:
-        return None
-    title = (
-        f"/dev/shm has {size(facts.shm)} (shm); {count(workers, 'worker')} with {prefetch} batches of "
-        f"{size(batch)} each need {size(needed)}"
+    of = f" in each of {each} processes" if each > 1 else ""
+    title = f"/dev/shm has {size(facts.shm)} (shm); {count(workers, 'worker')}{of} with {prefetch} batches of "
+    title += f"{size(batch)} each need {size(needed)}"
+    fixes = (
+        ("Give the container more shared memory.", f"docker run --shm-size={-(-needed * 2 // 2**30)}g …"),
+        ("Or take fewer workers.", f"DataLoader(…, num_workers={int(facts.shm // (prefetch * batch * each))})"),
     )
-    fitting = max(0, int(facts.shm // (prefetch * batch)))
-    fixes = [
-        Fix("Give the container more shared memory.", f"docker run --shm-size={-(-needed * 2 // 2**30)}g …"),
-        Fix("Or take fewer workers.", f"DataLoader(…, num_workers={fitting})"),
-    ]
-    return finding(
-        "shared-memory-small", title, fixes, ["shm", "num_workers"], num_workers=workers, prefetch_factor=prefetch
-    )
+    evidence = {"num_workers": workers, "prefetch_factor": prefetch}
+    return finding("shared-memory-small", title, ["shm", "num_workers"], *fixes, **evidence)
 
 
 @rule(
@@ -364,24 +311,18 @@ def shared_memory_small(facts: EnvironmentFacts) -> Finding | None:
     reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname",
 )
 def network_interface_missing(facts: EnvironmentFacts) -> Finding | None:
-    if facts.interfaces is None:
-        return None
-    backend = str(facts.run.get("backend") or "")
-    several = bool(backend) or (facts.run.get("world_size") or 1) > 1
+    backend, there = str(facts.run.get("backend") or ""), facts.interfaces or ()
+    several = bool(backend) or (facts.run.get("world_size") or 1) > 1 or not facts.run
     for name, kind in (("NCCL_SOCKET_IFNAME", "nccl"), ("GLOO_SOCKET_IFNAME", "gloo")):
         value = facts.env.get(name)
-        if not value or not several and facts.run or backend and kind not in backend:
+        asked = facts.interfaces is not None and several and (not backend or kind in backend)
+        if not value or not asked or _interfaces(value, there, kind):
             continue
-        if _interfaces(value, facts.interfaces, kind):
-            continue
-        title = f"{name}={value!r} fits no interface of this machine; it has {listed(facts.interfaces, 8, '')}"
-        real = [one for one in facts.interfaces if not one.startswith(("lo", "docker", "veth", "br-"))] or list(
-            facts.interfaces
-        )
-        fix = Fix("Name one that is there, or unset it.", f"export {name}={real[0] if real else ''}")
-        return finding(
-            "network-interface-missing", title, fix, [name], value=value, interfaces=listed(facts.interfaces, 20, "")
-        )
+        title = f"{name}={value!r} fits no interface of this machine; it has {listed(there, 8, '')}"
+        real = [one for one in there if not one.startswith(("lo", "docker", "veth", "br-"))] or [*there, ""]
+        fix = "Name one that is there, or unset it.", f"export {name}={real[0]}"
+        evidence = {"value": value, "interfaces": listed(there, 20, "")}
+        return finding("network-interface-missing", title, [name], fix, **evidence)
     return None
 
 
@@ -411,17 +352,14 @@ def _interfaces(value: str, names: tuple[str, ...], kind: str) -> list[str]:
 )
 def tokenizers_fork(facts: EnvironmentFacts) -> Finding | None:
     run, value = facts.run, facts.env.get("TOKENIZERS_PARALLELISM")
-    method = run.get("start_method") or ("fork" if facts.platform.startswith("linux") else "spawn")
-    if not run.get("tokenizer_used_before_workers") or not run.get("num_workers") or method != "fork":
+    if not run.get("tokenizer_used_before_workers") or not run.get("num_workers") or facts.start_method != "fork":
         return None
     if value is not None and value.strip().lower() in ("false", "0", "off", "no", "n", "f", ""):
         return None
-    state = f"is {value!r}" if value is not None else "is not set"
-    title = (
-        f"TOKENIZERS_PARALLELISM {state}; the tokenizer is used before {count(run['num_workers'], 'worker')} are forked"
-    )
-    fix = Fix("Set it before the first use.", 'os.environ["TOKENIZERS_PARALLELISM"] = "false"')
-    return finding("tokenizers-fork", title, fix, ["TOKENIZERS_PARALLELISM"], start_method=method)
+    state, workers = f"is {value!r}" if value is not None else "is not set", count(run["num_workers"], "worker")
+    title = f"TOKENIZERS_PARALLELISM {state}; the tokenizer is used before {workers} are forked"
+    fix = "Set it before the first use.", 'os.environ["TOKENIZERS_PARALLELISM"] = "false"'
+    return finding("tokenizers-fork", title, ["TOKENIZERS_PARALLELISM"], fix, start_method="fork")
 
 
 @rule(
@@ -434,15 +372,13 @@ def tokenizers_fork(facts: EnvironmentFacts) -> Finding | None:
     reference="https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html",
 )
 def deprecated_variable(facts: EnvironmentFacts) -> Finding | None:
-    old = [row for row in versions.RENAMED if row[0] in facts.env and facts.installed(row[2]) >= row[3]]
+    old = [row for row in tables.RENAMED if row[0] in facts.env and facts.installed(row[2]) >= row[3]]
     if not old:
         return None
-    _, _, package, since = old[0]
     titles = [f"{a} is now {b}" for a, b, _, _ in old]
-    title = f"{titles[0]}: {package} renamed it in {dotted(since)}"
-    lines = [f"unset {a}" + (f"; export {b}={facts.env[a]}" if "TOKEN" not in a else "") for a, b, _, _ in old]
-    fix = Fix("Set the new name.", "\n".join(lines))
-    return finding("deprecated-variable", title, fix, [row[0] for row in old], also=listed(titles[1:], 9, ""))
+    title = f"{titles[0]}: {old[0][2]} renamed it in {dotted(old[0][3])}"
+    fix = "Set the new name.", "\n".join(f"unset {a}; export {b}={facts.env[a]}" for a, b, _, _ in old)
+    return finding("deprecated-variable", title, [row[0] for row in old], fix, also=listed(titles[1:], 9, ""))
 
 
 @rule(
@@ -462,9 +398,9 @@ def pin_memory_unsupported(facts: EnvironmentFacts) -> Finding | None:
     if facts.device == "cpu" and built and (facts.cards or facts.cards is None):
         return None  # the card is there, though this run does not compute on it
     why = "MPS has none" if facts.device == "mps" else "there is no card to copy to"
-    fix = Fix("Pin memory for CUDA alone.", "DataLoader(…, pin_memory=torch.cuda.is_available())")
     title = f"pin_memory is on for the device {facts.device}: {why}"
-    return finding("pin-memory-unsupported", title, fix, ["pin_memory"], device=facts.device)
+    fix = "Pin memory for CUDA alone.", "DataLoader(…, pin_memory=torch.cuda.is_available())"
+    return finding("pin-memory-unsupported", title, ["pin_memory"], fix, device=facts.device)
 
 
 ORDER = (
