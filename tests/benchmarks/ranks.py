@@ -3,8 +3,8 @@
     python -m tests.benchmarks.ranks [--backend nccl] [faults] [healthy] [overhead] [--model small|gpt2] [--steps N]
 
 faults: each program of tests/distributed/faults.py; its rank notes the moment of its fault. healthy: the programs of
-tests/distributed/programs.py. overhead: a model of GPT-2's size in DistributedDataParallel (bfloat16 on a GPU), runs
-with and without the watch in turns; the median of the steps after the tenth part.
+tests/distributed/programs.py. overhead: a model of GPT-2's form in DistributedDataParallel (bfloat16 on a GPU): in one
+run the watch is taken off and put back every 5 steps, so that what else the machine does meets both alike.
 """
 
 from __future__ import annotations
@@ -30,15 +30,6 @@ from tests.distributed.programs import PROGRAMS
 LIMIT = 100.0
 """Seconds after which a program is ended."""
 GPT = """
-import json, os, sys, time
-import torch, torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-dist.init_process_group("BACKEND")
-rank, device = dist.get_rank(), "DEVICE"
-if device == "cuda":
-    torch.cuda.set_device(rank)
-torch.manual_seed(0)
 class Block(nn.Module):
     def __init__(self, d, h):
         super().__init__()
@@ -66,9 +57,10 @@ class GPT(nn.Module):
 model = DDP(GPT(*SIZE).to(device))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 x = torch.randint(0, SIZE[1], BATCH, device=device)
-walls, cpus = [], []
+walls = []
 for step in range(STEPS):
-    wall, cpu = time.perf_counter(), time.process_time()
+    switch(step // BLOCK % 2 == 1)
+    wall = time.perf_counter()
     optimizer.zero_grad()
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         loss = nn.functional.cross_entropy(model(x)[:, :-1].flatten(0, 1).float(), x[:, 1:].flatten())
@@ -77,13 +69,9 @@ for step in range(STEPS):
     if device == "cuda":
         torch.cuda.synchronize()
     walls.append(time.perf_counter() - wall)
-    cpus.append(time.process_time() - cpu)
-if rank == 0:
-    with open(os.environ["NBDEBUG_FAULT"], "w") as file:
-        json.dump([walls, cpus], file)
-dist.barrier()
-dist.destroy_process_group()
 """
+BLOCK, FIRST = 5, 40
+"""Steps with or without the watch; those at the start that are left out: the weights are compared in the first ones."""
 
 
 class Timed(launch.Comparer):
@@ -158,49 +146,115 @@ def healthy(backend: str, names: str) -> None:
             print(report, flush=True)
 
 
-def overhead(backend: str, model: str, steps: int, rounds: int = 2) -> None:
-    size = {"gpt2": "(12, 50257, 768)", "small": "(4, 5000, 384)"}[model]
-    text = GPT.replace("SIZE", size).replace("STEPS", str(steps))
-    text = text.replace("BATCH", "(8, 1024)" if backend == "nccl" else "(1, 128)")
-    times: dict[str, list[list[float]]] = {"bare": [[], []], "watched": [[], []]}
-    for _ in range(rounds):
-        for kind in times:
-            if kind == "watched":
-                report, file, _ = run(text, backend)
-                assert report.ok and not report.findings, report
-            else:
-                file = pathlib.Path(tempfile.mkdtemp()) / "times"
-                script = file.parent / "train.py"
-                device = "cuda" if backend == "nccl" else "cpu"
-                script.write_text(text.replace("BACKEND", backend).replace("DEVICE", device))
-                command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script]
-                subprocess.run(command, check=True, env={**os.environ, "NBDEBUG_FAULT": str(file)}, capture_output=True)
-            walls, cpus = json.loads(file.read_text())
-            for into, numbers in zip(times[kind], (walls, cpus)):
-                into += numbers[max(10, steps // 10) if steps > 20 else 2 :]
-    for number, name in enumerate(("wall", "CPU of rank 0")):
-        bare, watched = (statistics.median(times[kind][number]) for kind in ("bare", "watched"))
-        low = [min(times[kind][number]) for kind in ("bare", "watched")]
-        print(
-            f"{name}: {1000 * bare:.2f} → {1000 * watched:.2f} ms a step, ratio {watched / bare:.4f}; of the fastest "
-            f"{low[1] / low[0]:.4f} ({backend}, {model}, {len(times['bare'][number])} steps each)",
-            flush=True,
-        )
+def overhead(backend: str, model: str, steps: int) -> None:
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="ranks-bench-"))
+    size, batch = {"gpt2": "(12, 50257, 768)", "small": "(4, 5000, 384)"}[model], "(1, 128)"
+    text = GPT.replace("SIZE", size).replace("STEPS", str(steps)).replace("BLOCK", str(BLOCK))
+    (folder / "train.py").write_text(text.replace("BATCH", "(8, 1024)" if backend == "nccl" else batch))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    process = subprocess.Popen(
+        [*command, "-m", "tests.benchmarks.ranks", f"rank {folder}", "--backend", backend],
+        env={**os.environ, **settings},
+    )
+    report = launch.Comparer(folder, 2).follow("overhead", lambda: process.poll() is not None)
+    assert report.ok and not report.findings, report
+    walls = json.loads((folder / "walls").read_text())
+    blocks = [walls[n : n + BLOCK] for n in range(FIRST, steps, BLOCK)]
+    pairs = [(sum(bare), sum(watched)) for bare, watched in zip(blocks[::2], blocks[1::2])]
+    ratios = sorted(watched / bare for bare, watched in pairs)
+    low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+    print(
+        f"{1000 * statistics.median(walls):.1f} ms a step; watched / bare: {statistics.median(ratios):.4f}, the median of "
+        f"{len(ratios)} pairs of {BLOCK} steps (half of them within {low:.3f} and {high:.3f}); of the sums "
+        f"{sum(watched for _, watched in pairs) / sum(bare for bare, _ in pairs):.4f} ({backend}, {model})",
+        flush=True,
+    )
+
+
+def watched_rank(folder: pathlib.Path, backend: str) -> None:
+    """In a rank: the training, with a watch that can be taken off."""
+    import builtins
+    import logging
+
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed import distributed_c10d as c10d
+    from torch.nn.parallel import DistributedDataParallel
+
+    from nbdebug.tools.distributed import marks
+    from nbdebug.tools.distributed.agent import Agent
+
+    data = torch.utils.data
+    owners = [c10d, dist, torch, torch.Tensor, torch.autograd, DistributedDataParallel, torch.optim.Optimizer, os]
+    owners += [data.DataLoader, data.dataloader._BaseDataLoaderIter, logging.Logger, c10d.Work, os._Environ, builtins]
+    vars(builtins).update({marks.MARK: lambda number: None, marks.TURNS: lambda number, iterable: iterable})
+    before = [dict(vars(owner)) for owner in owners]
+    agent = Agent(folder, int(os.environ["RANK"]))
+    agent.install()
+    changed = [
+        (owner, name, plain[name], noted)
+        for owner, plain in zip(owners, before)
+        for name, noted in list(vars(owner).items())
+        if plain.get(name, noted) is not noted
+    ]
+    optimizers = sys.modules["torch.optim.optimizer"]
+    tables = [optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks]
+    tables.append(nn.modules.module._global_forward_pre_hooks)
+    held: list[dict] = []
+
+    def switch(on: bool) -> None:
+        for owner, name, plain, noted in changed:
+            setattr(owner, name, noted if on else plain)
+        if on and held:
+            for table, hooks in zip(tables, held):
+                table.update(hooks)
+            held.clear()
+        elif not on and not held:
+            held.extend(map(dict, tables))
+            for table in tables:
+                table.clear()
+
+    dist.init_process_group(backend)
+    rank, device = dist.get_rank(), "cuda" if backend == "nccl" else "cpu"
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    torch.manual_seed(0)
+    names = {
+        "__name__": "train",
+        "torch": torch,
+        "nn": nn,
+        "DDP": DistributedDataParallel,
+        "time": time,
+        "device": device,
+        "switch": switch,
+    }
+    path = folder / "train.py"
+    exec(marks.compiled(path.read_bytes(), str(path), agent.listed), names)
+    switch(True)
+    dist.barrier()
+    agent.left(0)
+    if rank == 0:
+        (folder / "walls").write_text(json.dumps(names["walls"]))
+    dist.destroy_process_group()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", nargs="*", default=["faults"])
     parser.add_argument("--backend", default="gloo")
-    parser.add_argument("--model", default="gpt2")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--model", default="small")
+    parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--names", default="")
     parser.add_argument("--echo", action="store_true")
     parser.add_argument("--limit", type=float, default=LIMIT)
     args = parser.parse_args()
     globals()["LIMIT"] = args.limit
     for what in args.what:
-        if what == "overhead":
+        if what.startswith("rank "):
+            watched_rank(pathlib.Path(what.removeprefix("rank ")), args.backend)
+        elif what == "overhead":
             overhead(args.backend, args.model, args.steps)
         else:
             {"faults": faults, "healthy": healthy}[what](args.backend, args.names)

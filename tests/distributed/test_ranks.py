@@ -226,3 +226,22 @@ def test_the_lines_of_a_bad_loss_are_traced_on_their_rank(tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(tmp_path)
     trace = importlib.import_module("loss_of_a_rank").go(Agent(tmp_path, 0))
     assert trace["code"] == "nan/div-by-zero" and trace["line"][1] == 5, trace
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told"),
+    [
+        ([{"share": "0 of 2"}, {"share": "1 of 2"}], ""),
+        ([{"share": "0 of 1"}, {"share": "0 of 1"}], "share 0 of 1 and 0 of 1"),
+        ([{"order": "seed 0, epoch 0"}, {"order": "seed 0, epoch 2"}], "order differs"),
+        ([{"batches": None}, {"batches": None}], ""),
+        ([{"variables": "NCCL_ALGO=Ring"}, {}], "variables differs"),
+        ([{"index": "0", "free": 9e9}, {"index": "1", "free": 2e9}], "Rank 1 has"),
+        ([{"index": "0", "free": 9e9}, {"index": "0", "free": 9e9}], "one card"),
+    ],
+)
+def test_what_the_ranks_are_asked_before_training(ranks, told) -> None:
+    from nbdebug.tools.distributed.check_ranks import differences
+
+    symptoms = [symptom.what for symptom in differences([{"host": "a", **rank} for rank in ranks])]
+    assert len(symptoms) == bool(told) and all(told in text for text in symptoms), symptoms

@@ -573,15 +573,12 @@ class Agent:
         self.optimizers[optimizer] = {"id": next(self.ordinals), "steps": 0, "lines": lines, "reduced": False}
 
     def before_step(self, optimizer: Any, *_: Any) -> None:
-        if optimizer not in self.optimizers:
-            self.optimizers[optimizer] = {"id": next(self.ordinals), "steps": 0, "lines": [], "reduced": False}
+        if optimizer not in self.optimizers:  # a copy
+            self.optimizer_made(optimizer)
         self.read_late_loss()
         record = self.optimizers[optimizer]
         if record["steps"] < 3 and self.models:
-            names = self.names(optimizer)
-            none = [
-                names[id(p)] for g in optimizer.param_groups for p in g["params"] if p.grad is None and p.requires_grad
-            ]
+            none = [name for name, p in self.names(optimizer).items() if p.grad is None and p.requires_grad]
             self.write("nograd", id=f"{record['id']}/{record['steps']}", names=none)
         if not record["steps"]:
             self.weights(optimizer, record, "before")
@@ -597,31 +594,22 @@ class Agent:
         if record["steps"] in ((1, 2, 4, 8) if large else range(EARLY)) or record["steps"] % EVERY == 0:
             self.weights(optimizer, record, "after")
 
-    def live(self) -> dict[int, str]:
-        """The names of the parameters of the wrapped models."""
+    def names(self, optimizer: Any) -> dict[str, Any]:
+        """An optimizer's parameters by their names in a wrapped model, else by their numbers."""
         models = [model for made in self.models if (model := made()) is not None]
-        return {id(p): name for model in models for name, p in model.module.named_parameters()}
-
-    def names(self, optimizer: Any) -> dict[int, str]:
-        """The names of an optimizer's parameters: in a wrapped model, else their numbers."""
-        names = self.live()
-        all_of = [p for g in optimizer.param_groups for p in g["params"]]
-        return {id(p): names.get(id(p), f"parameter {n}") for n, p in enumerate(all_of)}
+        live = {id(p): name for model in models for name, p in model.module.named_parameters()}
+        parameters = [p for g in optimizer.param_groups for p in g["params"]]
+        return {live.get(id(p), f"parameter {n}"): p for n, p in enumerate(parameters)}
 
     def weights(self, optimizer: Any, record: dict[str, Any], when: str) -> None:
-        parameters = [p for g in optimizer.param_groups for p in g["params"] if p.is_floating_point()]
-        live = self.live()
-        some = any(id(p) in live for p in parameters)
-        if not (some or record["reduced"]) or any(
-            hasattr(p, "_local_tensor") or hasattr(p, "_sharded_size") for p in parameters
-        ):
+        parameters = {name: p for name, p in self.names(optimizer).items() if p.is_floating_point()}
+        some = any(not name.startswith("parameter ") for name in parameters)
+        if not (some or record["reduced"]) or any(map(marks.is_shared_out, parameters.values())):
             return
-        names = self.names(optimizer)
         double = {"dtype": torch.float64}
         with torch.no_grad():  # without copies in float64; one read
-            sums = [torch.stack((p.sum(**double), torch.linalg.vector_norm(p, **double))) for p in parameters]
+            sums = [torch.stack((p.sum(**double), torch.linalg.vector_norm(p, **double))) for p in parameters.values()]
             numbers = torch.stack([each.to(sums[0].device) for each in sums]).tolist()
-        values = dict(zip((names[id(p)] for p in parameters), numbers))
         groups = {
             tuple(dist.get_process_group_ranks(m.process_group))
             for made in self.models
@@ -633,8 +621,8 @@ class Agent:
             step=max(record["steps"] - 1, 0),
             backwards=self.backwards,
             when=when,
-            values=values,
-            late=[names[id(p)] for p in parameters if some and id(p) not in self.wrapped],
+            values=dict(zip(parameters, numbers)),
+            late=[name for name, p in parameters.items() if some and id(p) not in self.wrapped],
             lr=[float(g.get("lr") or 0) for g in optimizer.param_groups],
             lines=record["lines"],
         )
@@ -661,16 +649,13 @@ class Agent:
                 "streams": streams, "data": agent.fingerprint(loader), "content": [],
             }  # fmt: skip
             agent.passes.append(agent.opening)
-            persistent = getattr(loader, "_iterator", None)
-            if persistent is not None:
-                vars(persistent)["_nbdebug_pass"] = agent.opening
             iterator = plain_iter(loader)
-            vars(iterator)["_nbdebug_pass"] = agent.opening
+            vars(iterator)["_nbdebug_pass"], agent.opening = agent.opening, None
             return iterator
 
         def index(self: Any) -> Any:
             rows = plain_index(self)
-            current = getattr(self, "_nbdebug_pass", None) or agent.opening
+            current = agent.opening or getattr(self, "_nbdebug_pass", None)  # workers are given indices at the start
             if current is not None and not current["streams"] and len(current["rows"]) < ROWS:
                 current["rows"] += [r for r in (rows if isinstance(rows, list) else [rows]) if isinstance(r, int)]
             return rows

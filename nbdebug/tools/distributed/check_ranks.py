@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import math
 import os
 import pickle
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -23,7 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import nbdebug
 from nbdebug.report import Report, Symptom, Table
-from nbdebug.text import count, figures, percent, size
+from nbdebug.text import count, figures, listed, percent, size
+from nbdebug.tools.distributed.marks import digest, is_shared_out, length_of
 
 ELEMENTS = 1 << 20
 """Of the float32 tensor that is reduced: 4 MiB, about what a bucket of a small model holds."""
@@ -67,10 +70,13 @@ def check_ranks(
     own = facts_of(loader, model)
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, own)
-    seconds = reduced()
+    cuda = dist.get_backend() == "nccl"
+    tensor = torch.zeros(ELEMENTS, device="cuda" if cuda else "cpu")
+    seconds = min([timed(lambda: dist.all_reduce(tensor), cuda) for _ in range(4)][1:])  # the first sets up connections
     symptoms = differences(everyone)
-    columns = list(everyone[0])
-    rows = [[rank, *(each[name] for name in columns)] for rank, each in enumerate(everyone)]
+    columns = list(dict.fromkeys(name for each in everyone for name in each))
+    shown = [{**each, "free": size(each["free"])} for each in everyone]
+    rows = [[rank, *(each.get(name, "") for name in columns)] for rank, each in enumerate(shown)]
     rate = size(4 * ELEMENTS / seconds)
     notes = [f"An all_reduce of 4 MiB takes {figures(1000 * seconds)} ms ({rate} a second)."]
     communication = {} if step is None or model is None else communicated(model, step)
@@ -79,7 +85,7 @@ def check_ranks(
         subject=f"{count(len(everyone), 'rank')}, {dist.get_backend()}",
         headline="" if symptoms else f"{count(len(everyone), 'rank')}: nothing differs that should be the same.",
         symptoms=tuple(symptoms),
-        notes=(*notes, *advice(communication), *buffers(own)),
+        notes=(*notes, *epochs(loader), *advice(communication), *buffers(own)),
         steps=1,
         facts={"ranks": everyone, "seconds": seconds, **communication},
         tables=(Table("The ranks", ("rank", *columns), rows, open=True), *tables(communication), *variables()),
@@ -88,27 +94,30 @@ def check_ranks(
 
 def facts_of(loader: Any, model: nn.Module | None) -> dict[str, Any]:
     """Of this rank, as plain values."""
+    cuda, free = dist.get_backend() == "nccl", psutil.virtual_memory().available
     facts: dict[str, Any] = {
         "host": platform.node(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "RANK": os.environ.get("RANK", ""),
-        "WORLD_SIZE": os.environ.get("WORLD_SIZE", ""),
-        "card": "",
+        **{name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")},
+        "meet at": ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT")),
     }
     if variables := [f"{name}={os.environ[name]}" for name in EFFECTS if os.environ.get(name)]:
         facts["variables"] = ", ".join(variables)
-    if dist.get_backend() == "nccl":
+    if cuda:
         free, _ = torch.cuda.mem_get_info()
-        facts |= {"card": torch.cuda.get_device_name(), "index": str(torch.cuda.current_device()), "free (bytes)": free}
+        facts |= {"card": torch.cuda.get_device_name(), "index": str(torch.cuda.current_device())}
         facts["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+    facts["free"] = free
     if loader is not None:
         sampler = getattr(loader, "sampler", None)
-        facts |= {"batches": len(loader), "sampler": type(sampler).__name__}
-        facts["replica"] = str(getattr(sampler, "rank", ""))
+        facts |= {"batches": length_of(loader), "sampler": type(sampler).__name__}
+        if hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"):
+            facts["share"] = f"{sampler.rank} of {sampler.num_replicas}"
+            facts["order"] = ", ".join(f"{name} {getattr(sampler, name, '')}" for name in ("seed", "epoch"))
     if model is not None:
         shapes = [(name, list(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
-        facts["parameters"] = f"{len(shapes)}, {hash_of(shapes)}"
+        facts["parameters"] = f"{len(shapes)}, {digest(shapes)[:8]}"
         if policies := sorted({policy for policy in precision(model) if policy}):
             facts["precision"] = "; ".join(policies)
     return facts
@@ -141,24 +150,13 @@ def buffers(own: dict[str, Any]) -> list[str]:
     ]
 
 
-def hash_of(value: object) -> str:
-    import hashlib
-
-    return hashlib.sha256(repr(value).encode()).hexdigest()[:8]
-
-
-def reduced() -> float:
-    """Seconds of an all_reduce: the fastest of three, after one that sets up connections."""
-    cuda = dist.get_backend() == "nccl"
-    tensor = torch.zeros(ELEMENTS, device="cuda" if cuda else "cpu")
-    best = float("inf")
-    for turn in range(4):
-        began = time.perf_counter()
-        dist.all_reduce(tensor)
-        if cuda:
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - began) if turn else best
-    return best
+def epochs(loader: Any) -> list[str]:
+    """What nothing but the order of a second epoch would show."""
+    sampler: Any = getattr(loader, "sampler", None)
+    if not (hasattr(sampler, "set_epoch") and getattr(sampler, "shuffle", False)):
+        return []
+    text = f"The sampler shuffles by its epoch, now {getattr(sampler, 'epoch', 0)}: "
+    return [text + "call sampler.set_epoch(epoch) before each epoch, or all have one order."]
 
 
 def differences(everyone: Sequence[dict[str, Any]]) -> list[Symptom]:
@@ -171,6 +169,7 @@ def differences(everyone: Sequence[dict[str, Any]]) -> list[Symptom]:
         ("WORLD_SIZE", "Start all ranks with one launcher."),
         ("batches", "The ranks will not end an epoch together: share out evenly, or train within `model.join()`."),
         ("sampler", "Use one kind of sampler on all ranks."),
+        ("order", "Give the samplers one seed, and call set_epoch on all ranks: shares of two orders overlap."),
         ("variables", "Set the same on all machines: ranks with unlike settings may not meet."),
         ("precision", "Give each rank one MixedPrecisionPolicy: what they send each other is of unlike types."),
         ("parameters", "The model is not the same on all ranks: a wrapper would refuse it."),
@@ -182,6 +181,14 @@ def differences(everyone: Sequence[dict[str, Any]]) -> list[Symptom]:
     places = [(each["host"], each["index"]) for each in everyone if "index" in each]
     if len(set(places)) < len(places):
         symptoms.append(Symptom("Two ranks use one card.", "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))"))
+    elif places and 2 * min(free := [each["free"] for each in everyone]) < max(free):
+        text = f"Rank {free.index(min(free))} has {size(min(free))} of its card free, another rank {size(max(free))}."
+        symptoms.append(Symptom(text, "nvidia-smi shows which other process holds that memory."))
+    shares = [each["share"] for each in everyone if "share" in each]
+    if len(set(shares)) < len(shares) or not all(share.endswith(f" of {len(everyone)}") for share in shares):
+        look = "DistributedSampler(rows), made after init_process_group, reads both from the group."
+        text = f"The samplers give out share {listed(shares, 8, '')}, and there are {count(len(everyone), 'rank')}."
+        symptoms.append(Symptom(text, look))
     if "reduce float16" in str(everyone[0].get("precision")):
         look = "MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float32)"
         symptoms.append(Symptom("FSDP adds the ranks' gradients up in float16, which ends at 65,504.", look))
@@ -221,7 +228,7 @@ def communicated(model: nn.Module, step: Callable[[nn.Module], Any]) -> dict[str
     """collectives: (kind, number, bytes) of one step; tried: buckets → times; empty for a model that is shared out over
     the ranks, which cannot be copied."""
     cuda = next((p.is_cuda for p in model.parameters()), False)
-    sharded = any(hasattr(p, "_local_tensor") or hasattr(p, "_sharded_size") for p in model.parameters())
+    sharded = any(map(is_shared_out, model.parameters()))
     tried: dict[str, BucketTimes] = {}
     with torch.random.fork_rng(devices=[torch.cuda.current_device()] if cuda else []):
         if sharded:
@@ -232,18 +239,19 @@ def communicated(model: nn.Module, step: Callable[[nn.Module], Any]) -> dict[str
             return {"collectives": collectives, "tried": tried}
         for name, megabytes in BUCKETS.items():
             wrapper = wrapped(model, megabytes)
+            run = functools.partial(step, wrapper)
             for _ in range(2):  # the second forward puts the buckets in order
-                timed(wrapper, step, cuda)
+                timed(run, cuda)
             if not tried:
-                collectives = counted(lambda own=wrapper: step(own))  # type: ignore[misc]
+                collectives = counted(run)
             with_sync, without = [], []
             for _ in range(PAIRS):
-                with_sync.append(timed(wrapper, step, cuda))
+                with_sync.append(timed(run, cuda))
                 with wrapper.no_sync():
-                    without.append(timed(wrapper, step, cuda))
+                    without.append(timed(run, cuda))
                 wrapper.zero_grad()
             tried[name] = BucketTimes.of(with_sync, without, "cuda" if cuda else "cpu")
-            del wrapper
+            del wrapper, run
     return {"collectives": collectives, "tried": tried}
 
 
@@ -258,13 +266,13 @@ def wrapped(model: nn.Module, megabytes: float) -> DistributedDataParallel:
     return DistributedDataParallel(module, bucket_cap_mb=megabytes, **settings)
 
 
-def timed(model: nn.Module, step: Callable[[nn.Module], Any], cuda: bool) -> float:
-    """Seconds of a step that all ranks begin together."""
+def timed(run: Callable[[], Any], cuda: bool) -> float:
+    """Seconds of what all ranks begin together."""
     dist.barrier()
     if cuda:
         torch.cuda.synchronize()
     began = time.perf_counter()
-    step(model)
+    run()
     if cuda:
         torch.cuda.synchronize()
     return time.perf_counter() - began

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -73,9 +73,8 @@ class Engines:
             import ipyparallel
         except ImportError:
             raise ImportError('%ranks needs ipyparallel: pip install "torch-nbdebug[distributed]"') from None
-        self.folder = pathlib.Path(
-            tempfile.mkdtemp(prefix="nbdebug-engines-", dir=pathlib.Path.cwd() if profile else None)
-        )
+        here = pathlib.Path.cwd() if profile else None  # a folder that other machines have, too
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="nbdebug-engines-", dir=here))
         self.cluster: Any = None
         self.client: Any = None
         self.cells: dict[str, str] = {}
@@ -104,10 +103,8 @@ class Engines:
         self.ids = sorted(self.client.ids)
 
     def _join(self, backend: str | None, local: bool) -> None:
-        own = backend or (
-            "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= len(self.ids) else "gloo"
-        )
-        self.backend = own
+        cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        self.backend = backend or ("nccl" if cards >= len(self.ids) else "gloo")
         host = "127.0.0.1" if local else socket.gethostname()
         listener = socket.create_server((host if local else "", 0))
         port = listener.getsockname()[1]
@@ -115,11 +112,12 @@ class Engines:
             host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(),
             timeout=datetime.timedelta(seconds=30),
         )  # fmt: skip
-        place = {"world": len(self.ids), "host": host, "port": port, "folder": str(self.folder), "backend": own}
+        place = {"world": len(self.ids), "host": host, "port": port, "folder": str(self.folder)}
+        place["backend"] = self.backend
         controller = getattr(getattr(self.cluster, "controller", None), "pid", None)
         for rank in range(len(self.ids)):
             self._ask(rank, f"join(rank={rank}, controller={controller!r}, local={local}, **{place!r})")
-        self._wait([self._ask(rank, "ready()") for rank in range(len(self.ids))], 120)
+        self._wait([self._ask(rank, "member()") for rank in range(len(self.ids))], 120)
         self.processes = [int(self.store.get(f"process/{rank}")) for rank in range(len(self.ids))]
 
     def _ask(self, rank: int, call: str) -> Any:
@@ -177,7 +175,7 @@ class Engines:
         folder = self.folder / f"cell-{self.cell}"
         folder.mkdir(mode=0o700)
         number = re.sub(r"\D", "", name) or "0"
-        begin = f"begin({self.cell}, {name!r}, {number}, {self.broken})"
+        begin = f"member().begin({self.cell}, {name!r}, {number}, {self.broken})"
         self._wait([self._ask(rank, begin) for rank in range(len(self.ids))], 60)
         self.broken = False
         run = _Run(self, source, folder, show)
@@ -187,10 +185,8 @@ class Engines:
             run.free(interrupt=True)
             raise
         finally:
-            self.broken = self.broken or not all(
-                self.store.check([key]) and self.store.get(key) == b"1"
-                for key in (f"alive/{self.cell}/{rank}" for rank in range(len(self.ids)))
-            )
+            keys = [f"alive/{self.cell}/{rank}" for rank in range(len(self.ids))]
+            self.broken |= not (self.store.check(keys) and all(self.store.get(key) == b"1" for key in keys))
             shutil.rmtree(folder, ignore_errors=True)
 
     def status(self) -> list[str]:
@@ -201,9 +197,8 @@ class Engines:
         """End the processes, where this object has started them."""
         with contextlib.suppress(Exception):
             self.store.set("over", "1")
-            time.sleep(
-                0.0 if self.cluster is not None else 0.5
-            )  # the user's own engines go on: they let go of the store
+            if self.cluster is None:  # the user's own engines go on: they let go of the store
+                time.sleep(0.5)
         for process in filter(alive, self.processes if self.cluster is not None else ()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
@@ -298,14 +293,12 @@ class _Run:
         self.comparer.read()
         facts = self.comparer.facts
         self.engines.places.update(facts.places)
-        own = [log.one("error") for log in facts.ranks.values()]
-        raised = [
-            rank for rank in self.errors if (e := facts.ranks.get(rank)) and (x := e.one("error")) and not x["peer"]
-        ]
-        facts.over = not any(own) and not self.engines.lost
-        report: Report | None = report_of(facts, "%%ranks")
+        own = {rank: error for rank, log in facts.ranks.items() if (error := log.one("error"))}
+        raised = [rank for rank in self.errors if rank in own and not own[rank]["peer"]]
+        facts.over = not own and not self.engines.lost
         first = self.errors[raised[0]] if raised else None
-        alike = len({(e["type"], e["text"]) for e in own if e}) == 1 and len(raised) == len(facts.ranks)
+        alike = len({(e["type"], e["text"]) for e in own.values()}) == 1 and len(raised) == len(facts.ranks)
+        report: Report | None = report_of(facts, "%%ranks")
         if report is not None and not report.findings and not report.symptoms or alike:
             report = None
         if first is None and report is None and self.errors:
@@ -326,7 +319,6 @@ class Member:
         self.cell, self.active, self.name = 0, False, ""
         self.shell = running_shell()
         self.main = threading.get_ident()
-        self.make_group = c10d.init_process_group
         helper = c10d._new_process_group_helper
 
         def noting(*args: Any, **kwargs: Any) -> Any:
@@ -354,14 +346,8 @@ class Member:
         this one does; None for the user's own cluster, which goes on."""
         self.rank, self.world, self.backend, self.controller = rank, world, backend, controller
         self.folder, self.agent.rank = pathlib.Path(folder), rank
-        os.environ.update(
-            RANK=str(rank),
-            WORLD_SIZE=str(world),
-            LOCAL_RANK=str(rank),
-            LOCAL_WORLD_SIZE=str(world),
-            MASTER_ADDR=host,
-            MASTER_PORT=str(port),
-        )
+        os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)), MASTER_ADDR=host, MASTER_PORT=str(port))
+        os.environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world)))
         if local:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         self.store: Any = TCPStore(host, port, is_master=False, wait_for_workers=False)
@@ -466,18 +452,11 @@ class Member:
 
 def sockets() -> set[int]:
     """The descriptors of this process that are sockets."""
-    return {n for n in _descriptors() if _is_socket(n)}
-
-
-def _descriptors() -> Iterator[int]:
-    return map(int, os.listdir("/dev/fd"))
-
-
-def _is_socket(descriptor: int) -> bool:
-    try:
-        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
-    except OSError:
-        return False
+    found = set()
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            found |= {descriptor} if stat.S_ISSOCK(os.fstat(descriptor).st_mode) else set()
+    return found
 
 
 _member: Member | None = None
@@ -489,13 +468,8 @@ def join(**place: Any) -> None:
     _member.connect(**place)
 
 
-def ready() -> None:
+def member() -> Member:
     """Raises RuntimeError where `join` has failed."""
     if _member is None:
         raise RuntimeError("this process has not joined the ranks")
-
-
-def begin(*cell: Any) -> None:
-    ready()
-    assert _member is not None
-    _member.begin(*cell)
+    return _member

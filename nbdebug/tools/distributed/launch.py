@@ -26,6 +26,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import psutil
+
 from nbdebug.report import Report, Symptom, Table
 from nbdebug.text import count, figures
 from nbdebug.tools.distributed.facts import RanksFacts
@@ -124,12 +126,9 @@ class Comparer:
 
 def alive(process: int) -> bool:
     """Whether a process runs; one that is dead and not yet waited for does not."""
-    try:
-        os.kill(process, 0)
-        state = pathlib.Path(f"/proc/{process}/stat")
-        return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
-    except (OSError, IndexError):
-        return False
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def run_script(

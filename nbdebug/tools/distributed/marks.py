@@ -164,6 +164,11 @@ def within(seconds: float, function: Callable[..., Any], *args: Any) -> Any:
     return results[0] if results else None
 
 
+def is_shared_out(parameter: torch.Tensor) -> bool:
+    """Whether this rank holds a part of it alone, as FSDP and DTensor do."""
+    return hasattr(parameter, "_local_tensor") or hasattr(parameter, "_sharded_size")
+
+
 def is_bad(value: Any) -> bool:
     """Of a tensor's own part, where it is shared out: all of it is no business of one rank. On a stream of its own: the
     user's may wait for another rank."""
