@@ -110,7 +110,7 @@ def facts_of(loader: Any, model: nn.Module | None) -> dict[str, Any]:
         facts["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
     facts["free"] = free
     if loader is not None:
-        sampler = getattr(loader, "sampler", None)
+        sampler: Any = getattr(loader, "sampler", None)
         facts |= {"batches": length_of(loader), "sampler": type(sampler).__name__}
         if hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"):
             facts["share"] = f"{sampler.rank} of {sampler.num_replicas}"
