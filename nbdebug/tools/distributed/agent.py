@@ -101,6 +101,13 @@ def bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str,
     return arguments.arguments
 
 
+def described(error: BaseException) -> tuple[dict[str, Any], types.FrameType | None]:
+    """An error as plain values, and the user's innermost frame in it."""
+    own = [place for place in traceback.walk_tb(error.__traceback__) if _kind(place[0].f_code) == USER][::-1]
+    lines = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in own[:8]]
+    return {"type": type(error).__name__, "text": str(error)[:2000], "lines": lines}, own[0][0] if own else None
+
+
 class Agent:
     """One rank's observer. agree: is asked before each call, where it is set."""
 
@@ -134,6 +141,7 @@ class Agent:
         self.open()
         self.numbers, self.pass_counts, self.writes = Counter[str](), Counter[str](), Counter[str]()
         self.backwards, self.joining, self.bypassed, self.located = 0, 0, 0, False
+        self.handled = 0
         self.score: dict[str, Any] | None = None
         self.scores, self.messages = 0, Counter[str]()
         self.trail.clear()
@@ -181,6 +189,9 @@ class Agent:
         new |= {"async": True} if later else {}
         self.numbers[name] += 1
         lines = user_lines(sys._getframe(2))
+        if (error := sys.exc_info()[1]) is not None and id(error) != self.handled:  # in `except` or `finally`
+            self.handled = id(error)
+            self.write("raised", **described(error)[0])
         if self.score is not None and REDUCING.search(op):
             self.score["reduced"] = True
         self.write("call", op=op, g=name, shape=shape, dtype=dtype, root=root, lines=lines, **new)
@@ -741,12 +752,7 @@ class Agent:
         self.write("end", code=code if isinstance(code, int) else int(code is not None))
 
     def failed(self, error: BaseException, rest: bool = True) -> None:
-        lines: list[Any] = []
-        frame = None
-        for each, line in traceback.walk_tb(error.__traceback__):
-            if _kind(each.f_code) == USER:
-                lines.insert(0, (each.f_code.co_filename, line, each.f_code.co_name))
-                frame = each
+        own, frame = described(error)
         text = str(error)
         bad, blamed = marks.within(1.0, marks.nonfinite, frame) or ([], None)
         names = self.unused_names(text)
@@ -756,7 +762,7 @@ class Agent:
             or isinstance(error, (KeyboardInterrupt, CallsDiffer))
         )
         self.write(
-            "error", type=type(error).__name__, text=text[:2000], lines=lines[:8], peer=peer,
+            "error", **own, peer=peer,
             nonfinite=bad, blamed=blamed, step=self.backwards, names=names,
             unset=[name for name in VARIABLES if name not in os.environ],
         )  # fmt: skip

@@ -102,7 +102,8 @@ class RankLog:
             if "ranks" in event:
                 self.members[group] = tuple(event["ranks"])
         else:
-            self.events[event["k"]].append({**event, "at": self.marks})
+            order = self.last.order + 1 if self.last else 0
+            self.events[event["k"]].append({**event, "at": self.marks, "order": order})
 
     def made(self, group: str) -> int:
         """How many calls it has made in a group."""

@@ -22,8 +22,9 @@ from nbdebug.tools.distributed.facts import Place, RanksFacts
 DDP = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
 DISTRIBUTED = "https://docs.pytorch.org/docs/stable/distributed.html"
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-OVERLAP = 0.5
-"""Of the rows of a pass: ranks with samplers of their own share none, those without nearly all."""
+OVERLAP, PADDED = 0.5, 0.1
+"""Of the rows of a pass: ranks without samplers share nearly all; DistributedSamplers of one order give none out twice,
+but to make the shares equal."""
 ALIKE = 1e-6
 """Relative: weights that had the same updates are equal bit for bit."""
 IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
@@ -276,7 +277,11 @@ def _nonfinite(
     reference=DISTRIBUTED,
 )
 def rank_raised(facts: RanksFacts) -> Finding | None:
-    rank, error = next(((r, e) for r, e in errors(facts) if UNFINISHED not in e["text"]), (None, None))
+    failed = [(rank, e) for rank, e in errors(facts) if UNFINISHED not in e["text"]]
+    if not failed and (raised := facts.all("raised")) and (parted := paths.parting(facts)) is not None:
+        orders = {rank: call.order for rank, call in parted.calls.items() if call is not None}
+        failed = [(rank, e) for rank, e in raised if orders.get(rank) == e["order"]]  # a call in `except` or `finally`
+    rank, error = next(iter(failed), (None, None))
     if error is None:
         return None
     text = f"{error['type']}: {clip(error['text'].split(chr(10))[0], 160)}"
@@ -535,13 +540,14 @@ def shared_file(facts: RanksFacts) -> Finding | None:
     code="distributed/missing-sampler",
     title="All ranks train on the same rows.",
     symptom="Twice the processes, the same time for an epoch, and the same curve as with one.",
-    cause="The loader does not share the rows out: without a DistributedSampler each rank draws from all of them.",
+    cause="The loader does not share the rows out: without a DistributedSampler, or with one of a wrong rank, seed or "
+    "epoch, each rank draws from all of them.",
     confirm="Print the indices of the first batch on each rank.",
     fix="`DataLoader(rows, sampler=DistributedSampler(rows))`; a stream is split by rank and by worker.",
     reference="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler",
 )
 def missing_sampler(facts: RanksFacts) -> Finding | None:
-    shares = []
+    shares, sampled = [], True
     for one, other in facts.pairs("pass"):
         if not one["backwards"] or not other["backwards"] or min(len(one["rows"]), len(other["rows"])) < 2:
             continue
@@ -549,13 +555,18 @@ def missing_sampler(facts: RanksFacts) -> Finding | None:
         mine, theirs = set(map(str, one[by])), set(map(str, other[by]))
         if not mine or not theirs:
             return None
-        shares.append((len(mine & theirs) / min(len(mine), len(theirs)), one))
-    if not shares or min(share for share, _ in shares) <= OVERLAP:
+        common = len(mine & theirs)
+        shares.append((common / min(len(mine), len(theirs)), one))
+        sampled &= by == "rows" and bool(one["sampler"]) and common > len(facts.ranks)
+    if not shares or min(share for share, _ in shares) <= (PADDED if sampled else OVERLAP):
         return None
     share, one = percent(shares[0][0]), shares[0][1]
     title = f"The ranks train on the same rows: {share} of one rank's are another's too"
     code = "sampler = DistributedSampler(rows)\nDataLoader(rows, batch_size=4, sampler=sampler)"
-    where = at(facts, first(one["lines"]))
+    if sampled:
+        title += ", as their samplers do not share out one order"
+        code = "DistributedSampler(rows)  # rank and num_replicas of the group, one seed and epoch on all ranks"
+    where = at(facts, first(one["sampler"] if sampled else one["lines"]))
     return finding("missing-sampler", title, where, Fix("Share the rows out.", code), rows_in_common=share)
 
 
