@@ -2,7 +2,7 @@
 
 from nbdebug.tools.distributed.facts import RanksFacts
 
-CODE, NAMES = "distributed/missing-sampler", ("50%", "do not share out one order", "seed=100 + rank")
+CODE, NAMES = "distributed/missing-sampler", ("50%", "as their samplers", "seed=100 + rank")
 
 SOURCE = """sampler = DistributedSampler(rows, seed=100 + rank)
 loader = DataLoader(rows, sampler=sampler)
