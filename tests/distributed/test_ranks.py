@@ -68,6 +68,24 @@ def test_the_absent_rank_is_named(tmp_path) -> None:
     assert "distributed/collective-mismatch" in text and "train.py, line 7" in text, text
 
 
+@pytest.mark.timeout(300)
+def test_a_launcher_that_is_killed_leaves_no_rank(tmp_path) -> None:
+    import time
+
+    from nbdebug.tools.distributed.launch import alive
+
+    script = tmp_path / "train.py"
+    script.write_text("import os, pathlib, time\npathlib.Path(f'{os.getpid()}.pid').touch()\ntime.sleep(600)\n")
+    launcher = subprocess.Popen([sys.executable, "-m", "nbdebug", "ranks", script], cwd=tmp_path)
+    while len(processes := [int(path.stem) for path in tmp_path.glob("*.pid")]) < 2:
+        assert launcher.poll() is None
+        time.sleep(0.1)
+    launcher.kill()
+    launcher.wait()
+    while any(map(alive, processes)):  # until the test's time is over
+        time.sleep(0.1)
+
+
 def test_a_fault_of_ours_is_told_and_nothing_is_compared() -> None:
     from nbdebug.tools.distributed.facts import RanksFacts
     from nbdebug.tools.distributed.launch import report_of

@@ -20,6 +20,7 @@ import math
 import os
 import pathlib
 import re
+import shutil
 import sys
 import threading
 import time
@@ -41,6 +42,7 @@ import nbdebug
 from nbdebug.observe.locations import USER, kind_of
 from nbdebug.tools.distributed import marks, paths
 from nbdebug.tools.distributed.facts import CollectiveCall, Place
+from nbdebug.tools.distributed.launch import alive
 
 COLLECTIVES = (
     "all_reduce broadcast reduce all_gather all_gather_into_tensor all_gather_single gather scatter reduce_scatter "
@@ -793,8 +795,13 @@ class Agent:
         return dict(totals)
 
     def watch(self) -> None:
-        """End this process when the comparer says so. The main thread may wait in C++."""
+        """End this process when the comparer says so, or the launcher was killed. The main thread may wait in C++."""
+        path = self.folder / "launcher"
+        launcher = int(path.read_text()) if path.exists() else None
         while not (self.folder / "stop").exists():
+            if launcher is not None and not alive(launcher):
+                shutil.rmtree(self.folder, ignore_errors=True)
+                end_process(1)
             time.sleep(0.1)
         self.write_state()
         sys.stdout.flush()

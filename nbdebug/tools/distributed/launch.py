@@ -141,6 +141,7 @@ def run_script(
     if not pathlib.Path(script).is_file():
         raise FileNotFoundError(f"no such script: {script}")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="nbdebug-ranks-"))
+    (folder / "launcher").write_text(str(os.getpid()))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
     process = subprocess.Popen(
         [*command, "-m", "nbdebug.rank", script, *arguments],

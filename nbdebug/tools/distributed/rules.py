@@ -35,6 +35,7 @@ CHANGES = re.compile(
 """What a line says that changes weights or gradients."""
 ANY, STEP = re.compile(""), re.compile(r"\.step\(")
 FLAG = "leave = torch.tensor(float(condition))\ndist.all_reduce(leave, op=dist.ReduceOp.MAX)\nif leave:\n    ..."
+JOIN = "with model.join():\n    for batch in loader: ..."
 LONGER = "A longer timeout only makes the wait longer: the call that is missing never comes."
 
 
@@ -322,7 +323,7 @@ def uneven_steps(facts: RanksFacts) -> Finding | None:
         f"The ranks have unlike numbers of batches: {numbers}",
         at(facts, line, left.rank),
         Fix("Give each rank the same number.", "DistributedSampler(rows, drop_last=True)"),
-        Fix("Or let those that have run out answer for others.", "with model.join():\n    for batch in loader: ..."),
+        Fix("Or let those that have run out answer for the others.", JOIN),
         chain=waits(facts, parted),
         steps=steps,
         timeout=LONGER,
@@ -334,7 +335,7 @@ def waits(facts: RanksFacts, parted: paths.Parting) -> list[Link]:
     several = len({call.group for call in parted.calls.values() if call}) > 1
     chain = []
     for rank, call in parted.calls.items():
-        what = f"rank {rank} has ended after {count(parted.n, 'call')}"
+        what = f"rank {rank} has left after {count(parted.n, 'call')}"
         if call is not None:
             group = f" in group {call.group}" if several else ""
             what = f"rank {rank} calls {call}{group}, its number {call.n + 1}"
@@ -363,7 +364,7 @@ def collective_mismatch(facts: RanksFacts) -> Finding | None:
     if left.place is not None and paths.jumps(facts, left.place):
         who = f"Rank {left.rank} takes a branch that leaves out calls of the others"
         fix = Fix("Let all ranks decide alike.", FLAG)
-    each = "; ".join(re.sub(", its number.*| after.*", "", link.what) for link in chain)
+    each = "; ".join(re.sub(", its number.*", "", re.sub("left after.*", "ended", link.what)) for link in chain)
     where = at(facts, left.line, left.rank)
     title = f"{who} at call {parted.n + 1}: {each}"
     return finding("collective-mismatch", title, where, fix, chain=chain, timeout=LONGER)
