@@ -217,6 +217,34 @@ for n in range(3):
     loss_of(model, rows[8 * n : 8 * n + 8]).backward()
     optimizer.step()
 """,
+    "a scheduler by the mean, its loss in a file, an error that all handle": """
+model = DDP(net())
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+alone = dist.new_group([rank], use_local_synchronization=True) if rank == 0 else None
+for n in range(6):
+    try:
+        int("no number")
+    except ValueError:
+        dist.barrier()
+    optimizer.zero_grad()
+    loss = loss_of(model, rows[4 * n + 2 * rank : 4 * n + 2 * rank + 2])
+    loss.backward()
+    optimizer.step()
+    mean = loss.detach().clone()
+    dist.all_reduce(mean)
+    plateau.step(mean.item() / world)
+    if alone is not None:
+        dist.all_reduce(mean.clone(), group=alone)
+model.eval()
+with torch.no_grad():
+    value = loss_of(model.module, rows[16 * rank : 16 * rank + 16])
+dist.all_reduce(value)
+if rank == 0:
+    with open(os.path.join(tempfile.gettempdir(), f"nbdebug-healthy-{os.getpid()}.txt"), "w") as file:
+        file.write(f"{value.item() / world:.4f}")
+    os.unlink(file.name)
+""",
     "buffers, an average of weights on rank 0, a sharded optimizer": """
 from torch.distributed.optim import ZeroRedundancyOptimizer
 model = DDP(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))

@@ -1,4 +1,4 @@
-"""Fifteen healthy programs on two real processes, as cells and as scripts: nbdebug stays silent."""
+"""Sixteen healthy programs on two real processes, as cells and as scripts: nbdebug stays silent."""
 
 from __future__ import annotations
 
