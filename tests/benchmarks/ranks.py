@@ -165,7 +165,7 @@ def overhead(backend: str, model: str, steps: int) -> None:
     ratios = sorted(watched / bare for bare, watched in pairs)
     low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
     print(
-        f"{1000 * statistics.median(walls):.1f} ms a step; watched / bare: {statistics.median(ratios):.4f}, the median of "
+        f"{1000 * statistics.median(walls):.1f} ms a step; watched / bare: {statistics.median(ratios):.4f}, median of "
         f"{len(ratios)} pairs of {BLOCK} steps (half of them within {low:.3f} and {high:.3f}); of the sums "
         f"{sum(watched for _, watched in pairs) / sum(bare for bare, _ in pairs):.4f} ({backend}, {model})",
         flush=True,
