@@ -6,6 +6,7 @@ import argparse
 import bisect
 import dataclasses
 import enum
+import functools
 import importlib
 import pathlib
 import re
@@ -152,10 +153,13 @@ class Document:
     mended: str
     root: Node | None
     flaws: list[Flaw]
-    settings: dict[str, Setting] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Setting]:
+        return {setting.key: setting for setting in _settings(self)}
 
     def data(self) -> Any:
-        return _plain(self.root) if self.root is not None else None
+        return self.root.plain if self.root is not None else None
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -170,29 +174,21 @@ def read(thing: Any) -> Document:
         if path.stat().st_size > LARGEST:
             raise ValueError(f"{path.name} is larger than {size(LARGEST)}; settings are not.")
         return parsed(path.read_bytes(), str(thing), path.suffix.lower())
-    root = _of_value(_mapping(thing))
-    document = Document(None, type(thing).__name__, "", "", root, [])
-    document.settings = {setting.key: setting for setting in _settings(root, document)}
-    return document
+    return Document(None, type(thing).__name__, "", "", _of_value(_mapping(thing)), [])
 
 
 def parsed(raw: bytes, file: str, suffix: str) -> Document:
     """A file's contents as a document. Raises ValueError for another format than JSON, YAML and TOML."""
     try:
-        text = raw.decode("utf-8")
+        text = raw.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        column = error.start - raw.rfind(b"\n", 0, error.start)
+        line, column = raw.count(b"\n", 0, error.start) + 1, error.start - raw.rfind(b"\n", 0, error.start)
         flaw = Flaw(line, column, "bytes that are no UTF-8", "Save the file as UTF-8.", False)
         text = raw.decode("latin-1")
         return Document(file, FORMATS.get(suffix, "text"), text, text, None, [flaw])
-    text = text.replace("\r\n", "\n")
     form = FORMATS.get(suffix) or _guess(text, suffix)
     root, flaws, mended = readings(text, form)
-    document = Document(file, form, text, mended, root, flaws)
-    if root is not None:
-        document.settings = {setting.key: setting for setting in _settings(root, document)}
-    return document
+    return Document(file, form, text, mended, root, flaws)
 
 
 def _guess(text: str, suffix: str) -> str:
@@ -213,17 +209,14 @@ def _mapping(thing: Any) -> Mapping[Any, Any]:
         thing = thing.model_dump()
     elif isinstance(thing, argparse.Namespace):
         thing = vars(thing)
-    if not isinstance(thing, Mapping):
-        raise TypeError(
-            "check_config takes a path, a dict, a dataclass, a pydantic model, an argparse Namespace or an OmegaConf "
-            f"config; got {type(thing).__name__}."
-        )
-    return thing
+    if isinstance(thing, Mapping):
+        return thing
+    takes = "a path, a dict, a dataclass, a pydantic model, an argparse Namespace or an OmegaConf config"
+    raise TypeError(f"check_config takes {takes}; got {type(thing).__name__}.")
 
 
 def _of_value(value: Any, depth: int = 0) -> Node:
-    if isinstance(value, enum.Enum):
-        value = value.value
+    value = value.value if isinstance(value, enum.Enum) else value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = _mapping(value)
     if isinstance(value, Mapping) and depth < 100:
@@ -233,56 +226,35 @@ def _of_value(value: Any, depth: int = 0) -> Node:
     return Node(value, 0, 0, quoted=isinstance(value, str))
 
 
-def _plain(node: Node) -> Any:
-    if node.entries is not None:
-        return {key: _plain(inner) for key, _, inner in node.entries}
-    return [_plain(item) for item in node.items] if node.items is not None else node.value
+EXPONENTS = r"(?m)\$\{[\w.:,]+\}|^\s*(?:- )?(?:_target_|_component_|class_path|init_args|_partial_):|^defaults:"
+"""References, and classes with their arguments: files of OmegaConf (Hydra, torchtune) or jsonargparse (Lightning's
+CLI), which take 1e-4 for a number."""
 
 
-class _Lines:
-    def __init__(self, text: str) -> None:
-        self.starts = [0, *(match.end() for match in re.finditer("\n", text))]
-
-    def __call__(self, offset: int) -> int:
-        return bisect.bisect_right(self.starts, offset)
-
-
-def _settings(root: Node, document: Document) -> Iterator[Setting]:
-    text = document.mended
-    lines = _Lines(text) if document.file is not None else None
-    numbers = document.format == "YAML"
-    own_numbers = numbers and reads_exponents(text)
-
-    def one(key: str, at: int, node: Node, earlier: list[tuple[int, Node]]) -> Iterator[Setting]:
-        line = lines(at) if lines is not None else None
-        before = tuple((lines(offset), text[n.start : n.end]) for offset, n in earlier) if lines is not None else ()
-        scalar = node.entries is None and node.items is None
-        word = text[node.start : node.end] if scalar else ""
-        number = plain_12(word) if numbers and not node.quoted and isinstance(node.value, str) else None
-        value = number if own_numbers and number is not None else _plain(node)
-        yield Setting(key, value, line, word, node.quoted, before, number, node.entries is not None)
-        yield from below(key, node)
+def _settings(document: Document) -> Iterator[Setting]:
+    text, yaml = document.mended, document.format == "YAML"
+    takes_exponents = yaml and re.search(EXPONENTS, text) is not None
+    breaks = [match.start() for match in re.finditer("\n", text)]
 
     def below(prefix: str, node: Node) -> Iterator[Setting]:
-        grouped: dict[str, list[tuple[int, Node]]] = {}
+        grouped = {str(n): [(item.start, item)] for n, item in enumerate(node.items or ()) if item.entries is not None}
         for name, at, inner in node.entries or ():
             grouped.setdefault(name, []).append((at, inner))
         for name, found in grouped.items():
-            yield from one(f"{prefix}.{name}" if prefix else name, *found[-1], found[:-1])
-        for index, item in enumerate(node.items or ()):
-            if item.entries is not None:
-                yield from one(f"{prefix}.{index}" if prefix else str(index), item.start, item, [])
+            key, (at, one) = prefix + name, found[-1]
+            word = text[one.start : one.end] if one.entries is None and one.items is None else ""
+            number = plain_12(word) if yaml and not one.quoted and isinstance(one.value, str) else None
+            yield Setting(
+                key,
+                number if takes_exponents and number is not None else one.plain,
+                bisect.bisect_left(breaks, at) + 1 if document.file is not None else None,
+                word,
+                one.quoted,
+                tuple((bisect.bisect_left(breaks, at) + 1, text[n.start : n.end]) for at, n in found[:-1]),
+                number,
+                one.entries is not None,
+            )
+            yield from below(f"{key}.", one)
 
-    yield from below("", root)
-
-
-def reads_exponents(text: str) -> bool:
-    """Whether the file is one of OmegaConf's (Hydra, torchtune) or jsonargparse's (Lightning's CLI), which take 1e-4
-    for a number: it has a reference, or classes with their arguments."""
-    return bool(
-        re.search(
-            r"\$\{[\w.:,]+\}|^\s*(?:- )?(?:_target_|_component_|class_path|init_args|_partial_):|^defaults:",
-            text,
-            re.MULTILINE,
-        )
-    )
+    if document.root is not None:
+        yield from below("", document.root)

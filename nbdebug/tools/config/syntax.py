@@ -18,6 +18,12 @@ class Node:
     entries: list[tuple[str, int, Node]] | None = None
     items: list[Node] | None = None
 
+    @property
+    def plain(self) -> Any:
+        if self.entries is not None:
+            return {key: node.plain for key, _, node in self.entries}
+        return [node.plain for node in self.items] if self.items is not None else self.value
+
 
 class Malformed(Exception):
     """The text can't be read. offset: where it must be mended; mend: (start, end, new text) of the change, or None. No

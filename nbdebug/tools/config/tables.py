@@ -249,3 +249,24 @@ KNOWN = {word for word in USUAL if len(word) > 8} | {
     *"lr_scheduler optimizer scheduler momentum dropout max_length target_modules".split(),
 }
 """Keys of which a slip is told."""
+
+# -- types, as schemas name them --------------------------------------------------------------------------------------
+
+JSON_TYPES = {
+    "integer": "int",
+    "number": "float",
+    "string": "str",
+    "boolean": "bool",
+    "array": "list",
+    "object": "object",
+}
+PYTHON_TYPES = {int: "int", float: "float", str: "str", bool: "bool", list: "list", tuple: "list", dict: "object"}
+VALIDATORS = {
+    "type": "wrong-type", "enum": "invalid-choice", "const": "invalid-choice", "pattern": "invalid-choice",
+    "minimum": "out-of-range", "maximum": "out-of-range", "exclusiveMinimum": "out-of-range",
+    "exclusiveMaximum": "out-of-range", "minItems": "out-of-range", "maxItems": "out-of-range",
+    "minLength": "out-of-range", "maxLength": "out-of-range", "multipleOf": "not-divisible",
+    "additionalProperties": "unknown-key", "not": "inconsistent", "dependentRequired": "inconsistent",
+    "required": "inconsistent", "if": "inconsistent", "oneOf": "inconsistent", "anyOf": "wrong-type",
+}  # fmt: skip
+"""What a JSON Schema says → the cause."""
