@@ -292,3 +292,12 @@ def test_switches_warnings_and_the_saved_text(tmp_path, capsys, monkeypatch) -> 
     assert (f"{__name__}, line 7", "torch.amp.GradScaler('cuda')") in zip(shown["where"], shown["write instead"])
     shell.main(["check-environment", "--save", str(tmp_path / "env.txt")])
     assert "The machine" in (tmp_path / "env.txt").read_text() and "env.txt" in capsys.readouterr().err
+
+
+def test_switches_by_backend_do_not_end_the_look() -> None:
+    script = (
+        "import torch, nbdebug; torch.backends.cuda.matmul.fp32_precision = 'tf32'; "
+        "assert 'cuDNN benchmark' in str(nbdebug.check_environment().full())"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

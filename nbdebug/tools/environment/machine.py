@@ -81,8 +81,6 @@ def _torch() -> dict[str, Any]:
     build["fsdp"] = [name for name in there if "_composable" not in name or name == there[0]]
     if torch is None:
         return build
-    with contextlib.suppress(RuntimeError):  # where the newer switches by backend were set
-        build["float32 products"] = torch.get_float32_matmul_precision()
     if arches := torch.cuda.get_arch_list():
         build["arch_list"] = arches
     cudnn, cuda, kernels = torch.backends.cudnn, torch.backends.cuda, ("flash", "mem_efficient", "cudnn", "math")
@@ -93,8 +91,10 @@ def _torch() -> dict[str, Any]:
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "cuDNN deterministic": cudnn.deterministic,
         "cuDNN benchmark": cudnn.benchmark,
-        "TF32 in products": cuda.matmul.allow_tf32,
     }
+    with contextlib.suppress(RuntimeError):  # torch tells neither where the newer switches by backend were set
+        build["float32 products"] = torch.get_float32_matmul_precision()
+        build["deterministic"]["TF32 in products"] = cuda.matmul.allow_tf32
     build["attention"] = [kernel for kernel in kernels if getattr(cuda, f"{kernel}_sdp_enabled", bool)()]
     if torch.cuda.is_initialized():
         nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
@@ -116,7 +116,7 @@ def _nvidia() -> tuple[list[dict[str, Any]], dict[str, str | None] | None]:
         cards.append({"name": ", ".join(name), "capability": numbers, "memory": size})
     if not rows:
         return cards, None
-    served = re.search(r"CUDA Version: *([\d.]+)", _output("nvidia-smi"))
+    served = re.search(r"CUDA (?:UMD )?Version *: *([\d.]+)", _output("nvidia-smi"))
     return cards, {"version": rows[0][-1].strip(), "cuda": served[1] if served else None}
 
 
