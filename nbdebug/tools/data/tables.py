@@ -147,7 +147,7 @@ class DataTable:
             if len(rows) and (len(rows) > max(3, (1 - NUMERIC) * there) or len(rows) == there):
                 words = ", ".join(repr(clip(str(v), 20)) for v in dict.fromkeys(column.iloc[rows[:20]]))
                 detail = f"text in {percent(len(rows) / there)} of its values: {clip(words, 80)}"
-                yield self.problem("non-numeric", name, detail)
+                yield Problem("data/non-numeric", part(self.name, name), detail, guess=True)  # a leak comes first
                 rows = rows[:0]
             for row in rows:
                 yield self.problem("non-numeric", int(row), f"{name}: {clip(str(column.iloc[row]), 40)!r}")
