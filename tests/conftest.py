@@ -52,6 +52,7 @@ ONLY_WITH_ALL = (
     "test_magics_free.py::test_bytes_come_back_in_a_real_kernel",
     "training/test_more.py::test_the_fault_is_named_and_the_twin_left_in_peace[recurrence_that_grows]",
     "test_compiled.py::test_inductor",
+    "data/test_loaders.py::test_the_other_ranks_are_left_alone",
     "guard/test_ranks_faults.py",
     "guard/test_ranks_fsdp.py",
     "guard/test_soak.py",

@@ -369,6 +369,12 @@ def rank(number: int, port: int, name: str, folder: str) -> None:
     dist.destroy_process_group()
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 def asked(name: str) -> list[str]:
     _, make, plan = PROGRAMS[name]
     return [finding.code for finding in nbdebug.check_loader(make(), **plan)]
@@ -380,12 +386,32 @@ def test_a_program(name: str, tmp_path: pathlib.Path) -> None:
     if "ranks" not in plan:
         told = [asked(name)]
     else:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        mp.spawn(rank, args=(port, name, str(tmp_path)), nprocs=2)
+        mp.spawn(rank, args=(free_port(), name, str(tmp_path)), nprocs=2)
         told = [(tmp_path / str(number)).read_text().split() for number in range(2)]
     assert told == [[code] if code else []] * len(told)
+
+
+class Agreed(DistributedSampler):
+    """It asks the others in each pass, as accelerate's loaders do with their generators."""
+
+    def __iter__(self) -> Iterator[Any]:
+        dist.broadcast(torch.zeros(1), 0)
+        return super().__iter__()
+
+
+def agreed(number: int, port: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=2)
+    report = nbdebug.check_loader(DataLoader(rows(), 4, sampler=Agreed(rows())), ranks=2)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    pathlib.Path(folder, str(number)).write_text(f"{len(report)} {int(total)} {report.unchecked[0]}")
+    dist.destroy_process_group()
+
+
+def test_the_other_ranks_are_left_alone(tmp_path: pathlib.Path) -> None:
+    mp.spawn(agreed, args=(free_port(), str(tmp_path)), nprocs=2)
+    for number in range(2):
+        assert (tmp_path / str(number)).read_text().startswith("0 2 the batches: the loader asks the other ranks")
 
 
 def test_there_are_twenty_of_each_and_all_kinds_of_processes() -> None:

@@ -152,8 +152,7 @@ class Check:
     def shared(self) -> None:
         """What a later split has of an earlier one."""
         self.problems += tables.shared_rows(self.tables)
-        sets = [rows for rows in self.sets if rows.split]
-        inputs = ((s.split, digest, part(s.name, index), "") for s in sets for index, digest, _ in s.inputs)
+        inputs = ((s.split, digest, part(s.name, i), "") for s in self.sets if s.split for i, digest, _ in s.inputs)
         self.problems += equal_across_splits(inputs, "the same input as")
 
     def report(self) -> Report:
@@ -565,8 +564,9 @@ class MemoryCheck(Check):
                 with contextlib.suppress(Exception):
                     if drawn := drawn_item(dataset[index]):
                         shown.append({"name": str(index), "label": "", **drawn})
-        drawn = {"title": "The first items, as the set gives them", "pictures": shown}
-        return (Plot("gallery", drawn),) if shown else ()
+        return (
+            (Plot("gallery", {"title": "The first items, as the set gives them", "pictures": shown}),) if shown else ()
+        )
 
 
 def _is_set(value: Any) -> bool:

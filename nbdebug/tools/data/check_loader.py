@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
-import torch.distributed
+import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from nbdebug.observe.snapshot import own_random_numbers
@@ -39,6 +40,7 @@ TOLD, ITEMS = 20_000, 32
 """Batches of a sampler, or rows of a stream, by which ranks are compared, and items of a set."""
 REPLICAS, OWN_RANK = ("num_replicas", "world_size", "num_processes"), {"rank", "process_index"}
 """Names under which samplers and data sets keep how many ranks there are, and which of them they are for."""
+COLLECTIVES = "broadcast broadcast_object_list scatter reduce all_reduce all_gather all_gather_object barrier".split()
 CALLS = itertools.count()
 Share = tuple[int, bool, list[str]]
 """What one rank has in a pass: batches, whether that is all, and what tells its rows from others."""
@@ -129,8 +131,7 @@ class LoaderPasses:
         self.unchecked: list[str] = []
         self.passes: list[tuple[int, int, bool]] = []  # batches, rows, whether the end was reached
         self.shares: list[Share] = []  # of each rank; of the own one alone in a process group
-        there = torch.distributed.is_available() and torch.distributed.is_initialized()
-        self.group = torch.distributed.get_world_size() if there else 0
+        self.group = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
         self.rows: int | None = None
         self.dataset: Any = getattr(self.loader, "dataset", None)
         self.workers = int(getattr(self.loader, "num_workers", 0) or 0)
@@ -146,7 +147,8 @@ class LoaderPasses:
     def run(self, copied: bool = True) -> dict[str, Any]:
         """What is found, for `in_copy`."""
         self.deadline = time.monotonic() + self.seconds
-        with as_rank(0, self.ranks) if self.ranks > 1 and not self.group else contextlib.nullcontext():
+        simulated = as_rank(0, self.ranks) if self.ranks > 1 > self.group else contextlib.nullcontext()
+        with without_others() if self.group and copied else simulated:
             if copied:
                 with contextlib.suppress(AttributeError):
                     self.loader._iterator = None  # its workers are the original's
@@ -168,12 +170,11 @@ class LoaderPasses:
 
     def read(self, loader: Any = None, note: bool = False) -> Pass:
         """One pass, bounded in batches and in time. note: look into the batches, too."""
-        loader = self.loader if loader is None else loader
         result, hook = Pass(), BatchHook(lambda begins: None)
         hook.log = result.indices
         hook.attach()
         try:
-            for batch in loader:
+            for batch in self.loader if loader is None else loader:
                 result.digests += row_digests(batch)
                 if note:
                     self._batch(batch, result)
@@ -182,6 +183,8 @@ class LoaderPasses:
                     break
             else:
                 result.ended = True
+        except CopyFailed:
+            raise
         except Exception as error:  # the user's own: a finding
             result.error = error
         finally:
@@ -245,8 +248,7 @@ class LoaderPasses:
                 data = f"{count(passes, 'epoch')} of {batches}"
                 self.problem("exhausted", f"{self.max_steps:,} steps are planned, and there are {there:,}: {data}")
             elif there < self.max_steps:
-                epochs = figures(self.max_steps / first.batches)
-                self.notes.append(f"{self.max_steps:,} steps take {epochs} epochs of {batches}.")
+                self.notes.append(f"{self.max_steps:,} steps take {figures(self.max_steps / first.batches)} epochs.")
         last = len(first.digests) % batch_size if isinstance(batch_size, int) and first.ended else 0
         if getattr(self.loader, "drop_last", False) and n and batch_size and n % batch_size > 0.2 * n:
             self.notes.append(f"drop_last leaves out {n % batch_size:,} of {n:,} rows in each epoch.")
@@ -262,16 +264,16 @@ class LoaderPasses:
             return
         rising = sum(b > a for a, b in itertools.pairwise(order)) / (len(order) - 1)
         if 0.3 < rising < 0.7 and len(set(order)) > len(order) / 2:
-            called, anew = "although set_epoch(1) was called before the second", "its seed is set anew in each"
-            how = called if hasattr(sampler, "set_epoch") else anew
+            how = (
+                "although set_epoch(1) was called" if hasattr(sampler, "set_epoch") else "its seed is set anew in each"
+            )
             self.problem("same-order", f"The order is shuffled, and the same in both epochs: {how}")
 
     def _set_epoch(self, epoch: int) -> None:
         for sampler in {id(s): s for s in _samplers(self.loader)}.values():
             with contextlib.suppress(Exception):  # most have none
                 sampler.set_epoch(epoch)
-                called = "set_epoch was called between the passes, as your loop must do."
-                self.notes.append(f"{type(sampler).__name__}: {called}")
+                self.notes.append(f"{type(sampler).__name__}: set_epoch was called between passes, as loops must do.")
 
     def _shares(self, first: Pass) -> None:
         """Padding; room in shared memory."""
@@ -280,8 +282,7 @@ class LoaderPasses:
             self.notes.append(f"{percent(padded / all_of)} of the tokens are padding: batch rows of like length.")
         waiting = first.bytes * self.workers * (getattr(self.loader, "prefetch_factor", None) or 2)
         with contextlib.suppress(OSError):
-            free = shutil.disk_usage("/dev/shm").free
-            if waiting > free:
+            if waiting > (free := shutil.disk_usage("/dev/shm").free):
                 self.notes.append(f"Workers may hold {size(waiting)} of batches; /dev/shm has {size(free)} free.")
 
     def _workers(self, first: Pass) -> None:
@@ -313,11 +314,9 @@ class LoaderPasses:
             return
         code = "training/same-seed-workers"
         if len(set(draws[: self.workers])) == 1:
-            how = "draws the same random numbers: item 0 comes alike from all"
-            self.problem(code, f"Each of the {self.workers} workers {how}")
+            self.problem(code, f"Each of {self.workers} workers draws the same random numbers: item 0 is alike in all")
         elif draws == again:
-            how = "an item is augmented alike in all of them"
-            self.problem(code, f"The workers draw the same random numbers in each epoch: {how}")
+            self.problem(code, "The workers draw the same random numbers in each epoch: an item is alike in all")
 
     def _resume(self, first: Pass) -> None:
         """The data set's own way to leave out what was read: does it reach the workers, and does it end?"""
@@ -325,8 +324,7 @@ class LoaderPasses:
             return
         name = next((n for n in SKIPS if isinstance(getattr(self.dataset, n, None), int)), None)
         if name is None:
-            how = "a run goes on by reading and throwing away"
-            self.notes.append(f"The data set has no number of rows to skip (skip_samples): {how}.")
+            self.notes.append("The data set has no skip_samples: a run goes on by reading and throwing away.")
             return
         per = getattr(self.loader, "batch_size", None) or 1
         rows = self.resume_at if "batch" in name or "step" in name else self.resume_at * per
@@ -372,10 +370,10 @@ class LoaderPasses:
     def compare_ranks(self) -> None:
         """Ranks that read the same, or unlike numbers of batches. A group's tell it by its store: nobody hangs."""
         if self.group:
-            store = torch.distributed.distributed_c10d._get_default_store()
+            store = dist.distributed_c10d._get_default_store()
             call, until = next(CALLS), time.monotonic() + self.seconds
             keys = [f"nbdebug/check_loader/{call}/{rank}" for rank in range(self.ranks)]
-            store.set(keys[torch.distributed.get_rank()], json.dumps(self.shares[0]))
+            store.set(keys[dist.get_rank()], json.dumps(self.shares[0]))
             while not store.check(keys):
                 if time.monotonic() > until:
                     self.unchecked.append(f"the other ranks: not all have asked within {self.seconds:g} s")
@@ -415,13 +413,19 @@ class LoaderPasses:
         )
 
 
+def without_others() -> Any:
+    """Within it no rank talks to others, which are in no copy: they would be disturbed, and the copy wait for ever."""
+    error = CopyFailed("the loader asks the other ranks, which are not in the copy of the process")
+    return unittest.mock.patch.multiple(dist, **dict.fromkeys(COLLECTIVES, unittest.mock.Mock(side_effect=error)))
+
+
 def as_rank(rank: int, ranks: int) -> contextlib.ExitStack:
     """Within it torch.distributed and the environment say that this is one process of several."""
     values = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
     result = contextlib.ExitStack()
     result.enter_context(unittest.mock.patch.dict(os.environ, values))
     for name, answer in {"get_rank": rank, "get_world_size": ranks, "is_initialized": True}.items():
-        result.enter_context(unittest.mock.patch.object(torch.distributed, name, lambda *_, answer=answer: answer))
+        result.enter_context(unittest.mock.patch.object(dist, name, lambda *_, answer=answer: answer))
     return result
 
 
@@ -450,8 +454,7 @@ def row_digests(batch: Any) -> list[bytes]:
     digests = [hashlib.blake2b(digest_size=12) for _ in range((arrays or list(map(len, columns)) or [1])[0])]
     for column in columns:
         for value, digest in zip(column, digests):
-            own = hasattr(value, "tobytes")
-            digest.update(value.tobytes() if own else repr(value).encode("utf-8", "surrogatepass"))
+            digest.update(value.tobytes() if hasattr(value, "tobytes") else repr(value).encode("utf-8", "replace"))
     return [digest.digest() for digest in digests]
 
 

@@ -44,6 +44,9 @@ def names(what: str, cure: DataCure | None = None, **page: str) -> None:
     _declare(ITEMS, f"data/{code}", said, cures, {"title": title, **page} if page else {})
 
 
+sounds = functools.partial(names, reference="https://python-soundfile.readthedocs.io")
+
+
 def stream(code: str, cure: str, **page: str) -> None:
     """Declare the rule of what a loader does. Its finding's title is what the first problem says."""
     page = {"reference": "https://docs.pytorch.org/docs/stable/data.html", **page}
@@ -106,13 +109,12 @@ names(
 )
 names("corrupt-image: picture does not open|pictures do not open")
 names("truncated-image: picture opens, and its pixels end early|pictures open, and their pixels end early")
-names(
+sounds(
     "corrupt-audio: sound does not open, or ends early|sounds do not open, or end early",
     symptom="LibsndfileError, EOFError or a short batch, in the middle of an epoch.",
     cause="A download or a recording stopped; the head promises more than there is.",
     confirm="`soundfile.read(path)`, and its length beside `soundfile.info(path).frames`.",
     fix="Fetch it again, or leave it out.",
-    reference="https://python-soundfile.readthedocs.io",
 )
 names(
     "item-fails: item can't be made|items can't be made",
@@ -247,30 +249,27 @@ names(
     fix="Write copies with the right rate, or resample in the loader.",
     reference="https://docs.pytorch.org/audio/stable/generated/torchaudio.functional.resample.html",
 )
-names(
+sounds(
     "wrong-channels: item has another number of channels|items have another number of channels",
     DataCure("soundfile.write(target / name, values.mean(1, keepdims=True).repeat(<channels>, 1), rate)", "sound"),
     symptom="Shapes do not match in some batches, or left and right are taken for two samples.",
     cause="Stereo recordings among mono ones.",
     confirm="`soundfile.info(path).channels`.",
     fix="Write copies with the mean of the channels, or average in the loader.",
-    reference="https://python-soundfile.readthedocs.io",
 )
-names(
+sounds(
     "silent-audio: sound is silent|sounds are silent",
     symptom="The loss is nan in the batches that hold it, where features are scaled by their deviation.",
     cause="A muted microphone, or a conversion that failed.",
     confirm="`soundfile.read(path)[0].any()`.",
     fix="Leave it out.",
-    reference="https://python-soundfile.readthedocs.io",
 )
-names(
+sounds(
     "clipped-audio: sound is clipped, flat at full scale|sounds are clipped, flat at full scale",
     symptom="Buzzing output; the quality of these samples stays poor.",
     cause="It was recorded or amplified too loud. What was above full scale is lost.",
     confirm="Runs of equal samples at the highest value.",
     fix="Record or convert it again, more softly; or leave it out.",
-    reference="https://python-soundfile.readthedocs.io",
 )
 names(
     "file-missing: row names a file that is not there|rows name files that are not there",
