@@ -564,9 +564,7 @@ class MemoryCheck(Check):
                 with contextlib.suppress(Exception):
                     if drawn := drawn_item(dataset[index]):
                         shown.append({"name": str(index), "label": "", **drawn})
-        return (
-            (Plot("gallery", {"title": "The first items, as the set gives them", "pictures": shown}),) if shown else ()
-        )
+        return (Plot("gallery", {"title": "The first items, as the set gives them", "pictures": shown}),) * bool(shown)
 
 
 def _is_set(value: Any) -> bool:
