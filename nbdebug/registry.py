@@ -129,6 +129,11 @@ def _name(check: Callable[[Any], Finding | None]) -> str:
     return f"{check.__module__}.{check.__qualname__}"
 
 
+def declared(module: str) -> tuple[Callable[[Any], Finding | None], ...]:
+    """The checks that a module has declared so far, in their order."""
+    return tuple(rule.check for rule in _rules.values() if rule.check.__module__ == module)
+
+
 def rules(chapter: str | None = None) -> tuple[Rule, ...]:
     """All rules, or those of one chapter, in the order in which they are declared."""
     # a chapter asks for its own, and waits for no other

@@ -36,6 +36,10 @@ Mend = tuple[str, str, str]
 
 WORDS = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false", "yes": "true", "no": "false"}
 NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
+SOUND = re.compile(
+    rf'(?:[ \t{{}}\[\],:]|"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt])*"|(?:true|false|null|{NUMBER.pattern})(?![\w.+-]))*'
+)
+"""Most lines of right JSON."""
 CLOSED = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 
 
@@ -122,7 +126,7 @@ def json_lines(text: str) -> tuple[str, list[Flaw]]:
 
     lines = re.sub(rf"{CLOSED.pattern}|/\*(?s:.*?)(?:\*/|\Z)", blank, text).split("\n")
     for n, line in enumerate(lines, 1):
-        for row in (*JSON_KEYS, *JSON_ROWS):
+        for row in (*JSON_KEYS, *JSON_ROWS) if SOUND.fullmatch(line) is None else ():
             line = CLOSED.sub(sound, line)
             for new, what, cure in changed((row,), line, masked(line) if row in JSON_ROWS else ""):
                 told(n, next((i for i, (a, b) in enumerate(zip(line, new)) if a != b), len(new)), what, cure)
@@ -149,7 +153,7 @@ def json_candidates(text: str, fault: Unknown) -> Iterator[Candidate]:
             yield at, at + 1, mark + here if left[2] else mark, what, f"Write {mark}."
     never, cure = f"the `{opener}` of line {where} is not closed", f"Close it with {mark}."
     if left[2]:
-        for end, line, close in dedents:
+        for end, line, close in dedents[:50]:
             what = f"the bracket of line {line} is not closed before the next entry"
             yield end, end, close, what, f"Close it with {close}."
         last = max(shown.rfind(c, 0, before) for c in ",[{")
@@ -282,7 +286,7 @@ FORMATS = {
     "TOML": (parsers.load_toml, parsers.toml_tree, toml_candidates),
 }
 LONGEST = 200_000
-"""Characters of a text of which changes are tried: each is read whole."""
+"""Characters of YAML or TOML of which changes are tried: each is read whole, and slowly."""
 
 
 def readings(text: str, form: str, most: int = 20) -> tuple[Node | None, list[Flaw], str]:
@@ -328,7 +332,7 @@ def _reached(text: str, load: Callable[[str], Any]) -> float:
 def _helped(text: str, form: str, fault: Unknown) -> Malformed | None:
     load, _, candidates = FORMATS[form]
     best: Malformed | None = None
-    for start, end, new, what, cure in candidates(text, fault) if len(text) <= LONGEST else ():
+    for start, end, new, what, cure in candidates(text, fault) if form == "JSON" or len(text) <= LONGEST else ():
         if new == text[start:end]:
             continue
         after = _reached(text[:start] + new + text[end:], load)

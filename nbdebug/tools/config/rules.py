@@ -9,7 +9,7 @@ import math
 import re
 from typing import Any
 
-from nbdebug.registry import rule
+from nbdebug.registry import declared, rule
 from nbdebug.report import Finding, Fix, Where
 from nbdebug.text import clip, listed
 from nbdebug.tools.config.document import ConfigFacts, Expectation, OneSetting, Setting
@@ -74,8 +74,7 @@ def mended(title: str, one: OneSetting, new: str, old: str | None = None) -> Fix
 @rule(
     code="config/invisible-character",
     title="An invisible character stands in a key or a value.",
-    symptom="A file is not found although its name is right, a key is said to be unknown although it is there, a "
-    "choice is refused that is among the allowed ones.",
+    symptom="A file is not found, a key is unknown, a choice is refused, although each is written as it should be.",
     cause="A no-break space, a zero-width space or a mark for the direction of writing was copied in from a web page, "
     "a chat or a word processor. An editor does not show it; a comparison of texts sees it.",
     confirm="`print(ascii(value))` shows it as \\u200b or \\xa0.",
@@ -116,8 +115,7 @@ def _unmeant(character: str, value: str, expected: Expectation) -> bool:
     code="config/duplicate-key",
     title="A key stands twice in one section.",
     symptom="A value in the file has no effect: the program uses another, or its default.",
-    cause="JSON and YAML readers keep the last of two equal keys without a word, and with it the whole section below "
-    "it. (TOML refuses the file.)",
+    cause="JSON and YAML keep the last of two equal keys, and the whole section below it. TOML refuses the file.",
     confirm="Print the settings that the program has read, and compare them with the file.",
     fix="Keep one of them. Two sections of one name become one, with the entries of both.",
     reference="https://docs.python.org/3/library/json.html#repeated-names-within-an-object",
@@ -200,8 +198,7 @@ def _nearest(setting: Setting, facts: ConfigFacts) -> str:
     cause="Quotes make text of a number. PyYAML reads YAML 1.1: `1e-4` is text there, for its numbers have a point "
     '(`1.0e-4`), and `no`, `off`, `yes` and `on` are false and true. The text "false" is true to Python.',
     confirm="`print(type(value))` behind the loader.",
-    fix="Write numbers without quotes and, in YAML, with a point and a signed exponent; put words such as `no` "
-    "into quotes.",
+    fix="Write numbers without quotes, in YAML with a point and a signed exponent; words such as `no` in quotes.",
     reference="https://yaml.org/type/float.html",
 )
 def wrong_type(one: OneSetting) -> Finding | None:
@@ -338,8 +335,7 @@ def _foreign(one: OneSetting, value: Any, nearest: Any) -> bool:
 @rule(
     code="config/out-of-range",
     title="A number is outside of what the key can take.",
-    symptom="`dropout probability has to be between 0 and 1`, a loss that explodes in the first steps, an empty "
-    "loader.",
+    symptom="`dropout probability has to be between 0 and 1`, a loss that explodes at once, an empty loader.",
     cause="A percentage stands where a share of one is meant, a point is missing, or a sign or zero is left over.",
     confirm="Compare it with the range that the report gives.",
     fix="Write a number within the range.",
@@ -407,8 +403,7 @@ def missing_path(one: OneSetting) -> Finding | None:
 @rule(
     code="config/not-divisible",
     title="A number is no multiple of another one, as it must be.",
-    symptom="`embed_dim must be divisible by num_heads`, an error of view or reshape in the middle of the attention, "
-    "or a trainer that refuses its arguments.",
+    symptom="`embed_dim must be divisible by num_heads`, an error of view in the attention, refused arguments.",
     cause="One of the two was changed, and the other kept its value.",
     confirm="`a % b` is not zero.",
     fix="Change one of the two; the report gives the nearest numbers.",
@@ -479,14 +474,4 @@ def inconsistent(one: OneSetting) -> Finding | None:
     return None
 
 
-ORDER = (
-    invisible_character,
-    duplicate_key,
-    unknown_key,
-    wrong_type,
-    invalid_choice,
-    out_of_range,
-    missing_path,
-    not_divisible,
-    inconsistent,
-)
+ORDER = declared(__name__)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from nbdebug.registry import rule
+from nbdebug.registry import declared, rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import count, listed, size
 from nbdebug.tools.environment import tables
@@ -39,8 +39,7 @@ WHEELS = "--index-url https://download.pytorch.org/whl"
     code="environment/cpu-only-build",
     title="torch is a build without CUDA, on a machine with a card.",
     symptom="`Torch not compiled with CUDA enabled`, or `torch.cuda.is_available()` is False and the training is slow.",
-    cause="The wheel has no CUDA part: on Windows that is what an index gives by default, and another package may have "
-    "replaced the wheel with CUDA by one without.",
+    cause="The wheel has no CUDA part: Windows gets such by default, and another package may have replaced yours.",
     confirm="`torch.version.cuda` is None; the version may end in +cpu.",
     fix="Install torch again from the index of a CUDA version that the driver serves.",
     reference=INSTALL,
@@ -60,13 +59,10 @@ def cpu_only_build(facts: EnvironmentFacts) -> Finding | None:
 @rule(
     code="environment/gpu-arch-missing",
     title="torch has no kernels for the card.",
-    symptom="`no kernel image is available for execution on the device` at the first computation; a warning at the "
-    "start names the card's capability.",
-    cause="A wheel holds compiled kernels for some architectures. They run on cards of the same generation, of the "
-    "same or a higher minor number; other cards need another wheel.",
+    symptom="`no kernel image is available for execution on the device`, and a warning with the capability.",
+    cause="Compiled kernels run on cards of their generation, of the same or a higher minor number; on no others.",
     confirm="`torch.cuda.get_arch_list()` and `torch.cuda.get_device_capability()`.",
-    fix="For a newer card install a newer torch, of a newer CUDA; for an old one the last torch that has its "
-    "architecture.",
+    fix="For a newer card a newer torch, of a newer CUDA; for an old one the last torch that has its kernels.",
     reference="https://docs.nvidia.com/cuda/blackwell-compatibility-guide/",
 )
 def gpu_arch_missing(facts: EnvironmentFacts) -> Finding | None:
@@ -107,10 +103,8 @@ def serves(arch: str, capability: tuple[int, ...]) -> bool:
 @rule(
     code="environment/driver-too-old",
     title="The NVIDIA driver is older than torch's CUDA needs.",
-    symptom="`The NVIDIA driver on your system is too old`, `CUDA driver version is insufficient for CUDA runtime "
-    "version`, or no card is seen at all.",
-    cause="Each major version of CUDA needs a driver of its generation or a newer one. Within one major version an "
-    "older driver serves.",
+    symptom="`The NVIDIA driver on your system is too old`, `CUDA driver version is insufficient`, or no card.",
+    cause="Each major version of CUDA needs a driver of its generation or newer. Within one an older one serves.",
     confirm="`nvidia-smi` shows the driver, and the newest CUDA that it serves.",
     fix="Install a newer driver, or a torch built for the older CUDA.",
     reference="https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html",
@@ -140,8 +134,7 @@ def driver_too_old(facts: EnvironmentFacts) -> Finding | None:
 @rule(
     code="environment/devices-hidden",
     title="A variable hides the cards that the run asks for.",
-    symptom="`No CUDA GPUs are available`, a training that falls back to the processor without a word, `invalid "
-    "device ordinal`.",
+    symptom="`No CUDA GPUs are available`, `invalid device ordinal`, or a training on the processor, silently.",
     cause="CUDA_VISIBLE_DEVICES lists the cards that a process may see, by their number from 0. The list ends at the "
     "first entry that is no card; an empty one hides all.",
     confirm="`torch.cuda.device_count()` with and without the variable.",
@@ -162,10 +155,8 @@ def devices_hidden(facts: EnvironmentFacts) -> Finding | None:
 @rule(
     code="environment/dtype-unsupported",
     title="The device has no instructions for the number type.",
-    symptom="`Your setup doesn't support bf16/gpu`, `Cannot convert a MPS Tensor to float64 dtype`, or a step that is "
-    "several times slower than in float32.",
-    cause="bfloat16 came with the capability 8.0 (Ampere), float8 with 8.9 (Ada); Apple's cards have no float64. torch "
-    "imitates some of them slowly, and refuses others.",
+    symptom="`Your setup doesn't support bf16/gpu`, `Cannot convert a MPS Tensor to float64 dtype`, or slow steps.",
+    cause="bfloat16 came with capability 8.0 (Ampere), float8 with 8.9 (Ada); Apple's cards have no float64.",
     confirm="`torch.cuda.get_device_capability()`.",
     fix="Take float16 with a GradScaler on older cards, and float32 on MPS.",
     reference="https://docs.nvidia.com/cuda/cuda-c-programming-guide/#features-and-technical-specifications",
@@ -212,10 +203,8 @@ def numpy_abi(facts: EnvironmentFacts) -> Finding | None:
 @rule(
     code="environment/version-mismatch",
     title="Two packages are of releases that don't go together.",
-    symptom="`operator torchvision::nms does not exist`, `undefined symbol` at an import, an ImportError that names a "
-    "range of versions.",
-    cause="Packages with compiled parts are built for one release of torch. A later `pip install` of something else "
-    "has replaced one of the two.",
+    symptom="`operator torchvision::nms does not exist`, `undefined symbol`, an ImportError with a range of versions.",
+    cause="Compiled packages are built for one torch; a later `pip install` has replaced one of the two.",
     confirm="`pip check`, and the table on the package's page.",
     fix="Install the two together, in one command.",
     reference="https://github.com/pytorch/vision#installation",
@@ -277,8 +266,7 @@ def _ranges(facts: EnvironmentFacts) -> Iterator[tuple[str, str, list[str]]]:
     code="environment/shared-memory-small",
     title="The workers' batches do not fit into shared memory.",
     symptom="`DataLoader worker is killed by signal: Bus error`, in a container, within the first batches.",
-    cause="Workers hand over batches through /dev/shm. A container gets 64 MB of it by default; workers x "
-    "prefetch_factor batches lie there at once.",
+    cause="Batches of all workers x prefetch_factor lie in /dev/shm at once; a container gets 64 MB by default.",
     confirm="`df -h /dev/shm`.",
     fix="Start the container with more (--shm-size=8g, or --ipc=host), or take fewer workers.",
     reference="https://docs.pytorch.org/docs/stable/multiprocessing.html#sharing-strategies",
@@ -303,8 +291,7 @@ def shared_memory_small(facts: EnvironmentFacts) -> Finding | None:
 @rule(
     code="environment/network-interface-missing",
     title="A variable names a network interface that this machine does not have.",
-    symptom="`NCCL error: unhandled system error`, `no socket interface found`, `Unable to find address for: "
-    "eth0`, or a start that hangs.",
+    symptom="`unhandled system error`, `no socket interface found`, `Unable to find address for: eth0`, or a hang.",
     cause="The variable was set for another machine, whose interface has another name.",
     confirm="`ip -br link` lists the interfaces.",
     fix="Name one that is there, or unset the variable.",
@@ -385,8 +372,7 @@ def deprecated_variable(facts: EnvironmentFacts) -> Finding | None:
     code="environment/pin-memory-unsupported",
     title="Pinned memory is asked for where no CUDA card copies from it.",
     symptom="`'pin_memory' argument is set as true but not supported on MPS now`, or `but no accelerator is found`.",
-    cause="Pinned memory makes copies to a CUDA card faster. MPS shares its memory, and a processor has nothing "
-    "to copy to.",
+    cause="It makes copies to a CUDA card faster. MPS shares its memory, and a processor has nothing to copy to.",
     confirm="The warning goes with pin_memory=False.",
     fix="Set pin_memory only where CUDA is used.",
     reference="https://docs.pytorch.org/docs/stable/data.html#memory-pinning",
@@ -403,17 +389,4 @@ def pin_memory_unsupported(facts: EnvironmentFacts) -> Finding | None:
     return finding("pin-memory-unsupported", title, ["pin_memory"], fix, device=facts.device)
 
 
-ORDER = (
-    cpu_only_build,
-    driver_too_old,
-    devices_hidden,
-    gpu_arch_missing,
-    dtype_unsupported,
-    numpy_abi,
-    version_mismatch,
-    shared_memory_small,
-    network_interface_missing,
-    tokenizers_fork,
-    deprecated_variable,
-    pin_memory_unsupported,
-)
+ORDER = declared(__name__)
