@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -311,6 +312,8 @@ class Agent:
         self.wrap(c10d, "init_process_group", self.initialised)
         self.wrap(c10d, "destroy_process_group", self.destroyed)
         self.wrap(torch, "save", lambda obj, f, *_, **__: self.saved(f, lambda: marks.digest(obj)))
+        for name in ("save", "savez", "savez_compressed"):
+            self.wrap(numpy, name, lambda f, *parts, **named: self.saved(f, lambda: marks.digest([parts, named])))
         self.wrap(c10d, "new_group", self.group_made)
         self.wrap(torch.Tensor, "backward", self.backward, "backward")
         self.wrap(torch.autograd, "backward", lambda tensors, *_, **__: self.backward(tensors), "backward")
@@ -726,11 +729,15 @@ class Agent:
         @functools.wraps(plain)
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             stream = plain(file, mode, *args, **kwargs)
-            frame = sys._getframe(1)
-            own = _kind(frame.f_code) == USER or frame.f_code.co_filename.endswith("pathlib.py")
-            if own and isinstance(mode, str) and set(mode) & {"w", "x"} and isinstance(file, (str, os.PathLike)):
-                over = functools.partial(agent.file_written, file, user_lines(frame))
-                marks.follow_writes(stream, over, functools.partial(agent.attempt, agent.shown))
+            if isinstance(mode, str) and set(mode) & {"w", "x"} and isinstance(file, (str, os.PathLike)):
+                frame = sys._getframe(1)
+                own = _kind(frame.f_code) == USER or frame.f_code.co_filename.endswith("pathlib.py")
+                if "-packages" in frame.f_code.co_filename:  # a library, for the user: its caches lie elsewhere
+                    own = os.path.realpath(file).startswith(os.getcwd() + os.sep)
+                lines = user_lines(frame) if own else []
+                if lines:
+                    over = functools.partial(agent.file_written, file, lines)
+                    marks.follow_writes(stream, over, functools.partial(agent.attempt, agent.shown))
             return stream
 
         builtins.open = opened

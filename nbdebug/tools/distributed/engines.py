@@ -27,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -223,17 +223,21 @@ class _Run:
         self.errors: dict[int, Exception] = {}
         self.freed = False
 
-    def follow(self) -> CellOutcome:
-        __tracebackhide__ = True
-        while not all(result.ready() for result in self.results):
+    def running(self) -> Iterator[float]:
+        """While a rank runs: seconds from now, with what was printed passed on and the logs read."""
+        began = time.monotonic()
+        while not all(result.ready() for result in self.results) and not self.engines.gone():
             self.collect()
             self.comparer.read()
+            yield time.monotonic() - began
+            time.sleep(POLL)
+
+    def follow(self) -> CellOutcome:
+        __tracebackhide__ = True
+        for _ in self.running():
             if self.errors or certain(self.comparer.facts):
                 self.settle()
                 break
-            if self.engines.gone():
-                break
-            time.sleep(POLL)
         for result in self.results:
             if result.ready():
                 with contextlib.suppress(Exception):
@@ -263,31 +267,22 @@ class _Run:
 
     def settle(self) -> None:
         """A rank has failed, or a verdict is certain: the others may end by themselves, else they are freed."""
-        began = time.monotonic()
-        while not all(result.ready() for result in self.results) and (
-            time.monotonic() < began + (LOCATE if locates(self.comparer.facts) else GRACE)
-        ):
-            self.comparer.read()
-            self.collect()
-            time.sleep(POLL)
-        if not all(result.ready() for result in self.results):
-            self.free()
+        for seconds in self.running():
+            if seconds > (LOCATE if locates(self.comparer.facts) else GRACE):
+                self.free()
 
     def free(self, interrupt: bool = False) -> None:
         """End the cell on all ranks."""
-        engines = self.engines
+        engines, waits = self.engines, [0.0 if interrupt else FREE, INTERRUPT]
         engines.broken = self.freed = True
         engines.store.set(f"free/{engines.cell}", "1")
-        began, waits = time.monotonic(), [0.0 if interrupt else FREE, INTERRUPT]
-        while not all(result.ready() for result in self.results) and not engines.gone():
-            self.collect()
-            if waits and time.monotonic() > began + waits[0]:
+        for seconds in self.running():
+            if waits and seconds > waits[0]:
                 del waits[0]
                 running = [own for own, result in zip(engines.ids, self.results) if not result.ready()]
                 engines.client.send_signal(signal.SIGINT, targets=running, block=False)
-            if time.monotonic() > began + LOST:
+            if seconds > LOST:
                 engines.lost = "a rank does not come back from its call: %ranks start begins anew"
-            time.sleep(POLL)
 
     def outcome(self) -> CellOutcome:
         self.comparer.read()

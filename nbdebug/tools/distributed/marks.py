@@ -208,12 +208,12 @@ def culprit(frame: types.FrameType, line: int, names: list[str] | None = None) -
         if not calls:
             break
         best = calls[0]
-        line, wanted = best.lineno, [n for n in paths.names_in(getattr(best, "value", None)) if n in variables]
+        line, wanted = best.lineno, [n for n in paths.names_in(paths.value_of(best)) if n in variables]
     return None if best is None else (file, best.lineno, frame.f_code.co_name)
 
 
 def _calls_model(node: ast.AST, variables: dict[str, Any]) -> bool:
-    roots = (getattr(part.func, "id", None) for part in ast.walk(node) if isinstance(part, ast.Call))
+    roots = (getattr(part.func, "id", None) for part in ast.walk(paths.value_of(node)) if isinstance(part, ast.Call))
     return any(isinstance(variables.get(name), nn.Module) for name in roots if name)
 
 
@@ -237,7 +237,7 @@ def digest(value: Any, most: int | None = None) -> str:
             own, inner = len(part), part[:most]
         elif isinstance(part, (str, int, float, bool, bytes, type(None))):
             own = part
-        elif most is not None and hasattr(part, "tobytes"):  # an array
+        elif hasattr(part, "tobytes"):  # an array
             own = part.shape, part.ravel()[:most].tobytes()
         elif most is not None:
             inner = [getattr(part, "__dict__", None)]

@@ -207,14 +207,26 @@ def statement(tree: ast.AST, line: int) -> ast.stmt | None:
 
 
 def names_in(node: ast.AST | None) -> list[str]:
-    return [part.id for part in ast.walk(node) if isinstance(part, ast.Name)] if node is not None else []
+    """The names in an expression; of `self` what it holds: "self.rows"."""
+    names = []
+    for part in ast.walk(node) if node is not None else ():
+        if isinstance(part, ast.Attribute) and getattr(part.value, "id", "") == "self":
+            names.append(f"self.{part.attr}")
+        elif isinstance(part, ast.Name) and part.id != "self":
+            names.append(part.id)
+    return names
 
 
 def assignments(tree: ast.AST, name: str, before: int) -> list[ast.stmt]:
     """The statements that give a name its value, the last one above a line first."""
-    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Assign, ast.AnnAssign))]
+    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Assign, ast.AnnAssign, ast.For))]
     own = [n for n in nodes if any(name in names_in(t) for t in getattr(n, "targets", None) or [n.target])]  # type: ignore
     return sorted(own, key=lambda node: (node.lineno >= before, -node.lineno if node.lineno < before else 0))
+
+
+def value_of(node: ast.AST) -> Any:
+    """What a statement gives to names; else the statement."""
+    return getattr(node, "value", None) or getattr(node, "iter", None) or node
 
 
 def of_rank(tree: ast.AST) -> set[str]:
@@ -256,9 +268,13 @@ def iterable_line(facts: RanksFacts, loop: Place, lines: Sequence[Line] = ()) ->
     stack in the loop: an argument of the function around it comes from the line that called."""
     tree = parsed(facts, loop.file)
     head = statement(tree, loop.line)
-    if not isinstance(head, (ast.For, ast.While)):
+    expression: Any = getattr(head, "iter", getattr(head, "test", None))
+    for node in ast.walk(tree):  # `except StopIteration` beside `next(source)`
+        if isinstance(node, ast.Try) and loop.line in [handler.lineno for handler in node.handlers]:
+            calls = [part for each in node.body for part in ast.walk(each) if isinstance(part, ast.Call)]
+            expression = next((call.args[0] for call in calls if names_in(call.func) == ["next"] and call.args), None)
+    if expression is None:
         return loop.head
-    expression: ast.AST = head.iter if isinstance(head, ast.For) else head.test
     caller = _argument_of(facts, tree, loop, expression, lines)
     file, expression, line = caller or (loop.file, expression, loop.line)
     tree = parsed(facts, file)
@@ -266,7 +282,7 @@ def iterable_line(facts: RanksFacts, loop: Place, lines: Sequence[Line] = ()) ->
     if speaks_of_rank(expression, names):
         return (file, line, "")
     chain = list(origins(tree, expression, line))
-    split = [node for node in chain if speaks_of_rank(getattr(node, "value", node), names)]
+    split = [node for node in chain if speaks_of_rank(value_of(node), names)]
     return (file, (split or chain)[0].lineno if chain else line, "")
 
 
@@ -297,7 +313,7 @@ def origins(tree: ast.AST, expression: ast.AST | None, line: int) -> Iterator[as
         name, before = waiting.pop(0)
         for node in assignments(tree, name, before)[:1] if name not in done else ():
             yield node
-            waiting += [(n, node.lineno) for n in names_in(getattr(node, "value", None))]
+            waiting += [(n, node.lineno) for n in names_in(value_of(node))]
         done.add(name)
 
 
@@ -337,7 +353,7 @@ def score_line(facts: RanksFacts, stack: Sequence[Line], shown: Line) -> Line | 
         return None
     block = _around(tree, stack[depth][1], line)
     names, chain = _assigned(block), list(origins(tree, printing, line))
-    if not names & {name for node in (printing, *chain) for name in names_in(getattr(node, "value", node))}:
+    if not names & {name for node in (printing, *chain) for name in names_in(value_of(node))}:
         return None
     while depth and not isinstance(block, BLOCKS):  # a function of the user's evaluates: it returns the score
         depth -= 1
@@ -349,7 +365,7 @@ def score_line(facts: RanksFacts, stack: Sequence[Line], shown: Line) -> Line | 
             return (file, number, function)
         line, chain = returns[-1], []
         block = _around(inner, number, line)
-    later = [node.lineno for node in chain if node.lineno > stack[depth][1] and names & set(names_in(node))]
+    later = [node.lineno for node in chain if node.lineno > stack[depth][1] and names & set(names_in(value_of(node)))]
     return (file, later[0] if later else line, function)
 
 

@@ -113,8 +113,10 @@ def env_incomplete(facts: RanksFacts) -> Finding | None:
     for rank, error in errors(facts):
         text = f"{error['type']}: {error['text']}"
         named = [v for v in VARIABLES if f"variable {v} expected" in text or f"KeyError: '{v}'" in text]
+        named = named or re.findall(r"^KeyError: '([A-Z_]+(?:RANK|PROCID|LOCALID|WORLD_SIZE|NTASKS))'", text)
         if named and facts.ranks[rank].one("child") is None:
-            missing = [v for v in VARIABLES if v in named or v in error.get("unset", ())]
+            own = [v for v in VARIABLES if v in named or v in error.get("unset", ())]
+            missing = [*(v for v in named if v not in VARIABLES), *own]
             line = first(error["lines"])
             line = line and (paths.find(facts, line[0], lambda n, m=missing: any(_sets(n, v) for v in m)) or line)
             return _incomplete(facts, line, missing)
@@ -122,8 +124,8 @@ def env_incomplete(facts: RanksFacts) -> Finding | None:
         for _, child in facts.all("child"):
             if any(v in facts.output for v in child["missing"]) and child["lines"]:
                 return _incomplete(facts, paths.argument_line(facts, child["lines"][0], "", "env"), child["missing"])
-    own = [init["own"] for log in facts.ranks.values() if (init := log.one("init")) is not None]
-    if len(own) == len(facts.ranks) > 1 and len(set(own)) == 1 and own[0] >= 0:
+    inits = [init["own"] for log in facts.ranks.values() if (init := log.one("init")) is not None]
+    if len(inits) == len(facts.ranks) > 1 and len(set(inits)) == 1 and inits[0] >= 0:
         for _, unset in facts.all("unset"):
             return _incomplete(facts, first(unset["lines"]), [unset["name"]])
     return None
@@ -132,6 +134,8 @@ def env_incomplete(facts: RanksFacts) -> Finding | None:
 def _incomplete(facts: RanksFacts, line: Any, missing: list[str]) -> Finding:
     title = f"{listed(missing, 4, '')} {'is' if len(missing) == 1 else 'are'} not set where the group is made"
     fix = Fix("Pass the launcher's environment on.", "subprocess.run(command, env={**os.environ, 'NAME': 'value'})")
+    if missing[0] not in VARIABLES:
+        fix = Fix("Read what torchrun sets, or start with that other launcher.", 'rank = int(os.environ["RANK"])')
     return finding("env-incomplete", title, at(facts, line), fix, variables=tuple(missing))
 
 
@@ -307,13 +311,18 @@ def rank_raised(facts: RanksFacts) -> Finding | None:
 def uneven_steps(facts: RanksFacts) -> Finding | None:
     parted = paths.parting(facts)
     left = None if parted is None else paths.departure(facts, parted)
-    if parted is None or left is None or left.place is None or left.place.kind != "loop":
+    if parted is None or left is None or left.place is None:
         return None
-    number, steps = left.place.number, {}
+    by_hand = left.place.kind == "arm" and "except StopIteration" in facts.text(left.place.head)
+    if left.place.kind == "arm" and not by_hand:
+        return None
+    loops = [place for place in facts.places.values() if place.kind == "loop" and place.holds(left.place.head)]
+    loop = min(loops, key=lambda place: place.last - place.first, default=left.place) if by_hand else left.place
+    number, steps = loop.number, {}
     for rank, log in facts.ranks.items():  # as the rank has counted at its end, else as its marks show
-        loops = (log.one("loops") or {}).get("loops", {})
-        counted = 0 if log.turns[-number] else int(loops.get(str(number), loops.get(number, 0)))
-        steps[rank] = max(log.turns[number], counted)
+        counts = (log.one("loops") or {}).get("loops", {})
+        counted = 0 if log.turns[-number] else int(counts.get(str(number), counts.get(number, 0)))
+        steps[rank] = max(log.turns[number], counted) - (by_hand and rank == left.rank)
     stacks = [call.lines for call in parted.calls.values() if call is not None]
     inside = [stack for stack in stacks if any(map(left.place.holds, stack))]
     line = paths.iterable_line(facts, left.place, first(inside) or ())
