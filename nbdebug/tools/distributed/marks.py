@@ -247,11 +247,12 @@ def digest(value: Any, most: int | None = None) -> str:
 
 
 def follow_writes(stream: Any, over: Callable[[str], None], shown: Callable[[Any], None]) -> None:
-    """Call `shown` with what is written, and `over` with its digest when the file is closed."""
+    """Call `shown` with the text that is written, and `over` with its digest when the file is closed."""
     total, write, close = hashlib.sha256(), stream.write, stream.close
 
     def noted(data: Any) -> Any:
-        shown(data)
+        if isinstance(data, str):
+            shown(data[:1000])
         total.update(data.encode("utf-8", "replace") if isinstance(data, str) else bytes(data))
         return write(data)
 

@@ -178,7 +178,9 @@ def unused_parameters(facts: RanksFacts) -> Finding | None:
     parted = paths.parting(facts)
     if not failed and parted is None:
         return None
-    unused = {rank: first_unused(log.events.get("nograd", ())) for rank, log in facts.ranks.items()}
+    unused: dict[int, list[str]] = {rank: [] for rank in facts.ranks}
+    for rank, event in facts.all("nograd"):
+        unused[rank] = unused[rank] or event["names"]
     with_unused = [rank for rank, names in unused.items() if names]
     if not failed:
         calls = [*(parted.calls.values() if parted else ()), *(log.last for log in facts.ranks.values())]
@@ -201,10 +203,6 @@ def unused_parameters(facts: RanksFacts) -> Finding | None:
         Fix("Let the wrapper look for unused parameters.", search),
         parameters=tuple(names),
     )
-
-
-def first_unused(events: Sequence[dict[str, Any]]) -> list[str]:
-    return next((e["names"] for e in events if e["names"]), [])
 
 
 def _made_at(facts: RanksFacts, parameter: str, of_one: bool = False, late: bool = False) -> Any:
@@ -324,7 +322,7 @@ def uneven_steps(facts: RanksFacts) -> Finding | None:
         counted = 0 if log.turns[-number] else int(counts.get(str(number), counts.get(number, 0)))
         steps[rank] = max(log.turns[number], counted) - (by_hand and rank == left.rank)
     stacks = [call.lines for call in parted.calls.values() if call is not None]
-    inside = [stack for stack in stacks if any(map(left.place.holds, stack))]
+    inside = [stack for stack in stacks if any(map(loop.holds, stack))]
     line = paths.iterable_line(facts, left.place, first(inside) or ())
     numbers = ", ".join(f"rank {rank} has {n}" for rank, n in steps.items())
     return finding(
