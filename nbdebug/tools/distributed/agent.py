@@ -736,7 +736,7 @@ class Agent:
                     own = os.path.realpath(file).startswith(os.getcwd() + os.sep)
                 lines = user_lines(frame) if own else []
                 if lines:
-                    over = functools.partial(agent.file_written, file, lines)
+                    over = functools.partial(agent.attempt, agent.file_written, file, lines)
                     marks.follow_writes(stream, over, functools.partial(agent.attempt, agent.shown))
             return stream
 
