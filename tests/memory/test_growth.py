@@ -7,6 +7,7 @@ import collections
 import copy
 import functools
 import gc
+import heapq
 import pathlib
 import queue
 import weakref
@@ -200,6 +201,39 @@ def heads_of_all_tasks() -> tuple[Callable, str, str]:
     return step, "optimizer", "cache-unbounded"
 
 
+class Prompted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompts = nn.ParameterList()
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.prompts.append(nn.Parameter(torch.ones(600, 512)))  # blamed
+        return rows + self.prompts[-1].mean(0)
+
+
+def prompts_of_all_batches() -> tuple[Callable, str, str]:
+    model = Prompted()
+
+    def step() -> None:
+        model(torch.randn(4, 512)).square().mean().backward()
+
+    return step, "model.prompts", "cache-unbounded"
+
+
+class Frame:
+    def __init__(self, before: Frame | None) -> None:
+        self.features, self.before = torch.ones(512, 300), before
+
+
+def frames_in_a_row() -> tuple[Callable, str, str]:
+    box = SimpleNamespace(last=Frame(None))
+
+    def step() -> None:
+        box.last = Frame(box.last)  # blamed
+
+    return step, "box.last.before", "cache-unbounded"
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -216,6 +250,8 @@ def heads_of_all_tasks() -> tuple[Callable, str, str]:
         read_later,
         all_predictions,
         heads_of_all_tasks,
+        prompts_of_all_batches,
+        frames_in_a_row,
     ],
 )
 def test_the_holder_and_the_line_are_named(make: Callable) -> None:
@@ -287,7 +323,24 @@ def by_turns() -> Callable:
     return step
 
 
-@pytest.mark.parametrize("make", [healthy_records, replayed, by_turns])
+def hardest() -> Callable:
+    """The three largest on a heap, the last three in a list that a slice keeps short, frames that forget."""
+    net, heap, recent, calls, box = Net(), [], SimpleNamespace(rows=[]), [], SimpleNamespace(last=Frame(None))
+
+    def step() -> None:
+        calls.append(0)
+        net.step()
+        heapq.heappush(heap, (len(calls), torch.zeros(512, 1024)))
+        if len(heap) > 3:
+            heapq.heappop(heap)
+        recent.rows = [*recent.rows, torch.zeros(512, 1024)][-3:]
+        box.last.before = None
+        box.last = Frame(box.last)
+
+    return step
+
+
+@pytest.mark.parametrize("make", [healthy_records, replayed, by_turns, hardest])
 def test_what_grows_on_purpose_or_not_at_all_is_left_in_peace(make: Callable) -> None:
     report = mem(make(), names={}, progress=False)
     assert not report.findings, report.findings[0].title

@@ -132,12 +132,13 @@ class KeptOutput:
 
 @dataclasses.dataclass(frozen=True)
 class TooEarly:
-    """A cell failed because a name was missing that a later cell has defined. where: the failed cell's line; defined:
-    the line that defines the name."""
+    """A cell failed because a name was missing that a later cell has defined, or an earlier one deleted. where: the
+    failed cell's line; defined: the line that defines the name; deleted: the line that deleted it."""
 
     name: str
     where: Where = NOWHERE
     defined: Where = NOWHERE
+    deleted: Where = NOWHERE
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from nbdebug.observe.duplicate_hooks import DuplicateHook, find_duplicate_hooks
-from nbdebug.observe.variables import attributes, closure_variables, members
+from nbdebug.observe.variables import attributes, class_attribute, closure_variables, members
 from nbdebug.report import Where
 from nbdebug.tools.notebook.cells import (
     CellBinding,
@@ -344,8 +344,10 @@ def cells_too_early(names: Mapping[str, Any], history: CellHistory, error: BaseE
         return []
     missing = getattr(error, "name", None)
     failed = next(_cell_lines(error, history), None)
-    if type(missing) is not str or missing not in names or failed is None:
+    if type(missing) is not str or failed is None:
         return []
+    if missing not in names:
+        return _deleted(missing, failed, history)
     later = [b for b in history.bindings(missing) if b.number > failed[0]]
     if not later:
         return []
@@ -353,6 +355,16 @@ def cells_too_early(names: Mapping[str, Any], history: CellHistory, error: BaseE
     if any(line in cell.raw for number, cell in history.cells.items() if number >= later[0].number):
         return []  # it ran again since
     return [TooEarly(missing, history.cells[failed[0]].place(failed[1]), history.place(later[0]))]
+
+
+def _deleted(missing: str, failed: tuple[int, int], history: CellHistory) -> list[TooEarly]:
+    """The same where a cell has deleted the name since it was defined."""
+    before = [b for b in history.bindings(missing, "assign", "def", "class", "import", "for", "del") if b.at < failed]
+    made = [b for b in before if b.how != "del"]
+    if not made or before[-1].how != "del":
+        return []
+    places = [history.place(b) for b in (made[-1], before[-1])]
+    return [TooEarly(missing, history.cells[failed[0]].place(failed[1]), *places)]
 
 
 def _cell_lines(error: BaseException | None, history: CellHistory) -> Iterator[tuple[int, int]]:
@@ -373,7 +385,10 @@ def _statement(history: CellHistory, number: int, line: int) -> ast.stmt | None:
     )
 
 
-UNUSABLE = re.compile(r"object is not callable|has no attribute '(\w+)'|arg 2 must be a type")
+UNUSABLE = re.compile(
+    r"object is not callable|has no attribute '(\w+)'|arg 2 must be a type|\(\) missing \d+ required|\(\) takes \d+ "
+    r"positional|\(\) got an unexpected keyword"
+)
 
 
 def names_shadowed(names: Mapping[str, Any], history: CellHistory, error: BaseException | None) -> list[Shadowed]:
@@ -468,7 +483,8 @@ def _misused(node: ast.AST, names: Mapping[str, Any]) -> tuple[str, str]:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         return "", ""
     if node.func.id in names:
-        return (node.func.id, "") if not callable(names[node.func.id]) else ("", "")
+        value = names[node.func.id]  # a class's name may have become that of its object: `Net = Net()`
+        return (node.func.id, "") if not callable(value) or type(value).__name__ == node.func.id else ("", "")
     second = node.args[1] if node.func.id in ("isinstance", "issubclass") and len(node.args) > 1 else None
     value = names.get(second.id) if isinstance(second, ast.Name) else None
     unusable = value is not None and not isinstance(value, (type, tuple, UnionType))
@@ -480,7 +496,9 @@ SAME = frozenset(
     "contiguous sort_values sort_index sorted drop_duplicates dropna copy clone".split()
 )
 """Methods that change nothing when they are applied again."""
-REFUSED = (KeyError, AttributeError, TypeError, ValueError, IndexError, RuntimeError)
+REFUSED = (KeyError, AttributeError, TypeError, ValueError, IndexError, RuntimeError, FileExistsError)
+ONCE = re.compile(r"already|more than one|exists|twice")
+"""Messages of what can be done once: a second `optimizer.add_param_group(…)`, `frame.insert(0, "id", …)`."""
 """What a second application raises: what it takes is gone, or is of another kind by now; RecursionError is one."""
 
 
@@ -494,12 +512,25 @@ def runs_twice(names: Mapping[str, Any], history: CellHistory, error: BaseExcept
                 return [dataclasses.replace(twice, error=type(error).__name__)]
     for number in reversed(history.cells):
         for statement in history.cells[number].body:
-            path = _spoiled(statement, names) or _rescaled(number, statement, names, history)
+            if twice := _used_up(number, statement, names, history):
+                return [twice]
+            path = _spoiled(statement, names, history) or _rescaled(number, statement, names, history)
             wrapped = "" if path else _wrapped(number, statement, names, history)
             form = _form if wrapped else ast.unparse
             if (one := path or wrapped) and (twice := _run_before(history, number, statement, one, form)) is not None:
                 return [twice]
     return []
+
+
+def _used_up(number: int, statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> RunTwice | None:
+    """A loop over an iterator (`pairs = zip(x, y)`) through which a loop of an earlier cell has gone to its end."""
+    path = dotted(statement.iter) if isinstance(statement, ast.For) else ""
+    if not path or class_attribute(names.get(path), "__next__") is None:
+        return None
+    if any(isinstance(n, (ast.Break, ast.Return, ast.Yield)) for n in ast.walk(statement)):
+        return None
+    twice = _run_before(history, number, statement, path)
+    return twice and dataclasses.replace(twice, statement=twice.statement.partition("\n")[0])
 
 
 def _refused(
@@ -511,7 +542,9 @@ def _refused(
         return _calls_itself(statement, history)
     if statement is None or statement not in history.cells[number].statements:
         return None
-    for path in _consumed(statement):
+    done = statement.value if isinstance(statement, ast.Expr) and ONCE.search(error_message(error)) else None
+    once = [dotted(done.func).rpartition(".")[0]] if isinstance(done, ast.Call) else []
+    for path in [*filter(None, once), *_consumed(statement)]:
         if root_of(path) in names and (twice := _run_before(history, number, statement, path)) is not None:
             return twice
     return _used_after(names, history, number, statement, error_message(error))
@@ -594,9 +627,10 @@ def _rescaled(number: int, statement: ast.stmt, names: Mapping[str, Any], histor
     )
 
 
-def _spoiled(statement: ast.stmt, names: Mapping[str, Any]) -> str:
+def _spoiled(statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> str:
     """The variable on which one statement ran again, as it shows: a column computed from itself (`table["y"] =
-    table["y"].map(…)`) has no value left, a list of steps ends with one of the same kind twice; "" of all others."""
+    table["y"].map(…)`) has no value left, a list of steps ends with one of the same kind twice, a list of names that a
+    cell counts has one of them twice; "" of all others."""
     if isinstance(statement, ast.Assign) and isinstance(target := statement.targets[0], ast.Subscript):
         path, key = dotted(target.value), getattr(target.slice, "value", None)
         table: Any = names.get(path)
@@ -609,12 +643,21 @@ def _spoiled(statement: ast.stmt, names: Mapping[str, Any]) -> str:
         return ""
     path = dotted(call.func.value)
     items = names.get(path)
+    if type(items) is list and len(items) > 2 and all(type(one) is str for one in items):
+        twice = items[-1] in items[:-1] and len(set(items)) == len(items) - 1
+        return path if twice and _counted(path, history) else ""
     if type(items) is not list or not all(
         callable(one) and not issubclass(type(one), torch.nn.Module) for one in items
     ):
         return ""
     kinds = [getattr(one, "__qualname__", type(one)) for one in items]
     return path if kinds[-1:] and kinds[-1] in kinds[:-1] else ""
+
+
+def _counted(path: str, history: CellHistory) -> bool:
+    """Whether a cell asks how many items a list has."""
+    calls = (n for cell in history.reaching(root_of(path)) for n in nodes(cell.statements) if isinstance(n, ast.Call))
+    return any(dotted(n.func) in ("len", "enumerate") and path in map(dotted, n.args) for n in calls)
 
 
 def _run_before(

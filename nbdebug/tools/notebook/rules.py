@@ -470,10 +470,11 @@ def _class_fixes(one: Redefined, first: str) -> list[Fix]:
 
 @rule(
     code="notebook/cells-out-of-order",
-    title="A cell ran before the one that defines what it needs.",
+    title="A cell ran before the one that defines what it needs, or after the one that deleted it.",
     symptom="NameError in a notebook that has worked before, often after a restart of the kernel.",
     cause="Cells run in the order in which you start them, not from top to bottom. A name that a cell further down "
-    "defines existed in the last session, but does not exist yet in this one.",
+    "defines existed in the last session, but does not exist yet in this one. One that a cell has deleted, to save "
+    "memory, no longer exists for the cells above it.",
     confirm="The number beside the cell that defines the name is higher than that of the cell that failed.",
     fix="Move the cell that defines the name above the one that needs it, then restart the kernel and run all.",
     reference="https://docs.jupyter.org/en/latest/projects/architecture/content-architecture.html",
@@ -482,6 +483,15 @@ def out_of_order(facts: NotebookFacts) -> Finding | None:
     if not facts.early:
         return None
     one = facts.early[0]
+    if one.deleted.cell:
+        title = f"{cell(one.where)} needs `{one.name}`, which {cell(one.deleted)} has deleted"
+        fix = Fix(f"Run {cell(one.defined)} again, and delete `{one.name}` below its last use.", one.defined.text or "")
+        links = [
+            Link(f"{cell(one.defined)} made `{one.name}`", one.defined),
+            Link(f"{cell(one.deleted)} deleted it", one.deleted),
+            Link(f"{cell(one.where)} needs it", one.where),
+        ]
+        return finding("notebook/cells-out-of-order", title, one.deleted, [one.name], [fix], links)
     title = (
         f"{cell(one.where)} needs `{one.name}`, which {cell(one.defined)} defined only later: run {cell(one.where)} "
         "again, and move it below"
@@ -582,7 +592,7 @@ CHECKS = (
 def name_all(facts: NotebookFacts) -> list[Finding]:
     """The findings, most likely first; a cause that an exception proves comes before all others."""
     findings = [*mode_findings(facts), *(f for check in CHECKS if (f := check(facts)) is not None)]
-    proven = any(one.evidence == "exception" for one in facts.classes)
+    proven = any(one.evidence == "exception" for one in facts.classes) or any(one.error for one in facts.repeated)
     findings.sort(key=lambda f: not (proven and f.code == "notebook/class-redefined"))
     return [*findings, *memory_findings(facts)]
 

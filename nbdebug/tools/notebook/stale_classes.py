@@ -86,7 +86,7 @@ def _redefined(
     instances = tuple(dict.fromkeys(instance for instance, _ in mine))
     created = [b for b in history.bindings(root_of(instances[0])) if b.how in ("assign", "class", "for")]
     creation = created[-1] if created else None
-    defined = history.bindings(name, "class") if module == "__main__" else _reloads(module, history)
+    defined = _definitions(name, history) if module == "__main__" else _reloads(module, history)
     old = _old_definition(mine[0][1], defined, creation, history)
     after = [b for b in defined if old is not None and b.at > old.at] or defined[-1:]
     new = after[0] if after else None
@@ -113,6 +113,19 @@ def _redefined(
         history.place(old) if old is not None else NOWHERE,
         history.place(creation) if creation is not None else NOWHERE,
     )
+
+
+MAKES = frozenset({"namedtuple", "NamedTuple", "make_dataclass", "Enum", "IntEnum", "TypedDict", "type"})
+"""Functions that make a class."""
+
+
+def _definitions(name: str, history: CellHistory) -> list[CellBinding]:
+    """The class statements of this name, and what makes a class without one: `Batch = namedtuple("Batch", "x y")`."""
+    return [
+        b
+        for b in history.bindings(name, "class", "assign")
+        if b.how == "class" or isinstance(b.value, ast.Call) and dotted(b.value.func).rpartition(".")[2] in MAKES
+    ]
 
 
 def _old_definition(

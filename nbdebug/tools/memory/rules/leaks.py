@@ -379,9 +379,11 @@ def cache_unbounded(facts: MemoryFacts) -> Finding | None:
         name = growth.holder or "kept"
         cure = f"{name}.pop(next(iter({name})))" if growth.kind == "dict" else f"del {name}[:-256]"
         fix = Fix("Keep a fixed number.", f"if len({name}) > 256:\n    {cure}", None, saving(by))
-        if growth.kind == "optimizer":
-            code = f"{name} = torch.optim.AdamW(model.parameters())"
-            fix = Fix("Make it again, for the parameters that the model has now.", code, None, saving(by))
+        if growth.kind == "parts":
+            code = f"{name} = ...  # made again, with the parameters that are needed"
+            fix = Fix("Make it again, or take out what is no longer used.", code, None, saving(by))
+        if growth.kind == "linked":
+            fix = Fix("Let go of the one before as soon as it is used.", f"{name} = None", None, saving(by))
         if growth.kind == "tensor":
             code = f"{name} = {name}[-256:]" if len(growth.names) == 1 else f"# where a sequence begins: a new {name}"
             fix = Fix("Begin it anew, or keep only its newest part.", code, None, saving(by))
@@ -391,7 +393,7 @@ def cache_unbounded(facts: MemoryFacts) -> Finding | None:
     return grew("cache-unbounded", growth, title, [fix, *by_lines], [what])
 
 
-GROWING = ("cache", "cycle", "dict", "list", "deque", "set", "object", "tensor", "optimizer")
+GROWING = ("cache", "cycle", "dict", "list", "deque", "set", "object", "tensor", "parts", "linked")
 BY_LINES = Fix(
     "Where these come from a file: read it line by line, and keep the place to go on from.",
     "with open(path) as file:\n    file.seek(place)  # 0, or what was saved\n"

@@ -87,9 +87,9 @@ OUTPUTS = ("Out", "_oh")
 
 class Holder:
     """Something that may grow: a container, or a slot with a tensor. kind: "list", "dict", "deque", "set", "cache",
-    "hooks", "object" (its attributes), "cycle" (what `itertools.cycle` has kept), "optimizer" (its parameters), "slot"
-    (a tensor with a graph) or "tensor" (or an array, or a table); size: its length, for a slot how many nodes its graph
-    has, for a tensor its bytes; within: the holder it lies in, if that is a plain container."""
+    "hooks", "object" (its attributes), "cycle" (what `itertools.cycle` has kept), "parts" (of an optimizer or a
+    module), "slot" (a tensor with a graph) or "tensor" (or an array, or a table); size: its length, for a slot how many
+    nodes its graph has, for a tensor its bytes; within: the holder it lies in, if that is a plain container."""
 
     __slots__ = ("bound", "kind", "label", "name", "owner", "size", "thing", "within")
 
@@ -273,8 +273,8 @@ def measure(thing: Any) -> tuple[str, int, int | None]:
     if kind is CACHE:
         info = CACHE.cache_info(thing)
         return "cache", info.currsize, info.maxsize
-    if issubclass(kind, torch.optim.Optimizer):
-        return "optimizer", len(optimizer_parameters(thing)), None
+    if issubclass(kind, (torch.optim.Optimizer, torch.nn.Module)):
+        return "parts", len(parts_of(thing)), None
     if kind is types.SimpleNamespace or (
         hasattr(kind, "__dictoffset__")
         and kind.__dictoffset__
@@ -284,8 +284,12 @@ def measure(thing: Any) -> tuple[str, int, int | None]:
     return "", 0, None
 
 
-def optimizer_parameters(optimizer: Any) -> list[Any]:
-    return [p for group in attributes(optimizer).get("param_groups") or () for p in group["params"]]
+def parts_of(thing: Any) -> list[Any]:
+    """The parameters of an optimizer; the modules or parameters of a module, whichever are more."""
+    own = attributes(thing)
+    if issubclass(type(thing), torch.nn.Module):
+        return max((list((own.get(table) or {}).values()) for table in ("_modules", "_parameters")), key=len)
+    return [p for group in own.get("param_groups") or () for p in group["params"]]
 
 
 def table_bytes(thing: Any) -> int | None:

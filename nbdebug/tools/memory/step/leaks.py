@@ -42,7 +42,7 @@ from nbdebug.tools.memory.step.holders import (
     Key,
     kept_by_cycle,
     measure,
-    optimizer_parameters,
+    parts_of,
     plain_bytes,
     table_bytes,
 )
@@ -93,7 +93,29 @@ def growths_of(last: HolderScan, sizes: list[dict[Key, int]], known: Reachabilit
         whole = _measured(holders, [step[_key_of(s)] for s in holders], known)
         if whole is not None:
             growths.append(whole)
+    growths += [] if any(one.kind != "tensor" for one in growths) else _linked(last, after)
     return sorted(growths, key=lambda g: (-g.bytes, -g.nodes, -g.plain, len(g.name)))
+
+
+def _linked(last: HolderScan, after: list[dict[Key, int]]) -> list[Growth]:
+    """Objects that each refer to the one before (`frame.previous.previous`): tensors that lie deeper and deeper."""
+    depths = [Counter(_REPEATED.sub(r"\1", key[1]) for key in sizes if key[0] == SLOT) for sizes in after]
+    for name in depths[-1]:
+        if not _rises([depth.get(name) for depth in depths]):
+            continue
+        longest = max((k[1] for k in after[-1] if k[0] == SLOT and _REPEATED.sub(r"\1", k[1]) == name), key=len)
+        again = _REPEATED.search(longest)
+        base = longest[: again.start()] if again is not None else ""
+        first = next((h for h in last.holders.values() if h.name == base and h.kind == "object"), None)
+        if again is None or first is None:
+            continue
+        before, now = (sum(v for k, v in s.items() if k[0] == SLOT and k[1].startswith(base)) for s in after[-2:])
+        slot = Holder(first.thing, base, "tensor", 0, None, first.label, first.owner)
+        return [Growth([slot], base + again[1], "linked", 1, bytes=now - before, own=now - before, shown=now - before)]
+    return []
+
+
+_REPEATED = re.compile(r"(\.\w+)\1+")
 
 
 def _rises(values: list[int | None]) -> bool:
@@ -129,7 +151,7 @@ def _measured(holders: list[Holder], added: list[int], known: ReachabilityWalk) 
     if whole.chain:
         whole.nodes, whole.grad = sum(added), True
         return whole
-    if first.kind == "optimizer":
+    if first.kind == "parts":  # a model has them, too
         whole.items, whole.keys = sum(added), frozenset()
         blocks = ReachabilityWalk(graphs=False)(*newest(first, added[0]))
         whole.bytes = whole.own = whole.shown = sum(b.bytes for b in blocks)
@@ -178,9 +200,9 @@ def newest(holder: Holder, count: int) -> list[Any]:
         return list(itertools.islice(set.__iter__(thing), count))
     if holder.kind == "cache":
         return _cached(thing, count)
-    if holder.kind == "optimizer":
+    if holder.kind == "parts":
         state = attributes(thing).get("state") or {}
-        return [part for p in optimizer_parameters(thing)[-count:] for part in (p, state.get(p))]
+        return [part for p in parts_of(thing)[-count:] for part in (p, state.get(p))]
     return list(attributes(thing).values())[-count:] if holder.kind == "object" else [thing]
 
 
@@ -221,7 +243,7 @@ def watch_of(holder: Holder) -> Callable[[], Any]:
         return lambda: _state(_slot(owner, label))
     if holder.kind == "cache":
         return lambda: CACHE.cache_info(thing).currsize
-    if holder.kind in ("object", "optimizer"):
+    if holder.kind in ("object", "parts"):
         return lambda: measure(thing)[1]
     base = next((k for k in (list, dict, collections.deque, set) if isinstance(thing, k)), None)
     return lambda: base.__len__(thing) if base is not None else 0
@@ -501,8 +523,9 @@ def leaks_of(request: Any, trace: StepTrace, scan: HolderScan, sizes: list[dict[
     # of the last step but one: what the last one holds may be freed in the next
     survivors = trace.log.survivors(steps - 2 if steps > 2 else steps - 1)
     summary = _Survivors(survivors, len(trace.backwards), steps)
-    if not growths:
-        return _unnamed_leak(summary, scan)
+    if not growths:  # what a ring keeps of the last few steps is none: of a leak's steps each leaves something
+        lasting = all(sum(b.nbytes for b in trace.log.survivors(n)) >= SMALL for n in range(1, steps - 1))
+        return _unnamed_leak(summary, scan) if lasting else ()
     evaluated = not trace.backwards and any(b.evaluation for b in survivors)
     growths = _confirmed(growths, request)
     if not growths:
@@ -547,9 +570,7 @@ def _confirmed(growths: list[Growth], request: Any) -> list[Growth]:
     doubtful = [
         one
         for one in growths
-        if one.kind in ("dict", "list", "set", "object", "tensor", "cycle", "optimizer")
-        and not one.grad
-        and not one.errors
+        if one.kind in ("dict", "list", "set", "object", "tensor", "cycle", "parts") and not one.grad and not one.errors
     ]
     if not doubtful:
         return growths

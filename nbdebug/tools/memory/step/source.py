@@ -248,6 +248,11 @@ def _takes(node: Any, attribute: str) -> bool:
             isinstance(t, ast.Subscript) and isinstance(t.slice, ast.Slice) and _root(t) == attribute
             for t in node.targets
         )
+    if any(
+        call.func.attr.startswith(("heappop", "heapreplace")) and call.args and _root(call.args[0]) == attribute
+        for call in _calls(node)
+    ):
+        return True
     return any(call.func.attr in TAKES and _root(call.func.value) == attribute for call in _calls(node))
 
 
