@@ -263,11 +263,6 @@ def a_stream_in_shares_of_workers_that_stay() -> Any:
     return DataLoader(Stream(shared), 4, **STAY)
 
 
-@program()
-def numbers_of_workers_that_stay() -> Any:
-    return DataLoader(Drawn(np.random.rand), 4, worker_init_fn=own_seed, **STAY)
-
-
 class Told(Resumed):
     """The number of rows to skip stands in memory that workers share."""
 
@@ -312,6 +307,12 @@ def a_row_that_nothing_fills_up() -> Any:
     return DataLoader(Stream(lambda: shared(25)), 4)
 
 
+class Endless(DistributedSampler):
+    def __iter__(self) -> Iterator[int]:
+        for self.epoch in itertools.count():
+            yield from super().__iter__()
+
+
 class SameEachTime(DistributedSampler):
     def set_epoch(self, epoch: int) -> None:
         """It forgets to."""
@@ -325,6 +326,11 @@ def a_sampler_that_takes_no_epoch() -> Any:
 @program(ranks=2)
 def a_distributed_sampler() -> Any:
     return DataLoader(rows(25), 4, sampler=DistributedSampler(rows(25)))
+
+
+@program(ranks=2, max_steps=30)
+def a_distributed_sampler_without_an_end() -> Any:
+    return DataLoader(rows(25), 4, sampler=Endless(rows(25)))
 
 
 @program(ranks=2)
@@ -416,4 +422,4 @@ def test_the_other_ranks_are_left_alone(tmp_path: pathlib.Path) -> None:
 
 def test_there_are_twenty_of_each_and_all_kinds_of_processes() -> None:
     kinds = collections.Counter("ranks" in plan for _, _, plan in PROGRAMS.values())
-    assert len(SICK) == len(HEALTHY) == 20 and kinds[True] == 9
+    assert len(SICK) == len(HEALTHY) == 20 and kinds[True] == 10

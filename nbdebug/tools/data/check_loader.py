@@ -214,8 +214,7 @@ class LoaderPasses:
 
     def _failure(self, first: Pass) -> None:
         """The batch that can't be made, and the item of it that fails by itself."""
-        last = first.indices[min(first.batches, len(first.indices) - 1)] if first.indices else []
-        culprit = ""
+        last, culprit = first.indices[min(first.batches, len(first.indices) - 1)] if first.indices else [], ""
         for index in [] if self.streams else _flat([last]):
             try:
                 self.loader.dataset[index]
@@ -360,7 +359,8 @@ class LoaderPasses:
             one = self.read()
             return one.batches, one.ended, [digest.hex() for digest in one.digests[:TOLD]]
         batches = list(itertools.islice(sampler, TOLD))
-        items = [str(index) for index in sorted(set(_flat(batches)))]
+        end = self.rows // self.ranks if self.rows and len(batches) == TOLD else None  # one epoch of what has no end
+        items = [str(index) for index in sorted(set(_flat(batches)[:end]))]
         for place, index in enumerate(items[:ITEMS] if self.group else ()):
             random.seed(0), numpy.random.seed(0), torch.manual_seed(0)  # it may be augmented
             with contextlib.suppress(Exception):  # the user's own

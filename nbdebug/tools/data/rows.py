@@ -213,7 +213,7 @@ class Rows:
         texts = (value for n in (self.wanted.text, *TEXTS) if isinstance(value := fields.get(n or ""), str))
         text = next(texts, None)
         if text and self.wanted.tokenizer and self.wanted.unk_id is not None and len(self.unknown) < MOST_TEXTS:
-            made = self.wanted.tokenizer(text[:1000])  # no model is too short for these
+            made = self.wanted.tokenizer(text[:1000])  # a part shows it
             ids = list(made["input_ids"] if isinstance(made, Mapping) else getattr(made, "ids", made))
             self.unknown.append((index, ids.count(self.wanted.unk_id), len(ids)))
         if any(map(is_long, fields.values())):
