@@ -38,7 +38,7 @@ JSON_ROWS: tuple[Row, ...] = (
     (
         r"(?P<x>\b(?:T(?:rue|RUE)|F(?:alse|ALSE)|None|nil|NULL)\b)",
         "<word>",
-        "`{old}` is no JSON",
+        "`{old}` is Python; JSON writes `{new}`",
         "Write {new}.",
     ),
     (r"(?P<x>(?<![\w.+-])[-+.\d][\w.+-]*)", "<number>", "`{old}` is no number in JSON", "Write {new}."),
