@@ -13,20 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from nbdebug.tools.config import tables
 from nbdebug.tools.config.document import Expectation, Setting
-from nbdebug.tools.config.tables import (
-    CHOICES,
-    DEVICES,
-    DROPOUT,
-    EXCLUDING,
-    KNOWN,
-    OFF,
-    PAGES,
-    RELATIONS,
-    TOTALS,
-    USUAL,
-    WARMUPS,
-)
 
 
 @functools.cache
@@ -34,13 +22,13 @@ def convention(name: str) -> Expectation | None:
     """What a setting of this name may be; None where nothing is known."""
     name = name.lower()
     usual = functools.partial(Expectation, lenient=True, null=True)
-    for names, rules, source in PAGES:
+    for names, rules, source in tables.PAGES:
         if name in names.split():
             return usual(**rules, source=source)
-    if re.fullmatch(DROPOUT, name):
+    if re.fullmatch(tables.DROPOUT, name):
         return usual(type="float", min=0, max=1, source="torch.nn.Dropout: a probability")
-    if name in CHOICES:
-        return usual(type="str", choices=tuple(CHOICES[name][0].split()), source=CHOICES[name][1])
+    if name in tables.CHOICES:
+        return usual(type="str", choices=tuple(tables.CHOICES[name][0].split()), source=tables.CHOICES[name][1])
     return None
 
 
@@ -58,7 +46,7 @@ def conventions(settings: Mapping[str, Setting]) -> dict[str, Expectation]:
 
 
 def _not_set(setting: Setting, usual: Expectation) -> bool:
-    return setting.value == OFF and (usual.type == "int" or "epoch" in setting.name or "step" in setting.name)
+    return setting.value == tables.OFF and (usual.type == "int" or "epoch" in setting.name or "step" in setting.name)
 
 
 def _relations(settings: Mapping[str, Setting]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -67,19 +55,21 @@ def _relations(settings: Mapping[str, Setting]) -> Iterator[tuple[str, dict[str,
         sections.setdefault(setting.parent, {})[setting.name] = setting
     for here in sections.values():
         yield from _beside(here)
-    for first, second in EXCLUDING:
+    for first, second in tables.EXCLUDING:
         for key in settings:
             other = key.removesuffix(first) + second
             if f".{key}".endswith(f".{first}") and other in settings:
                 yield key, {"not_with": other, "source": "transformers and DeepSpeed refuse both"}
-    warmups, totals = ([s for s in settings.values() if s.name in names.split()] for names in (WARMUPS, TOTALS))
+    warmups, totals = (
+        [s for s in settings.values() if s.name in names.split()] for names in (tables.WARMUPS, tables.TOTALS)
+    )
     if len(warmups) == len(totals) == 1 and _positive(totals):  # the file has one of each
         yield warmups[0].key, {"at_most": totals[0].key, "source": "the warm-up is a part of the training"}
 
 
 def _beside(here: Mapping[str, Setting]) -> Iterator[tuple[str, dict[str, Any]]]:
     """In one section."""
-    for names, relation, others, beside, source in RELATIONS:
+    for names, relation, others, beside, source in tables.RELATIONS:
         one, two = (_positive(here.get(name) for name in group.split()) for group in (names, others))
         if relation == "multiple_of" and {type(s.value) for s in (*one, *two)} != {int}:
             continue
@@ -94,7 +84,7 @@ def _beside(here: Mapping[str, Setting]) -> Iterator[tuple[str, dict[str, Any]]]
             total.key,
             {"multiple_of": factor, "source": "DeepSpeed: micro batch x accumulation steps x GPUs"},
         )
-    for name, halves, place, asked, source in DEVICES:
+    for name, halves, place, asked, source in tables.DEVICES:
         if name in here and place in here and here[name].value in halves and here[place].value == asked:
             yield here[name].key, {"not_with": here[place].key, "source": source}
 
@@ -110,9 +100,9 @@ def misspelt(settings: Mapping[str, Setting]) -> dict[str, str]:
     siblings = {(setting.parent, setting.name) for setting in settings.values()}
     for key, setting in settings.items():
         name = setting.name
-        if len(name) < 9 or name in KNOWN or name in USUAL or not re.fullmatch(r"[a-z_]+", name):
+        if len(name) < 9 or name in tables.KNOWN or name in tables.USUAL or not re.fullmatch(r"[a-z_]+", name):
             continue
-        for usual in difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.88):
+        for usual in difflib.get_close_matches(name, tables.KNOWN, n=1, cutoff=0.88):
             if len(usual) > 8 and (setting.parent, usual) not in siblings and _slip(name, usual):
                 near[key] = usual
     return near

@@ -13,21 +13,9 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nbdebug.tools.config import parsers
+from nbdebug.tools.config import parsers, tables
 from nbdebug.tools.config.parsers import Unknown
 from nbdebug.tools.config.syntax import Flaw, Malformed, Node, indent, line_of, line_span
-from nbdebug.tools.config.tables import (
-    COMMENT,
-    JSON_KEYS,
-    JSON_ROWS,
-    PATH,
-    QUOTES,
-    TOML_ROWS,
-    TOML_TEXT,
-    YAML_COLONS,
-    YAML_VALUES,
-    Row,
-)
 
 Candidate = tuple[int, int, str, str, str]
 """(start, end, the new text, what is wrong, the cure). No change adds or removes a line."""
@@ -76,7 +64,7 @@ FORMS: dict[str, Callable[[str], str]] = {
     "<single>": single,
     "<number>": number,
     "<word>": lambda text: WORDS.get(text, "null"),
-    "<straight>": lambda text: QUOTES[text],
+    "<straight>": lambda text: tables.QUOTES[text],
 }
 
 
@@ -85,7 +73,7 @@ def masked(text: str) -> str:
     return CLOSED.sub(lambda match: "\ue000" * len(match[0]), text)
 
 
-def changed(rows: tuple[Row, ...], line: str, shown: str = "") -> Iterator[Mend]:
+def changed(rows: tuple[tables.Row, ...], line: str, shown: str = "") -> Iterator[Mend]:
     """What the rows find in a line, or where `shown` has it, one after the other."""
     for pattern, form, what, cure in rows:
         mended, old, new = line, "", ""
@@ -113,7 +101,7 @@ def json_lines(text: str) -> tuple[str, list[Flaw]]:
         if match[0][0] == '"':
             return match[0]
         line = line_of(text, match.start())
-        told(line, match.start() - line_span(text, line)[0], *COMMENT)
+        told(line, match.start() - line_span(text, line)[0], *tables.COMMENT)
         return "\n" * match[0].count("\n")
 
     def sound(match: re.Match[str]) -> str:
@@ -121,14 +109,14 @@ def json_lines(text: str) -> tuple[str, list[Flaw]]:
         if new != match[0]:
             told(n, match.start(), "a tab or control character inside of text", "Write it as an escape, such as \\t.")
         elif (new := escaped(match[0])) != match[0]:
-            told(n, match.start(), PATH, "Write two, or a slash.")
+            told(n, match.start(), tables.PATH, "Write two, or a slash.")
         return new
 
     lines = re.sub(rf"{CLOSED.pattern}|/\*(?s:.*?)(?:\*/|\Z)", blank, text).split("\n")
     for n, line in enumerate(lines, 1):
-        for row in (*JSON_KEYS, *JSON_ROWS) if SOUND.fullmatch(line) is None else ():
+        for row in (*tables.JSON_KEYS, *tables.JSON_ROWS) if SOUND.fullmatch(line) is None else ():
             line = CLOSED.sub(sound, line)
-            for new, what, cure in changed((row,), line, masked(line) if row in JSON_ROWS else ""):
+            for new, what, cure in changed((row,), line, masked(line) if row in tables.JSON_ROWS else ""):
                 told(n, next((i for i, (a, b) in enumerate(zip(line, new)) if a != b), len(new)), what, cure)
                 line = new
         lines[n - 1] = line
@@ -198,8 +186,8 @@ def yaml_candidates(text: str, fault: Unknown) -> Iterator[Candidate]:
         ((line, opened, before), _tabs),
         (odd[:3], _unclosed_quote),
         ((line, opened, before), lambda lines, n: _brackets(lines[n - 1])),
-        ((before, opened, line), lambda lines, n: changed(YAML_COLONS, lines[n - 1])),
-        ((line, opened, before), lambda lines, n: changed(YAML_VALUES, lines[n - 1])),
+        ((before, opened, line), lambda lines, n: changed(tables.YAML_COLONS, lines[n - 1])),
+        ((line, opened, before), lambda lines, n: changed(tables.YAML_VALUES, lines[n - 1])),
         ((line, before), _indents),
     ):
         for n in dict.fromkeys(numbers):
@@ -218,7 +206,7 @@ def toml_candidates(text: str, fault: Unknown) -> Iterator[Candidate]:
         yield *braces.span(), new, "a table in braces goes over several lines", "Write it in one line."
     for n in dict.fromkeys((line, *openers[:1], *quotes[:1], line - 1)):
         if 0 < n <= len(lines) and (text_of := lines[n - 1]).strip():
-            for mend in (*changed(TOML_ROWS, text_of), *_brackets(text_of), *changed(TOML_TEXT, text_of)):
+            for mend in (*changed(tables.TOML_ROWS, text_of), *_brackets(text_of), *changed(tables.TOML_TEXT, text_of)):
                 yield *line_span(text, n), *mend
 
 

@@ -64,8 +64,9 @@ def mended(title: str, one: OneSetting, new: str, old: str | None = None) -> Fix
     edit = facts.edit(setting, setting.word if old is None else old, new)
     if edit is not None:
         return Fix.of(title, edit)
+    name, value = (new, setting.word or shown(setting.value)) if old == setting.name else (setting.name, new)
     form = {"JSON": '"{}": {}', "YAML": "{}: {}"}.get(facts.format, "{} = {}")
-    return Fix(title, form.format(*((new, setting.word) if old == setting.name else (setting.name, new))))
+    return Fix(title, form.format(name, value))
 
 
 # -- the key and the characters ---------------------------------------------------------------------------------------

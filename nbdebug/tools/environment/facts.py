@@ -56,24 +56,22 @@ class EnvironmentFacts:
             if build.get("version"):
                 names.setdefault("torch", str(build["version"]))
             cards, interfaces = facts.get("gpus"), facts.get("interfaces")
+            known = [
+                Card(str(c["name"]), tuple(map(int, c.get("capability") or ())), c.get("memory")) for c in cards or ()
+            ]
             return cls(
-                platform=str(facts.get("platform") or ""),
-                python=version(facts.get("python")),
-                packages=names,
-                build=build,
-                cards=None
-                if cards is None
-                else tuple(
-                    Card(str(card["name"]), tuple(map(int, card.get("capability") or ())), card.get("memory"))
-                    for card in cards
-                ),
-                driver=facts.get("driver"),
-                driver_known="driver" in facts,
-                env={str(name): str(value) for name, value in env.items()},
-                interfaces=None if interfaces is None else tuple(map(str, interfaces)),
-                shm=(facts.get("shm") or {}).get("size"),
-                run=run,
-                pins=pins,
+                str(facts.get("platform") or ""),
+                version(facts.get("python")),
+                names,
+                build,
+                None if cards is None else tuple(known),
+                facts.get("driver"),
+                "driver" in facts,
+                {str(name): str(value) for name, value in env.items()},
+                None if interfaces is None else tuple(map(str, interfaces)),
+                (facts.get("shm") or {}).get("size"),
+                run,
+                pins,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise TypeError(
