@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import dis
 import itertools
 import re
+import types
+from types import CodeType
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -25,6 +28,7 @@ from nbdebug.magics._arguments import (
     TRAIN_LOADER,
     VAL_LOADER,
     answer,
+    evaluate,
     one_model,
     option_or_usual,
     parse,
@@ -147,7 +151,6 @@ class DiagnoseMagics(Magics):
         if args is None:
             return None
         names = variables(self.shell, local_ns)
-        call, subject = _call_arguments(args, names)
         if cell is None:
             text = step_text(line, args.train)
             if not text:
@@ -161,21 +164,26 @@ class DiagnoseMagics(Magics):
         else:
             question, code, names = "%%diagnose", cell_code(self.shell, cell), self.shell.user_ns
 
+        call, subject = _call_arguments(args, names, code)
+
+        from nbdebug.tools.training.diagnose import diagnose_loop  # here, so that %load_ext nbdebug stays quick
+
         def train(callback: Any) -> None:
             names["callback"] = callback
             exec(code, names)
 
         before = names.get("callback", NOTHING)
         try:
-            report = run(code, lambda: nbdebug.diagnose(train, **call))
+            report = run(code, lambda: diagnose_loop(train, **call, regularize=args.regularize, keep=args.keep))
         finally:
             names.pop("callback", None)
             if before is not NOTHING:
                 names["callback"] = before
         args.full |= args.regularize  # for its table
-        trained = report.subject.rpartition(", trained by ")[2]
         report.question = question
-        report.subject = subject.replace("no optimizer", f"optimizer {trained}, made in it", 1)
+        if subject:
+            trained = report.subject.rpartition(", trained by ")[2]
+            report.subject = subject.replace("no optimizer", f"optimizer {trained}, made in it", 1)
         return answer(report, args, line if cell is None else cell)
 
 
@@ -184,21 +192,38 @@ def _called(text: str) -> str:
     return f"{text}(callback)" if re.fullmatch(r"[\w.]+", text) else text
 
 
-def _call_arguments(args: Any, names: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """(keyword arguments of `nbdebug.diagnose`, what was taken). Raises UsageError where a needed one is missing."""
+def _call_arguments(args: Any, names: dict[str, Any], code: CodeType) -> tuple[dict[str, Any], str]:
+    """(model and parts for `diagnose_loop`, what was taken); without a model where the loop has to tell it."""
     kinds = ("loss_fn", "train_loader", "val_loader", "scheduler")
     _, criterion = option_or_usual("loss_fn", args.loss_fn, names)
-    subject = one_model(args.model, args.optimizer, names, "%diagnose", criterion)
+    try:
+        subject = one_model(args.model, args.optimizer, names, "%diagnose", criterion)
+    except UsageError:
+        if args.model or args.optimizer:
+            raise
+        subject = None
+    if subject is None or not (args.model or _uses(code, names, *subject.models.items())):
+        given = {k: evaluate(e, names) for k in kinds if (e := getattr(args, k)) is not None}
+        optimizer = {"optimizer": subject.optimizer} if subject is not None and args.optimizer else {}
+        return {
+            "model": None,
+            "parts": {**dict.fromkeys((*kinds, "optimizer")), **given, **optimizer},
+            "names": names,
+        }, ""
     taken = {kind: option_or_usual(kind, getattr(args, kind), names, subject.model) for kind in kinds}
-    values = {kind: value for kind, (_, value) in taken.items()}
     parts = [str(subject), *(f"{kind} `{name}`" for kind, (name, _) in taken.items() if name)]
-    return {
-        "model": subject.model,
-        "optimizer": subject.optimizer,
-        "keep": args.keep,
-        "regularize": args.regularize,
-        **values,
-    }, ", ".join(parts)
+    values = {kind: value for kind, (_, value) in taken.items()}
+    return {"model": subject.model, "parts": {"optimizer": subject.optimizer, **values}}, ", ".join(parts)
+
+
+def _uses(code: CodeType, names: dict[str, Any], model: tuple[str, Any]) -> bool:
+    """Whether the user's code trains this model as it is: it names it, or what holds it, and does not make it anew."""
+    from nbdebug.observe.validation import names_used_by
+
+    variable = model[0].partition(".")[0]
+    made = any(i.opname.startswith("STORE_") and i.argval == variable for i in dis.get_instructions(code))
+    used = names_used_by(types.FunctionType(code, names))
+    return not made and (variable in used or any(value is model[1] for value in used.values()))
 
 
 def first_batches(loader: Any) -> Any:

@@ -8,7 +8,7 @@ is left as it was.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,8 @@ from nbdebug.report import Report
 from nbdebug.tools.training.facts import StaticFacts, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.report import diagnose_report
 from nbdebug.tools.training.rules import name_all
-from nbdebug.tools.training.run.probe import LoopArguments, run_facts
+from nbdebug.tools.training.run.loop_start import LoopStart, LoopSubject
+from nbdebug.tools.training.run.probe import LoopArguments, late_facts, run_facts
 from nbdebug.tools.training.static.probe import static_facts
 
 CALL = "diagnose(train, model=, optimizer=)"
@@ -31,7 +32,7 @@ CALL = "diagnose(train, model=, optimizer=)"
 def diagnose(
     train: Callable[..., Any],
     *,
-    model: torch.nn.Module | Any,
+    model: torch.nn.Module | Any = None,
     optimizer: Any = None,
     loss_fn: Callable[[Any, Any], Any] | None = None,
     train_loader: Any = None,
@@ -44,8 +45,9 @@ def diagnose(
     """Run `train(callback)` once and say why it does not learn as it should, with the fix tried.
 
     train: your own loop; it calls `callback(step, loss)` after each step. model: a Module, or a trainer that holds it;
-    what is None is then the trainer's. optimizer: one, or several in a list; without one, each that trains the model is
-    taken when it first steps. loss_fn: `loss_fn(model, batch)`, which gives the loss of one batch (or a criterion,
+    what is None is then the trainer's. Without a model, the loop tells it, at its first call of one with gradients:
+    one that it makes itself, or several that its optimizers train together. optimizer: one, or several in a list;
+    without one, each that trains the model is taken when it first steps. loss_fn: `loss_fn(model, batch)`, which gives the loss of one batch (or a criterion,
     `loss_fn(outputs, targets)`); left out, it is taken from the lines of the loop that compute the loss, where these
     tell it. Without it and `train_loader` nothing can be tried, and the report says so.
     regularize: what may make it generalize is tried, too, one change at a time from the start of the run: dropout,
@@ -60,26 +62,61 @@ def diagnose(
     that does not give the same losses, nothing is concluded from them, and the report says why. They take at most
     three times as long as your loop (or 20 seconds).
 
-    Raises TypeError for arguments of another kind; whatever `train` itself raises passes unchanged, with the findings
-    up to then as its `report`.
+    Raises TypeError for arguments of another kind, ValueError where the loop calls no model; whatever `train` itself
+    raises passes unchanged, with the findings up to then as its `report`.
     """
     parts = {"optimizer": optimizer, "loss_fn": loss_fn, "train_loader": train_loader, "val_loader": val_loader}
-    parts = completed(model, {**parts, "scheduler": scheduler})
-    model, arguments = parts["model"], dataclasses.replace(_arguments(train, **parts), regularize=regularize)
-    static = _static(arguments)
+    return diagnose_loop(train, model, {**parts, "scheduler": scheduler}, regularize, keep, progress)
+
+
+def diagnose_loop(
+    train: Any,
+    model: Any,
+    parts: dict[str, Any],
+    regularize: bool,
+    keep: bool,
+    progress: bool = True,
+    names: Mapping[str, Any] | None = None,
+) -> Report:
+    """What `diagnose` does. names: the user's variables, for what a loop without a model does not read itself."""
+    arguments: LoopArguments | None = None
+    start, subject = LoopStart(names), ""
+
+    def found(what: LoopSubject) -> LoopArguments:
+        nonlocal arguments, subject
+        given = {kind: what.part(kind) if value is None else value for kind, value in parts.items()}
+        arguments = _arguments(train, what.model, **given)
+        arguments = dataclasses.replace(arguments, regularize=regularize, names=what.names, start=start)
+        subject = str(what)
+        return arguments
 
     def answer(facts: TrainingFacts) -> Report:
-        trained = ", ".join(type(o).__name__ for o in arguments.optimizers) or "no optimizer"
-        subject = f"a model of type {type(model).__name__}, trained by {trained}"
-        return diagnose_report(facts, name_all(facts), "diagnose(train)", subject)
+        trained = ", ".join(type(o).__name__ for o in arguments.optimizers) if arguments is not None else ""
+        kind = f"a model of type {type(model).__name__}, trained by {trained or 'no optimizer'}"
+        return diagnose_report(facts, name_all(facts), "diagnose(train)", subject or kind)
 
+    if model is not None:
+        parts = completed(model, parts)
+        model = parts["model"]
+        arguments = dataclasses.replace(_arguments(train, **parts), regularize=regularize)
+    facts: TrainingFacts | None
     try:
         with progress_bar("your loop, watched", "steps", wanted=progress) as bar:
-            facts = run_facts(train, arguments, keep, lambda steps, loss: bar.update(steps - bar.n), static)
+
+            def on_step(steps: int, loss: float) -> None:
+                bar.update(steps - bar.n)
+
+            if arguments is not None:
+                facts = run_facts(train, arguments, keep, on_step)
+            else:
+                facts = late_facts(train, start, found, keep, on_step)
     except Exception as error:  # the loop's own; the facts before it may well say why
-        facts = TrainingFacts(static, TrainingRunFacts(unchecked=(f"The run: it ended with {type(error).__name__}",)))
-        error.report = answer(facts)  # type: ignore[attr-defined]
+        why = TrainingRunFacts(unchecked=(f"The run: it ended with {type(error).__name__}",))
+        if arguments is not None:
+            error.report = answer(TrainingFacts(arguments.before, why))  # type: ignore[attr-defined]
         raise
+    if facts is None:
+        raise ValueError("your code called no model of your variables with gradients: name it, --model NAME or model=")
     return answer(facts)
 
 

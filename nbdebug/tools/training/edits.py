@@ -14,7 +14,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,6 @@ from torch import nn
 
 from nbdebug.observe import sources
 from nbdebug.observe.locations import is_users_file, other_cells
-from nbdebug.observe.validation import names_used_by
 from nbdebug.report import Edit, Where
 from nbdebug.tools.training.facts import Broadcast, DetachedAt, LossCall, StaticFacts
 
@@ -259,17 +258,13 @@ def _edited(file: str | None, changes: Mapping[ast.AST, str]) -> Iterator[Edit]:
 
 def in_loop(
     slug: str,
-    train: Callable[..., Any],
+    names: Mapping[str, Any],
     model: nn.Module,
     optimizers: Iterable[Any],
     scheduler: Any,
     places: Mapping[str, Where],
 ) -> Iterator[Edit]:
-    """places: the user's lines, by what they do, as a watched run gives them."""
-    try:
-        names = names_used_by(train)
-    except Exception:  # of the user's objects, which are only read
-        return
+    """names: the variables of the loop; places: the user's lines, by what they do, as a watched run gives them."""
     loop = _Loop(names, model, list(optimizers), scheduler, places)
     yield from {
         "zero-grad-missing": loop.cleared,

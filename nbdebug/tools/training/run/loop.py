@@ -1,9 +1,9 @@
 """The user's own loop, run once under light watch: losses, batches, the mode of each module while it runs, what
 backward leaves in the gradients, and what the optimizer does with it.
 
-`LoopRun.run(train)` runs it and keeps the raw record. Nothing that is watched changes what the loop computes: the same
-weights come out, bit for bit. Evaluations on fixed batches happen inside the callback, and take at most half as long as
-the loop itself.
+`with LoopRun.watched() as callback:` keeps the raw record of what runs inside. Nothing that is watched changes what the
+loop computes: the same weights come out, bit for bit. Evaluations on fixed batches happen inside the callback, and take
+at most half as long as the loop itself.
 
 Before a backward: is there still a gradient from before the optimizer's last step? After it, and before the optimizer
 steps: how large are the gradients? Around a step, now and then: how far does each parameter move, against its size?
@@ -13,9 +13,10 @@ With a GradScaler: were gradients made smaller while they still carried its scal
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
-import os
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +45,7 @@ from nbdebug.tools.training.facts import (
 )
 from nbdebug.tools.training.run.evaluate import MOST_BYTES, FixedBatches, preserve_rng, targets_of
 from nbdebug.tools.training.run.interventions import graph_signature
-from nbdebug.tools.training.run.loop_loss import LoopLoss, loop_loss, proved
+from nbdebug.tools.training.run.loop_loss import CALLER, LoopLoss, frame_variables, loop_loss, proved, users_frames
 
 # -- modes, gradients and updates --------------------------------------------------------------------------------------
 
@@ -68,8 +69,6 @@ ORDER = "Gradients, updates and the order of backward, step and zero_grad"
 LOSS = "The loss of a batch, by your loop's own lines"
 SCALER = "Whether gradients are clipped before GradScaler unscales them"
 
-_LOOP = os.path.join(os.path.dirname(__file__), "loop.py")
-
 
 def calling_functions() -> tuple[tuple[str, ...], Any]:
     """The user's functions that are running, innermost first, and their innermost line."""
@@ -77,7 +76,7 @@ def calling_functions() -> tuple[tuple[str, ...], Any]:
     if stop.user is None:
         return (), stop.site
     names, frame = [], stop.frame
-    while frame is not None and frame.f_code.co_filename != _LOOP:  # beyond it is whoever called diagnose
+    while frame is not None and frame.f_code.co_filename != CALLER:
         if kind_of(frame.f_code) == USER and not frame.f_code.co_name.startswith("<"):
             names.append(frame.f_code.co_name)
         frame = frame.f_back
@@ -520,6 +519,7 @@ def _preceded(original: Any, note: Any) -> Any:
 # -- the loop under watch ----------------------------------------------------------------------------------------------
 
 
+KEPT = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 MOST = 2400
 """Batches: four for each step that an experiment has at most."""
 PACE = 1.12
@@ -540,7 +540,7 @@ class LoopRun:
     evaluations: the course on fixed batches. on_step: called with each step's loss, for a progress bar; taken: with
     each optimizer that is first seen when it steps, where there were none before. learned: called where the loss of a
     batch is taken from the loop's own lines, which are then loss_fn: where there was none, or it takes no such batch.
-    stepping: the ids of all optimizers that stepped.
+    stepping: the ids of all optimizers that stepped; names: models, optimizers and schedulers by the loop's own names.
     """
 
     def __init__(
@@ -577,6 +577,7 @@ class LoopRun:
         self.backward_at: list[int] = []
         self.rate_at: list[list[float]] = []
         self.evaluations: list[BatchEvaluation] = []
+        self.names: dict[str, Any] = {}
         self.metrics: list[float] = []
         self.schedule_calls: list[int] = []
         self.seconds = 0.0
@@ -592,8 +593,9 @@ class LoopRun:
         """Whether several optimizers have stepped, each after a backward of its own, as those of a GAN do."""
         return len(self.stepping) > 1 and self.updates.backwards > 1.5 * len(self.losses)
 
-    def run(self, train: Callable[[Callable[..., None]], Any]) -> None:
-        """Run the user's loop. Its exceptions pass unchanged, with every hook taken away."""
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[Callable[..., None]]:
+        """Gives the callback, while the user's loop runs. Its exceptions pass unchanged, with every hook taken away."""
         parts: dict[str, Any] = {
             "the order of reading the loaders": self.reading,
             "the mode of each module": self.modes,
@@ -606,7 +608,7 @@ class LoopRun:
                 self.errors.run(f"What {topic} shows", part.attach, None)
             self._watch_scheduler()
             self._evaluate()
-            train(self.callback)
+            yield self.callback
             self._evaluate(last=True)
         finally:
             steps.remove()
@@ -646,6 +648,9 @@ class LoopRun:
         """Before a backward: which lines of the loop made the loss. Of a loop with another backward beside the first
         one, or with numbers in its loss that change, there is no loss of a batch."""
         first = self.updates.backwards == 0
+        if first:
+            for frame in reversed(users_frames(sys._getframe(1))):
+                self.names |= {n: v for n, v in frame_variables(frame).items() if isinstance(v, KEPT)}
         wanted = self.on_train.loss_fn is None or bool(self.on_train.error)
         if self.learned is None or not (wanted if first else self.loss_fn):
             return
@@ -732,8 +737,9 @@ class SavedBatches:
         self._size = 0
         self._full = False
 
-    def add(self, batch: Any) -> None:
-        """Save it, where there is room (256 MiB on the CPU; no copies are made on an accelerator)."""
+    def add(self, batch: Any, draw: Callable[[], None] | None = None) -> None:
+        """Save it, where there is room (256 MiB on the CPU; no copies are made on an accelerator). draw: puts the
+        random numbers back that came after it, where they are not the present ones."""
         tensors = tensors_in(batch)
         self._size += sum(t.numel() * t.element_size() for t in tensors)
         self._full = (
@@ -744,7 +750,7 @@ class SavedBatches:
         )
         if not self._full:
             self.batches.append(tree_map_only(torch.Tensor, lambda t: t.detach().clone(), batch))
-            self.draws.append(_save_torch_rng())
+            self.draws.append(draw or save_torch_rng())
 
     def at(self, indices: Sequence[int]) -> tuple[list[Any], list[Callable[[], None]]]:
         """The batches with these indices, and their draws; none where one of them was not saved."""
@@ -753,7 +759,7 @@ class SavedBatches:
         return [self.batches[i] for i in indices], [self.draws[i] for i in indices]
 
 
-def _save_torch_rng() -> Callable[[], None]:
+def save_torch_rng() -> Callable[[], None]:
     states = [(write, read()) for name, read, write in random_sources() if not name.startswith(("Python", "NumPy"))]
 
     def restore() -> None:
@@ -763,13 +769,24 @@ def _save_torch_rng() -> Callable[[], None]:
     return restore
 
 
+@dataclasses.dataclass
+class OpenPass:
+    """A pass over a loader that was begun before its watch. read: batches of it so far; batch: the last of them; draw:
+    puts the random numbers back that came after it."""
+
+    loader: Any
+    read: int = 0
+    batch: Any = None
+    draw: Callable[[], None] | None = None
+
+
 class LoaderWatch:
     """Watches `train` and `val` being read. read: batches of `train` so far; passes: how often it was begun; per_pass:
     batches of its last whole pass; stopped_at: batches of the last pass, where it ended early; last: the newest batch.
     save: called with each of these batches; validated_at: batches of `train` read when `val` was begun, each time; None
     where it can't be watched."""
 
-    def __init__(self, train: Any, val: Any, save: Callable[[Any], None]):
+    def __init__(self, train: Any, val: Any, save: Callable[..., None]):
         self.train, self.val, self.save = train, val, save
         self.read = self.passes = 0
         self.stopped_at: int | None = None
@@ -804,26 +821,40 @@ class LoaderWatch:
             return None
         return any(_is_loader(loader, self.val) for loader in self._open)
 
-    def follow(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches, one by one, with a note of each."""
-        self._open.append(loader)
+    def follow(self, loader: Any, batches: Iterator[Any], open_pass: OpenPass | None = None) -> Iterator[Any]:
+        """The batches, one by one, with a note of each. open_pass: one that was begun before, and taken over."""
         of_train = _is_loader(loader, self.train)
-        self.passes += of_train
-        if self.validated_at is not None and not of_train and _is_loader(loader, self.val):
-            self.validated_at.append(self.read)
-        count = 0
+        count = 0 if open_pass is None else open_pass.read
+        if open_pass is None:
+            self._begin(loader, of_train)
         try:
             for batch in batches:
                 if of_train:
-                    self.read += 1
                     count += 1
-                    self.last, self.stopped_at = batch, count
-                    self.save(batch)
+                    self._note(batch, count)
                 yield batch
             if of_train:
                 self.per_pass, self.stopped_at = count, None
         finally:
             self._open.remove(loader)
+
+    def take_over(self, open_pass: OpenPass) -> None:
+        """A pass that was begun before: of what was read, the last batch counts."""
+        of_train = _is_loader(open_pass.loader, self.train)
+        self._begin(open_pass.loader, of_train)
+        if of_train:
+            self._note(open_pass.batch, open_pass.read, open_pass.draw)
+
+    def _begin(self, loader: Any, of_train: bool) -> None:
+        self._open.append(loader)
+        self.passes += of_train
+        if self.validated_at is not None and not of_train and _is_loader(loader, self.val):
+            self.validated_at.append(self.read)
+
+    def _note(self, batch: Any, count: int, draw: Callable[[], None] | None = None) -> None:
+        self.read += 1
+        self.last, self.stopped_at = batch, count
+        self.save(batch, draw)
 
 
 def _watched_iter(original: Any, watch: LoaderWatch) -> Any:

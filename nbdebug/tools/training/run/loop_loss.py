@@ -19,6 +19,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import os
 import sys
 import types
 from collections import Counter
@@ -39,8 +40,19 @@ from nbdebug.tools.training.run.interventions import graph_signature
 
 CONTAINERS = (list, dict, set)
 """What a statement such as `outputs.append(out)` fills."""
+CALLER = os.path.join(os.path.dirname(__file__), "probe.py")
+"""What calls the loop: beyond it is whoever called diagnose."""
 SAME = 1e-3
 """Of the loss: what the order of a GPU's sums changes."""
+
+
+class JointModel(nn.ModuleDict):
+    """Several models of the user's that one loop trains: it is never called itself."""
+
+    def __init__(self, models: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        for name, model in models.items():
+            self.add_module(name.replace(".", "_"), model)
 
 
 @dataclasses.dataclass
@@ -56,31 +68,38 @@ class LoopLoss:
         values: dict[str, Any] = {}
         objects = [v for part in self.parts for v in part.names.values()]
         objects += [v for thing in objects if _is_plain(thing) for v in vars(thing).values()]
-        others = [v for v in objects if isinstance(v, nn.Module) and v is not self.model]  # a teacher in train mode
-        with self._standing_in(model), spared_buffers([m for other in others for m in other.modules()]):
+        mine = self._stand_ins(self.model)
+        others = [v for v in objects if isinstance(v, nn.Module) and id(v) not in mine]  # a teacher in train mode
+        own = self._stand_ins(model)
+        with self._standing_in(own), spared_buffers([m for other in others for m in other.modules()]):
             for part in self.parts:
-                space: dict[str, Any] = {n: model if v is self.model else v for n, v in part.names.items()}
+                space: dict[str, Any] = {n: own.get(id(v), v) for n, v in part.names.items()}
                 space |= {**values, "__batch__": batch}
                 exec(part.code, space)
                 values = space["__result__"]
         return values["__loss__"]
 
+    def _stand_ins(self, model: nn.Module) -> dict[int, nn.Module]:
+        """By the id of this model, and of each that it joins: what is called in its place."""
+        pairs = zip(self.model.children(), model.children()) if isinstance(self.model, JointModel) else ()
+        return {id(self.model): model, **{id(own): other for own, other in pairs}}
+
     @contextlib.contextmanager
-    def _standing_in(self, model: nn.Module) -> Iterator[None]:
+    def _standing_in(self, own: Mapping[int, nn.Module]) -> Iterator[None]:
         """Another model where the user's functions and objects hold this one."""
         spaces: list[dict[str, Any]] = [part.globals for part in self.parts]
         spaces += [vars(v) for part in self.parts for v in part.names.values() if _is_plain(v)]
-        places = [(s, n) for s in spaces for n, value in s.items() if value is self.model and model is not self.model]
-        named = any(v is self.model for part in self.parts for v in part.names.values())
-        if model is not self.model and not (named or places):
+        places = [(s, n, v) for s in spaces for n, v in s.items() if own.get(id(v), v) is not v]
+        named = any(id(v) in own for part in self.parts for v in part.names.values())
+        if own[id(self.model)] is not self.model and not (named or places):
             raise LookupError("the loop's lines name no model that another one could stand in for")
         try:
-            for space, name in places:
-                space[name] = model
+            for space, name, value in places:
+                space[name] = own[id(value)]
             yield
         finally:
-            for space, name in places:
-                space[name] = self.model
+            for space, name, value in places:
+                space[name] = value
 
     def numbers(self) -> dict[str, float]:
         """The numbers that it takes as they were: a weight that grows with the steps would stand still."""
@@ -101,7 +120,7 @@ class _Part:
 def loop_loss(model: nn.Module, loader: Any) -> LoopLoss | None:
     """The loss of a loop that is in a call of `backward()`, unproved; None where its lines don't tell. loader: whose
     batches the loop reads. Must be called on the loop's own stack."""
-    frames = _users_frames(sys._getframe(1))
+    frames = users_frames(sys._getframe(1))
     call = _call_in(frames[0], {"backward"}) if frames else None
     if call is None:
         return None
@@ -161,14 +180,21 @@ def _differs(now: Any, before: Any) -> bool:
 # -- frames ------------------------------------------------------------------------------------------------------------
 
 
-def _users_frames(frame: FrameType | None) -> list[FrameType]:
-    """The user's frames, the innermost first."""
+def users_frames(frame: FrameType | None) -> list[FrameType]:
+    """The user's frames, the innermost first, up to the loop's own."""
     frames = []
-    while frame is not None:
+    while frame is not None and frame.f_code.co_filename != CALLER:
         if kind_of(frame.f_code) == USER:
             frames.append(frame)
         frame = frame.f_back
     return frames
+
+
+def frame_variables(frame: FrameType) -> dict[str, Any]:
+    """The variables of a function, and the globals that it names."""
+    space = frame.f_globals
+    own = {} if frame.f_locals is space else frame.f_locals
+    return {**{name: space[name] for name in frame.f_code.co_names if name in space}, **own}
 
 
 def _call_in(frame: FrameType, names: set[str]) -> ast.Call | None:

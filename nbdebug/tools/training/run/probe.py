@@ -9,7 +9,8 @@ import io
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -68,7 +69,8 @@ from nbdebug.tools.training.run.interventions import (
     undecided_pair,
 )
 from nbdebug.tools.training.run.layers import Order, activation_units, gradient_flow
-from nbdebug.tools.training.run.loop import LoopRun, norm_of, target_order
+from nbdebug.tools.training.run.loop import LoaderWatch, LoopRun, norm_of, target_order
+from nbdebug.tools.training.run.loop_start import LoopStart, LoopSubject
 from nbdebug.tools.training.run.regularizers import regularizers
 from nbdebug.tools.training.run.retrain import LoopSchedule, RetrainChange, Retrainer, RetrainResult, loop_schedule
 from nbdebug.tools.training.static.one_step import is_fresh
@@ -108,7 +110,8 @@ UNLIKE = (
 class LoopArguments:
     """The arguments of diagnose, checked. optimizers: empty where they are made in the loop, which adds them. loss_fn:
     as loss_fn(model, batch); where None was given, what the run learns of it. static: computes what preflight knows,
-    from these arguments."""
+    from these arguments; before: that, of the start. names: further variables of the loop; start: of a loop that makes
+    its own model, which tells it when the loop runs again."""
 
     model: Any
     optimizers: list[Any]
@@ -118,6 +121,9 @@ class LoopArguments:
     scheduler: Any
     static: Callable[[LoopArguments], StaticFacts]
     regularize: bool = False
+    names: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    start: LoopStart | None = None
+    before: StaticFacts = dataclasses.field(default_factory=StaticFacts)
 
 
 def run_facts(
@@ -125,14 +131,71 @@ def run_facts(
     arguments: LoopArguments,
     keep: bool = False,
     on_step: Callable[[int, float], None] | None = None,
-    static: StaticFacts | None = None,
 ) -> TrainingFacts:
-    """Run the user's loop once, and everything that follows from it. static: what is known before it, where there is a
-    loss_fn. Model, optimizers, scheduler and random numbers are as before afterwards; with `keep` as the loop left
-    them. Exceptions of the loop pass unchanged."""
+    """Run the user's loop once, and everything that follows from it. Model, optimizers, scheduler and random numbers
+    are as before afterwards; with `keep` as the loop left them. Exceptions of the loop pass unchanged."""
+    watching = _watched_facts(train, arguments, keep, on_step)
+    return _finished(watching, lambda: train(next(watching).callback))
+
+
+def late_facts(
+    train: Callable[..., Any],
+    start: LoopStart,
+    found: Callable[[LoopSubject], LoopArguments],
+    keep: bool = False,
+    on_step: Callable[[int, float], None] | None = None,
+) -> TrainingFacts | None:
+    """The same for a loop that tells itself what it trains: `found` makes the arguments of that. None where no model
+    was called with gradients."""
+    watching: Generator[LoopRun, None, TrainingFacts] | None = None
+    run: LoopRun | None = None
+
+    def begin(subject: LoopSubject) -> LoaderWatch:
+        nonlocal watching, run
+        watching = _watched_facts(train, found(subject), keep, on_step)
+        run = next(watching)
+        return run.reading
+
+    def callback(*args: Any, **named: Any) -> None:
+        if run is not None:
+            run.callback(*args, **named)
+
+    with start.waiting(begin):
+        try:
+            train(callback)
+        except BaseException as error:
+            if watching is not None:
+                watching.throw(error)
+            raise
+    facts = None if watching is None else _finished(watching, lambda: None)
+    if not keep:
+        start.restore_rng()
+    return facts
+
+
+def _finished(watching: Generator[LoopRun, None, TrainingFacts], loop: Callable[[], Any]) -> TrainingFacts:
+    """What a watch gives when its loop has ended."""
+    try:
+        loop()
+    except BaseException as error:
+        watching.throw(error)
+        raise
+    try:
+        next(watching)
+    except StopIteration as ended:
+        return ended.value
+    raise RuntimeError("a watch gives one run")
+
+
+def _watched_facts(
+    train: Callable[..., Any], arguments: LoopArguments, keep: bool, on_step: Callable[[int, float], None] | None
+) -> Generator[LoopRun, None, TrainingFacts]:
+    """Gives the watched run, whose loop runs meanwhile, and returns the facts."""
+    static = arguments.before = arguments.static(arguments)
     scheduler = arguments.scheduler
     known = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-    others = [scheduler, *names_used_by(train).values()]  # the loop may also change an average of the weights, a critic
+    used = {**names_used_by(train), **arguments.names}  # the loop may also change an average of the weights, a critic
+    others = [scheduler, *used.values()]
     owners = list({id(one): one for one in others if isinstance(one, known) and one is not arguments.model}.values())
 
     def save() -> tuple[Callable[[], None], Snapshot]:
@@ -170,7 +233,8 @@ def run_facts(
             None if is_iterator(arguments.train_loader) else learned,
         )
         try:
-            run.run(train)
+            with run.watched():
+                yield run
         finally:
             ends[:0] = [scaler.restore for scaler in run.updates.scalers]  # first: they know later random numbers
         arguments.loss_fn = on_train.loss_fn
@@ -189,7 +253,6 @@ def run_facts(
             static = arguments.static(arguments)
             restore_rng()
             start.restore()
-        static = static or StaticFacts()
         facts = _with_floor(facts, *static.floor)
         severed = errors.run("Whether a term of the loss is cut off", lambda: _severed(arguments, run), None)
         facts = dataclasses.replace(facts, severed=severed)
@@ -263,9 +326,8 @@ class _EditTrials:
 
     def _of_loop(self, name: str) -> TriedEdit | None:
         arguments = self.arguments
-        for edit in in_loop(
-            name, self.train, arguments.model, arguments.optimizers, arguments.scheduler, self.facts.places
-        ):
+        names = {**names_used_by(self.train), **self.run.names, **arguments.names}
+        for edit in in_loop(name, names, arguments.model, arguments.optimizers, arguments.scheduler, self.facts.places):
             end = self._rerun(edit)
             if end is not None:
                 return self._judged(name, edit, *end)
@@ -294,24 +356,28 @@ class _EditTrials:
         again."""
         if self.run.seconds > LONGEST_LOOP:
             return None
-        models = {"model": self.arguments.model}
-        optimizers = {str(i): optimizer for i, optimizer in enumerate(self.arguments.optimizers)}
+        arguments = self.arguments
+        models = {"model": arguments.model}
+        optimizers = {str(i): optimizer for i, optimizer in enumerate(arguments.optimizers)}
         state = StepState.take(self.train, models, optimizers)
         if state.why_not:
             return None
         losses: list[float] = []
         roots = EngineWatch(lambda call: losses.append(float(call.roots[0].detach().sum())), lambda call, result: None)
+        made: list[Any] = []
+        waiting = contextlib.nullcontext() if arguments.start is None else arguments.start.waiting(made.append)
         try:
-            self.restore_rng()
-            with edited_functions(edit) as exchanged, no_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            (arguments.start or self).restore_rng()
+            with edited_functions(edit) as exchanged, no_warnings(), contextlib.redirect_stdout(io.StringIO()), waiting:
                 if not exchanged:
                     return None
                 if not self.run.has_callback:
                     roots.attach()
                 self.train(lambda step, loss, *more, **named: losses.append(float(loss)))
             roots.detach()
-            end, val = self.run.on_train.mean(), self.run.on_val.mean()
-            return (losses, end[0], val[0] if val else None) if end and losses else None
+            model = made[0].model if made else arguments.model
+            end, val = self.run.on_train.losses_of(model), self.run.on_val.losses_of(model)
+            return (losses, fmean(end), fmean(val) if val else None) if end and losses else None
         except Exception:  # the edit is no fix here
             return None
         finally:
