@@ -47,9 +47,10 @@ def diagnose(
     train: your own loop; it calls `callback(step, loss)` after each step. model: a Module, or a trainer that holds it;
     what is None is then the trainer's. Without a model, the loop tells it, at its first call of one with gradients:
     one that it makes itself, or several that its optimizers train together. optimizer: one, or several in a list;
-    without one, each that trains the model is taken when it first steps. loss_fn: `loss_fn(model, batch)`, which gives the loss of one batch (or a criterion,
-    `loss_fn(outputs, targets)`); left out, it is taken from the lines of the loop that compute the loss, where these
-    tell it. Without it and `train_loader` nothing can be tried, and the report says so.
+    without one, each that trains the model is taken when it first steps. loss_fn: `loss_fn(model, batch)`, which gives
+    the loss of one batch (or a criterion, `loss_fn(outputs, targets)`); left out, it is taken from the lines of the
+    loop that compute the loss, where these tell it. Without it and `train_loader` nothing can be tried, and the report
+    says so.
     regularize: what may make it generalize is tried, too, one change at a time from the start of the run: dropout,
     weight decay, label smoothing, a smaller model (half the blocks or half the width; where neither can be built, a
     frozen half), augmentation of the training rows (pictures, token ids, vectors), warm-up, a stop at the best step.
