@@ -45,7 +45,15 @@ from nbdebug.tools.training.facts import (
 )
 from nbdebug.tools.training.run.evaluate import MOST_BYTES, FixedBatches, preserve_rng, targets_of
 from nbdebug.tools.training.run.interventions import graph_signature
-from nbdebug.tools.training.run.loop_loss import CALLER, LoopLoss, frame_variables, loop_loss, proved, users_frames
+from nbdebug.tools.training.run.loop_loss import (
+    CALLER,
+    JointModel,
+    LoopLoss,
+    frame_variables,
+    loop_loss,
+    proved,
+    users_frames,
+)
 
 # -- modes, gradients and updates --------------------------------------------------------------------------------------
 
@@ -295,8 +303,8 @@ class UpdateWatch:
             self.roots += [self.root] * (len(self.roots) < FIRST_STEPS)
         if len(self.signatures) < FIRST_STEPS:
             self.signatures.append(graph_signature(call.roots[0]))
-            if self.begun is not None:
-                self.begun(call)
+        if self.begun is not None:
+            self.begun(call)
         self._note_backward()
         parameters = {id(p): p for o in self.optimizers for g in o.param_groups for p in g["params"]}
         for key, waiting in self._uncleared.items():
@@ -519,6 +527,8 @@ def _preceded(original: Any, note: Any) -> Any:
 # -- the loop under watch ----------------------------------------------------------------------------------------------
 
 
+TAKEN = 8
+"""Batches of a loop without a loader on which its course is measured: its first ones."""
 KEPT = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 MOST = 2400
 """Batches: four for each step that an experiment has at most."""
@@ -540,7 +550,8 @@ class LoopRun:
     evaluations: the course on fixed batches. on_step: called with each step's loss, for a progress bar; taken: with
     each optimizer that is first seen when it steps, where there were none before. learned: called where the loss of a
     batch is taken from the loop's own lines, which are then loss_fn: where there was none, or it takes no such batch.
-    stepping: the ids of all optimizers that stepped; names: models, optimizers and schedulers by the loop's own names.
+    stepping: the ids of all optimizers that stepped; names: models, optimizers and schedulers by the loop's own names;
+    takes_own: its batches come from no loader.
     """
 
     def __init__(
@@ -578,6 +589,8 @@ class LoopRun:
         self.rate_at: list[list[float]] = []
         self.evaluations: list[BatchEvaluation] = []
         self.names: dict[str, Any] = {}
+        self.takes_own = self._drawn = False
+        self._draw: Callable[[], None] | None = None
         self.metrics: list[float] = []
         self.schedule_calls: list[int] = []
         self.seconds = 0.0
@@ -602,16 +615,20 @@ class LoopRun:
             "each backward and each step": self.updates,
         }
         began = time.perf_counter()
-        steps = StepHook(lambda optimizer, *_: self.stepping.add(id(optimizer)))
+        hooks: list[Any] = [StepHook(lambda optimizer, *_: self.stepping.add(id(optimizer)))]
         try:
             for topic, part in parts.items():
                 self.errors.run(f"What {topic} shows", part.attach, None)
             self._watch_scheduler()
+            self._draw = save_torch_rng()
+            for model in self.model.children() if isinstance(self.model, JointModel) else (self.model,):
+                hooks.append(model.register_forward_pre_hook(ModeHook(self._model_called, self.errors)))
             self._evaluate()
             yield self.callback
             self._evaluate(last=True)
         finally:
-            steps.remove()
+            for hook in hooks:
+                hook.remove()
             for part in reversed(parts.values()):
                 part.detach()
             self._unwatch_scheduler()
@@ -651,15 +668,38 @@ class LoopRun:
         if first:
             for frame in reversed(users_frames(sys._getframe(1))):
                 self.names |= {n: v for n, v in frame_variables(frame).items() if isinstance(v, KEPT)}
-        wanted = self.on_train.loss_fn is None or bool(self.on_train.error)
-        if self.learned is None or not (wanted if first else self.loss_fn):
+            self.takes_own = not self.reading.read
+        if self.learned is None:
             return
-        found = self.errors.run(LOSS, lambda: loop_loss(self.model, self.loaders[0]), None)
+        wanted = self.on_train.loss_fn is None or bool(self.on_train.error) or self.takes_own
+        early = self.updates.backwards < FIRST_STEPS and (wanted if first else self.loss_fn)
+        loader = None if self.takes_own else self.loaders[0]
+        found = self.errors.run(LOSS, lambda: loop_loss(self.model, loader), None) if early else self.loss_fn
         if first:
-            self._candidate = None if call.retain or self.reading.last is None else found
-        elif found is None or self.loss_fn is None or found.site != self.loss_fn.site or self._changes(found):
-            self.loss_fn = self.on_train.loss_fn = self.on_val.loss_fn = None
-            self.evaluations.clear()
+            self._candidate = None if call.retain else found
+        elif early and (found is None or found.site != self.loss_fn.site or self._changes(found)):
+            self._forget_loss()
+        if self.takes_own and found is not None:
+            self._take(found.batch())
+
+    def _forget_loss(self) -> None:
+        self.loss_fn = self.on_train.loss_fn = self.on_val.loss_fn = None
+        self.evaluations.clear()
+
+    def _take(self, batch: Any) -> None:
+        """A batch that was read from no loader. The first ones are those on which the course is measured."""
+        if batch is None:
+            self._forget_loss()
+            return
+        self.reading.take(batch, self._draw)
+        self._drawn = False
+        if 0 < self.updates.backwards < TAKEN and len(self.saved.batches) > self.updates.backwards:
+            self.on_train.batches.append(self.saved.batches[-1])
+
+    def _model_called(self, *call: Any) -> None:
+        """The random numbers of a step that reads no loader are those before its first call of a model."""
+        if not self._drawn and not self.modes.paused and torch.is_grad_enabled():
+            self._draw, self._drawn = save_torch_rng(), self.takes_own
 
     def _ended(self) -> None:
         """After a backward, when its graph is gone: the first one's lines are tried, and nothing was updated yet."""
@@ -671,8 +711,12 @@ class LoopRun:
         if self.errors.run(LOSS, lambda: proved(found, batch, updates.roots[0], updates.signatures[0]), False):
             self.loss_fn = self.on_train.loss_fn = self.on_val.loss_fn = found
             self.on_train.error = self.on_val.error = ""
+            if self.takes_own:
+                self.on_train.batches, self.on_val.batches = list(self.saved.batches), []
             self.learned()
             self._evaluate()
+        elif self.takes_own:
+            self.reading.read, self.takes_own = 0, False
         self.modes.paused = False
 
     def _changes(self, found: LoopLoss) -> bool:
@@ -705,6 +749,8 @@ class LoopRun:
 
     def _evaluate(self, last: bool = False) -> None:
         step = len(self.losses)
+        if self.takes_own and self.updates.backwards < TAKEN and not last:
+            return
         self._next = max(step + 1, int(step * PACE))
         began = time.perf_counter()
         elapsed = began - self._began if step else 1.0
@@ -736,11 +782,21 @@ class SavedBatches:
         self.draws: list[Callable[[], None]] = []
         self._size = 0
         self._full = False
+        self._last: list[tuple[torch.Tensor, int]] = []
 
     def add(self, batch: Any, draw: Callable[[], None] | None = None) -> None:
         """Save it, where there is room (256 MiB on the CPU; no copies are made on an accelerator). draw: puts the
         random numbers back that came after it, where they are not the present ones."""
         tensors = tensors_in(batch)
+        last, self._last = self._last, [(t, t._version) for t in tensors]
+        if (
+            self.batches
+            and len(last) == len(tensors)
+            and all(t is old and t._version == version for t, (old, version) in zip(tensors, last))
+        ):  # all of the data, in each step
+            self.batches.append(self.batches[-1])
+            self.draws.append(draw or save_torch_rng())
+            return
         self._size += sum(t.numel() * t.element_size() for t in tensors)
         self._full = (
             self._full
@@ -838,6 +894,12 @@ class LoaderWatch:
         finally:
             self._open.remove(loader)
 
+    def take(self, batch: Any, draw: Callable[[], None] | None) -> None:
+        """A batch that came from no loader."""
+        self.read += 1
+        self.last = batch
+        self.save(batch, draw)
+
     def take_over(self, open_pass: OpenPass) -> None:
         """A pass that was begun before: of what was read, the last batch counts."""
         of_train = _is_loader(open_pass.loader, self.train)
@@ -852,9 +914,8 @@ class LoaderWatch:
             self.validated_at.append(self.read)
 
     def _note(self, batch: Any, count: int, draw: Callable[[], None] | None = None) -> None:
-        self.read += 1
-        self.last, self.stopped_at = batch, count
-        self.save(batch, draw)
+        self.stopped_at = count
+        self.take(batch, draw)
 
 
 def _watched_iter(original: Any, watch: LoaderWatch) -> Any:

@@ -10,8 +10,13 @@ their own file and lines, into a function of (model, batch); what they need besi
         loss = criterion(out, y.to(device)) needed
         loss.backward()                     the loss is `loss`
 
-The frames of functions between the loop and `backward()` are followed by their arguments. Where the result is not the
-loop's loss in value and graph, or needs nothing of the batch, there is none.
+The frames of functions between the loop and `backward()` are followed by their arguments. Where no loader is read, the
+batch is what the loop's own statements make before the model comes in, or the tensors that every step takes:
+
+    x, y = get_batch()                      the batch is (x, y)
+    loss = F.mse_loss(model(x), y)          needed
+
+Where the result is not the loop's loss in value and graph, or needs nothing of the batch, there is none.
 """
 
 from __future__ import annotations
@@ -57,12 +62,22 @@ class JointModel(nn.ModuleDict):
 
 @dataclasses.dataclass
 class LoopLoss:
-    """`loop_loss(model, batch)`. site: the statement that backward is called in; text: the loss there."""
+    """`loop_loss(model, batch)`. site: the statement that backward is called in; text: the loss there; takes: of a loop
+    that reads no loader, the variables that are the batch."""
 
     model: nn.Module
     parts: list[_Part]
     site: Site
     text: str
+    takes: tuple[str, ...] = ()
+
+    def batch(self) -> tuple[Any, ...] | None:
+        """Of such a loop that is in a call of `backward()`: its batch."""
+        for frame in users_frames(sys._getframe(1)):
+            if frame.f_code is self.parts[0].loop:
+                values = frame.f_locals
+                return tuple(values.get(name, frame.f_globals.get(name)) for name in self.takes)
+        return None
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         values: dict[str, Any] = {}
@@ -110,25 +125,27 @@ class LoopLoss:
 @dataclasses.dataclass
 class _Part:
     """What one frame does for it. code: sets `__result__`, the arguments of the next frame or the loss; names: what the
-    code takes from the frame."""
+    code takes from the frame; loop: the frame's own code."""
 
     code: CodeType
     names: dict[str, Any]
     globals: dict[str, Any]
+    loop: CodeType
 
 
 def loop_loss(model: nn.Module, loader: Any) -> LoopLoss | None:
     """The loss of a loop that is in a call of `backward()`, unproved; None where its lines don't tell. loader: whose
-    batches the loop reads. Must be called on the loop's own stack."""
+    batches the loop reads, None where it reads none. Must be called on the loop's own stack."""
     frames = users_frames(sys._getframe(1))
     call = _call_in(frames[0], {"backward"}) if frames else None
     if call is None:
         return None
     wanted = _loss_of(call)
-    parts = _parts(frames, call, {"__loss__": wanted}, loader)
+    takes: list[str] = []
+    parts = _parts(frames, call, {"__loss__": wanted}, loader, takes)
     code = frames[0].f_code
     site = Site(code.co_filename, frames[0].f_lineno, code.co_name)
-    return LoopLoss(model, parts, site, ast.unparse(wanted)) if parts is not None else None
+    return LoopLoss(model, parts, site, ast.unparse(wanted), tuple(takes)) if parts is not None else None
 
 
 def proved(found: LoopLoss, batch: Any, value: float, graph: Counter[str]) -> bool:
@@ -219,11 +236,21 @@ def _loss_of(call: ast.Call) -> ast.expr:
     return call.args[0] if call.args else owner or call
 
 
-def _parts(frames: list[FrameType], call: ast.Call, wanted: Mapping[str, ast.expr], loader: Any) -> list[_Part] | None:
-    """What each frame does, from the loop's own to the first one, which is in `call`. wanted: name → expression."""
+def _parts(
+    frames: list[FrameType], call: ast.Call, wanted: Mapping[str, ast.expr], loader: Any, takes: list[str]
+) -> list[_Part] | None:
+    """What each frame does, from the loop's own to the first one, which is in `call`. wanted: name → expression; takes:
+    gets the variables that are the batch of a loop without a loader."""
     frame, path = frames[0], _path_to(frames[0], call)
     for place in reversed(range(len(path))):
         around = path[place][0]
+        if loader is None and isinstance(around, (ast.For, ast.While)):
+            own = _own_batch(around, _flat(path[place:]), wanted, {**frame.f_globals, **frame.f_locals})
+            takes += own[0]
+            target = ast.Tuple([ast.Name(name, ast.Store()) for name in takes], ast.Store())
+            begin = ast.Assign([target], ast.Name("__batch__", ast.Load()))
+            part = _part(frame, [begin, *own[1]], wanted) if takes else None
+            return [part] if part is not None else None
         target = _batch_target(around, frame, loader) if isinstance(around, ast.For) else None
         if target is not None:
             begin = ast.Assign([target], ast.Name("__batch__", ast.Load()))
@@ -233,7 +260,10 @@ def _parts(frames: list[FrameType], call: ast.Call, wanted: Mapping[str, ast.exp
     arguments = _arguments(outer, frame) if outer is not None else None
     if outer is None or arguments is None:
         return None
-    before, last = _parts(frames[1:], outer, arguments, loader), _part(frame, _flat(path), wanted, set(arguments))
+    before, last = (
+        _parts(frames[1:], outer, arguments, loader, takes),
+        _part(frame, _flat(path), wanted, set(arguments)),
+    )
     return None if before is None or last is None else [*before, last]
 
 
@@ -338,7 +368,57 @@ def _part(
             node.col_offset = node.end_col_offset = 0
     taken = before & space.keys() - (given or set())
     names = {n: space[n] for n in taken if getattr(space[n], "grad_fn", None) is None}  # no graph is kept alive
-    return _Part(compile(module, frame.f_code.co_filename, "exec"), names, frame.f_globals)
+    return _Part(compile(module, frame.f_code.co_filename, "exec"), names, frame.f_globals, frame.f_code)
+
+
+def _own_batch(
+    loop: ast.For | ast.While, statements: list[ast.stmt], wanted: Mapping[str, ast.expr], space: Mapping[str, Any]
+) -> tuple[list[str], list[ast.stmt]]:
+    """(variables that are the batch, the statements after it): what the loop's target and the statements before the
+    model comes in give; where that is no tensor, the tensors that are taken from outside."""
+    needed = set().union(*map(_names_in, wanted.values()))
+    kept, _ = _slice(statements, needed, space)
+    first = next((i for i, statement in enumerate(kept) if _calls_model(statement, space)), len(kept))
+    rest = kept[first:]
+    stores = [node for s in kept[:first] for node in ast.walk(s) if isinstance(getattr(node, "ctx", None), ast.Store)]
+    made = set().union(*map(_bases, [*stores, *([loop.target] if isinstance(loop, ast.For) else [])]))
+    _, before = _slice(rest, needed, space)
+    loads = [node for s in [*rest, *wanted.values()] for node in ast.walk(s) if isinstance(node, ast.Name)]
+    names = [n for n in dict.fromkeys(node.id for node in sorted(loads, key=_position)) if n in before]
+    own = [n for n in names if n in made and n in space]
+    if any(isinstance(space[n], torch.Tensor) for n in own):
+        return own, rest
+    return [n for n in names if isinstance(space.get(n), torch.Tensor) and not space[n].requires_grad], rest
+
+
+def _position(node: ast.Name) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _calls_model(statement: ast.stmt, space: Mapping[str, Any]) -> bool:
+    """Whether a statement names a model, or what calls one: a function that names it, a method of what holds it."""
+    for node in ast.walk(statement):
+        value = space.get(node.id) if isinstance(node, ast.Name) else None
+        if isinstance(value, types.FunctionType):
+            cells = [cell.cell_contents for cell in value.__closure__ or () if cell is not None]
+            named = [value.__globals__.get(name) for name in value.__code__.co_names]
+            if any(map(_is_model, [*cells, *named])):
+                return True
+        elif _is_model(value):
+            return True
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner = space.get(node.value.id)
+            held = {name: v for name, v in attributes(owner).items() if _is_model(v)} if _is_plain(owner) else {}
+            method = getattr(type(owner), node.attr, None) if held else None
+            if node.attr in held or not held.keys().isdisjoint(
+                getattr(method, "__code__", _own_batch.__code__).co_names
+            ):
+                return True
+    return False
+
+
+def _is_model(value: Any) -> bool:
+    return isinstance(value, nn.Module) and any(True for _ in value.parameters())
 
 
 def _slice(statements: list[ast.stmt], needed: set[str], space: Mapping[str, Any]) -> tuple[list[ast.stmt], set[str]]:

@@ -26,6 +26,7 @@ from nbdebug.text import count, figures, listed
 from nbdebug.tools.training.edits import in_call, in_label_loss, in_loop, joined, users_files
 from nbdebug.tools.training.facts import (
     SAME_LOSS,
+    BatchEvaluation,
     DetachedAt,
     FrozenParameter,
     ProbeErrors,
@@ -238,6 +239,8 @@ def _watched_facts(
         finally:
             ends[:0] = [scaler.restore for scaler in run.updates.scalers]  # first: they know later random numbers
         arguments.loss_fn = on_train.loss_fn
+        if run.takes_own and run.loss_fn is not None:
+            arguments.train_loader, arguments.val_loader = run.saved.batches, None
         if keep:
             restore_end_rng, end = save()
             ends[:] = [end.restore, restore_end_rng]
@@ -250,6 +253,10 @@ def _watched_facts(
         restore_rng()
         start.restore()
         if run.loss_fn is not None:
+            if run.takes_own:
+                first = errors.run("The loss at the start", on_train.mean, None)
+                at_start = [BatchEvaluation(0, first[0], None)] if first is not None and math.isfinite(first[0]) else []
+                facts = dataclasses.replace(facts, evaluations=(*at_start, *facts.evaluations))
             static = arguments.static(arguments)
             restore_rng()
             start.restore()
