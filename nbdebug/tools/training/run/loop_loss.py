@@ -23,9 +23,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import dataclasses
 import os
 import sys
+import textwrap
 import types
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -40,6 +42,7 @@ from nbdebug.observe.backward import graph_leaves
 from nbdebug.observe.locations import USER, Site, kind_of, span_of
 from nbdebug.observe.sources import function_at, name_of, nodes_of
 from nbdebug.observe.variables import attributes
+from nbdebug.report import Edit
 from nbdebug.tools.training.run.evaluate import loss_root, preserve_rng, spared_buffers
 from nbdebug.tools.training.run.interventions import graph_signature
 
@@ -94,6 +97,12 @@ class LoopLoss:
                 values = space["__result__"]
         return values["__loss__"]
 
+    def edited(self, edit: Edit) -> LoopLoss | None:
+        """The same with an edit of its own lines; None where the edit is elsewhere."""
+        parts = [part.edited(edit) for part in self.parts]
+        changed = any(new is not old for new, old in zip(parts, self.parts))
+        return dataclasses.replace(self, parts=parts) if changed else None
+
     def _stand_ins(self, model: nn.Module) -> dict[int, nn.Module]:
         """By the id of this model, and of each that it joins: what is called in its place."""
         pairs = zip(self.model.children(), model.children()) if isinstance(self.model, JointModel) else ()
@@ -124,13 +133,34 @@ class LoopLoss:
 
 @dataclasses.dataclass
 class _Part:
-    """What one frame does for it. code: sets `__result__`, the arguments of the next frame or the loss; names: what the
-    code takes from the frame; loop: the frame's own code."""
+    """What one frame does for it. tree, code: set `__result__`, the arguments of the next frame or the loss; names: what
+    the code takes from the frame; loop: the frame's own code."""
 
+    tree: ast.Module
     code: CodeType
     names: dict[str, Any]
     globals: dict[str, Any]
     loop: CodeType
+
+    def edited(self, edit: Edit) -> _Part:
+        """With other lines in the place of a statement; itself where the edit is elsewhere."""
+        new = _EditedLines(edit)
+        if self.loop.co_filename != edit.file:
+            return self
+        tree = new.visit(copy.deepcopy(self.tree))
+        return dataclasses.replace(self, tree=tree, code=_compiled(tree, edit.file, edit.line)) if new.done else self
+
+
+class _EditedLines(ast.NodeTransformer):
+    def __init__(self, edit: Edit) -> None:
+        self.edit, self.done = edit, False
+
+    def generic_visit(self, node: ast.AST) -> Any:
+        lines = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
+        if isinstance(node, ast.stmt) and lines == (self.edit.line, self.edit.end_line):
+            self.done = True
+            return ast.parse(textwrap.dedent(self.edit.new)).body
+        return super().generic_visit(node)
 
 
 def loop_loss(model: nn.Module, loader: Any) -> LoopLoss | None:
@@ -362,13 +392,19 @@ def _part(
         return None
     result = ast.Dict([ast.Constant(name) for name in wanted], list(wanted.values()))
     module = ast.Module([*kept, ast.Assign([ast.Name("__result__", ast.Store())], result)], [])
-    for node in ast.walk(module):
-        if isinstance(node, (ast.stmt, ast.expr)) and not hasattr(node, "lineno"):
-            node.lineno = node.end_lineno = frame.f_lineno
-            node.col_offset = node.end_col_offset = 0
+    code = _compiled(module, frame.f_code.co_filename, frame.f_lineno)
     taken = before & space.keys() - (given or set())
     names = {n: space[n] for n in taken if getattr(space[n], "grad_fn", None) is None}  # no graph is kept alive
-    return _Part(compile(module, frame.f_code.co_filename, "exec"), names, frame.f_globals, frame.f_code)
+    return _Part(module, code, names, frame.f_globals, frame.f_code)
+
+
+def _compiled(module: ast.Module, file: str, line: int) -> CodeType:
+    """line: of what stands nowhere in the file."""
+    for node in ast.walk(module):
+        if isinstance(node, (ast.stmt, ast.expr)) and not hasattr(node, "lineno"):
+            node.lineno = node.end_lineno = line
+            node.col_offset = node.end_col_offset = 0
+    return compile(module, file, "exec")
 
 
 def _own_batch(

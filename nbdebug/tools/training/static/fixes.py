@@ -31,6 +31,7 @@ from nbdebug.text import count, figures, listed
 from nbdebug.tools.training.edits import as_batch_first, as_identity, in_loss
 from nbdebug.tools.training.facts import Attempt, LossCall, OverfitResult, StaticFacts, describe
 from nbdebug.tools.training.run.evaluate import LossFn, loss_root
+from nbdebug.tools.training.run.loop_loss import LoopLoss
 from nbdebug.tools.training.run.retrain import wants_closure
 from nbdebug.tools.training.static.one_step import GETTERS, hidden_parameters, leaves_of
 from nbdebug.tools.training.static.signals import tensors_at
@@ -469,10 +470,12 @@ class _FixTrial:
     def _train(self, fix: TrainingFix | None) -> list[float]:
         until = min(self.deadline, time.monotonic() + SECONDS)
         edit = None if fix is None or fix.change is not None or fix.patch is not None else fix.edit
+        loss_fn = self.loss_fn
+        changed = loss_fn.edited(edit) if edit is not None and isinstance(loss_fn, LoopLoss) else None
         self.start.restore()
         try:
             with contextlib.nullcontext(1) if edit is None else edited_functions(edit) as exchanged:
-                if not exchanged:
+                if not exchanged and changed is None:
                     raise LookupError("the functions around these lines can't be exchanged")
                 if fix is not None and fix.change is not None:
                     fix.change(self.model, self.optimizers or ())
@@ -480,7 +483,7 @@ class _FixTrial:
                 if optimizers is None:
                     optimizers = [torch.optim.Adam([p for p in self.model.parameters() if p.requires_grad], lr=RATE)]
                 batch = self.batch if fix is None or fix.batch is None else fix.batch
-                return train_on(self.model, optimizers, patched(self.loss_fn, fix), batch, STEPS, until)
+                return train_on(self.model, optimizers, patched(changed or loss_fn, fix), batch, STEPS, until)
         finally:
             self.start.restore()
 
