@@ -604,7 +604,8 @@ class LoopRun:
     @property
     def adversaries(self) -> bool:
         """Whether several optimizers have stepped, each after a backward of its own, as those of a GAN do."""
-        return len(self.stepping) > 1 and self.updates.backwards > 1.5 * len(self.losses)
+        alone = {row[0] for row in self.updates.stepped if len(row) == 1}
+        return len(self.stepping) > 1 and (self.updates.backwards > 1.5 * len(self.losses) or len(alone) > 1)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Callable[..., None]]:

@@ -133,8 +133,8 @@ class LoopLoss:
 
 @dataclasses.dataclass
 class _Part:
-    """What one frame does for it. tree, code: set `__result__`, the arguments of the next frame or the loss; names: what
-    the code takes from the frame; loop: the frame's own code."""
+    """What one frame does for it. tree, code: set `__result__`, the arguments of the next frame or the loss; names:
+    what the code takes from the frame; loop: the frame's own code."""
 
     tree: ast.Module
     code: CodeType

@@ -253,10 +253,7 @@ def _watched_facts(
         restore_rng()
         start.restore()
         if run.loss_fn is not None:
-            if run.takes_own:
-                first = errors.run("The loss at the start", on_train.mean, None)
-                at_start = [BatchEvaluation(0, first[0], None)] if first is not None and math.isfinite(first[0]) else []
-                facts = dataclasses.replace(facts, evaluations=(*at_start, *facts.evaluations))
+            facts = _evaluated_at_start(facts, run)
             static = arguments.static(arguments)
             restore_rng()
             start.restore()
@@ -278,6 +275,14 @@ def _watched_facts(
     finally:
         for end_action in ends:
             end_action()
+
+
+def _evaluated_at_start(facts: TrainingRunFacts, run: LoopRun) -> TrainingRunFacts:
+    """With the loss of a loop's own batches at the start, which were not known then. The start has been put back."""
+    first = run.on_train.mean() if run.takes_own else None
+    if first is None or not math.isfinite(first[0]):
+        return facts
+    return dataclasses.replace(facts, evaluations=(BatchEvaluation(0, first[0], None), *facts.evaluations))
 
 
 def _spread_out(loader: Any, most: int = MOST) -> list[Any]:
