@@ -281,7 +281,7 @@ def test_a_cell_that_makes_its_model_anew_is_not_called_well() -> None:
             other.step()
     """
     with started(textwrap.dedent(setup)) as book:
-        report = book.run(cell).result
+        report = book.run(cell.replace("%%diagnose", "%%diagnose --model net")).result
     assert report.verdict == "not well, no cause known" and "another model" in str(report)
 
 

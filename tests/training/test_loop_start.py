@@ -1,0 +1,246 @@
+"""%%diagnose on loops that tell themselves what they train: models made inside, several together, no loader."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import nbdebug
+from nbdebug.tools.training.run.loop_start import LoopStart, LoopSubject
+from tests.shell import started
+
+SETUP = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+X = torch.randn(320, 6)
+Y = (X[:, 0] > 0).long() + 2 * (X[:, 1] > 0).long()
+def build():
+    return nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 4))
+"""
+STEP = """
+{}opt.zero_grad()
+{}loss = LOSS
+{}loss.backward()
+{}opt.step()
+"""
+
+
+def step(indent: int) -> str:
+    """One step, with the loss of a test; what comes first stands on the line that it is written in."""
+    return STEP.strip().format("", *[" " * indent] * 3)
+
+
+MADE = "net = build(); opt = torch.optim.SGD(net.parameters(), lr=0.2)"
+LOADED = "loader = DataLoader(TensorDataset(X, Y), 32, shuffle=True)"
+LOOPS = {
+    "in a function": (
+        f"""
+def main():
+    {MADE}
+    {LOADED}
+    for epoch in range(12):
+        for x, y in loader:
+            out = net(x)
+            {step(12)}
+""",
+        "main()",
+    ),
+    "in the cell": (
+        "",
+        f"""
+{MADE}
+{LOADED}
+for epoch in range(12):
+    for x, y in loader:
+        out = net(x)
+        {step(8)}
+""",
+    ),
+    "two models": (
+        f"""
+{LOADED}
+enc, head = nn.Sequential(nn.Linear(6, 24), nn.ReLU()), nn.Linear(24, 4)
+opt = torch.optim.SGD([*enc.parameters(), *head.parameters()], lr=0.2)
+""",
+        f"""
+for epoch in range(12):
+    for x, y in loader:
+        out = head(enc(x))
+        {step(8)}
+""",
+    ),
+    "all of the data": (
+        f"""
+{MADE}
+x, y = X, Y
+""",
+        f"""
+for epoch in range(120):
+    out = net(x)
+    {step(4)}
+""",
+    ),
+    "batches by a function": (
+        f"""
+{MADE}
+def get_batch(n=32):
+    rows = torch.randint(len(X), (n,))
+    return X[rows], Y[rows]
+""",
+        f"""
+for it in range(120):
+    x, y = get_batch()
+    out = net(x)
+    {step(4)}
+""",
+    ),
+    "slices": (
+        MADE,
+        f"""
+for epoch in range(12):
+    order = torch.randperm(len(X))
+    for i in range(0, len(X), 32):
+        x, y = X[order[i : i + 32]], Y[order[i : i + 32]]
+        out = net(x)
+        {step(8)}
+""",
+    ),
+    "a generator": (
+        f"""
+{MADE}
+def batches(n=32):
+    order = torch.randperm(len(X))
+    for i in range(0, len(X), n):
+        yield X[order[i : i + n]], Y[order[i : i + n]]
+""",
+        f"""
+for epoch in range(12):
+    for x, y in batches():
+        out = net(x)
+        {step(8)}
+""",
+    ),
+}
+
+
+def diagnosed(kind: str, loss: str, line: str = "%%diagnose") -> SimpleNamespace:
+    setup, cell = (text.replace("LOSS", loss) for text in LOOPS[kind])
+    with started(SETUP + setup) as book:
+        before = torch.get_rng_state()
+        answer = book.run(f"{line}\n{cell.strip()}")
+        answer.same_numbers = torch.equal(before, torch.get_rng_state())
+    return answer
+
+
+@pytest.mark.parametrize("sick", [True, False])
+@pytest.mark.parametrize("kind", LOOPS)
+def test_a_softmax_too_many_is_named_and_cured_and_the_healthy_loop_is_well(kind: str, sick: bool) -> None:
+    answer = diagnosed(kind, "F.cross_entropy(out.softmax(-1), y)" if sick else "F.cross_entropy(out, y)")
+    report = answer.result
+    assert [finding.code for finding in report.findings] == ["training/double-softmax"] * sick
+    assert re.search(r"batch is your loop's\s+own", str(report.full())) and answer.same_numbers
+    if sick:
+        fix = report.findings[0].fixes[0]
+        assert fix.verified and fix.edit is not None and fix.edit.new.strip() == "loss = F.cross_entropy(out, y)"
+    else:
+        assert report.verdict == "healthy"
+
+
+def test_the_loop_that_makes_its_model_runs_again_as_edited() -> None:
+    report = diagnosed("in a function", "F.cross_entropy(out, y) * 100").result
+    assert [finding.code for finding in report.findings] in (["training/lr-too-high"], ["training/exploding-gradients"])
+    assert report.findings[0].fixes[0].verified
+
+
+def test_models_of_one_loop_are_named() -> None:
+    report = diagnosed("two models", "F.cross_entropy(out, y)").result
+    assert "models `head`, `enc`" in report.subject and "train_loader `loader`" in report.subject
+
+
+def test_a_stale_model_of_the_same_name_is_not_taken() -> None:
+    with started(SETUP + f"{MADE}\n{LOADED}") as book:
+        old = book.shell.user_ns["net"]
+        report = book.run("%%diagnose\n" + LOOPS["in the cell"][1].strip().replace("LOSS", "F.nll_loss(out, y)")).result
+        assert book.shell.user_ns["net"] is not old
+    assert [finding.code for finding in report.findings] == ["training/missing-log-softmax"]
+
+
+def test_two_that_play_against_each_other_are_well() -> None:
+    setup = f"""
+{LOADED}
+G = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 6))
+D = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
+og, od = (torch.optim.Adam(m.parameters(), lr=2e-4, betas=(0.5, 0.999)) for m in (G, D))
+bce = nn.BCEWithLogitsLoss()
+"""
+    cell = """
+%%diagnose
+for epoch in range(6):
+    for real, _ in loader:
+        fake, one, zero = G(torch.randn(len(real), 4)), torch.ones(len(real), 1), torch.zeros(len(real), 1)
+        d_loss = bce(D(real), one) + bce(D(fake.detach()), zero)
+        od.zero_grad()
+        d_loss.backward()
+        od.step()
+        g_loss = bce(D(fake), one)
+        og.zero_grad()
+        g_loss.backward()
+        og.step()
+"""
+    with started(SETUP + setup) as book:
+        assert book.run(cell.strip()).result.verdict == "healthy"
+
+
+def test_a_loop_that_calls_no_model_says_so() -> None:
+    with started(SETUP + "W = torch.zeros(6, 4, requires_grad=True); opt = torch.optim.SGD([W], lr=0.1)") as book:
+        answer = book.run("%%diagnose\nfor it in range(3):\n    F.cross_entropy(X @ W, Y).backward()\n    opt.step()")
+    assert "called no model" in answer.printed
+
+
+def test_what_the_loop_raises_passes_with_the_findings() -> None:
+    def train(callback: object) -> None:
+        net = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full") as caught:
+        nbdebug.diagnose(train, progress=False)
+    assert isinstance(caught.value.report, nbdebug.Report)  # type: ignore[attr-defined]
+    assert DataLoader.__iter__.__module__ == "torch.utils.data.dataloader"
+
+
+def test_a_pass_that_was_begun_before_is_followed_whole() -> None:
+    loader = DataLoader(TensorDataset(torch.randn(40, 3), torch.randn(40, 1)), 8)
+    other = DataLoader(TensorDataset(torch.randn(6, 3)), 2)
+    found: list[LoopSubject] = []
+
+    def train(callback: object) -> None:
+        for _ in other:  # statistics of the data
+            pass
+        net = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        for _ in range(2):
+            for x, y in loader:
+                loss = (net(x) - y).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+    start = LoopStart()
+    with start.waiting(lambda subject: found.append(subject)):
+        train(None)
+    assert found[0].part("train_loader") is loader and isinstance(found[0].model, nn.Linear)
+    report = nbdebug.diagnose(train, progress=False)
+    assert "10 steps in" in str(report.full())
