@@ -483,7 +483,8 @@ def in_call(files: Iterable[str], kind: str, argument: str, old: float, new: str
         yield from _assigned(file, known.id, old, new)
         return
     number = _number(known)
-    if (number is not None and number != old) or any(isinstance(n, (ast.Dict, ast.Starred)) for n in ast.walk(call)):
+    hidden = any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords)
+    if (number is not None and number != old) or hidden or any(isinstance(n, ast.Dict) for n in ast.walk(call)):
         return
     yield from _edited(file, {known: new} if known is not None else sources.with_keyword(file, call, argument, new))
 

@@ -134,7 +134,7 @@ class LoopStart:
         read = next((p.loader for p in reversed(self._passes)), None)
         train = next(((n, v) for n, v in discover("loader", known).items() if v is read), ("", read))
         if read is None:
-            name, value = part("train_loader", known)
+            name, value = part("train_loader", around(model, names))
             train = (name, value) if isinstance(value, DataLoader) else ("", None)
         kinds = ("val_loader", "scheduler", *(("loss_fn",) if len(subject.models) == 1 else ()))
         parts = {"train_loader": train, **{kind: part(kind, known) for kind in kinds}}
