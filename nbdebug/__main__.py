@@ -301,13 +301,14 @@ def data_of(path: str, expected: str, save: str | None) -> Report:
 
 def bottleneck(args: argparse.Namespace) -> int:
     """Time a script; 1 where it has a cause, or is slower than an earlier run, 2 and the reason where it can't be."""
-    from nbdebug.tools.speed import script
+    from nbdebug.tools.speed import watch
+    from nbdebug.tools.speed.bottleneck import bottleneck_of_script
 
     try:
-        earlier = script.load_times(args.against) if args.against else None
-        limit = script.share_of(args.slower_than)
-        report = script.bottleneck_of_script(args.script, args.arguments, args.steps, args.goal, not args.no_cures)
-        compared = None if earlier is None else script.slower(report.facts["speed"], earlier, limit)
+        earlier = watch.load_times(args.against) if args.against else None
+        limit = watch.share_of(args.slower_than)
+        report = bottleneck_of_script(args.script, args.arguments, args.steps, args.goal, not args.no_cures)
+        compared = None if earlier is None else watch.slower(report.facts["speed"], earlier, limit)
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2

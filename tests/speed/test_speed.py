@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 import nbdebug
 from nbdebug.__main__ import main
 from nbdebug.tools.speed import ops
-from nbdebug.tools.speed.script import share_of, slower
-from nbdebug.tools.speed.watch import OWN, RECENT, WARM, SpeedWatch
+from nbdebug.tools.speed.watch import OWN, RECENT, WARM, SpeedWatch, share_of, slower
 from tests.shell import started
 
 SETUP = """

@@ -1,11 +1,17 @@
-"""bottleneck(): what makes a training slow, the user's line, and the step's time with the cure in place."""
+"""bottleneck(): what makes a training slow, the user's line, and the step's time with the cure in place.
+
+A script is timed from outside (`python -m nbdebug bottleneck train.py`): it runs as `__main__` until so many steps have
+ended, whatever trains in it, a loop or a library's trainer.
+"""
 
 from __future__ import annotations
 
+import pathlib
 import re
+import runpy
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -83,6 +89,28 @@ def loop_of(thing: Any) -> tuple[Callable[..., Any], bool]:
     if trainer is not None and isinstance(thing, trainer):
         return thing.train, True
     return thing, False
+
+
+def bottleneck_of_script(
+    path: str, arguments: Sequence[str] = (), steps: int = 20, goal: float | None = None, try_cures: bool = True
+) -> Report:
+    """The report on a script, which is ended after `steps` steps. Raises FileNotFoundError; what the script raises
+    passes."""
+    script = pathlib.Path(path)
+    if not script.is_file():
+        raise FileNotFoundError(f"no such script: {path}")
+    names: dict[str, Any] = {}
+
+    def call() -> None:
+        names.update(runpy.run_path(str(script), run_name="__main__"))
+
+    before = sys.argv, sys.path[:]
+    sys.argv, sys.path[0:0] = [str(script), *arguments], [str(script.resolve().parent)]
+    try:
+        training = Training(call, {}, {}, None, True, names)
+        return time_training(training, f"nbdebug bottleneck {script.name}", "", steps, goal, try_cures)
+    finally:
+        sys.argv, sys.path[:] = before
 
 
 @interruptible

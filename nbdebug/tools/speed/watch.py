@@ -1,20 +1,23 @@
 """%bottleneck --watch: the time of every step from now on, and a word when steps become slower than the run's own.
 
 Between two updates of one optimizer lies a step: one reading of the clock each, and nothing else of torch is touched.
+Two reports of one training, from one day and another, are compared here, too.
 """
 
 from __future__ import annotations
 
 import collections
+import json
+import pathlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nbdebug.interrupts import uninterrupted
 from nbdebug.observe.step_hooks import StepHook
 from nbdebug.report import Plot, Report, Symptom
-from nbdebug.text import count, figures
+from nbdebug.text import count, figures, percent
 from nbdebug.tools.speed.rules import milliseconds
 
 WARM, OWN, RECENT = 5, 40, 40
@@ -106,3 +109,48 @@ class SpeedWatch:
             plots=(Plot("times", {"title": f"A step takes {milliseconds(middle)}", "parts": last}),),
             facts={"times": times[-1000:]},
         )
+
+
+# -- a report and an earlier one ---------------------------------------------------------------------------------------
+
+
+def share_of(text: str) -> float:
+    """ "5%" or "0.05" as a share. Raises ValueError for what is none."""
+    value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 <= value < 100:
+        raise ValueError(text)
+    return value
+
+
+def slower(now: Mapping[str, Any], earlier: Mapping[str, Any], limit: float) -> tuple[bool, str]:
+    """Whether a step takes longer by more than this share than in an earlier report (`--json`), and a sentence.
+
+    Both the median and the fastest quarter of the steps must have grown: what else a machine does slows some steps."""
+    totals = [sorted(sum(step.values()) for step in one["steps"]) for one in (earlier, now)]
+    if not all(totals):
+        raise ValueError("a report without steps can't be compared")
+    before, after = (statistics.median(values) for values in totals)
+    fast = [statistics.median(values[: max(len(values) // 4, 1)]) for values in totals]
+    grown = min(after / before, fast[1] / fast[0]) - 1
+    parts = {name: after_s - before_s for name, before_s, after_s in _parts(earlier, now)}
+    most = max(parts, key=lambda name: parts[name], default="")
+    change = f"{figures(after / before)} times the earlier step: {milliseconds(before)}, now {milliseconds(after)}"
+    where = f"; most of it in {most}" if grown > limit and most else ""
+    return grown > limit, f"{change} (limit {percent(limit)} longer){where}."
+
+
+def _parts(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, float, float]]:
+    names = {name for one in (earlier, now) for step in one["steps"] for name in step}
+    return [
+        (name, *(statistics.median(step.get(name, 0.0) for step in one["steps"]) for one in (earlier, now)))
+        for name in sorted(names)
+    ]
+
+
+def load_times(path: str) -> Mapping[str, Any]:
+    """The times in a file that `--json` wrote. Raises ValueError where it holds none."""
+    held = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    times = held.get("facts", {}).get("speed") if isinstance(held, dict) else None
+    if not isinstance(times, dict) or not isinstance(times.get("steps"), list):
+        raise ValueError(f"{path} is no report of `nbdebug bottleneck --json`")
+    return times

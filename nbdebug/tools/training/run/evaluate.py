@@ -22,11 +22,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, SequentialSampler
 
 from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.observe.variables import attributes, closure_variables
 from nbdebug.process import can_copy, in_copy
+from nbdebug.tools.training.facts import TargetOrder
 
 # -- reading batches ---------------------------------------------------------------------------------------------------
 
@@ -35,6 +38,8 @@ DEPTH = 4
 """loader → sampler → dataset → transform: no loader that we know keeps a generator deeper than that."""
 MOST_BYTES = 256 << 20
 MOST_SECONDS = 20.0
+SAVED = 2400
+"""Batches: four for each step that an experiment has at most."""
 
 
 def save_rng(*owners: Any) -> Callable[[], None]:
@@ -51,6 +56,57 @@ def save_rng(*owners: Any) -> Callable[[], None]:
             write(state)
 
     return restore
+
+
+def save_torch_rng() -> Callable[[], None]:
+    states = [(write, read()) for name, read, write in random_sources() if not name.startswith(("Python", "NumPy"))]
+
+    def restore() -> None:
+        for write, state in states:
+            write(state)
+
+    return restore
+
+
+class SavedBatches:
+    """batches: the first that were read; draws: for each, what puts torch's random numbers back."""
+
+    def __init__(self) -> None:
+        self.batches: list[Any] = []
+        self.draws: list[Callable[[], None]] = []
+        self._size = 0
+        self._full = False
+        self._last: list[tuple[torch.Tensor, int]] = []
+
+    def add(self, batch: Any, draw: Callable[[], None] | None = None) -> None:
+        """Save it, where there is room (256 MiB on the CPU; no copies are made on an accelerator). draw: puts the
+        random numbers back that came after it, where they are not the present ones."""
+        tensors = tensors_in(batch)
+        last, self._last = self._last, [(t, t._version) for t in tensors]
+        if (
+            self.batches
+            and len(last) == len(tensors)
+            and all(t is old and t._version == version for t, (old, version) in zip(tensors, last))
+        ):  # all of the data, in each step
+            self.batches.append(self.batches[-1])
+            self.draws.append(draw or save_torch_rng())
+            return
+        self._size += sum(t.numel() * t.element_size() for t in tensors)
+        self._full = (
+            self._full
+            or len(self.batches) >= SAVED
+            or self._size > MOST_BYTES
+            or any(t.device.type != "cpu" for t in tensors)
+        )
+        if not self._full:
+            self.batches.append(tree_map_only(torch.Tensor, lambda t: t.detach().clone(), batch))
+            self.draws.append(draw or save_torch_rng())
+
+    def at(self, indices: Sequence[int]) -> tuple[list[Any], list[Callable[[], None]]]:
+        """The batches with these indices, and their draws; none where one of them was not saved."""
+        if not all(0 <= i < len(self.batches) for i in indices):
+            return [], []
+        return [self.batches[i] for i in indices], [self.draws[i] for i in indices]
 
 
 @contextlib.contextmanager
@@ -391,3 +447,55 @@ def _count(
         own = labels == label
         there, hits = counts.get(str(label), (0, 0))
         counts[str(label)] = there + int(own.sum()), hits + int(right[own].sum())
+
+
+# -- the order of the targets ------------------------------------------------------------------------------------------
+
+
+WORDS = 5000
+"""Words of a vocabulary up to which rows are counted word by word."""
+MANY, FEW = 10, 20
+"""Of so many batches the most unlike one is left out when their order is judged, and one more of each twenty."""
+
+
+def target_order(loader: Any, batches: Sequence[Any]) -> TargetOrder:
+    """The order of the targets of these batches, one pass or a part of it."""
+    known = [targets_of(batch) for batch in batches]
+    targets = [t.detach().cpu() for t in known if t is not None and t.dim() in (1, 2) and len(t) > 1]
+    sequential = isinstance(loader, DataLoader) and isinstance(loader.sampler, SequentialSampler)
+    unknown = TargetOrder(batches=len(batches), sequential=sequential)
+    if len(targets) < 4 or len(targets) < len(batches):
+        return unknown
+    columns = [t.reshape(len(t), -1) for t in targets]
+    if any(c.shape[1] != columns[0].shape[1] or c.shape[1] > 64 for c in columns):
+        return unknown
+    if targets[0].dim() == 2 and not targets[0].is_floating_point():
+        columns = _word_counts(columns)
+    labels = not columns[0].is_floating_point() and columns[0].shape[1] == 1
+    classes = len(torch.cat(columns).unique()) if labels else None
+    per_batch = statistics.median(len(c.unique()) for c in columns) if labels else None
+    return TargetOrder(_spread(columns, classes), per_batch, classes, len(batches), sequential)
+
+
+def _word_counts(columns: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Of rows of words (or other labels), how often each is in a row; the numbers of words have no order."""
+    kinds, at = torch.cat(columns).unique(return_inverse=True)
+    if not 1 < len(kinds) <= WORDS or columns[0].shape[1] < 2:
+        return columns
+    counts = torch.zeros(len(at), len(kinds)).scatter_add_(1, at, torch.ones(at.shape))
+    return list(counts.split([len(c) for c in columns]))
+
+
+def _spread(columns: list[torch.Tensor], classes: int | None) -> float:
+    """Variance between the batches' means over what a fair shuffle would give; for classes, of their shares."""
+    if classes is not None and classes <= 1000:
+        kinds = torch.cat(columns).unique()
+        columns = [(c == kinds).double() for c in columns]
+    means = torch.stack([c.double().mean(0) for c in columns])
+    if len(means) >= MANY:  # some batches that are unlike all others are no order
+        apart = (means - means.median(0).values).square().sum(1)
+        usual = apart.argsort()[: -max(1, len(means) // FEW)].tolist()
+        columns, means = [columns[i] for i in usual], means[usual]
+    expected = torch.cat(columns).double().var(0) * statistics.fmean(1 / len(c) for c in columns)
+    between = means.var(0)
+    return float(between.sum() / expected.sum()) if float(expected.sum()) > 0 else 1.0

@@ -19,21 +19,20 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import DataLoader
 
 from nbdebug.observe.backward import Backward, EngineWatch, OptimizerWatch
 from nbdebug.observe.locations import USER, kind_of, locate
-from nbdebug.observe.snapshot import Snapshot, random_sources
+from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.step_hooks import StepHook
-from nbdebug.observe.tensors import read_scalars, tensors_in
+from nbdebug.observe.tensors import read_scalars
 from nbdebug.tools.training.facts import (
     BatchEvaluation,
     LayerFact,
@@ -41,9 +40,8 @@ from nbdebug.tools.training.facts import (
     ProbeErrors,
     ScalerFact,
     StaleGradients,
-    TargetOrder,
 )
-from nbdebug.tools.training.run.evaluate import MOST_BYTES, FixedBatches, preserve_rng, targets_of
+from nbdebug.tools.training.run.evaluate import FixedBatches, SavedBatches, preserve_rng, save_torch_rng
 from nbdebug.tools.training.run.interventions import graph_signature
 from nbdebug.tools.training.run.loop_loss import (
     CALLER,
@@ -530,16 +528,10 @@ def _preceded(original: Any, note: Any) -> Any:
 TAKEN = 8
 """Batches of a loop without a loader on which its course is measured: its first ones."""
 KEPT = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-MOST = 2400
-"""Batches: four for each step that an experiment has at most."""
 PACE = 1.12
 """Evaluations are ever further apart, by this factor: some forty in a thousand steps."""
 SHARE = 0.5
 """Evaluations may take this share of the loop's time."""
-WORDS = 5000
-"""Words of a vocabulary up to which rows are counted word by word."""
-MANY, FEW = 10, 20
-"""Of so many batches the most unlike one is left out when their order is judged, and one more of each twenty."""
 
 
 class LoopRun:
@@ -678,7 +670,7 @@ class LoopRun:
         found = self.errors.run(LOSS, lambda: loop_loss(self.model, loader), None) if early else self.loss_fn
         if first:
             self._candidate = None if call.retain else found
-        elif early and (found is None or found.site != self.loss_fn.site or self._changes(found)):
+        elif early and (found is None or self._changes(found)):
             self._forget_loss()
         if self.takes_own and found is not None:
             self._take(found.batch())
@@ -721,7 +713,8 @@ class LoopRun:
         self.modes.paused = False
 
     def _changes(self, found: LoopLoss) -> bool:
-        return self.loss_fn is None or found.numbers() != self.loss_fn.numbers()
+        known = self.loss_fn
+        return known is None or found.site != known.site or found.numbers() != known.numbers()
 
     def _watch_scheduler(self) -> None:
         if self.scheduler is None:
@@ -773,57 +766,6 @@ class LoopRun:
     def _means(self) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
         with preserve_rng(*self.loaders):
             return self.on_train.mean(), self.on_val.mean()
-
-
-class SavedBatches:
-    """batches: the first that were read; draws: for each, what puts torch's random numbers back."""
-
-    def __init__(self) -> None:
-        self.batches: list[Any] = []
-        self.draws: list[Callable[[], None]] = []
-        self._size = 0
-        self._full = False
-        self._last: list[tuple[torch.Tensor, int]] = []
-
-    def add(self, batch: Any, draw: Callable[[], None] | None = None) -> None:
-        """Save it, where there is room (256 MiB on the CPU; no copies are made on an accelerator). draw: puts the
-        random numbers back that came after it, where they are not the present ones."""
-        tensors = tensors_in(batch)
-        last, self._last = self._last, [(t, t._version) for t in tensors]
-        if (
-            self.batches
-            and len(last) == len(tensors)
-            and all(t is old and t._version == version for t, (old, version) in zip(tensors, last))
-        ):  # all of the data, in each step
-            self.batches.append(self.batches[-1])
-            self.draws.append(draw or save_torch_rng())
-            return
-        self._size += sum(t.numel() * t.element_size() for t in tensors)
-        self._full = (
-            self._full
-            or len(self.batches) >= MOST
-            or self._size > MOST_BYTES
-            or any(t.device.type != "cpu" for t in tensors)
-        )
-        if not self._full:
-            self.batches.append(tree_map_only(torch.Tensor, lambda t: t.detach().clone(), batch))
-            self.draws.append(draw or save_torch_rng())
-
-    def at(self, indices: Sequence[int]) -> tuple[list[Any], list[Callable[[], None]]]:
-        """The batches with these indices, and their draws; none where one of them was not saved."""
-        if not all(0 <= i < len(self.batches) for i in indices):
-            return [], []
-        return [self.batches[i] for i in indices], [self.draws[i] for i in indices]
-
-
-def save_torch_rng() -> Callable[[], None]:
-    states = [(write, read()) for name, read, write in random_sources() if not name.startswith(("Python", "NumPy"))]
-
-    def restore() -> None:
-        for write, state in states:
-            write(state)
-
-    return restore
 
 
 @dataclasses.dataclass
@@ -934,46 +876,3 @@ def _is_loader(loader: Any, known: Any) -> bool:
     if loader is known or known is None:
         return loader is known
     return isinstance(loader, DataLoader) and loader.dataset is getattr(known, "dataset", None)
-
-
-def target_order(loader: Any, batches: Sequence[Any]) -> TargetOrder:
-    """The order of the targets of these batches, one pass or a part of it."""
-    known = [targets_of(batch) for batch in batches]
-    targets = [t.detach().cpu() for t in known if t is not None and t.dim() in (1, 2) and len(t) > 1]
-    sequential = isinstance(loader, DataLoader) and isinstance(loader.sampler, SequentialSampler)
-    unknown = TargetOrder(batches=len(batches), sequential=sequential)
-    if len(targets) < 4 or len(targets) < len(batches):
-        return unknown
-    columns = [t.reshape(len(t), -1) for t in targets]
-    if any(c.shape[1] != columns[0].shape[1] or c.shape[1] > 64 for c in columns):
-        return unknown
-    if targets[0].dim() == 2 and not targets[0].is_floating_point():
-        columns = _word_counts(columns)
-    labels = not columns[0].is_floating_point() and columns[0].shape[1] == 1
-    classes = len(torch.cat(columns).unique()) if labels else None
-    per_batch = statistics.median(len(c.unique()) for c in columns) if labels else None
-    return TargetOrder(_spread(columns, classes), per_batch, classes, len(batches), sequential)
-
-
-def _word_counts(columns: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Of rows of words (or other labels), how often each is in a row; the numbers of words have no order."""
-    kinds, at = torch.cat(columns).unique(return_inverse=True)
-    if not 1 < len(kinds) <= WORDS or columns[0].shape[1] < 2:
-        return columns
-    counts = torch.zeros(len(at), len(kinds)).scatter_add_(1, at, torch.ones(at.shape))
-    return list(counts.split([len(c) for c in columns]))
-
-
-def _spread(columns: list[torch.Tensor], classes: int | None) -> float:
-    """Variance between the batches' means over what a fair shuffle would give; for classes, of their shares."""
-    if classes is not None and classes <= 1000:
-        kinds = torch.cat(columns).unique()
-        columns = [(c == kinds).double() for c in columns]
-    means = torch.stack([c.double().mean(0) for c in columns])
-    if len(means) >= MANY:  # some batches that are unlike all others are no order
-        apart = (means - means.median(0).values).square().sum(1)
-        usual = apart.argsort()[: -max(1, len(means) // FEW)].tolist()
-        columns, means = [columns[i] for i in usual], means[usual]
-    expected = torch.cat(columns).double().var(0) * statistics.fmean(1 / len(c) for c in columns)
-    between = means.var(0)
-    return float(between.sum() / expected.sum()) if float(expected.sum()) > 0 else 1.0

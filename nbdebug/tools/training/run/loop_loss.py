@@ -277,8 +277,8 @@ def _parts(
         if loader is None and isinstance(around, (ast.For, ast.While)):
             own = _own_batch(around, _flat(path[place:]), wanted, {**frame.f_globals, **frame.f_locals})
             takes += own[0]
-            target = ast.Tuple([ast.Name(name, ast.Store()) for name in takes], ast.Store())
-            begin = ast.Assign([target], ast.Name("__batch__", ast.Load()))
+            batch = ast.Tuple([ast.Name(name, ast.Store()) for name in takes], ast.Store())
+            begin = ast.Assign([batch], ast.Name("__batch__", ast.Load()))
             part = _part(frame, [begin, *own[1]], wanted) if takes else None
             return [part] if part is not None else None
         target = _batch_target(around, frame, loader) if isinstance(around, ast.For) else None

@@ -20,8 +20,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import DataLoader
 
 from nbdebug.arguments import Subject, around, discover, part, trains
-from nbdebug.tools.training.run.evaluate import save_rng
-from nbdebug.tools.training.run.loop import LoaderWatch, OpenPass, save_torch_rng
+from nbdebug.tools.training.run.evaluate import save_rng, save_torch_rng
+from nbdebug.tools.training.run.loop import LoaderWatch, OpenPass
 from nbdebug.tools.training.run.loop_loss import JointModel, frame_variables, users_frames
 from nbdebug.trainers import held
 
@@ -69,9 +69,13 @@ class LoopStart:
         self._called.clear()
         self.restore_rng = save_rng()
         own = DataLoader.__iter__
+
+        def relayed(loader: Any) -> Iterator[Any]:
+            return self._relayed(loader, own(loader))
+
         with contextlib.ExitStack() as stack:
             stack.callback(setattr, DataLoader, "__iter__", own)
-            DataLoader.__iter__ = lambda loader: self._relayed(loader, own(loader))  # type: ignore[method-assign]
+            DataLoader.__iter__ = relayed  # type: ignore[method-assign, assignment]
             stack.callback(register_module_forward_pre_hook(self._forward).remove)
             self._end = stack.pop_all().close
         try:
@@ -103,8 +107,9 @@ class LoopStart:
             if subject is not None:
                 self._end()
                 self._watch = self.found(subject)
-                for each in self._passes if self._watch is not None else ():
-                    self._watch.take_over(each)
+                if self._watch is not None:
+                    for each in self._passes:
+                        self._watch.take_over(each)
         finally:
             self._busy = False
 

@@ -52,6 +52,7 @@ from nbdebug.tools.training.run.evaluate import (
     preserve_rng,
     recalls,
     save_rng,
+    target_order,
 )
 from nbdebug.tools.training.run.experiments import (
     EMPTY_STEPS,
@@ -70,7 +71,7 @@ from nbdebug.tools.training.run.interventions import (
     undecided_pair,
 )
 from nbdebug.tools.training.run.layers import Order, activation_units, gradient_flow
-from nbdebug.tools.training.run.loop import LoaderWatch, LoopRun, norm_of, target_order
+from nbdebug.tools.training.run.loop import LoaderWatch, LoopRun, norm_of
 from nbdebug.tools.training.run.loop_start import LoopStart, LoopSubject
 from nbdebug.tools.training.run.regularizers import regularizers
 from nbdebug.tools.training.run.retrain import LoopSchedule, RetrainChange, Retrainer, RetrainResult, loop_schedule
