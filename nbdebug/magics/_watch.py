@@ -1,16 +1,18 @@
 """One watch for a shell: what %guard and %grad_watch share.
 
 `%guard on` takes models and optimizers among the user's variables and watches them until `%guard off`; a second `on`
-replaces the first. The subject remembers the variables by name: when a name stands for another object later (the cell
-that makes the model ran again), the watch follows at the first step of the new optimizer; where it can't, it says so
-there, and in every report. A watch that the user's own code has started is listed, too.
+replaces the first. Where no variable is a model yet, it begins at the first call of one that a loop trains. The subject
+remembers the variables by name: when a name stands for another object later (the cell that makes the model ran again),
+the watch follows at the first step of the new optimizer; where it can't, it says so there, and in every report.
+A watch that the user's own code has started is listed, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics
@@ -20,6 +22,9 @@ from nbdebug.arguments import Subject, discover, evaluated, one_of, trains, unwr
 from nbdebug.magics._arguments import parse
 from nbdebug.report import Report
 from nbdebug.text import listed
+
+if TYPE_CHECKING:
+    from nbdebug.tools.training.run.loop_start import LoopSubject
 
 NO_OPTIMIZER = " and no optimizer"
 WAITS = "There is no optimizer{} yet: each one that trains {} is taken at its first step."
@@ -131,6 +136,7 @@ class WatchMagics(Magics):
     subject: WatchSubject
     _typed: Any = None  # what was typed after %guard on
     _steps: Any = None  # the hook that is called before each optimizer's step
+    _waiting: contextlib.ExitStack | None = None  # of a watch that waits for a model
     _following = False
     _looked: frozenset[tuple[int, int]] = frozenset()  # (cell, optimizer) where the variables were compared
 
@@ -151,8 +157,10 @@ class WatchMagics(Magics):
     # -- on and off ----------------------------------------------------------------------------------------------------
 
     def turn_on(self, args: Any, names: dict[str, Any]) -> str:
-        """Turn a watch on, in place of the one that is; the message. Raises UsageError for wrong arguments, and where
-        there is no model: the watch that was on stays on, unless it had to end first."""
+        """Turn a watch on, in place of the one that is; the message. Raises UsageError for wrong arguments: the watch
+        that was on stays on, unless it had to end first. Where there is no model yet, it waits for one."""
+        if not (args.model or args.optimizer or Subject.chosen(None, None, names).models):
+            return self._wait(args)
         name = f"The {self.noun} of {self.subject.things} ({self._summary(self.running)})" if self.running else ""
         try:
             subject = WatchSubject.chosen(args, names, self.shell.user_ns, f"%{self.magic} on")
@@ -163,12 +171,35 @@ class WatchMagics(Magics):
             raise UsageError(f"{sentence(error)}{ended}") from None
         self.close()
         self.running, self.subject, self._typed = watch, subject, args
+        self._watch_steps()
+        waits = f"\n{subject.waits}" if subject.waits else ""
+        return self._started(args) + waits + (f"\n{name} is closed: this one replaces it." if name else "")
+
+    def _wait(self, args: Any) -> str:
+        """Watch the first model that a loop calls and trains; the message."""
+        from nbdebug.tools.training.run.loop_start import LoopStart  # here, so that %load_ext nbdebug stays quick
+
+        self.close()
+        self._typed, self._waiting = args, contextlib.ExitStack()
+        self._waiting.enter_context(LoopStart().waiting(self._begin))
+        return f"There is no model among your variables yet: the {self.noun} begins where a loop first calls one."
+
+    def _begin(self, found: LoopSubject) -> None:
+        """A loop calls what it trains for the first time."""
+        scalers = _scalers(None, found.names) if hasattr(self._typed, "scaler") else {}
+        self.subject, self._waiting = WatchSubject(found.subject, scalers, {}), None
+        try:
+            self.running = self._new(self.subject, self._typed)
+            self._watch_steps()
+            print(self._started(self._typed))
+        except Exception as fault:  # the border: the loop goes on, unwatched
+            print(f"The {self.noun} could not be turned on: {sentence(fault)}")
+
+    def _watch_steps(self) -> None:
         if self._steps is None:
             from nbdebug.observe.step_hooks import StepHook  # here, so that %load_ext nbdebug stays quick
 
             self._steps = StepHook(self._before_step)
-        waits = f"\n{subject.waits}" if subject.waits else ""
-        return self._started(args) + waits + (f"\n{name} is closed: this one replaces it." if name else "")
 
     def _make_room(self) -> None:
         """Called before another watch is made."""
@@ -180,6 +211,12 @@ class WatchMagics(Magics):
             return
         self._looked = frozenset([here, *(seen for seen in self._looked if seen[0] == here[0])])
         own = any(optimizer is known for known in self.running.optimizers.values())
+        if not (
+            own or self.subject.variables or any(trains(optimizer, m) for m in self.subject.subject.models.values())
+        ):
+            print(f"Another model is trained: the {self.noun} follows it from its next call on.")
+            self._wait(self._typed)
+            return
         if not (outdated := self._outdated()):
             return
         self._following = True
@@ -203,6 +240,9 @@ class WatchMagics(Magics):
     def close(self) -> None:
         """End the watch that the magic has turned on, if any."""
         running, self.running = self.running, None
+        if self._waiting is not None:
+            self._waiting.close()
+            self._waiting = None
         if self._steps is not None and not self._following:
             self._steps.remove()
             self._steps = None
@@ -231,6 +271,11 @@ class WatchMagics(Magics):
         """The report of the watch that is on; it ends first where the request is "off". None, and a message, while
         there is none."""
         __tracebackhide__ = True
+        if self._waiting is not None:
+            print(f"The {self.noun} waits: no loop has called a model yet.")
+            if request == "off":
+                self.close()
+            return None
         if self.running is None:
             own = [f" (`{name}` is one of your own: {name}.report() shows its report.)" for name in self.own()]
             print(f"No {self.noun} is on. %{self.magic} on starts one.{''.join(own)}")
@@ -253,7 +298,7 @@ class WatchMagics(Magics):
 
     def active(self) -> list[str]:
         """A line for each watch that is on, for %nbdebug status."""
-        lines = []
+        lines = [f"Active: the {self.noun} waits for a model. %{self.magic} off ends it."] * (self._waiting is not None)
         if self.running is not None:
             lines.append(
                 f"Active: the {self.noun} of {self.subject.things} ({self._summary(self.running)}). %{self.magic} "

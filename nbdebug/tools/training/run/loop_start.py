@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import DataLoader
 
 from nbdebug.arguments import Subject, around, discover, part, trains
@@ -68,15 +67,21 @@ class LoopStart:
         self._passes.clear()
         self._called.clear()
         self.restore_rng = save_rng()
-        own = DataLoader.__iter__
+        own, call = DataLoader.__iter__, nn.Module.__call__
 
         def relayed(loader: Any) -> Iterator[Any]:
             return self._relayed(loader, own(loader))
 
+        def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            self._called_with_gradients(module)  # before the call: its hooks are looked up within
+            return call(module, *args, **kwargs)
+
         with contextlib.ExitStack() as stack:
             stack.callback(setattr, DataLoader, "__iter__", own)
             DataLoader.__iter__ = relayed  # type: ignore[method-assign, assignment]
-            stack.callback(register_module_forward_pre_hook(self._forward).remove)
+            stack.callback(setattr, nn.Module, "__call__", call)
+            nn.Module.__call__ = called  # type: ignore[method-assign]
             self._end = stack.pop_all().close
         try:
             yield
@@ -98,7 +103,7 @@ class LoopStart:
         if self._watch is not None:
             yield from self._watch.follow(loader, batches, now)
 
-    def _forward(self, module: nn.Module, args: Any) -> None:
+    def _called_with_gradients(self, module: nn.Module) -> None:
         if self._busy or not torch.is_grad_enabled() or not any(p.requires_grad for p in module.parameters()):
             return
         self._busy = True
