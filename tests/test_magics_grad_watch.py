@@ -113,11 +113,28 @@ def test_what_is_wrong_leaves_the_running_one_alone(notebook: Notebook) -> None:
     assert "1 step watched" in notebook.run("%grad_watch").shown
 
 
-def test_without_a_model_it_says_what_to_do() -> None:
-    with started("x = 1") as book:
-        said = str(book.run("%grad_watch on").error)
-        assert "no model among your variables" in said and "%grad_watch on --model NAME" in said
+def test_without_a_model_it_begins_where_a_loop_first_calls_one() -> None:
+    with started("import torch") as book:
         assert "%grad_watch on starts one" in book.run("%grad_watch").printed
+        assert "no model among your variables yet" in book.run("%grad_watch on --live").printed
+        assert (
+            "waits" in book.run("%grad_watch off").printed
+            and "%grad_watch on starts" in book.run("%grad_watch").printed
+        )
+        book.run("%grad_watch on --live")
+        ran = book.run("""
+            def main():
+                own = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+                optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+                for step in range(6):
+                    optimizer.zero_grad()
+                    own(torch.ones(2, 3)).square().mean().backward()
+                    optimizer.step()
+            main()
+        """)
+        assert ran.error is None and any("text/html" in data for data in ran.data)
+        report = book.run("%grad_watch off").result
+        assert report.plot("gradients")["steps seen"] == 6 and "model `own`" in report.subject
 
 
 def test_a_model_that_was_replaced_is_noted(notebook: Notebook) -> None:

@@ -308,7 +308,6 @@ def test_help_is_printed(notebook: Notebook) -> None:
         ("%guard off --keep 1 --skip-above 2", ["--skip-above and --keep", "%guard on"]),
         ("%guard open", ["%guard open run.nbdebug"]),
         ("%guard open no/such.nbdebug", ["no/such.nbdebug"]),
-        ("del net, part\n%guard on", ["no model among", "--model NAME", "trainer.model"]),
     ],
 )
 def test_a_wrong_argument_is_quoted_beside_what_is_accepted(notebook: Notebook, cell: str, words: list[str]) -> None:
@@ -316,6 +315,34 @@ def test_a_wrong_argument_is_quoted_beside_what_is_accepted(notebook: Notebook, 
     assert type(done.error).__name__ == "UsageError"
     assert all(word in str(done.error) for word in words), str(done.error)
     assert "Traceback" not in done.printed and hooks_of_nothing(notebook)
+
+
+LOOP = """
+def main(sick):
+    own = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    for step in range(4):
+        out = own(torch.ones(2, 3) * (-1) ** step)
+        loss = (out - 100).log().sum() if step == sick else out.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("sick", [0, 2])
+def test_before_any_model_it_begins_where_a_loop_first_calls_one(sick: int) -> None:
+    with started("import torch") as book:
+        assert "begins where a loop first calls one" in book.run("%guard on").printed
+        assert "waits" in book.run("%guard").printed and "waits for a model" in book.run("%nbdebug status").printed
+        book.run(LOOP)
+        healthy = book.run("main(None)")
+        assert healthy.error is None and "watching model `own` and optimizer `optimizer`" in healthy.printed
+        stopped = book.run(f"main({sick})").error
+        assert stopped is not None and "takes the log of a negative number" in str(stopped)
+        report = book.run("%guard off").result
+        assert [finding.code for finding in report.findings] == ["nan/log-of-nonpositive"]
+        assert torch.nn.Module.__call__ is torch.nn.Module._wrapped_call_impl
 
 
 def hooks_of_nothing(notebook: Notebook) -> bool:

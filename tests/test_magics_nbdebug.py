@@ -154,10 +154,12 @@ def test_a_switch_clicked_beside_the_training_waits_for_the_end_of_a_step(notebo
     assert not panel(notebook).is_on("grad_watch") and panel(notebook).message == "Everything is off."
 
 
-def test_a_switch_without_a_model_says_why(notebook: Notebook) -> None:
+def test_a_switch_without_a_model_waits_for_one(notebook: Notebook) -> None:
     notebook.run("del net, opt")
     panel(notebook).switch("guard", True)
-    assert panel(notebook).message.startswith("guard:") and not panel(notebook).is_on("guard")
+    assert "no model among your variables yet" in panel(notebook).message and panel(notebook).is_on("guard")
+    panel(notebook).switch("guard", False)
+    assert not panel(notebook).is_on("guard")
 
 
 def test_free_lets_go_of_the_last_traceback(notebook: Notebook) -> None:

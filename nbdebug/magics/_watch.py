@@ -179,21 +179,41 @@ class WatchMagics(Magics):
         """Watch the first model that a loop calls and trains; the message."""
         from nbdebug.tools.training.run.loop_start import LoopStart  # here, so that %load_ext nbdebug stays quick
 
-        self.close()
+        if args is not self._typed:
+            self.close()
+        self._stop_waiting()
         self._typed, self._waiting = args, contextlib.ExitStack()
         self._waiting.enter_context(LoopStart().waiting(self._begin))
         return f"There is no model among your variables yet: the {self.noun} begins where a loop first calls one."
 
+    def _stop_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.close()
+
     def _begin(self, found: LoopSubject) -> None:
         """A loop calls what it trains for the first time."""
+        if self.running is not None:
+            self._waiting = None
+            if all(
+                any(m is known for known in self.subject.subject.models.values()) for m in found.subject.models.values()
+            ):
+                return
+            self.close()
         scalers = _scalers(None, found.names) if hasattr(self._typed, "scaler") else {}
         self.subject, self._waiting = WatchSubject(found.subject, scalers, {}), None
         try:
             self.running = self._new(self.subject, self._typed)
             self._watch_steps()
+            self.shell.events.register("pre_run_cell", self._wait_again)
             print(self._started(self._typed))
         except Exception as fault:  # the border: the loop goes on, unwatched
             print(f"The {self.noun} could not be turned on: {sentence(fault)}")
+
+    def _wait_again(self, *_: Any) -> None:
+        """A cell begins: a loop that makes its own model makes another one."""
+        if self.running is not None and self._waiting is None:
+            self._wait(self._typed)
 
     def _watch_steps(self) -> None:
         if self._steps is None:
@@ -230,8 +250,13 @@ class WatchMagics(Magics):
         finally:
             self._following = False
 
+    @property
+    def on(self) -> bool:
+        """Whether a watch is on, or waits for a model."""
+        return self.running is not None or self._waiting is not None
+
     def switch(self, on: bool) -> str:
-        """On with the default settings, or off; the message. Raises UsageError where there is no model."""
+        """On with the default settings, or off; the message."""
         if on:
             return self.turn_on(parse(getattr(self, self.magic), "on"), self.shell.user_ns)
         self.close()
@@ -240,9 +265,9 @@ class WatchMagics(Magics):
     def close(self) -> None:
         """End the watch that the magic has turned on, if any."""
         running, self.running = self.running, None
-        if self._waiting is not None:
-            self._waiting.close()
-            self._waiting = None
+        self._stop_waiting()
+        if self._wait_again in self.shell.events.callbacks["pre_run_cell"]:
+            self.shell.events.unregister("pre_run_cell", self._wait_again)
         if self._steps is not None and not self._following:
             self._steps.remove()
             self._steps = None
@@ -271,7 +296,7 @@ class WatchMagics(Magics):
         """The report of the watch that is on; it ends first where the request is "off". None, and a message, while
         there is none."""
         __tracebackhide__ = True
-        if self._waiting is not None:
+        if self._waiting is not None and self.running is None:
             print(f"The {self.noun} waits: no loop has called a model yet.")
             if request == "off":
                 self.close()
@@ -298,7 +323,8 @@ class WatchMagics(Magics):
 
     def active(self) -> list[str]:
         """A line for each watch that is on, for %nbdebug status."""
-        lines = [f"Active: the {self.noun} waits for a model. %{self.magic} off ends it."] * (self._waiting is not None)
+        lines = [f"Active: the {self.noun} waits for a model. %{self.magic} off ends it."]
+        lines *= self._waiting is not None and self.running is None
         if self.running is not None:
             lines.append(
                 f"Active: the {self.noun} of {self.subject.things} ({self._summary(self.running)}). %{self.magic} "

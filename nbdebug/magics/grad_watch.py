@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import line_magic, magics_class, needs_local_scope
@@ -15,6 +15,9 @@ from nbdebug.magics._arguments import FULL, HELP, MODELS, OPTIMIZERS, answer, pa
 from nbdebug.magics._watch import WatchMagics, WatchSubject, request_argument
 from nbdebug.report import Report
 from nbdebug.text import count
+
+if TYPE_CHECKING:
+    from nbdebug.tools.training.run.loop_start import LoopSubject
 
 
 @magics_class
@@ -56,7 +59,8 @@ class GradWatchMagics(WatchMagics):
             %grad_watch on --live
             report = %grad_watch off
 
-        %grad_watch on takes the model and optimizer among your variables and watches them until %grad_watch off.
+        %grad_watch on takes the model and optimizer among your variables, or, before there is one, what a loop calls
+        and trains first, and watches them until %grad_watch off.
         %grad_watch and %grad_watch off give a report; report.figure() draws it. In a script:
         with nbdebug.grad_watch(model, optimizer) as watch: ...
         """
@@ -75,9 +79,15 @@ class GradWatchMagics(WatchMagics):
         known = None if args.request or options.keys() - {"live", "panel"} else self._known(args.panel)
         if known is None:
             print(self.turn_on(args, variables(self.shell, local_ns)))
-        if args.live or args.panel:
-            _draw(self.running if known is None else known, args.panel)
+        shown = self.running if known is None else known
+        if shown is not None and (args.live or args.panel):
+            _draw(shown, args.panel)
         return None
+
+    def _begin(self, found: LoopSubject) -> None:
+        super()._begin(found)
+        if self.running is not None and (self._typed.live or self._typed.panel):
+            _draw(self.running, self._typed.panel)
 
     def _new(self, subject: WatchSubject, args: Any) -> Any:
         from nbdebug.tools.grad_watch.grad_watch import grad_watch  # imports torch: %load_ext must stay quick

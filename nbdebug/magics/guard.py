@@ -62,9 +62,10 @@ class GuardMagics(WatchMagics):
             %guard on
             %guard on --max-grad-norm 1 --on-trip record --record run.nbdebug
 
-        %guard on takes the model and optimizer among your variables and watches them until %guard off. When the loss or
-        a gradient of a step is not finite, its update is dropped: the weights stay as they were. %guard, %guard off and
-        %guard open give a report. In a script: with nbdebug.guard(model, optimizer): ...
+        %guard on takes the model and optimizer among your variables, or, before there is one, what a loop calls and
+        trains first, and watches them until %guard off. When the loss or a gradient of a step is not finite, its update
+        is dropped: the weights stay as they were. %guard, %guard off and %guard open give a report. In a script:
+        with nbdebug.guard(model, optimizer): ...
         """
         __tracebackhide__ = True
         args = parse(self.guard, line)

@@ -142,7 +142,7 @@ class PanelState:
         return next((w.shown() for w in self.watches if hasattr(w, "shown") and w.shown() is not None), None)
 
     def is_on(self, name: str) -> bool:
-        return self._watch(name).running is not None
+        return self._watch(name).on
 
     def _watch(self, name: str) -> Any:
         return next(watch for watch in self.watches if getattr(watch, "magic", "") == name)
