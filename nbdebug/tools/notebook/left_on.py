@@ -547,7 +547,7 @@ def _refused(
     for path in [*filter(None, once), *_consumed(statement)]:
         if root_of(path) in names and (twice := _run_before(history, number, statement, path)) is not None:
             return twice
-    return _used_after(names, history, number, statement, error_message(error))
+    return _used_after(names, history, number, statement, f"{type(error).__name__}: {error_message(error)}")
 
 
 def _calls_itself(statement: ast.stmt, history: CellHistory) -> RunTwice | None:
@@ -589,9 +589,9 @@ def _wrapped(number: int, statement: ast.stmt, names: Mapping[str, Any], history
     return path if any(type(part) is kind for part in members(thing).values()) and hasattr(kind, "__dict__") else ""
 
 
-MOVES = frozenset("unsqueeze permute transpose swapaxes expand_dims one_hot pad repeat".split())
-"""Functions that give another shape when they are applied again."""
-MISFIT = re.compile(r"shape|size|dim|channel|out of|range|bound", re.IGNORECASE)
+MOVES = frozenset("unsqueeze permute transpose swapaxes expand_dims one_hot pad repeat merge join".split())
+"""Functions that give another shape, or other columns, when they are applied again."""
+MISFIT = re.compile(r"shape|size|dim|channel|out of|range|bound|KeyError", re.IGNORECASE)
 
 
 def _used_after(

@@ -313,9 +313,15 @@ def _switch(one: ModeLeft) -> Finding:
     return finding(code, title.format(cell=cell(one.where), name=one.name), one.where, [one.name], fixes, chain)
 
 
+def _left_behind(facts: NotebookFacts) -> Iterator[LeftBehind]:
+    """Those that matter, without optimizers that lie in an object that has the old model itself."""
+    stale = {one.holder for one in facts.holders}
+    return (one for one in facts.untrained if one.used and one.optimizer.partition(".")[0] not in stale)
+
+
 def not_in_optimizer(facts: NotebookFacts) -> Finding | None:
     """training/parameters-not-in-optimizer, a rule of the training tool, where a cell is the cause."""
-    one = next((link for link in facts.untrained if link.used), None)
+    one = next(_left_behind(facts), None)
     if one is None:
         return None
     what = {
@@ -376,7 +382,7 @@ def renewal_note(one: LeftBehind) -> str:
     reference="https://docs.python.org/3/reference/executionmodel.html#naming-and-binding",
 )
 def stale_reference(facts: NotebookFacts) -> Finding | None:
-    models = {link.model for link in facts.untrained if link.used}
+    models = {link.model for link in _left_behind(facts)}
     one: StaleHolder | None = next((h for h in facts.holders if h.name not in models), None)
     if one is None:
         return None

@@ -284,11 +284,14 @@ def measure(thing: Any) -> tuple[str, int, int | None]:
     return "", 0, None
 
 
+MEMBERS = ("_modules", "_parameters", "_buffers")
+
+
 def parts_of(thing: Any) -> list[Any]:
-    """The parameters of an optimizer; the modules or parameters of a module, whichever are more."""
+    """The parameters of an optimizer; the modules, parameters or buffers of a module, whichever are more."""
     own = attributes(thing)
     if issubclass(type(thing), torch.nn.Module):
-        return max((list((own.get(table) or {}).values()) for table in ("_modules", "_parameters")), key=len)
+        return max((list((own.get(table) or {}).values()) for table in MEMBERS), key=len)
     return [p for group in own.get("param_groups") or () for p in group["params"]]
 
 
