@@ -20,7 +20,7 @@ from nbdebug.tools.config.document import ConfigFacts, Document, Expectation, On
 from nbdebug.tools.config.rules import ORDER
 from nbdebug.tools.config.schema_from import expectations, violations
 from nbdebug.tools.config.syntax import Flaw
-from nbdebug.tools.config.tables import CHOICES, INVISIBLE, TOTALS, WARMUPS
+from nbdebug.tools.config.tables import CHOICES, CLASSES, INVISIBLE, RATES, TOTALS, WARMUPS
 
 BY_NESTING = ("config/unknown-key", "config/duplicate-key")
 """Codes that may come of a bracket or an indentation that was mended as it was not meant."""
@@ -213,8 +213,6 @@ def _same(a: Any, b: Any) -> bool:
 
 # -- the planned learning rate ----------------------------------------------------------------------------------------
 
-RATES = ("lr", "learning_rate", "base_lr")
-CLASSES = ("_target_", "_component_", "class_path", "type", "name", "lr_scheduler_type", "lr_scheduler", "scheduler")
 LONGEST = 20_000
 """Steps of a schedule that are taken one by one."""
 ARGUMENTS = r"(?:\.(?:init_args|params|kwargs))?"

@@ -13,16 +13,8 @@ from nbdebug.registry import declared, rule
 from nbdebug.report import Finding, Fix, Where
 from nbdebug.text import clip, listed
 from nbdebug.tools.config.document import ConfigFacts, Expectation, OneSetting, Setting
-from nbdebug.tools.config.tables import FULL, HALVES, INVISIBLE, OWNERS, SPACES, SWITCHES
+from nbdebug.tools.config.tables import FULL, HALVES, INVISIBLE, KINDS, OWNERS, SPACES, SWITCHES
 
-KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
-    "int": ("a whole number", (int,)),
-    "float": ("a number", (int, float)),
-    "str": ("text", (str,)),
-    "bool": ("true or false", (bool,)),
-    "list": ("a list", (list, tuple)),
-    "object": ("a section", (dict,)),
-}
 NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 COMMA = re.compile(r"[-+]?(?:0,\d+|\d,\d*[eE][-+]?\d+)")
 """A number with a comma for its point; 1,5 may be a list."""

@@ -201,6 +201,9 @@ OWN_HEADS = (
 """Keys of models whose heads have a width of their own."""
 WARMUPS = "warmup_steps num_warmup_steps lr_warmup_steps warmup_iters warmup_updates"
 TOTALS = "max_steps max_train_steps num_training_steps total_steps training_steps train_steps max_iters"
+RATES = ("lr", "learning_rate", "base_lr")
+CLASSES = ("_target_", "_component_", "class_path", "type", "name", "lr_scheduler_type", "lr_scheduler", "scheduler")
+"""Keys of a rate, and of the class or type of a scheduler."""
 RELATIONS: tuple[tuple[str, str, str, dict[str, str], str], ...] = (
     (
         "hidden_size d_model n_embd embed_dim hidden_dim model_dim dim",
@@ -252,6 +255,14 @@ KNOWN = {word for word in USUAL if len(word) > 8} | {
 
 # -- types, as schemas name them --------------------------------------------------------------------------------------
 
+KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "int": ("a whole number", (int,)),
+    "float": ("a number", (int, float)),
+    "str": ("text", (str,)),
+    "bool": ("true or false", (bool,)),
+    "list": ("a list", (list, tuple)),
+    "object": ("a section", (dict,)),
+}
 JSON_TYPES = {
     "integer": "int",
     "number": "float",
