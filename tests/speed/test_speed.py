@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pathlib
+import subprocess
+import sys
 import types
 
 import pytest
@@ -182,3 +184,21 @@ def test_what_an_optimizer_counts_is_no_repeated_work() -> None:
             model(torch.rand(2, 4)).sum().backward()
             optimizer.step()
     assert any(op.phase == "optimizer" for op in watch.ops) and not any(op.repeated for op in watch.ops)
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch has no switch by backend")
+@pytest.mark.parametrize("own", ["tf32", "ieee"])
+def test_the_trial_of_tf32_puts_a_switch_by_backend_back(own: str) -> None:
+    """In a process of its own: torch does not forget that the newer switch was used."""
+    script = f"""
+import torch
+from nbdebug.tools.speed import cures
+products, switch = torch.backends.cuda.matmul, cures.Switch()
+products.fp32_precision = {own!r}
+cures.tf32(None, None, switch)
+for on in (True, False):
+    switch.turn(on)
+    assert products.fp32_precision == ("tf32" if on else {own!r}), (on, products.fp32_precision)
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -29,12 +29,7 @@ JSON_ROWS: tuple[Row, ...] = (
     (f"(?P<x>[{INVISIBLE}])", " ", "an invisible character stands between the entries", "Replace it with a space."),
     (r"(?P<x>'[^'\n]*')", "<inner>", "text in single quotes", DOUBLE),
     (f"(?P<x>[{SLANTED}][^{SLANTED}\n]*[{SLANTED}])", "<inner>", "text in typographic quotes", DOUBLE),
-    (
-        r'(?P<x>(?<![\w.-])[A-Za-z_][\w.-]*"?)(?=\s*:)',
-        "<quoted>",
-        "the key `{old}` has no quotes",
-        "Quote it.",
-    ),
+    (r'(?P<x>(?<![\w.-])[A-Za-z_][\w.-]*"?)(?=\s*:)', "<quoted>", "the key `{old}` has no quotes", "Quote it."),
     (
         r"(?P<x>\b(?:T(?:rue|RUE)|F(?:alse|ALSE)|None|nil|NULL)\b)",
         "<word>",
@@ -98,12 +93,7 @@ YAML_VALUES: tuple[Row, ...] = (
     (r"(?P<x>[^\x09\x20-\x7e\x85\xa0-\ud7ff\ue000-\U0010ffff])", "", "a control character", "Remove it."),
     STRAIGHT,
     (rf"{VALUE}(?P<x>[\"'].*?){REMARK}", "<single>", "a quote inside of text", "Put the value into the other quotes."),
-    (
-        rf"{VALUE}(?P<x>[@`%*&!|>,\]}}{{\[].*?){REMARK}",
-        "<quoted>",
-        "a bare value begins with `{first}`",
-        WHOLE,
-    ),
+    (rf"{VALUE}(?P<x>[@`%*&!|>,\]}}{{\[].*?){REMARK}", "<quoted>", "a bare value begins with `{first}`", WHOLE),
     (rf"{VALUE}(?P<x>[^\"'\s].*(?:: |:$).*?){REMARK}", "<quoted>", "a second colon in a value without quotes", WHOLE),
 )
 

@@ -530,8 +530,13 @@ def autocast(training: Training, patches: Patches, switch: Switch) -> None:
 
 
 def tf32(training: Training, patches: Patches, switch: Switch) -> None:
-    before = torch.get_float32_matmul_precision()
-    switch.turned = lambda on: torch.set_float32_matmul_precision("high" if on else before)
+    products = torch.backends.cuda.matmul
+    try:
+        before = torch.get_float32_matmul_precision()
+        switch.turned = lambda on: torch.set_float32_matmul_precision("high" if on else before)
+    except RuntimeError:  # torch tells none where the newer switch by backend was set
+        own = products.fp32_precision
+        switch.turned = lambda on: setattr(products, "fp32_precision", "tf32" if on else own)
 
 
 def fused_attention(training: Training, patches: Patches, switch: Switch) -> None:
