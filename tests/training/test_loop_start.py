@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import nbdebug
+from nbdebug.tools.training.run.evaluate import ACCELERATOR_BYTES, SavedBatches
 from nbdebug.tools.training.run.loop_start import LoopStart, LoopSubject
 from tests.shell import started
 
@@ -197,6 +198,23 @@ for epoch in range(6):
 """
     with started(SETUP + setup) as book:
         assert book.run(cell.strip()).result.verdict == "healthy"
+
+
+def test_what_is_saved_of_batches() -> None:
+    whole, saved = torch.zeros(4), SavedBatches()
+    saved.add((whole,))
+    saved.add((whole,))
+    for value in map(whole.add_, (1, 0)):
+        saved.add((value,))
+    assert saved.batches[0] is saved.batches[1] and float(saved.batches[1][0].sum()) == 0.0
+    assert [float(batch[0].sum()) for batch in saved.batches] == [0.0, 0.0, 4.0, 4.0]
+    large, on_card = torch.empty(ACCELERATOR_BYTES // 8, device="meta"), SavedBatches()
+    on_card.add((large,))
+    assert on_card.full and not on_card.batches  # a loader can be read again
+    own = SavedBatches()
+    for value in (large, large, torch.empty_like(large), torch.empty_like(large), large):
+        own.add((value,), own=True)
+    assert own.full and len(own.batches) == 3
 
 
 def test_a_loop_that_calls_no_model_says_so() -> None:

@@ -3,6 +3,7 @@
 probe          the whole: run, measure what it left, repeat the start, try what the signs call for: `run_facts`
 loop           the loop under watch: losses, batches, learning rates, evaluations on fixed batches, modes of the
                modules, what backward leaves in the gradients, and what the optimizer does with it
+loop_start     where a loop begins to train, and what, where that was not told
 loop_loss      the loss of a batch by the loop's own lines, where no loss_fn was given
 layers         activations, and gradients through depth and time
 evaluate       reading batches without using up random numbers; the loss on fixed batches, in

@@ -36,7 +36,7 @@ from nbdebug.tools.training.facts import TargetOrder
 
 DEPTH = 4
 """loader → sampler → dataset → transform: no loader that we know keeps a generator deeper than that."""
-MOST_BYTES = 256 << 20
+MOST_BYTES, ACCELERATOR_BYTES = 256 << 20, 64 << 20
 MOST_SECONDS = 20.0
 SAVED = 2400
 """Batches: four for each step that an experiment has at most."""
@@ -69,37 +69,30 @@ def save_torch_rng() -> Callable[[], None]:
 
 
 class SavedBatches:
-    """batches: the first that were read; draws: for each, what puts torch's random numbers back."""
+    """batches: the first that were read; draws: for each, what puts torch's random numbers back; full: no more are."""
 
     def __init__(self) -> None:
         self.batches: list[Any] = []
         self.draws: list[Callable[[], None]] = []
         self._size = 0
-        self._full = False
+        self.full = False
         self._last: list[tuple[torch.Tensor, int]] = []
 
-    def add(self, batch: Any, draw: Callable[[], None] | None = None) -> None:
-        """Save it, where there is room (256 MiB on the CPU; no copies are made on an accelerator). draw: puts the
-        random numbers back that came after it, where they are not the present ones."""
+    def add(self, batch: Any, draw: Callable[[], None] | None = None, own: bool = False) -> None:
+        """Save it, where there is room: 256 MiB on the CPU; on an accelerator 64 MiB, of batches that can't be read
+        again (own), else none. draw: puts the random numbers back that came after it, where they are not the present
+        ones."""
         tensors = tensors_in(batch)
         last, self._last = self._last, [(t, t._version) for t in tensors]
-        if (
-            self.batches
-            and len(last) == len(tensors)
-            and all(t is old and t._version == version for t, (old, version) in zip(tensors, last))
-        ):  # all of the data, in each step
-            self.batches.append(self.batches[-1])
-            self.draws.append(draw or save_torch_rng())
-            return
-        self._size += sum(t.numel() * t.element_size() for t in tensors)
-        self._full = (
-            self._full
-            or len(self.batches) >= SAVED
-            or self._size > MOST_BYTES
-            or any(t.device.type != "cpu" for t in tensors)
-        )
-        if not self._full:
-            self.batches.append(tree_map_only(torch.Tensor, lambda t: t.detach().clone(), batch))
+        same = len(last) == len(tensors) and all(t is o and t._version == v for t, (o, v) in zip(tensors, last))
+        same = same and bool(self.batches)  # all of the data, in each step
+        self._size += 0 if same else sum(t.numel() * t.element_size() for t in tensors)
+        on_cpu = all(t.device.type == "cpu" for t in tensors)
+        room = MOST_BYTES if on_cpu else ACCELERATOR_BYTES * own
+        self.full = self.full or len(self.batches) >= SAVED or self._size > room
+        if not self.full:
+            copy = self.batches[-1] if same else tree_map_only(torch.Tensor, lambda t: t.detach().clone(), batch)
+            self.batches.append(copy)
             self.draws.append(draw or save_torch_rng())
 
     def at(self, indices: Sequence[int]) -> tuple[list[Any], list[Callable[[], None]]]:

@@ -691,7 +691,7 @@ class LoopRun:
 
     def _model_called(self, *call: Any) -> None:
         """The random numbers of a step that reads no loader are those before its first call of a model."""
-        if not self._drawn and not self.modes.paused and torch.is_grad_enabled():
+        if not (self._drawn or self.modes.paused or self.saved.full) and torch.is_grad_enabled():
             self._draw, self._drawn = save_torch_rng(), self.takes_own
 
     def _ended(self) -> None:
@@ -837,11 +837,11 @@ class LoaderWatch:
         finally:
             self._open.remove(loader)
 
-    def take(self, batch: Any, draw: Callable[[], None] | None) -> None:
-        """A batch that came from no loader."""
+    def take(self, batch: Any, draw: Callable[[], None] | None, own: bool = True) -> None:
+        """Another batch. own: it came from no loader."""
         self.read += 1
         self.last = batch
-        self.save(batch, draw)
+        self.save(batch, draw, own)
 
     def take_over(self, open_pass: OpenPass) -> None:
         """A pass that was begun before: of what was read, the last batch counts."""
@@ -858,7 +858,7 @@ class LoaderWatch:
 
     def _note(self, batch: Any, count: int, draw: Callable[[], None] | None = None) -> None:
         self.stopped_at = count
-        self.take(batch, draw)
+        self.take(batch, draw, own=False)
 
 
 def _watched_iter(original: Any, watch: LoaderWatch) -> Any:

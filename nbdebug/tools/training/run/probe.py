@@ -660,7 +660,8 @@ def _experiment_facts(
     schedule, why = loop_schedule(updates.stepped, run.backward_at, read, arguments.optimizers, clears)
     if schedule is None and len(arguments.optimizers) > 1:
         return _without_experiments(facts, why)
-    steps = (schedule or LoopSchedule()).steps_within(MOST_STEPS, len(run.losses))
+    most = min(MOST_STEPS, len(run.saved.batches)) if run.takes_own else MOST_STEPS  # others can't be read again
+    steps = (schedule or LoopSchedule()).steps_within(most, len(run.losses))
     count = (schedule or LoopSchedule()).until(steps - 1) if steps else 0
     batches, draws = _batches(arguments, run, schedule, count)
     if not count or not batches:
