@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import pathlib
 import re
 from typing import Any, Literal
@@ -475,3 +476,9 @@ def test_what_only_the_jsonschema_library_knows(tmp_path) -> None:
     assert nbdebug.check_config(path, schema=schema).findings[0].where.line == 3
     with pytest.raises(ValueError, match="schema can't be used"):
         nbdebug.check_config(good, schema={"properties": {"lr": {"$ref": "https://example.org/none.json"}}})
+
+
+def test_multiples_are_asked_of_finite_numbers_of_any_size() -> None:
+    for value, named in ((math.inf, []), (math.nan, []), (10**400, ["config/not-divisible"]), (3 * 10**400, [])):
+        report = nbdebug.check_config({"width": value}, schema={"width": {"type": "float", "multiple_of": 3}})
+        assert [finding.code for finding in report] == named

@@ -24,8 +24,6 @@ from nbdebug.tools.config.tables import CHOICES, CLASSES, INVISIBLE, RATES, TOTA
 
 BY_NESTING = ("config/unknown-key", "config/duplicate-key")
 """Codes that may come of a bracket or an indentation that was mended as it was not meant."""
-PATHS = ("file", "folder")
-SUFFIXES = {"JSON": ".json", "YAML": ".yaml", "TOML": ".toml"}
 
 
 def check_config(
@@ -54,14 +52,16 @@ def check_config(
     ruamel.yaml.
     """
     document = read(path_or_mapping)
-    expected, closed = expectations(schema) if schema is not None else ({}, False)
+    if with_schema := schema is not None:
+        schema = getattr(read(schema).root, "plain", None) if isinstance(schema, (str, pathlib.Path)) else schema
+    expected, closed = expectations(schema) if with_schema else ({}, False)
 
     def look(document: Document) -> tuple[Finding, ...]:
         others = list(_others(document, model, optimizer, loader, checkpoint))
         findings = _findings(document, expected, closed, others)
         return findings + tuple(_by_library(document, schema, {f.evidence["where"][0] for f in findings}))
 
-    return _report(document, tuple(_tried(look(document), document, look)), schema is not None)
+    return _report(document, tuple(_tried(look(document), document, look)), with_schema)
 
 
 def _findings(
@@ -91,7 +91,7 @@ def _findings(
 
 def _by_library(document: Document, schema: Any, named: set[str]) -> Iterator[Finding]:
     """What jsonschema finds besides: patterns, lengths, conditions, keys that must stand together."""
-    for key, code, message in violations(schema, document.data()) if not document.flaws else ():
+    for key, code, message in violations(schema, document.root.plain) if document.root and not document.flaws else ():
         inside = any(other == key or other.startswith(f"{key}." if key else "") for other in named)
         if not inside and not any(key.startswith(f"{other}.") for other in named):
             line = document.settings[key].line if key in document.settings else None
@@ -112,9 +112,9 @@ def _paths(document: Document, expected: Mapping[str, Expectation]) -> tuple[dic
             return (folder / path).is_dir() if kind == "folder" else (folder / path).is_file()
         return False
 
-    for key, kind in ((key, rules.exists) for key, rules in expected.items() if rules.exists in PATHS):
-        value = document.settings[key].value if key in document.settings else None
-        if kind is None or not isinstance(value, str) or exists(value, kind):
+    for key, setting in document.settings.items():
+        value, kind = setting.value, expected[key].exists if key in expected else None
+        if kind not in ("file", "folder") or not isinstance(value, str) or exists(value, kind):
             continue
         clean = value.strip("".join(INVISIBLE) + " \t\r\n")
         absent[key] = clean if clean and clean != value and exists(clean, kind) else None
@@ -167,7 +167,7 @@ def _tried(
             worked, after = document.root is not None or None, {"faults of the text with all mended lines": 0}
         elif edit is not None and edit.old == "\n".join(document.lines[edit.line - 1 : edit.end_line]):
             lines = [*document.lines[: edit.line - 1], *edit.new.split("\n"), *document.lines[edit.end_line :]]
-            left = look(parsed("\n".join(lines).encode(), edit.file, SUFFIXES.get(document.format, "")))
+            left = look(parsed("\n".join(lines).encode(), edit.file, f".{document.format.lower()}"))
             after = {"problems before": len(findings), "problems with this line": len(left)}
             keys = {(f.code, str(f.evidence["where"])) for f in left}
             hidden = {key for key in keys if finding.code == "config/duplicate-key" and key[1] == at[1]}

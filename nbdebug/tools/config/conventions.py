@@ -37,16 +37,15 @@ def conventions(settings: Mapping[str, Setting]) -> dict[str, Expectation]:
     expected: dict[str, Expectation] = {}
     for key, setting in settings.items():
         usual = convention(setting.name)
-        if usual is not None and not setting.section and not _not_set(setting, usual):
+        if usual is None or setting.section:
+            continue
+        counts = usual.type == "int" or "epoch" in setting.name or "step" in setting.name
+        if setting.value != tables.OFF or not counts:
             expected[key] = usual
     for key, relation in _relations(settings):
         usual = expected.get(key, Expectation(lenient=True, null=True))
         expected[key] = dataclasses.replace(usual, **relation)
     return expected
-
-
-def _not_set(setting: Setting, usual: Expectation) -> bool:
-    return setting.value == tables.OFF and (usual.type == "int" or "epoch" in setting.name or "step" in setting.name)
 
 
 def _relations(settings: Mapping[str, Setting]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -158,9 +158,6 @@ class Document:
     def settings(self) -> dict[str, Setting]:
         return {setting.key: setting for setting in _settings(self)}
 
-    def data(self) -> Any:
-        return self.root.plain if self.root is not None else None
-
     @property
     def lines(self) -> tuple[str, ...]:
         return tuple(self.text.split("\n"))

@@ -265,10 +265,7 @@ def _brackets(text: str) -> Iterator[Mend]:
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 
-FORMATS: dict[
-    str, tuple[Callable[[str], Any], Callable[[str, Any], Node], Callable[[str, Unknown], Iterator[Candidate]]]
-]
-FORMATS = {
+FORMATS: dict[str, tuple[Callable[[str], Any], Callable[[str, Any], Node], Callable[..., Iterator[Candidate]]]] = {
     "JSON": (parsers.load_json, parsers.json_tree, json_candidates),
     "YAML": (parsers.load_yaml, parsers.yaml_tree, yaml_candidates),
     "TOML": (parsers.load_toml, parsers.toml_tree, toml_candidates),
@@ -290,7 +287,9 @@ def readings(text: str, form: str, most: int = 20) -> tuple[Node | None, list[Fl
                 raise Malformed(0, what, "Save the file as UTF-8 without a byte order mark.", (0, 1, ""))
             root = tree(text, load(text))
             break
-        except Malformed as fault:
+        except (Malformed, RecursionError) as error:
+            deep = Malformed(0, "it is nested too deep", "Write it flatter.")
+            fault = error if isinstance(error, Malformed) else deep
             if by_line and isinstance(fault, Unknown):
                 text, found = json_lines(text)
                 by_line, flaws = False, {**{flaw.line: flaw for flaw in found}, **flaws}
@@ -312,7 +311,7 @@ def _reached(text: str, load: Callable[[str], Any]) -> float:
         load(text)
     except Unknown as fault:
         return fault.reached
-    except Malformed:
+    except (Malformed, RecursionError):
         return -1
     return math.inf
 

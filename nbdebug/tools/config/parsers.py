@@ -17,7 +17,6 @@ from typing import Any
 
 from nbdebug.tools.config.syntax import Malformed, Node, line_of, line_span
 
-DEEP = "it is nested too deep", "Write it flatter."
 MOST = 100_000
 """Nodes, aliases followed; more is a file that explodes, or no settings."""
 
@@ -49,8 +48,6 @@ def load_json(text: str) -> None:
         what, cure = SAID.get(error.msg, (f"JSON cannot be read here: {error.msg}", ""))
         missing = error.msg == "Expecting value" and text[error.pos : error.pos + 1] in ",}]:"
         raise Unknown(error.pos, what, max(len(text[: error.pos].rstrip()) - 1, 0), missing, cure) from None
-    except RecursionError:
-        raise Malformed(0, *DEEP) from None
     except ValueError as error:  # a number of more than 4300 digits
         raise Malformed(0, str(error), "Write a smaller number.") from None
 
@@ -78,10 +75,7 @@ def json_tree(text: str, _: None) -> Node:
 
     decoder.parse_object, decoder.parse_array = mapping, sequence
     scan = json.scanner.py_make_scanner(decoder)  # type: ignore[attr-defined]
-    try:
-        return one(text, len(text) - len(text.lstrip(" \t\r\n")))[0]
-    except RecursionError:
-        raise Malformed(0, *DEEP) from None
+    return one(text, len(text) - len(text.lstrip(" \t\r\n")))[0]
 
 
 # -- YAML -------------------------------------------------------------------------------------------------------------
@@ -134,7 +128,7 @@ def load_yaml(text: str) -> Any:
     try:
         root = yaml.compose(text)
     except RecursionError:
-        raise Malformed(0, *DEEP) from None
+        raise
     except Exception as error:  # ruamel's scanner, parser, composer and reader have no common class
         fault: Any = error
         belongs, position = getattr(fault, "context_mark", None), getattr(fault, "position", 0)
@@ -153,10 +147,7 @@ def load_yaml(text: str) -> Any:
 
 
 def yaml_tree(text: str, root: Any) -> Node:
-    try:
-        return _Tree(text).node(root) if root is not None else Node(None, 0, 0, entries=[])
-    except RecursionError:
-        raise Malformed(0, *DEEP) from None
+    return _Tree(text).node(root) if root is not None else Node(None, 0, 0, entries=[])
 
 
 class _Tree:
@@ -235,10 +226,8 @@ def load_toml(text: str) -> tuple[dict[str, Any], list[int]]:
 
 def _toml() -> Callable[[str], dict[str, Any]]:
     for name in ("tomllib", "tomli"):
-        try:
+        with contextlib.suppress(ModuleNotFoundError):
             return importlib.import_module(name).loads
-        except ModuleNotFoundError:
-            continue
     raise ImportError("TOML needs tomli on Python 3.10: pip install 'torch-nbdebug[config]'")
 
 

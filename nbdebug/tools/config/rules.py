@@ -407,11 +407,15 @@ def not_divisible(one: OneSetting) -> Finding | None:
     multiple = expected.multiple_of
     named = isinstance(multiple, str)
     other: Any = one.value(multiple) if isinstance(multiple, str) else multiple
-    if not one.active or not all(type(v) in (int, float) and v for v in (value, other)) or not _remainder(value, other):
+    if not one.active or not all(type(v) in (int, float) and 0 < abs(v) < math.inf for v in (value, other)):
+        return None
+    whole = type(value) is type(other) is int  # of any size
+    if not (value % other if whole else abs(math.remainder(value, other)) > 1e-9 * max(abs(value), abs(other))):
         return None
     title = f"`{setting.key}` ({shown(value)}) is no multiple of " + (f"`{multiple}` " if named else "")
     title += f"({shown(other)})" if named else shown(other)
-    below, above = math.floor(value / other) * other, math.ceil(value / other) * other
+    below = (value // other if whole else math.floor(value / other)) * other
+    above = below + other
     number = above if abs(above - value) <= abs(value - below) or not below else below
     fix = mended(f"The nearest multiple of {shown(other)}.", one, literal(number, one.facts.format))
     more = {}
@@ -419,13 +423,6 @@ def not_divisible(one: OneSetting) -> Finding | None:
         divisors = sorted((n for n in range(1, value + 1) if value % n == 0), key=lambda n: abs(n - other))
         more = {f"divisors of {value} near {other}": listed(sorted(divisors[:2]), quote="")}
     return finding("not-divisible", one, title, fix, source=expected.source, **more)
-
-
-def _remainder(value: float, other: float) -> bool:
-    if type(value) is int and type(other) is int:
-        return value % other != 0
-    share = value / other
-    return abs(share - round(share)) > 1e-9 * max(1.0, abs(share))
 
 
 @rule(

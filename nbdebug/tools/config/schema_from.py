@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import enum
 import functools
-import pathlib
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from typing import Any
 from nbdebug.tools.config.conventions import convention
 from nbdebug.tools.config.document import Expectation, read
 from nbdebug.tools.config.rules import within
-from nbdebug.tools.config.tables import JSON_TYPES, PYTHON_TYPES, VALIDATORS
+from nbdebug.tools.config.tables import JSON_TYPES, LIMITS, PYTHON_TYPES, VALIDATORS
 
 RULES = frozenset(field.name for field in dataclasses.fields(Expectation)) - {"lenient", "source", "null"}
 
@@ -40,15 +39,13 @@ def schema_from(path_or_mapping: Any) -> dict[str, dict[str, Any]]:
         drafted[key] = {"type": kind} if kind else {}  # of nothing, or a date, no type is known
         if usual is not None and {usual.type, kind} <= {"int", "float"} and within(setting.value, usual):
             drafted[key]["type"] = usual.type if kind == "int" else kind
-            limits = {"min": usual.min, "max": usual.max, "below": usual.below}
-            drafted[key] |= {name: limit for name, limit in limits.items() if limit is not None}
+            drafted[key] |= {n: getattr(usual, n) for n in ("min", "max", "below") if getattr(usual, n) is not None}
     return drafted
 
 
 def expectations(schema: Any) -> tuple[dict[str, Expectation], bool]:
     """(what each dotted key may be, whether other keys are unknown). schema: as for `check_config`. Raises TypeError
     for what is none, ValueError for an entry that can't be understood."""
-    schema = _loaded(schema)
     if hasattr(schema, "model_json_schema"):  # a pydantic model
         whole = schema.model_json_schema()
         return dict(_of_json(whole, whole, "")), whole.get("additionalProperties") is not True
@@ -64,10 +61,6 @@ def expectations(schema: Any) -> tuple[dict[str, Expectation], bool]:
     return {str(key): _entry(str(key), rules) for key, rules in schema.items()}, True
 
 
-def _loaded(schema: Any) -> Any:
-    return read(schema).data() if isinstance(schema, (str, pathlib.Path)) else schema
-
-
 def _is_json_schema(schema: Any) -> bool:
     return isinstance(schema, Mapping) and ("$schema" in schema or isinstance(schema.get("properties"), Mapping))
 
@@ -75,7 +68,6 @@ def _is_json_schema(schema: Any) -> bool:
 def violations(schema: Any, data: Any) -> list[tuple[str, str, str]]:
     """(key, code, sentence) of all that breaks a JSON Schema, by the jsonschema library; [] for another schema, and
     where the library is not installed. No reference is fetched."""
-    schema = _loaded(schema)
     if not _is_json_schema(schema):
         return []
     try:
@@ -112,16 +104,9 @@ def _of_json(
         if isinstance(rules.get("properties"), Mapping) and depth < 20:
             yield from _of_json(rules, whole, f"{prefix}{name}.", depth + 1)
             continue
-        expected = Expectation(
-            type=JSON_TYPES.get(str(kind)),
-            min=rules.get("minimum"),
-            max=rules.get("maximum"),
-            below=rules.get("exclusiveMaximum"),
-            choices=tuple(choices) if choices else None,
-            multiple_of=rules.get("multipleOf"),
-            null=null or kind is None,
-        )
-        yield prefix + name, expected
+        limits: dict[str, Any] = {own: rules.get(theirs) for own, theirs in LIMITS.items()}
+        own_type, allowed = JSON_TYPES.get(str(kind)), tuple(choices) if choices else None
+        yield prefix + name, Expectation(own_type, choices=allowed, null=null or kind is None, **limits)
 
 
 def _resolved(rules: Mapping[str, Any], whole: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:

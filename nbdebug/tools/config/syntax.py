@@ -51,11 +51,9 @@ def line_of(text: str, offset: int) -> int:
 
 def line_span(text: str, line: int) -> tuple[int, int]:
     """Where a line begins and ends, without its line break."""
-    start = 0
-    for _ in range(line - 1):
-        start = text.find("\n", start) + 1
-    end = text.find("\n", start)
-    return start, len(text) if end < 0 else end
+    lines = text.split("\n", line)[:line]
+    end = len("\n".join(lines))
+    return end - len(lines[-1]), end
 
 
 def indent(line: str) -> int:

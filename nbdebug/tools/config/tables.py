@@ -261,6 +261,8 @@ JSON_TYPES = {
     "array": "list",
     "object": "object",
 }
+LIMITS = {"min": "minimum", "max": "maximum", "below": "exclusiveMaximum", "multiple_of": "multipleOf"}
+"""Our names of limits, and JSON Schema's."""
 PYTHON_TYPES = {int: "int", float: "float", str: "str", bool: "bool", list: "list", tuple: "list", dict: "object"}
 VALIDATORS = {
     "type": "wrong-type", "enum": "invalid-choice", "const": "invalid-choice", "pattern": "invalid-choice",

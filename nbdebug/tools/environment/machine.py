@@ -20,6 +20,7 @@ import tempfile
 import time
 from typing import Any
 
+from nbdebug.tools.environment.facts import version
 from nbdebug.tools.environment.tables import FSDP, PACKAGES, UNSEEDED, VARIABLES
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
@@ -109,11 +110,8 @@ def _nvidia() -> tuple[list[dict[str, Any]], dict[str, str | None] | None]:
     rows = [row.split(", ") for row in _output("nvidia-smi", *query).splitlines() if row.count(", ") >= 3]
     cards: list[dict[str, Any]] = []
     for *name, capability, memory, _ in rows:
-        numbers, size = (
-            list(map(int, re.findall(r"\d+", capability))),
-            int(memory) * 2**20 if memory.isdecimal() else None,
-        )
-        cards.append({"name": ", ".join(name), "capability": numbers, "memory": size})
+        size = int(memory) * 2**20 if memory.isdecimal() else None
+        cards.append({"name": ", ".join(name), "capability": [*version(capability)], "memory": size})
     if not rows:
         return cards, None
     served = re.search(r"CUDA (?:UMD )?Version *: *([\d.]+)", _output("nvidia-smi"))
