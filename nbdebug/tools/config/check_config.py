@@ -92,8 +92,8 @@ def _findings(
 def _by_library(document: Document, schema: Any, named: set[str]) -> Iterator[Finding]:
     """What jsonschema finds besides: patterns, lengths, conditions, keys that must stand together."""
     for key, code, message in violations(schema, document.root.plain) if document.root and not document.flaws else ():
-        inside = any(other == key or other.startswith(f"{key}." if key else "") for other in named)
-        if not inside and not any(key.startswith(f"{other}.") for other in named):
+        inside = f"{key}." if key else ""
+        if not any(f"{other}.".startswith(inside) or inside.startswith(f"{other}.") for other in named):
             line = document.settings[key].line if key in document.settings else None
             where = Where(file=document.file, line=line, text=document.lines[line - 1].strip() if line else None)
             fix = Fix("See what the schema asks for.", f"# {key or 'the top'}: {clip(message, 100)}")
@@ -144,7 +144,7 @@ def _syntax(document: Document, flaw: Flaw) -> Finding:
 def _around(document: Document) -> Iterator[Table]:
     """The lines around each fault of the text, with a mark."""
     for at in [flaw.line for flaw in document.flaws][:5]:
-        shown = [*enumerate(document.lines, 1)][max(at - 3, 0) : at + 2]
+        shown = ((n, line) for n, line in enumerate(document.lines, 1) if abs(n - at) < 3)
         rows = [(">" if n == at else "", n, clip(_visible(line), 100)) for n, line in shown]
         yield Table(f"Around line {at}", ("", "line", "text"), rows, open=True)
 
@@ -172,9 +172,8 @@ def _tried(
             keys = {(f.code, str(f.evidence["where"])) for f in left}
             hidden = {key for key in keys if finding.code == "config/duplicate-key" and key[1] == at[1]}
             worked = (at not in keys and keys - hidden <= before) or None  # the entry that stays may be wrong too
-        yield dataclasses.replace(
-            finding, fixes=(dataclasses.replace(fix, verified=worked, after=after if worked else {}),)
-        )
+        fix = dataclasses.replace(fix, verified=worked, after=after if worked else {})
+        yield dataclasses.replace(finding, fixes=(fix,))
 
 
 # -- what the objects of the run say ----------------------------------------------------------------------------------
@@ -289,10 +288,7 @@ def _report(document: Document, findings: tuple[Finding, ...], with_schema: bool
     rates, refused = planned_rates(document.settings)
     curve = {"curves of": "learning rate of each step", "curves": {"as planned": rates}}
     read_whole = RuledOut("a problem of the text", f"it was read as {document.format}, {values}")
-    problems = [
-        {"key": f.evidence["line"] if f.code == "config/syntax" else f.evidence["where"][0], "code": f.code}
-        for f in findings
-    ]
+    problems = [{"key": f.evidence.get("line", f.evidence["where"][0]), "code": f.code} for f in findings]
     return Report(
         "check_config()",
         findings,

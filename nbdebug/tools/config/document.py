@@ -183,18 +183,13 @@ def parsed(raw: bytes, file: str, suffix: str) -> Document:
         flaw = Flaw(line, column, "bytes that are no UTF-8", "Save the file as UTF-8.", False)
         text = raw.decode("latin-1")
         return Document(file, FORMATS.get(suffix, "text"), text, text, None, [flaw])
-    form = FORMATS.get(suffix) or _guess(text, suffix)
+    if suffix not in (*FORMATS, "", ".txt", ".conf", ".config", ".cfg"):
+        raise ValueError(f"check_config reads JSON, YAML and TOML; a file that ends in {suffix} is none of them.")
+    equals = re.search(r"^\s*[\w.-]+\s*=", text, re.MULTILINE)
+    braces = text.lstrip("\ufeff \t\r\n").startswith(("{", "["))
+    form = FORMATS.get(suffix, "JSON" if braces else "TOML" if equals else "YAML")
     root, flaws, mended = readings(text, form)
     return Document(file, form, text, mended, root, flaws)
-
-
-def _guess(text: str, suffix: str) -> str:
-    """The format of a file whose ending tells none."""
-    if suffix not in ("", ".txt", ".conf", ".config", ".cfg"):
-        raise ValueError(f"check_config reads JSON, YAML and TOML; a file that ends in {suffix} is none of them.")
-    if text.lstrip("\ufeff \t\r\n")[:1] in ("{", "["):
-        return "JSON"
-    return "TOML" if re.search(r"^\s*[\w.-]+\s*=", text, re.MULTILINE) else "YAML"
 
 
 def _mapping(thing: Any) -> Mapping[Any, Any]:

@@ -320,8 +320,6 @@ def _helped(text: str, form: str, fault: Unknown) -> Malformed | None:
     load, _, candidates = FORMATS[form]
     best: Malformed | None = None
     for start, end, new, what, cure in candidates(text, fault) if form == "JSON" or len(text) <= LONGEST else ():
-        if new == text[start:end]:
-            continue
         after = _reached(text[:start] + new + text[end:], load)
         if after > max(fault.reached, end) + abs(len(new) - (end - start)) and (best is None or after == math.inf):
             offset = start + next((i for i, (a, b) in enumerate(zip(text[start:end], new)) if a != b), 0)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbdebug.tools.config.syntax import Malformed, Node, line_of, line_span
+from nbdebug.tools.config.tables import JSON_SAYS
 
 MOST = 100_000
 """Nodes, aliases followed; more is a file that explodes, or no settings."""
@@ -33,19 +34,13 @@ class Unknown(Malformed):
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 
-SAID = {
-    "Extra data": ("more text stands behind the end of the document", "Remove it: a file has one document."),
-    "Expecting value": ("a value is missing", "Write the value, or null for none."),
-}
-
-
 def load_json(text: str) -> None:
     try:
         if not text.strip():
             raise Malformed(0, "the file is empty", "Write {} for no settings at all.")
         json.loads(text)
     except json.JSONDecodeError as error:
-        what, cure = SAID.get(error.msg, (f"JSON cannot be read here: {error.msg}", ""))
+        what, cure = JSON_SAYS.get(error.msg, (f"JSON cannot be read here: {error.msg}", ""))
         missing = error.msg == "Expecting value" and text[error.pos : error.pos + 1] in ",}]:"
         raise Unknown(error.pos, what, max(len(text[: error.pos].rstrip()) - 1, 0), missing, cure) from None
     except ValueError as error:  # a number of more than 4300 digits
@@ -147,34 +142,30 @@ def load_yaml(text: str) -> Any:
 
 
 def yaml_tree(text: str, root: Any) -> Node:
-    return _Tree(text).node(root) if root is not None else Node(None, 0, 0, entries=[])
-
-
-class _Tree:
-    def __init__(self, text: str) -> None:
-        self.text, self.count, self.above = text, 0, list[int]()
+    count, above = 0, list[int]()
 
     @contextlib.contextmanager
-    def inside(self, tree: Any, at: int, what: str, cure: str) -> Iterator[None]:
-        if self.count > MOST or id(tree) in self.above:
+    def inside(tree: Any, at: int, what: str, cure: str) -> Iterator[None]:
+        if count > MOST or id(tree) in above:
             raise Malformed(at, what, cure)
-        self.above.append(id(tree))
+        above.append(id(tree))
         yield
-        self.above.pop()
+        above.pop()
 
-    def node(self, tree: Any) -> Node:
+    def one(tree: Any) -> Node:
+        nonlocal count
         start, end, kind = tree.start_mark.index, tree.end_mark.index, type(tree).__name__
-        self.count += 1
-        with self.inside(tree, start, "aliases that repeat themselves without end", "Write the values out."):
-            if kind == "SequenceNode":
-                return Node(None, start, end, items=[self.node(item) for item in tree.value])
-            if kind == "MappingNode":
-                return Node(None, start, end, entries=list(self.entries(tree)))
-        tagged = self.text[start : start + 1] == "!" or not str(tree.tag or "").startswith("tag:yaml.org,2002:")
+        count += 1
+        with inside(tree, start, "aliases that repeat themselves without end", "Write the values out."):
+            items = [one(item) for item in tree.value] if kind == "SequenceNode" else None
+            pairs = [*entries(tree)] if kind == "MappingNode" else None
+        if kind != "ScalarNode":
+            return Node(None, start, end, entries=pairs, items=items)
+        tagged = text[start : start + 1] == "!" or not str(tree.tag or "").startswith("tag:yaml.org,2002:")
         quoted = bool(tree.style) or tagged and not str(tree.tag).endswith((":int", ":float", ":bool", ":null"))
         return Node(tree.value if quoted else plain(tree.value), start, end, quoted)
 
-    def entries(self, tree: Any) -> Iterator[tuple[str, int, Node]]:
+    def entries(tree: Any) -> Iterator[tuple[str, int, Node]]:
         """Those of the mapping, and those that `<<` merges in where it has none of its own."""
         names = {str(key.value) for key, _ in tree.value if key.value != "<<" or key.style}
         for key, value in tree.value:
@@ -183,14 +174,16 @@ class _Tree:
                 what = "braces without quotes are a mapping to YAML, and no key can be one"
                 raise Malformed(at, what, "Put the whole value into quotes.")
             if key.value != "<<" or key.style:
-                yield str(key.value), at, self.node(value)
+                yield str(key.value), at, one(value)
                 continue
             bases = value.value if type(value).__name__ == "SequenceNode" else [value]
             for base in bases if all(type(b).__name__ == "MappingNode" for b in bases) else ():
-                with self.inside(base, at, "a mapping that is merged into itself", "Remove the merge."):
-                    merged = [entry for entry in self.entries(base) if entry[0] not in names]
+                with inside(base, at, "a mapping that is merged into itself", "Remove the merge."):
+                    merged = [entry for entry in entries(base) if entry[0] not in names]
                 names |= {name for name, _, _ in merged}
                 yield from merged
+
+    return one(root) if root is not None else Node(None, 0, 0, entries=[])
 
 
 # -- TOML -------------------------------------------------------------------------------------------------------------

@@ -156,15 +156,10 @@ def unknown_key(one: OneSetting) -> Finding | None:
 def _is_known(setting: Setting, facts: ConfigFacts) -> bool:
     """Whether it is in the schema, above an entry of it (where it is no section, that is its type), or below a free one
     or an unknown section (told once)."""
-
-    def leads(key: str) -> bool:
-        return any(name.startswith(f"{key}.") for name in facts.expected)
-
-    parts = setting.key.split(".")
-    above = [".".join(parts[:n]) for n in range(1, len(parts))]
-    if setting.key in facts.expected or leads(setting.key) or any(name in facts.expected for name in above):
-        return True
-    return not all(map(leads, above))
+    sections = {name[: dot.start()] for name in facts.expected for dot in re.finditer(r"\.", name)}
+    above = {setting.key[: dot.start()] for dot in re.finditer(r"\.", setting.key)}
+    known = setting.key in sections or not facts.expected.keys().isdisjoint({setting.key, *above})
+    return known or not above <= sections
 
 
 def _nearest(setting: Setting, facts: ConfigFacts) -> str:
@@ -197,11 +192,8 @@ def _nearest(setting: Setting, facts: ConfigFacts) -> str:
 def wrong_type(one: OneSetting) -> Finding | None:
     setting, expected, facts = one.setting, one.expected, one.facts
     kind, value, lenient = expected.type, setting.value, expected.lenient
-    if (
-        not setting.section
-        and facts.closed
-        and (inside := [n for n in facts.expected if n.startswith(f"{setting.key}.")])
-    ):
+    below = () if setting.section or not facts.closed else facts.expected
+    if inside := [name for name in below if name.startswith(f"{setting.key}.")]:
         if value is None or setting.key in facts.expected:
             return None
         title = f"`{setting.key}` is {shown(value)}; a section with {listed(inside)} is expected"

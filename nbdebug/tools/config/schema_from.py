@@ -46,9 +46,8 @@ def schema_from(path_or_mapping: Any) -> dict[str, dict[str, Any]]:
 def expectations(schema: Any) -> tuple[dict[str, Expectation], bool]:
     """(what each dotted key may be, whether other keys are unknown). schema: as for `check_config`. Raises TypeError
     for what is none, ValueError for an entry that can't be understood."""
-    if hasattr(schema, "model_json_schema"):  # a pydantic model
-        whole = schema.model_json_schema()
-        return dict(_of_json(whole, whole, "")), whole.get("additionalProperties") is not True
+    if is_pydantic := hasattr(schema, "model_json_schema"):
+        schema = schema.model_json_schema()
     if dataclasses.is_dataclass(schema):
         return dict(_of_dataclass(schema if isinstance(schema, type) else type(schema), "")), True
     if not isinstance(schema, Mapping):
@@ -56,8 +55,8 @@ def expectations(schema: Any) -> tuple[dict[str, Expectation], bool]:
             f"schema takes a JSON Schema, a dataclass, a pydantic model, or a dict of dotted keys, each with its rules "
             f'({{"lr": {{"type": "float", "min": 0}}}}); got {type(schema).__name__}.'
         )
-    if _is_json_schema(schema):
-        return dict(_of_json(schema, schema, "")), schema.get("additionalProperties") is False
+    if is_pydantic or _is_json_schema(schema):
+        return dict(_of_json(schema, schema, "")), schema.get("additionalProperties", not is_pydantic) is False
     return {str(key): _entry(str(key), rules) for key, rules in schema.items()}, True
 
 

@@ -12,6 +12,11 @@ INVISIBLE = SPACES + (
 """Characters that an editor does not show, or shows as a space (Unicode, general categories Cf and Zs)."""
 QUOTES = {"\u201c": '"', "\u201d": '"', "\u201e": '"', "\u2018": "'", "\u2019": "'"}
 """What word processors make of straight quotes."""
+JSON_SAYS = {
+    "Extra data": ("more text stands behind the end of the document", "Remove it: a file has one document."),
+    "Expecting value": ("a value is missing", "Write the value, or null for none."),
+}
+"""The json module's words for a fault: what is wrong, and the cure."""
 Row = tuple[str, str, str, str]
 """(pattern of a line, whose group x is replaced; by what: {} is the old text, a word in <> a form of it that `mends.py`
 makes; what is wrong; the cure), with {old}, {new} and {first}, the old text's first character."""

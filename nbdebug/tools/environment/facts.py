@@ -32,7 +32,7 @@ class Card:
 @dataclasses.dataclass(frozen=True)
 class EnvironmentFacts:
     """See `check_environment` for the form of the dict that it is made of. cards: all in the machine; build: torch's;
-    pins: (requirement, what is installed) of each that is not met."""
+    driver: empty where none is loaded; pins: (requirement, what is installed) of each that is not met."""
 
     platform: str = ""
     python: Version = ()
@@ -40,7 +40,6 @@ class EnvironmentFacts:
     build: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     cards: tuple[Card, ...] | None = None
     driver: Mapping[str, Any] | None = None
-    driver_known: bool = False
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     interfaces: tuple[str, ...] | None = None
     shm: int | None = None
@@ -56,17 +55,14 @@ class EnvironmentFacts:
             if build.get("version"):
                 names.setdefault("torch", str(build["version"]))
             cards, interfaces = facts.get("gpus"), facts.get("interfaces")
-            known = [
-                Card(str(c["name"]), tuple(map(int, c.get("capability") or ())), c.get("memory")) for c in cards or ()
-            ]
+            known = [(str(c["name"]), tuple(map(int, c.get("capability") or ())), c.get("memory")) for c in cards or ()]
             return cls(
                 str(facts.get("platform") or ""),
                 version(facts.get("python")),
                 names,
                 build,
-                None if cards is None else tuple(known),
-                facts.get("driver"),
-                "driver" in facts,
+                None if cards is None else tuple(Card(*card) for card in known),
+                dict(facts["driver"] or {}) if "driver" in facts else None,
                 {str(name): str(value) for name, value in env.items()},
                 None if interfaces is None else tuple(map(str, interfaces)),
                 (facts.get("shm") or {}).get("size"),

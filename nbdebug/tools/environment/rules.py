@@ -67,9 +67,8 @@ def cpu_only_build(facts: EnvironmentFacts) -> Finding | None:
 )
 def gpu_arch_missing(facts: EnvironmentFacts) -> Finding | None:
     arches = [str(arch) for arch in facts.build.get("arch_list") or ()]
-    lacking = [
-        c for c in facts.used if len(c.capability) > 1 and not any(serves(arch, c.capability) for arch in arches)
-    ]
+    able = [card for card in facts.used if len(card.capability) > 1]
+    lacking = [card for card in able if not any(serves(arch, card.capability) for arch in arches)]
     if not facts.is_cuda_build or not facts.wants_cuda or not arches or not lacking:
         return None
     needed = "sm_" + "".join(map(str, lacking[0].capability))
@@ -77,9 +76,8 @@ def gpu_arch_missing(facts: EnvironmentFacts) -> Finding | None:
     fix = "Install the last torch that has it.", "pip install 'torch<2.8'"
     if lacking[0].capability > max(map(_capability, arches)):
         fix = "Install a newer torch, of a CUDA that knows the card.", f"pip install --upgrade torch {WHEELS}/cu128"
-    return finding(
-        "gpu-arch-missing", title, ["torch"], fix, needed=needed, torch=facts.torch, CUDA=facts.build["cuda"]
-    )
+    evidence = {"needed": needed, "torch": facts.torch, "CUDA": facts.build["cuda"]}
+    return finding("gpu-arch-missing", title, ["torch"], fix, **evidence)
 
 
 def _capability(arch: str) -> tuple[int, ...]:
@@ -110,10 +108,10 @@ def serves(arch: str, capability: tuple[int, ...]) -> bool:
     reference="https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html",
 )
 def driver_too_old(facts: EnvironmentFacts) -> Finding | None:
-    if not facts.is_cuda_build or not facts.wants_cuda or not facts.cards or not facts.driver_known:
+    if not facts.is_cuda_build or not facts.wants_cuda or not facts.cards or facts.driver is None:
         return None
     built, name = version(facts.build["cuda"]), facts.torch
-    if facts.driver is None:
+    if not facts.driver:
         title = f"No NVIDIA driver is loaded; torch {name} needs one for CUDA {dotted(built)}"
         return finding("driver-too-old", title, ["driver"], ("Install the driver.", "nvidia-smi"), torch=name)
     number, newest = version(facts.driver.get("version")), version(facts.driver.get("cuda"))
@@ -322,10 +320,8 @@ def _interfaces(value: str, names: tuple[str, ...], kind: str) -> list[str]:
     others, value = value.startswith("^"), value.removeprefix("^")
     exact, value = value.startswith("="), value.removeprefix("=")
     parts = [part.strip() for part in value.split(",") if part.strip()]
-    chosen = [
-        one for one in names if any(one == part if exact else one.startswith(part.split(":")[0]) for part in parts)
-    ]
-    return [one for one in names if one not in chosen] if others else chosen
+    starts = tuple(part.split(":")[0] for part in parts)
+    return [one for one in names if others != (one in parts if exact else one.startswith(starts))]
 
 
 @rule(
