@@ -236,16 +236,10 @@ def _settings(document: Document) -> Iterator[Setting]:
             key, (at, one) = prefix + name, found[-1]
             word = text[one.start : one.end] if one.entries is None and one.items is None else ""
             number = plain_12(word) if yaml and not one.quoted and isinstance(one.value, str) else None
-            yield Setting(
-                key,
-                number if takes_exponents and number is not None else one.plain,
-                bisect.bisect_left(breaks, at) + 1 if document.file is not None else None,
-                word,
-                one.quoted,
-                tuple((bisect.bisect_left(breaks, at) + 1, text[n.start : n.end]) for at, n in found[:-1]),
-                number,
-                one.entries is not None,
-            )
+            value = number if takes_exponents and number is not None else one.plain
+            line = bisect.bisect_left(breaks, at) + 1 if document.file is not None else None
+            earlier = tuple((bisect.bisect_left(breaks, at) + 1, text[n.start : n.end]) for at, n in found[:-1])
+            yield Setting(key, value, line, word, one.quoted, earlier, number, one.entries is not None)
             yield from below(f"{key}.", one)
 
     if document.root is not None:

@@ -121,11 +121,10 @@ def duplicate_key(one: OneSetting) -> Finding | None:
     kept = "TOML refuses the file" if facts.format == "TOML" else f"line {setting.line} counts alone"
     title = f"The {one.kind} `{setting.key}` stands twice, in lines {line} and {setting.line}: {kept}"
     edit = facts.without(setting, line) if len(setting.earlier) == 1 and not setting.section else None
+    way = f"Move the entries below line {setting.line} to line {line}." if setting.section else "Keep one of them."
+    fix = Fix(way, facts.lines[line - 1].strip())
     if edit is not None:
         fix = Fix.of(f"Remove line {line}; line {setting.line} stays.", edit)
-    else:
-        way = f"Move the entries below line {setting.line} to line {line}." if setting.section else "Keep one of them."
-        fix = Fix(way, facts.lines[line - 1].strip())
     return finding("duplicate-key", one, title, fix, first=clip(word.split("\n")[0], 60))
 
 

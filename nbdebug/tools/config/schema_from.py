@@ -131,19 +131,16 @@ def _of_dataclass(kind: Any, prefix: str) -> Iterator[tuple[str, Expectation]]:
     hints: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # a name that is not there at run time: its fields are free
         hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
+    for field in (field for field in dataclasses.fields(kind) if field.init):
         hint, key = hints.get(field.name, Any), f"{prefix}{field.name}"
         arguments, null = typing.get_args(hint), hint is Any
         if typing.get_origin(hint) in (typing.Union, types.UnionType):
             others = [argument for argument in arguments if argument is not type(None)]
             null, hint = len(others) < len(arguments) or len(others) > 1, others[0] if len(others) == 1 else Any
-        if not field.init:
-            continue
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield from _of_dataclass(hint, f"{key}.")
-        elif typing.get_origin(hint) is typing.Literal:
-            yield key, Expectation(choices=typing.get_args(hint), null=null)
-        elif isinstance(hint, type) and issubclass(hint, enum.Enum):
-            yield key, Expectation(choices=tuple(one.value for one in hint), null=null)
-        else:
-            yield key, Expectation(type=PYTHON_TYPES.get(typing.get_origin(hint) or hint), null=null)
+            continue
+        choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else None
+        if isinstance(hint, type) and issubclass(hint, enum.Enum):
+            choices = tuple(one.value for one in hint)
+        yield key, Expectation(PYTHON_TYPES.get(typing.get_origin(hint) or hint), choices=choices, null=null)

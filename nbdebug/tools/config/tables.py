@@ -28,6 +28,8 @@ PATH = "a backslash that begins no escape (of a Windows path?)"
 COMMENT = "a comment, which JSON does not have", "Remove the comment."
 CONFLICT: Row = (r"^(?P<x>(?:<{7}|={7}|>{7})( .*)?)$", "", "a mark of a merge conflict", "Keep one of the two sides.")
 STRAIGHT: Row = (f"(?P<x>[{SLANTED}])", "<straight>", "typographic quotes", "Write straight quotes.")
+SWITCH = "T(?:rue|RUE)|F(?:alse|ALSE)"
+JSON_BARE = r'[:\[,]\s*(?P<x>(?!(?:true|false|null|NaN|-?Infinity)\b)[^\W\d][^\n",\[\]{}:]*?"?)(?=\s*(?:[,\]}]|$))'
 JSON_ROWS: tuple[Row, ...] = (
     CONFLICT,
     (r'^[^"]*?(?P<x>\s*(?://|#).*)$', "", *COMMENT),
@@ -35,19 +37,9 @@ JSON_ROWS: tuple[Row, ...] = (
     (r"(?P<x>'[^'\n]*')", "<inner>", "text in single quotes", DOUBLE),
     (f"(?P<x>[{SLANTED}][^{SLANTED}\n]*[{SLANTED}])", "<inner>", "text in typographic quotes", DOUBLE),
     (r'(?P<x>(?<![\w.-])[A-Za-z_][\w.-]*"?)(?=\s*:)', "<quoted>", "the key `{old}` has no quotes", "Quote it."),
-    (
-        r"(?P<x>\b(?:T(?:rue|RUE)|F(?:alse|ALSE)|None|nil|NULL)\b)",
-        "<word>",
-        "`{old}` is Python; JSON writes `{new}`",
-        "Write {new}.",
-    ),
+    (rf"(?P<x>\b(?:{SWITCH}|None|nil|NULL)\b)", "<word>", "`{old}` is Python; JSON writes `{new}`", "Write {new}."),
     (r"(?P<x>(?<![\w.+-])[-+.\d][\w.+-]*)", "<number>", "`{old}` is no number in JSON", "Write {new}."),
-    (
-        r'[:\[,]\s*(?P<x>(?!(?:true|false|null|NaN|-?Infinity)\b)[^\W\d][^\n",\[\]{}:]*?"?)(?=\s*(?:[,\]}]|$))',
-        "<quoted>",
-        "the text `{old}` has no opening quote",
-        QUOTE_IT,
-    ),
+    (JSON_BARE, "<quoted>", "the text `{old}` has no opening quote", QUOTE_IT),
     (r'(?P<x>"[^"]*?)\s*,?\s*$', "<closed>", CLOSE, 'Close it with ".'),
     (r"(?P<x>\s*=\s*)", ": ", "`=` between key and value", "Write a colon."),
     (r"(?P<x>;)", ",", "a semicolon between entries", "Write a comma."),
@@ -60,6 +52,8 @@ JSON_KEYS: tuple[Row, ...] = (
 )
 """On a line with one quote too many or too few."""
 HEAD, REST = r"^[^=#]*?=\s*", r"(?=\s*(?:#|$))"
+TOML_ODD = rf"{HEAD}(?P<x>\.\d+(?:[eE][-+]?\d+)?|\d+\.(?:[eE][-+]?\d+)?|0\d+){REST}"
+DIGITS = "Write a digit on both sides of the point, and no zero in front."
 TOML_ROWS: tuple[Row, ...] = (
     CONFLICT,
     (r"^\s*[\w.-]+(?P<x>\s*:\s*)(?=\S)", " = ", "a colon between key and value", "Write `=`."),
@@ -69,19 +63,14 @@ TOML_ROWS: tuple[Row, ...] = (
     (r"^\s*\[[\w. -]+(?P<x>\s*)$", "]", "the header of a table is not closed", "Close it with ]."),
     (r"^\s*\[\[[\w. -]+(?P<x>\]?\s*)$", "]]", "the header of a table is not closed", "Close it with ]]."),
     (r"^(?!.*=)\s*[\w.-]+(?P<x>\s+)(?=\S)", " = ", "no `=` behind the key", "Write `=`."),
-    (rf"{HEAD}(?P<x>True|TRUE|False|FALSE|yes|no){REST}", "<word>", "`{old}` is no value of TOML", "Write {new}."),
+    (rf"{HEAD}(?P<x>{SWITCH}|yes|no){REST}", "<word>", "`{old}` is no value of TOML", "Write {new}."),
     (rf"^(?P<x>\s*)[\w.-]+\s*=\s*(?:None|null|~)?{REST}", "# ", "TOML has no value for nothing", "Leave the key out."),
     (rf'{HEAD}[^"#]*(?P<x>"[^"#]*?){REST}', '{}"', CLOSE, 'Close it with ".'),
     (rf"{HEAD}[^'#]*(?P<x>'[^'#]*?){REST}", "{}'", CLOSE, "Close it with '."),
     (rf"{HEAD}(?P<x>[^\"'#\s][^\"#]*\"){REST}", '"{}', OPEN, 'Write " before it.'),
     (rf"{HEAD}(?P<x>[^\"'#\s][^'#]*'){REST}", "'{}", OPEN, "Write ' before it."),
     (rf'{HEAD}(?P<x>"[^"]*\\[^"]*"){REST}', "<single>", PATH, "Use single quotes, or a slash."),
-    (
-        rf"{HEAD}(?P<x>\.\d+(?:[eE][-+]?\d+)?|\d+\.(?:[eE][-+]?\d+)?|0\d+){REST}",
-        "<number>",
-        "`{old}` is no number in TOML",
-        "Write a digit on both sides of the point, and no zero in front.",
-    ),
+    (TOML_ODD, "<number>", "`{old}` is no number in TOML", DIGITS),
 )
 TOML_TEXT: tuple[Row, ...] = ((rf"{HEAD}(?P<x>[^\"'\[{{#\s][^#]*?){REST}", '"{}"', "text without quotes", QUOTE_IT),)
 KEY, VALUE, REMARK = r"^\s*(?:- )?[\w.-]+", r"^\s*(?:- )?(?:[\w.-]+:\s+)?", r"(?=(?:\s+#.*)?$)"

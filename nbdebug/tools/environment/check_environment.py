@@ -65,10 +65,8 @@ def _unmet(lines: Iterable[str], unchecked: list[str]) -> Iterator[tuple[str, st
     except ImportError:
         unchecked.append("requirements: packaging is not installed (pip install 'torch-nbdebug[config]')")
         return
-    for line in lines:
-        text = re.sub(r"(^|\s)#.*", "", line).strip()
-        if not text or text.startswith("-"):
-            continue
+    texts = [re.sub(r"(^|\s)#.*", "", line).strip() for line in lines]
+    for text in (text for text in texts if text and not text.startswith("-")):
         try:
             wanted = Requirement(text)
         except InvalidRequirement:
@@ -114,10 +112,8 @@ def _precision(known: EnvironmentFacts) -> Iterator[str]:
     elif known.wants_cuda and known.is_cuda_build and chosen and (cards := [c for c in known.used if c.capability]):
         able = [card.capability >= tables.TF32 for card in cards]
         if chosen == "highest" and all(able):
-            yield (
-                "Products of float32 matrices are computed in full: torch.set_float32_matmul_precision('high') lets "
-                f"{cards[0].name} use TF32, which is faster and keeps 10 bits of mantissa"
-            )
+            high = f"torch.set_float32_matmul_precision('high') lets {cards[0].name} use TF32"
+            yield f"Products of float32 matrices are computed in full: {high}, faster, with 10 bits of mantissa"
         elif chosen != "highest" and not any(able):
             yield f"{call} changes nothing on {cards[0].name}: TF32 came with capability {dotted(tables.TF32)}"
 

@@ -54,25 +54,18 @@ class EnvironmentFacts:
             names = {str(name).lower().replace("_", "-"): str(value) for name, value in packages.items()}
             if build.get("version"):
                 names.setdefault("torch", str(build["version"]))
-            cards, interfaces = facts.get("gpus"), facts.get("interfaces")
-            known = [(str(c["name"]), tuple(map(int, c.get("capability") or ())), c.get("memory")) for c in cards or ()]
-            return cls(
-                str(facts.get("platform") or ""),
-                version(facts.get("python")),
-                names,
-                build,
-                None if cards is None else tuple(Card(*card) for card in known),
-                dict(facts["driver"] or {}) if "driver" in facts else None,
-                {str(name): str(value) for name, value in env.items()},
-                None if interfaces is None else tuple(map(str, interfaces)),
-                (facts.get("shm") or {}).get("size"),
-                run,
-                pins,
-            )
+            gpus = facts.get("gpus")
+            known = [(str(c["name"]), tuple(map(int, c.get("capability") or ())), c.get("memory")) for c in gpus or ()]
+            cards = None if gpus is None else tuple(Card(*card) for card in known)
+            driver = dict(facts["driver"] or {}) if "driver" in facts else None
+            variables = {str(name): str(value) for name, value in env.items()}
+            interfaces = None if facts.get("interfaces") is None else tuple(map(str, facts["interfaces"]))
+            system, python = str(facts.get("platform") or ""), version(facts.get("python"))
+            shm = (facts.get("shm") or {}).get("size")
+            return cls(system, python, names, build, cards, driver, variables, interfaces, shm, run, pins)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise TypeError(
-                f"facts takes a dict as `python -m nbdebug facts` writes it; a part has another form: {error}"
-            ) from None
+            wanted = "facts takes a dict as `python -m nbdebug facts` writes it"
+            raise TypeError(f"{wanted}; a part has another form: {error}") from None
 
     def installed(self, package: str) -> Version:
         return version(self.packages.get(package))

@@ -29,16 +29,13 @@ SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
 def machine_facts() -> dict[str, Any]:
     """What `check_environment(facts=…)` takes, of this machine. What can't be found out is left out."""
     home, temporary, (cards, driver) = str(pathlib.Path.home()), tempfile.gettempdir(), _nvidia()
+    variables = sorted((name, value) for name, value in os.environ.items() if re.match(VARIABLES, name))
     facts: dict[str, Any] = {
         "platform": sys.platform,
         "python": platform.python_version(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "packages": {},
-        "env": {
-            name: "(set)" if SECRET.search(name) else value.replace(home, "~")
-            for name, value in sorted(os.environ.items())
-            if re.match(VARIABLES, name)
-        },
+        "env": {n: "(set)" if SECRET.search(n) else value.replace(home, "~") for n, value in variables},
         "gpus": cards,
         "driver": driver,
     }

@@ -278,12 +278,10 @@ def shared_memory_small(facts: EnvironmentFacts) -> Finding | None:
     of = f" in each of {each} processes" if each > 1 else ""
     title = f"/dev/shm has {size(facts.shm)} (shm); {count(workers, 'worker')}{of} with {prefetch} batches of "
     title += f"{size(batch)} each need {size(needed)}"
-    fixes = (
-        ("Give the container more shared memory.", f"docker run --shm-size={-(-needed * 2 // 2**30)}g …"),
-        ("Or take fewer workers.", f"DataLoader(…, num_workers={int(facts.shm // (prefetch * batch * each))})"),
-    )
+    more = "Give the container more shared memory.", f"docker run --shm-size={-(-needed * 2 // 2**30)}g …"
+    fewer = "Or take fewer workers.", f"DataLoader(…, num_workers={int(facts.shm // (prefetch * batch * each))})"
     evidence = {"num_workers": workers, "prefetch_factor": prefetch}
-    return finding("shared-memory-small", title, ["shm", "num_workers"], *fixes, **evidence)
+    return finding("shared-memory-small", title, ["shm", "num_workers"], more, fewer, **evidence)
 
 
 @rule(
