@@ -20,7 +20,7 @@ from nbdebug.tools.config.document import ConfigFacts, Document, Expectation, On
 from nbdebug.tools.config.rules import ORDER
 from nbdebug.tools.config.schema_from import expectations, violations
 from nbdebug.tools.config.syntax import Flaw
-from nbdebug.tools.config.tables import CHOICES, CLASSES, INVISIBLE, RATES, TOTALS, WARMUPS
+from nbdebug.tools.config.tables import CHOICES, CLASSES, GIVEN, INVISIBLE, RATES, TOTALS, WARMUPS
 
 BY_NESTING = ("config/unknown-key", "config/duplicate-key")
 """Codes that may come of a bracket or an indentation that was mended as it was not meant."""
@@ -214,8 +214,6 @@ def _same(a: Any, b: Any) -> bool:
 
 LONGEST = 20_000
 """Steps of a schedule that are taken one by one."""
-ARGUMENTS = r"(?:\.(?:init_args|params|kwargs))?"
-"""The section of a class's arguments, below its name's."""
 
 
 def planned_rates(settings: Mapping[str, Setting]) -> tuple[list[list[float]], str]:
@@ -228,11 +226,11 @@ def planned_rates(settings: Mapping[str, Setting]) -> tuple[list[list[float]], s
     for one in settings.values() if rates else ():
         if one.name not in CLASSES or not isinstance(one.value, str):
             continue
-        inside = re.compile(re.escape(one.parent) + ARGUMENTS)
+        inside = re.compile(re.escape(one.parent) + GIVEN)
         beside = {s.name: s.value for s in settings.values() if inside.fullmatch(s.parent)}
-        ratio = next((s.value for s in settings.values() if s.name == "warmup_ratio"), 0)
+        warmup = next((s.value for s in settings.values() if s.name == "warmup_ratio"), 0) or next(iter(warmups), 0)
         try:
-            scheduler, steps = _scheduler(one.value.rpartition(".")[2], beside, rates[0], totals, ratio, warmups)
+            scheduler, steps = _scheduler(one.value.rpartition(".")[2], beside, rates[0], totals, warmup)
         except Exception as error:  # torch or transformers refuse the arguments: that is worth a sentence
             return [], f"{one.value} refuses these settings: {clip(str(error), 120)}"
         if scheduler is not None:
@@ -240,10 +238,8 @@ def planned_rates(settings: Mapping[str, Setting]) -> tuple[list[list[float]], s
     return [], ""
 
 
-def _scheduler(
-    name: str, beside: Mapping[str, Any], rate: float, totals: list[Any], ratio: float, warmups: list[Any]
-) -> tuple[Any, float]:
-    """The scheduler of a name, over an optimizer of no model, and for how many steps."""
+def _scheduler(name: str, beside: Mapping[str, Any], rate: float, totals: list[Any], warm: float) -> tuple[Any, float]:
+    """The scheduler of a name, over an optimizer of no model, and for how many steps. warm: steps, or a share."""
     import torch  # only where there is a schedule
 
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=float(rate))
@@ -259,9 +255,7 @@ def _scheduler(
     transformers = sys.modules.get("transformers.optimization")
     if transformers is None or not totals or name not in CHOICES["lr_scheduler_type"][0].split() or "plateau" in name:
         return None, 0
-    warmup = next(iter(warmups), 0)
-    share = ratio or (warmup if warmup < 1 else 0)
-    steps = math.ceil(totals[0] * share) if share else int(warmup)
+    steps = math.ceil(totals[0] * warm) if warm < 1 else int(warm)
     return transformers.get_scheduler(name, optimizer, num_warmup_steps=steps, num_training_steps=totals[0]), totals[0]
 
 

@@ -16,8 +16,9 @@ from typing import Any
 from nbdebug.report import Edit
 from nbdebug.text import size
 from nbdebug.tools.config.mends import readings
-from nbdebug.tools.config.parsers import plain_12
+from nbdebug.tools.config.parsers import NUMBER_12
 from nbdebug.tools.config.syntax import Flaw, Node
+from nbdebug.tools.config.tables import EXPONENTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,11 +219,6 @@ def _of_value(value: Any, depth: int = 0) -> Node:
     return Node(value, 0, 0, quoted=isinstance(value, str))
 
 
-EXPONENTS = r"(?m)\$\{[\w.:,]+\}|^\s*(?:- )?(?:_target_|_component_|class_path|init_args|_partial_):|^defaults:"
-"""References, and classes with their arguments: files of OmegaConf (Hydra, torchtune) or jsonargparse (Lightning's
-CLI), which take 1e-4 for a number."""
-
-
 def _settings(document: Document) -> Iterator[Setting]:
     text, yaml = document.mended, document.format == "YAML"
     takes_exponents = yaml and re.search(EXPONENTS, text) is not None
@@ -235,7 +231,8 @@ def _settings(document: Document) -> Iterator[Setting]:
         for name, found in grouped.items():
             key, (at, one) = prefix + name, found[-1]
             word = text[one.start : one.end] if one.entries is None and one.items is None else ""
-            number = plain_12(word) if yaml and not one.quoted and isinstance(one.value, str) else None
+            bare = yaml and not one.quoted and isinstance(one.value, str)
+            number = float(word) if bare and NUMBER_12.fullmatch(word) else None
             value = number if takes_exponents and number is not None else one.plain
             line = bisect.bisect_left(breaks, at) + 1 if document.file is not None else None
             earlier = tuple((bisect.bisect_left(breaks, at) + 1, text[n.start : n.end]) for at, n in found[:-1])

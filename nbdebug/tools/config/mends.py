@@ -53,15 +53,11 @@ def escaped(text: str) -> str:
     return re.sub(r'\\(?!")', r"\\\\", text.replace("\\\\", "\\"))
 
 
-def single(text: str) -> str:
-    return "'" + text.strip("\"'").replace("'", "''") + "'"
-
-
 FORMS: dict[str, Callable[[str], str]] = {
     "<quoted>": quoted,
     "<inner>": lambda text: json.dumps(text[1:-1], ensure_ascii=False),
     "<closed>": lambda text: escaped(text + '"'),
-    "<single>": single,
+    "<single>": lambda text: "'" + text.strip("\"'").replace("'", "''") + "'",
     "<number>": number,
     "<word>": lambda text: WORDS.get(text, "null"),
     "<straight>": lambda text: tables.QUOTES[text],

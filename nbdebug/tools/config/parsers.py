@@ -76,7 +76,8 @@ def json_tree(text: str, _: None) -> Node:
 # -- YAML -------------------------------------------------------------------------------------------------------------
 
 NUMBER_12 = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-"""A number of YAML 1.2's core schema (https://yaml.org/spec/1.2.2/#1032-tag-resolution)."""
+"""A number of YAML 1.2's core schema (https://yaml.org/spec/1.2.2/#1032-tag-resolution), which OmegaConf and
+jsonargparse see, too."""
 
 
 class Date(str):
@@ -110,11 +111,6 @@ def plain(text: str) -> Any:
         return getattr(WORDS().constructor, f"construct_yaml_{kind}")(node)
     except ValueError:
         return text
-
-
-def plain_12(text: str) -> Any:
-    """The number that YAML 1.2, OmegaConf and jsonargparse see in a plain word; None where they see none."""
-    return float(text) if NUMBER_12.fullmatch(text) else None
 
 
 def load_yaml(text: str) -> Any:

@@ -13,9 +13,9 @@ from nbdebug.registry import declared, rule
 from nbdebug.report import Finding, Fix, Where
 from nbdebug.text import clip, listed
 from nbdebug.tools.config.document import ConfigFacts, Expectation, OneSetting, Setting
+from nbdebug.tools.config.parsers import NUMBER_12
 from nbdebug.tools.config.tables import FULL, HALVES, INVISIBLE, KINDS, OWNERS, SPACES, SWITCHES
 
-NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 COMMA = re.compile(r"[-+]?(?:0,\d+|\d,\d*[eE][-+]?\d+)")
 """A number with a comma for its point; 1,5 may be a list."""
 
@@ -145,10 +145,9 @@ def unknown_key(one: OneSetting) -> Finding | None:
     nearest = nearest or _nearest(setting, facts)
     parent, _, name = nearest.rpartition(".")
     title = f"`{setting.key}` is no known {one.kind}" + (f"; did you mean `{nearest}`?" if nearest else "")
+    fix = Fix("Write the key as the program knows it, or remove it.", name or setting.name)
     if nearest and parent in ("", setting.parent):
         fix = mended("The key as the program knows it.", one, name, setting.name)
-    else:
-        fix = Fix("Write the key as the program knows it, or remove it.", name or setting.name)
     return finding("unknown-key", one, title, fix, nearest=nearest)
 
 
@@ -236,9 +235,9 @@ def _surely_wrong(one: OneSetting) -> bool:
         broken = isinstance(value, float) and math.isfinite(value) and not value.is_integer()
         return value is True or broken and kind == "int"
     others = [s.value for s in one.facts.settings.values() if s is not setting and isinstance(s.value, str)]
-    habit = "seed" in setting.name or sum(bool(NUMBER.fullmatch(other)) for other in others) >= 3
+    habit = "seed" in setting.name or sum(bool(NUMBER_12.fullmatch(other)) for other in others) >= 3
     comma = kind == "float" and COMMA.fullmatch(value) is not None
-    return setting.number is not None or comma or bool(NUMBER.fullmatch(value)) and not habit
+    return setting.number is not None or comma or bool(NUMBER_12.fullmatch(value)) and not habit
 
 
 def _kind_of(setting: Setting) -> str:
@@ -258,7 +257,7 @@ def _converted(setting: Setting, kind: str, form: str) -> str | None:
     text = str(value).strip().lower()
     if kind == "float" and COMMA.fullmatch(text):
         text = text.replace(",", ".")
-    if kind in ("int", "float") and not isinstance(value, bool) and NUMBER.fullmatch(text):
+    if kind in ("int", "float") and not isinstance(value, bool) and NUMBER_12.fullmatch(text):
         number = float(text)
         if kind == "int":
             return str(int(number)) if number.is_integer() else None
@@ -291,10 +290,9 @@ def invalid_choice(one: OneSetting) -> Finding | None:
     if not bad or expected.lenient and not _foreign(one, bad[0], nearest):
         return None
     title = f"`{setting.key}` is {shown(bad[0])}; allowed are {listed([shown(c) for c in expected.choices], 8, '')}"
+    fix = mended("Write one of the allowed values.", one, literal(expected.choices[0], form), "")
     if nearest is not None and not isinstance(setting.value, list):
         fix = mended("The nearest of the allowed values.", one, literal(nearest, form))
-    else:
-        fix = mended("Write one of the allowed values.", one, literal(expected.choices[0], form), "")
     return finding("invalid-choice", one, title, fix, allowed=listed(expected.choices, 20, ""), source=expected.source)
 
 

@@ -188,6 +188,11 @@ TOTALS = "max_steps max_train_steps num_training_steps total_steps training_step
 RATES = ("lr", "learning_rate", "base_lr")
 CLASSES = ("_target_", "_component_", "class_path", "type", "name", "lr_scheduler_type", "lr_scheduler", "scheduler")
 """Keys of a rate, and of the class or type of a scheduler."""
+EXPONENTS = r"(?m)\$\{[\w.:,]+\}|^\s*(?:- )?(?:_target_|_component_|class_path|init_args|_partial_):|^defaults:"
+"""References, and classes with their arguments: files of OmegaConf (Hydra, torchtune) or jsonargparse (Lightning's
+CLI), which take 1e-4 for a number."""
+GIVEN = r"(?:\.(?:init_args|params|kwargs))?"
+"""The section of a class's arguments, below its name's."""
 RELATIONS: tuple[tuple[str, str, str, dict[str, str], str], ...] = (
     (
         "hidden_size d_model n_embd embed_dim hidden_dim model_dim dim",

@@ -31,7 +31,6 @@ def public(text: object) -> str:
     return str(text).partition("+")[0]
 
 
-INSTALL = "https://pytorch.org/get-started/locally/"
 WHEELS = "--index-url https://download.pytorch.org/whl"
 
 
@@ -42,7 +41,7 @@ WHEELS = "--index-url https://download.pytorch.org/whl"
     cause="The wheel has no CUDA part: Windows gets such by default, and another package may have replaced yours.",
     confirm="`torch.version.cuda` is None; the version may end in +cpu.",
     fix="Install torch again from the index of a CUDA version that the driver serves.",
-    reference=INSTALL,
+    reference="https://pytorch.org/get-started/locally/",
 )
 def cpu_only_build(facts: EnvironmentFacts) -> Finding | None:
     cuda, driver = facts.build.get("cuda", "?"), facts.driver or {}
@@ -164,16 +163,13 @@ def dtype_unsupported(facts: EnvironmentFacts) -> Finding | None:
     if facts.device == "mps" and dtype in ("float64", "double", "complex128"):
         fix = "Use float32.", "x = x.to(torch.float32)"
         return finding("dtype-unsupported", f"MPS has no {dtype}", [dtype], fix, device="mps")
-    least = next((since for part, since in tables.SINCE.items() if part in dtype), None)
-    if least is None or not facts.is_cuda_build or facts.device != "cuda":
+    least = next((since for part, since in tables.SINCE.items() if part in dtype), ())
+    card = next((card for card in facts.used if () < card.capability < least), None)
+    if card is None or not facts.is_cuda_build or facts.device != "cuda":
         return None
-    for card in facts.used:
-        if () < card.capability < least:
-            title = f"{card.name} (capability {dotted(card.capability)}) has no {dtype}; it came with {dotted(least)}"
-            fix = "Use float16 with a GradScaler.", "with torch.autocast('cuda', dtype=torch.float16):"
-            needed = f"capability {dotted(least)}"
-            return finding("dtype-unsupported", title, [dtype], fix, device=card.name, needed=needed)
-    return None
+    title = f"{card.name} (capability {dotted(card.capability)}) has no {dtype}; it came with {dotted(least)}"
+    fix = "Use float16 with a GradScaler.", "with torch.autocast('cuda', dtype=torch.float16):"
+    return finding("dtype-unsupported", title, [dtype], fix, device=card.name, needed=f"capability {dotted(least)}")
 
 
 @rule(
