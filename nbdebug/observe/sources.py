@@ -125,7 +125,12 @@ def call_at(site: Site, call: Call | None, op: str) -> ast.expr | ast.AugAssign 
 
 
 def statement_at(file: str, line: int) -> ast.stmt | None:
-    """The smallest statement that covers a line; of one with a body its head."""
+    """The smallest statement that covers a line, of several on it the first; of one with a body its head."""
+    return next(iter(statements_at(file, line)), None)
+
+
+def statements_at(file: str, line: int) -> list[ast.stmt]:
+    """The smallest statements that cover a line: several where they share it."""
     covering = [
         node
         for node in nodes_of(file)
@@ -133,7 +138,8 @@ def statement_at(file: str, line: int) -> ast.stmt | None:
         and not isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef))
         and node.lineno <= line <= _head_end(node)
     ]
-    return min(covering, key=lambda node: _head_end(node) - node.lineno, default=None)
+    least = min((_head_end(node) - node.lineno for node in covering), default=0)
+    return [node for node in covering if _head_end(node) - node.lineno == least]
 
 
 def function_at(file: str, line: int) -> ast.AST | None:

@@ -162,6 +162,22 @@ def test_a_loop_without_arguments_and_without_a_loss_fn_is_watched() -> None:
     assert [f.code for f in report] == ["training/lr-too-high"] and states(report)[0] == "needs"
 
 
+def test_a_loop_that_makes_its_own_model_is_watched() -> None:
+    x, y = torch.randn(96, 5), torch.randn(96, 1)
+
+    def train() -> None:
+        model = nn.Linear(5, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=20.0)
+        for _ in range(12):
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+
+    report = first_aid("not-learning", names={"train": train})
+    assert [f.code for f in report] == ["training/lr-too-high"]
+
+
 def test_after_a_crash_the_newest_checkpoint_is_looked_at_though_the_cause_is_known(monkeypatch, tmp_path) -> None:
     names = variables()
     (tmp_path / "runs").mkdir()

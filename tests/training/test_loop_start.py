@@ -155,6 +155,19 @@ def test_a_softmax_too_many_is_named_and_cured_and_the_healthy_loop_is_well(kind
         assert report.verdict == "healthy"
 
 
+def test_an_edit_of_a_line_of_several_statements_trains_nothing_by_itself() -> None:
+    setup = SETUP + MADE.replace("lr=0.2", "lr=0.1")
+    cell = """
+%%diagnose
+for epoch in range(60):
+    opt.zero_grad(); out = net(X); loss = F.cross_entropy(out.softmax(-1), Y); loss.backward(); opt.step()
+"""
+    with started(setup) as book:
+        fix = book.run(cell.strip()).result.findings[0].fixes[0]
+    assert fix.verified and fix.edit is not None and "cross_entropy(out, Y); loss.backward()" in fix.edit.new
+    assert fix.after["steps"] == 100
+
+
 def test_the_loop_that_makes_its_model_runs_again_as_edited() -> None:
     report = diagnosed("in a function", "F.cross_entropy(out, y) * 100").result
     assert [finding.code for finding in report.findings] in (["training/lr-too-high"], ["training/exploding-gradients"])

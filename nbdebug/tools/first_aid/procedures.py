@@ -366,10 +366,13 @@ def loop(a: Surroundings) -> Report:
         if type(function) is types.FunctionType:
             needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
             if needed in ([], ["callback"]):
-                kinds = ("loss_fn", "train_loader", "val_loader", "scheduler")
-                parts = {kind: a.usual(kind) for kind in kinds}
                 train = function if needed else functools.partial(_without_callback, function)
-                return nbdebug.diagnose(train, model=a.subject.model, optimizer=a.subject.optimizer, **parts)
+                try:
+                    subject, kinds = a.subject, ("loss_fn", "train_loader", "val_loader", "scheduler")
+                except Missing:  # none, or several: the loop tells
+                    return nbdebug.diagnose(train)
+                parts = {kind: a.usual(kind) for kind in kinds}
+                return nbdebug.diagnose(train, model=subject.model, optimizer=subject.optimizer, **parts)
     raise Missing("your loop as a function `train()` or `train(callback)`, or type %%diagnose above its cell")
 
 

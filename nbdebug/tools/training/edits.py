@@ -218,9 +218,9 @@ def _statement(where: Where) -> ast.stmt | None:
 
 
 def _calls(where: Where, op: str) -> list[Node]:
-    """The calls of an op in the user's statement."""
-    statement = _statement(where)
-    return [] if statement is None or not op else sources.calls_of(statement, op)
+    """The calls of an op in the user's line."""
+    statements = sources.statements_at(where.file or "", where.line or 0) if _statement(where) is not None else []
+    return [call for statement in statements for call in sources.calls_of(statement, op)] if op else []
 
 
 def _at_operand(where: Where, op: str, place: int, template: str) -> Iterator[Edit]:

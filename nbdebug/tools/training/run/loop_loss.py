@@ -144,23 +144,28 @@ class _Part:
 
     def edited(self, edit: Edit) -> _Part:
         """With other lines in the place of a statement; itself where the edit is elsewhere."""
-        new = _EditedLines(edit)
         if self.loop.co_filename != edit.file:
             return self
+        new = _EditedLines(edit)
         tree = new.visit(copy.deepcopy(self.tree))
         return dataclasses.replace(self, tree=tree, code=_compiled(tree, edit.file, edit.line)) if new.done else self
 
 
 class _EditedLines(ast.NodeTransformer):
+    """Of several statements on a line each is exchanged for the one in its place: the others may train."""
+
     def __init__(self, edit: Edit) -> None:
         self.edit, self.done = edit, False
+        self.old, self.new = (ast.parse(textwrap.dedent(text)).body for text in (edit.old, edit.new))
 
     def generic_visit(self, node: ast.AST) -> Any:
         lines = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
-        if isinstance(node, ast.stmt) and lines == (self.edit.line, self.edit.end_line):
-            self.done = True
-            return ast.parse(textwrap.dedent(self.edit.new)).body
-        return super().generic_visit(node)
+        here = isinstance(node, ast.stmt) and lines == (self.edit.line, self.edit.end_line)
+        at = next((i for i, old in enumerate(self.old) if here and ast.dump(old) == ast.dump(node)), None)
+        if at is None:
+            return super().generic_visit(node)
+        self.done = True
+        return self.new if len(self.old) == 1 else self.new[at] if len(self.new) == len(self.old) else node
 
 
 def loop_loss(model: nn.Module, loader: Any) -> LoopLoss | None:
