@@ -261,11 +261,9 @@ def _scheduler(name: str, beside: Mapping[str, Any], rate: float, totals: list[A
 
 def _rates(scheduler: Any, steps: int) -> list[list[float]]:
     """[step, rate] at 200 of the steps."""
-    shown = {round(place * (steps - 1) / 199) for place in range(200)}
-    factors = getattr(scheduler, "lr_lambdas", [None])[0]
-    if factors is not None:
-        return [[step, scheduler.base_lrs[0] * factors(step)] for step in sorted(shown)]
-    rows = []
+    shown, rows = {round(place * (steps - 1) / 199) for place in range(200)}, []
+    if hasattr(scheduler, "lr_lambdas"):
+        return [[step, scheduler.base_lrs[0] * scheduler.lr_lambdas[0](step)] for step in sorted(shown)]
     for step in range(min(steps, LONGEST)):
         if step in shown:
             rows.append([step, scheduler.optimizer.param_groups[0]["lr"]])

@@ -79,7 +79,7 @@ def _beside(here: Mapping[str, Setting]) -> Iterator[tuple[str, dict[str, Any]]]
     micro, steps = (here.get(name) for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"))
     for total in _positive([here.get("train_batch_size")]) if _positive([micro]) else ():
         factor = math.prod(s.value for s in _positive([micro, steps]))
-        yield (total.key, {"multiple_of": factor, "source": "DeepSpeed: micro batch x accumulation steps x GPUs"})
+        yield total.key, {"multiple_of": factor, "source": "DeepSpeed: micro batch x accumulation steps x GPUs"}
     for name, halves, place, asked, source in tables.DEVICES:
         if name in here and place in here and here[name].value in halves and here[place].value == asked:
             yield here[name].key, {"not_with": here[place].key, "source": source}

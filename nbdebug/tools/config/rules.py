@@ -394,21 +394,20 @@ def missing_path(one: OneSetting) -> Finding | None:
 def not_divisible(one: OneSetting) -> Finding | None:
     setting, expected, value = one.setting, one.expected, one.setting.value
     multiple = expected.multiple_of
-    named = isinstance(multiple, str)
     other: Any = one.value(multiple) if isinstance(multiple, str) else multiple
     if not one.active or not all(type(v) in (int, float) and 0 < abs(v) < math.inf for v in (value, other)):
         return None
     whole = type(value) is type(other) is int  # of any size
     if not (value % other if whole else abs(math.remainder(value, other)) > 1e-9 * max(abs(value), abs(other))):
         return None
-    title = f"`{setting.key}` ({shown(value)}) is no multiple of " + (f"`{multiple}` " if named else "")
-    title += f"({shown(other)})" if named else shown(other)
+    of = f"`{multiple}` ({shown(other)})" if isinstance(multiple, str) else shown(other)
+    title = f"`{setting.key}` ({shown(value)}) is no multiple of {of}"
     below = (value // other if whole else math.floor(value / other)) * other
     above = below + other
     number = above if abs(above - value) <= abs(value - below) or not below else below
     fix = mended(f"The nearest multiple of {shown(other)}.", one, literal(number, one.facts.format))
     more = {}
-    if named and type(value) is int and 0 < value < 10**6:
+    if isinstance(multiple, str) and type(value) is int and 0 < value < 10**6:
         divisors = sorted((n for n in range(1, value + 1) if value % n == 0), key=lambda n: abs(n - other))
         more = {f"divisors of {value} near {other}": listed(sorted(divisors[:2]), quote="")}
     return finding("not-divisible", one, title, fix, source=expected.source, **more)

@@ -116,11 +116,8 @@ def _nvidia() -> tuple[list[dict[str, Any]], dict[str, str | None] | None]:
 
 
 def _output(*command: str) -> str:
-    path = shutil.which(command[0])
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        if path is not None:
-            done = subprocess.run([path, *command[1:]], capture_output=True, text=True, timeout=20, check=False)
-            return done.stdout if done.returncode == 0 else ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     return ""
 
 
