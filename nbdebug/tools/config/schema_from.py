@@ -52,10 +52,8 @@ def expectations(schema: Any) -> tuple[dict[str, Expectation], bool]:
     if dataclasses.is_dataclass(schema):
         return dict(_of_dataclass(schema if isinstance(schema, type) else type(schema), "")), True
     if not isinstance(schema, Mapping):
-        raise TypeError(
-            f"schema takes a JSON Schema, a dataclass, a pydantic model, or a dict of dotted keys, each with its rules "
-            f'({{"lr": {{"type": "float", "min": 0}}}}); got {type(schema).__name__}.'
-        )
+        takes = 'a JSON Schema, a dataclass, a pydantic model, or a dict of dotted keys such as {"lr": {"min": 0}}'
+        raise TypeError(f"schema takes {takes}; got {type(schema).__name__}.")
     if is_pydantic or _is_json_schema(schema):
         return dict(_of_json(schema, schema, "")), schema.get("additionalProperties", not is_pydantic) is False
     return {str(key): _entry(str(key), rules) for key, rules in schema.items()}, True
@@ -85,9 +83,8 @@ def violations(schema: Any, data: Any) -> list[tuple[str, str, str]]:
 def _entry(key: str, rules: Any) -> Expectation:
     types = tuple(JSON_TYPES.values())
     if not isinstance(rules, Mapping) or not set(rules) <= RULES or rules.get("type", "int") not in types:
-        raise ValueError(
-            f"schema[{key!r}] takes a dict of {', '.join(sorted(RULES))} (type: {', '.join(types)}); got {rules!r}."
-        )
+        takes = f"a dict of {', '.join(sorted(RULES))} (type: {', '.join(types)})"
+        raise ValueError(f"schema[{key!r}] takes {takes}; got {rules!r}.")
     values: dict[str, Any] = {name: tuple(rule) if name == "choices" else rule for name, rule in rules.items()}
     return Expectation(**values)
 
