@@ -141,10 +141,11 @@ class DiagnoseMagics(Magics):
             %diagnose --regularize train
 
         %diagnose runs your loop once, as train(callback). %%diagnose runs the cell below, which is the loop itself; it
-        may call callback(step, loss), and if it does not, each step of the optimizer counts. Without a loss_fn, the
-        loss of a batch is taken from the loop's own lines; without it, or without training batches, no fix can be
-        tried. Afterwards the model, the optimizer and the random numbers are put back.
-        In a script: nbdebug.diagnose(train, model=...).
+        may call callback(step, loss), and if it does not, each step of the optimizer counts. What is not named, the
+        loop tells: the model or models that it trains, also such as it makes itself, its batches, and the loss of one
+        by its own lines. Where these don't tell the loss, no fix can be tried. Afterwards the model, the optimizer and
+        the random numbers are put back.
+        In a script: nbdebug.diagnose(train).
         """
         __tracebackhide__ = True
         args = parse(self.diagnose, line)

@@ -515,8 +515,8 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
 def _others_trained(run: LoopRun) -> Iterator[str]:
     if not run.updates.steps and run.stepping:
         yield (
-            "The run: the loop trains another model than the one that is watched. Where it makes the model anew, run "
-            "that part in a cell of its own before"
+            "The run: the loop trains another model than the one that is watched. Name no model: the loop then tells "
+            "which one it trains"
         )
 
 
