@@ -557,6 +557,7 @@ def detached_places(
     the loss again, to see whether values that were taken out of torch come back into it."""
     calls = step.calls
     position = {name: i for i, (name, _) in enumerate(calls.parameters)}
+    others_learn = any(p.reached and p.held for p in table)  # the loss of one optimizer of several
     lost = {
         position[p.name]
         for p in table
@@ -565,7 +566,7 @@ def detached_places(
         and p.used
         and not p.reached
         and (p.held or not has_optimizer)
-        and not p.idle
+        and not (p.idle and others_learn)
     }
     alive = calls.dependence(step.loss).params
     places: list[DetachedAt] = []
