@@ -2,7 +2,7 @@
 
 The copy is a fork, so it begins with exactly the state that is here; nothing needs to be pickled on the way in, and
 files that are open for reading stay where they are. It runs torch on one thread, because the threads of the original
-are not copied.
+are not copied. Of another process: whether it still runs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import torch
 
 
 class CopyFailed(RuntimeError):
     """The copy gave no answer: it ran too long, or was ended."""
+
+
+def alive(process: int) -> bool:
+    """Whether a process runs; one that is dead and not yet waited for does not."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def can_copy() -> bool:

@@ -6,6 +6,8 @@ import os
 import sys
 import types
 
+import pytest
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; kernels and other children inherit it
 os.environ.pop("COLUMNS", None)  # pytest-xdist gives it to its workers; text is then as wide as without a terminal
 
@@ -86,6 +88,15 @@ are tested each time), two processes (faults of the guard's own are tested in on
 nothing, second ways to save a notebook, what a browser or another kernel also shows, the long notebooks."""
 LONG = ("test_notebooks.py", "browser/", "test_patients.py", "test_cases.py", "nan/guard/test_ranks", "test_loops.py")
 """Files that take long: they are begun first, so that no process is left alone with one of them at the end."""
+
+
+@pytest.fixture
+def no_gc_callbacks():
+    """Python drops an exception that comes up in a callback of the collector, and Hypothesis leaves one: a Ctrl-C."""
+    callbacks = list(gc.callbacks)
+    gc.callbacks.clear()
+    yield
+    gc.callbacks[:] = callbacks
 
 
 def pytest_collection_modifyitems(config, items):

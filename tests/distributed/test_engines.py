@@ -72,6 +72,7 @@ def test_cells_run_on_each_rank_and_survive_what_fails(book: Notebook) -> None:
     assert typo.result is None and "NameError" in typo.shown
 
 
+@pytest.mark.usefixtures("no_gc_callbacks")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "cell",

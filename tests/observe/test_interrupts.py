@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import os
 import random
 import signal
@@ -14,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -177,15 +176,6 @@ def outcomes(tool: str, times: int, seed: int = 0) -> dict[str, int]:
         outcome = interrupt(tool, draw.uniform(0, length))
         counts[outcome] = counts.get(outcome, 0) + 1
     return counts
-
-
-@pytest.fixture
-def no_gc_callbacks() -> Iterator[None]:
-    """Python drops an exception that comes up in a callback of the collector, and Hypothesis leaves one."""
-    callbacks = list(gc.callbacks)
-    gc.callbacks.clear()
-    yield
-    gc.callbacks[:] = callbacks
 
 
 @pytest.mark.usefixtures("no_gc_callbacks")

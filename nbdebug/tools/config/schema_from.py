@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import enum
 import functools
-import importlib.util
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -66,11 +65,13 @@ def _is_json_schema(schema: Any) -> bool:
 def violations(schema: Any, data: Any) -> list[tuple[str, str, str]]:
     """(key, code, sentence) of all that breaks a JSON Schema, by the jsonschema library; [] for another schema, and
     where the library is not installed. No reference is fetched."""
-    if not _is_json_schema(schema) or not all(map(importlib.util.find_spec, ("jsonschema", "referencing"))):
+    try:
+        import jsonschema
+        import referencing
+    except ImportError:
         return []
-    import jsonschema
-    import referencing
-
+    if not _is_json_schema(schema):
+        return []
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         broken = list(kind(schema, registry=referencing.Registry()).iter_errors(data))

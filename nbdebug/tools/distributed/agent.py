@@ -41,9 +41,9 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, da
 
 import nbdebug
 from nbdebug.observe.locations import USER, kind_of
+from nbdebug.process import alive
 from nbdebug.tools.distributed import marks, paths
 from nbdebug.tools.distributed.facts import CollectiveCall, Place
-from nbdebug.tools.distributed.launch import alive
 
 COLLECTIVES = (
     "all_reduce broadcast reduce all_gather all_gather_into_tensor all_gather_single gather scatter reduce_scatter "

@@ -26,8 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import psutil
-
+from nbdebug.process import alive
 from nbdebug.report import Report, Symptom, Table
 from nbdebug.text import count, figures
 from nbdebug.tools.distributed.facts import RanksFacts
@@ -122,13 +121,6 @@ class Comparer:
     def processes(self) -> list[int]:
         starts = [log.one("start") for log in self.facts.ranks.values()]
         return [start["pid"] for start in starts if start is not None]
-
-
-def alive(process: int) -> bool:
-    """Whether a process runs; one that is dead and not yet waited for does not."""
-    with contextlib.suppress(psutil.Error):
-        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def run_script(
