@@ -3,12 +3,15 @@
 import collections
 import gc
 import os
+import signal
 import sys
 import types
 
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; kernels and other children inherit it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; its children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("COLUMNS", None)  # pytest-xdist gives it to its workers; text is then as wide as without a terminal
 
 
