@@ -174,6 +174,32 @@ def test_the_loop_that_makes_its_model_runs_again_as_edited() -> None:
     assert report.findings[0].fixes[0].verified
 
 
+def test_a_loop_whose_lines_tell_nothing_is_tried_on_the_loader_that_was_given() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(200, 3)
+    batches = [(x, x.sum(1, keepdim=True)) for x in rows.split(20)]  # a list: its reading is not watched
+    net = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+
+    def train(callback: object) -> None:
+        step = lambda loss: (optimizer.zero_grad(), getattr(loss, "backward")(), optimizer.step())  # noqa: B009
+        for _ in range(6):
+            for x, y in batches:
+                step((net(x) - y).square().mean())
+
+    report = nbdebug.diagnose(
+        train,
+        model=net,
+        optimizer=optimizer,
+        loss_fn=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+        train_loader=batches,
+        progress=False,
+    )
+    assert [finding.code for finding in report.findings] == ["training/lr-too-low"] and report.findings[0].fixes[
+        0
+    ].after
+
+
 def test_models_of_one_loop_are_named() -> None:
     report = diagnosed("two models", "F.cross_entropy(out, y)").result
     assert "models `head`, `enc`" in report.subject and "train_loader `loader`" in report.subject

@@ -670,6 +670,7 @@ class LoopRun:
         found = self.errors.run(LOSS, lambda: loop_loss(self.model, loader), None) if early else self.loss_fn
         if first:
             self._candidate = None if call.retain else found
+            self.takes_own = self.takes_own and self._candidate is not None
         elif early and (found is None or self._changes(found)):
             self._forget_loss()
         if self.takes_own and found is not None:
@@ -710,6 +711,8 @@ class LoopRun:
             self._evaluate()
         elif self.takes_own:
             self.reading.read, self.takes_own = 0, False
+            self.saved.batches.clear()
+            self.saved.draws.clear()
         self.modes.paused = False
 
     def _changes(self, found: LoopLoss) -> bool:

@@ -41,7 +41,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from nbdebug.observe.backward import graph_leaves
 from nbdebug.observe.locations import USER, Site, kind_of, span_of
 from nbdebug.observe.sources import function_at, name_of, nodes_of
-from nbdebug.observe.variables import attributes
+from nbdebug.observe.variables import attributes, closure_variables
 from nbdebug.report import Edit
 from nbdebug.tools.training.run.evaluate import loss_root, preserve_rng, spared_buffers
 from nbdebug.tools.training.run.interventions import graph_signature
@@ -441,19 +441,16 @@ def _calls_model(statement: ast.stmt, space: Mapping[str, Any]) -> bool:
     for node in ast.walk(statement):
         value = space.get(node.id) if isinstance(node, ast.Name) else None
         if isinstance(value, types.FunctionType):
-            cells = [cell.cell_contents for cell in value.__closure__ or () if cell is not None]
             named = [value.__globals__.get(name) for name in value.__code__.co_names]
-            if any(map(_is_model, [*cells, *named])):
+            if any(map(_is_model, [*closure_variables(value).values(), *named])):
                 return True
         elif _is_model(value):
             return True
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             owner = space.get(node.value.id)
             held = {name: v for name, v in attributes(owner).items() if _is_model(v)} if _is_plain(owner) else {}
-            method = getattr(type(owner), node.attr, None) if held else None
-            if node.attr in held or not held.keys().isdisjoint(
-                getattr(method, "__code__", _own_batch.__code__).co_names
-            ):
+            code = getattr(getattr(type(owner), node.attr, None), "__code__", None)
+            if node.attr in held or code is not None and not held.keys().isdisjoint(code.co_names):
                 return True
     return False
 
