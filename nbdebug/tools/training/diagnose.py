@@ -49,8 +49,8 @@ def diagnose(
     one that it makes itself, or several that its optimizers train together. optimizer: one, or several in a list;
     without one, each that trains the model is taken when it first steps. loss_fn: `loss_fn(model, batch)`, which gives
     the loss of one batch (or a criterion, `loss_fn(outputs, targets)`); left out, it is taken from the lines of the
-    loop that compute the loss, where these tell it. Without it and `train_loader` nothing can be tried, and the report
-    says so.
+    loop that compute the loss, where these tell it. So are the batches, where it reads no loader. Where the loss or the
+    batches are not known, nothing can be tried, and the report says so.
     regularize: what may make it generalize is tried, too, one change at a time from the start of the run: dropout,
     weight decay, label smoothing, a smaller model (half the blocks or half the width; where neither can be built, a
     frozen half), augmentation of the training rows (pictures, token ids, vectors), warm-up, a stop at the best step.
