@@ -68,7 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
         pass
     else:
         argcomplete.autocomplete(parser)
-    args = parser.parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    args = parser.parse_args([part.replace("_", "-") for part in given[:1]] + given[1:])  # read_log, as the function
     if args.command is None:
         parser.print_help()
         return 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 import re
@@ -111,12 +112,83 @@ def test_a_crash_at_the_exit_is_no_killed_run(tmp_path: pathlib.Path) -> None:
     assert nbdebug.read_log(path).ok
 
 
+def falling(step: int, of: int) -> float:
+    return 0.5 + 1.9 * math.exp(-4 * step / of) + 0.02 * math.sin(37.0 * step)
+
+
+FORMS = {  # as Ultralytics, fastai, Lightning's bar of each epoch, and fairseq write a loss
+    "table": (
+        30,
+        lambda e, loss: f"  Epoch   GPU_mem   box_loss   Size\n  {e}/30   4.2G   {loss:.4f}   640: 100%|##| 5/5\n",
+    ),
+    "rows": (30, lambda e, loss: "epoch     train_loss  time\n" * (e == 1) + f"{e}         {loss:.4f}    00:12\n"),
+    "bar": (
+        30,
+        lambda e, loss: f"Epoch {e}: 100%|##| 391/391 [00:12<00:00, 31.2it/s, v_num=3, train_loss={loss:.3f}]\n",
+    ),
+    "two counts": (
+        40,
+        lambda n, loss: f'INFO | {{"update": {n / 40}, "loss": "{loss:.3f}", "num_updates": "{n}00"}}\n',
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_steps_are_told_apart_where_bars_tables_or_other_counts_stand_beside_them(
+    form: str, tmp_path: pathlib.Path
+) -> None:
+    number, line = FORMS[form]
+    losses = [falling(n, number) for n in range(1, number + 1)]
+    path = tmp_path / "train.log"
+    path.write_text("".join(line(n, loss) for n, loss in enumerate(losses, 1)))
+    report = nbdebug.read_log(path)
+    assert report.ok and report.steps == number, words(report)
+    path.write_text("".join(line(n, loss if n < 20 else math.nan) for n, loss in enumerate(losses, 1)))
+    assert re.search("is nan from (epoch|step) (20|2,000|7,820) on", words(nbdebug.read_log(path)))
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=9.batch.", "run/killed .*line 31"),
+        ("[rank1]:[E304 12:12:12.1 ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective operation timeout: "
+         "WorkNCCL(SeqNum=50, OpType=ALLREDUCE, NumelIn=9, Timeout(ms)=600000) ran for 600070 milliseconds",
+         "error/nccl .*line 31"),
+        ("FloatingPointError: Minimum loss scale reached (0.0001). Your loss explodes.", "loss scale.*line 31"),
+        ("ValidationError: 0.31, loss 0.42", ""),
+    ],
+)  # fmt: skip
+def test_the_last_word_of_a_run(last: str, said: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"step {n} loss {falling(n, 30):.4f}\n" for n in range(30)) + last + "\n")
+    report = nbdebug.read_log(path)
+    assert re.search(said, words(report)) if said else report.ok, words(report)
+
+
+def test_a_loss_that_is_the_same_in_each_epoch(tmp_path: pathlib.Path) -> None:
+    line = "Epoch {}/12\n1563/1563 [====] - 6s 4ms/step - loss: {:.4f} - accuracy: 0.1\n"
+    path = tmp_path / "train.log"
+    path.write_text("".join(line.format(e, 2.3026 + 0.0004 * (-1) ** e) for e in range(1, 13)))
+    assert "stayed at 2.302 for 12 epochs" in words(nbdebug.read_log(path))
+    path.write_text("Resuming from checkpoint last.pt\n" + path.read_text())
+    assert nbdebug.read_log(path).ok
+
+
+def test_of_a_long_log_the_first_nan_is_found_to_the_line(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "train.log"
+    losses = [falling(n, 200_000) if n < 150_001 else math.nan for n in range(200_000)]
+    path.write_text(
+        "".join(f"[2026-03-04 10:00:00][INFO] train.py:88 step={n} loss={v:.5f}\n" for n, v in enumerate(losses))
+    )
+    assert "line 150,002" in words(nbdebug.read_log(path))
+
+
 def test_from_a_shell(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     sick = logs.plain(tmp_path, logs.TROUBLES["nan"](1))
     assert main(["read-log", str(sick), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["verdict"] == "not well, no cause known"
     assert main(["read-log", str(logs.plain(tmp_path, logs.healthy(1)))]) == 0
-    assert main(["read-log", str(tmp_path / "none")]) == 2
+    assert main(["read_log", str(tmp_path / "none")]) == 2
 
 
 def test_a_record_goes_out_as_csv_and_events_and_comes_back(tmp_path: pathlib.Path) -> None:

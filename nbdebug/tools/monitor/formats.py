@@ -24,13 +24,14 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-MOST_ROWS = 200_000
+MOST_ROWS = 50_000
 """Rows that are read of one source: of more, evenly spread ones, and those that are RARE."""
 URGENT = (
-    *("nan", "inf,", " inf ", "=inf", "-inf", "val", "traceback", "error", "kill", "warning", "sig", "resum", "restor"),
+    *("inf,", " inf ", "=inf", "-inf", "val", "traceback", "error", "kill", "warning", "sig", "resum", "restor"),
     *("complete", "finish", "done", "fault", "cancel"),
 )
-"""Of very many lines those with one of these are read in any case."""
+"""Of very many lines those with one of these are read in any case, and the first MOST_NANS with a NaN."""
+MOST_NANS = 1000
 RARE = re.compile(r"\b(?:nan|inf(?:inity)?\b|val|eval|test)")
 ROW_BYTES = 80
 LONGEST = 2**16
@@ -70,15 +71,29 @@ NUMERIC = ("loss", "nan", "epoch", "step", "iter", "lr", "norm", "/")
 """A line without any of these holds no number of a training."""
 WORDS = (
     *("traceback", "error", "exception", "warn", "kill", "signal", "interrupt", "exit", "fault", "terminat", "cancel"),
-    *("finish", "complete", "done", "stop", "resum", "restor", "load", "restart", "time limit", "preempt", "dumped"),
+    *(
+        "finish",
+        "complete",
+        "done",
+        "stop",
+        "resum",
+        "restor",
+        "load",
+        "restart",
+        "time limit",
+        "preempt",
+        "dumped",
+        "watchdog",
+        "memory",
+    ),
     *("runtime", "training", "best", "final", "test", "save", "w0", "w1"),
 )
 """… and without any of these, no event."""
 WARNING = re.compile(r"\b(?:[A-Z]\w*Warning: |WARN(?:ING)?\b|warning: )|^W\d{4} ")
 KILLED = re.compile(
-    r"^(?:.*: line \d+: +\d+ )?Killed\b|Out of memory: Killed process|oom-?kill(?:er| event)|SIGKILL"
-    r"|signal: (?:9|killed)\b|exitcode: ?-(?:9|15)\b|\bCANCELLED AT\b|DUE TO TIME LIMIT|DUE TO PREEMPTION"
-    r"|Segmentation fault|core dumped"
+    r"^(?:.*: line \d+: +\d+ )?Killed\b|Out of memory: Killed process|oom[-_ ]?kill(?:er| event)|SIGKILL"
+    r"|out-of-memory handler|signal: (?:9|killed)\b|exitcode: ?-(?:9|15)\b|\bCANCELLED AT\b|DUE TO TIME LIMIT"
+    r"|DUE TO PREEMPTION|Segmentation fault|core dumped"
     r"|Received signal \d+|received SIGTERM|^Terminated$|SignalException"
 )
 ENDED = re.compile(
@@ -96,7 +111,12 @@ RESUMED = re.compile(
 )
 ERROR = re.compile(
     r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Iteration)\b(?::|$)|^(?:[a-z_]\w*\.)+[A-Z]\w*: "
+    r"|.*Watchdog caught collective operation timeout"
 )
+LOSS_ITSELF = re.compile(r"[\w.]+[:,]? *[-+]?(?:\d*\.\d|nan)", re.IGNORECASE)
+"""As in "ValidationError: 0.31": a number, no exception."""
+HEAD = re.compile(r"[\s|]*(?:epoch|step|iter\w*)\b\D*\Z", re.IGNORECASE)
+"""The names above the columns of a table, as fastai, Ultralytics, and transformers in a notebook write it."""
 
 TRAIN_LOSS = "loss train_loss training_loss total_loss train_total_loss train_loss_step lm_loss loss_train".split()
 VALIDATION = re.compile(r"(?:^|_)(?:val|valid|validation|eval|evaluation|dev|test)(?:_|$)")
@@ -208,7 +228,9 @@ class LogRows:
             if number is None or not role:
                 self.note_plan(key, number)
                 continue
-            if role in ("step", "epoch", "batch", "rank"):
+            if role == "step":  # the count of all, where there are several
+                place[role] = max(number, place.get(role, number))
+            elif role in ("epoch", "batch", "rank"):
                 place.setdefault(role, number)
             else:
                 numbers[key] = number
@@ -296,7 +318,8 @@ class TextLog:
 
     def __init__(self, rows: LogRows, rank: int = -1) -> None:
         self.rows, self.rank = rows, rank
-        self.epoch, self._last = NAN, ""
+        self.epoch, self._last, self.nans = NAN, "", 0
+        self.names, self.between = [], re.compile("")  # of the table's columns
         self._trace: dict[int, LogText] = {}  # the tracebacks that have not ended, by rank
 
     def line(self, number: int, text: str) -> None:
@@ -304,7 +327,9 @@ class TextLog:
         rows.line = number
         low = text.lower()
         if rows.stride > 1 and not self._trace and rows.skips() and not any(map(low.__contains__, URGENT)):
-            return
+            self.nans += "nan" in low
+            if "nan" not in low or self.nans > MOST_NANS:
+                return
         text = ANSI.sub("", text) if "\x1b" in text else text
         match = RANK.match(text)
         if match is not None:
@@ -319,7 +344,9 @@ class TextLog:
             self._note(number, text, rank)
         if text[:1] == "{" and self._object(number, text, rank):
             return
-        if any(map(low.__contains__, NUMERIC)):
+        if self.names and self._row(number, text, rank):
+            self._last = text
+        elif any(map(low.__contains__, NUMERIC)) and not self._head(text):
             self._last = text
             self._numbers(number, text, rank)
 
@@ -363,7 +390,7 @@ class TextLog:
                 known.times += 1
             elif len(rows.warnings) < MOST_WARNINGS:
                 rows.warnings[key] = LogText(number, plain, rank if rank >= 0 else None)
-        elif ERROR.match(plain) and "loss" not in plain.lower():
+        elif ERROR.match(plain) and not LOSS_ITSELF.match(plain):
             rows.tracebacks.append(LogText(number, plain, rank if rank >= 0 else None))
         if ENDED.search(plain):
             rows.ends.append(number)
@@ -379,6 +406,31 @@ class TextLog:
         if isinstance(value, dict):
             self.rows.add_mapping(number, value, rank)
         return isinstance(value, dict)
+
+    names: list[str]
+
+    def _head(self, text: str) -> bool:
+        """The names above a table's columns."""
+        if "oss" not in text or not HEAD.match(text):
+            return False
+        between = re.compile(
+            r" *[\t|] *" if re.search(r"[\t|]", text.strip()) else r" {2,}" if "  " in text.strip() else " "
+        )
+        names = between.split(text.strip(" |\n"))
+        if len(names) < 2 or not any(role_of(name) in MEASURED for name in names):
+            return False
+        self.names, self.between = names, between
+        return True
+
+    def _row(self, number: int, text: str, rank: int) -> bool:
+        """A row of the table."""
+        cells = self.between.split(text.strip(" |\n"))
+        if len(cells) < len(self.names) or not (first := re.fullmatch(r"(\d+)(?:/(\d+))?", cells[0])):
+            return False
+        if first[2] and role_of(self.names[0]) == "epoch":
+            self.rows.epochs_planned = int(first[2])
+        self.rows.add_mapping(number, dict(zip(self.names, [first[1], *cells[1:]])), rank)
+        return True
 
     def _numbers(self, number: int, text: str, rank: int) -> None:
         rows = self.rows
@@ -422,8 +474,10 @@ class TextLog:
                 values.setdefault(name, value)
                 if value == 0 and re.fullmatch(r"0\.0{2,}", match["value"]):
                     self.rows.rounded.add(name)
+            elif role == "step" and not match["total"]:
+                counters["step"] = max(value, counters.get("step", value))
             elif role in ("step", "batch") and not counters:
-                counters["step" if role == "step" and not match["total"] else "place"] = value
+                counters["place"] = value
                 if match["total"]:
                     counters["total"] = float(match["total"].replace(",", ""))
             elif role == "epoch":

@@ -45,6 +45,9 @@ SLOW = 32 * 2**20
 QUIET = 600.0
 """Seconds without a new line after which a log has ended; and ten times its own usual pause."""
 MOST_FINDINGS, MOST_SYMPTOMS = 12, 8
+SAME_EPOCHS, SAME = 8, 0.003
+"""Epochs whose mean losses all lie within this share of the first: healthy ones change by more, or began as well as
+they can be."""
 NORMS_BAD = 3
 """Gradient norms at the end that are not finite; single ones are steps that a scaler skips."""
 ADVERSARY = re.compile(
@@ -242,7 +245,8 @@ def _places(log: LogRows, rows: list[int]) -> tuple[str, dict[int, float]]:
         if len(known) <= enough:
             continue
         if column is log.places and _in_passes(log, list(known)):
-            known = {row: place + log.epochs[row] * log.totals[row] for row, place in known.items()}
+            first = min(log.epochs[row] for row in known) == 1  # epochs that count from one
+            known = {row: place + (log.epochs[row] - first) * log.totals[row] for row, place in known.items()}
         if unit == "epoch" and (
             any(v != int(v) for v in known.values()) or len(set(known.values())) < 0.8 * len(known)
         ):
@@ -262,7 +266,7 @@ def _in_passes(log: LogRows, rows: list[int]) -> bool:
     if not all(math.isfinite(log.epochs[row]) and math.isfinite(log.totals[row]) for row in rows):
         return False
     turns = [(a, b) for a, b in itertools.pairwise(rows) if log.epochs[b] > log.epochs[a]]
-    return bool(turns) and sum(log.places[b] < log.places[a] for a, b in turns) > 0.5 * len(turns)
+    return bool(turns) and sum(log.places[b] <= log.places[a] for a, b in turns) > 0.5 * len(turns)
 
 
 def _gap(places: dict[int, float]) -> float:
@@ -441,7 +445,7 @@ def _of_course(
         for s in seen
         if s.what not in spikes and s.what not in titles
     ]
-    seen += _norms(course, name)
+    seen += [*_norms(course, name), *_same_for_epochs(course, name, resumed)]
     return [*own, *found], seen, [*_unit_words(notes, course), *_course_notes(course, name)]
 
 
@@ -501,6 +505,19 @@ def _norms(course: Course, name: str) -> list[Symptom]:
     )
     what = f"The gradient norm is {norm} from {course.unit} {step:,} on{hidden} ({name}, line {course.lines[step]:,})."
     return [Symptom(what, verdict.FINITE)]
+
+
+def _same_for_epochs(course: Course, name: str, resumed: bool) -> list[Symptom]:
+    """The means of whole epochs have next to no noise: a few that stay alike tell what single steps take longer for."""
+    values = [v for _, v in course.losses]
+    if resumed or course.several or course.unit != "epoch" or not SAME_EPOCHS <= len(values) < verdict.ENOUGH:
+        return []
+    if not all(map(math.isfinite, values)) or max(values) - min(values) > SAME * abs(values[0]) or not any(values):
+        return []
+    what = (
+        f"The loss has stayed at {values[0]:.4g} for {len(values)} epochs ({name}, up to line {_last_line(course):,})."
+    )
+    return [Symptom(what, verdict.DATA)]
 
 
 def _course_notes(course: Course, name: str) -> list[str]:
