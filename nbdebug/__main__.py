@@ -102,7 +102,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _before_a_run(command: Any) -> None:
     one = command("check", check_any, "Look at a file or a folder, whatever it is.", "check run.yaml", "check runs/")
-    one.add_argument("paths", metavar="PATH", nargs="+", help="settings, a checkpoint, a data set, or a folder of them")
+    one.add_argument(
+        "paths", metavar="PATH", nargs="+", help="settings, a checkpoint, a log, a data set, or a folder of them"
+    )
     one = command(
         "check-config",
         check_config,

@@ -22,6 +22,7 @@ from nbdebug.arguments import discover
 from nbdebug.magics._arguments import FULL, HELP, answer, evaluate, one_model, parse, unquote, usage_errors, variables
 from nbdebug.report import Report, RuledOut
 from nbdebug.text import count
+from nbdebug.tools.monitor.formats import is_log, sources
 
 SETTINGS = (".json", ".yaml", ".yml", ".toml")
 WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".index.json")
@@ -48,10 +49,10 @@ class CheckMagics(Magics):
             %check runs/step_1000.pt
             report = %check train_loader
 
-        Settings go to check_config, checkpoints and folders of them to check_checkpoint, data sets and folders of
-        files to check_data, a DataLoader to check_loader, a trainer to preflight, an exception to explain. Alone it
-        looks at the environment, the notebook, the values of your models, and settings and paths among your variables,
-        and says what was well.
+        Settings go to check_config, checkpoints and folders of them to check_checkpoint, logs to read_log, data sets
+        and folders of files to check_data, a DataLoader to check_loader, a trainer to preflight, an exception to
+        explain. Alone it looks at the environment, the notebook, the values of your models, and settings and paths
+        among your variables, and says what was well.
         """
         __tracebackhide__ = True
         args = parse(self.check, line)
@@ -287,6 +288,8 @@ def check_of(thing: Any) -> tuple[str, Callable[[], Report]]:
 
 
 def _of_path(path: pathlib.Path) -> tuple[str, Callable[[], Report]]:
+    if path.is_file() and is_log(path):
+        return "read_log", lambda: nbdebug.read_log(path)
     if path.name.endswith(SETTINGS) and not path.name.endswith(WEIGHTS):
         return "check_config", lambda: nbdebug.check_config(path)
 
@@ -296,10 +299,13 @@ def _of_path(path: pathlib.Path) -> tuple[str, Callable[[], Report]]:
         except FileNotFoundError:
             if not path.exists():
                 raise
-            return nbdebug.check_data(str(path))
+        if not any(path.iterdir()):
+            raise ValueError(f"{path} is empty.")
+        logs = any(is_log(file) for file in sources(path, 20))
+        return nbdebug.read_log(path) if logs else nbdebug.check_data(str(path))
 
     if path.is_dir():
-        return "check_checkpoint or check_data", of_folder
+        return "check_checkpoint, read_log or check_data", of_folder
     if path.name.endswith(WEIGHTS) or not path.exists():
         return "check_checkpoint", lambda: nbdebug.check_checkpoint(path)
     return "check_data", lambda: nbdebug.check_data(str(path))

@@ -189,6 +189,9 @@ def test_from_a_shell(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out)["verdict"] == "not well, no cause known"
     assert main(["read-log", str(logs.plain(tmp_path, logs.healthy(1)))]) == 0
     assert main(["read_log", str(tmp_path / "none")]) == 2
+    sick = logs.plain(tmp_path, logs.TROUBLES["nan"](1))
+    assert main(["check", str(sick)]) == 1 and "is nan" in capsys.readouterr().out  # nothing says that it is a log
+    assert main(["check", str(_folder(tmp_path, "empty"))]) == 2
 
 
 def test_a_record_goes_out_as_csv_and_events_and_comes_back(tmp_path: pathlib.Path) -> None:

@@ -722,6 +722,21 @@ def _is_object(line: bytes) -> bool:
         return False
 
 
+def is_log(path: pathlib.Path) -> bool:
+    """Whether a file is the log of a training: by its name, or because many of its first lines hold a loss."""
+    if "tfevents" in path.name or path.name.endswith((".log", ".out", ".err", "trainer_state.json")):
+        return True
+    if not any(path.match(pattern) for pattern in NAMES) or (kind := kind_of(path)) not in READERS:
+        return False
+    rows, lines = LogRows(path, kind), LineFeed()
+    reader = READERS[kind](rows, -1)
+    with path.open("rb") as file:
+        for number, text in lines.feed(file.read(4 * LONGEST)):
+            reader.line(number, text)
+    found = [len(values) for key, (_, values) in rows.series.items() if role_of(key) in ("loss", "validation")]
+    return max(found, default=0) > max(1, 0.2 * rows.line)
+
+
 def rank_of(path: pathlib.Path) -> int:
     """The rank that a file's name, or its folder's, carries; -1 without one."""
     for part in (path.stem, path.parent.name):
