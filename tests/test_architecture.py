@@ -180,3 +180,15 @@ def test_the_walk_of_a_question_is_short() -> None:
     walks = {q: re.search(rf"^{q}:\n(.*?)^  (\d+) files", done.stdout, re.MULTILINE | re.DOTALL) for q in BUDGETS}
     for question, match in walks.items():
         assert match and int(match[2]) <= BUDGETS[question], f"{question}: {match and match[0]}{done.stderr}"
+
+
+MAKERS = "empty zeros ones full arange linspace logspace tensor scalar_tensor rand randn randint randperm eye".split()
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES.get)
+def test_a_tensor_that_is_made_names_its_device(path: pathlib.Path) -> None:
+    """With `torch.set_default_device("cuda")` the others would be made on the card: they can't be pinned, nor filled by
+    a generator of the processor."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"torch.{maker}" for maker in MAKERS}:
+            assert {keyword.arg for keyword in node.keywords} & {"device", None}, f"{path.name}:{node.lineno}"

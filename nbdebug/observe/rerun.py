@@ -198,7 +198,7 @@ def cut_gradient(tensor: torch.Tensor, callback: Callable[[torch.Tensor], None])
     """The same values without a graph: backward ends here, and `callback` gets the gradient that arrives."""
     if not tensor.requires_grad or not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
         return tensor
-    return _CutGradient.apply(torch.zeros((), requires_grad=True), tensor.detach(), callback)
+    return _CutGradient.apply(torch.zeros((), requires_grad=True, device="cpu"), tensor.detach(), callback)
 
 
 class _CutGradient(torch.autograd.Function):
@@ -251,7 +251,7 @@ def _losses_in(result: Any) -> dict[str, torch.Tensor]:
     if isinstance(loss, torch.Tensor):
         result = loss
     if isinstance(result, float):
-        result = torch.tensor(result)
+        result = torch.tensor(result, device="cpu")
     return {f"returned {i}": tensor for i, tensor in enumerate(tensors_in(result))}
 
 

@@ -242,7 +242,7 @@ def _scheduler(name: str, beside: Mapping[str, Any], rate: float, totals: list[A
     """The scheduler of a name, over an optimizer of no model, and for how many steps. warm: steps, or a share."""
     import torch  # only where there is a schedule
 
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=float(rate))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1, device="cpu"))], lr=float(rate))
     kind = getattr(torch.optim.lr_scheduler, name, None)
     if isinstance(kind, type) and issubclass(kind, torch.optim.lr_scheduler.LRScheduler):
         if "metrics" in inspect.signature(kind.step).parameters:

@@ -530,7 +530,7 @@ class Agent:
             if not loss.is_cuda:
                 self.write_loss(float(loss), self.backwards, lines, frame, frame.f_lineno if frame else 0)
                 return
-            value = torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(loss, non_blocking=True)
+            value = torch.empty((), dtype=loss.dtype, pin_memory=True, device="cpu").copy_(loss, non_blocking=True)
             (event := torch.cuda.Event()).record()
             place = (frame.f_code, frame.f_lineno) if frame else (None, 0)
             self.late_loss = (value, event, self.backwards, lines, *place)

@@ -281,7 +281,7 @@ class Sandbox:
             if value.layout is not torch.strided or value.is_quantized:
                 raise CannotRun
             if value.device.type != "cpu":
-                return torch.zeros((), dtype=value.dtype).expand(value.shape)
+                return torch.zeros((), dtype=value.dtype, device="cpu").expand(value.shape)
         return value.detach() if self.large else value.detach().clone()
 
     def evaluate(self, node: ast.AST | None, frame: Frame) -> Any:

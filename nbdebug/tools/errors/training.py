@@ -181,7 +181,11 @@ class TrainingSandbox(ProgramSandbox):
             return super()._copy(value)
         if value.layout is not torch.strided or value.is_quantized or self.large:
             raise CannotRun
-        plain = torch.zeros(value.shape, dtype=value.dtype) if value.device.type != "cpu" else value.detach().clone()
+        plain = (
+            torch.zeros(value.shape, dtype=value.dtype, device="cpu")
+            if value.device.type != "cpu"
+            else value.detach().clone()
+        )
         return plain.requires_grad_(value.is_leaf and value.requires_grad)
 
     def allow(self, name: str) -> None:

@@ -109,7 +109,7 @@ def _as_tensor(thing: Any) -> torch.Tensor | None:
     if issubclass(kind, torch.Tensor):
         return thing
     if kind in LISTS and 1 < len(thing) <= MOST and all(type(v) in (int, float) for v in thing):
-        return torch.tensor(list(thing), dtype=torch.float64)
+        return torch.tensor(list(thing), dtype=torch.float64, device="cpu")
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         try:
             return torch.from_numpy(thing if thing.flags.writeable else thing.view())

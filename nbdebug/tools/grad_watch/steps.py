@@ -58,7 +58,7 @@ class DeferredMeasurements:
             if not reads_asynchronously(tensor.device):
                 there.append(tensor)
                 continue
-            pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True, device="cpu")
             there.append(pinned.copy_(tensor, non_blocking=True))
         for device in {t.device for t in tensors if reads_asynchronously(t.device)}:
             event = torch.cuda.Event()

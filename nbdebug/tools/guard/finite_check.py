@@ -130,7 +130,7 @@ class StepCheck:
     def of_scaler_skip(cls, losses: list[torch.Tensor], ranks: Ranks | None, scale: torch.Tensor | None) -> StepCheck:
         """GradScaler has kept the optimizer from stepping: the check of the losses."""
         check = cls(None, losses, ranks, [], scale)
-        check.found_inf = torch.ones(())
+        check.found_inf = torch.ones((), device="cpu")
         return check
 
     def numbers(self) -> torch.Tensor:

@@ -68,7 +68,7 @@ class PendingReads:
         self._found_inf[id(optimizer)] = optimizer, getattr(optimizer, "found_inf", _UNSET)
         optimizer.found_inf = drop.float()  # type: ignore[attr-defined]
         values = torch.cat([numbers, torch.stack([bad, above]).float()])
-        on_host = torch.empty(values.shape, pin_memory=True)
+        on_host = torch.empty(values.shape, pin_memory=True, device="cpu")
         on_host.copy_(values, non_blocking=True)
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(check.device))

@@ -752,7 +752,7 @@ def _filled(fault: Fault, drawn: bool = False) -> TapeChange:
 def _filling(tensor: torch.Tensor, drawn: bool) -> torch.Tensor:
     if not drawn:
         return tensor.nan_to_num(0.0, 0.0, 0.0)
-    numbers = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0))
+    numbers = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0), device="cpu")
     return (0.02 * numbers).to(tensor)
 
 

@@ -367,6 +367,6 @@ def _epsilon(optimizer: Any, copies: CastCopies) -> tuple[float, str, str] | Non
             if copies.mode == "cast":
                 dtypes |= {copies.dtype}
             for dtype in dtypes & {torch.float16, torch.bfloat16}:
-                if isinstance(eps, float) and eps > 0 and float(torch.tensor(eps, dtype=dtype)) == 0:
+                if isinstance(eps, float) and eps > 0 and float(torch.tensor(eps, dtype=dtype, device="cpu")) == 0:
                     return eps, type(one).__name__, str(dtype).removeprefix("torch.")
     return None

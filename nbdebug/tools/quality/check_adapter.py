@@ -326,9 +326,12 @@ def _measured(host: torch.nn.Module, layer: Adapted) -> float | None:
             if isinstance(module, torch.nn.modules.dropout._DropoutNd):
                 module.p = 0.0
         maker = torch.Generator().manual_seed(0)
-        down.copy_(torch.randn(down.shape, generator=maker)), up.copy_(torch.randn(up.shape, generator=maker))
+        (
+            down.copy_(torch.randn(down.shape, generator=maker, device="cpu")),
+            up.copy_(torch.randn(up.shape, generator=maker, device="cpu")),
+        )
         product = _product(down, up, tuple(layer.weight.shape))
-        x = torch.randn(5, layer.weight.shape[1], generator=maker)
+        x = torch.randn(5, layer.weight.shape[1], generator=maker, device="cpu")
         with_it = own(x)
         up.zero_()
         added, expected = with_it - own(x), x @ product.T  # type: ignore[union-attr]

@@ -151,10 +151,10 @@ def _losses(model: Any, alphas: torch.Tensor, clean: torch.Tensor, call: Any) ->
     """(rows by bin of steps, share of each target's variance that is left over the middle of the schedule)."""
     maker = torch.Generator().manual_seed(0)
     rows, sums = [], {name: [0.0, 0.0] for name in TYPES}
-    edges = torch.linspace(0, len(alphas), min(BINS, len(alphas)) + 1).long().tolist()
+    edges = torch.linspace(0, len(alphas), min(BINS, len(alphas)) + 1, device="cpu").long().tolist()
     for start, end in itertools.pairwise(edges):
-        steps = torch.randint(start, end, (len(clean),), generator=maker)
-        noise = torch.randn(clean.shape, generator=maker).to(clean)
+        steps = torch.randint(start, end, (len(clean),), generator=maker, device="cpu")
+        noise = torch.randn(clean.shape, generator=maker, device="cpu").to(clean)
         level = alphas[steps].to(clean).view(-1, *[1] * (clean.ndim - 1))
         signal, other = level.sqrt(), (1 - level).sqrt()
         noisy, at = signal * clean + other * noise, steps.to(clean.device)

@@ -179,7 +179,7 @@ def _nll(logits: Any, targets: Any) -> Any:
     """(N, T) losses in float64, in pieces."""
     import torch
 
-    out = torch.empty(targets.shape, dtype=torch.float64)
+    out = torch.empty(targets.shape, dtype=torch.float64, device="cpu")
     step = max(1, ELEMENTS // max(1, logits.shape[1] * logits.shape[2]))
     for start in range(0, len(logits), step):
         some = logits[start : start + step].detach().double()

@@ -575,7 +575,7 @@ def batched_gain(ops: list[TimedOp], views: int, most: int = 64) -> float:
                     times = _compare(func, members[:most])
                     if times is not None:
                         one, all_ = one + times[0] * len(members), all_ + times[1]
-    tensor = torch.zeros(4, 4)
+    tensor = torch.zeros(4, 4, device="cpu")
     begin = time.perf_counter()
     for _ in range(200):
         tensor.select(0, 1)

@@ -723,8 +723,8 @@ def fix_passes(change: InPlaceChange | None, saved_by: str, shape: tuple[int, ..
     if change is None or saved_by not in OWN_RESULT or change.op not in CHANGES or not shape or change.how == "step":
         return None
     source = torch.Generator().manual_seed(0)  # the user's own generator stays as it is
-    start = torch.rand(shape if math.prod(shape) <= LARGEST else (LARGEST,), generator=source) + 0.5
-    operand = torch.rand(start.shape, generator=source) + 0.5
+    start = torch.rand(shape if math.prod(shape) <= LARGEST else (LARGEST,), generator=source, device="cpu") + 0.5
+    operand = torch.rand(start.shape, generator=source, device="cpu") + 0.5
     op, (in_place, out_of_place) = OWN_RESULT[saved_by], CHANGES[change.op]
     return not _passes(start, operand, op, in_place) and _passes(start, operand, op, out_of_place)
 

@@ -311,7 +311,7 @@ def _dataset_tensors(name: str, value: Any) -> Iterator[tuple[str, str, torch.Te
         if _whole(item):
             yield f"{name}.{key}", f"{path}.{key}", item
         elif type(item) is list and 0 < len(item) <= NUMBERS and all(type(number) is int for number in item):
-            yield f"{name}.{key}", f"{path}.{key}", torch.tensor(item)
+            yield f"{name}.{key}", f"{path}.{key}", torch.tensor(item, device="cpu")
 
 
 def _whole(value: Any) -> bool:

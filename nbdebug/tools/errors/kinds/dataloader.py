@@ -655,7 +655,11 @@ def _shape_mismatch(
     unknown = position is None
     position = int(match[3]) if position is None else position
     usual, odd = shapes if position else shapes[::-1]
-    tried = _tried_on_shapes([torch.zeros(shape) for shape in shapes]) if sum(map(math.prod, shapes)) <= SMALL else None
+    tried = (
+        _tried_on_shapes([torch.zeros(shape, device="cpu") for shape in shapes])
+        if sum(map(math.prod, shapes)) <= SMALL
+        else None
+    )
     result = dataclasses.replace(
         facts,
         odd=str(list(odd)),

@@ -514,7 +514,7 @@ def _fits_axis(idea: FixIdea, operand: CallOperand, message: ParsedMessage) -> b
     """Whether a view has the expected size on the axis that counts, and the batch where it was."""
     if message.axis is None or operand.shape is None:
         return True
-    after = tuple(idea.change(torch.zeros(()).expand(operand.shape)).shape)
+    after = tuple(idea.change(torch.zeros((), device="cpu").expand(operand.shape)).shape)
     return after[message.axis] == message.expected and (message.axis == 0 or after[0] == operand.shape[0])
 
 

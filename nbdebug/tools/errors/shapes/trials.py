@@ -67,7 +67,7 @@ class CallTrials:
         if shape is None or accept is not None and not accept(shape):
             return None
         if self._crop() and self.call.layer is not None:  # what the whole input would give
-            view = idea.change(torch.zeros(()).expand(self.call.operands[0].shape or ()))
+            view = idea.change(torch.zeros((), device="cpu").expand(self.call.operands[0].shape or ()))
             shape = output_shape(self.call.layer, tuple(view.shape))
         return ShapeFix(idea.slug, self.call.operands[idea.which].text, idea.code, True, shape)
 

@@ -208,9 +208,12 @@ class _Packer:
             if isinstance(state, torch.Tensor):
                 self.tensors[key], rest = state, []
             elif isinstance(state[0], int):  # Python's: version, state, a number that waits
-                self.tensors[key], rest = torch.tensor(state[1]), [state[0], state[2]]
+                self.tensors[key], rest = torch.tensor(state[1], device="cpu"), [state[0], state[2]]
             elif state[0] == "MT19937":  # NumPy's
-                self.tensors[key], rest = torch.tensor(state[1].astype("int64")), [int(state[2]), *state[3:]]
+                self.tensors[key], rest = (
+                    torch.tensor(state[1].astype("int64"), device="cpu"),
+                    [int(state[2]), *state[3:]],
+                )
             else:
                 continue
             saved.append({"source": name, "tensor": key, "rest": rest})

@@ -225,7 +225,7 @@ class Unpacker:
     def _held(self, raw: dict[str, Any], tape: Tape) -> None:
         number = whole(raw.get("number"))
         if "grad_of" in raw:
-            tape.externals[number] = ExternalTensor(torch.empty(0), False, grad_of=whole(raw["grad_of"]))
+            tape.externals[number] = ExternalTensor(torch.empty(0, device="cpu"), False, grad_of=whole(raw["grad_of"]))
             return
         leaf = raw.get("leaf") is True
         if "parameter" in raw:

@@ -254,7 +254,7 @@ def _dropout(values: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     if not train or p == 0 or not values.numel():
         return values
     if p == 1:
-        return values * torch.zeros((), dtype=values.dtype)
+        return values * torch.zeros((), dtype=values.dtype, device="cpu")
     return torch.native_dropout(values, p, train)[0]
 
 
@@ -284,7 +284,11 @@ def _attention(
         return out[0]
     if mask is not None:
         if mask.dtype == torch.bool:
-            mask = torch.where(mask, torch.zeros((), dtype=query.dtype), torch.full((), -math.inf, dtype=query.dtype))
+            mask = torch.where(
+                mask,
+                torch.zeros((), dtype=query.dtype, device="cpu"),
+                torch.full((), -math.inf, dtype=query.dtype, device="cpu"),
+            )
         mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     wants = any(t.requires_grad for t in (query, key, value))
     return torch.ops.aten._scaled_dot_product_efficient_attention(

@@ -277,7 +277,7 @@ def sole_holder() -> tuple[int, int]:
     """What `holders` says of a gradient that only autograd's own buffer holds: measured on a graph that is known to
     have such a one, as the count differs between versions of torch."""
     with unset_fake_temporarily(), FakeTensorMode(), _Counting() as counting, torch.enable_grad():
-        leaf = torch.empty(2, requires_grad=True)
+        leaf = torch.empty(2, requires_grad=True, device="cpu")
         (leaf.exp() + leaf.sin()).sum().backward()
     return counting.counted
 

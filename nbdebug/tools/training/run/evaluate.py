@@ -247,7 +247,7 @@ def shuffled(batches: Sequence[Any]) -> list[Any] | None:
     if None in sizes or len(batches) < 2:
         return None
     whole = _joined(list(batches))
-    order = torch.randperm(sum(s or 0 for s in sizes), generator=generator)
+    order = torch.randperm(sum(s or 0 for s in sizes), generator=generator, device="cpu")
     return [rows_of(whole, part) for part in order.split(sizes[0] or 1)]
 
 
@@ -284,7 +284,7 @@ def parts_of(batch: Any, most: int) -> list[Any]:
     size = _length(batch)
     if size is None or size < 2 or most < 2:
         return [batch]
-    return [rows_of(batch, rows) for rows in torch.arange(size).split(-(-size // most))]
+    return [rows_of(batch, rows) for rows in torch.arange(size, device="cpu").split(-(-size // most))]
 
 
 # -- the loss on fixed batches -----------------------------------------------------------------------------------------
@@ -475,7 +475,7 @@ def _word_counts(columns: list[torch.Tensor]) -> list[torch.Tensor]:
     kinds, at = torch.cat(columns).unique(return_inverse=True)
     if not 1 < len(kinds) <= WORDS or columns[0].shape[1] < 2:
         return columns
-    counts = torch.zeros(len(at), len(kinds)).scatter_add_(1, at, torch.ones(at.shape))
+    counts = torch.zeros(len(at), len(kinds), device="cpu").scatter_add_(1, at, torch.ones(at.shape, device="cpu"))
     return list(counts.split([len(c) for c in columns]))
 
 

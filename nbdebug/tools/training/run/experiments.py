@@ -474,8 +474,11 @@ class _Judged:
                 own_loss, dealt, best = (each.reshape(own.shape) for each in (*both, scores.argmax(1)))
                 return cls(own_loss, dealt, own, best)
         other = with_targets(batch, targets.roll(1, 0))
-        rows = torch.arange(len(targets)).split(1)
-        both = [torch.tensor([loss_value(loss_fn(model, rows_of(b, r))) for r in rows]) for b in (batch, other)]
+        rows = torch.arange(len(targets), device="cpu").split(1)
+        both = [
+            torch.tensor([loss_value(loss_fn(model, rows_of(b, r))) for r in rows], device="cpu")
+            for b in (batch, other)
+        ]
         return cls(both[0], both[1])
 
     def only(self, mask: torch.Tensor) -> _Judged:
@@ -648,7 +651,7 @@ def _squash_of(out: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """What brings any numbers into the range of this output, along its last dimension."""
     out = out.detach().float()
     if out.dim() > 1 and out.shape[-1] > 1:
-        one = torch.ones(()).to(out)
+        one = torch.ones((), device="cpu").to(out)
         if bool((out >= 0).all()) and torch.allclose(out.sum(-1), one, atol=1e-3):
             return lambda t: t.softmax(-1)
         if torch.allclose(out.exp().sum(-1), one, atol=1e-3):

@@ -411,7 +411,7 @@ def inverse_weights(retrainer: Retrainer, steps: int, before: _ClassTable, weigh
         tables.append(_class_table(retrainer.model, retrainer.loss_fn, _judged(retrainer)))
         return []
 
-    inverse = torch.tensor([1 / w if w > 0 else w for w in weights])
+    inverse = torch.tensor([1 / w if w > 0 else w for w in weights], device="cpu")
     retrainer.train(RetrainChange(loss_fn=_weighted(retrainer.loss_fn, inverse)), steps, at_end=measure)
     if not tables or tables[0] is None:
         return None
@@ -503,7 +503,7 @@ class _ClassTable:
         if leave_out:
             weights = torch.ones_like(weights)
             weights[self.common] = 0.0
-        return torch.tensor([float(f"{weight:.3g}") for weight in weights.tolist()])
+        return torch.tensor([float(f"{weight:.3g}") for weight in weights.tolist()], device="cpu")
 
 
 def _class_table(model: nn.Module, loss_fn: LossFn, batches: Sequence[Any]) -> _ClassTable | None:

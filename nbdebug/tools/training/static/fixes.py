@@ -630,7 +630,7 @@ def train_on(
 
 def _closure(model: nn.Module, loss_fn: LossFn, batch: Any, members: Sequence[torch.Tensor]) -> Any:
     """For an optimizer that computes the loss itself."""
-    return torch.tensor(_loss_and_gradients(model, loss_fn, batch, members))
+    return torch.tensor(_loss_and_gradients(model, loss_fn, batch, members), device="cpu")
 
 
 def _loss_and_gradients(model: nn.Module, loss_fn: LossFn, batch: Any, members: Sequence[torch.Tensor]) -> float:

@@ -136,7 +136,7 @@ def _describe(calls: Calls, op: str, call: OpCall, output: torch.Tensor, target:
 def _class_loss(loss: LossCall, call: OpCall, o: torch.Tensor, t: torch.Tensor) -> LossCall:
     dim = 1 if o.dim() > 1 else 0
     classes = o.shape[dim]
-    log_sums = o.logsumexp(dim) if classes else torch.full((1,), math.nan)
+    log_sums = o.logsumexp(dim) if classes else torch.full((1,), math.nan, device="cpu")
     ignore = call.argument(4, "ignore_index", -100)
     labels: dict[str, Any] = {}
     if not t.is_floating_point():
@@ -172,7 +172,7 @@ def _smoothing(loss: LossCall, call: OpCall, classes: int, t: torch.Tensor, dim:
     if call.op != "cross_entropy" or loss.weighted or classes < 2 or call.argument(6, "reduction", "mean") != "mean":
         return {}
     if not t.is_floating_point():
-        targets = (torch.arange(classes) == 0).float()
+        targets = (torch.arange(classes, device="cpu") == 0).float()
     elif bool((t < 0).any()) or float((t.sum(dim) - 1).abs().max()) > UNLIKE / 100:
         return {}
     else:

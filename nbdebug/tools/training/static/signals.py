@@ -307,11 +307,11 @@ def near_copies(train: torch.Tensor, val: torch.Tensor) -> tuple[float, float]:
 
 def _moved(train: torch.Tensor, val: torch.Tensor) -> float:
     """The share of rows that hold the same values as a training row, moved by some steps."""
-    width, moved = train.shape[1], torch.zeros(len(val), dtype=torch.bool)
+    width, moved = train.shape[1], torch.zeros(len(val), dtype=torch.bool, device="cpu")
     for shift in (s for s in SHIFTS if width - s >= ELEMENTS):
         for known, rows in ((train[:, shift:], val[:, :-shift]), (train[:, :-shift], val[:, shift:])):
             hashes = {row.numpy().tobytes() for row in known.contiguous()}
-            moved |= torch.tensor([row.numpy().tobytes() in hashes for row in rows.contiguous()])
+            moved |= torch.tensor([row.numpy().tobytes() in hashes for row in rows.contiguous()], device="cpu")
     return float((moved & (val.std(1) > 0)).float().mean())
 
 
@@ -450,9 +450,9 @@ def _told_by(x: torch.Tensor, labels: torch.Tensor, fit: torch.Tensor | None = N
     others are judged; else all of them both times."""
     if not x.shape[1]:
         return 0.0
-    x = torch.cat([x, torch.ones(len(x), 1)], 1).double()
+    x = torch.cat([x, torch.ones(len(x), 1, device="cpu")], 1).double()
     wanted = torch.nn.functional.one_hot(labels.unique(return_inverse=True)[1]).double()
-    fit, judge = (fit, ~fit) if fit is not None else (torch.ones(len(x), dtype=torch.bool),) * 2
+    fit, judge = (fit, ~fit) if fit is not None else (torch.ones(len(x), dtype=torch.bool, device="cpu"),) * 2
     return float((_fitted(x[fit], wanted[fit], x[judge]).argmax(1) == wanted[judge].argmax(1)).double().mean())
 
 
@@ -481,11 +481,11 @@ def telling_feature(
         names, place = x.unique(return_inverse=True)
         if not 8 <= len(names) <= 5000:
             return None
-        kind, x = "token", torch.zeros(len(x), len(names)).scatter_(1, place, 1.0)
+        kind, x = "token", torch.zeros(len(x), len(names), device="cpu").scatter_(1, place, 1.0)
     x = x.float().flatten(1)
     if not (3 <= x.shape[1] <= 5000 and 2 <= len(classes) <= 20 and len(x) >= 40 * len(classes)):
         return None
-    even = torch.arange(len(x)) % 2 == 0
+    even = torch.arange(len(x), device="cpu") % 2 == 0
     if not bool(torch.isfinite(x).all()) or min(int((labels[even] == c).sum()) for c in classes) < 5:
         return None
     means = torch.stack([x[even & (labels == c)].mean(0) for c in classes])
@@ -516,7 +516,7 @@ def _nearest_is_right(
 ) -> torch.Tensor:
     """Of each feature the share of the samples of that label, of which it tells the fewest, whose own label has the
     nearest mean. x: (N, F), means: (classes, F)."""
-    best = torch.full(x.shape, math.inf)
+    best = torch.full(x.shape, math.inf, device="cpu")
     choice = torch.zeros_like(best, dtype=torch.long)
     for index, mean in enumerate(means):
         distance = (x - mean).abs()
