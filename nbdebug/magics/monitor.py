@@ -15,6 +15,7 @@ from nbdebug.magics._arguments import FULL, HELP, answer, parse, unquote, usage_
 from nbdebug.magics._watch import request_argument
 from nbdebug.report import Report
 from nbdebug.text import count
+from nbdebug.tools.monitor.incident import session_reports
 
 
 @magics_class
@@ -88,7 +89,7 @@ class MonitorMagics(Magics):
 
     @magic_arguments()
     @HELP
-    @argument("--save", metavar="FILE", help="write the page to FILE (.md or .html), too")
+    @argument("--save", metavar="FILE", help="write the page to FILE (.md), too")
     @argument("title", nargs="*", metavar="TITLE", help="of the page (default: the first cause)")
     @line_magic
     def incident(self, line: str) -> Any:
@@ -153,12 +154,6 @@ def _followed(path: Any) -> Report | None:
         else:
             handle.update(report)
     return report
-
-
-def session_reports(shell: Any) -> list[Any]:
-    """The reports that cells of this session gave, oldest first."""
-    panel = shell.magics_manager.registry.get("NbdebugMagics")
-    return list(panel.state.reports.kept) if panel is not None else []
 
 
 def _bundle(html: str) -> dict[str, str]:

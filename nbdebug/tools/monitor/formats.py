@@ -252,18 +252,13 @@ class LogRows:
 
 def number_of(value: Any) -> float | None:
     """A number, also one that stands in quotes; None for anything else."""
-    if isinstance(value, bool) or value is None:
-        return None
-    if isinstance(value, (int, float)):
+    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
         try:
-            return float(value)
+            return float(value.replace(",", "") if isinstance(value, str) else value)
         except OverflowError:
             return math.inf
-    if isinstance(value, str) and 0 < len(value) <= 40:
-        try:
-            return float(value.replace(",", "")) if not value.isspace() else None
         except ValueError:
-            return None
+            pass
     return None
 
 
@@ -319,7 +314,8 @@ class TextLog:
     def __init__(self, rows: LogRows, rank: int = -1) -> None:
         self.rows, self.rank = rows, rank
         self.epoch, self._last, self.nans = NAN, "", 0
-        self.names, self.between = [], re.compile("")  # of the table's columns
+        self.names: list[str] = []  # of a table's columns
+        self.between = re.compile("")
         self._trace: dict[int, LogText] = {}  # the tracebacks that have not ended, by rank
 
     def line(self, number: int, text: str) -> None:
@@ -381,21 +377,21 @@ class TextLog:
 
     def _note(self, number: int, text: str, rank: int) -> None:
         rows, plain = self.rows, text.strip()[:400]
+        said = LogText(number, plain, rank if rank >= 0 else None)
         if KILLED.search(plain):
-            rows.kills.append(LogText(number, plain, rank if rank >= 0 else None))
+            rows.kills.append(said)
         elif WARNING.search(plain):
             key = re.sub(r"\d+", "#", plain)[-200:]
-            known = rows.warnings.get(key)
-            if known is not None:
-                known.times += 1
+            if key in rows.warnings:
+                rows.warnings[key].times += 1
             elif len(rows.warnings) < MOST_WARNINGS:
-                rows.warnings[key] = LogText(number, plain, rank if rank >= 0 else None)
+                rows.warnings[key] = said
         elif ERROR.match(plain) and not LOSS_ITSELF.match(plain):
-            rows.tracebacks.append(LogText(number, plain, rank if rank >= 0 else None))
+            rows.tracebacks.append(said)
         if ENDED.search(plain):
             rows.ends.append(number)
         if RESUMED.search(plain):
-            rows.resumes.append(LogText(number, plain, rank if rank >= 0 else None))
+            rows.resumes.append(said)
 
     def _object(self, number: int, text: str, rank: int) -> bool:
         """A line that is one object of JSON."""
@@ -406,8 +402,6 @@ class TextLog:
         if isinstance(value, dict):
             self.rows.add_mapping(number, value, rank)
         return isinstance(value, dict)
-
-    names: list[str]
 
     def _head(self, text: str) -> bool:
         """The names above a table's columns."""
@@ -513,9 +507,8 @@ class CsvLines:
     """A row for each step, under a line of names; blank cells are no numbers."""
 
     def __init__(self, rows: LogRows, rank: int = -1) -> None:
-        self.rows, self.rank, self.names, self.delimiter = rows, rank, [], ","
-
-    names: list[str]
+        self.rows, self.rank, self.delimiter = rows, rank, ","
+        self.names: list[str] = []
 
     def line(self, number: int, text: str) -> None:
         self.rows.line = number
@@ -599,7 +592,7 @@ def read_events(rows: LogRows, data: bytes) -> int:
         rows.line += 1
         try:
             step, scalars = _event(memoryview(data)[at + 12 : at + 12 + length])
-        except (ValueError, IndexError, struct.error, UnicodeDecodeError):
+        except (ValueError, IndexError, TypeError, struct.error):
             rows.broken.append(rows.line)
             step, scalars = 0, {}
         at += 16 + length
@@ -610,71 +603,42 @@ def read_events(rows: LogRows, data: bytes) -> int:
     return at
 
 
-def _event(data: memoryview) -> tuple[int, dict[str, float]]:
-    step, scalars = 0, {}
-    for field, value in fields(data):
-        if field == 2 and isinstance(value, int):
-            step = value
-        elif field == 5 and isinstance(value, memoryview):
-            for inner, part in fields(value):
-                if inner == 1 and isinstance(part, memoryview):
-                    tag, number = _scalar(part)
-                    if tag and number is not None:
-                        scalars[tag] = number
-    return step, scalars
+def _event(data: Any) -> tuple[int, dict[str, float]]:
+    """(step, scalars by their tags) of an Event. Its field 5 is a summary, of which each field 1 is a value: field 1
+    its tag, 2 a float, 8 a tensor (1: its type, 4: its bytes, 5 and 6: its floats and doubles)."""
+    event = list(fields(data))
+    scalars = {}
+    for part in (part for field, summary in event if field == 5 for inner, part in fields(summary) if inner == 1):
+        value = dict(fields(part))
+        tensor = dict(fields(value.get(8, b"")))
+        content = tensor.get(4) if tensor.get(1) in (1, 2) else None
+        number = next(
+            (c for c in (value.get(2), tensor.get(5), tensor.get(6), content) if c and len(c) in (4, 8)), None
+        )
+        if number is not None:
+            (number,) = struct.unpack("<f" if len(number) == 4 else "<d", bytes(number))
+            scalars[bytes(value.get(1, b"")[:200]).decode()] = number
+    return next((value for field, value in event if field == 2 and isinstance(value, int)), 0), scalars
 
 
-def _scalar(data: memoryview) -> tuple[str, float | None]:
-    tag, number = "", None
-    for field, value in fields(data):
-        if field == 1 and isinstance(value, memoryview):
-            tag = bytes(value[:200]).decode()
-        elif field == 2 and isinstance(value, bytes) and len(value) == 4:
-            (number,) = struct.unpack("<f", value)
-        elif field == 8 and isinstance(value, memoryview):
-            number = _tensor(value)
-    return tag, number
-
-
-def _tensor(data: memoryview) -> float | None:
-    """The number of a TensorProto that holds one: float_val, double_val, or its content."""
-    kind, number = 0, None
-    for field, value in fields(data):
-        if field == 1 and isinstance(value, int):
-            kind = value
-        elif field in (5, 6) and isinstance(value, (bytes, memoryview)) and len(value) in (4, 8):
-            number = struct.unpack("<f" if len(value) == 4 else "<d", bytes(value))[0]
-        elif field == 4 and isinstance(value, memoryview) and (kind, len(value)) in ((1, 4), (2, 8)):
-            number = struct.unpack("<f" if kind == 1 else "<d", bytes(value))[0]
-    return number
-
-
-def fields(data: memoryview) -> Iterator[tuple[int, int | bytes | memoryview]]:
-    """The fields of a protobuf message: numbers as int, fixed ones as bytes, the rest as a view."""
+def fields(data: Any) -> Iterator[tuple[int, Any]]:
+    """The fields of a protobuf message: numbers as int, the rest as bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
         kind = key & 7
-        if kind == 0:
-            value, at = _varint(data, at)
-            yield key >> 3, value
-        elif kind in (1, 5):
-            length = 8 if kind == 1 else 4
-            if at + length > len(data):
-                raise ValueError("a message ends early")
-            yield key >> 3, bytes(data[at : at + length])
-            at += length
-        elif kind == 2:
-            length, at = _varint(data, at)
-            if at + length > len(data):
-                raise ValueError("a message ends early")
-            yield key >> 3, data[at : at + length]
-            at += length
-        else:
+        if kind not in (0, 1, 2, 5):
             raise ValueError(f"no message has fields of kind {kind}")
+        length, at = (8 if kind == 1 else 4, at) if kind in (1, 5) else _varint(data, at)
+        value: Any = length
+        if kind:
+            value, at = data[at : at + length], at + length
+        if at > len(data):
+            raise ValueError("a message ends early")
+        yield key >> 3, value
 
 
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
+def _varint(data: Any, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         byte = data[at]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import html
 import os
 import pathlib
 import platform
@@ -66,15 +65,13 @@ def incident(reports: Iterable[Any] | None = None, *, title: str = "") -> Incide
     """A page in five parts of what went wrong: problem, facts, cause, cure, prevention.
 
     reports: Reports, oldest first; left out: those that cells of this notebook gave, the last 50 of them. title: of the
-    page; left out: the first cause. Returns a page that a notebook shows; `page.save("page.md")` (or .html) writes it.
+    page; left out: the first cause. Returns a page that a notebook shows; `page.save("page.md")` writes it.
     Raises ValueError where no report has found anything, TypeError for what is no report.
     """
     if reports is None:
         from nbdebug.observe.shell import running_shell
 
-        panel = getattr(running_shell(), "magics_manager", None)
-        state = panel.registry.get("NbdebugMagics") if panel is not None else None
-        reports = state.state.reports.kept if state is not None else ()
+        reports = session_reports(running_shell())
     given = [one if isinstance(one, GivenReport) else GivenReport("", 0.0, one) for one in reports]
     for one in given:
         if not isinstance(one.report, Report):
@@ -85,35 +82,31 @@ def incident(reports: Iterable[Any] | None = None, *, title: str = "") -> Incide
     return Incident(scrubbed(_markdown(given, told, title)))
 
 
+def session_reports(shell: Any) -> list[GivenReport]:
+    """The reports that cells of this session gave, oldest first."""
+    panel = getattr(getattr(shell, "magics_manager", None), "registry", {}).get("NbdebugMagics")
+    return list(panel.state.reports.kept) if panel is not None else []
+
+
 class Incident:
-    """The page. markdown: its text."""
+    """The page. markdown: its text, which a notebook shows."""
 
     def __init__(self, markdown: str) -> None:
         self.markdown = markdown
 
     def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
-        """Write the page as .md or .html. Raises ValueError for any other ending."""
+        """Write the page as .md. Raises ValueError for any other ending."""
         path = pathlib.Path(path)
-        texts = {".md": self.markdown, ".html": self.html(page=True)}
-        if path.suffix not in texts:
-            raise ValueError(f"An incident is saved as .md or .html; got {path.name!r}.")
-        write_whole(path, texts[path.suffix])
+        if path.suffix != ".md":
+            raise ValueError(f"An incident is saved as .md; got {path.name!r}.")
+        write_whole(path, self.markdown)
         return path
-
-    def html(self, page: bool = False) -> str:
-        """The page as HTML of plain tags. page: as a whole document."""
-        body = _html(self.markdown)
-        if not page:
-            return f"<div>{body}</div>"
-        head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Incident</title>'
-        style = "max-width:50em;margin:2em auto;font-family:sans-serif;line-height:1.5"
-        return f'{head}<body style="{style}">{body}</body></html>'
 
     def __repr__(self) -> str:
         return self.markdown
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": self.markdown, "text/html": self.html(), "text/markdown": self.markdown}
+        return {"text/plain": self.markdown, "text/markdown": self.markdown}
 
 
 def scrubbed(text: str) -> str:
@@ -142,13 +135,7 @@ COMMON = ("root", "user", "admin", "localhost", "home", "notebook", "python", "t
 def _markdown(given: Sequence[GivenReport], told: Sequence[GivenReport], title: str) -> str:
     findings = _findings(told)
     title = title or (findings[0][1].title if findings else _first_words(told[0].report))
-    parts = (
-        _problem(told),
-        _facts(given),
-        _causes(findings),
-        _cures(findings, given),
-        _prevention(findings),
-    )
+    parts = _problem(told), _facts(given), _causes(findings), _cures(findings, given), _prevention(findings)
     body = "\n\n".join(f"## {number}. {name}\n\n{text}" for number, (name, text) in enumerate(zip(PARTS, parts), 1))
     return f"# Incident: {_line(title, 160)}\n\n{body}\n"
 
@@ -158,9 +145,7 @@ def _findings(told: Sequence[GivenReport]) -> list[tuple[GivenReport, Finding]]:
     first: dict[str, tuple[GivenReport, Finding]] = {}
     for one in told:
         for finding in one.report.findings[:3]:
-            known = first.get(finding.code)
-            better = known is not None and not known[1].fixes and finding.fixes
-            if known is None or better:
+            if finding.code not in first or not first[finding.code][1].fixes and finding.fixes:
                 first[finding.code] = one, finding
     return list(first.values())[:MOST]
 
@@ -187,18 +172,23 @@ def _problem(told: Sequence[GivenReport]) -> str:
     return f"{bullets}\n\n{first}{where}".strip()
 
 
-def _clock(when: float) -> str:
-    return datetime.datetime.fromtimestamp(when, datetime.timezone.utc).strftime("%Y-%m-%d, %H:%M UTC")
+def _clock(when: float, form: str = "%Y-%m-%d, %H:%M UTC") -> str:
+    return datetime.datetime.fromtimestamp(when, datetime.timezone.utc).strftime(form)
 
 
 def _facts(given: Sequence[GivenReport]) -> str:
     rows = []
     for one in given[-20:]:
         code = one.report.findings[0].code if one.report.findings else ""
-        clock = (
-            datetime.datetime.fromtimestamp(one.when, datetime.timezone.utc).strftime("%H:%M:%S") if one.when else ""
+        rows.append(
+            [
+                _clock(one.when, "%H:%M:%S") if one.when else "",
+                one.cell,
+                f"`{_line(one.report.question, 60)}`",
+                one.report.verdict,
+                code,
+            ]
         )
-        rows.append([clock, one.cell, f"`{_line(one.report.question, 60)}`", one.report.verdict, code])
     table = _table(("time", "cell", "asked", "verdict", "cause"), rows)
     numbers = [
         f"- {finding.code}, {key}: {_value(value)}"
@@ -283,52 +273,3 @@ def _prevention(findings: Sequence[tuple[GivenReport, Finding]]) -> str:
     chapters = dict.fromkeys(finding.chapter for _, finding in findings)
     lines = [f"- {BEFORE[chapter]}" for chapter in chapters if chapter in BEFORE]
     return "\n".join(lines) or "- `%preflight` before a run, `%guard on` and `%monitor on` during it."
-
-
-# -- as HTML ----------------------------------------------------------------------------------------------------------
-
-
-def _html(markdown: str) -> str:
-    """The few forms of Markdown that a page has: headings, lists, tables, code."""
-    out: list[str] = []
-    lines = markdown.splitlines()
-    at = 0
-    while at < len(lines):
-        line = lines[at]
-        if line.strip().startswith("```"):
-            end = next((n for n in range(at + 1, len(lines)) if lines[n].strip() == "```"), len(lines))
-            out.append(f"<pre>{html.escape(chr(10).join(part[2:] for part in lines[at + 1 : end]))}</pre>")
-            at = end + 1
-            continue
-        if line.startswith("| "):
-            end = next((n for n in range(at, len(lines)) if not lines[n].startswith("|")), len(lines))
-            out.append(_html_table(lines[at:end]))
-            at = end
-            continue
-        out.append(_html_line(line))
-        at += 1
-    return "".join(out)
-
-
-def _html_line(line: str) -> str:
-    if match := re.match(r"(#+) (.*)", line):
-        return f"<h{len(match[1]) + 1}>{_inline(match[2])}</h{len(match[1]) + 1}>"
-    if match := re.match(r"( *)- (.*)", line):
-        return f'<div style="margin-left:{1 + len(match[1]) / 2:g}em">• {_inline(match[2])}</div>'
-    return (
-        f'<p style="margin:.5em 0 .5em {1 if line.startswith("  ") else 0}em">{_inline(line.strip())}</p>'
-        if line.strip()
-        else ""
-    )
-
-
-def _inline(text: str) -> str:
-    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
-    return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", text)
-
-
-def _html_table(lines: Sequence[str]) -> str:
-    rows = [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    head = "".join(f'<th scope="col" style="text-align:left">{_inline(cell)}</th>' for cell in rows[0])
-    body = "".join(f"<tr>{''.join(f'<td>{_inline(cell)}</td>' for cell in row)}</tr>" for row in rows[2:])
-    return f"<table><tr>{head}</tr>{body}</table>"
