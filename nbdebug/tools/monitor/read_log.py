@@ -150,6 +150,15 @@ class Course:
     def losses(self) -> list[tuple[int, float]]:
         return [(step, loss) for step, loss, _ in self.rows if loss is not None]
 
+    @property
+    def last_line(self) -> int:
+        return max(self.lines.values(), default=0)
+
+    @property
+    def gap(self) -> float:
+        """Between two rows, usually."""
+        return _gap([step for step, _, _ in self.rows])
+
     def add(self, step: int, line: int, loss: float | None, val: float | None) -> None:
         """A step that is there already gets what it lacks."""
         if val is not None:
@@ -196,7 +205,7 @@ def _courses(log: LogRows, rank: int, own: list[int]) -> list[Course]:
         main = own
     unit, places = _places(log, main)
     courses, offset, last, epoch = [Course(rank, unit)], 0.0, -math.inf, math.nan
-    gap = _gap(places)
+    gap = _gap(list(places.values()))
     begun = places.get(main[0], 0.0) if main else 0.0
     for row in own:
         step = places.get(row)
@@ -269,8 +278,7 @@ def _in_passes(log: LogRows, rows: list[int]) -> bool:
     return bool(turns) and sum(log.places[b] <= log.places[a] for a, b in turns) > 0.5 * len(turns)
 
 
-def _gap(places: dict[int, float]) -> float:
-    values = list(places.values())
+def _gap(values: Sequence[float]) -> float:
     rises = [b - a for a, b in itertools.pairwise(values) if b > a]
     return statistics.median(rises) if rises else 1.0
 
@@ -332,8 +340,9 @@ def _with_restarts(course: Course, log: LogRows) -> Course:
 
 @dataclasses.dataclass
 class Judged:
-    """What one source shows."""
+    """What one source shows. name: as the report calls it."""
 
+    name: str
     log: LogRows
     courses: list[Course]
     findings: list[Finding]
@@ -373,12 +382,12 @@ def judge(log: LogRows, name: str, growing: bool) -> Judged:
             elif found or seen:
                 first = next((f.title for f in found), None) or seen[0].what
                 notes.append(
-                    f"{who}An earlier run in this file (up to line {_last_line(course):,}): {first.rstrip('.')}."
+                    f"{who}An earlier run in this file (up to line {course.last_line:,}): {first.rstrip('.')}."
                 )
     errors = _errors(log, name, all_courses, notes)
     findings = [*(e for e in errors if isinstance(e, Finding)), *findings]
     symptoms = [*(e for e in errors if isinstance(e, Symptom)), *symptoms]
-    return Judged(log, all_courses, findings, _merged(symptoms), notes)
+    return Judged(name, log, all_courses, findings, _merged(symptoms), notes)
 
 
 def _merged(symptoms: list[Symptom]) -> list[Symptom]:
@@ -393,10 +402,6 @@ def _merged(symptoms: list[Symptom]) -> list[Symptom]:
     return merged
 
 
-def _last_line(course: Course) -> int:
-    return max(course.lines.values(), default=0)
-
-
 def _of_course(
     course: Course, log: LogRows, name: str, growing: bool
 ) -> tuple[list[Finding], list[Symptom], list[str]]:
@@ -406,7 +411,7 @@ def _of_course(
     rates = dict(course.rates)
     known = rates if rates and all(step in rates for step, loss, _ in rows if loss is not None) else None
     resumed = bool(course.rows) and (
-        course.rows[0][0] > 100 * max(1, _step_gap(course)) or bool(log.resumes and not course.restarts)
+        course.rows[0][0] > 100 * max(1, course.gap) or bool(log.resumes and not course.restarts)
     )
     patterns = verdict.verdicts(rows, rates=known)
     found = loss_findings(patterns)
@@ -424,7 +429,7 @@ def _of_course(
         course.restarts,
         _killed(log, course),
         None if growing else _stopped(log, course),
-        _last_line(course),
+        course.last_line,
         course.rounded,
         worse,
     )
@@ -435,26 +440,13 @@ def _of_course(
             f
             for f in found
             if f.code != "training/loss-spike"
-            or abs((f.where.step or 0) - lost.evidence["goes on at"]) > 10 * _step_gap(course)
+            or abs((f.where.step or 0) - lost.evidence["goes on at"]) > 10 * course.gap
         ]
         seen = [s for s in seen if "jumped" not in s.what]
     found = [_placed(finding, course, name) for finding in found]
-    spikes = {f.title for f in found}
-    seen = [
-        dataclasses.replace(s, what=_with_line(s.what, course, name))
-        for s in seen
-        if s.what not in spikes and s.what not in titles
-    ]
+    seen = [dataclasses.replace(s, what=_with_line(s.what, course, name)) for s in seen if s.what not in titles]
     seen += [*_norms(course, name), *_same_for_epochs(course, name, resumed)]
-    return [*own, *found], seen, [*_unit_words(notes, course), *_course_notes(course, name)]
-
-
-def _step_gap(course: Course) -> float:
-    return _gap({i: float(step) for i, (step, _, _) in enumerate(course.rows)})
-
-
-def _unit_words(notes: list[str], course: Course) -> list[str]:
-    return [_in_unit(note, course) for note in notes]
+    return [*own, *found], seen, [*(_in_unit(note, course) for note in notes), *_course_notes(course, name)]
 
 
 def _in_unit(text: str, course: Course) -> str:
@@ -481,7 +473,7 @@ def _with_line(text: str, course: Course, name: str) -> str:
         step = next((s for s, _ in course.losses if s > step), step)
     lines = course.val_lines if text.startswith("The validation") else course.lines
     line = lines.get(step) if step is not None else None
-    where = f"{name}, line {line:,}" if line else f"{name}, up to line {_last_line(course):,}"
+    where = f"{name}, line {line:,}" if line else f"{name}, up to line {course.last_line:,}"
     return f"{_in_unit(text, course).rstrip('.')} ({where})."
 
 
@@ -514,9 +506,7 @@ def _same_for_epochs(course: Course, name: str, resumed: bool) -> list[Symptom]:
         return []
     if not all(map(math.isfinite, values)) or max(values) - min(values) > SAME * abs(values[0]) or not any(values):
         return []
-    what = (
-        f"The loss has stayed at {values[0]:.4g} for {len(values)} epochs ({name}, up to line {_last_line(course):,})."
-    )
+    what = f"The loss has stayed at {values[0]:.4g} for {len(values)} epochs ({name}, up to line {course.last_line:,})."
     return [Symptom(what, verdict.DATA)]
 
 
@@ -543,7 +533,7 @@ def _course_notes(course: Course, name: str) -> list[str]:
 
 def _killed(log: LogRows, course: Course) -> tuple[int, str] | None:
     """The line that says that the process was killed, where no loss comes after it."""
-    last = _last_line(course)
+    last = course.last_line
     kills = [kill for kill in log.kills if kill.line >= last]
     ended = any(last <= end < kill.line for kill in kills for end in log.ends)  # it was over: a crash at the exit
     return (kills[0].line, kills[0].text) if kills and not ended else None
@@ -551,7 +541,7 @@ def _killed(log: LogRows, course: Course) -> tuple[int, str] | None:
 
 def _stopped(log: LogRows, course: Course) -> tuple[int, int, str] | None:
     """(place, planned, unit) where the log ends well before the planned end, for good, with no word about it."""
-    last = _last_line(course)
+    last = course.last_line
     if log.kind in ("trainer_state.json", "JSON history") or not last:
         return None
     if any(line >= last for line in log.ends) or any(t.line >= last for t in log.tracebacks):
@@ -567,7 +557,7 @@ def _stopped(log: LogRows, course: Course) -> tuple[int, int, str] | None:
 
 def _planned(log: LogRows, course: Course) -> tuple[int, int, str]:
     """Where the log ends, and the end that it names, where that lies well beyond; else zeros."""
-    row, gap = len(log) - 1, 2.5 * _step_gap(course)
+    row, gap = len(log) - 1, 2.5 * course.gap
     place, total = log.places[row], log.totals[row]
     if math.isfinite(total) and math.isfinite(place) and total - place > gap:
         return int(place), int(total), "step"
@@ -612,7 +602,7 @@ def _errors(log: LogRows, name: str, courses: list[Course], notes: list[str]) ->
     """What `explain` says of the error that ended the run: the first that is not another's consequence."""
     if not log.tracebacks:
         return []
-    last = {course.rank: _last_line(course) for course in courses}
+    last = {course.rank: course.last_line for course in courses}
     ended = [t for t in log.tracebacks if t.line > last.get(-1 if t.rank is None else t.rank, 0)]
     passed = [t for t in log.tracebacks if t not in ended]
     if passed:
@@ -666,36 +656,33 @@ def _explained(trace: LogText, name: str) -> Finding | Symptom:
 def _report(place: pathlib.Path, logs: list[LogRows], growing: bool = False) -> Report:
     """The report on all sources of a path."""
     folder = place.is_dir()
-    names = {id(log): str(log.path.relative_to(place)) if folder else log.path.name for log in logs}
-    judged = [judge(log, names[id(log)], growing) for log in logs]
+    judged = [judge(log, str(log.path.relative_to(place)) if folder else log.path.name, growing) for log in logs]
     judged = [one for one in judged if one.courses or one.findings or not folder]
     findings = [f for one in judged for f in _with_texts(one)][:MOST_FINDINGS]
     symptoms = [s for one in judged for s in one.symptoms][:MOST_SYMPTOMS]
-    if place.is_dir() and (place / "steps.jsonl").is_file():
+    if folder and (place / "steps.jsonl").is_file():
         findings += _of_record(place)
-    steps = sum(len(course.rows) for one in judged for course in one.courses)
     notes = [symptom.what for symptom in symptoms] if findings else []  # above them it is the findings that are shown
-    notes += [note for one in judged for note in _source_notes(one, names[id(one.log)])]
-    notes += [f"{names[id(one.log)]}: {note}" if len(judged) > 1 else note for one in judged for note in one.notes]
+    notes += [note for one in judged for note in _source_notes(one)]
+    notes += [f"{one.name}: {note}" if len(judged) > 1 else note for one in judged for note in one.notes]
     main = max(judged, key=lambda one: sum(len(c.rows) for c in one.courses), default=None)
     worst = next((one for one in judged if one.findings or one.symptoms), main)
+    losses = [v for course in main.courses[-1:] for _, v in course.losses if math.isfinite(v)] if main else []
     return Report(
         f"read_log({place.name or str(place)!r})",
         tuple(findings),
         (),
-        tuple(_unchecked(judged, names)),
+        tuple(_unchecked(judged)),
         tuple(notes),
-        _subject(judged, names),
-        {"sources": [_facts(one, names[id(one.log)]) for one in judged]},
+        listed([one.name for one in judged], quote="") or "nothing",
+        {"sources": [_facts(one) for one in judged]},
         headline=_headline(judged, findings, symptoms),
         symptoms=symptoms,
         independent=True,
-        steps=steps,
-        losses=_ends(main),
-        tables=[
-            table for table in (_runs(judged, names), _series(worst), _warnings(judged, names)) if table is not None
-        ],
-        plots=_plots(worst, names),
+        steps=sum(len(course.rows) for one in judged for course in one.courses),
+        losses=[losses[0], losses[-1]] if len(losses) > 1 else losses,
+        tables=[table for table in (_runs(judged), _series(worst), _warnings(judged)) if table is not None],
+        plots=_plots(worst),
     )
 
 
@@ -733,20 +720,16 @@ def _headline(judged: list[Judged], findings: list[Finding], symptoms: list[Symp
     return f"{said}: none of the troubles that a log can show." if not findings and not symptoms else ""
 
 
-def _source_notes(one: Judged, name: str) -> list[str]:
-    log, parts = one.log, []
-    if one.courses:
-        course = one.courses[-1]
-        steps = [step for step, _, _ in course.rows]
+def _source_notes(one: Judged) -> list[str]:
+    log, name, parts = one.log, one.name, []
+    if one.courses and (course := one.courses[-1]).rows:
+        parts.append(f"{course.unit} {course.rows[0][0]:,} to {course.rows[-1][0]:,}")
         values = [v for _, v in course.losses]
-        if steps:
-            parts.append(f"{course.unit} {steps[0]:,} to {steps[-1]:,}")
-        if values:
-            parts.append(f"loss {figures(values[0])} at first and {figures(values[-1])} at last")
-    ranks = sorted({c.rank for c in one.courses})
+        parts += [f"loss {figures(values[0])} at first and {figures(values[-1])} at last"] if values else []
+    ranks = {c.rank for c in one.courses}
     parts += [f"{len(ranks)} ranks"] * (len(ranks) > 1)
-    lines = f", {count(log.line, 'record' if log.kind == 'TensorBoard events' else 'line')}"
-    notes = [f"{name} ({log.kind}{lines}): {'; '.join(parts) or 'no loss'}."]
+    lines = count(log.line, "record" if log.kind == "TensorBoard events" else "line")
+    notes = [f"{name} ({log.kind}, {lines}): {'; '.join(parts) or 'no loss'}."]
     if log.broken:
         notes.append(
             f"{name}: {count(len(log.broken), 'line')} could not be read, the first is line {log.broken[0]:,}."
@@ -756,25 +739,20 @@ def _source_notes(one: Judged, name: str) -> list[str]:
     return notes
 
 
-def _unchecked(judged: list[Judged], names: dict[int, str]) -> Iterator[str]:
+def _unchecked(judged: list[Judged]) -> Iterator[str]:
     for one in judged:
         if not any(course.rows for course in one.courses):
-            yield f"The course of the loss in {names[id(one.log)]}: no loss was found in it."
+            yield f"The course of the loss in {one.name}: no loss was found in it."
         if one.log.stride > 1:
-            yield (f"Each row of {names[id(one.log)]}: one of {one.log.stride} was read, and all that are not finite.")
-        short = [course for course in one.courses if 0 < len(course.rows) < verdict.FEW]
-        if short:
+            yield f"Each row of {one.name}: one of {one.log.stride} was read, and all that are not finite."
+        if any(0 < len(course.rows) < verdict.FEW for course in one.courses):
             yield f"The course of a run with under {verdict.FEW} losses."
             return
 
 
-def _subject(judged: list[Judged], names: dict[int, str]) -> str:
-    return listed([names[id(one.log)] for one in judged], quote="") or "nothing"
-
-
-def _facts(one: Judged, name: str) -> dict[str, Any]:
+def _facts(one: Judged) -> dict[str, Any]:
     return {
-        "file": name,
+        "file": one.name,
         "kind": one.log.kind,
         "lines": one.log.line,
         "runs": [
@@ -793,65 +771,41 @@ def _facts(one: Judged, name: str) -> dict[str, Any]:
     }
 
 
-def _ends(main: Judged | None) -> list[float]:
-    values = [v for course in main.courses[-1:] for _, v in course.losses if math.isfinite(v)] if main else []
-    return [values[0], values[-1]] if len(values) > 1 else values
-
-
-def _runs(judged: list[Judged], names: dict[int, str]) -> Table | None:
+def _runs(judged: list[Judged]) -> Table | None:
     """All runs, where there are several."""
     rows = []
-    for one in judged:
-        for course in one.courses:
-            values = [v for _, v in course.losses]
-            if course.rows:
-                steps = f"{course.rows[0][0]:,} to {course.rows[-1][0]:,}"
-                ends = (
-                    (values[0], values[-1], min(filter(math.isfinite, values), default=None)) if values else (None,) * 3
-                )
-                rank = course.rank if course.rank >= 0 else ""
-                rows.append([names[id(one.log)], rank, _last_line(course), f"{course.unit} {steps}", *ends])
+    for one, course in [(j, c) for j in judged for c in j.courses if c.rows]:
+        values = [v for _, v in course.losses]
+        span = f"{course.unit} {course.rows[0][0]:,} to {course.rows[-1][0]:,}"
+        ends = (values[0], values[-1]) if values else (None, None)
+        lowest = min(filter(math.isfinite, values), default=None)
+        rows.append([one.name, course.rank if course.rank >= 0 else "", course.last_line, span, *ends, lowest])
     columns = ("file", "rank", "last line", "span", "first loss", "last loss", "lowest")
     return Table("Runs", columns, rows[:50]) if len(rows) > 1 else None
-
-
-def _series(one: Judged | None) -> Table | None:
-    if one is None or not one.log.series:
-        return None
-    rows = []
-    for key, (_, values) in list(one.log.series.items())[:40]:
-        finite = [v for v in values if math.isfinite(v)]
-        bad = len(values) - len(finite)
-        rows.append(
-            [
-                key,
-                ROLES[role_of(key)],
-                len(values),
-                values[0],
-                values[-1],
-                min(finite, default=None),
-                max(finite, default=None),
-                bad,
-            ]
-        )
-    return Table(
-        "What the log holds",
-        ("name", "read as", "values", "first", "last", "min", "max", "not finite"),
-        rows,
-        open=False,
-    )
 
 
 ROLES = {"loss": "training loss", "validation": "validation", "norm": "gradient norm", "rate": "learning rate", "": ""}
 
 
-def _warnings(judged: list[Judged], names: dict[int, str]) -> Table | None:
-    found = [(names[id(one.log)], w) for one in judged for w in one.log.warnings.values()]
-    rows = [[name, w.line, w.times, clip(w.text, 160)] for name, w in sorted(found, key=lambda p: -p[1].times)[:20]]
+def _series(one: Judged | None) -> Table | None:
+    rows = []
+    for key, (_, values) in list(one.log.series.items())[:40] if one is not None else ():
+        finite: list[Any] = [v for v in values if math.isfinite(v)] or [None]
+        bad = sum(not math.isfinite(v) for v in values)
+        rows.append([key, ROLES[role_of(key)], len(values), values[0], values[-1], min(finite), max(finite), bad])
+    columns = ("name", "read as", "values", "first", "last", "min", "max", "not finite")
+    return Table("What the log holds", columns, rows, open=False) if rows else None
+
+
+def _warnings(judged: list[Judged]) -> Table | None:
+    found = sorted(
+        ((one.name, w) for one in judged for w in one.log.warnings.values()), key=lambda pair: -pair[1].times
+    )
+    rows = [[name, w.line, w.times, clip(w.text, 160)] for name, w in found[:20]]
     return Table("Warnings", ("file", "line", "times", "text"), rows, open=False) if rows else None
 
 
-def _plots(one: Judged | None, names: dict[int, str]) -> tuple[Plot, ...]:
+def _plots(one: Judged | None) -> tuple[Plot, ...]:
     """The losses of the run that is at fault, or of the longest one."""
     if one is None or not one.courses:
         return ()
@@ -863,7 +817,7 @@ def _plots(one: Judged | None, names: dict[int, str]) -> tuple[Plot, ...]:
     data = {name: _points(pairs) for name, pairs in curves.items() if len(pairs) > 1}
     if not data:
         return ()
-    return (Plot("losses", {"curves": data, "curves of": f"loss in {names[id(one.log)]}"}),)
+    return (Plot("losses", {"curves": data, "curves of": f"loss in {one.name}"}),)
 
 
 def _points(pairs: list[tuple[int, float]]) -> list[list[Any]]:
