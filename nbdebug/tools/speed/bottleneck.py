@@ -134,8 +134,8 @@ def measure(training: Training, steps: int, try_cures: bool = True) -> SpeedFact
     if own:  # where a step can't be wound back: three more of the user's own
         before = cures.observe(training)
     if before is not None:
-        facts.reads, facts.repeated, facts.growth = before.reads, before.repeated, before.growth
-        facts.loop, facts.double, facts.attention = before.loop, before.double, before.attention
+        for name, value in before.facts.items():
+            setattr(facts, name, value)
         if not own:
             _trend(facts, training, before, clock)
     else:
@@ -202,7 +202,7 @@ def _trend(facts: SpeedFacts, training: Training, before: cures.Observation, clo
         return
     (ops, elements), (more_ops, more) = before.size, after.size
     which = (more_ops, ops, "ops") if more_ops / max(ops, 1) > more / max(elements, 1) else (more, elements, "elements")
-    facts.slower = Slower(after.largest[0], ratio, which[2], which[1], which[0])
+    facts.slower = Slower(after.largest, ratio, which[2], which[1], which[0])
 
 
 def _try(facts: SpeedFacts, training: Training) -> None:

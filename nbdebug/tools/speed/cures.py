@@ -36,7 +36,7 @@ from nbdebug.observe.tensors import fingerprint, tensors_in
 from nbdebug.report import Where
 from nbdebug.tools.speed.clock import MOVES, READS, WRITERS, Patches, code_kind, module_of, users_lines
 from nbdebug.tools.speed.driver import Training, apart, drive, endless, workers_without_modes
-from nbdebug.tools.speed.facts import FREE, LongerInput, Loop, Reads, SpeedCure, SpeedFacts, WorkShare
+from nbdebug.tools.speed.facts import FREE, SpeedCure, SpeedFacts, WorkShare
 from nbdebug.tools.speed.ops import OpWatch, attention_refused
 
 PAIRS, SECONDS = 20, 2.5
@@ -44,25 +44,20 @@ PAIRS, SECONDS = 20, 2.5
 LOADING_SECONDS = 1.0
 
 
+@dataclasses.dataclass
 class Observation:
-    """What the ops of a few steps showed, fit for pickle."""
+    """What the ops of a few steps showed, fit for pickle. facts: of SpeedFacts, by name; size: ops of the last step,
+    and the elements that they gave; largest: the line that gave most of them."""
 
-    reads: tuple[Reads, ...] = ()
-    double: WorkShare | None = None
-    repeated: WorkShare | None = None
-    growth: LongerInput | None = None
-    loop: Loop | None = None
-    attention: WorkShare | None = None
-    loading: Where = Where()
-    size: tuple[int, int] = (0, 0)
-    """Ops of the last step, and the elements that they gave."""
-    largest: tuple[Where, int] = (Where(), 0)
-    """The line that gave most elements."""
+    facts: dict[str, Any]
+    size: tuple[int, int]
+    largest: Where
 
 
 def observe(training: Training, first: int = 0, steps: int = 3, seconds: float = 8.0) -> Observation:
     """The ops of some steps. first: how many are left out before."""
-    watch = OpWatch(salted=training.loader is None and not training.whole and not _loaders(training))
+    loaders = any(isinstance(value, DataLoader) for value in training.names.values())
+    watch = OpWatch(salted=training.loader is None and not training.whole and not loaders)
     begun, last = time.monotonic(), [first + steps]
 
     def ended(number: int) -> None:
@@ -94,28 +89,20 @@ def observe(training: Training, first: int = 0, steps: int = 3, seconds: float =
         drive(training, clock, first + steps)
     if clock.steps and watch.step >= len(clock.steps):
         watch.step = len(clock.steps) - 1
-    return _observation(watch, training, clock.source)
+    return _observation(watch, training)
 
 
-def _loaders(training: Training) -> bool:
-    return any(isinstance(value, DataLoader) for value in training.names.values())
-
-
-def _observation(watch: OpWatch, training: Training, source: Any) -> Observation:
-    seen = Observation()
+def _observation(watch: OpWatch, training: Training) -> Observation:
     watch.drop_waits()
-    seen.reads, seen.repeated, seen.growth, seen.loop = watch.reads(), watch.repeated(), watch.growth(), watch.loop()
-    seen.double = WorkShare(double_origin(watch, training), watch.double(), "float64")
+    facts = {name: getattr(watch, name)() for name in ("reads", "repeated", "growth", "loop")}
+    facts["double"] = WorkShare(double_origin(watch, training), watch.double(), "float64")
+    facts["attention"] = slow_attention(watch)
     by_line: collections.Counter[Site] = collections.Counter()
     for op in watch.last:
         if op.line is not None:
             by_line[op.line] += op.elements
-    seen.size = len(watch.last), sum(by_line.values())
-    if by_line:
-        site, elements = by_line.most_common(1)[0]
-        seen.largest = at_site(Where(), site), elements
-    seen.attention = slow_attention(watch)
-    return seen
+    site = max(by_line, key=by_line.__getitem__, default=None)
+    return Observation(facts, (len(watch.last), sum(by_line.values())), at_site(Where(), site))
 
 
 # -- where data take their time ----------------------------------------------------------------------------------------
@@ -589,17 +576,7 @@ def with_workers(training: Training, number: int, base: float) -> SpeedCure:
             num_workers=number,
             persistent_workers=True,
         )
-        begun = time.monotonic()
-
-        def ended(count: int) -> None:
-            if count > 14 or (count > 5 and time.monotonic() - begun > 2 * SECONDS):
-                stop_training()
-
-        clock = training.clock(ended)
-        clock.waits = lambda step: 1
-        with clock:
-            drive(training, clock, 15)
-        return statistics.median(step.total for step in clock.steps[3:])
+        return _median_step(training, 15, 3)
 
     measured = apart(training, run, 10 * SECONDS)
     if measured is None:
@@ -612,10 +589,21 @@ def eager_steps(training: Training) -> float:
 
     def run() -> float:
         with torch.compiler.set_stance("force_eager"):
-            clock = training.clock(lambda number: stop_training() if number > 6 else None)
-            clock.waits = lambda step: 1
-            with clock:
-                drive(training, clock, 7)
-        return statistics.median(step.total for step in clock.steps[1:])
+            return _median_step(training, 7, 1)
 
     return apart(training, run, 10 * SECONDS) or 0.0
+
+
+def _median_step(training: Training, steps: int, warm: int) -> float:
+    """Seconds of a step, after those that warm up."""
+    begun = time.monotonic()
+
+    def ended(count: int) -> None:
+        if count >= steps or (count > 5 and time.monotonic() - begun > 2 * SECONDS):
+            stop_training()
+
+    clock = training.clock(ended)
+    clock.waits = lambda step: 1
+    with clock:
+        drive(training, clock, steps)
+    return statistics.median(step.total for step in clock.steps[warm:])

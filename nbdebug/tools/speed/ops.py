@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -78,8 +79,8 @@ class TimedOp:
 
 
 class OpWatch(TorchDispatchMode):
-    """salted: whether a step's leaves are other ones in each step though
-    their content is the same (a batch that is the same in all steps). seconds: after which no more ops are noted."""
+    """salted: whether a step's leaves are other ones in each step though their content is the same (a batch that is the
+    same in all steps). seconds: after which no more ops are noted."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -161,7 +162,7 @@ class OpWatch(TorchDispatchMode):
                 seconds=took,
                 step=self.step,
                 phase="backward" if backward else "optimizer" if optimizer else "forward",
-                lines=tuple(Site(f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames)[::-1],
+                lines=_sites(frames),
                 loops=loops,
                 after=after,
                 repeated=known and not backward and not optimizer and not after,  # a recurrence at rest repeats nothing
@@ -276,11 +277,9 @@ class OpWatch(TorchDispatchMode):
 
     def _note_read(self, tensor: Any) -> None:
         frames, _, optimizer = _stack(sys._getframe(2))
-        lines = tuple(Site(f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames)[::-1]
-        grad = torch.is_grad_enabled()
-        phase = "optimizer" if optimizer else "forward"
+        phase, grad = "optimizer" if optimizer else "forward", torch.is_grad_enabled()
         self.ops.append(
-            TimedOp(READ, None, 0.0, self.step, phase, lines, (), frozenset(), False, False, 1, grad, False)
+            TimedOp(READ, None, 0.0, self.step, phase, _sites(frames), (), frozenset(), False, False, 1, grad, False)
         )
 
     def _call_begins(self, module: Any, args: Any) -> None:
@@ -352,8 +351,7 @@ class OpWatch(TorchDispatchMode):
         """What was computed before, or is only copied: the outermost line that does hardly anything else."""
         again = [op for op in self.last if op.repeated]
         copies = [op for op in self.last if op.name in COPIES and op.phase == "forward" and not op.repeated]
-        parts = [self._part(again, "computed again")] if again else []
-        parts += [self._part(copies, "copied")] if copies else []
+        parts = [self._part(ops, what) for ops, what in ((again, "computed again"), (copies, "copied")) if ops]
         return max(parts, key=lambda part: part.share, default=None)
 
     def _part(self, ops: list[TimedOp], what: str) -> WorkShare:
@@ -366,8 +364,7 @@ class OpWatch(TorchDispatchMode):
                 inside[line] += op.seconds * (id(op) in chosen)
         total = sum(op.seconds for op in ops)
         forward = sum(op.seconds for op in self.last if op.phase == "forward") or 1e-9
-        stacks = [op.lines for op in ops]
-        deep = {site: depth for lines in stacks for depth, site in enumerate(lines)}
+        deep = {site: depth for op in ops for depth, site in enumerate(op.lines)}
         large = [s for s in inside if inside[s] >= 0.5 * total]
         able = [[s for s in large if inside[s] >= pure * whole[s]] for pure in (0.95, 0.8, 0.0)]
         choice: list[Site] = next(filter(None, able), [])
@@ -411,18 +408,17 @@ class OpWatch(TorchDispatchMode):
         for op, key, count in members:
             turns[key] = max(turns.get(key, 0), count + 1)
             own[key, count] = own.get((key, count), False) or op.own
-        small = statistics.median(op.elements for op, _, _ in members) <= SMALL
+        elements = statistics.median(op.elements for op, _, _ in members)
         free = sum(key not in op.after for op, key, _ in members) / len(members)
         enough = max(turns.values()) >= ITERATIONS and len(members) >= LOOP_OPS and len(members) >= HALF * len(forward)
         spent = sum(op.seconds for op, _, _ in members) / (sum(op.seconds for op in forward) or 1.0)
-        if head in self.data_loops or not enough or not small or free < 0.6 or spent < QUARTER:
+        if head in self.data_loops or not enough or elements > SMALL or free < 0.6 or spent < QUARTER:
             return None
         if sum(own.values()) > 0.8 * len(own):  # the weights one by one
             return None
-        elements = int(statistics.median(op.elements for op, _, _ in members))
-        file, line = head[0], head[1]
-        where = at_site(Where(phase="forward"), Site(file, line, ""))
-        return Loop(where, max(turns.values()), len(members), len(members) / len(forward), 0.0, elements, spent)
+        where = at_site(Where(phase="forward"), Site(*head, ""))
+        share = len(members) / len(forward)
+        return Loop(where, max(turns.values()), len(members), share, 0.0, int(elements), spent)
 
 
 class Sequence:
@@ -476,11 +472,16 @@ def _stack(frame: FrameType | None) -> tuple[list[tuple[FrameType, int]], bool, 
     return frames, False, optimizer
 
 
+def _sites(frames: list[tuple[FrameType, int]]) -> tuple[Site, ...]:
+    """The lines of such frames, the outermost first."""
+    return tuple(Site(f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames)[::-1]
+
+
 def _looping_line(frame: FrameType | None) -> Site | None:
     """The user's innermost line that stands in a loop; without a loop the innermost."""
     frames = _stack(frame)[0]
-    chosen = next(((f, line) for f, line in frames if _loops_at(f.f_code, line)), frames[0] if frames else None)
-    return None if chosen is None else Site(chosen[0].f_code.co_filename, chosen[1], chosen[0].f_code.co_name)
+    chosen = [(f, line) for f, line in frames if _loops_at(f.f_code, line)] or frames
+    return next(iter(_sites(chosen[:1])), None)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -492,17 +493,15 @@ def _loops_at(code: CodeType, line: int) -> tuple[tuple[tuple[str, int], tuple[s
         return (((file, code.co_firstlineno), targets),)
     function = _function(file, code.co_firstlineno, code.co_name)
     loops = []
-    for node in _loops_of(file):
+    for node in nodes_of(file):
+        if not isinstance(node, (ast.For, ast.While, ast.AsyncFor)):
+            continue
         inside = node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
         if inside and (function is None or function.lineno <= node.lineno <= (function.end_lineno or 0)):
-            names = [n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)] if hasattr(node, "target") else []
+            target = getattr(node, "target", None)
+            names = [n.id for n in ast.walk(target) if isinstance(n, ast.Name)] if target is not None else []
             loops.append((node.lineno, tuple(names)))
     return tuple(((file, head), names) for head, names in sorted(loops))
-
-
-@functools.lru_cache(maxsize=256)
-def _loops_of(file: str) -> tuple[Any, ...]:
-    return tuple(n for n in nodes_of(file) if isinstance(n, (ast.For, ast.While, ast.AsyncFor)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -510,8 +509,7 @@ def _function(file: str, line: int, name: str) -> Any:
     """The function that begins at a line, decorators included; None for a file's top level."""
     for node in nodes_of(file):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            if first <= line <= node.lineno:
+            if min([node.lineno, *(d.lineno for d in node.decorator_list)]) <= line <= node.lineno:
                 return node
     return None
 
@@ -571,7 +569,7 @@ def batched_gain(ops: list[TimedOp], views: int, most: int = 64) -> float:
     with torch.no_grad():
         for (func, _, _), members in groups.items():
             if len(members) >= ITERATIONS:
-                with _quiet():
+                with contextlib.suppress(Exception):  # what can't be batched is left out
                     times = _compare(func, members[:most])
                     if times is not None:
                         one, all_ = one + times[0] * len(members), all_ + times[1]
@@ -580,15 +578,6 @@ def batched_gain(ops: list[TimedOp], views: int, most: int = 64) -> float:
     for _ in range(200):
         tensor.select(0, 1)
     return (one + views * (time.perf_counter() - begin) / 200) / all_ if all_ else 0.0
-
-
-class _quiet:
-    """What can't be batched is left out."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        return isinstance(error, Exception)
 
 
 def _compare(func: Any, members: list[tuple[Any, ...]]) -> tuple[float, float] | None:

@@ -132,19 +132,13 @@ def slower(now: Mapping[str, Any], earlier: Mapping[str, Any], limit: float) -> 
     before, after = (statistics.median(values) for values in totals)
     fast = [statistics.median(values[: max(len(values) // 4, 1)]) for values in totals]
     grown = min(after / before, fast[1] / fast[0]) - 1
-    parts = {name: after_s - before_s for name, before_s, after_s in _parts(earlier, now)}
-    most = max(parts, key=lambda name: parts[name], default="")
+    names = sorted({name for one in (earlier, now) for step in one["steps"] for name in step})
+    medians = ({n: statistics.median(s.get(n, 0.0) for s in one["steps"]) for n in names} for one in (earlier, now))
+    old, new = medians
+    most = max(names, key=lambda name: new[name] - old[name], default="")
     change = f"{figures(after / before)} times the earlier step: {milliseconds(before)}, now {milliseconds(after)}"
     where = f"; most of it in {most}" if grown > limit and most else ""
     return grown > limit, f"{change} (limit {percent(limit)} longer){where}."
-
-
-def _parts(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    names = {name for one in (earlier, now) for step in one["steps"] for name in step}
-    return [
-        (name, *(statistics.median(step.get(name, 0.0) for step in one["steps"]) for one in (earlier, now)))
-        for name in sorted(names)
-    ]
 
 
 def load_times(path: str) -> Mapping[str, Any]:
