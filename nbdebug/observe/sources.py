@@ -348,7 +348,7 @@ def _exchanges(edit: Edit) -> list[tuple[Any, str, CodeType, CodeType]]:
     except (SyntaxError, ValueError):
         return []
     codes: dict[tuple[str, int], list[CodeType]] = {}
-    for code in _codes(whole):
+    for code in codes_of(whole):
         codes.setdefault((code.co_name, code.co_firstlineno), []).append(code)
     exchanges: list[tuple[Any, str, CodeType, CodeType]] = []
     for function in functions:
@@ -370,12 +370,13 @@ def _cells_of(file: str) -> Iterator[CellType]:
                 yield cell
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def codes_of(code: CodeType) -> Iterator[CodeType]:
+    """A code object, and those of the functions, classes and comprehensions in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from codes_of(constant)
 
 
 def _last_line(code: CodeType) -> int:
-    return max(line for inner in _codes(code) for _, _, line in inner.co_lines() if line is not None)
+    return max(line for inner in codes_of(code) for _, _, line in inner.co_lines() if line is not None)

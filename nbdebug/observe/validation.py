@@ -10,12 +10,13 @@ import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from nbdebug.observe.sources import codes_of
 from nbdebug.observe.variables import attributes, closure_variables, key_text
 
 
@@ -131,7 +132,7 @@ def names_used_by(step: Any) -> dict[str, Any]:
     if code is None:
         return names
     names |= closure_variables(function)
-    used = {n for c in _codes(code) for n in c.co_names}
+    used = {n for c in codes_of(code) for n in c.co_names}
     names |= {name: function.__globals__[name] for name in used if name in function.__globals__}
     return names | _members(names)
 
@@ -157,13 +158,6 @@ def _members(names: Mapping[str, Any]) -> dict[str, Any]:
                 label = key if type(key) is str else key_text(key)
                 members.setdefault(label if function else f"{name}.{label}", member)
     return members
-
-
-def _codes(code: Any) -> Iterator[Any]:
-    yield code
-    for constant in code.co_consts:
-        if inspect.iscode(constant):
-            yield from _codes(constant)
 
 
 # -- a loss -----------------------------------------------------------------------------------------------------------

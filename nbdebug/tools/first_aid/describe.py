@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nbdebug.observe.tensors import can_be_nonfinite, dense, kinds_of
+from nbdebug.observe.rerun import has_nonfinite
+from nbdebug.observe.tensors import dense, kinds_of
 from nbdebug.observe.variables import attributes, key_text, members, named_parameters
 from nbdebug.report import Report, Symptom, Table
 from nbdebug.text import count, listed, percent, size
@@ -97,7 +98,7 @@ def _tensors(name: str, root: Any) -> Iterator[tuple[str, Any]]:
         if tensor is not None:
             yield label, tensor
             grad = tensor.grad if issubclass(kind, torch.Tensor) and tensor.is_leaf else None
-            if grad is not None and (depth == 0 or not _finite(grad)):
+            if grad is not None and (depth == 0 or has_nonfinite(grad)):
                 yield f"{label}.grad", grad
         elif depth < DEPTH:
             todo += reversed([(child, value, depth + 1) for child, value in _children(label, thing)])
@@ -195,7 +196,7 @@ def _range(tensor: torch.Tensor) -> dict[str, Any]:
         return {"nan": 0, "inf": 0}
     low, high, nan, inf = math.inf, -math.inf, 0, 0
     whole = tensor.is_contiguous() and tensor.dtype not in NO_RANGE
-    least, most = _ends(tensor) if whole else (math.nan, math.nan)
+    least, most = _ends(_plain(tensor)) if whole else (math.nan, math.nan)
     if math.isfinite(least) and math.isfinite(most):
         return {"low": least, "high": most, "nan": 0, "inf": 0}
     for piece in map(_plain, _pieces(tensor)):
@@ -212,7 +213,7 @@ def _range(tensor: torch.Tensor) -> dict[str, Any]:
 
 def _ends(piece: torch.Tensor) -> tuple[float, float]:
     """(min, max) of a piece; NaN where it holds one."""
-    least, most = torch.aminmax(_plain(piece))
+    least, most = torch.aminmax(piece)
     return least.item(), most.item()
 
 
@@ -234,14 +235,6 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             yield from _pieces(part)
 
 
-def _finite(tensor: torch.Tensor) -> bool:
-    values = dense(tensor)
-    if values is None or not can_be_nonfinite(values):
-        return True
-    found = _range(values.detach())
-    return not found["nan"] and not found["inf"]
-
-
 # -- in sentences -----------------------------------------------------------------------------------------------------
 
 
@@ -255,7 +248,7 @@ def _of_model(name: str, x: Any) -> str:
     trained, total = sum(p.numel() for p in made if p.requires_grad), sum(p.numel() for p in made)
     share = "all trained" if trained == total else f"{percent(trained / max(total, 1))} of them trained"
     grads = [p.grad for p in made if p.grad is not None]
-    bad = sum(not _finite(g) for g in grads)
+    bad = sum(has_nonfinite(g) for g in grads)
     gradients = f"gradients in {len(grads)} of {count(len(made), 'tensor')}" if grads else "no gradients yet"
     mode = "train" if attributes(x).get("training") else "eval"
     return (

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import sys
 import time
+import traceback
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ import nbdebug
 from nbdebug.arguments import discover
 from nbdebug.interrupts import interruptible
 from nbdebug.observe.frames import exception_chain
+from nbdebug.observe.locations import code_fingerprint
 from nbdebug.observe.shell import last_error, running_shell
 from nbdebug.observe.snapshot import own_random_numbers
 from nbdebug.observe.variables import frame_variables, user_variables
@@ -192,13 +194,8 @@ def _failed(step: Step, error: Exception, a: Surroundings, seconds: float) -> St
 
 
 def _passes_through(error: BaseException, code: types.CodeType) -> bool:
-    for one in exception_chain(error):
-        at = one.__traceback__
-        while at is not None:
-            if at.tb_frame.f_code is code:
-                return True
-            at = at.tb_next
-    return False
+    frames = (frame for one in exception_chain(error) for frame, _ in traceback.walk_tb(one.__traceback__))
+    return any(frame.f_code is code for frame in frames)
 
 
 def _sentence(report: Report) -> str:
@@ -246,18 +243,15 @@ def _without_unreached(table: Table) -> Table:
 
 
 def _headline(outcomes: list[StepOutcome], causes: list[StepOutcome], unwell: list[StepOutcome], title: str) -> str:
-    places = {id(outcome): number for number, outcome in enumerate(outcomes, 1)}
     ran = sum(o.state in (WELL, CAUSE, UNWELL) for o in outcomes)
     done = f"{ran} of {count(len(outcomes), 'step')} ran"
+    places = [number for number, outcome in enumerate(outcomes, 1) if outcome in (causes or unwell)]
     if causes:
-        where = listed([places[id(o)] for o in causes], 9, quote="")
         noun = "step" if len(causes) == 1 else "steps"
-        return f"{title}: a cause was found in {noun} {where} of {len(outcomes)}."
+        return f"{title}: a cause was found in {noun} {listed(places, 9, quote='')} of {len(outcomes)}."
     if unwell:
-        return f"{title}: step {places[id(unwell[0])]} saw something that is not well, with no known cause. {done}."
-    if not ran:
-        return f"{title}: no step could run. Each says what it needs."
-    return f"{title}: no cause was found. {done}."
+        return f"{title}: step {places[0]} saw something that is not well, with no known cause. {done}."
+    return f"{title}: no cause was found. {done}." if ran else f"{title}: no step could run. Each says what it needs."
 
 
 def _notes(entry: LogEntry) -> tuple[str, ...]:
@@ -347,14 +341,14 @@ def _log_report() -> Report:
         for number, entry in enumerate(LOG, 1)
     ]
     several = [number for number, entry in enumerate(LOG, 1) if len(entry.changed) > 1]
-    notes = [f"Before {listed(several, 5, quote='')} more than one thing was changed: change one at a time."]
+    note = f"Before {listed(several, 5, quote='')} more than one thing was changed: change one at a time."
     columns = ("try", "at", "asked", "changed since the last", "what came out")
     headline = f"{count(len(LOG), 'try', 'tries')} in this session." if LOG else "Nothing was tried yet."
     return Report(
         "%first_aid --log",
         headline=headline,
         tables=(Table("What was tried", columns, rows),),
-        notes=tuple(notes) if several else (),
+        notes=(note,) if several else (),
     )
 
 
@@ -387,16 +381,11 @@ def settings_of(names: Mapping[str, Any]) -> dict[str, str]:
         found[f"{name}: sampler"] = type(loader.sampler).__name__
     for name, thing in names.items():
         if type(thing) is types.FunctionType and thing.__module__ == "__main__":
-            found[f"{name}: code"] = _digest(thing.__code__)
+            found[f"{name}: code"] = str(code_fingerprint(thing.__code__))
         elif isinstance(thing, type) and thing.__module__ == "__main__":
-            codes = [value.__code__ for value in vars(thing).values() if type(value) is types.FunctionType]
-            found[f"{name}: code"] = " ".join(map(_digest, codes))
+            methods = [value for value in vars(thing).values() if type(value) is types.FunctionType]
+            found[f"{name}: code"] = str([code_fingerprint(method.__code__) for method in methods])
     return found
-
-
-def _digest(code: types.CodeType) -> str:
-    consts = [_digest(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
-    return str(hash((code.co_code, tuple(consts), code.co_names, code.co_varnames)))
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:

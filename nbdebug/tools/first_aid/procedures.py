@@ -292,7 +292,7 @@ def half_precision(a: Surroundings) -> Report:
 
     model, loss_fn = a.subject.model, a.usual("loss_fn", "a loss: loss_fn(model, batch), or a criterion")
     functions = [loss_fn, type(model).forward, *(a.names.get(name) for name in (*STEPS, *LOOPS))]
-    words = {name for function in functions for name in _names_in(function)}
+    words = set().union(*map(_names_in, functions))
     types_of = {p.dtype for p in model.parameters()}
     if not words & set(HALF) and not types_of & {torch.float16, torch.bfloat16} and not discover("scaler", a.names):
         raise NotNeeded("nothing of yours uses half precision")
@@ -300,11 +300,9 @@ def half_precision(a: Surroundings) -> Report:
     return nbdebug.precision(model, next(iter(a.batches())), loss_fn, dtype, budget=60)
 
 
-def _names_in(function: Any) -> Iterator[str]:
+def _names_in(function: Any) -> set[str]:
     code = getattr(function, "__code__", None)
-    if code is not None:
-        yield from code.co_names
-        yield from (word for text in code.co_consts if isinstance(text, str) for word in [text] if word in HALF)
+    return set() if code is None else {*code.co_names, *(text for text in code.co_consts if isinstance(text, str))}
 
 
 def environment(a: Surroundings) -> Report:

@@ -40,7 +40,7 @@ from nbdebug.observe.locations import cell_name
 from nbdebug.observe.modules import eager
 from nbdebug.observe.rerun import has_nonfinite, map_tensors
 from nbdebug.observe.snapshot import same_random_numbers
-from nbdebug.observe.sources import nodes_of, source
+from nbdebug.observe.sources import codes_of, nodes_of, source
 from nbdebug.observe.tensors import loss_in, tensors_in
 from nbdebug.observe.validation import check_count
 from nbdebug.observe.variables import closure_variables, is_user_module, named_modules, reachable_objects
@@ -172,7 +172,7 @@ class FailingProgram:
         self.sources[name] = text
 
     def _uses(self, function: types.FunctionType) -> None:
-        names = {n for code in _codes(function.__code__) for n in code.co_names}
+        names = {n for code in codes_of(function.__code__) for n in code.co_names}
         space = function.__globals__
         for name, value in {**{n: space[n] for n in names if n in space}, **closure_variables(function)}.items():
             if name != "__class__":  # of super()
@@ -238,7 +238,7 @@ class FailingProgram:
         call = compile(self.call, FILE, "eval")
         with _as_in_the_script():
             for step in range(steps):
-                before = _first_copy(names, objects)
+                before = copy.deepcopy({name: names[name] for name in objects})
                 state = torch.get_rng_state()
                 try:
                     loss = eval(call, names)
@@ -286,10 +286,6 @@ def _as_in_the_script() -> Iterator[None]:
         yield
 
 
-def _first_copy(names: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
-    return copy.deepcopy({name: names[name] for name in objects})
-
-
 def _begin(node: Any) -> int:
     """The first line of a definition, its decorators included."""
     return min([one.lineno for one in getattr(node, "decorator_list", [])], default=node.lineno)
@@ -312,13 +308,6 @@ def _when_defined(node: Any) -> Iterator[ast.AST]:
 
 def _is_users(module: Any) -> bool:
     return type(module) is str and is_user_module(module)
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
 
 
 def _is_bad(loss: Any, models: Mapping[str, nn.Module]) -> bool:
@@ -458,7 +447,7 @@ class Shrinking:
             with _as_in_the_script():
                 for _ in range(needed - 1):
                     eval(self.program.call, names)
-            later = _first_copy(names, self.objects)
+            later = copy.deepcopy({name: names[name] for name in self.objects})
             if self.failure.alike(self.program.fails(later, 1, self.size)):
                 self.objects, self.length = later, 1
         self.note("steps", steps, self.length)
@@ -498,7 +487,7 @@ class Shrinking:
 
                 return change
 
-            if _find(self.objects, path) is None or not self.alike(only(keep)):
+            if not self.alike(only(keep)):
                 continue
             keep = ddmin(keep, lambda kept: self.alike(only(kept)))
             self.take(only(keep))
@@ -533,15 +522,9 @@ def _label(path: tuple[str, str]) -> str:
     return ".".join(part for part in path if part)
 
 
-def _find(objects: Mapping[str, Any], path: tuple[str, str]) -> Any:
-    return next((module for where, module in _containers(objects) if where == path), None)
-
-
 def _at(objects: Mapping[str, Any], path: tuple[str, str]) -> Any:
-    module = _find(objects, path)
-    if module is None:
-        raise LookupError(path)
-    return module
+    """The container at such a path. Raises StopIteration where it is gone."""
+    return next(module for where, module in _containers(objects) if where == path)
 
 
 def _keep(container: Any, kept: Sequence[int]) -> None:

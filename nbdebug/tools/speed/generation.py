@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.snapshot import random_sources
+from nbdebug.observe.snapshot import same_random_numbers
 from nbdebug.observe.validation import check_count
 from nbdebug.report import Finding, Fix, Report, RuledOut, Table, Where
 from nbdebug.text import count, figures, percent
@@ -108,17 +108,15 @@ def _cache_is_off(model: Any) -> bool:
 @contextlib.contextmanager
 def _as_for_writing(model: Any) -> Iterator[None]:
     modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
-    flags, states = [m.training for m in modules], [(write, read()) for _, read, write in random_sources()]
+    flags = [m.training for m in modules]
     try:
         for module in modules:
             module.training = False
-        with torch.no_grad():
+        with torch.no_grad(), same_random_numbers():
             yield
     finally:
         for module, flag in zip(modules, flags):
             module.training = flag
-        for write, state in states:
-            write(state)
 
 
 def _logits(output: Any) -> torch.Tensor:

@@ -416,7 +416,7 @@ class OpWatch(TorchDispatchMode):
             return None
         if sum(own.values()) > 0.8 * len(own):  # the weights one by one
             return None
-        where = at_site(Where(phase="forward"), Site(*head, ""))
+        where = at_site(Where(phase="forward"), Site(head[0], head[1], ""))
         share = len(members) / len(forward)
         return Loop(where, max(turns.values()), len(members), share, 0.0, int(elements), spent)
 
@@ -508,9 +508,10 @@ def _loops_at(code: CodeType, line: int) -> tuple[tuple[tuple[str, int], tuple[s
 def _function(file: str, line: int, name: str) -> Any:
     """The function that begins at a line, decorators included; None for a file's top level."""
     for node in nodes_of(file):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
-            if min([node.lineno, *(d.lineno for d in node.decorator_list)]) <= line <= node.lineno:
-                return node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or node.name != name:
+            continue
+        if min([node.lineno, *(d.lineno for d in node.decorator_list)]) <= line <= node.lineno:
+            return node
     return None
 
 

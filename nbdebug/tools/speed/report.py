@@ -9,7 +9,7 @@ from typing import Any
 
 from nbdebug.report import Plot, Report, RuledOut, Table
 from nbdebug.text import clip, count, figures, percent
-from nbdebug.tools.speed.facts import PHASES, SpeedCure, SpeedFacts
+from nbdebug.tools.speed.facts import PHASES, SpeedFacts
 from nbdebug.tools.speed.rules import BATCHED, WAITING, milliseconds, name_cause
 
 
@@ -84,7 +84,11 @@ def picture(facts: SpeedFacts, bottleneck: str) -> Plot:
 
 
 def cures(facts: SpeedFacts) -> Table:
-    rows = [[c.name, times(c.predicted), times(c.measured) or c.why_not, *losses(c)] for c in facts.cures]
+    rows = [
+        [c.name, times(c.predicted), times(c.measured) or c.why_not, *(figures(v, 4) for v in c.losses or ())]
+        for c in facts.cures
+    ]
+    rows = [[*row, "", ""][:5] for row in rows]
     note = "times as fast as without it, steps with and without in turn, on a copy; the last loss without and with it"
     return Table(
         "What was tried", ("cure", "predicted", "measured", "loss without", "loss with"), rows, note, open=True
@@ -93,10 +97,6 @@ def cures(facts: SpeedFacts) -> Table:
 
 def times(ratio: float | None) -> str:
     return "" if ratio is None else f"{figures(ratio, 2)}x"
-
-
-def losses(cure: SpeedCure) -> tuple[str, str]:
-    return ("", "") if cure.losses is None else (figures(cure.losses[0], 4), figures(cure.losses[1], 4))
 
 
 def lines(facts: SpeedFacts) -> Table:
