@@ -114,6 +114,91 @@ for epoch in range(12):
         {step(8)}
 """,
     ),
+    "arguments unpacked": (
+        f"""
+{MADE}
+def get_batch(n=32):
+    rows = torch.randint(len(X), (n,))
+    return X[rows], Y[rows]
+def train_step(x, y):
+    out = net(x)
+    {step(4)}
+""",
+        """
+for it in range(120):
+    train_step(*get_batch())
+""",
+    ),
+    "arrays": (
+        f"{MADE}; XN, YN = X.numpy(), Y.numpy(); import numpy",
+        f"""
+for it in range(120):
+    rows = numpy.random.choice(len(XN), 32)
+    out, y = net(torch.from_numpy(XN[rows])), torch.from_numpy(YN[rows])
+    {step(4)}
+""",
+    ),
+    "next": (
+        f"{MADE}; {LOADED}",
+        f"""
+batches = iter(loader)
+for it in range(120):
+    try:
+        x, y = next(batches)
+    except StopIteration:
+        batches = iter(loader)
+        x, y = next(batches)
+    out = net(x)
+    {step(4)}
+""",
+    ),
+    "a closure": (
+        f"{MADE}; {LOADED}",
+        """
+for epoch in range(12):
+    for x, y in loader:
+        def closure():
+            opt.zero_grad()
+            out = net(x)
+            loss = LOSS
+            loss.backward()
+            return loss
+        opt.step(closure)
+""",
+    ),
+    "a state that is carried on": (
+        """
+net, head = nn.GRU(6, 24, batch_first=True), nn.Linear(24, 4)
+opt = torch.optim.Adam([*net.parameters(), *head.parameters()], lr=0.03)
+""",
+        f"""
+for epoch in range(12):
+    state = torch.zeros(1, 4, 24)
+    for i in range(0, 80, 10):
+        x, y = X.view(4, 80, 6)[:, i : i + 10], Y.view(4, 80)[:, i : i + 10].reshape(-1)
+        hidden, state = net(x, state.detach())
+        out = head(hidden).reshape(-1, 4)
+        {step(8)}
+""",
+    ),
+    "accelerate": (
+        f"""
+from accelerate import Accelerator
+{MADE}; {LOADED}
+accelerator = Accelerator(cpu=True)
+net, opt, loader = accelerator.prepare(net, opt, loader)
+""",
+        """
+for epoch in range(12):
+    for x, y in loader:
+        with accelerator.accumulate(net):
+            out = net(x)
+            loss = LOSS
+            accelerator.backward(loss)
+            opt.step()
+            opt.zero_grad()
+""",
+    ),
     "a generator": (
         f"""
 {MADE}
@@ -245,7 +330,7 @@ def test_what_is_saved_of_batches() -> None:
     saved.add((whole,))
     for value in map(whole.add_, (1, 0)):
         saved.add((value,))
-    assert saved.batches[0] is saved.batches[1] and float(saved.batches[1][0].sum()) == 0.0
+    assert saved.batches[0][0] is saved.batches[1][0] and float(saved.batches[1][0].sum()) == 0.0
     assert [float(batch[0].sum()) for batch in saved.batches] == [0.0, 0.0, 4.0, 4.0]
     large, on_card = torch.empty(ACCELERATOR_BYTES // 8, device="meta"), SavedBatches()
     on_card.add((large,))

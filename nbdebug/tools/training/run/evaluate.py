@@ -76,23 +76,22 @@ class SavedBatches:
         self.draws: list[Callable[[], None]] = []
         self._size = 0
         self.full = False
-        self._last: list[tuple[torch.Tensor, int]] = []
+        self._last: dict[int, tuple[torch.Tensor, int, torch.Tensor]] = {}
 
     def add(self, batch: Any, draw: Callable[[], None] | None = None, own: bool = False) -> None:
         """Save it, where there is room: 256 MiB on the CPU; on an accelerator 64 MiB, of batches that can't be read
         again (own), else none. draw: puts the random numbers back that came after it, where they are not the present
         ones."""
-        tensors = tensors_in(batch)
-        last, self._last = self._last, [(t, t._version) for t in tensors]
-        same = len(last) == len(tensors) and all(t is o and t._version == v for t, (o, v) in zip(tensors, last))
-        same = same and bool(self.batches)  # all of the data, in each step
-        self._size += 0 if same else sum(t.numel() * t.element_size() for t in tensors)
-        on_cpu = all(t.device.type == "cpu" for t in tensors)
-        room = MOST_BYTES if on_cpu else ACCELERATOR_BYTES * own
+        tensors, last = tensors_in(batch), self._last
+        known = [(t, last[id(t)]) for t in tensors if id(t) in last]
+        copies = {id(t): copy for t, (one, version, copy) in known if t is one and t._version == version}
+        self._size += sum(t.numel() * t.element_size() for t in tensors if id(t) not in copies)
+        room = MOST_BYTES if all(t.device.type == "cpu" for t in tensors) else ACCELERATOR_BYTES * own
         self.full = self.full or len(self.batches) >= SAVED or self._size > room
         if not self.full:
-            copy = self.batches[-1] if same else tree_map_only(torch.Tensor, lambda t: t.detach().clone(), batch)
-            self.batches.append(copy)
+            copies |= {id(t): t.detach().clone() for t in tensors if id(t) not in copies}
+            self._last = {id(t): (t, t._version, copies[id(t)]) for t in tensors}
+            self.batches.append(tree_map_only(torch.Tensor, lambda t: copies[id(t)], batch))
             self.draws.append(draw or save_torch_rng())
 
     def at(self, indices: Sequence[int]) -> tuple[list[Any], list[Callable[[], None]]]:

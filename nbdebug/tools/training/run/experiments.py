@@ -502,7 +502,7 @@ def _judged(retrainer: Retrainer, steps: int, own: list[Any], others: list[Any])
 
 
 def _until(batches: Sequence[Any], samples: int) -> Sequence[Any]:
-    sizes = itertools.accumulate(len(tensors_in(batch)[0]) for batch in batches)
+    sizes = itertools.accumulate(len(t) for batch in batches for t in tensors_in(batch)[:1])
     return batches[: max(1, sum(size <= samples for size in sizes))]
 
 

@@ -331,7 +331,7 @@ def missed_classes(retrainer: Retrainer, steps: int, before: _ClassTable) -> Fou
     """Classes that are hardly found beside a common one, and are once all weigh alike; or, of labels for each position,
     once the commonest is left out. before: the run as it is."""
     batches = _judged(retrainer)
-    samples = sum(len(tensors_in(b)[0]) for b in batches)
+    samples = sum(len(t) for b in batches for t in tensors_in(b)[:1])
     dense = len(before.labels) > 2 * samples and before.scores.shape[1] > 2
     if not before.may_be_drowned(dense):
         return None
@@ -375,7 +375,7 @@ def _undecided(table: _ClassTable | None, batches: Sequence[Any], judged: _Class
     if (
         table is None
         or table.scores.shape[1] < 3
-        or len(table.labels) > 50 * sum(len(tensors_in(b)[0]) for b in batches)
+        or len(table.labels) > 50 * sum(len(t) for b in batches for t in tensors_in(b)[:1])
     ):
         return None
     guess, recall = table.scores.argmax(1), table.hits / table.there.clamp_min(1)

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import statistics
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any
 
 import torch
@@ -583,6 +585,7 @@ class LoopRun:
         self.names: dict[str, Any] = {}
         self.takes_own = self._drawn = False
         self._draw: Callable[[], None] | None = None
+        self._before: dict[CodeType, dict[str, Any]] = {}
         self.metrics: list[float] = []
         self.schedule_calls: list[int] = []
         self.seconds = 0.0
@@ -674,7 +677,7 @@ class LoopRun:
         elif early and (found is None or self._changes(found)):
             self._forget_loss()
         if self.takes_own and found is not None:
-            self._take(found.batch())
+            self._take(found.batch(self._before))
 
     def _forget_loss(self) -> None:
         self.loss_fn = self.on_train.loss_fn = self.on_val.loss_fn = None
@@ -691,18 +694,26 @@ class LoopRun:
             self.on_train.batches.append(self.saved.batches[-1])
 
     def _model_called(self, *call: Any) -> None:
-        """The random numbers of a step that reads no loader are those before its first call of a model."""
-        if not (self._drawn or self.modes.paused or self.saved.full) and torch.is_grad_enabled():
-            self._draw, self._drawn = save_torch_rng(), self.takes_own
+        """The random numbers and variables of a step without a loader are those before its first call of a model."""
+        if self._drawn or self.modes.paused or self.saved.full or not torch.is_grad_enabled():
+            return
+        self._draw, self._drawn = save_torch_rng(), self.takes_own or not self.updates.backwards
+        frames = users_frames(sys._getframe(1)) if self._drawn else ()
+        self._before = {
+            f.f_code: {n: v for n, v in f.f_locals.items() if getattr(v, "grad_fn", None) is None} for f in frames
+        }
 
     def _ended(self) -> None:
         """After a backward, when its graph is gone: the first one's lines are tried, and nothing was updated yet."""
         found, self._candidate = self._candidate, None
         if found is None or self.learned is None or not self.updates.roots:
             return
-        updates, batch = self.updates, self.reading.last
+        known = self.updates.roots[0], self.updates.signatures[0]
+        batches = self.reading.last, self.reading.previous  # which it is where the loop's own reader is one ahead
         self.modes.paused = True
-        if self.errors.run(LOSS, lambda: proved(found, batch, updates.roots[0], updates.signatures[0]), False):
+        proofs = [functools.partial(proved, found, batch, *known) for batch in batches if batch is not None]
+        if any(self.errors.run(LOSS, proof, False) for proof in proofs):
+            self.errors.by_topic.pop(LOSS, None)
             self.loss_fn = self.on_train.loss_fn = self.on_val.loss_fn = found
             self.on_train.error = self.on_val.error = ""
             if self.takes_own:
@@ -784,15 +795,16 @@ class OpenPass:
 
 class LoaderWatch:
     """Watches `train` and `val` being read. read: batches of `train` so far; passes: how often it was begun; per_pass:
-    batches of its last whole pass; stopped_at: batches of the last pass, where it ended early; last: the newest batch.
-    save: called with each of these batches; validated_at: batches of `train` read when `val` was begun, each time; None
-    where it can't be watched."""
+    batches of its last whole pass; stopped_at: batches of the last pass, where it ended early; last, previous: the
+    newest batches. save: called with each of these; validated_at: batches of `train` read when `val` was begun, each
+    time; None where it can't be watched."""
 
     def __init__(self, train: Any, val: Any, save: Callable[..., None]):
         self.train, self.val, self.save = train, val, save
         self.read = self.passes = 0
         self.stopped_at: int | None = None
         self.last: Any = None
+        self.previous: Any = None
         self.per_pass: int | None = None
         self.validated_at: list[int] | None = None
         self._open: list[Any] = []
@@ -821,12 +833,15 @@ class LoaderWatch:
         """Whether validation batches are being read; None where this is not known."""
         if self.val is None or not any(isinstance(self.val, kind) for kind, _ in self._patched):
             return None
-        return any(_is_loader(loader, self.val) for loader in self._open)
+        return any(is_loader(loader, self.val) for loader in self._open)
 
     def follow(self, loader: Any, batches: Iterator[Any], open_pass: OpenPass | None = None) -> Iterator[Any]:
         """The batches, one by one, with a note of each. open_pass: one that was begun before, and taken over."""
-        of_train = _is_loader(loader, self.train)
+        of_train = is_loader(loader, self.train)
         count = 0 if open_pass is None else open_pass.read
+        if open_pass is None and any(each is loader for each in self._open):  # what a subclass reads
+            yield from batches
+            return
         if open_pass is None:
             self._begin(loader, of_train)
         try:
@@ -843,12 +858,12 @@ class LoaderWatch:
     def take(self, batch: Any, draw: Callable[[], None] | None, own: bool = True) -> None:
         """Another batch. own: it came from no loader."""
         self.read += 1
-        self.last = batch
+        self.previous, self.last = self.last, batch
         self.save(batch, draw, own)
 
     def take_over(self, open_pass: OpenPass) -> None:
         """A pass that was begun before: of what was read, the last batch counts."""
-        of_train = _is_loader(open_pass.loader, self.train)
+        of_train = is_loader(open_pass.loader, self.train)
         self._begin(open_pass.loader, of_train)
         if of_train:
             self._note(open_pass.batch, open_pass.read, open_pass.draw)
@@ -856,7 +871,7 @@ class LoaderWatch:
     def _begin(self, loader: Any, of_train: bool) -> None:
         self._open.append(loader)
         self.passes += of_train
-        if self.validated_at is not None and not of_train and _is_loader(loader, self.val):
+        if self.validated_at is not None and not of_train and is_loader(loader, self.val):
             self.validated_at.append(self.read)
 
     def _note(self, batch: Any, count: int, draw: Callable[[], None] | None = None) -> None:
@@ -867,13 +882,13 @@ class LoaderWatch:
 def _watched_iter(original: Any, watch: LoaderWatch) -> Any:
     def __iter__(self: Any) -> Any:
         batches = original(self)
-        watched = _is_loader(self, watch.train) or _is_loader(self, watch.val)
+        watched = is_loader(self, watch.train) or is_loader(self, watch.val)
         return watch.follow(self, batches) if watched else batches
 
     return __iter__
 
 
-def _is_loader(loader: Any, known: Any) -> bool:
+def is_loader(loader: Any, known: Any) -> bool:
     """Whether this is the loader that is known, or another one over the same data set, as a trainer makes for
     itself."""
     if loader is known or known is None:

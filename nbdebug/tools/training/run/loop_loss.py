@@ -41,6 +41,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from nbdebug.observe.backward import graph_leaves
 from nbdebug.observe.locations import USER, Site, kind_of, span_of
 from nbdebug.observe.sources import function_at, name_of, nodes_of
+from nbdebug.observe.tensors import tensors_in
 from nbdebug.observe.variables import attributes, closure_variables
 from nbdebug.report import Edit
 from nbdebug.tools.training.run.evaluate import loss_root, preserve_rng, spared_buffers
@@ -50,6 +51,9 @@ CONTAINERS = (list, dict, set)
 """What a statement such as `outputs.append(out)` fills."""
 CALLER = os.path.join(os.path.dirname(__file__), "probe.py")
 """What calls the loop: beyond it is whoever called diagnose."""
+BATCH = ast.Name("__batch__", ast.Load())
+COUNTING = ("accumulate", "no_sync", "join")
+"""Blocks of a distributed step, which count it and change nothing of the loss."""
 SAME = 1e-3
 """Of the loss: what the order of a GPU's sums changes."""
 
@@ -74,12 +78,13 @@ class LoopLoss:
     text: str
     takes: tuple[str, ...] = ()
 
-    def batch(self) -> tuple[Any, ...] | None:
-        """Of such a loop that is in a call of `backward()`: its batch."""
+    def batch(self, before: Mapping[CodeType, dict[str, Any]]) -> tuple[Any, ...] | None:
+        """Of such a loop that is in a call of `backward()`: its batch. before: the variables of its functions at the
+        step's first call of a model, since when a hidden state may have been replaced."""
         for frame in users_frames(sys._getframe(1)):
-            if frame.f_code is self.parts[0].loop:
-                values = frame.f_locals
-                return tuple(values.get(name, frame.f_globals.get(name)) for name in self.takes)
+            if (code := frame.f_code) is self.parts[0].loop:
+                values = {**frame.f_globals, **frame.f_locals, **before.get(code, {})}
+                return tuple(values.get(name) for name in self.takes)
         return None
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
@@ -172,7 +177,7 @@ def loop_loss(model: nn.Module, loader: Any) -> LoopLoss | None:
     """The loss of a loop that is in a call of `backward()`, unproved; None where its lines don't tell. loader: whose
     batches the loop reads, None where it reads none. Must be called on the loop's own stack."""
     frames = users_frames(sys._getframe(1))
-    call = _call_in(frames[0], {"backward"}) if frames else None
+    call = _call_in(frames[0], "backward") if frames else None
     if call is None:
         return None
     wanted = _loss_of(call)
@@ -249,18 +254,19 @@ def frame_variables(frame: FrameType) -> dict[str, Any]:
     return {**{name: space[name] for name in frame.f_code.co_names if name in space}, **own}
 
 
-def _call_in(frame: FrameType, names: set[str]) -> ast.Call | None:
-    """The call of one of these that a frame is in."""
+def _call_in(frame: FrameType, name: str) -> ast.Call | None:
+    """The call of a function that a frame is in, or the one that gets it to call it (`optimizer.step(closure)`)."""
     file, line = frame.f_code.co_filename, frame.f_lineno
-    calls = [
-        node
-        for node in nodes_of(file)
-        if isinstance(node, ast.Call) and name_of(node) in names and node.lineno <= line <= (node.end_lineno or 0)
-    ]
+    calls = [n for n in nodes_of(file) if isinstance(n, ast.Call) and n.lineno <= line <= (n.end_lineno or 0)]
+    calls = [c for c in calls if name_of(c) == name] or [c for c in calls if any(_is_named(a, name) for a in c.args)]
     span = span_of(frame.f_code, frame.f_lasti) if len(calls) > 1 else None
     if span is not None:
         calls = [c for c in calls if (c.lineno, c.end_lineno, c.col_offset, c.end_col_offset) == span] or calls
     return calls[0] if len(calls) == 1 else None
+
+
+def _is_named(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def _loss_of(call: ast.Call) -> ast.expr:
@@ -277,41 +283,94 @@ def _parts(
     """What each frame does, from the loop's own to the first one, which is in `call`. wanted: name → expression; takes:
     gets the variables that are the batch of a loop without a loader."""
     frame, path = frames[0], _path_to(frames[0], call)
-    for place in reversed(range(len(path))):
-        around = path[place][0]
-        if loader is None and isinstance(around, (ast.For, ast.While)):
-            own = _own_batch(around, _flat(path[place:]), wanted, {**frame.f_globals, **frame.f_locals})
-            takes += own[0]
-            batch = ast.Tuple([ast.Name(name, ast.Store()) for name in takes], ast.Store())
-            begin = ast.Assign([batch], ast.Name("__batch__", ast.Load()))
-            part = _part(frame, [begin, *own[1]], wanted) if takes else None
-            return [part] if part is not None else None
-        target = _batch_target(around, frame, loader) if isinstance(around, ast.For) else None
-        if target is not None:
-            begin = ast.Assign([target], ast.Name("__batch__", ast.Load()))
-            part = _part(frame, [begin, *_flat(path[place:])], wanted)
-            return [part] if part is not None else None
-    outer = _call_in(frames[1], {frame.f_code.co_name}) if len(frames) > 1 and path else None
-    arguments = _arguments(outer, frame) if outer is not None else None
-    if outer is None or arguments is None:
+    places = [i for i, (node, _) in enumerate(path) if isinstance(node, (ast.For, ast.While))]
+    space, whole = {**frame.f_globals, **frame.f_locals}, _flat(path)
+    begins: list[ast.stmt] = []
+    if loader is None:
+        begins = _own_batch(frame, path, places, wanted, takes)
+    else:
+        targets = (
+            (i, _batch_target(node, frame, loader)) for i in places[::-1] if isinstance(node := path[i][0], ast.For)
+        )
+        place, target = next(((i, t) for i, t in targets if t is not None), (0, None))
+        begins = _drawn(whole) if target is None else [ast.Assign([target], BATCH), *_flat(path[place:])]
+    if begins:
+        part = _part(frame, begins, wanted)
+        return [part] if part is not None else None
+    outer = _call_in(frames[1], frame.f_code.co_name) if len(frames) > 1 and path else None
+    if outer is None:
         return None
-    before, last = (
-        _parts(frames[1:], outer, arguments, loader, takes),
-        _part(frame, _flat(path), wanted, set(arguments)),
-    )
+    needed = _slice(whole, set().union(*map(_names_in, wanted.values())), space)[1]
+    arguments = _arguments(outer, frame, frames[1])
+    if arguments is None:
+        return None
+    free = {n for n in needed - arguments.keys() if _is_data(value := space.get(n)) and _named(frames[1], n) is value}
+    arguments |= {name: ast.Name(name, ast.Load()) for name in free}
+    before = _parts(frames[1:], outer, arguments, loader, takes)
+    last = _part(frame, whole, wanted, set(arguments))
     return None if before is None or last is None else [*before, last]
 
 
-def _arguments(call: ast.Call, frame: FrameType) -> dict[str, ast.expr] | None:
-    """parameter → the expression that the call gives for it, which began the frame."""
+def _arguments(call: ast.Call, frame: FrameType, caller: FrameType) -> dict[str, ast.expr] | None:
+    """parameter → the expression that the call gives for it, which began the frame; of a closure, which something else
+    calls, none."""
     code = frame.f_code
-    if any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords):
-        return None
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    if name_of(call) != code.co_name:
+        return None if names else {}
     own = frame.f_locals.get(names[0]) if names and isinstance(call.func, ast.Attribute) else None
     positional = names[hasattr(type(own), code.co_name) :]
-    given = dict(zip(positional, call.args))
-    return given | {str(k.arg): k.value for k in call.keywords if k.arg in names}
+    given: list[ast.expr] = []
+    for argument in call.args:
+        if isinstance(argument, ast.Starred):
+            members = _value(argument.value, caller)
+            if not isinstance(members, (list, tuple)):
+                return None
+            given += [_entry(argument.value, i) for i in range(len(members))]
+        else:
+            given.append(argument)
+    named = {str(k.arg): k.value for k in call.keywords if k.arg in names}
+    for mapping in (k.value for k in call.keywords if k.arg is None):
+        members = _value(mapping, caller)
+        if not isinstance(members, dict):
+            return None
+        named |= {name: _entry(mapping, name) for name in members if name in names}
+    return dict(zip(positional, given)) | named
+
+
+def _entry(owner: ast.expr, key: Any) -> ast.expr:
+    return ast.Subscript(owner, ast.Constant(key), ast.Load())
+
+
+def _named(frame: FrameType, name: str) -> Any:
+    return frame.f_locals.get(name, frame.f_globals.get(name))
+
+
+def _is_data(value: Any) -> bool:
+    """Whether it is a tensor without a graph, an array, or holds one."""
+    values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+    arrays = any(hasattr(v, "__array_interface__") for v in values)
+    return arrays or any(not t.requires_grad for t in tensors_in(value))
+
+
+def _drawn(statements: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements from the last `x, y = next(batches)` on, which gets the batch there; none without one."""
+    for place in reversed(range(len(statements))):
+        for node in ast.walk(statements[place]):
+            if isinstance(node, ast.Assign) and any(_is_next(part) for part in ast.walk(node.value)):
+                return [_FromBatch().visit(copy.deepcopy(node)), *statements[place + 1 :]]
+    return []
+
+
+def _is_next(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and name_of(node) == "next"
+
+
+class _FromBatch(ast.NodeTransformer):
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        return (
+            ast.copy_location(ast.Name("__batch__", ast.Load()), node) if _is_next(node) else self.generic_visit(node)
+        )
 
 
 def _path_to(frame: FrameType, call: ast.Call) -> list[tuple[ast.AST, list[ast.stmt]]]:
@@ -337,8 +396,9 @@ def _flat(path: list[tuple[ast.AST, list[ast.stmt]]]) -> list[ast.stmt]:
     statements: list[ast.stmt] = []
     for node, body in reversed(path):
         statements = [*body[:-1], *statements] if statements else list(body)
-        if isinstance(node, (ast.With, ast.AsyncWith)):
-            statements = [ast.With(node.items, statements or [ast.Pass()])]
+        items = getattr(node, "items", ())
+        items = [i for i in items if not isinstance(c := i.context_expr, ast.Call) or name_of(c) not in COUNTING]
+        statements = [ast.With(items, statements or [ast.Pass()])] if items else statements
     return statements
 
 
@@ -413,23 +473,37 @@ def _compiled(module: ast.Module, file: str, line: int) -> CodeType:
 
 
 def _own_batch(
-    loop: ast.For | ast.While, statements: list[ast.stmt], wanted: Mapping[str, ast.expr], space: Mapping[str, Any]
-) -> tuple[list[str], list[ast.stmt]]:
-    """(variables that are the batch, the statements after it): what the loop's target and the statements before the
-    model comes in give; where that is no tensor, the tensors that are taken from outside."""
+    frame: FrameType,
+    path: list[tuple[ast.AST, list[ast.stmt]]],
+    places: list[int],
+    wanted: Mapping[str, ast.expr],
+    takes: list[str],
+) -> list[ast.stmt]:
+    """The statements of a step that reads no loader, the batch first; none where it comes from further out. places: of
+    the loops in the path. takes: gets the variables that are the batch: what the loops around, or the function's
+    arguments and statements, give before the model comes in; where that is no tensor, the tensors from outside, too."""
+    space, statements = {**frame.f_globals, **frame.f_locals}, _flat(path[places[-1] :] if places else path)
     needed = set().union(*map(_names_in, wanted.values()))
     kept, _ = _slice(statements, needed, space)
-    first = next((i for i, statement in enumerate(kept) if _calls_model(statement, space)), len(kept))
-    rest = kept[first:]
-    stores = [node for s in kept[:first] for node in ast.walk(s) if isinstance(getattr(node, "ctx", None), ast.Store)]
-    made = set().union(*map(_bases, [*stores, *([loop.target] if isinstance(loop, ast.For) else [])]))
+    rest = kept[next((i for i, statement in enumerate(kept) if _calls_model(statement, space)), len(kept)) :]
     _, before = _slice(rest, needed, space)
     loads = [node for s in [*rest, *wanted.values()] for node in ast.walk(s) if isinstance(node, ast.Name)]
-    names = [n for n in dict.fromkeys(node.id for node in sorted(loads, key=_position)) if n in before]
-    own = [n for n in names if n in made and n in space]
-    if any(isinstance(space[n], torch.Tensor) for n in own):
-        return own, rest
-    return [n for n in names if isinstance(space.get(n), torch.Tensor) and not space[n].requires_grad], rest
+    names = [n for n in dict.fromkeys(node.id for node in sorted(loads, key=_position)) if n in before and n in space]
+    code = frame.f_code
+    given = set() if places else set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    if any(t.requires_grad for n in names if n in given and not _is_model(space[n]) for t in tensors_in(space[n])):
+        return []
+    around = [path[i][0] for i in places] or statements
+    stores = [n for s in around for n in ast.walk(s) if isinstance(getattr(n, "ctx", None), ast.Store)]
+    made = given.union(*map(_bases, stores))
+    own = [
+        n for n in names if n in made and (tensors_in(space[n]) or _is_data(space[n]) or type(space[n]) in (int, float))
+    ]
+    if not any(_is_data(space[n]) for n in own):
+        own += [n for n in names if isinstance(space[n], torch.Tensor) and not space[n].requires_grad and n not in own]
+    takes += own
+    batch = ast.Tuple([ast.Name(name, ast.Store()) for name in own], ast.Store())
+    return [ast.Assign([batch], BATCH), *rest] if any(_is_data(space[n]) for n in own) else []
 
 
 def _position(node: ast.Name) -> tuple[int, int]:

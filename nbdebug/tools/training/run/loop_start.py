@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from nbdebug.arguments import Subject, around, discover, part, trains
 from nbdebug.tools.training.run.evaluate import save_rng, save_torch_rng
-from nbdebug.tools.training.run.loop import LoaderWatch, OpenPass
+from nbdebug.tools.training.run.loop import LoaderWatch, OpenPass, is_loader
 from nbdebug.tools.training.run.loop_loss import JointModel, frame_variables, users_frames
 from nbdebug.trainers import held
 
@@ -67,10 +67,10 @@ class LoopStart:
         self._passes.clear()
         self._called.clear()
         self.restore_rng = save_rng()
-        own, call = DataLoader.__iter__, nn.Module.__call__
+        call = nn.Module.__call__
 
-        def relayed(loader: Any) -> Iterator[Any]:
-            return self._relayed(loader, own(loader))
+        def relayed(own: Any) -> Any:
+            return lambda loader: self._relayed(loader, own(loader))
 
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
@@ -78,8 +78,9 @@ class LoopStart:
             return call(module, *args, **kwargs)
 
         with contextlib.ExitStack() as stack:
-            stack.callback(setattr, DataLoader, "__iter__", own)
-            DataLoader.__iter__ = relayed  # type: ignore[method-assign, assignment]
+            for kind in set(_readers(DataLoader)):
+                stack.callback(setattr, kind, "__iter__", own := vars(kind)["__iter__"])
+                kind.__iter__ = relayed(own)  # type: ignore[attr-defined]
             stack.callback(setattr, nn.Module, "__call__", call)
             nn.Module.__call__ = called  # type: ignore[method-assign]
             self._end = stack.pop_all().close
@@ -90,6 +91,9 @@ class LoopStart:
 
     def _relayed(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         """The batches of a pass; from the start on, followed by the watch."""
+        if any(each.loader is loader for each in self._passes):  # what a subclass reads
+            yield from batches
+            return
         now = OpenPass(loader)
         self._passes.append(now)
         try:
@@ -141,7 +145,8 @@ class LoopStart:
     def _with_parts(self, subject: Subject, names: dict[str, Any]) -> LoopSubject:
         model = next(iter(subject.models.values()))
         known = around(model, {**self.names, **names})
-        read = next((p.loader for p in reversed(self._passes)), None)
+        read = self._passes[-1].loader if self._passes else None
+        read = next((p.loader for p in self._passes if is_loader(p.loader, read)), read)  # what reads it for the loop
         train = next(((n, v) for n, v in discover("loader", known).items() if v is read), ("", read))
         if read is None:
             name, value = part("train_loader", around(model, names))
@@ -151,6 +156,14 @@ class LoopStart:
         if parts["val_loader"][1] is train[1]:
             del parts["val_loader"]
         return LoopSubject(subject, names, parts)
+
+
+def _readers(kind: type) -> Iterator[type]:
+    """The classes from which this one and its subclasses have their `__iter__`."""
+    yield next(base for base in kind.__mro__ if "__iter__" in vars(base))
+    subclass: type
+    for subclass in kind.__subclasses__():
+        yield from _readers(subclass)
 
 
 def _each_once(things: Mapping[str, Any]) -> dict[str, Any]:
