@@ -68,6 +68,72 @@ def test_the_absent_rank_is_named(tmp_path) -> None:
     assert "distributed/collective-mismatch" in text and "train.py, line 7" in text, text
 
 
+SPAWNS = """
+import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+def run(rank, world):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["FREE_PORT"])
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    loss = torch.ones(3)
+    for step in range(3):
+        dist.all_reduce(loss)
+        if step < LAST or rank == 0:
+            dist.barrier()
+    dist.destroy_process_group()
+def start_by_hand():
+    ranks = [mp.Process(target=run, args=(rank, 2)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+if __name__ == "__main__":
+    START
+    print("both have ended")
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("start", ["mp.spawn(run, args=(2,), nprocs=2)", "start_by_hand()"])
+@pytest.mark.parametrize("last", [2, 3])
+def test_a_script_that_starts_its_ranks_itself(tmp_path, monkeypatch, start: str, last: int) -> None:
+    """By spawn, and by fork (or what Python has in its place): sick with two barriers on rank 1, healthy with three."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        monkeypatch.setenv("FREE_PORT", str(free.getsockname()[1]))
+    status, text = ranks(tmp_path, SPAWNS.replace("START", start).replace("LAST", str(last)))
+    if last == 3:
+        assert status == 0 and "both have ended" in text and "2 ranks, 14 collectives compared" in text, text
+    else:
+        assert status == 1 and "distributed/collective-mismatch" in text and "train.py, line 9" in text, text
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_that_does_not_come_to_the_groups_making(tmp_path) -> None:
+    """A line tells where it stands while the others still wait; the verdict comes before the timeout of 30 min."""
+    early = "import sys, torch.distributed as dist, os\nif os.environ['RANK'] == '1':\n    sys.exit(0)\n"
+    status, text = ranks(tmp_path, early + "dist.init_process_group('gloo')\n")
+    assert status == 1 and "distributed/collective-mismatch" in text and "train.py, line 2" in text, text
+
+
+def test_what_a_rank_does_that_the_others_wait_for_is_told_once(tmp_path, capsys) -> None:
+    import json
+    import time
+
+    from nbdebug.tools.distributed.launch import Comparer
+
+    init = {"k": "init", "world": 2, "own": 0, "timeout": 20.0, "lines": [], "t": time.time() - 11}
+    call = {"k": "call", "op": "init_process_group", "g": "start", "lines": [("a.py", 3, "f")], "t": time.time() - 11}
+    stack = {"k": "stack", "lines": [("a.py", 2, "f")], "stack": []}
+    for rank, events in ((0, [init, call]), (1, [stack])):
+        (tmp_path / f"rank-{rank}.0.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    comparer = Comparer(tmp_path, 2)
+    comparer.read()
+    comparer.notice()
+    comparer.notice()
+    text = capsys.readouterr().err
+    assert text.count("a.py, line 2") == 1 and "rank 1" in text and (tmp_path / "ask-1").exists(), text
+
+
 @pytest.mark.timeout(300)
 def test_a_launcher_that_is_killed_leaves_no_rank(tmp_path) -> None:
     import time
@@ -121,8 +187,9 @@ def test_a_long_run_is_held_in_part_and_still_judged(monkeypatch) -> None:
 
 
 def test_the_agents_files_are_removed_once_read(tmp_path, monkeypatch) -> None:
+    from nbdebug.rank import shared_folder
     from nbdebug.tools.distributed import agent
-    from nbdebug.tools.distributed.launch import Comparer, shared_folder
+    from nbdebug.tools.distributed.launch import Comparer
 
     monkeypatch.setattr(agent, "PART", 1000)
     rank, comparer = agent.Agent(tmp_path, 0), Comparer(tmp_path, 1)

@@ -1,4 +1,4 @@
-"""In a rank: the user's script, run as `__main__`, while what it does is written down.
+"""In a rank: what the user's program does is written down.
 
 Each event is a line of JSON in the rank's own file, written before the call that it tells of: gloo may abort the
 process in it. Torch's functions are wrapped in this process alone, which ends with the script. A thread ends the
@@ -43,7 +43,7 @@ import nbdebug
 from nbdebug.observe.locations import USER, kind_of
 from nbdebug.process import alive
 from nbdebug.tools.distributed import marks, paths
-from nbdebug.tools.distributed.facts import CollectiveCall, Place
+from nbdebug.tools.distributed.facts import START, CollectiveCall, Place
 
 COLLECTIVES = (
     "all_reduce broadcast reduce all_gather all_gather_into_tensor all_gather_single gather scatter reduce_scatter "
@@ -89,6 +89,10 @@ end_process = os._exit
 _kind = functools.lru_cache(maxsize=4096)(kind_of)
 
 
+def address_of_environment() -> str:
+    return f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+
+
 class CallsDiffer(RuntimeError):
     """A rank is about to make another call than a rank that was there first; raised before the call, where `agree` is
     set. In gloo such a call may abort the process."""
@@ -112,10 +116,12 @@ def described(error: BaseException) -> tuple[dict[str, Any], types.FrameType | N
 
 
 class Agent:
-    """One rank's observer. agree: is asked before each call, where it is set."""
+    """One rank's observer. rank: None for one that writes nothing until `begin`. agree: is asked before each call."""
 
-    def __init__(self, folder: pathlib.Path, rank: int) -> None:
-        self.rank, self.process, self.file = rank, os.getpid(), -1
+    def __init__(self, folder: pathlib.Path, rank: int | None) -> None:
+        self.folder, self.rank, self.process, self.file = folder, rank, 0, -1
+        self.places: list[Place] = []
+        self.launcher_address = address_of_environment()
         self.trail, self.inside, self.lock = marks.Trail(), threading.local(), threading.RLock()
         self.agree: Callable[[CollectiveCall], None] | None = None
         self.hook: Any = None
@@ -136,11 +142,13 @@ class Agent:
         self.late_loss: tuple[Any, ...] | None = None
         self.last_message: dict[str, Any] | None = None
         self.after_backward, self.ordinals = False, itertools.count()
-        self.begin(folder)
+        if rank is not None:
+            self.begin(folder)
 
     def begin(self, folder: pathlib.Path) -> None:
         """Begin a log in this folder. What is known of models, optimizers and loaders stays."""
-        self.folder, self.finished, self.part, self.written = folder, False, 0, 0
+        self.folder, self.process = folder, os.getpid()
+        self.finished, self.part, self.written = False, 0, 0
         self.open()
         self.numbers, self.pass_counts, self.writes = Counter[str](), Counter[str](), Counter[str]()
         self.backwards, self.joining, self.bypassed, self.located = 0, 0, 0, False
@@ -153,7 +161,9 @@ class Agent:
         self.waiting.clear()
         for record in self.optimizers.values():
             record.update(steps=0, reduced=False)
-        self.write("start", pid=os.getpid(), version=torch.__version__)
+        self.write("start", pid=self.process, version=torch.__version__)
+        for place in self.places:  # of the script, and of functions that earlier cells have made
+            self.write("place", **vars(place))
 
     def open(self) -> None:
         if self.file >= 0:
@@ -163,7 +173,7 @@ class Agent:
 
     def write(self, kind: str, /, **fields: Any) -> None:
         if os.getpid() != self.process:
-            return  # a loader's worker
+            return  # a loader's worker, or the process that starts the ranks
         passed = self.trail.take()
         event = {"k": kind, "t": time.time(), **fields, **({"m": passed} if passed else {})}
         with self.lock:  # the thread that watches writes as well
@@ -173,6 +183,7 @@ class Agent:
                 self.open()
 
     def listed(self, place: Place) -> None:
+        self.places.append(place)
         self.write("place", **vars(place))
 
     # -- calls --------------------------------------------------------------------------------------------------------
@@ -279,8 +290,10 @@ class Agent:
         except Exception as fault:
             self.write("fault", error=f"{type(fault).__name__}: {fault}")
 
-    def wrap(self, owner: Any, name: str, note: Callable[..., None], flag: str = "call") -> None:
-        """Call `note` with the arguments before the outermost call of the functions that share a flag."""
+    def wrap(
+        self, owner: Any, name: str, note: Callable[..., None], flag: str = "call", then: Callable[[], object] = int
+    ) -> None:
+        """Call `note` before the outermost call of functions that share a flag, with its arguments; `then` after it."""
         plain = getattr(owner, name)
 
         @functools.wraps(plain)
@@ -294,7 +307,9 @@ class Agent:
             setattr(self.inside, flag, True)
             try:
                 self.attempt(note, *args, **kwargs)
-                return plain(*args, **kwargs)
+                value = plain(*args, **kwargs)
+                self.attempt(then)
+                return value
             finally:
                 setattr(self.inside, flag, False)
 
@@ -309,7 +324,7 @@ class Agent:
         for name in ("send", "recv", "isend", "irecv"):
             self.wrap(c10d, name, self.message(name), "message")
         self.install_wait()
-        self.wrap(c10d, "init_process_group", self.initialised)
+        self.wrap(c10d, "init_process_group", self.initialised, then=lambda: self.write("joined"))
         self.wrap(c10d, "destroy_process_group", self.destroyed)
         self.wrap(torch, "save", lambda obj, f, *_, **__: self.saved(f, lambda: marks.digest(obj)))
         for name in ("save", "savez", "savez_compressed"):
@@ -372,16 +387,27 @@ class Agent:
 
     # -- the group, and the environment -------------------------------------------------------------------------------
 
-    def initialised(self, *args: Any, **kwargs: Any) -> None:
-        named = {**dict(zip(("backend", "init_method", "timeout", "world_size", "rank"), args)), **kwargs}
-        world, own = (None if named.get(name) == -1 else named.get(name) for name in ("world_size", "rank"))
+    def initialised(
+        self, backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: Any = -1, rank: Any = -1,
+        store: Any = None, *_: Any, **__: Any,
+    ) -> None:  # fmt: skip
+        world, own = (None if value == -1 else value for value in (world_size, rank))
+        address, lines = address_of_environment(), user_lines(sys._getframe(2))
+        at_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        if init_method not in (None, "env://") or store is not None:
+            address = init_method or ""
         self.write(
             "init",
             world=int(os.environ.get("WORLD_SIZE") or -1) if world is None else world,
             own=int(os.environ.get("RANK") or -1) if own is None else own,
             by_argument=world is not None,
-            lines=user_lines(sys._getframe(2)),
+            rank_by_argument=own is not None,
+            address=address,
+            launcher=self.launcher_address if address and at_launcher else "",
+            timeout=timeout.total_seconds() if timeout else 600.0 if "nccl" in str(backend) else 1800.0,
+            lines=lines,
         )
+        self.write("call", op="init_process_group", g=START, root=str(backend or ""), lines=lines)
 
     def group_made(self, *args: Any, **kwargs: Any) -> None:
         """All ranks take part, members or not, but where the members alone meet."""
@@ -801,11 +827,33 @@ class Agent:
         marks.within(1.0, count)
         return dict(totals)
 
+    def observe(self, work: Callable[..., Any], *args: Any) -> None:
+        """Do this, as all that a rank does. What it raises passes through, after it was written down."""
+        threading.Thread(target=self.watch, daemon=True, name="nbdebug ranks").start()
+        try:
+            work(*args)
+            self.left(0)
+        except SystemExit as left:
+            if left.code and isinstance(left.__context__, Exception):  # sys.exit(1) in the user's `except`
+                self.failed(left.__context__)
+            else:
+                self.left(left.code)
+            raise
+        except BaseException as error:
+            self.failed(error)
+            raise
+        finally:
+            self.leave()
+
     def watch(self) -> None:
         """End this process when the comparer says so, or the launcher was killed. The main thread may wait in C++."""
         path = self.folder / "launcher"
         launcher = int(path.read_text()) if path.exists() else None
-        while not (self.folder / "stop").exists():
+        asked = 0
+        while not (self.process and (self.folder / "stop").exists()):
+            if len(questions := list(self.folder.glob("ask-*"))) > asked:
+                asked = len(questions)
+                self.write_state(rest=False)
             if launcher is not None and not alive(launcher):
                 shutil.rmtree(self.folder, ignore_errors=True)
                 end_process(1)
@@ -834,37 +882,10 @@ class Agent:
     def leave(self) -> None:
         """Wait for the other ranks' end for 2 s: a rank that is left alone is stopped first, and so tells its state."""
         (self.folder / f"end-{self.rank}").touch()
-        world, until = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), time.monotonic() + 2
+        started = len(list(self.folder.glob("launched-*")))  # by the script itself
+        world, until = started or int(os.environ.get("LOCAL_WORLD_SIZE", "1")), time.monotonic() + 2
         while time.monotonic() < until and len(list(self.folder.glob("end-*"))) < world:
             time.sleep(0.05)
-
-
-def run(folder: pathlib.Path, script: str, arguments: list[str]) -> None:
-    """Run the script as `__main__`. What it raises passes through, after it was written down."""
-    agent = Agent(folder, int(os.environ.get("RANK", "0")))
-    path = os.path.abspath(script)
-    sys.argv[:] = [script, *arguments]
-    sys.path[0] = os.path.dirname(path)
-    threading.Thread(target=agent.watch, daemon=True, name="nbdebug ranks").start()
-    module = types.ModuleType("__main__")
-    module.__file__, module.__builtins__ = path, builtins  # type: ignore[attr-defined]
-    sys.modules["__main__"] = module
-    agent.install()
-    marks.mark_imports(os.path.dirname(path), agent.listed)
-    try:
-        with open(path, "rb") as file:
-            source = file.read()
-        exec(marks.compiled(source, path, agent.listed), module.__dict__)
-        agent.left(0)
-    except SystemExit as left:
-        agent.left(left.code)
-        agent.leave()
-        raise
-    except BaseException as error:
-        agent.failed(error)
-        agent.leave()
-        raise
-    agent.leave()
 
 
 def user_frame(frame: types.FrameType | None) -> types.FrameType | None:

@@ -39,7 +39,7 @@ from nbdebug.observe.shell import running_shell
 from nbdebug.process import alive
 from nbdebug.report import Report
 from nbdebug.tools.distributed.agent import PEER, Agent, CallsDiffer, end_process
-from nbdebug.tools.distributed.facts import CollectiveCall, Place
+from nbdebug.tools.distributed.facts import CollectiveCall
 from nbdebug.tools.distributed.launch import LOCATE, Comparer, report_of
 from nbdebug.tools.distributed.marks import marked
 from nbdebug.tools.distributed.rules import certain, locates
@@ -79,7 +79,6 @@ class Engines:
         self.cluster: Any = None
         self.client: Any = None
         self.cells: dict[str, str] = {}
-        self.places: dict[int, Place] = {}
         self.cell, self.broken, self.lost = 0, True, ""
         self.processes: list[int] = []
         self.store: Any = None
@@ -218,7 +217,6 @@ class _Run:
         self.engines, self.show = engines, show
         self.comparer = Comparer(folder, len(engines.ids))
         self.comparer.facts.sources.update(engines.cells)
-        self.comparer.facts.places.update(engines.places)  # of functions that earlier cells have made
         self.results = [engines.client[own].execute(source, silent=False, block=False) for own in engines.ids]
         self.positions = [{"stdout": 0, "stderr": 0, "outputs": 0} for _ in self.results]
         self.errors: dict[int, Exception] = {}
@@ -289,7 +287,6 @@ class _Run:
     def outcome(self) -> CellOutcome:
         self.comparer.read()
         facts = self.comparer.facts
-        self.engines.places.update(facts.places)
         own = {rank: error for rank, log in facts.ranks.items() if (error := log.one("error"))}
         raised = [rank for rank in self.errors if rank in own and not own[rank]["peer"]]
         facts.over = not own and not self.engines.lost

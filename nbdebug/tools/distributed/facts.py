@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Line = tuple[str, int, str]
 """File, line, function."""
+START = "start"
+"""The group of the calls that make the default group: all processes take part."""
 CALLS, MARKS, EVENTS = 500, 20_000, 400
 """What is held of each rank: calls behind the last one that all ranks have made alike, marks, events of a kind."""
 
@@ -83,12 +86,13 @@ class RankLog:
 
     def add(self, event: Mapping[str, Any]) -> None:
         marks = event.get("m", ())
-        self.time = event.get("t", 0.0)
         self.trail += marks
         self.turns.update(marks)
         self.marks += len(marks)
-        if event["k"] not in ("stack", "loops", "place") and event.get("peer") is not True:
-            self.message = event if event["k"] == "message" and event["waits"] else None
+        if event["k"] not in ("stack", "loops", "place"):  # these tell of a rank that stands
+            self.time = event.get("t", 0.0)
+            if event.get("peer") is not True:
+                self.message = event if event["k"] == "message" and event["waits"] else None
         if event["k"] == "message":
             counter = self.sent if event["way"] == "send" else self.received
             counter[event["key"]] += not event.get("again")
@@ -140,14 +144,18 @@ class RankLog:
 
     def has_left(self, group: str) -> bool:
         """Whether it ended without an error, or gave up the group: it will never call again there."""
-        return self.one("end") is not None or any(e.get("g", "0") in (group, "all") for e in self.events["destroy"])
+        starts = self.calls.get(START)
+        begun = starts[-1].order if starts else -1  # a second group may have the name of the first
+        gone = [e.get("g", "0") for e in self.events["destroy"] if e["order"] > begun]
+        return self.one("end") is not None or group in gone or group != START and "all" in gone
 
 
 @dataclasses.dataclass
 class RanksFacts:
-    """The logs of all ranks. launched: how many processes were; ranks: in order; sources: file → text; output: the end
-    of what the processes printed; over: no process is left, or all have ended; alike: the calls of a group that all
-    its ranks have made alike, counted; now: seconds since the epoch when the logs were last looked at."""
+    """The logs of all ranks. launched: how many processes were, 0 where nothing tells yet; ranks: in order; sources:
+    file → text; output: the end of what the processes printed; over: no process is left, or all have ended; alike: the
+    calls of a group that all its ranks have made alike, counted; now: seconds since the epoch when the logs were last
+    looked at."""
 
     launched: int
     ranks: dict[int, RankLog] = dataclasses.field(default_factory=dict)
@@ -184,7 +192,7 @@ class RanksFacts:
         """Compare what has come, and drop what is alike and old."""
         for group in {group for log in self.ranks.values() for group in log.calls}:
             logs, n = self.members(group), self.alike.get(group, 0)
-            expected = max((len(log.members.get(group, ())) for log in logs.values()), default=0)
+            expected = max(len(log.members.get(group, ())) for log in logs.values()) or self.launched or math.inf
             while len(logs) >= expected:
                 calls = [log.call(group, n) for log in logs.values()]
                 if None in calls or len({call and call.key for call in calls}) > 1:
@@ -207,6 +215,10 @@ class RanksFacts:
     def all(self, kind: str) -> list[tuple[int, dict[str, Any]]]:
         """The events of a kind, with their ranks."""
         return [(rank, event) for rank, log in self.ranks.items() for event in log.events.get(kind, ())]
+
+    def timeout(self) -> float:
+        """Seconds that a call waits for the others, as the group was made."""
+        return min((event["timeout"] for _, event in self.all("init")), default=1800.0)
 
     def pairs(self, kind: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Events of a kind with equal keys ("id") on two ranks, each of the others beside the first that has it."""

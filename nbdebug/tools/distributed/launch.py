@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import pathlib
-import platform
 import re
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -30,21 +27,23 @@ from nbdebug.process import alive
 from nbdebug.report import Report, Symptom, Table
 from nbdebug.text import count, figures
 from nbdebug.tools.distributed.facts import RanksFacts
-from nbdebug.tools.distributed.paths import STILL
+from nbdebug.tools.distributed.paths import STILL, waiting
 from nbdebug.tools.distributed.rules import certain, locates, name_cause
 
-POLL, LOCATE = 0.1, 4.0
-"""Seconds between two looks; the most that are given to a rank that looks for the op behind its loss."""
+POLL, LOCATE, NOTICE = 0.1, 4.0, 30.0
+"""Seconds between two looks; the most that are given to a rank that looks for the op behind its loss; the wait for a
+rank after which a line tells where that stands, or half of the timeout where that is less."""
 FOLDER = "NBDEBUG_RANKS"
 
 
 class Comparer:
-    """Reads the ranks' files into facts."""
+    """Reads the ranks' files into facts. launched: how many were; 0 where the script itself starts them."""
 
     def __init__(self, folder: pathlib.Path, launched: int) -> None:
         self.folder, self.facts = folder, RanksFacts(launched)
         self.positions: dict[pathlib.Path, int] = {}
         self.began = self.still = time.monotonic()
+        self.noticed: list[Any] = []
 
     def read(self) -> bool:
         """Whether there is something to judge: new events, or none for a while. A rank begins a file anew after 1 MiB;
@@ -66,11 +65,13 @@ class Comparer:
             if path not in last.values():
                 path.unlink()
         self.facts.now = time.time()
+        if (self.folder / "all-launched").exists():
+            self.facts.launched = len(list(self.folder.glob("launched-*")))
         if new:
             self.facts.forget()
             self.still = time.monotonic()
         elif time.monotonic() > self.still + 2 * STILL:
-            self.still, new = math.inf, True
+            self.still, new = time.monotonic(), True
         return new
 
     def read_source(self, event: dict[str, Any]) -> None:
@@ -78,6 +79,22 @@ class Comparer:
             if file and file not in self.facts.sources:
                 with contextlib.suppress(OSError, UnicodeDecodeError):
                     self.facts.sources[file] = pathlib.Path(file).read_text(encoding="utf-8")
+
+    def notice(self) -> None:
+        """Tell once of each line at which ranks wait long for another: where that stands. The run goes on."""
+        for call, absent in waiting(self.facts, min(NOTICE, self.facts.timeout() / 2)):
+            if call.lines[:1] in self.noticed or not absent:
+                continue
+            self.noticed.append(call.lines[:1])
+            (self.folder / f"ask-{len(self.noticed)}").touch()
+            time.sleep(5 * POLL)
+            self.read()
+            for rank in absent:
+                stack = self.facts.ranks[rank].one("stack")
+                line = stack["lines"][0] if stack and stack["lines"] else ("", 0)
+                told = f"ranks wait in {call} for rank {rank}, which is at {line[0]}, line {line[1]}"
+                why = f"{self.facts.text(line).strip()} (distributed/collective-mismatch, if it never comes)"
+                print(f"nbdebug: {told}: {why}", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         """End the ranks: their own threads do it, and tell their stacks first; what is left after 2 s is killed."""
@@ -113,6 +130,7 @@ class Comparer:
                     self.stop()
                     self.facts.over = True
                     return report_of(self.facts, question, seconds)
+            self.notice()
             time.sleep(POLL)
         self.read()
         self.facts.output, self.facts.over = "".join(list(printed)), True
@@ -134,15 +152,16 @@ def run_script(
         raise FileNotFoundError(f"no such script: {script}")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="nbdebug-ranks-"))
     (folder / "launcher").write_text(str(os.getpid()))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+    own = starts_ranks(pathlib.Path(script).read_text(encoding="utf-8", errors="replace"))
+    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}", "-m", "nbdebug.rank"]
     process = subprocess.Popen(
-        [*command, "-m", "nbdebug.rank", script, *arguments],
+        [sys.executable, *(["-m", "nbdebug.rank", "--starts-ranks"] if own else command), script, *arguments],
         env={**os.environ, FOLDER: str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    comparer, printed = Comparer(folder, nproc), deque[str](maxlen=400)
+    comparer, printed = Comparer(folder, 0 if own else nproc), deque[str](maxlen=400)
     reader = threading.Thread(target=pass_on, args=(process, printed, echo), daemon=True)
     reader.start()
 
@@ -157,6 +176,14 @@ def run_script(
         comparer.stop()
         end(process)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def starts_ranks(source: str) -> bool:
+    """Whether a script starts its ranks itself, by torch.multiprocessing."""
+    if not re.search(r"\bmultiprocessing\b", source):
+        return False
+    own = r"\b(init_method|MASTER_PORT)\b" if re.search(r"\bProcess\(", source) else r"(?!)"
+    return bool(re.search(r"\b(spawn|start_processes)\(", source) or re.search(own, source))
 
 
 def pass_on(process: subprocess.Popen[bytes], printed: deque[str], echo: bool) -> None:
@@ -177,47 +204,6 @@ def end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
             return
-
-
-def run_rank(script: str, arguments: list[str]) -> None:
-    """In a rank: the script under observation. Without our launcher the first rank of this machine starts a comparer,
-    and all wait for its verdict at their end: their exit status is 1 where it found a fault."""
-    from nbdebug.tools.distributed import agent
-
-    if FOLDER in os.environ:
-        agent.run(pathlib.Path(os.environ[FOLDER]), script, arguments)
-        return
-    folder = shared_folder()
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        command = [sys.executable, "-m", "nbdebug.rank", "--compare", str(folder)]
-        ours = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
-        sizes = [os.environ.get("LOCAL_WORLD_SIZE", "1"), os.environ.get("WORLD_SIZE", "1")]
-        subprocess.Popen([*command, *sizes], start_new_session=True, env=ours, stdin=subprocess.DEVNULL)
-    try:
-        agent.run(folder, script, arguments)
-    finally:
-        until = time.monotonic() + 5
-        while time.monotonic() < until and not (folder / "verdict").exists():
-            time.sleep(0.05)
-        if (folder / "verdict").exists() and (folder / "verdict").read_text() == "1":
-            sys.stdout.flush()
-            agent.end_process(1)
-
-
-def shared_folder() -> pathlib.Path:
-    """The folder of the ranks of one torchrun on this machine, in a folder that only this user can enter. Raises
-    PermissionError where that belongs to somebody else."""
-    own = pathlib.Path(os.environ.get("XDG_RUNTIME_DIR") or pathlib.Path.home() / ".cache") / "nbdebug"
-    own.mkdir(mode=0o700, parents=True, exist_ok=True)
-    state = own.lstat()
-    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid():
-        raise PermissionError(f"{own} is no folder of this user's")
-    own.chmod(0o700)
-    run = [os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")]
-    name = re.sub(r"[^\w-]", "_", "-".join(["ranks", platform.node(), str(os.getppid()), *run]))
-    folder = own / name[:200]
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
 
 
 def compare(folder: pathlib.Path, local: int, launched: int) -> int:

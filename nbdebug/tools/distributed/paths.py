@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 from nbdebug.tools.distributed.facts import CollectiveCall, Line, Place, RankLog, RanksFacts
 
-STILL = 1.0
-"""Seconds without an event, after which ranks that wait for each other are taken to wait for good."""
+STILL, PATIENCE = 1.0, 0.9
+"""Seconds without an event, after which ranks that wait for each other are taken to wait for good; the part of the
+timeout after which a rank that has not come is taken not to come."""
 WRAPPERS = {"enumerate", "zip", "tqdm", "iter", "list", "reversed", "range", "len"}
 
 
@@ -71,6 +72,15 @@ def pending(facts: RanksFacts, log: RankLog) -> CollectiveCall | None:
     return min(calls, key=lambda call: call.order, default=None)
 
 
+def waiting(facts: RanksFacts, seconds: float) -> Iterator[tuple[CollectiveCall, set[int]]]:
+    """Calls in which a rank has waited longer, with the ranks that have not come and are still there."""
+    for log in facts.ranks.values():
+        call = pending(facts, log) if facts.now - log.time > seconds and not log.one("end") else None
+        if call is not None and call is log.last:
+            others = facts.members(call.group).items()
+            yield call, {r for r, o in others if o.made(call.group) <= call.n and not o.has_left(call.group)}
+
+
 def blocked(facts: RanksFacts) -> set[int]:
     """The ranks that wait for each other, or for one that has left, and have written nothing for a second."""
     missing: dict[int, set[int]] = {}
@@ -97,20 +107,29 @@ def answers(log: RankLog, peer: RankLog) -> int:
 
 def _parting_in(facts: RanksFacts, group: str) -> Parting | None:
     logs = facts.members(group)
+    late = {call.n for call, _ in waiting(facts, PATIENCE * facts.timeout()) if call.group == group}
     for n in range(facts.alike.get(group, 0), max((log.made(group) for log in logs.values()), default=0)):
         calls: dict[int, CollectiveCall | None] = {}
         for rank, log in logs.items():
             if (call := log.call(group, n)) is not None:
                 calls[rank] = call
-            elif log.has_left(group):
+            elif log.has_left(group) or n in late:
                 calls[rank] = None
         if len({call and call.key for call in calls.values()}) > 1:
             return Parting(group, n, calls)
     return None
 
 
+def missing(facts: RanksFacts, parted: Parting) -> list[int]:
+    """The ranks that have not come to the call and could still come."""
+    return [r for r, call in parted.calls.items() if call is None and not facts.ranks[r].has_left(parted.group)]
+
+
 def departure(facts: RanksFacts, parted: Parting) -> Departure:
-    """Compares one rank of the larger side with one of the other."""
+    """Compares one rank of the larger side with one of the other; of a rank that has not come tells where it stands."""
+    for rank in missing(facts, parted):
+        stack = facts.ranks[rank].one("stack")
+        return Departure(rank, stack["lines"][0] if stack and stack["lines"] else None)
     common = parted.common()
     one = facts.ranks[common[0]]
     other = facts.ranks[next(rank for rank in parted.calls if rank not in common)]

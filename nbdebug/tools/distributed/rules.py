@@ -10,7 +10,7 @@ import ast
 import functools
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from nbdebug.registry import rule
@@ -27,6 +27,8 @@ OVERLAP, PADDED = 0.5, 0.1
 but to make the shares equal."""
 ALIKE = 1e-6
 """Relative: weights that had the same updates are equal bit for bit."""
+UNMET = 20
+"""Seconds in init_process_group, without a rank that comes out of it; processes of a machine meet in less than one."""
 IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 UNFINISHED = "finished reduction in the prior iteration"
 CHANGES = re.compile(
@@ -73,20 +75,24 @@ def errors(facts: RanksFacts) -> list[tuple[int, dict[str, Any]]]:
 def world_size_wrong(facts: RanksFacts) -> Finding | None:
     for log in facts.ranks.values():
         init = log.one("init")
-        if init is None or init["world"] in (-1, facts.launched):
+        if init is None or init["world"] in (-1, facts.launched) or not facts.launched:
             continue
-        line = first(init["lines"])
-        if line and init.get("by_argument"):
-            line = paths.argument_line(facts, line, "world_size") if "world_size" in facts.text(line) else line
-            line = paths.argument_line(facts, line, "", "world_size")
-        elif line:
-            line = paths.find(facts, line[0], lambda n: _sets(n, "WORLD_SIZE")) or line
+        line = _given_at(facts, init, "world_size" if init.get("by_argument") else "", "WORLD_SIZE")
         world, launched = init["world"], facts.launched
         title = f"The group is made for {count(world, 'process', 'processes')}; {launched} were launched"
         code = 'dist.init_process_group("gloo")  # RANK and WORLD_SIZE are set by torchrun'
         fix = Fix("Read it from the launcher.", code)
         return finding("world-size-wrong", title, at(facts, line), fix, world_size=world, launched=launched)
     return None
+
+
+def _given_at(facts: RanksFacts, init: dict[str, Any], argument: str, variable: str) -> Any:
+    """Where what a group is made with comes from: an argument of init_process_group, else an environment variable."""
+    line = first(init["lines"])
+    if line and argument:
+        line = paths.argument_line(facts, line, argument) if argument in facts.text(line) else line
+        return paths.argument_line(facts, line, "", argument)
+    return line and (paths.find(facts, line[0], lambda n: _sets(n, variable)) or line)
 
 
 def _sets(node: ast.AST, variable: str) -> bool:
@@ -137,6 +143,50 @@ def _incomplete(facts: RanksFacts, line: Any, missing: list[str]) -> Finding:
     if missing[0] not in VARIABLES:
         fix = Fix("Read what torchrun sets, or start with that other launcher.", 'rank = int(os.environ["RANK"])')
     return finding("env-incomplete", title, at(facts, line), fix, variables=tuple(missing))
+
+
+@rule(
+    code="distributed/rendezvous-mismatch",
+    title="The processes do not meet: they look for the group at other places, or two take the same rank.",
+    symptom="`init_process_group` does not return on some ranks, or on all, until the timeout.",
+    cause="A port or an address is set by hand and is not what the others, or the launcher, use; or `rank` is a "
+    "number that two processes have (a local rank on two machines, a constant).",
+    confirm="Print rank, MASTER_ADDR and MASTER_PORT in each process before the group is made.",
+    fix="Leave the arguments out: `init_process_group` reads what the launcher has set.",
+    reference="https://docs.pytorch.org/docs/stable/elastic/run.html",
+)
+def rendezvous_mismatch(facts: RanksFacts) -> Finding | None:
+    inits = {rank: log.events["init"][0] for rank, log in facts.ranks.items() if log.events.get("init")}
+    unmet = next(_unmet(facts, inits), None)
+    if unmet is None:
+        return None
+    rank, title, of_rank = unmet
+    init = inits[min(inits) if rank is None else rank]
+    argument, variable = ("rank" if init.get("rank_by_argument") else "", "RANK")
+    if not of_rank:
+        argument, variable = ("init_method" if "://" in init.get("address", "") else "", "MASTER_PORT")
+    where = at(facts, _given_at(facts, init, argument, variable), rank)
+    code = 'dist.init_process_group("gloo")  # RANK, MASTER_ADDR and MASTER_PORT are set by torchrun'
+    return finding("rendezvous-mismatch", title, where, Fix("Read it from the launcher.", code), timeout=LONGER)
+
+
+def _unmet(facts: RanksFacts, inits: dict[int, dict[str, Any]]) -> Iterator[tuple[int | None, str, bool]]:
+    """(rank, what is wrong, whether with the rank's number) of each process that does not find the others."""
+    ports = {rank: init.get("address", "").rpartition(":")[2] for rank, init in inits.items()}
+    for rank, init in inits.items():
+        looks = f"Rank {rank} looks for the group at port {ports[rank]}, "
+        if (launched := init.get("launcher", "").rpartition(":")[2]) not in ("", ports[rank]):
+            yield rank, f"{looks}and the launcher is at {launched}", False
+        for other in [other for other in inits if other < rank]:
+            if (own := init["own"]) == inits[other]["own"] >= 0:
+                wrong = rank if own == other else other
+                yield wrong, f"Ranks {other} and {rank} both call themselves rank {own}", True
+            if ports[other] != ports[rank]:
+                yield rank, f"{looks}and rank {other} at {ports[other]}", False
+    still = facts.now - max((log.time for log in facts.ranks.values()), default=facts.now)
+    if len(inits) == facts.launched and still > UNMET and not facts.all("joined"):
+        places = listed([init.get("address") or "a store" for init in inits.values()], 2, "")
+        yield None, f"No rank has come out of init_process_group for {UNMET} s: nobody answers at {places}", False
 
 
 @rule(
@@ -342,7 +392,8 @@ def waits(facts: RanksFacts, parted: paths.Parting) -> list[Link]:
     several = len({call.group for call in parted.calls.values() if call}) > 1
     chain = []
     for rank, call in parted.calls.items():
-        what = f"rank {rank} has left after {count(parted.n, 'call')}"
+        state = "is still elsewhere" if rank in paths.missing(facts, parted) else "has left"
+        what = f"rank {rank} {state} after {count(parted.n, 'call')}"
         if call is not None:
             group = f" in group {call.group}" if several else ""
             what = f"rank {rank} calls {call}{group}, its number {call.n + 1}"
@@ -366,12 +417,14 @@ def collective_mismatch(facts: RanksFacts) -> Finding | None:
         return None
     left, chain = paths.departure(facts, parted), waits(facts, parted)
     who = "The ranks part" if left.rank is None else f"Rank {left.rank} leaves the common path"
+    if left.rank is not None and left.rank in paths.missing(facts, parted):
+        who = f"Rank {left.rank} does not come, in {percent(paths.PATIENCE)} of the timeout,"
     same = "value = validate()  # on all ranks\nif rank == 0:\n    print(value)"
     fix = Fix("Make the same calls on all ranks.", same)
     if left.place is not None and paths.jumps(facts, left.place):
         who = f"Rank {left.rank} takes a branch that leaves out calls of the others"
         fix = Fix("Let all ranks decide alike.", FLAG)
-    each = "; ".join(re.sub(", its number.*", "", re.sub("left after.*", "ended", link.what)) for link in chain)
+    each = "; ".join(re.sub(",? (its number|after) .*", "", link.what).replace("left", "ended") for link in chain)
     where = at(facts, left.line, left.rank)
     title = f"{who} at call {parted.n + 1}: {each}"
     return finding("collective-mismatch", title, where, fix, chain=chain, timeout=LONGER)
@@ -655,8 +708,8 @@ def metric_not_reduced(facts: RanksFacts) -> Finding | None:
 
 
 FATAL = (
-    world_size_wrong, env_incomplete, port_in_use, unused_parameters, rank_nonfinite, rank_raised, uneven_steps,
-    collective_mismatch, message_missing, rank_killed,
+    world_size_wrong, env_incomplete, rendezvous_mismatch, port_in_use, unused_parameters, rank_nonfinite, rank_raised,
+    uneven_steps, collective_mismatch, message_missing, rank_killed,
 )  # fmt: skip
 SILENT = (weights_diverged, shared_file, missing_sampler, set_epoch_missing, no_sync_missing, metric_not_reduced)
 
