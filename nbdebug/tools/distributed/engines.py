@@ -367,10 +367,12 @@ class Member:
             models = [m for made in self.agent.models if (m := made()) is not None and m.process_group is old]
             dist.destroy_process_group()
         self.sockets.clear()
-        if self.backend == "nccl":
-            torch.cuda.set_device(self.rank % torch.cuda.device_count())
+        more: dict[str, Any] = {}
+        if self.backend == "nccl":  # its communicator is made now: what waits while it is made can't be freed
+            more["device_id"] = torch.device("cuda", self.rank % torch.cuda.device_count())
+            torch.cuda.set_device(more["device_id"])
         store = PrefixStore(f"group/{self.cell}", self.store.clone())
-        self.make_group(self.backend, store=store, rank=self.rank, world_size=self.world)
+        self.make_group(self.backend, store=store, rank=self.rank, world_size=self.world, **more)
         for model in models:  # as an unpickled one would
             state = {name: value for name, value in vars(model).items() if name not in ("process_group", "logger")}
             del model.reducer, state["reducer"]

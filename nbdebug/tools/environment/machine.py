@@ -83,7 +83,7 @@ def _torch() -> dict[str, Any]:
         build["arch_list"] = arches
     cudnn, cuda, kernels = torch.backends.cudnn, torch.backends.cuda, ("flash", "mem_efficient", "cudnn", "math")
     seed = torch.initial_seed()
-    build |= {"mps": bool(torch.backends.mps.is_built()), "cudnn": cudnn.version()}
+    build["mps"] = bool(torch.backends.mps.is_built())
     build["seed"] = None if seed == UNSEEDED else seed
     build["deterministic"] = {
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
@@ -94,7 +94,8 @@ def _torch() -> dict[str, Any]:
         build["float32 products"] = torch.get_float32_matmul_precision()
         build["deterministic"]["TF32 in products"] = cuda.matmul.allow_tf32
     build["attention"] = [kernel for kernel in kernels if getattr(cuda, f"{kernel}_sdp_enabled", bool)()]
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # asking for these makes a context on each card
+        build["cudnn"] = cudnn.version()
         nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
         build["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if nccl else None
         build["bf16"] = torch.cuda.is_bf16_supported()
