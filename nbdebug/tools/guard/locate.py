@@ -22,6 +22,7 @@ from nbdebug.observe.snapshot import Snapshot, random_sources
 from nbdebug.observe.sources import edited_functions
 from nbdebug.observe.tape import CallEntry, CannotReplay, Tape
 from nbdebug.observe.tensors import can_be_nonfinite, tensors_in
+from nbdebug.process import uncollected
 from nbdebug.report import PHASES, Edit, Finding, Report, Where
 from nbdebug.tools.guard.rollback import BufferBackup, UpdateBackup, before_overwritten
 from nbdebug.tools.guard.step import Trip
@@ -34,7 +35,6 @@ from nbdebug.tools.nan.locate import (
     activations_on_host,
     free_memory,
     locate_origins,
-    uncollected,
 )
 from nbdebug.tools.nan.probe import Detection, Probe, RunHistory, StopCell
 from nbdebug.tools.nan.report import report_of

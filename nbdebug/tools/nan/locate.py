@@ -40,6 +40,7 @@ from nbdebug.observe.tensors import (
     read_scalars,
     storage_key,
 )
+from nbdebug.process import uncollected
 from nbdebug.report import Where
 from nbdebug.text import clip
 from nbdebug.tools.nan.facts import Target
@@ -96,19 +97,6 @@ def locate_buffer_origins(probe: Probe) -> None:
         for origin in sorted(locator.taint.origins_of(tensor))[:1]:
             if storage is not None and storage.role == "buffer":
                 probe.bad_buffers.setdefault(storage.name, locator.taint.origins[origin])
-
-
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Keep Python's garbage collector from running: with all of torch in memory, one run of it takes as long as a few
-    steps."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _in_replay(probe: Probe, detection: Detection, suspects: Suspects | None = None) -> ReplayLocator | None:

@@ -22,6 +22,7 @@ from nbdebug.observe.modules import eager
 from nbdebug.observe.snapshot import StepState, has_hooks
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, optimizers_of
+from nbdebug.process import uncollected
 from nbdebug.report import Report
 from nbdebug.text import count
 from nbdebug.tools.nan.facts import CompiledFacts, UnlocatedStep
@@ -112,7 +113,8 @@ def trace_cell(
                 probe.__exit__()
                 if unlocated := _locate(probe, detection, question, arguments.subject, probe.step + 1):
                     return unlocated
-        return report_of(probe, detection, question, arguments.subject, probe.step + 1, notes=tuple(notes))
+        with uncollected():
+            return report_of(probe, detection, question, arguments.subject, probe.step + 1, notes=tuple(notes))
 
 
 def _trace(arguments: StepArguments, max_steps: int, live: bool) -> Report:
@@ -124,34 +126,36 @@ def _trace(arguments: StepArguments, max_steps: int, live: bool) -> Report:
         with eager() as notes:
             with probe:
                 for steps in _counted(max_steps):
-                    states.take()
-                    probe.begin_step(steps - 1)
-                    try:
-                        returned = arguments.step()
-                    except StopIteration:
-                        if steps == 1:
+                    with uncollected():
+                        states.take()
+                        probe.begin_step(steps - 1)
+                        try:
+                            returned = arguments.step()
+                        except StopIteration:
+                            if steps == 1:
+                                raise
+                            steps -= 1
+                            notes.append(f"The data ended after {count(steps, 'step')}.")
+                            break
+                        except Exception as error:
+                            _attach(error, probe, question, subject, steps)
                             raise
-                        steps -= 1
-                        notes.append(f"The data ended after {count(steps, 'step')}.")
-                        break
-                    except Exception as error:
-                        _attach(error, probe, question, subject, steps)
-                        raise
-                    detection = probe.end_step(returned)
-                    del returned  # its graph must not outlive the step
-                    if detection is None and probe.buffer_went_bad:
-                        from nbdebug.tools.nan.locate import locate_buffer_origins
+                        detection = probe.end_step(returned)
+                        del returned  # its graph must not outlive the step
+                        if detection is None and probe.buffer_went_bad:
+                            from nbdebug.tools.nan.locate import locate_buffer_origins
 
-                        locate_buffer_origins(probe)
-                    if detection is None and probe.compiled_calls:
-                        compiled = _compare_compiled(probe, steps - 1)
-                    if detection is not None or compiled is not None or probe.recorder.disabled_by:
-                        break
+                            locate_buffer_origins(probe)
+                        if detection is None and probe.compiled_calls:
+                            compiled = _compare_compiled(probe, steps - 1)
+                        if detection is not None or compiled is not None or probe.recorder.disabled_by:
+                            break
             searched = detection is not None and not probe.live
             if searched and (unlocated := _locate(probe, detection, question, subject, steps)):
                 return unlocated
         again = states.trial(steps - 1) if detection is not None else None
-        return report_of(probe, detection, question, subject, steps, compiled, tuple(notes), again)
+        with uncollected():
+            return report_of(probe, detection, question, subject, steps, compiled, tuple(notes), again)
 
 
 class _States:

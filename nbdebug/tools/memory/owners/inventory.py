@@ -5,7 +5,6 @@ Nothing of the user's code runs, nothing is freed, and no visited object is held
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import sys
 import types
@@ -18,6 +17,7 @@ import torch
 
 from nbdebug.observe.backward import graph_nodes
 from nbdebug.observe.shell import ShellPlaces
+from nbdebug.process import uncollected
 from nbdebug.tools.memory.facts import KINDS, Device, HeldMemory, Holding
 from nbdebug.tools.memory.owners.names import ATOMS, Key, Owned, OwnerIndex, Ownership, autograd, live
 
@@ -274,20 +274,8 @@ def held_memory(
 
     models, optimizers: by the user's names for them; names: the user's variables; device: this one alone
     ("cuda" means every card). Sizes are bytes."""
-    with without_collection():
+    with uncollected():
         return inventory(models, optimizers, names, device=device or "", caller=sys._getframe(1)).held
-
-
-@contextlib.contextmanager
-def without_collection() -> Iterator[None]:
-    """Garbage stays meanwhile: visited objects must not be freed on the way, and a collection takes its time."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
 
 
 def inventory(

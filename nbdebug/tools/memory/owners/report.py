@@ -12,12 +12,13 @@ import torch
 from nbdebug.arguments import Subject, discover
 from nbdebug.observe.shell import running_shell
 from nbdebug.observe.validation import models_of, optimizers_of
+from nbdebug.process import uncollected
 from nbdebug.report import Plot, Report, Table
 from nbdebug.text import count as counted
 from nbdebug.text import size
 from nbdebug.tools.memory.facts import KINDS, Device, HeldMemory, Holding, KeptByNotebook, MemoryFacts
 from nbdebug.tools.memory.free import kept_by_notebook
-from nbdebug.tools.memory.owners.inventory import NAMELESS, UNMET, Inventory, inventory, without_collection
+from nbdebug.tools.memory.owners.inventory import NAMELESS, UNMET, Inventory, inventory
 from nbdebug.tools.memory.rules import name_all
 from nbdebug.tools.memory.rules.leaks import MATTERS
 
@@ -60,7 +61,7 @@ def held_report(
     shell = running_shell() if shell is None else shell
     models = discover("model", names) if model is None else models_of(model, CALL, names)
     optimizers = discover("optimizer", names) if optimizer is None else optimizers_of(optimizer, CALL, names)
-    with without_collection():
+    with uncollected():
         owners = inventory(models, optimizers, names, device=only, caller=sys._getframe(1), shell=shell)
         notebook = kept_by_notebook(names, shell, device=only) if _beyond_variables(owners.held) >= MATTERS else ()
     facts = MemoryFacts(now=owners.held, notebook=notebook, unchecked=owners.unchecked)
