@@ -288,9 +288,9 @@ class Tape:
             same.append(number)
         return number
 
-    def find(self, tensor: torch.Tensor) -> Ref | None:
+    def find(self, tensor: torch.Tensor, place: tuple | None = None) -> Ref | None:
         """The tape's reference to a tensor, or None if the step did not use it."""
-        place = self._place(tensor)
+        place = place or self._place(tensor)
         if place is None:
             return None
         known = self._places.get(place, ())
@@ -319,13 +319,15 @@ class Tape:
             return value
         if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
             raise _Unsupported(f"it uses a tensor of layout {value.layout} or type {type(value).__name__}")
-        if leaf := value.requires_grad and value.is_leaf:
-            self._note_later_leaf(value)
-        known = self.find(value)
+        place, grad = self._place(value), value.requires_grad
+        if place is None:
+            raise _Unsupported("it works on tensors without memory of their own (torch.func)")
+        if leaf := grad and value.is_leaf:
+            self._note_later_leaf(place)
+        known = self.find(value, place)
         if known is None:
-            number = self._enter(value, value.requires_grad)
-            if number is None:
-                raise _Unsupported("it works on tensors without memory of their own (torch.func)")
+            number = self._enter(value, grad, place)
+            assert number is not None
             self.externals[number] = ExternalTensor(
                 value.detach(), leaf, storage=self.recorder.storages.get(storage_key(value))
             )
@@ -334,9 +336,9 @@ class Tape:
             known = Ref(number)
         return known
 
-    def _note_later_leaf(self, leaf: torch.Tensor) -> None:
+    def _note_later_leaf(self, place: tuple) -> None:
         """Note a leaf that the step has made or used before as a tensor without a gradient."""
-        known = self._places.get(self._place(leaf) or (), ())
+        known = self._places.get(place, ())
         if known and not known[-1][1] and not any(number in self.leaves for number, _ in known):
             known[-1][1] = True
             self.later_leaves[known[-1][0]] = len(self.entries)

@@ -512,6 +512,7 @@ def autocast(training: Training, patches: Patches, switch: Switch) -> None:
     def turned(on: bool) -> None:
         torch.set_autocast_enabled(device, on or before[0])
         torch.set_autocast_dtype(device, torch.bfloat16 if on else before[1])
+        torch.clear_autocast_cache()  # as the end of a `with` does: weights are cast anew in each step
 
     switch.turned = turned
 
