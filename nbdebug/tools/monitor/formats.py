@@ -52,11 +52,13 @@ NUMBER = (
 )
 PAIR = re.compile(
     r"(?<![A-Za-z])(?P<key>(?!is\b)[A-Za-z][A-Za-z0-9_./@-]*)(?=[\s'\":=(|])['\"]?(?:\s*\([a-z]+\))?"
-    rf"(?:\s*[:=]\s*|\s+is\s+|\s+\|\s+|\s+)(?:tensor\()?['\"\[(]*(?P<value>{NUMBER})(?!\w)"
+    rf"(?:\s*[:=]\s*|\s+is\s+|\s+\|\s+|\s+)(?:tensor\()?['\"\[(]*(?P<value>{NUMBER})(?![\w%]|\.\d)"
     r"(?:\s*(?:/|of)\s*(?P<total>\d[\d,]*)(?![\d.]))?",
     re.IGNORECASE,
 )
-WORD_BEFORE = re.compile(r"([a-z]+) $", re.IGNORECASE)
+WORD_BEFORE = re.compile(r"([a-z]+)\.? $", re.IGNORECASE)
+OF_EVALUATION = re.compile(r"[\W\d]*(?:test|val|valid|validation|eval|evaluation)\b(?!.*train)", re.IGNORECASE)
+"""How a line of an evaluation begins, of which a "loss" is no training loss."""
 BAR = re.compile(r"(?<![\d./])(\d[\d,]*)/(\d[\d,]*|\?) ?\[(?:\d+:)?\d+:\d\d<")
 """tqdm's: "50/100 [00:01<00:01, 35.2it/s"."""
 KERAS = re.compile(r"\s*(\d+)/(\d+) (?:\[[=>.]*\]|[━ ]+\x1b?) ")
@@ -103,7 +105,12 @@ ENDED = re.compile(
     r"|final (?:loss|model|results?|test|accuracy)|test (?:acc|loss|set)|saved? (?:final|last) ",
     re.IGNORECASE,
 )
-CHAINED = ("Traceback (most recent", "During handling of the above", "The above exception was")
+CHAINED = (
+    "Traceback (most recent",
+    "Original Traceback (most",
+    "During handling of the above",
+    "The above exception was",
+)
 RESUMED = re.compile(
     r"\b(?:resum(?:ed?|ing)|restor(?:ed|ing)|restarting|load(?:ed|ing) (?:the )?(?:model |state |latest )?"
     r"checkpoint)\b",
@@ -457,19 +464,21 @@ class TextLog:
         """The counters (step, place, total) and the measured values that a line names."""
         counters: dict[str, float] = {}
         values: dict[str, float] = {}
-        end = 0
+        end, judged = 0, OF_EVALUATION.match(text) is not None
         for match in PAIR.finditer(text):
             key, value = match["key"].lower(), float(match["value"].replace(",", ""))
             before, end = WORD_BEFORE.search(text, end, match.start()), match.end()
             joined = f"{before[1].lower()}_{key}" if before else key
             name = joined if role_of(joined) else key
+            name = f"val_{name}" if judged and role_of(name) == "loss" else name
             role = role_of(name)
             if role in MEASURED:
                 values.setdefault(name, value)
                 if value == 0 and re.fullmatch(r"0\.0{2,}", match["value"]):
                     self.rows.rounded.add(name)
-            elif role == "step" and not match["total"]:
-                counters["step"] = max(value, counters.get("step", value))
+            elif role == "step" and not match["total"] and "place" not in counters:
+                if not joined.startswith("per_"):  # "time per iteration: 12"
+                    counters["step"] = max(value, counters.get("step", value))
             elif role in ("step", "batch") and not counters:
                 counters["place"] = value
                 if match["total"]:

@@ -165,6 +165,8 @@ class Course:
             self.val_lines[max(step, self.rows[-1][0]) if self.rows else step] = line
         if self.rows and step <= self.rows[-1][0]:
             last, known, validation = self.rows[-1]
+            if loss is not None and not math.isfinite(loss) and (known is None or math.isfinite(known)):
+                known, self.lines[last] = loss, line  # of another rank, say
             self.rows[-1] = last, known if known is not None else loss, val if val is not None else validation
             return
         self.rows.append((step, loss, val))
@@ -297,6 +299,8 @@ def _next_pass(log: LogRows, row: int, epoch: float, course: Course, loss: dict[
         or any(r.line > course.lines.get(course.rows[-1][0], 0) for r in log.resumes)
     ):
         return False
+    if not math.isfinite(loss[row]):
+        return True
     few = max(1, min(5, len(values) // 4))
     first, last = statistics.median(values[:few]), statistics.median(values[-few:])
     return abs(loss[row] - last) < abs(loss[row] - first) or first == last
@@ -644,10 +648,10 @@ def _explained(trace: LogText, name: str) -> Finding | Symptom:
             evidence["raised at"] = known.where.place
         where = Where(phase=known.where.phase, file=name, line=trace.line, rank=trace.rank, text=clip(message, 160))
         return dataclasses.replace(known, evidence=evidence, where=where)
-    return Symptom(
-        f"{who} with an error that has no page: {clip(message, 200)} ({name}, line {trace.line:,}).",
-        "`%explain` below the failing cell sees the values, too; the traceback is in the log.",
-    )
+    what = f"{who} with an error that has no page: {clip(message, 200)} ({name}, line {trace.line:,})."
+    if "loss scale" in message:  # it fell with each step that was not finite
+        return Symptom(what, verdict.FINITE)
+    return Symptom(what, "`%explain` below the failing cell sees the values, too; the traceback is in the log.")
 
 
 # -- the report -------------------------------------------------------------------------------------------------------
