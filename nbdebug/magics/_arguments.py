@@ -6,6 +6,7 @@ Each magic declares its options with IPython's `@argument`; an option that sever
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import inspect
 import re
 import textwrap
@@ -97,11 +98,33 @@ def answer(report: Any, args: Any, text: str) -> Any:
     text. All of it where --full was typed."""
     if report is None or ends_in_semicolon(text):
         return None
+    report = _placed(report)
     return report.full() if args.full else report
+
+
+def _placed(report: Any) -> Any:
+    """A finding at the magic's own line, from which modules without lines of the user's were called, stands where its
+    fix stands."""
+    findings = []
+    for finding in report.findings:
+        where, edit = finding.where, next((fix.edit for fix in finding.fixes if fix.edit is not None), None)
+        if where.cell and MAGIC.match(where.text or ""):
+            new = {"file": None, "line": None, "text": None, "cell": None}
+            if edit is not None:
+                new = {"file": edit.file, "line": edit.line, "text": edit.old.split("\n")[0].strip(), "cell": edit.cell}
+            there = dataclasses.replace(where, **new)
+            title = finding.title.replace(f" ({where.place})", f" ({there.place})" if edit is not None else "")
+            finding = dataclasses.replace(finding, title=title, where=there)
+        findings.append(finding)
+    if all(new is old for new, old in zip(findings, report.findings)):
+        return report
+    more = {"tool": _placed(report.tool)} if getattr(report, "tool", None) is not None else {}
+    return dataclasses.replace(report, findings=tuple(findings), **more)
 
 
 # -- help -------------------------------------------------------------------------------------------------------------
 
+MAGIC = re.compile(r"\s*(?:[\w, ]+=\s*)?%\w")
 REPORT = "The result is a report: report = %{name} ... keeps it, and a semicolon at the end of the line hides it."
 """What the help of each magic with a report says of it."""
 LABEL = 22

@@ -24,7 +24,7 @@ class FirstAidMagics(Magics):
     @no_var_expand
     @needs_local_scope
     @magic_arguments()
-    @argument("symptom", metavar="SYMPTOM", nargs="?", help=f"{SYMPTOMS} (default: the list, and what fits here)")
+    @argument("symptom", metavar="SYMPTOM", nargs="*", help=f"{SYMPTOMS} (default: the list, and what fits here)")
     @argument("--all", action="store_true", help="run all of the steps (default: up to the first cause)")
     @argument("--log", action="store_true", help="show what was tried in this session, and what you changed in between")
     @FULL
@@ -44,7 +44,11 @@ class FirstAidMagics(Magics):
         """
         __tracebackhide__ = True
         args = parse(self.first_aid, line)
-        return None if args is None else self._answer(args, args.symptom, line, local_ns, args.all, args.log)
+        return (
+            None
+            if args is None
+            else self._answer(args, "-".join(args.symptom) or None, line, local_ns, args.all, args.log)
+        )
 
     @no_var_expand
     @needs_local_scope

@@ -91,9 +91,9 @@ def test_it_stops_at_the_first_cause_and_shows_that_report() -> None:
     with unchanged(names):
         report = first_aid("nan", names=names)
     assert [f.code for f in report] == ["nan/log-of-nonpositive"] and report.verdict == "cause found"
-    assert states(report) == ["not needed", "cause", *["not reached"] * 4]
+    assert states(report) == ["not needed", "cause", *["not reached"] * 5]
     text = str(report)
-    assert "a cause was found in step 2 of 6" in text and "Cause: nan/log-of-nonpositive" in text
+    assert "a cause was found in step 2 of 7" in text and "Cause: nan/log-of-nonpositive" in text
     assert len(text.splitlines()) <= 34
     assert "nan/log-of-nonpositive" in report._repr_mimebundle_()["text/html"]
     assert "not reached" not in states(first_aid("nan", names=names, all_steps=True))
@@ -257,3 +257,39 @@ def test_the_magics(notebook: Notebook, monkeypatch) -> None:
     assert "UsageError" in notebook.run("%first_aid fever").printed
     assert "UsageError" in notebook.run("%checklist").printed
     assert states(notebook.run("%checklist after").result)[-1] == "well"
+
+
+def test_a_loop_that_stands_in_a_cell_is_no_healthy_run(monkeypatch) -> None:
+    with started("import torch") as book:
+        book.run("""
+            net = torch.nn.Linear(2, 1)
+            opt = torch.optim.SGD(net.parameters(), lr=0.1)
+            x = torch.tensor([[1.0, -1.0], [0.5, 2.0]])
+            losses = []
+            for _ in range(3):
+                opt.zero_grad()
+                loss = net(x.log()).mean()
+                loss.backward()
+                opt.step()
+                losses.append(loss.item())
+        """)
+        done = book.run("%first_aid nan")
+        assert not done.result.ok and "%%nan_trace above it" in done.shown and "In [" in done.shown
+        assert {"not well"} < {step["state"] for step in done.result.facts["steps"]}
+
+
+def test_a_layer_without_a_line_of_its_own_is_named_where_it_was_made() -> None:
+    with started("import torch; from torch import nn") as book:
+        book.run("""
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3), nn.Softmax(-1))
+            criterion = nn.CrossEntropyLoss()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            x = torch.randn(256, 6)
+            rows = torch.utils.data.TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0))
+            train_loader = torch.utils.data.DataLoader(rows, batch_size=32)
+        """)
+        for magic in ("%preflight", "%first_aid not learning"):
+            finding = book.run(magic).result.findings[0]
+            assert finding.code == "training/double-softmax" and "Sequential" in finding.where.text, finding.where
+            assert finding.where.place in finding.title

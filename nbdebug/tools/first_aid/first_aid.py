@@ -24,6 +24,7 @@ from nbdebug.report import FOUND, Report, RuledOut, Table
 from nbdebug.text import clip, count, in_a_line, listed
 from nbdebug.tools.first_aid.procedures import (
     CHECKLISTS,
+    OF_A_CELL,
     SYMPTOMS,
     Missing,
     NotNeeded,
@@ -153,7 +154,7 @@ def first_aid(
             same.enter_context(own_random_numbers(loader))
         outcomes = list(_walk(procedure, a, all_steps or whole))
     entry = _remember(name, outcomes, names)
-    return _report(name, procedure, outcomes, entry, whole)
+    return _report(name, procedure, outcomes, entry, a, whole)
 
 
 # -- the walk ---------------------------------------------------------------------------------------------------------
@@ -207,7 +208,9 @@ def _sentence(report: Report) -> str:
 # -- the reports ------------------------------------------------------------------------------------------------------
 
 
-def _report(name: str, procedure: Procedure, outcomes: list[StepOutcome], entry: LogEntry, whole: bool) -> Report:
+def _report(
+    name: str, procedure: Procedure, outcomes: list[StepOutcome], entry: LogEntry, a: Surroundings, whole: bool
+) -> Report:
     rows = [outcome.row(number) for number, outcome in enumerate(outcomes, 1)]
     title = f"Checklist {procedure.title}" if whole else f"First aid for {procedure.title}"
     table = Table("The steps", ("", "step", "by", "takes", "what came out"), rows, open=True)
@@ -222,7 +225,7 @@ def _report(name: str, procedure: Procedure, outcomes: list[StepOutcome], entry:
         findings,
         tuple(RuledOut(o.step.what, o.text or "nothing was found") for o in outcomes if o.state == WELL),
         tuple(f"{o.step.what}: {o.text}" for o in outcomes if o.state == NEEDS),
-        _notes(entry),
+        (*_notes(entry), *_loop_in_a_cell(name, outcomes, a)),
         headline=_headline(outcomes, causes, unwell, title),
         symptoms=symptoms,
         independent=whole or len(causes) > 1,
@@ -261,6 +264,13 @@ def _notes(entry: LogEntry) -> tuple[str, ...]:
     if len(entry.changed) > 1:
         since += " More than one thing: which of them helped, or hurt, can't be told. Change one at a time."
     return (since,)
+
+
+def _loop_in_a_cell(name: str, outcomes: list[StepOutcome], a: Surroundings) -> Iterator[str]:
+    """What to type above a training that stands in a cell, where its parts were not found or could not tell."""
+    known = any(o.state == CAUSE for o in outcomes)
+    if name in OF_A_CELL and not known and any(o.state == NEEDS for o in outcomes) and (cell := a.loop_cell):
+        yield f"A training stands in {cell}. Make its model anew, type {OF_A_CELL[name]} above it, and run it."
 
 
 def _overview(a: Surroundings) -> Report:

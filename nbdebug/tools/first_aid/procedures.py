@@ -50,6 +50,10 @@ TIMED = 10
 """Steps that are timed."""
 
 
+OF_A_CELL = {"nan": "%%nan_trace", "memory": "%%mem", "slow": "%%bottleneck", "not-learning": "%%diagnose"}
+"""What watches a cell as it stands, for a training that is no function."""
+
+
 class Missing(Exception):
     """A step can't run: something is not among the user's variables. The text says what, and how to have it."""
 
@@ -115,6 +119,12 @@ class Surroundings:
         if value is None and what:
             raise Missing(f"{what}, as `{USUAL_NAMES[kind][0]}`")
         return value
+
+    @property
+    def loop_cell(self) -> str:
+        """ "In [4]": the last cell with a backward of its own, where no function has it; "" without one."""
+        cells = [n for n, text in enumerate(getattr(self.shell, "user_ns", {}).get("In", ())) if ".backward(" in text]
+        return f"In [{cells[-1]}]" if cells else ""
 
     def first(self, *names: str) -> Any:
         """The first of these variables that there is."""
@@ -447,7 +457,7 @@ def perplexity(a: Surroundings) -> Report:
 def comparison(a: Surroundings) -> Report:
     baseline, metric, inputs = a.first("baseline"), a.first("metric"), a.first("val_inputs", "inputs", "val_loader")
     if baseline is None or metric is None or inputs is None:
-        raise Missing("`baseline`, `metric(output, input)` and `val_inputs`: nbdebug.compare(model, baseline, ...)")
+        raise Missing("`baseline`, `metric(output, input)` and `val_inputs`: %compare model baseline val_inputs metric")
     model = a.first("model", "net")
     return nbdebug.compare(a.subject.model if model is None else model, baseline, inputs, metric)
 
@@ -474,6 +484,20 @@ def losses(a: Surroundings) -> Report:
         losses=values,
         headline="" if of_losses(values) else f"Nothing is wrong with the losses in `{name}`.",
     )
+
+
+def values(a: Surroundings) -> Report:
+    """Of a training that can't be traced what it has left: its losses, else the models' values."""
+    with contextlib.suppress(Missing):
+        a.repeated(1)
+        raise NotNeeded("a step could be traced")
+    models = discover("model", a.names)
+    reports = [nbdebug.describe(model, name=name) for name, model in models.items()]
+    with contextlib.suppress(Missing):
+        reports.append(losses(a))
+    if not reports:
+        raise Missing("a model among your variables")
+    return next((report for report in reports if not report.ok), reports[0])
 
 
 def recorded_losses(names: Mapping[str, Any]) -> tuple[str, list[float]]:
@@ -537,6 +561,7 @@ SYMPTOMS: dict[str, Procedure] = {
         (
             ERROR,
             Step("Trace a step: input, ops, gradients", "%nan_trace", 1, traced_step),
+            Step("Without a step: losses, weights", "%describe", 0.1, values),
             Step("Every batch: NaN, targets, shapes", "%check_loader", 1, stream),
             Step("Rate, frozen parameters, labels", "%preflight", 1, before_training),
             Step("Half precision or float32", "%precision", 2, half_precision),
@@ -616,11 +641,11 @@ SYMPTOMS: dict[str, Procedure] = {
         "good loss, bad outputs",
         (
             Step("Outputs: copies, colour, repeats", "%check_outputs", 1, outputs),
-            Step("Perplexity, with an interval", "perplexity", 1, perplexity),
+            Step("Perplexity, with an interval", "%perplexity", 1, perplexity),
             Step("Was every weight loaded", "%check_checkpoint", 0.5, checkpoint),
             Step("Data: files, captions, labels", "%check_data", 2, data),
             Step("Training beside validation", "%preflight", 1, before_training),
-            Step("Better than before, beyond noise", "compare", 1, comparison),
+            Step("Better than before, beyond noise", "%compare", 1, comparison),
         ),
         ("outputs", "bad-outputs", "poor"),
     ),
@@ -649,7 +674,7 @@ CHECKLISTS: dict[str, Procedure] = {
             Step("Card, memory, disk, beside steps", "%monitor", 0.1, machine_watched),
             Step("Memory, by owner", "%mem", 0.2, memory_now),
             Step("The speed of a step", "%bottleneck", 2, times),
-            Step("A sample of the outputs", "check_outputs", 1, outputs),
+            Step("A sample of the outputs", "%check_outputs", 1, outputs),
             Step("Newest checkpoint: does it load", "%check_checkpoint", 0.5, checkpoint),
         ),
     ),
@@ -659,9 +684,9 @@ CHECKLISTS: dict[str, Procedure] = {
         (
             Step("The file: whole, finite, fitting", "%check_checkpoint", 0.5, checkpoint),
             Step("The losses of the run", "losses", 0.1, losses),
-            Step("Outputs beside the training set", "check_outputs", 1, outputs),
-            Step("Perplexity, with an interval", "perplexity", 1, perplexity),
-            Step("Better than the baseline", "compare", 1, comparison),
+            Step("Outputs beside the training set", "%check_outputs", 1, outputs),
+            Step("Perplexity, with an interval", "%perplexity", 1, perplexity),
+            Step("Better than the baseline", "%compare", 1, comparison),
             Step("Would the notebook run again", "%check_notebook", 0.2, notebook),
         ),
     ),
@@ -674,4 +699,4 @@ def named(word: str, lists: Mapping[str, Procedure]) -> str:
     for name, procedure in lists.items():
         if wanted == name or wanted in procedure.also:
             return name
-    raise ValueError(f"There is no list {word!r}. There are {listed(lists, most=9, quote='')}.")
+    raise ValueError(f"There is no list {word!r}. There are {listed(lists, most=len(lists), quote='')}.")
