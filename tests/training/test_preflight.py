@@ -458,3 +458,27 @@ def test_all_labels_alike_and_all_ignored_are_zero_loss():
         lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="sum"),
     )
     assert codes(report) == ["zero-loss"] and "ignored" in report.findings[0].title
+
+
+class Jittered(torch.utils.data.Dataset):
+    """A regression whose inputs are augmented, or not."""
+
+    def __init__(self, scale: float) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.x, self.scale = torch.randn(64, 4, generator=generator), scale
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int):
+        return self.x[index] + self.scale * torch.randn(4), self.x[index].sum()[None]
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.0])
+def test_validation_that_is_augmented_is_noted(scale):
+    model = torch.nn.Linear(4, 1)
+    train, val = (torch.utils.data.DataLoader(Jittered(s), batch_size=16) for s in (0.1, scale))
+    before = torch.get_rng_state()
+    report = nbdebug.preflight(model, train, torch.nn.MSELoss(), val_loader=val)
+    assert any("Validation items are random" in note for note in report.notes) == bool(scale)
+    assert torch.equal(before, torch.get_rng_state())

@@ -29,7 +29,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
 
-from nbdebug.observe.tensors import output_tensors
+from nbdebug.observe.tensors import fingerprint, output_tensors, tensors_in
 from nbdebug.observe.variables import attributes
 from nbdebug.text import count, listed
 from nbdebug.tools.training.facts import (
@@ -344,6 +344,21 @@ DRAWS = 3
 """Times that each worker reads the item."""
 PATIENCE = 20.0
 """Seconds for one pass of the probe; items that take longer are not worth it."""
+
+
+def drawn_validation(val_loader: Any) -> Iterator[str]:
+    """That validation items are drawn anew each time they are read, as a training set's augmentation does. A note: some
+    tasks (denoising, masked words) draw on purpose."""
+    data = getattr(val_loader, "dataset", None)
+    if isinstance(data, IterableDataset) or not hasattr(type(data), "__getitem__") or not len(data):
+        return
+    with preserve_rng(val_loader):
+        reads = [[fingerprint(t) for t in tensors_in(data[0])] for _ in range(3)]
+    if any(read != reads[0] for read in reads):
+        yield (
+            "Validation items are random: the same item comes out otherwise each time. Where a transform augments it, "
+            "give validation one of its own, without: its loss then has less noise, and is that of the plain data."
+        )
 
 
 def environment_notes(model: nn.Module, loader: Any, loss_fn: Any) -> Iterator[str]:

@@ -31,6 +31,7 @@ from nbdebug.tools.training.run.evaluate import LossFn, is_iterator, preserve_rn
 from nbdebug.tools.training.run.layers import activation_units
 from nbdebug.tools.training.static.batches import (
     Batches,
+    drawn_validation,
     environment_notes,
     ignores_input,
     loss_reduction,
@@ -309,7 +310,8 @@ class _Probes:
         facts["reduction"] = self._probe(
             "Half batches against the whole", lambda: loss_reduction(self.work, self.loss_fn, batch), ""
         )
-        facts["notes"] = tuple(environment_notes(self.model, self.loader, self.users_loss_fn))
+        drawn = self._probe("Whether validation items are drawn", lambda: [*drawn_validation(self.val_loader)], [])
+        facts["notes"] = (*environment_notes(self.model, self.loader, self.users_loss_fn), *drawn)
         return facts
 
     def _overfit(self, batch: Any, floor: float) -> OverfitResult | None:
