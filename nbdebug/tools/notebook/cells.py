@@ -20,6 +20,8 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINED = (*FUNCTIONS, ast.ClassDef)
 Bound = tuple[str, str, ast.stmt, "ast.expr | None"]
 """(path, how, statement, value): of `model.fc = new()` "model.fc", "assign", the whole, `new()`."""
+At = tuple[int, int]
+"""A cell, and a line in it."""
 TIMED = frozenset({"time", "timeit", "capture", "prun", "mem", "nan_trace", "diagnose"})
 """Magics that run their argument as Python."""
 
@@ -37,6 +39,11 @@ def dotted(node: ast.AST | None) -> str:
 def names_in(node: ast.AST | None) -> set[str]:
     """The variables that an expression reads."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} if node is not None else set()
+
+
+def arguments_of(call: ast.Call) -> list[ast.expr]:
+    """What a call is given, by place and by name."""
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
 
 
 def unwrapped(statement: ast.stmt) -> list[ast.stmt]:
@@ -183,6 +190,11 @@ class Cell:
         source = lines[line - 1].strip() if text is None and 0 < line <= len(lines) else text
         return Where(line=line, text=source or None, cell=f"In [{self.number}]")
 
+    def place_of(self, node: ast.AST) -> Where:
+        """The line of a node; the first line where it is not in this cell, but in a function of another one."""
+        own = any(one is node for statement in self.body for one in ast.walk(statement))
+        return self.place(getattr(node, "lineno", None) if own else None)
+
     def text_of(self, node: ast.AST) -> str:
         same = self.source.strip() == self.raw.strip()
         return same and ast.get_source_segment(self.source, node) or ast.unparse(node)
@@ -287,6 +299,15 @@ class CellHistory:
             self._reached[number] = reached
         return self._reached[number]
 
+    def after(self, at: At, *words: str, inner: bool = False) -> Iterator[tuple[Cell, ast.AST, bool]]:
+        """(cell, what it runs, whether that is a statement of its own) of what ran after this place, in cells that can
+        reach one of these words. inner: functions that this very cell runs count, too."""
+        for cell in [cell for cell in self.reaching(*words) if cell.number >= at[0]]:
+            for root in self.reach(cell.number):
+                own = root in cell.statements
+                if cell.number > at[0] or (root.lineno > at[1] if own else inner):  # type: ignore[attr-defined]
+                    yield cell, root, own
+
     def _defined(self, name: str, before: int) -> Iterator[ast.AST]:
         """The last definition of this name that a cell up to this one has made; of a class what making one runs."""
         for cell in reversed(self.mentioning(name)):
@@ -325,31 +346,13 @@ def _callees(root: ast.AST) -> set[str]:
     for node in nodes([root]):
         if isinstance(node, ast.Call):
             names.add(node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func))
-            arguments = (*node.args, *(keyword.value for keyword in node.keywords))
-            names |= {value.id for value in arguments if isinstance(value, ast.Name)}
+            names |= {value.id for value in arguments_of(node) if isinstance(value, ast.Name)}
     return names - {""}
 
 
-At = tuple[int, int]
-"""A cell, and a line in it."""
 IDLE = frozenset(
-    {
-        "state_dict",
-        "load_state_dict",
-        "zero_grad",
-        "eval",
-        "parameters",
-        "named_parameters",
-        "to",
-        "modules",
-        "named_modules",
-        "get_last_lr",
-        "add_param_group",
-        "children",
-        "cpu",
-        "cuda",
-        "close",
-    }
+    "state_dict load_state_dict zero_grad eval parameters named_parameters to modules named_modules get_last_lr "
+    "add_param_group children cpu cuda close".split()
 )
 """Methods that train nothing."""
 
@@ -359,26 +362,19 @@ def root_of(path: str) -> str:
     return path.partition("[")[0].partition(".")[0]
 
 
-def calls_after(history: CellHistory, at: At, word: str) -> Iterator[tuple[int, ast.Call]]:
+def calls_after(history: CellHistory, at: At, word: str) -> Iterator[tuple[Cell, ast.Call]]:
     """(cell, call) of the calls that ran after this place, in cells that can reach the word."""
-    for number in [cell.number for cell in history.reaching(word) if cell.number >= at[0]]:
-        for root in history.reach(number):
-            if number == at[0] and getattr(root, "lineno", 0) <= at[1] and root in history.cells[number].statements:
-                continue
-            for node in nodes([root]):
-                if isinstance(node, ast.Call) and word in names_in(node):
-                    yield number, node
+    for cell, root, _ in history.after(at, word, inner=True):
+        yield from ((cell, node) for node in nodes([root]) if isinstance(node, ast.Call) and word in names_in(node))
 
 
 def first_training_use(history: CellHistory, name: str, at: At) -> Where | None:
     """The first cell after this place that calls a training method of the variable, or passes it to a function."""
-    for number, call in calls_after(history, at, name):
+    for cell, call in calls_after(history, at, name):
         of = dotted(call.func)
-        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-        if of.startswith(f"{name}.") and of.rpartition(".")[2] not in IDLE:
-            return history.cells[number].place(_line(history, number, call))
-        if any(dotted(value) == name for value in arguments) and not _reads_only(of):
-            return history.cells[number].place(_line(history, number, call))
+        own = of.startswith(f"{name}.") and of.rpartition(".")[2] not in IDLE
+        if own or any(dotted(value) == name for value in arguments_of(call)) and not _reads_only(of):
+            return cell.place_of(call)
     return None
 
 
@@ -392,15 +388,10 @@ def _reads_only(function: str) -> bool:
 
 def first_read(history: CellHistory, name: str, at: At) -> Where | None:
     """The first cell after this place that reads the variable."""
-    for cell in [cell for cell in history.reaching(name) if cell.number >= at[0]]:
-        number = cell.number
-        for root in history.reach(number):
-            own = root in cell.statements
-            if number == at[0] and (not own or getattr(root, "lineno", 0) <= at[1]):
-                continue
-            for node in nodes([root]):
-                if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
-                    return cell.place(node.lineno if own else None)
+    for cell, root, own in history.after(at, name):
+        for node in nodes([root]):
+            if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
+                return cell.place(node.lineno if own else None)
     return None
 
 
@@ -418,14 +409,3 @@ def keeps_object(binding: CellBinding) -> bool:
         and of.id == name
         or (name in names_in(value) and last in ("compile", "DataParallel", "DistributedDataParallel", "prepare", "to"))
     )
-
-
-def _line(history: CellHistory, number: int, node: ast.AST) -> int | None:
-    """The line of a node that is in the cell itself, and not in a function of another one."""
-    line = getattr(node, "lineno", None)
-    own = any(
-        getattr(s, "lineno", 0) <= (line or 0) <= (getattr(s, "end_lineno", 0) or 0)
-        and any(n is node for n in ast.walk(s))
-        for s in history.cells[number].body
-    )
-    return line if own else None

@@ -23,6 +23,7 @@ from nbdebug.report import Where
 from nbdebug.tools.notebook.cells import (
     CellBinding,
     CellHistory,
+    arguments_of,
     bound,
     dotted,
     error_message,
@@ -122,7 +123,7 @@ def _registrations(one: DuplicateHook, times: int, history: CellHistory) -> tupl
 
 def _argument_names(call: ast.Call) -> set[str]:
     """The names in the arguments of a call, those of attributes (`self.save`) as well."""
-    values = [*call.args, *(keyword.value for keyword in call.keywords)]
+    values = arguments_of(call)
     attrs = {n.attr for value in values for n in ast.walk(value) if isinstance(n, ast.Attribute)}
     return attrs.union(*(names_in(value) for value in values)) if values else attrs
 
@@ -230,8 +231,7 @@ def _setting(kind: str, message: str, history: CellHistory, *words: str) -> list
     for cell in reversed(history.reaching(*words)):
         for node in nodes(history.reach(cell.number)):
             if isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in words:
-                own = any(node in ast.walk(statement) for statement in cell.body)
-                return [ModeLeft(kind, ast.unparse(node), cell.place(node.lineno if own else None), message=message)]
+                return [ModeLeft(kind, ast.unparse(node), cell.place_of(node), message=message)]
     return []
 
 

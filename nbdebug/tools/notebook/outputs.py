@@ -85,8 +85,7 @@ def _first_append(name: str, history: CellHistory) -> Where:
     for cell in history.mentioning(root):
         for node in nodes(history.reach(cell.number)):
             if isinstance(node, ast.Call) and _adds(node, name, root):
-                own = any(node in ast.walk(statement) for statement in cell.body)
-                return cell.place(node.lineno if own else None)
+                return cell.place_of(node)
     bound = history.bindings(root)
     return history.place(bound[-1]) if bound else NOWHERE
 

@@ -209,17 +209,12 @@ def _class_use(name: str, at: At, roots: set[str], history: CellHistory) -> tupl
     """How a cell that ran after the new definition uses the class: "isinstance", "super" or "pickle"; and whether the
     same statement is about one of the old objects."""
     first = ""
-    for cell in [cell for cell in history.reaching(name, "pickle") if cell.number >= at[0]]:
-        about = any(cell.mentions(root) for root in roots)
-        for root in history.reach(cell.number):
-            own = root in cell.statements
-            if cell.number == at[0] and (not own or getattr(root, "lineno", 0) <= at[1]):
-                continue
-            for node in nodes([root]):
-                how = _class_check(node, name)
-                if how and own and about and any(isinstance(n, ast.Name) and n.id in roots for n in nodes([root])):
-                    return how, True
-                first = first or how
+    for _, root, own in history.after(at, name, "pickle"):
+        about = own and any(isinstance(n, ast.Name) and n.id in roots for n in nodes([root]))
+        for how in filter(None, (_class_check(node, name) for node in nodes([root]))):
+            if about:
+                return how, True
+            first = first or how
     return first, False
 
 

@@ -36,19 +36,8 @@ from nbdebug.tools.notebook.facts import NOWHERE, LeftBehind, StaleHolder
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, types.BuiltinFunctionType)
 ADDS = frozenset(
-    {
-        "add_module",
-        "register_module",
-        "register_parameter",
-        "append",
-        "extend",
-        "insert",
-        "setattr",
-        "weight_norm",
-        "spectral_norm",
-        "register_parametrization",
-        "load_state_dict",
-    }
+    "add_module register_module register_parameter append extend insert setattr weight_norm spectral_norm "
+    "register_parametrization load_state_dict".split()
 )
 """Calls that give a model new parameters."""
 
@@ -359,10 +348,10 @@ def _called_without(holder: str, path: str, creation: CellBinding, since: At, hi
     arguments = getattr(creation.node, "args", ast.arguments([], [], None, [], [], None, []))
     names = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
     name = path.rpartition(".")[2]
-    for number, call in calls_after(history, since, holder):
+    for cell, call in calls_after(history, since, holder):
         positional = name in names and len(call.args) > names.index(name)
         if dotted(call.func) == holder and not positional and name not in {k.arg for k in call.keywords}:
-            return history.cells[number].place()
+            return cell.place()
     return None
 
 
