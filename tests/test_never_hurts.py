@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import nbdebug
-from nbdebug.tools.notebook import stale_modules
+from nbdebug.tools.notebook import stale_code
 
 
 def own(*_: Any, **__: Any) -> Any:
@@ -222,7 +222,7 @@ def test_a_module_that_can_not_be_compared_does_not_end_the_check(monkeypatch: p
     def strange(*_: Any) -> Any:
         raise KeyError("name")
 
-    monkeypatch.setattr(stale_modules, "_stale_module", strange)
-    monkeypatch.setattr(stale_modules, "_old_references", strange)
-    notes = stale_modules.stale_modules({}, stale_modules.CellHistory({}, {}), 0.0)[1]
+    monkeypatch.setattr(stale_code, "_stale_module", strange)
+    monkeypatch.setattr(stale_code, "_old_references", strange)
+    notes = stale_code.stale_modules({}, stale_code.CellHistory({}, {}), 0.0)[1]
     assert not notes or "it could not be compared (KeyError: 'name')" in notes[0]

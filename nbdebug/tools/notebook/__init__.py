@@ -6,10 +6,10 @@ displayed values stay in memory. Nothing of this raises an error where it happen
 
     check_notebook  the public function: facts, findings and notes as a report; and the causes of one exception
     cells           the cells that ran, in order: what each binds, deletes, calls and imports
-    stale_modules   modules whose file was edited after Python loaded it
+    stale_code      modules whose file was edited after Python loaded it; objects of an earlier class statement
     stale_objects   optimizers, loaders, schedulers and trainers that use replaced objects
-    stale_classes   objects of an earlier definition of their class
-    left_on         duplicate hooks, eval mode, switches of torch; cells that ran too early or twice
+    left_on         duplicate hooks, eval mode, switches of torch, shadowed names; cells that ran too early
+    repeats         cells that ran again on their own result
     outputs         memory that only `Out`, a traceback or a list of losses holds
     facts, rules    the facts as plain values; the rules that name causes
 

@@ -127,6 +127,14 @@ def traceback_links(error: BaseException | None) -> Iterator[types.TracebackType
         link = link.tb_next
 
 
+def cell_lines(error: BaseException | None, history: CellHistory) -> Iterator[tuple[int, int]]:
+    """(cell, line) of each line of a cell in an exception's traceback, outermost first."""
+    for link in traceback_links(error):
+        number = history.cell_of(link.tb_frame.f_code.co_filename)
+        if number is not None:
+            yield number, link.tb_lineno
+
+
 _WORD = re.compile(r"[^\W\d]\w*")
 LONGEST = 200_000
 """Characters of a cell; a longer one contains data, and is not parsed."""
@@ -189,6 +197,12 @@ class Cell:
         line = 1 if line is None else line
         source = lines[line - 1].strip() if text is None and 0 < line <= len(lines) else text
         return Where(line=line, text=source or None, cell=f"In [{self.number}]")
+
+    def statement(self, line: int) -> ast.stmt | None:
+        """The smallest statement over a line, also of a function."""
+        inside = [n for s in self.body for n in ast.walk(s) if isinstance(n, ast.stmt)]
+        over = [n for n in inside if n.lineno <= line <= (n.end_lineno or 0)]
+        return min(over, key=lambda n: (n.end_lineno or 0) - n.lineno, default=None)
 
     def place_of(self, node: ast.AST) -> Where:
         """The line of a node; the first line where it is not in this cell, but in a function of another one."""

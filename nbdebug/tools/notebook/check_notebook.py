@@ -23,18 +23,16 @@ from nbdebug.text import count
 from nbdebug.tools.notebook.cells import CellHistory, error_message, traceback_links
 from nbdebug.tools.notebook.facts import NotebookFacts, StaleModule
 from nbdebug.tools.notebook.left_on import (
-    applied_twice,
     cells_too_early,
     hooks_registered_twice,
     left_on_notes,
     modes_left_on,
     names_shadowed,
-    runs_twice,
 )
 from nbdebug.tools.notebook.outputs import kept_outputs
+from nbdebug.tools.notebook.repeats import applied_twice, runs_twice
 from nbdebug.tools.notebook.rules import name_all, notes_of
-from nbdebug.tools.notebook.stale_classes import redefined_classes
-from nbdebug.tools.notebook.stale_modules import stale_modules
+from nbdebug.tools.notebook.stale_code import redefined_classes, stale_modules
 from nbdebug.tools.notebook.stale_objects import ModelsAndOptimizers, missing_parameters, stale_holders
 
 
