@@ -9,10 +9,12 @@ import pathlib
 import sys
 import tempfile
 import textwrap
+import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
@@ -85,7 +87,7 @@ def of_cells(cells: list[str], compiler: Any = None) -> Iterator[tuple[Interacti
     if compiler is not None:
         shell.compile = compiler()
     try:
-        with capture_output():
+        with warnings.catch_warnings(), np.errstate(), capture_output():
             for cell in cells:
                 done = shell.run_cell(cell, store_history=True)
                 error = done.error_in_exec or done.error_before_exec or error

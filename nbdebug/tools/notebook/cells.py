@@ -113,6 +113,12 @@ def _targets(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]
         yield dotted(target), value
 
 
+def number_of(where: Where) -> int | None:
+    """The number of the cell at a place."""
+    cell = where.cell or ""
+    return int(cell[4:-1]) if cell.startswith("In [") and cell[4:-1].isdigit() else None
+
+
 def error_message(error: BaseException | None) -> str:
     """The text that an exception was raised with; "" where it has none, or is None."""
     args = vars(BaseException)["args"].__get__(error) if error is not None else ()
@@ -312,6 +318,16 @@ class CellHistory:
                     todo += more
             self._reached[number] = reached
         return self._reached[number]
+
+    def methods(self, number: int) -> set[str]:
+        """The names of the methods that the cell calls."""
+        calls = (n.func for n in nodes(self.reach(number)) if isinstance(n, ast.Call))
+        return {of.attr for of in calls if isinstance(of, ast.Attribute)}
+
+    def training(self, after: int, before: int) -> Iterator[int]:
+        """The cells between these two that train: they call `backward` and `step`."""
+        found = (cell.number for cell in self.reaching("backward") if after < cell.number < before)
+        return (number for number in found if {"backward", "step"} <= self.methods(number))
 
     def after(self, at: At, *words: str, inner: bool = False) -> Iterator[tuple[Cell, ast.AST, bool]]:
         """(cell, what it runs, whether that is a statement of its own) of what ran after this place, in cells that can

@@ -30,10 +30,10 @@ from nbdebug.tools.notebook.left_on import (
     names_shadowed,
 )
 from nbdebug.tools.notebook.outputs import kept_outputs
-from nbdebug.tools.notebook.repeats import applied_twice, runs_twice
+from nbdebug.tools.notebook.repeats import applied_twice, runs_twice, splits_drawn_again
 from nbdebug.tools.notebook.rules import name_all, notes_of
 from nbdebug.tools.notebook.stale_code import redefined_classes, stale_modules
-from nbdebug.tools.notebook.stale_objects import ModelsAndOptimizers, missing_parameters, stale_holders
+from nbdebug.tools.notebook.stale_objects import ModelsAndOptimizers, missing_parameters, shared_objects, stale_holders
 
 
 def check_notebook(names: Mapping[str, Any] | None = None, *, shell: Any = None) -> Report:
@@ -86,7 +86,9 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
             [],
         )
         unchecked += broken
-        again = part("cells that ran again", lambda: runs_twice(variables, history, error))
+        again = part("cells that ran again", lambda: runs_twice(variables, history, error)) or part(
+            "random splits", lambda: splits_drawn_again({name.partition("[")[0] for name, _ in owners.whole}, history)
+        )
         notes = [
             *part("double runs", lambda: applied_twice(variables, history, [one.name for one in again])),
             *part("settings", lambda: left_on_notes(variables, owners, history)),
@@ -107,6 +109,7 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
             tuple(part("shadowed names", lambda: names_shadowed(variables, history, error))),
             tuple(again),
             tuple(unchecked),
+            tuple(part("shared objects", lambda: shared_objects(variables, history))),
         )
 
 

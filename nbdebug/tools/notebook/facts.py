@@ -158,9 +158,10 @@ class Shadowed:
 
 @dataclasses.dataclass(frozen=True)
 class RunTwice:
-    """A statement that consumes its own result ran again. name: the variable; times: how often the statement has been
-    started; error: the class of the exception with which it failed, "" if it did not; renewal: the statement that makes
-    the variable anew; where: the line, first: of its first run; fresh: of the renewal."""
+    """A statement that consumes its own result ran again. name: the variable; how: "used up" where that is an iterator
+    of which nothing is left, "drawn" where it is a random split; times: how often the statement has been started;
+    error: the class of the exception with which it failed, "" if it did not; renewal: the statement that makes the
+    variable anew; where: the line, first: of its first run; fresh: of the renewal."""
 
     name: str
     statement: str
@@ -170,18 +171,34 @@ class RunTwice:
     where: Where = NOWHERE
     first: Where = NOWHERE
     fresh: Where = NOWHERE
+    how: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class ModeLeft:
-    """A mode that a cell left on. kind: "eval", "grad", "dtype" or "device"; name: the model, or the call; where: the
-    cell that switched it on; after: the cell that went on training; message: the last exception's message."""
+    """A mode that a cell left on. kind: "eval", "grad", "dtype", "device", "setting", or of one object "dtype-changed"
+    and so on; name: the model, or the call; where: the cell that switched it on; after: the cell that went on training,
+    or failed; message: the last exception's message."""
 
     kind: str
     name: str
     where: Where = NOWHERE
     after: Where = NOWHERE
     message: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedObject:
+    """One object under two names that a cell changed through one of them. name: that one; other: the other ("model" of
+    weights that are put back); statement: the change; weights: `name` is the model's own state dict. where: the cell
+    that changed it, of weights the one that took them; used: the cell that uses the other, or puts the weights back."""
+
+    name: str
+    other: str
+    statement: str
+    weights: bool = False
+    where: Where = NOWHERE
+    used: Where = NOWHERE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,3 +219,4 @@ class NotebookFacts:
     shadowed: tuple[Shadowed, ...] = ()
     repeated: tuple[RunTwice, ...] = ()
     unchecked: tuple[str, ...] = ()
+    shared: tuple[SharedObject, ...] = ()

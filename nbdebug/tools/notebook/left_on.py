@@ -29,6 +29,7 @@ from nbdebug.tools.notebook.cells import (
     error_message,
     names_in,
     nodes,
+    number_of,
     root_of,
     traceback_links,
 )
@@ -185,12 +186,52 @@ def modes_left_on(owners: ModelsAndOptimizers, history: CellHistory, error: Base
         modes += _setting("dtype", message, history, "set_default_dtype", "set_default_tensor_type")
     if torch.get_default_device().type != "cpu" and "device" in message:
         modes += _setting("device", message, history, "set_default_device")
-    return modes
+    if issubclass(type(error), (FloatingPointError, Warning)):
+        modes += _setting("setting", message, history, *STRICT, values=("raise", "error"))
+    if "deterministic" in message and torch.are_deterministic_algorithms_enabled():
+        modes += _setting("setting", message, history, "use_deterministic_algorithms", values=("True",))
+    return modes or _changed({name for name, _ in owners.top}, error, history)
+
+
+STRICT = ("seterr", "simplefilter", "filterwarnings")
+"""Functions after which what was a warning is an error: numpy's with 'raise', Python's with 'error'."""
+CHANGES = {
+    "dtype": (re.compile(r"dtype|Half|Double|BFloat16"), "half bfloat16 double float to type".split()),
+    "attached": (re.compile(r"on Tensor that requires grad"), ["requires_grad_"]),
+    "grad": (re.compile(r"does not require grad"), ["requires_grad_", "detach_"]),
+    "device": (re.compile(r"device|CUDA"), "to cuda cpu".split()),
+}
+"""Messages, and the methods that change an object so that it fails with them: of a module in place, of a tensor those
+that end with `_`, and those whose result takes the tensor's name."""
+
+
+def _changed(models: set[str], error: BaseException | None, history: CellHistory) -> list[ModeLeft]:
+    """What a cell called on an object of the failing line, where an earlier run of that line was well."""
+    message, lines = error_message(error), list(cell_lines(error, history))
+    kind = next((kind for kind, (said, _) in CHANGES.items() if said.search(message)), "")
+    failed = history.cells[lines[0][0]].statement(lines[0][1]) if kind and lines else None
+    if failed is None:
+        return []
+    at, text = lines[0][0], ast.unparse(failed)
+    cells = [cell for cell in history.cells.values() if cell.number < at]
+    before = max((c.number for c in cells if any(ast.unparse(s) == text for s in c.statements)), default=at)
+    read = {name for number, line in lines for name in names_in(history.cells[number].statement(line))}
+    for cell in [cell for cell in reversed(cells) if cell.number > before]:
+        bound = {b.path for b in cell.bindings}
+        for node in nodes(cell.statements):
+            call = node.func if isinstance(node, ast.Call) else None
+            if not isinstance(call, ast.Attribute) or call.attr not in CHANGES[kind][1]:
+                continue
+            of = root_of(dotted(call.value))
+            if of in read and (of in models | bound or call.attr.endswith("_")):
+                after = history.cells[at].place(lines[0][1])
+                return [ModeLeft(f"{kind}-changed", ast.unparse(node), cell.place_of(node), after, message)]
+    return []
 
 
 def _eval(name: str, history: CellHistory) -> ModeLeft | None:
     """The cell that called eval() between two runs of the same training cell, where no cell called train() since."""
-    calls = {cell.number: _methods(history, cell.number) for cell in history.reaching(name)}
+    calls = {cell.number: history.methods(cell.number) for cell in history.reaching(name)}
     switched = [n for n, methods in calls.items() if "eval" in methods and "step" not in methods]
     if not switched:
         return None
@@ -218,19 +259,16 @@ def _eval(name: str, history: CellHistory) -> ModeLeft | None:
     return ModeLeft("eval", name, history.cells[last].place(line), history.cells[after].place())
 
 
-def _methods(history: CellHistory, number: int) -> set[str]:
-    return {
-        n.func.attr
-        for n in nodes(history.reach(number))
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
-    }
-
-
-def _setting(kind: str, message: str, history: CellHistory, *words: str) -> list[ModeLeft]:
+def _setting(
+    kind: str, message: str, history: CellHistory, *words: str, values: tuple[str, ...] = ("",)
+) -> list[ModeLeft]:
+    """The last call of one of these. values: of which its arguments must hold one."""
     for cell in reversed(history.reaching(*words)):
         for node in nodes(history.reach(cell.number)):
             if isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in words:
-                return [ModeLeft(kind, ast.unparse(node), cell.place_of(node), message=message)]
+                given = " ".join(map(ast.unparse, arguments_of(node)))
+                if any(value in given for value in values):
+                    return [ModeLeft(kind, ast.unparse(node), cell.place_of(node), message=message)]
     return []
 
 
@@ -420,7 +458,7 @@ def _caught(names: Mapping[str, Any], history: CellHistory) -> list[Shadowed]:
                 own = {getattr(n, "arg", getattr(n, "id", "")) for n in ast.walk(root) if _binds(n)}
                 for node in nodes([root] if name not in own else ()):
                     found = _shadowed(node, {name: names[name]}, history, cell.number)
-                    if found and int(found.where.cell[4:-1]) < cell.number:  # type: ignore[index]
+                    if found and (number_of(found.where) or 0) < cell.number:
                         what = "caught there, as it raised nothing"
                         return [dataclasses.replace(found, message=what, failed=cell.place())]
     return []

@@ -9,7 +9,7 @@ from typing import Any
 
 from nbdebug.observe.variables import is_user_module
 from nbdebug.report import Where
-from nbdebug.tools.notebook.cells import CellHistory, dotted, nodes, traceback_links
+from nbdebug.tools.notebook.cells import CellHistory, dotted, nodes, number_of, traceback_links
 from nbdebug.tools.notebook.facts import NOWHERE, KeptOutput
 from nbdebug.tools.notebook.stale_objects import is_tensor
 
@@ -36,7 +36,7 @@ def kept_outputs(outputs: Iterable[Any], history: CellHistory, error: BaseExcept
                     one.bytes,
                     one.what,
                     _largest(error),
-                    *_freeing_statement("", _number(where), history),
+                    *_freeing_statement("", number_of(where), history),
                     where=where,
                 )
             )
@@ -49,7 +49,7 @@ def kept_outputs(outputs: Iterable[Any], history: CellHistory, error: BaseExcept
                     one.bytes,
                     one.what,
                     one.name,
-                    *_freeing_statement(one.name, _number(where), history),
+                    *_freeing_statement(one.name, number_of(where), history),
                     where=where,
                 )
             )
@@ -144,8 +144,3 @@ def _freeing_statement(variable: str, number: int | None, history: CellHistory) 
             if "." in of and of.rpartition(".")[2] in FREES:
                 collected = ast.unparse(node), False, cell.place(getattr(node, "lineno", 1))
     return collected
-
-
-def _number(where: Where) -> int | None:
-    cell = where.cell or ""
-    return int(cell[4:-1]) if cell.startswith("In [") and cell[4:-1].isdigit() else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from types import FunctionType
@@ -11,30 +12,34 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.variables import class_attribute, closure_variables, members
+from nbdebug.observe.variables import attributes, class_attribute, closure_variables, is_user_module, members
 from nbdebug.tools.notebook.cells import (
-    CellBinding,
     CellHistory,
     bound,
     cell_lines,
     dotted,
     error_message,
+    first_read,
     first_training_use,
     names_in,
     nodes,
+    number_of,
     root_of,
+    traceback_links,
 )
 from nbdebug.tools.notebook.facts import NOWHERE, RunTwice
+from nbdebug.tools.notebook.stale_objects import is_module, modules_of
 
 SAME = frozenset(
     "to cuda cpu float double half long bool detach train eval compile requires_grad_ rename astype fillna clip clamp "
     "contiguous sort_values sort_index sorted drop_duplicates dropna copy clone".split()
 )
 """Methods that change nothing when they are applied again."""
-REFUSED = (KeyError, AttributeError, TypeError, ValueError, IndexError, RuntimeError, FileExistsError)
-ONCE = re.compile(r"already|more than one|exists|twice")
-"""Messages of what can be done once: a second `optimizer.add_param_group(…)`, `frame.insert(0, "id", …)`."""
+REFUSED = (KeyError, AttributeError, TypeError, ValueError, IndexError, RuntimeError, FileExistsError, StopIteration)
 """What a second application raises: what it takes is gone, or is of another kind by now; RecursionError is one."""
+ONCE = re.compile(r"already|more than one|exists|twice|\bonce\b|Tried to step")
+"""Messages of what can be done once: a second `optimizer.add_param_group(…)`, `frame.insert(0, "id", …)`; or a number
+of times: `schedule.step()`."""
 
 
 def runs_twice(names: Mapping[str, Any], history: CellHistory, error: BaseException | None) -> list[RunTwice]:
@@ -45,9 +50,13 @@ def runs_twice(names: Mapping[str, Any], history: CellHistory, error: BaseExcept
         for number, line in reversed(list(cell_lines(error, history))):
             if twice := _refused(number, line, error, names, history):
                 return [dataclasses.replace(twice, error=type(error).__name__)]
+        if twice := _consumed_by_call(error, names, history):
+            return [dataclasses.replace(twice, error=type(error).__name__)]
     for number in reversed(history.cells):
         for statement in history.cells[number].body:
             if twice := _used_up(number, statement, names, history):
+                return [twice]
+            if twice := _doubled(number, statement, names, history):
                 return [twice]
             path = _spoiled(statement, names, history) or _rescaled(number, statement, names, history)
             wrapped = "" if path else _wrapped(number, statement, names, history)
@@ -57,15 +66,102 @@ def runs_twice(names: Mapping[str, Any], history: CellHistory, error: BaseExcept
     return []
 
 
+READS = frozenset("read readlines read_csv load loads loadtxt list tuple set dict sorted sum max min".split())
+"""Functions and methods that go through an iterator, or a file, to its end."""
+
+
 def _used_up(number: int, statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> RunTwice | None:
-    """A loop over an iterator (`pairs = zip(x, y)`) through which a loop of an earlier cell has gone to its end."""
-    path = dotted(statement.iter) if isinstance(statement, ast.For) else ""
-    if not path or class_attribute(names.get(path), "__next__") is None:
-        return None
-    if any(isinstance(n, (ast.Break, ast.Return, ast.Yield)) for n in ast.walk(statement)):
-        return None
-    twice = _run_before(history, number, statement, path)
-    return twice and dataclasses.replace(twice, statement=twice.statement.partition("\n")[0])
+    """A statement that goes through an iterator (`pairs = zip(x, y)`, an open file), where an earlier cell has gone
+    through it to its end."""
+    for path in _gone_through(statement):
+        value = names.get(path)
+        if class_attribute(value, "__next__") is None or is_user_module(type(value).__module__):
+            continue  # one of the user's own may begin anew
+        twice = _run_before(history, number, statement, path, functools.partial(_used, path=path))
+        if twice is not None and not any(cell.mentions(f"{path}.seek(") for cell in history.mentioning(path)):
+            return dataclasses.replace(twice, statement=twice.statement.partition("\n")[0], how="used up")
+    return None
+
+
+def _used(statement: ast.AST, path: str) -> str:
+    return path if path in _gone_through(statement) else ""
+
+
+def _gone_through(statement: ast.AST) -> set[str]:
+    """The variables that a statement iterates to the end."""
+    found: set[str] = set()
+    if isinstance(statement, ast.For):
+        if any(isinstance(n, (ast.Break, ast.Return, ast.Yield)) for n in ast.walk(statement)):
+            return found
+        found.add(dotted(statement.iter))
+    for node in nodes([statement]) if isinstance(statement, (ast.Assign, ast.AugAssign, ast.Expr)) else ():
+        if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp)):
+            found.add(dotted(node.generators[0].iter))
+        elif isinstance(node, ast.Call):
+            of = dotted(node.func)
+            owner, _, last = of.rpartition(".")
+            if last in READS:
+                found |= {owner} if last.startswith("read") and not node.args else {dotted(a) for a in node.args[:1]}
+    return found - {""}
+
+
+def _doubled(number: int, statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> RunTwice | None:
+    """A statement that adds to an object what an earlier cell has added, as the object shows: a handler to a logger,
+    a mask (without training since: else it is done step by step) or a parametrization to a module; or one that takes
+    the logarithm of a column, or divides it, a second time."""
+    calls = [dotted(n.func).split(".") for n in ast.walk(statement) if isinstance(n, ast.Call)]
+    adds = ADDITIONS & {p for of in calls for p in of}
+    for name in names_in(statement) & names.keys() if adds else ():
+        twice = _run_before(history, number, statement, "") if _has_double(names[name]) else None
+        if twice is not None and not any(history.training(number_of(twice.first) or 0, number)):
+            return dataclasses.replace(twice, name=name)
+    for one in ast.walk(statement):
+        target = one.targets[0] if isinstance(one, ast.Assign) else getattr(one, "target", None)
+        if not isinstance(target, ast.Subscript) or not isinstance(one, (ast.Assign, ast.AugAssign)):
+            continue
+        path, text = dotted(target.value), ast.unparse(target)
+        if not type(names.get(path)).__module__.startswith("pandas") or not _acts_again(one, text):
+            continue
+        if (twice := _run_before(history, number, statement, path)) is None or _renewed(history, path, text, one):
+            continue
+        if first_read(history, path, (number, statement.end_lineno or 0)) is not None:
+            return twice
+    return None
+
+
+ADDITIONS = frozenset("addHandler prune register_parametrization spectral_norm weight_norm orthogonal".split())
+"""Calls after which an object has a handler, a mask or a parametrization more."""
+
+
+def _has_double(thing: Any) -> bool:
+    """Whether a logger has two handlers for the same stream or file, or a module two masks or parametrizations of one
+    kind on one parameter."""
+    held = attributes(thing)
+    if type(held.get("handlers")) is list:
+        to = [(type(h), attributes(h).get("baseFilename") or id(attributes(h).get("stream"))) for h in held["handlers"]]
+        return len(set(to)) < len(to)
+    if not is_module(thing):
+        return False
+    for _, part in modules_of(thing):
+        inside = attributes(part)
+        masks = [
+            attributes(hook).get("_pruning_methods") or () for hook in inside.get("_forward_pre_hooks", {}).values()
+        ]
+        listed = inside.get("_modules", {}).values() if type(part).__name__ == "ParametrizationList" else ()
+        if any(len({type(one) for one in group}) < len(group) for group in (*masks, tuple(listed))):
+            return True
+    return False
+
+
+def _renewed(history: CellHistory, path: str, text: str, one: ast.stmt) -> bool:
+    """Whether another statement than this one assigns to an item of a variable."""
+    return any(
+        isinstance(s, (ast.Assign, ast.AugAssign))
+        and ast.unparse(s) != ast.unparse(one)
+        and f"{text} =" in ast.unparse(s)
+        for cell in history.mentioning(root_of(path))
+        for s in cell.statements
+    )
 
 
 def _refused(
@@ -79,10 +175,42 @@ def _refused(
         return None
     done = statement.value if isinstance(statement, ast.Expr) and ONCE.search(error_message(error)) else None
     once = [dotted(done.func).rpartition(".")[0]] if isinstance(done, ast.Call) else []
+    if issubclass(type(error), StopIteration):  # of `next(batches)`
+        once = [dotted(n.args[0]) for n in nodes([statement]) if isinstance(n, ast.Call) and dotted(n.func) == "next"]
     for path in [*filter(None, once), *_consumed(statement)]:
         if root_of(path) in names and (twice := _run_before(history, number, statement, path)) is not None:
             return twice
     return _used_after(names, history, number, statement, f"{type(error).__name__}: {error_message(error)}")
+
+
+def _consumed_by_call(error: BaseException, names: Mapping[str, Any], history: CellHistory) -> RunTwice | None:
+    """Where a function of a cell failed to take something out of what it was given, as an earlier call of it has taken
+    it out: `width = settings.pop("width")`."""
+    lines = list(cell_lines(error, history))[-2:]
+    codes = [link.tb_frame.f_code for link in traceback_links(error)]
+    called = [code for code in codes if history.cell_of(code.co_filename) is not None][-1:]
+    taking, calling = (
+        (history.cells[number].statement(line) for number, line in reversed(lines)) if lines[1:] else (None,) * 2
+    )
+    if taking is None or calling is None or not issubclass(type(error), LookupError):
+        return None
+    given = called[0].co_varnames[: called[0].co_argcount]
+    function = str(getattr(called[0], "co_qualname", called[0].co_name)).removesuffix(".__init__").rpartition(".")[2]
+
+    def taken(statement: ast.AST, name: str) -> str:
+        """The variable that a statement passes to the function under this name."""
+        for call in nodes([statement]):
+            if isinstance(call, ast.Call) and dotted(call.func).rpartition(".")[2] == function:
+                passed = dict(zip(given[1:] if given[:1] == ("self",) else given, call.args))
+                passed |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+                return dotted(passed.get(name))
+        return ""
+
+    for name in set(_consumed(taking)) & set(given):
+        path = taken(calling, name)
+        if path and root_of(path) in names:
+            return _run_before(history, lines[0][0], calling, path, functools.partial(taken, name=name))
+    return None
 
 
 def _calls_itself(statement: ast.stmt, history: CellHistory) -> RunTwice | None:
@@ -153,7 +281,8 @@ def _rescaled(number: int, statement: ast.stmt, names: Mapping[str, Any], histor
             last.path
             for last in history.cells[number].bindings
             if last.node is statement
-            and _rescales(last)
+            and isinstance(last.node, (ast.Assign, ast.AugAssign))
+            and _acts_again(last.node, last.path)
             and last is history.bindings(last.path)[-1]
             and _is_array(names.get(last.path))
             and first_training_use(history, last.path, last.at) is not None
@@ -229,18 +358,24 @@ def _run_before(
     )
 
 
-def _rescales(binding: CellBinding) -> bool:
-    """`x = x / 255`, `x = (x - mean) / std`, `x /= 255`: once more is another value. `x = x / x.max()` is not."""
-    node, path = binding.node, binding.path
+FURTHER = frozenset("log log1p log2 log10 exp expm1 sqrt".split())
+"""Functions that give another value when they are applied again."""
+
+
+def _acts_again(node: ast.stmt, text: str) -> bool:
+    """`x = x / 255`, `x = (x - mean) / std`, `x /= 255`, `x = np.log(x)`: once more is another value. `x = x / x.max()`
+    is not. text: that of the target."""
+    value = node.value  # type: ignore[attr-defined]
     if isinstance(node, ast.AugAssign):
-        return isinstance(node.op, ast.Div) and path not in names_in(node.value)
-    value = binding.value
-    if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Div) or path in names_in(value.right):
+        return isinstance(node.op, ast.Div) and root_of(text) not in names_in(value)
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in FURTHER:
+        return text in (ast.unparse(value.func.value), *map(ast.unparse, value.args[:1]))
+    if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Div) or root_of(text) in names_in(value.right):
         return False
     left = value.left
-    if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Sub) and path not in names_in(left.right):
+    if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Sub) and root_of(text) not in names_in(left.right):
         left = left.left
-    return dotted(left) == path
+    return ast.unparse(left) == text
 
 
 def _consumed(statement: ast.stmt) -> Iterator[str]:
@@ -295,3 +430,41 @@ def _is_array(value: Any) -> bool:
         "ndarray",
         "DataFrame",
     )
+
+
+DRAWS = frozenset("randperm permutation random_split train_test_split sample choice".split())
+SEEDS = frozenset("random_state generator seed rng".split())
+PASSES = frozenset("DataLoader Subset TensorDataset iter".split())
+"""Calls that draw at random, the arguments that fix what is drawn, and what passes it on."""
+
+
+def splits_drawn_again(models: set[str], history: CellHistory) -> list[RunTwice]:
+    """A random split that was drawn again after a model had been trained on the first one, which is then judged by the
+    second: what is held out now was trained on. models: their variables."""
+    for number in reversed(history.cells):
+        for drawn in history.cells[number].bindings:
+            calls = [n for n in ast.walk(drawn.node) if isinstance(n, ast.Call)]
+            if not any(dotted(n.func).rpartition(".")[2] in DRAWS for n in calls) or "seed(" in (
+                history.cells[number].source
+            ):
+                continue
+            before = _run_before(history, number, drawn.node, "")
+            if before is None or any(keyword.arg in SEEDS for n in calls for keyword in n.keywords):
+                continue
+            split = {b.path for b in history.cells[number].bindings if b.node is drawn.node}
+            for b in [b for cell in history.cells.values() if cell.number >= number for b in cell.bindings]:
+                passed = isinstance(b.value, ast.Call) and dotted(b.value.func).rpartition(".")[2] in PASSES
+                if (b.number == number or passed) and split & names_in(b.value):
+                    split.add(b.path)
+            for trained in history.training(number_of(before.first) or 0, number):
+                read = {n.id for n in nodes(history.reach(trained)) if isinstance(n, ast.Name)}
+                kept = [m for m in models & read if not any(b.number >= number for b in history.bindings(m))]
+                for held in sorted(split - read) if split & read else ():
+                    used = first_read(history, held, (number, history.cells[number].body[-1].end_lineno or 0))
+                    judged = history.cells.get(number_of(used) or 0) if used is not None else None
+                    if judged is not None and any(
+                        isinstance(n, ast.Name) and n.id in kept for n in nodes(history.reach(judged.number))
+                    ):
+                        place = history.cells[trained].place()
+                        return [dataclasses.replace(before, name=held, how="drawn", renewal="", fresh=place)]
+    return []

@@ -253,9 +253,32 @@ def _memory_finding(how: str, one: KeptOutput, title: str, holder: list[str], fi
 _FINDINGS = {"output": _output, "traceback": _traceback, "graph": _graph}
 
 
+@rule(
+    code="notebook/setting-left-on",
+    title="A cell has set something for the whole session, and a later cell fails because of it.",
+    symptom="FloatingPointError, a warning that is raised as an error, `does not have a deterministic implementation`, "
+    "in a cell that has worked before.",
+    cause="`np.seterr(all='raise')`, `warnings.simplefilter('error')`, `torch.use_deterministic_algorithms(True)` hold "
+    "for the process, not for the cell. They stay when the line is deleted.",
+    confirm="`np.geterr()`, `warnings.filters`, `torch.are_deterministic_algorithms_enabled()`.",
+    fix="Set it back, and use a block: `with np.errstate(all='raise'):`, `with warnings.catch_warnings():`.",
+    reference="https://numpy.org/doc/stable/reference/generated/numpy.seterr.html",
+)
+def setting_left_on(facts: NotebookFacts) -> Finding | None:
+    one = next((one for one in facts.modes if one.kind == "setting"), None)
+    if one is None:
+        return None
+    back = {"np": "np.seterr(all='warn')", "torch": "torch.use_deterministic_algorithms(False)"}
+    title = (
+        f"{cell(one.where)} called `{one.name}`, which makes an error of what was none before, in all cells since then"
+    )
+    fix = Fix("Set it back.", back.get(one.name.partition(".")[0], "warnings.simplefilter('default')"))
+    return _failed(one, "notebook/setting-left-on", title, [fix])
+
+
 def mode_findings(facts: NotebookFacts) -> list[Finding]:
     """A finding for each mode that was left on."""
-    return [_eval(one) if one.kind == "eval" else _switch(one) for one in facts.modes]
+    return [_eval(one) if one.kind == "eval" else _switch(one) for one in facts.modes if one.kind != "setting"]
 
 
 def _eval(one: ModeLeft) -> Finding:
@@ -305,12 +328,32 @@ SWITCHES: dict[str, tuple[str, str, list[Fix]]] = {
     ),
 }
 """kind → the code, what to say, the fixes."""
+CHANGED = {
+    "dtype-changed": ("error/dtype-mismatch", "it has had another dtype since then"),
+    "device-changed": ("error/device-mismatch", "it has been on another device since then"),
+    "grad-changed": ("error/no-grad-path", "no gradient has reached it since then"),
+    "attached-changed": ("error/attached-to-graph", "its gradients have been recorded since then"),
+}
+"""kind → the code, what has become of one object."""
 
 
 def _switch(one: ModeLeft) -> Finding:
-    code, title, fixes = SWITCHES[one.kind]
-    chain = [Link(f"the last cell failed because of it: {one.message}")]
-    return finding(code, title.format(cell=cell(one.where), name=one.name), one.where, [one.name], fixes, chain)
+    if one.kind in SWITCHES:
+        code, title, fixes = SWITCHES[one.kind]
+        title = title.format(cell=cell(one.where), name=one.name)
+    else:
+        code, says = CHANGED[one.kind]
+        title = f"`{one.name}` in {cell(one.where)} has changed the object itself, and no copy: {says}"
+        owner, _, call = one.name.partition(".")
+        fixes = [
+            Fix("Make the object again, and call it on a copy there.", f"import copy\ncopy.deepcopy({owner}).{call}")
+        ]
+    return _failed(one, code, title, fixes)
+
+
+def _failed(one: ModeLeft, code: str, title: str, fixes: list[Fix]) -> Finding:
+    chain = [Link(f"{cell(one.after, 'the last cell')} failed because of it: {one.message}", one.after)]
+    return finding(code, title, one.where, [one.name], fixes, chain)
 
 
 def _left_behind(facts: NotebookFacts) -> Iterator[LeftBehind]:
@@ -418,6 +461,7 @@ def class_redefined(facts: NotebookFacts) -> Finding | None:
         return None
     first = one.instances[0]
     what = "inherits from" if one.subclasses else "was made by"
+    what = "is" if first.endswith(f"[{one.name}]") else what
     again = (
         f"defined `{one.name}` again"
         if one.module == "__main__"
@@ -453,7 +497,7 @@ def matters(one: Redefined) -> bool:
 
 def _consequence(one: Redefined) -> str:
     if one.evidence == "exception":
-        return "so super() and pickle do not accept it as an object of the new class"
+        return "so super(), pickle and look-ups in tables do not take it for the new class"
     if one.changed:
         return f"and it does not have the changes in {listed(one.changed, 4)}"
     return {
@@ -560,12 +604,14 @@ def name_shadowed(facts: NotebookFacts) -> Finding | None:
     reference="https://docs.jupyter.org/en/latest/projects/architecture/content-architecture.html",
 )
 def cell_run_twice(facts: NotebookFacts) -> Finding | None:
-    if not facts.repeated:
+    one = next((one for one in facts.repeated if one.how != "drawn"), None)
+    if one is None:
         return None
-    one = facts.repeated[0]
     times = "the second time" if one.times == 2 else f"for the {one.times}th time"
     title = (
-        f"`{one.statement}` runs {times} on the same `{one.name}`: {cell(one.first)} has already applied it, and "
+        f"Nothing is left of `{one.name}` for `{one.statement}`: {cell(one.first)} has gone through it to its end"
+        if one.how == "used up"
+        else f"`{one.statement}` runs {times} on the same `{one.name}`: {cell(one.first)} has already applied it, and "
         "it consumes its own result"
     )
     fixes = [Fix("Or give the result another name, so that the cell can run again.", f"{one.name}_new = …")]
@@ -583,9 +629,53 @@ def cell_run_twice(facts: NotebookFacts) -> Finding | None:
     )
 
 
+def split_drawn_again(facts: NotebookFacts) -> Finding | None:
+    """training/leakage, a rule of the training tool, where a cell is the cause."""
+    one = next((one for one in facts.repeated if one.how == "drawn"), None)
+    if one is None:
+        return None
+    title = (
+        f"`{one.name}` holds rows that the model was trained on: {cell(one.where)} drew the split again at random "
+        f"after {cell(one.fresh)} had trained on that of {cell(one.first)}"
+    )
+    text = "Fix the split, so that the cell draws the same one again; then train a new model on it."
+    fixes = [Fix(text, "torch.manual_seed(0)\n" + one.statement)]
+    chain = [Link(f"{cell(one.fresh)} trained on the earlier split", one.fresh)]
+    return finding("training/leakage", title, one.where, [one.name], fixes, chain, statement=one.statement)
+
+
+@rule(
+    code="notebook/shared-object",
+    title="Two names stand for one object, and a cell has changed it for both.",
+    symptom="The best weights are put back, and the score is that of the last epoch; the training set has lost its "
+    "augmentation since the validation set was given another transform; a setting changed in one run shows in all.",
+    cause="`best = model.state_dict()` and `small = base` copy nothing. Both parts of a `random_split` have one set.",
+    confirm="`best['weight'].data_ptr() == model.weight.data_ptr()`, `small is base`, `train.dataset is val.dataset`.",
+    fix="`copy.deepcopy(…)` where the second name is made; for a split, a data set for each transform.",
+    reference="https://docs.pytorch.org/docs/stable/notes/serialization.html",
+)
+def shared_object(facts: NotebookFacts) -> Finding | None:
+    if not facts.shared:
+        return None
+    one = facts.shared[0]
+    title = (
+        f"`{one.name}` is no copy of the weights of `{one.other}`, but the weights themselves: training changed them, "
+        f"and {cell(one.used)} puts back what is there already"
+        if one.weights
+        else f"`{one.statement}` changes `{one.other}` as well, which {cell(one.used)} uses: both stand for one object"
+    )
+    copied = f"copy.deepcopy({one.statement.partition(' = ')[2]})" if one.weights else f"copy.deepcopy({one.other})"
+    fix = Fix("Make a copy there.", f"import copy\n{one.name} = {copied}")
+    chain = [Link(f"{cell(one.used)} uses it", one.used)]
+    return finding("notebook/shared-object", title, one.where, [one.name, one.other], [fix], chain)
+
+
 CHECKS = (
     name_shadowed,
     cell_run_twice,
+    split_drawn_again,
+    shared_object,
+    setting_left_on,
     stale_import,
     class_redefined,
     not_in_optimizer,

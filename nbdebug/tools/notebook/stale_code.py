@@ -399,7 +399,7 @@ def redefined_classes(
     children: dict[tuple[str, str], list[tuple[str, Any]]] = {}
     current: dict[tuple[str, str], type] = {}
     alive: set[int] = set()
-    for name, thing in things:
+    for name, thing in [*things, *_keys(things, error)]:
         kind = thing if issubclass(type(thing), type) else type(thing)
         own = issubclass(type(thing), type)
         alive.add(0 if own else id(kind))
@@ -415,6 +415,19 @@ def redefined_classes(
         _redefined(key, now, objects.get(key) or children[key], key not in objects, id(now) in alive, history, error)
         for key, now in current.items()
     ]
+
+
+def _keys(things: list[tuple[str, Any]], error: BaseException | None) -> Iterator[tuple[str, Any]]:
+    """The classes, and the members of enumerations, that are keys of tables of the user's, where the last failure was
+    that such a key is missing."""
+    missing = vars(BaseException)["args"].__get__(error)[:1] if issubclass(type(error), KeyError) else ()
+    kinds = {key if issubclass(type(key), type) else type(key) for key in missing}
+    names = {kind.__qualname__ for kind in kinds if is_user_module(str(type.__getattribute__(kind, "__module__")))}
+    for name, thing in things if names else ():
+        for key in thing if type(thing) is dict else ():
+            kind = key if issubclass(type(key), type) else type(key)
+            if kind.__qualname__ in names:
+                yield f"{name}[{kind.__qualname__}]", key
 
 
 def _current_class(kind: type, names: Mapping[str, Any]) -> type | None:
@@ -542,6 +555,9 @@ def _differences(old: Any, new: Any) -> list[str]:
 def _exception_evidence(name: str, error: BaseException | None) -> str:
     """The message of the last exception, if an object of an earlier definition causes such a one; else ""."""
     message = error_message(error)
+    missing = vars(BaseException)["args"].__get__(error)[:1] if issubclass(type(error), KeyError) else ()
+    if any(name in (getattr(key, "__qualname__", ""), type(key).__qualname__) for key in missing):
+        return f"KeyError: {name}"
     if "not the same object as" in message and f".{name}" in message:
         return message
     if "obj must be an instance or subtype of type" in message or "is not an instance or subtype of type" in message:

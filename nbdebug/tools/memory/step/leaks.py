@@ -468,8 +468,9 @@ def tensors_on(keys: set[int]) -> list[torch.Tensor]:
     return tensors
 
 
-def holder_of(tensor: Any, own: Iterable[Any]) -> str:
-    """What holds a tensor, as a name such as "x in load" or "module.cache"; "" where nothing is found."""
+def holder_of(tensor: Any, own: Iterable[Any], named: Mapping[int, str]) -> str:
+    """What holds a tensor, as a name such as "x in load" or "module.cache"; "" where nothing is found. named: the
+    user's variables, by the identity of their objects: a stream that is made in C shows nothing of what it keeps."""
     ours = {id(thing) for thing in own}
     level = [tensor]
     visited = {id(tensor), id(level)}
@@ -481,7 +482,7 @@ def holder_of(tensor: Any, own: Iterable[Any]) -> str:
             if id(thing) in visited or id(thing) in ours:
                 continue
             visited.add(id(thing))
-            text = _described(thing, level)
+            text = named.get(id(thing)) or _described(thing, level)
             if text:
                 return text
             following.append(thing)
@@ -501,7 +502,7 @@ def _described(thing: Any, level: list[Any]) -> str:
     if kind is dict and "__name__" in thing and "__builtins__" in thing:
         named = [n for n, v in thing.items() if any(v is held for held in level)]
         module = thing["__name__"]
-        return "" if not named or str(module).startswith("nbdebug.") else f"{module}.{named[0]}"
+        return "" if not named or str(module).startswith(("nbdebug.", "torch.")) else f"{module}.{named[0]}"
     if issubclass(kind, types.GeneratorType) and not str(thing.gi_code.co_filename).startswith(_OURS):
         return str(thing.gi_code.co_name)
     return ""
@@ -525,7 +526,7 @@ def leaks_of(request: Any, trace: StepTrace, scan: HolderScan, sizes: list[dict[
     summary = _Survivors(survivors, len(trace.backwards), steps)
     if not growths:  # what a ring keeps of the last few steps is none: of a leak's steps each leaves something
         lasting = all(sum(b.nbytes for b in trace.log.survivors(n)) >= SMALL for n in range(1, steps - 1))
-        return _unnamed_leak(summary, scan) if lasting else ()
+        return _unnamed_leak(summary, scan, request) if lasting else ()
     evaluated = not trace.backwards and any(b.evaluation for b in survivors)
     growths = _confirmed(growths, request)
     if not growths:
@@ -722,16 +723,23 @@ def _prefixes(name: str) -> Iterator[str]:
         yield name
 
 
-def _unnamed_leak(survivors: _Survivors, scan: HolderScan) -> tuple[Leak, ...]:
+def _unnamed_leak(survivors: _Survivors, scan: HolderScan, request: Any) -> tuple[Leak, ...]:
     """Memory stays with each step, and no name leads to it: who refers to it?"""
     if survivors.bytes < SMALL or survivors.steps < 3:
         return ()
     with _disable_current_modes():
         tensors = tensors_on({b.key for b in survivors.kept})
-        holder = next((text for t in tensors[:3] if (text := holder_of(t, (tensors, survivors.kept, scan)))), "")
+        step = request.step if type(request.step) is types.FunctionType else None
+        variables = {**(closure_variables(step) if step else {}), **request.names}
+        named = {id(thing): name for name, thing in variables.items() if not issubclass(type(thing), torch.Tensor)}
+        found = (holder_of(t, (tensors, survivors.kept, scan, variables), named) for t in tensors[:3])
+        holder = next((text for text in found if text), "")
         grad = any(t.requires_grad for t in tensors)
     largest = max(survivors.kept, key=lambda b: b.nbytes)
     where = at_site(Where(), largest.op.site) if largest.op is not None else Where()
+    if holder in variables:
+        made = source.storing_line(scan.files, holder) or source.cycle_line(scan.files, holder)
+        where = at_site(Where(), made) if made is not None else where
     if not holder and (site := source.second_backward(scan.files)) is not None:  # weight and gradient hold each other
         holder, where = "grad", at_site(Where(), site)
     return (

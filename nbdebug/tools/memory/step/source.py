@@ -96,13 +96,13 @@ def second_backward(files: Iterable[str]) -> Site | None:
 
 
 def cycle_line(files: Iterable[str], name: str) -> Site | None:
-    """The statement that calls `cycle`, rather one that gives the result this name."""
+    """The statement that calls `cycle` or `tee`, rather one that gives the result this name."""
     found = [
         (last_name(name) in ast.unparse(node).partition("=")[0], Site(file, node.lineno, ""))
         for file in files
         for node in statements(file)
         if any(
-            isinstance(part, ast.Call) and getattr(part.func, "attr", getattr(part.func, "id", "")) == "cycle"
+            isinstance(part, ast.Call) and getattr(part.func, "attr", getattr(part.func, "id", "")) in ("cycle", "tee")
             for part in ast.walk(node)
         )
     ]
