@@ -17,7 +17,7 @@ def test_reads_of_each_gradient(reads: bool) -> None:
     """Without them the kernels of this size are launched about as fast as they end: that may be said."""
     model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(6))).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    loader = DataLoader(TensorDataset(torch.randn(512, 2048)), batch_size=64, pin_memory=True)
+    loader = DataLoader(TensorDataset(torch.randn(512, 2048)), batch_size=64)
 
     def step(batch: list[torch.Tensor]) -> torch.Tensor:
         loss = model(batch[0].cuda(non_blocking=True)).square().mean()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pathlib
 import subprocess
 import sys
 import types
+import weakref
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 import nbdebug
 from nbdebug.__main__ import main
-from nbdebug.tools.speed import ops
+from nbdebug.tools.speed import clock, ops
 from nbdebug.tools.speed.watch import OWN, RECENT, WARM, SpeedWatch, share_of, slower
 from tests.shell import started
 
@@ -68,6 +70,38 @@ def test_it_trains_as_the_steps_alone_and_leaves_nothing_behind(copies: bool, mo
         weights.append([p.detach().clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*weights))
     assert before == (dataloader._BaseDataLoaderIter.__next__, nn.Module.train, torch.save)
+
+
+@pytest.mark.timeout(120)
+def test_as_on_a_card_torch_s_methods_are_its_own_again_and_the_model_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There copies and reads are timed, too, and the ops are followed in this process."""
+    monkeypatch.setattr("nbdebug.tools.speed.driver.can_copy", lambda: False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: None)
+    make = clock.Clock.__init__
+    monkeypatch.setattr(
+        clock.Clock, "__init__", lambda self, *a, **k: [make(self, *a, **k), setattr(self, "cuda", 1)][0]
+    )
+    methods = {name: getattr(torch.Tensor, name) for name in (*clock.MOVES, *clock.READS)}
+
+    def weight_of_a_model() -> weakref.ref:
+        model, optimizer, loader = training()
+
+        def step(batch: list[torch.Tensor]) -> torch.Tensor:
+            loss = model(batch[0].to("cpu")).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            for parameter in model.parameters():
+                parameter.grad.norm().item()
+            return loss.detach()
+
+        assert nbdebug.bottleneck(step, loader=loader, model=model, optimizer=optimizer).steps
+        return weakref.ref(model[0].weight)
+
+    weight = weight_of_a_model()
+    assert {name: getattr(torch.Tensor, name) for name in methods} == methods
+    gc.collect()
+    assert weight() is None
 
 
 def test_what_the_step_raises_passes_and_wrong_arguments_are_refused() -> None:

@@ -238,7 +238,8 @@ class Clock:
     def _timed(self, label: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if not self._here() or self._stack[-1:] == [label] or torch.compiler.is_compiling():
+            inside = self._stack[-1:] == [label] or label == "copy" and DATA in self._stack  # a loader that pins
+            if not self._here() or inside or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
             self.writes += label == "saving"
             self.enter(label)

@@ -70,9 +70,9 @@ def observe(training: Training, first: int = 0, steps: int = 3, seconds: float =
 
     patches = Patches()
     with eager(), contextlib.ExitStack() as stack:
+        clock = stack.enter_context(training.clock(ended))  # the first in: it exchanges some of the same methods
         stack.callback(patches.undo)
         workers_without_modes(patches)
-        clock = stack.enter_context(training.clock(ended))
         hooks = watch.watch_calls(patches)
         stack.callback(lambda: [hook.remove() for hook in hooks])
         clock.batch = watch.batch
