@@ -73,7 +73,13 @@ def main(arguments: list[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return 2
-    return int(args.call(args))
+    try:
+        status = int(args.call(args))
+        sys.stdout.flush()
+    except BrokenPipeError:  # "| head" has read enough; what is left is not written at the exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # as of a program that SIGPIPE ended
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -214,12 +220,17 @@ def _after_a_run(command: Any) -> None:
 
 
 def check_any(args: argparse.Namespace) -> int:
+    from IPython.core.error import UsageError
+
     from nbdebug.magics.check import check_of
 
     def report(path: str) -> Report:
         if not os.path.exists(path):
             raise FileNotFoundError(f"there is no file or folder {path}")
-        return check_of(pathlib.Path(path))[1]()
+        try:
+            return check_of(pathlib.Path(path))[1]()
+        except UsageError as program:
+            raise ValueError(str(program)) from None
 
     return print_checks([functools.partial(report, path) for path in args.paths], args)
 
@@ -254,7 +265,7 @@ def explain(args: argparse.Namespace) -> int:
     if args.code != "-":
         return print_page(args.code)
     text = sys.stdin.read()
-    if not text.strip():
+    if len(text.split()) < 2:
         print("explain - takes a traceback or a message from stdin", file=sys.stderr)
         return 2
     return print_checks([lambda: nbdebug.explain(f"{text.strip()}\n ")], args)
@@ -297,6 +308,8 @@ def run(args: argparse.Namespace) -> int:
 def data_of(path: str, expected: str, save: str | None) -> Report:
     """The report of a data set, written to a file as well where one is named."""
     report = nbdebug.check_data(path, expected=json.loads(expected))
+    if not any(report.facts["looked at"].values()):
+        raise ValueError(f"{path}: {report.headline}")
     if save:
         report.save(save)
     return report

@@ -248,6 +248,20 @@ def test_every_check_has_a_text_json_and_a_status(tmp_path, capsys, monkeypatch)
         assert json.loads(capsys.readouterr().out)["ok"] == (status == 0)
 
 
+def test_a_reader_that_has_enough_ends_it_without_a_traceback() -> None:
+    command = f"{sys.executable} -m nbdebug catalogue | head -1"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.count("\n") == 1 and not done.stderr
+
+
+def test_nothing_to_check_is_not_well(tmp_path, capsys, monkeypatch) -> None:
+    (tmp_path / "train.py").write_text("print()")
+    monkeypatch.setattr("sys.stdin", io.StringIO("nothing"))
+    for arguments in (["check-data", str(tmp_path / "none")], ["check", str(tmp_path / "train.py")], ["explain", "-"]):
+        (tmp_path / "none").mkdir(exist_ok=True)
+        assert shell.main(arguments) == 2 and not capsys.readouterr().out
+
+
 def test_a_traceback_from_stdin_is_explained(capsys, monkeypatch) -> None:
     monkeypatch.setattr(
         "sys.stdin", io.StringIO("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x15 and 18x2)")

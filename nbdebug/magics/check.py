@@ -6,6 +6,7 @@ answers: `nbdebug.check_notebook` and so on."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -288,27 +289,31 @@ def check_of(thing: Any) -> tuple[str, Callable[[], Report]]:
 
 
 def _of_path(path: pathlib.Path) -> tuple[str, Callable[[], Report]]:
-    if path.is_file() and is_log(path):
-        return "read_log", lambda: nbdebug.read_log(path)
-    if path.name.endswith(SETTINGS) and not path.name.endswith(WEIGHTS):
-        return "check_config", lambda: nbdebug.check_config(path)
-
-    def of_folder() -> Report:
-        try:
-            return nbdebug.check_checkpoint(path)
-        except FileNotFoundError:
-            if not path.exists():
-                raise
-        if not any(path.iterdir()):
-            raise ValueError(f"{path} is empty.")
-        logs = any(is_log(file) for file in sources(path, 20))
-        return nbdebug.read_log(path) if logs else nbdebug.check_data(str(path))
-
     if path.is_dir():
-        return "check_checkpoint, read_log or check_data", of_folder
-    if path.name.endswith(WEIGHTS) or not path.exists():
-        return "check_checkpoint", lambda: nbdebug.check_checkpoint(path)
-    return "check_data", lambda: nbdebug.check_data(str(path))
+        return "check_checkpoint, read_log or check_data", lambda: _of_folder(path)
+    name = _by_name(path)
+    return name, lambda: getattr(nbdebug, name)(str(path))
+
+
+def _by_name(path: pathlib.Path) -> str:
+    if path.suffix == ".py":
+        raise UsageError(f"{path.name} is a program: `python -m nbdebug run {path.name}` runs it, and watches.")
+    if path.is_file() and is_log(path):
+        return "read_log"
+    if path.name.endswith(WEIGHTS):
+        return "check_checkpoint"
+    if path.name.endswith(SETTINGS):
+        return "check_config"
+    return "check_data" if path.exists() else "check_checkpoint"
+
+
+def _of_folder(path: pathlib.Path) -> Report:
+    with contextlib.suppress(FileNotFoundError):
+        return nbdebug.check_checkpoint(path)
+    if not any(path.iterdir()):
+        raise ValueError(f"{path} is empty.")
+    logs = any(is_log(file) for file in sources(path, 20))
+    return nbdebug.read_log(path) if logs else nbdebug.check_data(str(path))
 
 
 def kind_of(thing: Any) -> str:

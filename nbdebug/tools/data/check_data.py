@@ -161,10 +161,10 @@ class Check:
         findings = tuple(finding for check in ITEMS.values() if (finding := check(facts)) is not None)
         counts = [count(n, noun, "boxes" if noun == "box" else "") for noun, n in self.total.items() if n]
         seen = ", ".join(counts) or "nothing"
-        headline = f"No problem was seen in {seen}." if self.total else "There is nothing here that can be checked."
+        headline = f"No problem was seen in {seen}." if counts else "There is nothing here that can be checked."
         if findings:
             headline = f"{count(len(problems), 'problem')} of {count(len(findings), 'kind')} in {seen}."
-        elif self.interrupted and not self.total:
+        elif self.interrupted and not counts:
             headline = "It was interrupted before anything was looked at."
         rows = [(p.item, p.code, p.detail) for finding in findings for p in facts.of(finding.code)]
         listing = Table("Problems", ("item", "code", "detail"), rows, open=False)
@@ -173,7 +173,7 @@ class Check:
         report = Report(
             "check_data()",
             findings,
-            well if self.total else (),
+            well if counts else (),
             tuple(dict.fromkeys(self.unchecked)),
             tuple(self.notes),
             self.subject,

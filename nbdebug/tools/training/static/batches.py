@@ -349,8 +349,8 @@ PATIENCE = 20.0
 def drawn_validation(val_loader: Any) -> Iterator[str]:
     """That validation items are drawn anew each time they are read, as a training set's augmentation does. A note: some
     tasks (denoising, masked words) draw on purpose."""
-    data = getattr(val_loader, "dataset", None)
-    if isinstance(data, IterableDataset) or not hasattr(type(data), "__getitem__") or not len(data):
+    data: Any = getattr(val_loader, "dataset", None)
+    if isinstance(data, IterableDataset) or not {"__getitem__", "__len__"} <= set(dir(type(data))) or not len(data):
         return
     with preserve_rng(val_loader):
         reads = [[fingerprint(t) for t in tensors_in(data[0])] for _ in range(3)]
