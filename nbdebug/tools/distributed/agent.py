@@ -160,7 +160,7 @@ class Agent:
         self.synced.clear()
         self.waiting.clear()
         for record in self.optimizers.values():
-            record.update(steps=0, reduced=False)
+            record.update(steps=0, reduced=False, stepped=[])
         self.write("start", pid=self.process, version=torch.__version__)
         for place in self.places:  # of the script, and of functions that earlier cells have made
             self.write("place", **vars(place))
@@ -231,12 +231,26 @@ class Agent:
             if not end and "op" in named and (op := str(named["op"]).removeprefix("RedOpType.")) != "SUM":
                 root = f"op {op}"
             self.call(name, group, shape, dtype, root, owner is functional or named.get("async_op", False))
-            if name in ("all_reduce", "reduce_scatter_tensor") and tensors and self.after_backward:
-                for optimizer, record in self.optimizers.items():
-                    sizes = [p.numel() for g in optimizer.param_groups for p in g["params"]]
-                    record["reduced"] = record["reduced"] or tensors[0].numel() in {*sizes, sum(sizes)}
+            if name in ("all_reduce", "reduce_scatter_tensor") and tensors and self.backwards:
+                self.gradient_reduced(tensors[0])
 
         return note
+
+    def gradient_reduced(self, tensor: torch.Tensor) -> None:
+        """The user's own reduction: once more than the wrapper's, or after the step that should use it?"""
+        for optimizer, record in self.optimizers.items():
+            parameters = [p for g in optimizer.param_groups for p in g["params"]]
+            sizes = [p.numel() for p in parameters]
+            own = next((p for p in parameters if p.grad is tensor), None)
+            if own is not None or self.after_backward and tensor.numel() in {*sizes, sum(sizes)}:
+                record["reduced"] = True
+            late = record["stepped"]
+            again = self.synced and id(own) in self.wrapped
+            if own is not None and (late or again) and not self.numbers["gradients"]:
+                self.numbers["gradients"] += 1
+                lines = user_lines(sys._getframe(1))
+                beside = [line for line in lines for step in late[:1] if line[2] == step[2]]  # in the step's function
+                self.write("gradients", late=bool(late), lines=beside or lines)
 
     def message(self, name: str) -> Callable[..., None]:
         """What notes the messages from rank to rank. Those of one pair, group and tag are numbered."""
@@ -538,6 +552,8 @@ class Agent:
         self.waiting.clear()
         self.note_loss(tensors, lines)
         self.backwards, self.after_backward = self.backwards + 1, True
+        for record in self.optimizers.values():
+            record["stepped"] = []
         for one in self.passes:
             one["backwards"] += 1
 
@@ -612,7 +628,8 @@ class Agent:
 
     def optimizer_made(self, optimizer: Any, *_: Any, **__: Any) -> None:
         lines = user_lines(sys._getframe(2))
-        self.optimizers[optimizer] = {"id": next(self.ordinals), "steps": 0, "lines": lines, "reduced": False}
+        record = {"id": next(self.ordinals), "steps": 0, "lines": lines, "reduced": False, "stepped": []}
+        self.optimizers[optimizer] = record
 
     def before_step(self, optimizer: Any, *_: Any) -> None:
         if optimizer not in self.optimizers:  # a copy
@@ -628,6 +645,7 @@ class Agent:
     def after_step(self, optimizer: Any, *_: Any) -> None:
         record = self.optimizers[optimizer]
         record["steps"] += 1
+        record["stepped"] = user_lines(sys._getframe(1))
         self.after_backward = False
         if self.synced:
             self.write("step", id=f"{record['id']}/{record['steps']}", synced=dict(self.synced))

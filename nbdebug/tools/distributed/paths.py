@@ -137,12 +137,13 @@ def departure(facts: RanksFacts, parted: Parting) -> Departure:
     for mine, log in ((0, one), (1, other)):
         loop = _ran_out(facts, windows[mine], windows[1 - mine])
         if loop is not None:
-            skipped = _skipped(facts, loop, one, other) if one.turns[loop.number] == other.turns[loop.number] else None
-            return skipped or Departure(log.rank, loop.head, loop)
+            fewer = log.turns[loop.number] < max(one.turns[loop.number], other.turns[loop.number])
+            return (None if fewer else _skipped(facts, loop, one, other)) or Departure(log.rank, loop.head, loop)
     arms = sorted(_arms(facts, parted, (one, other), windows), key=lambda arm: arm[0])
     if arms:
         _, rank, place = arms[0]
-        return Departure(rank, place.head, place)
+        most = 2 * len(common) > len(parted.calls)  # what most ranks go through is the common path
+        return Departure(other.rank if most else rank, place.head, place)
     calls = [call for log in (other, one) if (call := parted.calls[log.rank]) is not None]
     lines = [call.lines[:1] for call in calls]
     return Departure(None if lines[1:] == lines[:1] else other.rank, next(iter(lines[0]), None))
@@ -168,7 +169,8 @@ def _ran_out(facts: RanksFacts, mine: list[int], theirs: list[int]) -> Place | N
 
 
 def _skipped(facts: RanksFacts, loop: Place, one: RankLog, other: RankLog) -> Departure | None:
-    """In a loop of as many turns on both: the arm that ends a turn early, and that one has taken more often."""
+    """In a loop in which the one that ran out has made no fewer turns: the arm that ends a turn early, and that one has
+    taken more often."""
     for number, place in facts.places.items():
         more = one.turns[number] - other.turns[number]
         if more and place.kind == "arm" and loop.holds(place.head) and jumps(facts, place):

@@ -519,6 +519,9 @@ def _reason(
     if late and len(late) == len(apart):
         whole = Fix("Wrap the model when it is whole.", "model = DistributedDataParallel(model)")
         return f"{listed(late)} came in after the wrapper was made", _made_at(facts, late[0], late=True), None, whole
+    if (after := next((e["lines"] for _, e in facts.all("gradients") if e["late"]), None)) is not None:
+        order = Fix("Reduce first.", "loss.backward()\nreduce_gradients(model)\noptimizer.step()")
+        return "the gradients are reduced after the optimizer's step has used them", first(after), None, order
     broadcast = "for tensor in model.state_dict().values():\n    dist.broadcast(tensor, src=0)"
     begin = Fix("Begin with the same weights.", broadcast)
     seeds = [facts.ranks[e["rank"]].one("seed") for e in (one, other)]
@@ -680,6 +683,25 @@ def no_sync_missing(facts: RanksFacts) -> Finding | None:
 
 
 @rule(
+    code="distributed/reduced-twice",
+    title="Gradients that the wrapper has averaged are reduced once more.",
+    symptom="The rate seems to grow with the number of processes, or a step takes longer than it should.",
+    cause="DistributedDataParallel averages the gradients in backward. A sum over the ranks afterwards multiplies them "
+    "by the number of ranks; a mean changes nothing and costs the time of a reduction.",
+    confirm="Compare `p.grad` before and after the reduction on one rank.",
+    fix="Take the reduction out, or train the bare model.",
+    reference=DDP,
+)
+def reduced_twice(facts: RanksFacts) -> Finding | None:
+    for _, event in facts.all("gradients"):
+        if not event["late"]:
+            title = "Gradients that DistributedDataParallel has averaged over the ranks are reduced again"
+            fix = Fix("Leave it to the wrapper.", "loss.backward()  # averages over the ranks\noptimizer.step()")
+            return finding("reduced-twice", title, at(facts, first(event["lines"])), fix)
+    return None
+
+
+@rule(
     code="distributed/metric-not-reduced",
     title="A score is that of one rank's share of the rows.",
     symptom="The score jumps with the number of processes, and differs from that of one process on all rows.",
@@ -711,7 +733,10 @@ FATAL = (
     world_size_wrong, env_incomplete, rendezvous_mismatch, port_in_use, unused_parameters, rank_nonfinite, rank_raised,
     uneven_steps, collective_mismatch, message_missing, rank_killed,
 )  # fmt: skip
-SILENT = (weights_diverged, shared_file, missing_sampler, set_epoch_missing, no_sync_missing, metric_not_reduced)
+SILENT = (
+    weights_diverged, shared_file, missing_sampler, set_epoch_missing, no_sync_missing, reduced_twice,
+    metric_not_reduced,
+)  # fmt: skip
 
 
 def name_cause(facts: RanksFacts) -> Finding | None:
