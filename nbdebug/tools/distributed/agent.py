@@ -37,6 +37,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.algorithms.join import Join
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, dataloader
 
 import nbdebug
@@ -295,34 +296,34 @@ class Agent:
         c10d.irecv = dist.irecv = received
         c10d.Work.wait = waited  # type: ignore[method-assign, assignment]
 
-    def attempt(self, note: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+    def attempt(self, note: Callable[..., Any] | None, /, *args: Any, **kwargs: Any) -> None:
         """The error boundary: a fault of ours does not reach the user's program, and is told in the report."""
         try:
-            note(*args, **kwargs)
+            if note is not None:
+                note(*args, **kwargs)
         except CallsDiffer:
             raise
         except Exception as fault:
             self.write("fault", error=f"{type(fault).__name__}: {fault}")
 
-    def wrap(
-        self, owner: Any, name: str, note: Callable[..., None], flag: str = "call", then: Callable[[], object] = int
-    ) -> None:
-        """Call `note` before the outermost call of functions that share a flag, with its arguments; `then` after it."""
+    def wrap(self, owner: Any, name: str, note: Any = None, flag: str = "call", then: Any = None) -> None:
+        """Call `note` with the arguments before the outermost call of functions that share a flag, and `then` after it;
+        with the flag "each" before and after each call."""
         plain = getattr(owner, name)
 
         @functools.wraps(plain)
         def noted(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if flag != "each" and torch.compiler.is_compiling():
                 return plain(*args, **kwargs)
             if self.locating and flag in ("call", "message"):
                 raise RuntimeError("the other ranks do not take part in this")
-            if getattr(self.inside, flag, False):
+            if flag != "each" and getattr(self.inside, flag, False):
                 return plain(*args, **kwargs)
             setattr(self.inside, flag, True)
             try:
                 self.attempt(note, *args, **kwargs)
                 value = plain(*args, **kwargs)
-                self.attempt(then)
+                self.attempt(then, *args, **kwargs)
                 return value
             finally:
                 setattr(self.inside, flag, False)
@@ -338,7 +339,7 @@ class Agent:
         for name in ("send", "recv", "isend", "irecv"):
             self.wrap(c10d, name, self.message(name), "message")
         self.install_wait()
-        self.wrap(c10d, "init_process_group", self.initialised, then=lambda: self.write("joined"))
+        self.wrap(c10d, "init_process_group", self.initialised, then=lambda *_, **__: self.write("joined"))
         self.wrap(c10d, "destroy_process_group", self.destroyed)
         self.wrap(torch, "save", lambda obj, f, *_, **__: self.saved(f, lambda: marks.digest(obj)))
         for name in ("save", "savez", "savez_compressed"):
@@ -347,11 +348,14 @@ class Agent:
         self.wrap(torch.Tensor, "backward", self.backward, "backward")
         self.wrap(torch.autograd, "backward", lambda tensors, *_, **__: self.backward(tensors), "backward")
         self.wrap(torch, "manual_seed", lambda seed: self.write("seed", value=seed, lines=user_lines(sys._getframe(2))))
-        self.after(nn.parallel.DistributedDataParallel, "__init__", self.wrapper_made, before=self.wrapper_begins)
-        self.after(nn.parallel.DistributedDataParallel, "forward", self.forward_over, before=self.forward)
-        self.after(torch.optim.Optimizer, "__init__", self.optimizer_made)
-        self.after(DataLoader, "__init__", lambda loader, *_, **__: self.made(self.loaders, loader))
-        self.after(DistributedSampler, "__init__", lambda sampler, *_, **__: self.made(self.samplers, sampler))
+        ddp = nn.parallel.DistributedDataParallel
+        self.wrap(ddp, "__init__", self.wrapper_begins, then=self.wrapper_made)
+        self.wrap(ddp, "forward", self.forward, "each", self.forward_over)
+        self.wrap(torch.optim.Optimizer, "__init__", flag="each", then=self.optimizer_made)
+        for made, places in ((DataLoader, self.loaders), (DistributedSampler, self.samplers)):
+            self.wrap(made, "__init__", flag="each", then=functools.partial(self.made, places))
+        for name, change in (("__enter__", 1), ("__exit__", -1)):
+            self.wrap(Join, name, flag="each", then=functools.partial(self.joins, change))
         optimizers = sys.modules["torch.optim.optimizer"]
         optimizers.register_optimizer_step_pre_hook(functools.partial(self.attempt, self.before_step))
         optimizers.register_optimizer_step_post_hook(functools.partial(self.attempt, self.after_step))
@@ -360,44 +364,19 @@ class Agent:
         self.wrap(logging.Logger, "handle", lambda _, record: self.shown(record.getMessage()), "print")
         self.install_loader()
         self.install_files()
-        self.install_join()
         self.wrap(os, "_exit", lambda code: self.write("end", code=code), "exit")  # of a thread, too: nothing is read
         sys.addaudithook(self.audit)
         self.install_environment()
         vars(builtins).update({marks.MARK: self.trail.mark, marks.TURNS: self.trail.turns})
 
-    def after(
-        self, owner: Any, name: str, note: Callable[..., None], before: Callable[..., None] | None = None
-    ) -> None:
-        plain = getattr(owner, name)
-
-        @functools.wraps(plain)
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            if before is not None:
-                self.attempt(before, *args, **kwargs)
-            value = plain(*args, **kwargs)
-            self.attempt(note, *args, **kwargs)
-            return value
-
-        setattr(owner, name, noted)
-
-    def made(self, places: Any, thing: Any) -> None:
+    def made(self, places: Any, thing: Any, *_: Any, **__: Any) -> None:
         lines = user_lines(sys._getframe(3))
         ordinal = sum(line == lines[:1] for line, _ in places.values())
         places[thing] = (lines[:1], ordinal)
 
-    def install_join(self) -> None:
+    def joins(self, change: int, *_: Any, **__: Any) -> None:
         """Within `join()` a rank that has run out answers for the others: nothing is compared."""
-        from torch.distributed.algorithms.join import Join
-
-        def change(by: int) -> Callable[..., None]:
-            def note(*_: Any, **__: Any) -> None:
-                self.joining += by
-
-            return note
-
-        self.after(Join, "__enter__", lambda *_, **__: None, before=change(1))
-        self.after(Join, "__exit__", change(-1))
+        self.joining += change
 
     # -- the group, and the environment -------------------------------------------------------------------------------
 
@@ -459,12 +438,9 @@ class Agent:
     def wrapper_begins(self, wrapper: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         sizes = [p.numel() for p in module.parameters() if p.requires_grad]
         shape = f"[{len(sizes)} parameters, {sum(sizes)} elements]"
-        self.inside.call = False
         self.call("DistributedDataParallel()", kwargs.get("process_group"), shape)
-        self.inside.call = True
 
     def wrapper_made(self, wrapper: Any, *_: Any, **__: Any) -> None:
-        self.inside.call = False
         self.models.append(weakref.ref(wrapper))
         self.wrapped |= {id(p): name for name, p in wrapper.module.named_parameters()}
         self.write("wrapper", lines=user_lines(sys._getframe(2)))
