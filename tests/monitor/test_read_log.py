@@ -127,6 +127,8 @@ FORMS = {  # as Ultralytics, fastai, Lightning, fairseq, Megatron, timm, kohya, 
             f"Epoch: {e:02d} | Time: 0m 12s\n\tTrain Loss: {loss:.3f}\n\t Val. Loss: {2.5 - 0.06 * e:.3f}\n"
         ),
     ),
+    "a comma": (30, lambda e, loss: f"Epoche {e}: Loss: {loss:.4f}, lr 0.0010\n".replace(".", ",")),
+    "in brackets": (30, lambda e, loss: f"epoch: {e}, loss is: [{loss:.6f}]\n"),
     "percent": (40, lambda n, loss: f"\rsteps: {n * 5 // 2}%|##| {n}/40 [00:01<00:02, 1.03it/s, avr_loss={loss:.4f}]"),
     "ranks": (30, lambda n, loss: f"0: step {n} loss {falling(n, 30):.4f}\n1: step {n} loss {loss:.4f}\n"),
     "passes": (

@@ -48,11 +48,12 @@ RANK = re.compile(
 RANK_INSIDE = re.compile(r"\brank[ :=_]*(\d+)\b", re.IGNORECASE)
 STAMP = re.compile(r"\b(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
 NUMBER = (
-    r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?:nan|inf(?:inity)?)\b)"
+    r"[-+]?(?:0,\d+(?![.,]?\d)|\d+,(?:\d{1,2}|\d{4,})(?![.,]?\d)|\d{1,3}(?:,\d{3})+(?:\.\d+)?"
+    r"|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?:nan|inf(?:inity)?)\b)"
 )
 PAIR = re.compile(
     r"(?<![A-Za-z])(?P<key>(?!is\b)[A-Za-z][A-Za-z0-9_./@-]*)(?=[\s'\":=(|])['\"]?(?:\s*\([a-z]+\))?"
-    rf"(?:\s*[:=]\s*|\s+is\s+|\s+\|\s+|\s+)(?:tensor\()?['\"\[(]*(?P<value>{NUMBER})(?![\w%]|\.\d)"
+    rf"(?:\s*[:=]\s*|\s+is:?\s+|\s+\|\s+|\s+)(?:tensor\()?['\"\[(]*(?P<value>{NUMBER})(?![\w%]|\.\d)"
     r"(?:\s*(?:/|of)\s*(?P<total>\d[\d,]*)(?![\d.]))?",
     re.IGNORECASE,
 )
@@ -466,7 +467,7 @@ class TextLog:
         values: dict[str, float] = {}
         end, judged = 0, OF_EVALUATION.match(text) is not None
         for match in PAIR.finditer(text):
-            key, value = match["key"].lower(), float(match["value"].replace(",", ""))
+            key, value = match["key"].lower(), _float(match["value"])
             before, end = WORD_BEFORE.search(text, end, match.start()), match.end()
             joined = f"{before[1].lower()}_{key}" if before else key
             name = joined if role_of(joined) else key
@@ -488,6 +489,14 @@ class TextLog:
             else:
                 self.rows.note_plan(key, value)
         return counters, values
+
+
+def _float(text: str) -> float:
+    """A comma stands for a point where it can't part thousands."""
+    if "," in text:
+        whole, _, part = text.partition(",")
+        text = text.replace(",", "." if len(part) != 3 and part.isdecimal() or whole.lstrip("+-") == "0" else "")
+    return float(text)
 
 
 class JsonLines:
