@@ -25,7 +25,7 @@ from nbdebug.tools.nan.reproducer import Reproduction
 from nbdebug.tools.nan.rules import name_it
 from nbdebug.tools.nan.rules.wording import numbered
 from nbdebug.tools.nan.taint import COMPARES
-from nbdebug.tools.nan.trials import Trial
+from nbdebug.tools.nan.trials import Trial, count_bad
 from nbdebug.verdict import blind, of_losses
 
 _PHASES = {
@@ -376,7 +376,7 @@ class _RowSwaps:
             return False
         results = {"loss": replay.losses, "gradient": replay.gradients.values(), "parameter": replay.leaves.values()}
         values = results.get(kind, [] if replay.value is None else [replay.value])
-        return bool(values) and all(all_finite(v) for v in values if can_be_nonfinite(v))
+        return bool(values) and not count_bad(values)
 
 
 # -- the op on the tape ------------------------------------------------------------------------------------------------
