@@ -59,6 +59,8 @@ NO_BETTER, NEAR = 0.98, 3.0
 """Of the loss of an answer that does not look at the input. A run that starts at many times that has further terms."""
 PULLED = 2.0
 """The rise of a loss that another optimizer pulls at, over its start (healthy pairs: under 0.3)."""
+RISES = 2.0
+"""Standard errors by which the last third of the rewards has to be above the first."""
 EVALUATIONS = 4
 """Validation losses from which on a rise or a gap is judged (TrainProof)."""
 VALIDATION_ROSE = 1.25
@@ -176,7 +178,7 @@ def _rise(record: LossRecord, least: float = ROSE) -> list[Symptom]:
     if len(values) < FEW:
         return []
     part, total = max(2, len(values) // 10), len(values)
-    start, end = statistics.median(values[:part]), statistics.median(values[-part:])
+    start, end = ends_of(values)
     error = 1.253 * noise(values) * math.sqrt(2 / part)
     ranks = rank_correlation(values)
     steady = ranks > STEADILY / math.sqrt(total - 2 + STEADILY**2)
@@ -184,6 +186,28 @@ def _rise(record: LossRecord, least: float = ROSE) -> list[Symptom]:
     if end - start <= max(errors * error, least * abs(start)):
         return []
     return [Symptom(f"The loss rose from {figures(start)} at the start to {figures(end)} at the end.", CURVE)]
+
+
+def ends_of(values: Sequence[float]) -> tuple[float, float]:
+    """The medians of the first and the last tenth."""
+    part = max(2, len(values) // 10)
+    return statistics.median(values[:part]), statistics.median(values[-part:])
+
+
+def of_rewards(name: str, values: Sequence[float]) -> list[Symptom]:
+    """What the rewards of a run show, whose loss is no measure: a rise that their noise can't explain is well. name:
+    the variable, "" where there is none."""
+    look = "Print the mean reward of an episode along the run; it is what a policy is judged by."
+    if not name or len(values) < FEW:
+        return [Symptom("The loss is no measure of a policy, and no reward was found among your variables.", look)]
+    third = len(values) // 3
+    first, last = values[:third], values[-third:]
+    gain = statistics.fmean(last) - statistics.fmean(first)
+    error = math.sqrt(sum(statistics.variance(part) / third for part in (first, last))) if third > 1 else math.inf
+    if gain > RISES * error:
+        return []
+    went = " to ".join(figures(value) for value in ends_of(values))
+    return [Symptom(f"`{name}`, the reward, went from {went}: no rise that stands out from its noise.", look)]
 
 
 def of_evaluations(

@@ -196,6 +196,7 @@ def _called(text: str) -> str:
 def _call_arguments(args: Any, names: dict[str, Any], code: CodeType) -> tuple[dict[str, Any], str]:
     """(model and parts for `diagnose_loop`, what was taken); without a model where the loop has to tell it."""
     kinds = ("loss_fn", "train_loader", "val_loader", "scheduler")
+    given = {kind: e if (e := getattr(args, kind)) is None else evaluate(e, names) for kind in kinds}
     _, criterion = option_or_usual("loss_fn", args.loss_fn, names)
     try:
         subject = one_model(args.model, args.optimizer, names, "%diagnose", criterion)
@@ -204,17 +205,16 @@ def _call_arguments(args: Any, names: dict[str, Any], code: CodeType) -> tuple[d
             raise
         subject = None
     if subject is None or not (args.model or _uses(code, names, *subject.models.items())):
-        given = {k: evaluate(e, names) for k in kinds if (e := getattr(args, k)) is not None}
-        optimizer = {"optimizer": subject.optimizer} if subject is not None and args.optimizer else {}
-        return {
-            "model": None,
-            "parts": {**dict.fromkeys((*kinds, "optimizer")), **given, **optimizer},
-            "names": names,
-        }, ""
+        optimizer = subject.optimizer if subject is not None and args.optimizer else None
+        return {"model": None, "parts": {**given, "optimizer": optimizer}, "names": names}, ""
     taken = {kind: option_or_usual(kind, getattr(args, kind), names, subject.model) for kind in kinds}
     parts = [str(subject), *(f"{kind} `{name}`" for kind, (name, _) in taken.items() if name)]
-    values = {kind: value for kind, (_, value) in taken.items()}
-    return {"model": subject.model, "parts": {"optimizer": subject.optimizer, **values}}, ", ".join(parts)
+    usual = {kind: value for kind, (_, value) in taken.items()}
+    return {
+        "model": subject.model,
+        "parts": {**given, "optimizer": subject.optimizer},
+        "usual": usual.get,
+    }, ", ".join(parts)
 
 
 def _uses(code: CodeType, names: dict[str, Any], model: tuple[str, Any]) -> bool:

@@ -386,3 +386,71 @@ def test_a_pass_that_was_begun_before_is_followed_whole() -> None:
     assert found[0].part("train_loader") is loader and isinstance(found[0].model, nn.Linear)
     report = nbdebug.diagnose(train, progress=False)
     assert "10 steps in" in str(report.full())
+
+
+def test_a_criterion_that_the_loop_calls_otherwise_is_not_its_loss() -> None:
+    setup = "net, loss_fn = nn.Linear(6, 1), nn.MSELoss(); opt = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+    setup += "train_loader = DataLoader(TensorDataset(X, X.sum(1)), 32)"
+    cell = """
+%%diagnose
+for epoch in range(8):
+    for x, y in train_loader:
+        opt.zero_grad()
+        loss = loss_fn(net(x)FORM, y)
+        loss.backward()
+        opt.step()
+"""
+    for form, codes in ((".squeeze(1)", []), ("", ["training/wrong-loss-shape"])):
+        with started(SETUP + setup) as book:
+            report = book.run(cell.strip().replace("FORM", form)).result
+        assert [finding.code for finding in report.findings] == codes and (codes or report.ok)
+
+
+POLICY = (
+    "net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2)); opt = torch.optim.Adam(net.parameters(), LR)"
+)
+DRAWN = """
+%%diagnose
+for it in range(90):
+    rows = torch.randn(64, 6)
+    actions = torch.distributions.Categorical(logits=net(rows))
+    action = actions.sample()
+    REWARD = (action == (rows[:, 0] > 0).long()).float()
+    loss = -(actions.log_prob(action) * (REWARD - REWARD.mean())).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+FOLLOWED = """
+%%diagnose
+import copy
+target = copy.deepcopy(net)
+for it in range(150):
+    rows = torch.randint(len(X), (64,))
+    with torch.no_grad():
+        goal = X[rows, 0] + 0.9 * target(X[rows].roll(1, 1)).max(1).values
+    loss = F.mse_loss(net(X[rows]).max(1).values, goal)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    if it % 20 == 0:
+        target.load_state_dict(net.state_dict())
+"""
+
+
+@pytest.mark.parametrize(
+    ("rate", "name", "well"), [(0.02, "reward", True), (1e-8, "reward", False), (0.02, "gain", False)]
+)
+def test_a_policy_is_judged_by_its_reward(rate: float, name: str, well: bool) -> None:
+    with started(SETUP + POLICY.replace("LR", f"{rate}")) as book:
+        report = book.run(DRAWN.strip().replace("REWARD", name)).result
+    assert not report.findings and report.ok == well and "policy gradient" in str(report.full())
+    assert not any("loss rose" in symptom.what for symptom in report.symptoms)
+
+
+@pytest.mark.parametrize("rate", [0.01, 1e-9])
+def test_where_targets_follow_the_model_start_and_end_are_held_against_the_same(rate: float) -> None:
+    with started(SETUP + POLICY.replace("LR", f"{rate}")) as book:
+        report = book.run(FOLLOWED.strip()).result
+    assert report.ok == (rate > 1e-8) and "`target` follows the model" in str(report.full())
+    assert [finding.code for finding in report.findings] == ["training/lr-too-low"] * (not report.ok)

@@ -16,7 +16,7 @@ import torch
 from nbdebug.arguments import completed
 from nbdebug.interrupts import interruptible
 from nbdebug.live import progress_bar
-from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
+from nbdebug.observe.validation import OUTPUT_FORM, check_loss, check_model, loss_call, optimizers_of
 from nbdebug.report import Report
 from nbdebug.tools.training.facts import StaticFacts, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.report import diagnose_report
@@ -77,16 +77,17 @@ def diagnose_loop(
     regularize: bool,
     keep: bool,
     progress: bool = True,
+    usual: Callable[[str], Any] = lambda kind: None,
     names: Mapping[str, Any] | None = None,
 ) -> Report:
-    """What `diagnose` does. names: the user's variables, for what a loop without a model does not read itself."""
+    """What `diagnose` does. usual: gives the parts that nobody named. names: the user's variables, for what a loop
+    without a model does not read itself."""
     arguments: LoopArguments | None = None
     start, subject = LoopStart(names), ""
 
     def found(what: LoopSubject) -> LoopArguments:
         nonlocal arguments, subject
-        given = {kind: what.part(kind) if value is None else value for kind, value in parts.items()}
-        arguments = _arguments(train, what.model, **given)
+        arguments = _arguments(train, what.model, parts, what.part)
         arguments = dataclasses.replace(arguments, regularize=regularize, names=what.names, start=start)
         subject = str(what)
         return arguments
@@ -99,7 +100,7 @@ def diagnose_loop(
     if model is not None:
         parts = completed(model, parts)
         model = parts["model"]
-        arguments = dataclasses.replace(_arguments(train, **parts), regularize=regularize)
+        arguments = dataclasses.replace(_arguments(train, parts.pop("model"), parts, usual), regularize=regularize)
     facts: TrainingFacts | None
     try:
         with progress_bar("your loop, watched", "steps", wanted=progress) as bar:
@@ -121,21 +122,23 @@ def diagnose_loop(
     return answer(facts)
 
 
-def _arguments(
-    train: Any, model: Any, optimizer: Any, loss_fn: Any, train_loader: Any, val_loader: Any, scheduler: Any
-) -> LoopArguments:
+def _arguments(train: Any, model: Any, given: Mapping[str, Any], usual: Callable[[str], Any]) -> LoopArguments:
     """The arguments, checked. Raises TypeError, quoting what was given."""
     if not callable(train):
         raise TypeError(f"diagnose takes your training loop, a function that is called with a callback; got {train!r}")
     check_model(model, CALL)
-    optimizers = list(optimizers_of(optimizer, CALL).values())
-    if loss_fn is not None:
-        check_loss(loss_fn, CALL)
-    for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
+    parts = {kind: usual(kind) if value is None else value for kind, value in given.items()}
+    optimizers = list(optimizers_of(parts["optimizer"], CALL).values())
+    loaders = parts["train_loader"], parts["val_loader"]
+    for name, loader in zip(("train_loader", "val_loader"), loaders):
         if loader is not None and not isinstance(loader, Iterable):
             raise TypeError(f"{name} takes something to iterate over, such as a DataLoader; got {loader!r}")
-    batch_loss = loss_fn if loss_fn is None else loss_call(loss_fn)[0]
-    return LoopArguments(model, optimizers, batch_loss, train_loader, val_loader, scheduler, _static)
+    loss_fn, form = parts["loss_fn"], ""
+    if loss_fn is not None:
+        check_loss(loss_fn, CALL)
+        loss_fn, form = loss_call(loss_fn)
+    guessed = given["loss_fn"] is None and form == OUTPUT_FORM
+    return LoopArguments(model, optimizers, loss_fn, *loaders, parts["scheduler"], _static, guessed=guessed)
 
 
 def _static(arguments: LoopArguments) -> StaticFacts:

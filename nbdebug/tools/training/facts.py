@@ -659,7 +659,9 @@ class TrainingRunFacts:
     """What one run of the loop showed. Fields that could not be measured keep their defaults; `unchecked` says why.
 
     step_numbers: what the callback was given, loss by loss; others_step: an optimizer of another model steps;
-    loss_from: the expression of the loop that is taken for the loss, and its line;
+    loss_from: the expression of the loop that is taken for the loss, and its line; reward: of a policy gradient, whose
+    loss is no measure, the variable with what a step brought ("": none) and its course; follows: a model that gives
+    targets and follows this one: the evaluations are then the start and the end against its end;
     adversaries: several optimizers, given or not, step after
     backward passes of their own; places: the user's lines, by what they do; mode_losses: the
     validation loss in train mode and in eval mode; regularization: the largest weight decay and dropout; spike,
@@ -682,6 +684,8 @@ class TrainingRunFacts:
     seconds: float = 0.0
     optimizer: str = ""
     loss_from: str = ""
+    reward: tuple[str, tuple[float, ...]] | None = None
+    follows: str = ""
     optimizers: int = 1
     adversaries: bool = False
     rates: tuple[float, ...] = ()

@@ -329,6 +329,7 @@ def diagnose_report(facts: TrainingFacts, findings: list[Finding], question: str
             *_floor_note(static, run),
             *[f"{fix.title} {fix.code}" for fix in gains if not named & OVERFITS],
             *_validation_note(run),
+            *_measure_note(run),
             *_both_zero(facts, named),
         ),
         subject,
@@ -402,6 +403,17 @@ def _validation_note(run: TrainingRunFacts) -> Iterable[str]:
     )
 
 
+def _measure_note(run: TrainingRunFacts) -> Iterable[str]:
+    """What stands in the place of a loss whose value is no measure."""
+    if run.follows:
+        yield f"`{run.follows}` follows the model and gives its targets; start and end are compared against its end."
+    if run.reward is not None:
+        name, values = run.reward
+        ends = [figures(v) for v in verdict.ends_of(values)] if len(values) >= verdict.FEW else []
+        seen = f" `{name}`, the reward, went from {ends[0]} to {ends[1]}." if ends else ""
+        yield f"The loss is a policy gradient's: its value is no measure of what was learned.{seen}"
+
+
 def _both_zero(facts: TrainingFacts, named: set[str]) -> Iterable[str]:
     run, static = facts.run, facts.static
     if run is None or static is None or not signs.both_zero(run) or named & {"leakage", "zero-loss"}:
@@ -434,12 +446,15 @@ def _symptoms(facts: TrainingFacts) -> list[Symptom]:
     guess = static.loss_calls[0].guess if len(static.loss_calls) == 1 and static.reduction == "mean" else None
     rates = run.rates if len(run.rates) == len(run.losses) else None
     fixed = [(e.train, e.val, e.val_error) for e in run.evaluations]
+    several = run.adversaries or bool(run.follows)
+    losses = verdict.of_losses(zip(run.step_numbers, run.losses), rates=rates, several=several, at_floor=run.at_floor)
+    if run.reward is not None or run.follows and fixed:
+        losses = [symptom for symptom in losses if symptom.look == verdict.FINITE]
     return [
         *[Symptom(text, verdict.FINITE) for text in [run.bad_end] if text],
         *[_undecided(pair) for pair in [run.undecided] if pair is not None],
-        *verdict.of_losses(
-            zip(run.step_numbers, run.losses), rates=rates, several=run.adversaries, at_floor=run.at_floor
-        ),
+        *losses,
+        *(verdict.of_rewards(*run.reward) if run.reward is not None else ()),
         *verdict.of_evaluations(fixed, guess=guess, several=run.adversaries, floor=(run.floor, run.at_floor)),
     ]
 

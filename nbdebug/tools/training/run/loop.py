@@ -49,7 +49,9 @@ from nbdebug.tools.training.run.loop_loss import (
     CALLER,
     JointModel,
     LoopLoss,
+    RewardWatch,
     frame_variables,
+    is_policy_gradient,
     loop_loss,
     proved,
     users_frames,
@@ -543,9 +545,10 @@ class LoopRun:
 
     evaluations: the course on fixed batches. on_step: called with each step's loss, for a progress bar; taken: with
     each optimizer that is first seen when it steps, where there were none before. learned: called where the loss of a
-    batch is taken from the loop's own lines, which are then loss_fn: where there was none, or it takes no such batch.
-    stepping: the ids of all optimizers that stepped; names: models, optimizers and schedulers by the loop's own names;
-    takes_own: its batches come from no loader.
+    batch is taken from the loop's own lines, which are then loss_fn: where there was none, it takes no such batch, or
+    is only guessed and gives another loss. stepping: the ids of all optimizers that stepped; rewards: of a policy
+    gradient; names: models, optimizers and schedulers by the loop's own names; takes_own: its batches come from no
+    loader.
     """
 
     def __init__(
@@ -561,8 +564,9 @@ class LoopRun:
         on_step: Callable[[int, float], None] | None = None,
         taken: Callable[[Any], None] | None = None,
         learned: Callable[[], None] | None = None,
+        guessed: bool = False,
     ):
-        self.model, self.scheduler = model, scheduler
+        self.model, self.scheduler, self.guessed = model, scheduler, guessed
         self.loss_fn: LoopLoss | None = None
         self.learned = learned
         self._candidate: LoopLoss | None = None
@@ -584,6 +588,10 @@ class LoopRun:
         self.evaluations: list[BatchEvaluation] = []
         self.names: dict[str, Any] = {}
         self.takes_own = self._drawn = False
+        self.rewards: RewardWatch | None = None
+        self._others: dict[str, tuple[nn.Module, list[int]]] = {}
+        self._calls: Counter[str] = Counter()
+        self._hooks: list[Any] = []
         self._draw: Callable[[], None] | None = None
         self._before: dict[CodeType, dict[str, Any]] = {}
         self.metrics: list[float] = []
@@ -623,7 +631,7 @@ class LoopRun:
             yield self.callback
             self._evaluate(last=True)
         finally:
-            for hook in hooks:
+            for hook in (*hooks, *self._hooks):
                 hook.remove()
             for part in reversed(parts.values()):
                 part.detach()
@@ -660,14 +668,21 @@ class LoopRun:
     def _begun(self, call: Backward) -> None:
         """Before a backward: which lines of the loop made the loss. Of a loop with another backward beside the first
         one, or with numbers in its loss that change, there is no loss of a batch."""
-        first = self.updates.backwards == 0
+        first, frames = self.updates.backwards == 0, users_frames(sys._getframe(1))
         if first:
-            for frame in reversed(users_frames(sys._getframe(1))):
+            for frame in reversed(frames):
                 self.names |= {n: v for n, v in frame_variables(frame).items() if isinstance(v, KEPT)}
             self.takes_own = not self.reading.read
+            self._watch_others()
+        if self.updates.backwards < FIRST_STEPS and self.rewards is None and is_policy_gradient(call.roots[0], frames):
+            self.rewards = RewardWatch()
+        if self.rewards is not None:
+            self.learned, self.takes_own = None, False
+            self._forget_loss()
+            self.rewards.note({n: v for frame in reversed(frames) for n, v in frame_variables(frame).items()})
         if self.learned is None:
             return
-        wanted = self.on_train.loss_fn is None or bool(self.on_train.error) or self.takes_own
+        wanted = self.on_train.loss_fn is None or bool(self.on_train.error) or self.takes_own or self.guessed
         early = self.updates.backwards < FIRST_STEPS and (wanted if first else self.loss_fn)
         loader = None if self.takes_own else self.loaders[0]
         found = self.errors.run(LOSS, lambda: loop_loss(self.model, loader), None) if early else self.loss_fn
@@ -678,6 +693,22 @@ class LoopRun:
             self._forget_loss()
         if self.takes_own and found is not None:
             self._take(found.batch(self._before))
+
+    def _watch_others(self) -> None:
+        """Models that are not trained may follow the one that is: of a DQN's target, a mean teacher."""
+        own = {id(p) for p in self.model.parameters()}
+        for name, model in self.names.items():
+            parameters = [] if not isinstance(model, nn.Module) else list(model.parameters())
+            if parameters and own.isdisjoint(map(id, parameters)):
+                self._others[name] = model, [p._version for p in parameters]
+                note = functools.partial(self._calls.update, [name])
+                self._hooks.append(model.register_forward_hook(ModeHook(lambda *_, note=note: note(), self.errors)))
+
+    @property
+    def moving(self) -> dict[str, nn.Module]:
+        """Those of which each step takes values, and whose weights have changed."""
+        often = {n: m for n, (m, _) in self._others.items() if self._calls[n] > self.updates.backwards // 2}
+        return {n: m for n, m in often.items() if [p._version for p in m.parameters()] != self._others[n][1]}
 
     def _forget_loss(self) -> None:
         self.loss_fn = self.on_train.loss_fn = self.on_val.loss_fn = None
@@ -706,25 +737,36 @@ class LoopRun:
     def _ended(self) -> None:
         """After a backward, when its graph is gone: the first one's lines are tried, and nothing was updated yet."""
         found, self._candidate = self._candidate, None
-        if found is None or self.learned is None or not self.updates.roots:
+        guessed, self.guessed = self.guessed, False
+        if self.learned is None or not self.updates.roots or not (found or guessed):
             return
-        known = self.updates.roots[0], self.updates.signatures[0]
-        batches = self.reading.last, self.reading.previous  # which it is where the loop's own reader is one ahead
         self.modes.paused = True
-        proofs = [functools.partial(proved, found, batch, *known) for batch in batches if batch is not None]
-        if any(self.errors.run(LOSS, proof, False) for proof in proofs):
-            self.errors.by_topic.pop(LOSS, None)
+        if guessed and not self.takes_own and self._proves(self.on_train.loss_fn):
+            pass  # the criterion among the variables is the loop's loss
+        elif found is not None and self._proves(found):
             self.loss_fn = self.on_train.loss_fn = self.on_val.loss_fn = found
             self.on_train.error = self.on_val.error = ""
             if self.takes_own:
                 self.on_train.batches, self.on_val.batches = list(self.saved.batches), []
             self.learned()
             self._evaluate()
-        elif self.takes_own:
-            self.reading.read, self.takes_own = 0, False
-            self.saved.batches.clear()
-            self.saved.draws.clear()
+        else:
+            if guessed:
+                self._forget_loss()
+            if self.takes_own:
+                self.reading.read, self.takes_own = 0, False
+                self.saved.batches.clear()
+                self.saved.draws.clear()
         self.modes.paused = False
+
+    def _proves(self, loss_fn: Any) -> bool:
+        known = self.updates.roots[0], self.updates.signatures[0]
+        batches = self.reading.last, self.reading.previous  # which it is where the loop's own reader is one ahead
+        proofs = [functools.partial(proved, loss_fn, self.model, b, *known) for b in batches if b is not None]
+        proves = any(self.errors.run(LOSS, proof, False) for proof in proofs)
+        if proves:
+            self.errors.by_topic.pop(LOSS, None)
+        return proves
 
     def _changes(self, found: LoopLoss) -> bool:
         known = self.loss_fn

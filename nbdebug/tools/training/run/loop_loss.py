@@ -16,7 +16,9 @@ batch is what the loop's own statements make before the model comes in, or the t
     x, y = get_batch()                      the batch is (x, y)
     loss = F.mse_loss(model(x), y)          needed
 
-Where the result is not the loop's loss in value and graph, or needs nothing of the batch, there is none.
+Where the result is not the loop's loss in value and graph, or needs nothing of the batch, there is none. Nor for a
+policy gradient, which weights log-probabilities of drawn actions by what they brought: its value is no measure of what
+was learned (https://spinningup.openai.com/en/latest/spinningup/rl_intro3.html); the reward is, where a variable has it.
 """
 
 from __future__ import annotations
@@ -26,11 +28,12 @@ import contextlib
 import copy
 import dataclasses
 import os
+import re
 import sys
 import textwrap
 import types
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
@@ -52,6 +55,13 @@ CONTAINERS = (list, dict, set)
 CALLER = os.path.join(os.path.dirname(__file__), "probe.py")
 """What calls the loop: beyond it is whoever called diagnose."""
 BATCH = ast.Name("__batch__", ast.Load())
+DRAWS, LOGS = {"sample", "multinomial"}, {"log_prob", "log", "log_softmax", "logsumexp"}
+"""What the user's code names that draws from a distribution, and takes the logarithm of its probabilities."""
+BETWEEN = re.compile(r"(Neg|Mean|Sum|Add|Sub|Div|Mul|Stack|Cat|Unsafe|View|Reshape|Unsqueeze|Squeeze|Minimum|Clamp)")
+"""Nodes between a loss and the products that it adds up."""
+MOST_NODES = 5000
+REWARD_NAMES = (re.compile("rew", re.I), re.compile("return|score", re.I), re.compile("^(r|rs|ret)$", re.I))
+"""Names of what a step brought, the surest first."""
 COUNTING = ("accumulate", "no_sync", "join")
 """Blocks of a distributed step, which count it and change nothing of the loss."""
 SAME = 1e-3
@@ -188,13 +198,13 @@ def loop_loss(model: nn.Module, loader: Any) -> LoopLoss | None:
     return LoopLoss(model, parts, site, ast.unparse(wanted), tuple(takes)) if parts is not None else None
 
 
-def proved(found: LoopLoss, batch: Any, value: float, graph: Counter[str]) -> bool:
+def proved(found: Any, model: nn.Module, batch: Any, value: float, graph: Counter[str]) -> bool:
     """Whether it gives the loop's own loss of a batch, in value (where no random numbers are in it) and graph, by this
     very model (a cell may make it anew), and changes nothing of the user's: a loss that counts or logs is run by the
     loop alone."""
-    model, values, ran = found.model, [], list[nn.Module]()
+    values, ran = [], list[nn.Module]()
     called = register_module_forward_pre_hook(lambda module, _: ran.append(module))
-    before = _contents(found)
+    before = _contents(found) if isinstance(found, LoopLoss) else []
     try:
         with preserve_rng(found), torch.enable_grad(), spared_buffers(model.modules()):
             for _ in range(2):
@@ -594,3 +604,73 @@ def _changed_inside(statement: ast.stmt, space: Mapping[str, Any]) -> set[str]:
 def _is_plain(value: Any) -> bool:
     kinds = (nn.Module, type, types.ModuleType)
     return not isinstance(value, kinds) and isinstance(getattr(value, "__dict__", None), dict)
+
+
+# -- losses that are no measure ----------------------------------------------------------------------------------------
+
+
+def is_policy_gradient(loss: torch.Tensor, frames: Iterable[FrameType]) -> bool:
+    """Whether the loss adds up products with unlike constants, and the code draws and takes logarithms. Before its
+    backward."""
+    names = {name for frame in frames for code in _codes(frame) for name in code.co_names}
+    return bool(names & DRAWS and names & LOGS) and len(set(_weights(loss))) > 1
+
+
+def _codes(frame: FrameType) -> Iterator[CodeType]:
+    """The code of a frame, of the functions that it names, and of the user's classes of its objects."""
+    yield frame.f_code
+    for value in frame_variables(frame).values():
+        members = list(vars(type(value)).values())
+        for function in (value, *members):
+            code = getattr(function, "__code__", None) if type(function) is types.FunctionType else None
+            if code is not None and kind_of(code) == USER:
+                yield code
+
+
+def _weights(loss: torch.Tensor) -> Iterator[float]:
+    """The constants that are factors of what a loss adds up."""
+    todo, known = [loss.grad_fn], set[Any]()
+    while todo and len(known) < MOST_NODES:
+        node = todo.pop()
+        if node is None or node in known or not BETWEEN.match(type(node).__name__):
+            continue
+        known.add(node)
+        following = [n for n, _ in node.next_functions]
+        todo += following
+        if type(node).__name__ == "MulBackward0" and len(following) == 2 and None in following:
+            factor = node._saved_self if following[0] is None else node._saved_other  # type: ignore[attr-defined]
+            if isinstance(factor, torch.Tensor):
+                yield from factor.detach().flatten()[:64].tolist()
+
+
+class RewardWatch:
+    """name: the variable that holds what a step brought, "" for none; values: of each backward: a number, the mean of a
+    tensor, the sum of a list, the newest entry of a list that grows on."""
+
+    def __init__(self) -> None:
+        self.name, self.values, self._last = "", list[float](), (0, 0)
+
+    def note(self, names: Mapping[str, Any]) -> None:
+        if not self.values:
+            named = (n for pattern in REWARD_NAMES for n in names if pattern.search(n) and not n.startswith("_"))
+            self.name = next((n for n in named if _number(names[n]) is not None), "")
+        value = names.get(self.name)
+        length = len(value) if isinstance(value, list) else 0
+        before, self._last = self._last, (id(value), length)
+        grown = isinstance(value, list) and before[0] == id(value) and length > before[1] > 0
+        number = _number(value[-1] if isinstance(value, list) and grown else value)
+        if number is not None:
+            if grown and len(self.values) == 1:
+                self.values.clear()  # it was the sum of a history
+            self.values.append(number)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, list):
+        numbers = [_number(v) for v in value]
+        return None if not numbers or None in numbers else float(sum(n for n in numbers if n is not None))
+    if isinstance(value, torch.Tensor) or hasattr(value, "__array_interface__"):
+        values = torch.as_tensor(value)
+        known = values.numel() and not values.requires_grad and not values.is_complex()
+        return float(values.double().mean()) if known else None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -111,9 +111,10 @@ UNLIKE = (
 @dataclasses.dataclass
 class LoopArguments:
     """The arguments of diagnose, checked. optimizers: empty where they are made in the loop, which adds them. loss_fn:
-    as loss_fn(model, batch); where None was given, what the run learns of it. static: computes what preflight knows,
-    from these arguments; before: that, of the start. names: further variables of the loop; start: of a loop that makes
-    its own model, which tells it when the loop runs again."""
+    as loss_fn(model, batch); where None was given, what the run learns of it; guessed: it is a criterion that
+    nobody named. static: computes what preflight knows, from these arguments; before: that, of the start. names:
+    further variables of the loop; start: of a loop that makes its own model, which tells it when the loop runs
+    again."""
 
     model: Any
     optimizers: list[Any]
@@ -122,6 +123,7 @@ class LoopArguments:
     val_loader: Any
     scheduler: Any
     static: Callable[[LoopArguments], StaticFacts]
+    guessed: bool = False
     regularize: bool = False
     names: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     start: LoopStart | None = None
@@ -194,6 +196,7 @@ def _watched_facts(
 ) -> Generator[LoopRun, None, TrainingFacts]:
     """Gives the watched run, whose loop runs meanwhile, and returns the facts."""
     static = arguments.before = arguments.static(arguments)
+    given = arguments.loss_fn
     scheduler = arguments.scheduler
     known = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
     used = {**names_used_by(train), **arguments.names}  # the loop may also change an average of the weights, a critic
@@ -233,6 +236,7 @@ def _watched_facts(
             on_step,
             start.include,
             None if is_iterator(arguments.train_loader) else learned,
+            arguments.guessed,
         )
         try:
             with run.watched():
@@ -251,9 +255,12 @@ def _watched_facts(
             TrainingRunFacts(losses=tuple(run.losses), step_numbers=tuple(run.step_numbers), seconds=run.seconds),
         )
         facts = dataclasses.replace(facts, start_units=units[0][0], **_end_facts(arguments, run, errors))
+        moved = {name: [p.detach().clone() for p in model.parameters()] for name, model in run.moving.items()}
         restore_rng()
         start.restore()
-        if run.loss_fn is not None:
+        facts = _against_the_end(facts, run, moved)
+        start.restore()
+        if arguments.loss_fn is not given:
             facts = _evaluated_at_start(facts, run)
             static = arguments.static(arguments)
             restore_rng()
@@ -280,10 +287,26 @@ def _watched_facts(
 
 def _evaluated_at_start(facts: TrainingRunFacts, run: LoopRun) -> TrainingRunFacts:
     """With the loss of a loop's own batches at the start, which were not known then. The start has been put back."""
-    first = run.on_train.mean() if run.takes_own else None
+    first = run.on_train.mean() if run.takes_own and not facts.follows else None
     if first is None or not math.isfinite(first[0]):
         return facts
     return dataclasses.replace(facts, evaluations=(BatchEvaluation(0, first[0], None), *facts.evaluations))
+
+
+def _against_the_end(
+    facts: TrainingRunFacts, run: LoopRun, moving: Mapping[str, list[torch.Tensor]]
+) -> TrainingRunFacts:
+    """Where targets follow the model, evaluated at its start, which has been put back, and at its end against the same
+    ones: those of the end."""
+    if not moving:
+        return facts
+    with torch.no_grad():
+        for name, values in moving.items():
+            for p, at_end in zip(run.moving[name].parameters(), values):
+                p.copy_(at_end)
+    first, known = run.on_train.mean(), facts.evaluations[-1:]
+    pair = () if first is None or not math.isfinite(first[0]) else (BatchEvaluation(0, first[0], None), *known)
+    return dataclasses.replace(facts, evaluations=pair if known else (), follows=next(iter(moving)))
 
 
 def _spread_out(loader: Any, most: int = MOST) -> list[Any]:
@@ -479,6 +502,7 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
     sites = {**modes.sites, "backward": updates.backward_site, "optimizer": updates.step_site}
     return TrainingRunFacts(
         losses=tuple(run.losses),
+        reward=None if run.rewards is None else (run.rewards.name, tuple(run.rewards.values)),
         step_numbers=tuple(run.step_numbers),
         optimizer_steps=updates.steps,
         backwards=updates.backwards,
