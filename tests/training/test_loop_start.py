@@ -454,3 +454,38 @@ def test_where_targets_follow_the_model_start_and_end_are_held_against_the_same(
         report = book.run(FOLLOWED.strip()).result
     assert report.ok == (rate > 1e-8) and "`target` follows the model" in str(report.full())
     assert [finding.code for finding in report.findings] == ["training/lr-too-low"] * (not report.ok)
+
+
+BODY = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        wide = nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU()
+        self.body = nn.Sequential(*wide, nn.Linear(32, 8), nn.ReLU())
+        self.head = nn.Linear(8, 4)
+    def forward(self, x):
+        return self.head(self.body(x))
+net, opt = Net(), None
+def fit(net, opt, steps):
+    for it in range(steps):
+        opt.zero_grad()
+        loss = F.cross_entropy(net(X), Y)
+        loss.backward()
+        opt.step()
+TRAINED
+net.head.reset_parameters()
+FROZEN.requires_grad_(False)
+opt = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=0.003)
+"""
+TRAINED = "fit(net, torch.optim.Adam(net.parameters(), lr=0.003), 200)"
+
+
+@pytest.mark.parametrize(
+    ("trained", "frozen", "blamed"), [("", "body", "body"), (TRAINED, "head", "head"), (TRAINED, "body", "")]
+)
+def test_a_frozen_part_with_the_values_of_an_initialization(trained: str, frozen: str, blamed: str) -> None:
+    setup = BODY.replace("TRAINED", trained).replace("FROZEN", f"net.{frozen}")
+    with started(SETUP + setup) as book:
+        report = book.run("%diagnose fit(net, opt, 100)").result
+    assert [finding.code for finding in report.findings] == ["training/frozen-parameters"] * bool(blamed)
+    assert not blamed or "random initial values" in report.findings[0].title

@@ -30,6 +30,8 @@ ADAPTERS = re.compile(
     r"(^|[._])(lora|adapter|ia3|soft_prompt|prompt_embeddings|prompt_learner|prefix_encoder)", re.IGNORECASE
 )
 """Names that libraries give to what is added to a frozen model in order to be trained."""
+ENOUGH = 200
+"""Elements from which on values tell whether they are those of an initialization."""
 TIMES = 3.0
 """Deviation of a weight over that of He's scheme (SageMaker Debugger: ten times the variance). torch's own
 initialization is at 0.41, Glorot's at about 0.7, a trained layer's rarely above 2."""
@@ -103,12 +105,12 @@ def _frozen(static: StaticFacts) -> tuple[str, list[Parameter]]:
         return (f"by their names they were added in order to be trained, {held}, and none of them is trained"), [
             p for p in added if p in used
         ]
-    last = [p for p in used if p.last and p.held and not p.normal]
-    if any(p.fresh for p in last) and static.trained:
-        return (
-            "the output layer still has its random initial values, the optimizer holds it, and the layers before it "
-            "are trained"
-        ), last
+    last = [p for p in used if p.last and not p.normal]
+    before = [p for p in static.parameters if p.used and p.dims > 1 and p.name.endswith("weight") and not p.last]
+    learned = any(p.elements >= ENOUGH and not p.fresh and not p.normal for p in before)
+    if any(p.fresh for p in last) and static.trained and (learned or any(p.held for p in last)):
+        how = "layers before it have learned" if learned else "the optimizer holds it"
+        return f"the output layer still has its random initial values, and {how}", last
     return "", []
 
 
@@ -583,8 +585,9 @@ def frozen_in_run(facts: TrainingFacts) -> Finding | None:
     if run is None or not run.frozen or not signs.has_room(run):
         return None
     experiment, zeros = run.experiments.get("unfrozen"), [f for f in run.frozen if f.zero and f.matrix]
-    matrices = [f for f in run.frozen if f.matrix and f.held]
+    matrices = [f for f in run.frozen if f.matrix]
     fresh = bool(matrices) and all(f.fresh for f in matrices)  # what has been trained is frozen on purpose
+    held = ", and the optimizer holds them" * any(f.held for f in matrices)
     if not zeros and not (fresh and signs.helps(experiment)):
         return None
     blamed = [f.name for f in (_with_neighbours(run, zeros) if zeros else run.frozen)]
@@ -592,7 +595,7 @@ def frozen_in_run(facts: TrainingFacts) -> Finding | None:
         f"`{zeros[0].name}` is frozen at zero, so that the part of the model that it belongs to does nothing"
         if zeros
         else f"{count(len(run.frozen), 'parameter')} with requires_grad=False (`{blamed[0]}` and others) still have "
-        "their random initial values, and the optimizer holds them"
+        f"their random initial values{held}"
     )
     code = "\n".join(f"model.get_parameter({name!r}).requires_grad_(True)" for name in blamed[:4])
     return finding(

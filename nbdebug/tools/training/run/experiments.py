@@ -178,7 +178,7 @@ def _changes(run: TrainingRunFacts, retrainer: Retrainer, errors: ProbeErrors) -
     elif signs.rate_fell(run) is not None or signs.rate_stays_low(run):
         low = signs.rate_stays_low(run) and run.schedule is not None
         yield "level rate", RetrainChange(level=True, to=run.schedule.peak if low and run.schedule else None)
-    if any(f.held or (f.zero and f.matrix) for f in run.frozen) and signs.has_room(run):
+    if any(f.held or f.fresh or (f.zero and f.matrix) for f in run.frozen) and signs.has_room(run):
         yield "unfrozen", RetrainChange(unfreeze=tuple(f.name for f in run.frozen))
     layers, rates = _changes_of_layers(run, retrainer), _changes_of_rates(run)
     # what died may have died of the rate
