@@ -1,5 +1,5 @@
-"""%preflight, %diagnose, %%diagnose: what keeps a model from learning, before its training and in it. Their answers:
-the functions of these names."""
+"""%preflight, %%preflight, %diagnose, %%diagnose: what keeps a model from learning, before its training and in it.
+Their answers: the functions of these names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import CodeType
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, needs_local_scope, no_var_expand
+from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
 import nbdebug
@@ -42,6 +42,7 @@ from nbdebug.report import Report
 from nbdebug.text import count
 
 NOTHING = object()
+KINDS = ("loss_fn", "train_loader", "val_loader", "scheduler")
 FIRST = 8
 """Batches of a loader that can be read once, which preflight gets from a copy of the process."""
 
@@ -62,22 +63,33 @@ class DiagnoseMagics(Magics):
     @TRAIN_LOADER
     @VAL_LOADER
     @SCHEDULER
-    @line_magic
-    def preflight(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+    @argument(
+        "train",
+        nargs=argparse.REMAINDER,
+        metavar="LOOP",
+        help="your loop, which tells its parts (default: your variables do)",
+    )
+    @line_cell_magic
+    def preflight(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Check, in seconds and before training, what would keep the model from learning.
 
             %preflight
             report = %preflight --model net --train-loader loader --loss-fn criterion
             %preflight --whole
+            %preflight train()
 
-        It takes the model, the loaders, the loss and the optimizer among your variables, and says which. It changes
-        nothing: model, optimizer, loaders and random numbers are as before. In a script: nbdebug.preflight(model,
-        loader, loss_fn).
+        It takes the model, the loaders, the loss and the optimizer among your variables, and says which. With a loop,
+        or above the cell that is one (%%preflight), it takes what the first steps train and read, by the loop's own
+        lines; the loop is stopped there. It changes nothing: model, optimizer, loaders and random numbers are as
+        before. In a script: nbdebug.preflight(model, loader, loss_fn), or nbdebug.preflight(train).
         """
         __tracebackhide__ = True
         args = parse(self.preflight, line)
         if args is None:
             return None
+        text = step_text(line, args.train)
+        if cell is not None or text:
+            return self._preflight_loop(args, line, cell, text, local_ns)
         names = variables(self.shell, local_ns)
         _, criterion = option_or_usual("loss_fn", args.loss_fn, names)
         subject = one_model(args.model, args.optimizer, names, "%preflight", criterion)
@@ -106,6 +118,45 @@ class DiagnoseMagics(Magics):
                 text = f"`{name}` beyond its first {count(len(taken_first), 'batch', 'batches')}: it can be read once"
                 report.unchecked = (*report.unchecked, f"{text}, and these are from a copy of the process")
         return answer(with_data(report, loader[1], val_loader[1], subject.model) if args.whole else report, args, line)
+
+    def _preflight_loop(self, args: Any, line: str, cell: str | None, text: str, local_ns: Any) -> Report | None:
+        from nbdebug.tools.training.preflight import preflight_loop  # here, so that %load_ext nbdebug stays quick
+
+        question, code, names = self._loop("preflight", args, text, cell, local_ns)
+        named = one_model(args.model, args.optimizer, names, "%preflight") if args.model or args.optimizer else None
+        given = {kind: e if (e := getattr(args, kind)) is None else evaluate(e, names) for kind in KINDS}
+        given |= {"model": named and named.model, "optimizer": named and named.optimizer}
+        report, known = self._run(code, names, lambda train: preflight_loop(train, given, names))
+        report.question = question
+        if args.whole:
+            report = with_data(report, known.train_loader, known.val_loader, known.model)
+        return answer(report, args, line if cell is None else cell)
+
+    def _loop(
+        self, magic: str, args: Any, text: str, cell: str | None, local_ns: dict[str, Any] | None
+    ) -> tuple[str, CodeType, dict[str, Any]]:
+        """(question, code, variables) of the loop that was typed behind the magic, or stands in the cell below it."""
+        if cell is None:
+            return f"%{magic} {text}", line_code(self.shell, _called(text)), variables(self.shell, local_ns)
+        if args.train:
+            raise UsageError(f"%%{magic} runs the cell below it, so it takes no LOOP.")
+        return f"%%{magic}", cell_code(self.shell, cell), self.shell.user_ns
+
+    def _run(self, code: CodeType, names: dict[str, Any], asked: Any) -> Any:
+        """asked(train), where train(callback) runs the code with a variable `callback`."""
+
+        def train(callback: Any) -> None:
+            names["callback"] = callback
+            exec(code, names)
+
+        before = names.get("callback", NOTHING)
+        try:
+            with usage_errors():
+                return run(code, lambda: asked(train))
+        finally:
+            names.pop("callback", None)
+            if before is not NOTHING:
+                names["callback"] = before
 
     @no_var_expand
     @needs_local_scope
@@ -151,35 +202,19 @@ class DiagnoseMagics(Magics):
         args = parse(self.diagnose, line)
         if args is None:
             return None
-        names = variables(self.shell, local_ns)
-        if cell is None:
-            text = step_text(line, args.train)
-            if not text:
-                raise UsageError(
-                    "%diagnose takes your training loop. Type %diagnose train, where train(callback) calls "
-                    "callback(step, loss) after each step."
-                )
-            question, code = f"%diagnose {text}", line_code(self.shell, _called(text))
-        elif args.train:
-            raise UsageError("%%diagnose runs the cell below it, so it takes no LOOP.")
-        else:
-            question, code, names = "%%diagnose", cell_code(self.shell, cell), self.shell.user_ns
-
+        text = step_text(line, args.train)
+        if cell is None and not text:
+            raise UsageError(
+                "%diagnose takes your training loop. Type %diagnose train, where train(callback) calls "
+                "callback(step, loss) after each step."
+            )
+        question, code, names = self._loop("diagnose", args, text, cell, local_ns)
         call, subject = _call_arguments(args, names, code)
 
         from nbdebug.tools.training.diagnose import diagnose_loop  # here, so that %load_ext nbdebug stays quick
 
-        def train(callback: Any) -> None:
-            names["callback"] = callback
-            exec(code, names)
-
-        before = names.get("callback", NOTHING)
-        try:
-            report = run(code, lambda: diagnose_loop(train, **call, regularize=args.regularize, keep=args.keep))
-        finally:
-            names.pop("callback", None)
-            if before is not NOTHING:
-                names["callback"] = before
+        call |= {"regularize": args.regularize, "keep": args.keep}
+        report = self._run(code, names, lambda train: diagnose_loop(train, **call))
         args.full |= args.regularize  # for its table
         report.question = question
         if subject:
@@ -195,8 +230,7 @@ def _called(text: str) -> str:
 
 def _call_arguments(args: Any, names: dict[str, Any], code: CodeType) -> tuple[dict[str, Any], str]:
     """(model and parts for `diagnose_loop`, what was taken); without a model where the loop has to tell it."""
-    kinds = ("loss_fn", "train_loader", "val_loader", "scheduler")
-    given = {kind: e if (e := getattr(args, kind)) is None else evaluate(e, names) for kind in kinds}
+    given = {kind: e if (e := getattr(args, kind)) is None else evaluate(e, names) for kind in KINDS}
     _, criterion = option_or_usual("loss_fn", args.loss_fn, names)
     try:
         subject = one_model(args.model, args.optimizer, names, "%diagnose", criterion)
@@ -207,7 +241,7 @@ def _call_arguments(args: Any, names: dict[str, Any], code: CodeType) -> tuple[d
     if subject is None or not (args.model or _uses(code, names, *subject.models.items())):
         optimizer = subject.optimizer if subject is not None and args.optimizer else None
         return {"model": None, "parts": {**given, "optimizer": optimizer}, "names": names}, ""
-    taken = {kind: option_or_usual(kind, getattr(args, kind), names, subject.model) for kind in kinds}
+    taken = {kind: option_or_usual(kind, getattr(args, kind), names, subject.model) for kind in KINDS}
     parts = [str(subject), *(f"{kind} `{name}`" for kind, (name, _) in taken.items() if name)]
     usual = {kind: value for kind, (_, value) in taken.items()}
     return {

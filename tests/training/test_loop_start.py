@@ -489,3 +489,35 @@ def test_a_frozen_part_with_the_values_of_an_initialization(trained: str, frozen
         report = book.run("%diagnose fit(net, opt, 100)").result
     assert [finding.code for finding in report.findings] == ["training/frozen-parameters"] * bool(blamed)
     assert not blamed or "random initial values" in report.findings[0].title
+
+
+@pytest.mark.parametrize("sick", [True, False])
+@pytest.mark.parametrize("kind", LOOPS)
+def test_preflight_takes_a_loop_and_leaves_it_at_its_start(kind: str, sick: bool) -> None:
+    loss = "F.cross_entropy(out.softmax(-1), y)" if sick else "F.cross_entropy(out, y)"
+    setup, cell = (text.replace("LOSS", loss) for text in LOOPS[kind])
+    with started(SETUP + setup) as book:
+        net = book.shell.user_ns.get("net", nn.Linear(1, 1))
+        before = [p.clone() for p in net.parameters()]
+        random = torch.get_rng_state()
+        report = book.run(f"%%preflight\n{cell.strip()}").result
+        assert all(map(torch.equal, before, net.parameters())) and torch.equal(random, torch.get_rng_state())
+    assert [finding.code for finding in report.findings] == ["training/double-softmax"] * sick
+    assert sick or report.ok
+
+
+def test_preflight_takes_a_function_that_trains() -> None:
+    steps: list[float] = []
+
+    def train() -> None:
+        net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1), nn.ReLU())
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for x in torch.randn(20, 16, 3):
+            optimizer.zero_grad()
+            loss = (net(x) - x.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            optimizer.step()
+            steps.append(loss.item())
+
+    assert "training/wrong-output-activation" in [finding.code for finding in nbdebug.preflight(train)]
+    assert len(steps) < 10  # stopped when enough was known

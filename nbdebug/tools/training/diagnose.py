@@ -21,11 +21,13 @@ from nbdebug.report import Report
 from nbdebug.tools.training.facts import StaticFacts, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.report import diagnose_report
 from nbdebug.tools.training.rules import name_all
+from nbdebug.tools.training.run.loop import TAKEN
 from nbdebug.tools.training.run.loop_start import LoopStart, LoopSubject
 from nbdebug.tools.training.run.probe import LoopArguments, late_facts, run_facts
 from nbdebug.tools.training.static.probe import static_facts
 
 CALL = "diagnose(train, model=, optimizer=)"
+NO_MODEL = "your code called no model of your variables with gradients: name it, --model NAME or model="
 
 
 @interruptible
@@ -118,8 +120,43 @@ def diagnose_loop(
             error.report = answer(TrainingFacts(arguments.before, why))  # type: ignore[attr-defined]
         raise
     if facts is None:
-        raise ValueError("your code called no model of your variables with gradients: name it, --model NAME or model=")
+        raise ValueError(NO_MODEL)
     return answer(facts)
+
+
+def first_steps(train: Any, given: Mapping[str, Any], names: Mapping[str, Any] | None) -> tuple[LoopArguments, str]:
+    """What the first steps of a loop tell of it, and in words what that is; then it is stopped, and everything put back
+    but what it has made itself. given: the parts that were named, and "model". Raises ValueError where it calls no
+    model with gradients; whatever it raises itself passes."""
+    start, taken = LoopStart(names), list[tuple[LoopArguments, str]]()
+
+    def found(what: LoopSubject) -> LoopArguments:
+        parts = {kind: value for kind, value in given.items() if kind != "model"}
+        model = what.model if given["model"] is None else given["model"]
+        arguments = _arguments(train, model, parts, what.part)
+        arguments = dataclasses.replace(arguments, names=what.names, start=start, static=lambda _: StaticFacts())
+        taken.append((arguments, str(what)))
+        return arguments
+
+    def on_step(steps: int, loss: float) -> None:
+        if steps >= (TAKEN if taken[0][0].takes_own else 1):
+            raise _EnoughError
+
+    def begun(callback: Any) -> None:
+        train(callback)
+        raise _EnoughError
+
+    try:
+        late_facts(begun, start, found, on_step=on_step)
+    except _EnoughError:
+        start.restore_rng()
+    if not taken:
+        raise ValueError(NO_MODEL)
+    return taken[0]
+
+
+class _EnoughError(BaseException):
+    """Ends the user's loop; their `except Exception` does not hold it up."""
 
 
 def _arguments(train: Any, model: Any, given: Mapping[str, Any], usual: Callable[[str], Any]) -> LoopArguments:

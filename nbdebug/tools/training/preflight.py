@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,9 +14,11 @@ from nbdebug.arguments import completed
 from nbdebug.interrupts import interruptible
 from nbdebug.observe.validation import optimizers_of
 from nbdebug.report import Report
+from nbdebug.tools.training.diagnose import first_steps
 from nbdebug.tools.training.facts import TrainingFacts
 from nbdebug.tools.training.report import preflight_report
 from nbdebug.tools.training.rules import name_all
+from nbdebug.tools.training.run.probe import LoopArguments
 from nbdebug.tools.training.static.probe import CALL, SECONDS, static_facts
 
 
@@ -31,10 +36,11 @@ def preflight(
     """Check everything that can be known before training, and name what would keep the model from learning.
 
     model: a Module, or a trainer (of a library, or an object of yours) that holds it; what is None is then the
-    trainer's. loader: training batches, to be read more than once (a DataLoader, a list). loss_fn: `loss_fn(model,
-    batch)`, or `loss_fn(outputs, targets)` (a criterion, for instance) where batches are pairs (inputs, targets).
-    optimizer: one, or several in a list or dict; val_loader, scheduler: where there are such. What is not given is not
-    checked, and the report says so.
+    trainer's. Or your training loop, a function `train()` or `train(callback)`, which runs until its first steps have
+    told model, loss, batches and optimizer; then it is stopped, and they are put back. loader: training batches, to be
+    read more than once (a DataLoader, a list). loss_fn: `loss_fn(model, batch)`, or `loss_fn(outputs, targets)` (a
+    criterion, for instance) where batches are pairs (inputs, targets). optimizer: one, or several in a list or dict;
+    val_loader, scheduler: where there are such. What is not given is not checked, and the report says so.
 
     The fix of each cause is tried where one batch can show it: the batch is trained on as it is and with the fix, and
     the report gives both losses.
@@ -52,11 +58,32 @@ def preflight(
     if not isinstance(seconds, (int, float)) or not seconds > 0:
         raise ValueError(f"seconds takes a number above 0; got {seconds!r}")
     parts = {"optimizer": optimizer, "train_loader": loader, "loss_fn": loss_fn}
-    parts = completed(model, {**parts, "val_loader": val_loader, "scheduler": scheduler})
-    model, loader, optimizer = parts.pop("model"), parts.pop("train_loader"), parts["optimizer"]
-    static = static_facts(model, loader, parts.pop("loss_fn"), **parts, seconds=seconds)
-    trained = " and ".join(type(o).__name__ for o in optimizers_of(optimizer, CALL).values())
-    subject = f"a model of type {type(model).__name__}" + (f", trained by {trained}" if trained else "")
-    return preflight_report(
-        static, name_all(TrainingFacts(static)), f"{subject}; the loss was taken as {static.loss_form}"
-    )
+    parts |= {"val_loader": val_loader, "scheduler": scheduler}
+    if loader is None and isinstance(model, (types.FunctionType, types.MethodType, functools.partial)):
+        takes = any(p.default is p.empty for p in inspect.signature(model).parameters.values())
+        train = model if takes else lambda callback: model()
+        return preflight_loop(train, {**parts, "model": None}, seconds=seconds)[0]
+    parts = completed(model, parts)
+    trained = " and ".join(type(o).__name__ for o in optimizers_of(parts["optimizer"], CALL).values())
+    subject = f"a model of type {type(parts['model']).__name__}" + (f", trained by {trained}" if trained else "")
+    return _report(parts, seconds, subject)
+
+
+def preflight_loop(
+    train: Any, given: dict[str, Any], names: Mapping[str, Any] | None = None, seconds: float = SECONDS
+) -> tuple[Report, LoopArguments]:
+    """The same for a loop that tells what it trains, and what that is. given: the parts that were named, and "model".
+    Raises ValueError where its lines don't tell the loss of a batch."""
+    known, subject = first_steps(train, given, names)
+    if known.loss_fn is None or known.train_loader is None:
+        what = "loss of a batch: name it, --loss-fn NAME" if known.loss_fn is None else "batches"
+        raise ValueError(f"the lines of your loop don't tell the {what}")
+    parts = {name: getattr(known, name) for name in ("model", "train_loader", "loss_fn", "val_loader", "scheduler")}
+    return _report({**parts, "optimizer": known.optimizers}, seconds, subject), known
+
+
+def _report(parts: dict[str, Any], seconds: float, subject: str) -> Report:
+    model, loader, loss_fn = (parts.pop(kind) for kind in ("model", "train_loader", "loss_fn"))
+    static = static_facts(model, loader, loss_fn, **parts, seconds=seconds)
+    how = f"{subject}; the loss was taken as {static.loss_form}"
+    return preflight_report(static, name_all(TrainingFacts(static)), how)

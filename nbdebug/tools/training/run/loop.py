@@ -13,7 +13,6 @@ With a GradScaler: were gradients made smaller while they still carried its scal
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import math
 import statistics
@@ -28,7 +27,6 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils.data import DataLoader
 
 from nbdebug.observe.backward import Backward, EngineWatch, OptimizerWatch
 from nbdebug.observe.locations import USER, kind_of, locate
@@ -43,7 +41,7 @@ from nbdebug.tools.training.facts import (
     ScalerFact,
     StaleGradients,
 )
-from nbdebug.tools.training.run.evaluate import FixedBatches, SavedBatches, preserve_rng, save_torch_rng
+from nbdebug.tools.training.run.evaluate import FixedBatches, LoaderWatch, SavedBatches, preserve_rng, save_torch_rng
 from nbdebug.tools.training.run.interventions import graph_signature
 from nbdebug.tools.training.run.loop_loss import (
     CALLER,
@@ -822,117 +820,3 @@ class LoopRun:
     def _means(self) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
         with preserve_rng(*self.loaders):
             return self.on_train.mean(), self.on_val.mean()
-
-
-@dataclasses.dataclass
-class OpenPass:
-    """A pass over a loader that was begun before its watch. read: batches of it so far; batch: the last of them; draw:
-    puts the random numbers back that came after it."""
-
-    loader: Any
-    read: int = 0
-    batch: Any = None
-    draw: Callable[[], None] | None = None
-
-
-class LoaderWatch:
-    """Watches `train` and `val` being read. read: batches of `train` so far; passes: how often it was begun; per_pass:
-    batches of its last whole pass; stopped_at: batches of the last pass, where it ended early; last, previous: the
-    newest batches. save: called with each of these; validated_at: batches of `train` read when `val` was begun, each
-    time; None where it can't be watched."""
-
-    def __init__(self, train: Any, val: Any, save: Callable[..., None]):
-        self.train, self.val, self.save = train, val, save
-        self.read = self.passes = 0
-        self.stopped_at: int | None = None
-        self.last: Any = None
-        self.previous: Any = None
-        self.per_pass: int | None = None
-        self.validated_at: list[int] | None = None
-        self._open: list[Any] = []
-        self._patched: list[tuple[type, Any]] = []
-
-    def attach(self) -> None:
-        for kind in {type(loader) for loader in (self.train, self.val) if loader is not None}:
-            own = kind.__dict__.get("__iter__")
-            method = getattr(kind, "__iter__", None)
-            if method is None or kind.__module__ == "builtins" or hasattr(kind, "__next__"):
-                continue
-            self._patched.append((kind, own))
-            kind.__iter__ = _watched_iter(method, self)
-            if type(self.val) is kind:
-                self.validated_at = []
-
-    def detach(self) -> None:
-        while self._patched:
-            kind, own = self._patched.pop()
-            if own is None:
-                del kind.__iter__  # type: ignore[attr-defined]
-            else:
-                kind.__iter__ = own  # type: ignore[attr-defined]
-
-    def evaluating(self) -> bool | None:
-        """Whether validation batches are being read; None where this is not known."""
-        if self.val is None or not any(isinstance(self.val, kind) for kind, _ in self._patched):
-            return None
-        return any(is_loader(loader, self.val) for loader in self._open)
-
-    def follow(self, loader: Any, batches: Iterator[Any], open_pass: OpenPass | None = None) -> Iterator[Any]:
-        """The batches, one by one, with a note of each. open_pass: one that was begun before, and taken over."""
-        of_train = is_loader(loader, self.train)
-        count = 0 if open_pass is None else open_pass.read
-        if open_pass is None and any(each is loader for each in self._open):  # what a subclass reads
-            yield from batches
-            return
-        if open_pass is None:
-            self._begin(loader, of_train)
-        try:
-            for batch in batches:
-                if of_train:
-                    count += 1
-                    self._note(batch, count)
-                yield batch
-            if of_train:
-                self.per_pass, self.stopped_at = count, None
-        finally:
-            self._open.remove(loader)
-
-    def take(self, batch: Any, draw: Callable[[], None] | None, own: bool = True) -> None:
-        """Another batch. own: it came from no loader."""
-        self.read += 1
-        self.previous, self.last = self.last, batch
-        self.save(batch, draw, own)
-
-    def take_over(self, open_pass: OpenPass) -> None:
-        """A pass that was begun before: of what was read, the last batch counts."""
-        of_train = is_loader(open_pass.loader, self.train)
-        self._begin(open_pass.loader, of_train)
-        if of_train:
-            self._note(open_pass.batch, open_pass.read, open_pass.draw)
-
-    def _begin(self, loader: Any, of_train: bool) -> None:
-        self._open.append(loader)
-        self.passes += of_train
-        if self.validated_at is not None and not of_train and is_loader(loader, self.val):
-            self.validated_at.append(self.read)
-
-    def _note(self, batch: Any, count: int, draw: Callable[[], None] | None = None) -> None:
-        self.stopped_at = count
-        self.take(batch, draw, own=False)
-
-
-def _watched_iter(original: Any, watch: LoaderWatch) -> Any:
-    def __iter__(self: Any) -> Any:
-        batches = original(self)
-        watched = is_loader(self, watch.train) or is_loader(self, watch.val)
-        return watch.follow(self, batches) if watched else batches
-
-    return __iter__
-
-
-def is_loader(loader: Any, known: Any) -> bool:
-    """Whether this is the loader that is known, or another one over the same data set, as a trainer makes for
-    itself."""
-    if loader is known or known is None:
-        return loader is known
-    return isinstance(loader, DataLoader) and loader.dataset is getattr(known, "dataset", None)

@@ -19,8 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from nbdebug.arguments import Subject, around, discover, part, trains
-from nbdebug.tools.training.run.evaluate import save_rng, save_torch_rng
-from nbdebug.tools.training.run.loop import LoaderWatch, OpenPass, is_loader
+from nbdebug.tools.training.run.evaluate import LoaderWatch, OpenPass, save_rng, save_torch_rng
 from nbdebug.tools.training.run.loop_loss import JointModel, frame_variables, users_frames
 from nbdebug.trainers import held
 
@@ -67,10 +66,10 @@ class LoopStart:
         self._passes.clear()
         self._called.clear()
         self.restore_rng = save_rng()
-        call = nn.Module.__call__
+        own, call = DataLoader.__iter__, nn.Module.__call__
 
-        def relayed(own: Any) -> Any:
-            return lambda loader: self._relayed(loader, own(loader))
+        def relayed(loader: Any) -> Iterator[Any]:
+            return self._relayed(loader, own(loader))
 
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
@@ -78,9 +77,8 @@ class LoopStart:
             return call(module, *args, **kwargs)
 
         with contextlib.ExitStack() as stack:
-            for kind in set(_readers(DataLoader)):
-                stack.callback(setattr, kind, "__iter__", own := vars(kind)["__iter__"])
-                kind.__iter__ = relayed(own)  # type: ignore[attr-defined]
+            stack.callback(setattr, DataLoader, "__iter__", own)
+            DataLoader.__iter__ = relayed  # type: ignore[method-assign, assignment]
             stack.callback(setattr, nn.Module, "__call__", call)
             nn.Module.__call__ = called  # type: ignore[method-assign]
             self._end = stack.pop_all().close
@@ -91,14 +89,11 @@ class LoopStart:
 
     def _relayed(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         """The batches of a pass; from the start on, followed by the watch."""
-        if any(each.loader is loader for each in self._passes):  # what a subclass reads
-            yield from batches
-            return
         now = OpenPass(loader)
         self._passes.append(now)
         try:
             for batch in batches:
-                now.read, now.batch, now.draw = now.read + 1, batch, save_torch_rng()
+                now.read, now.previous, now.batch, now.draw = now.read + 1, now.batch, batch, save_torch_rng()
                 yield batch
                 if self._watch is not None:
                     break
@@ -145,8 +140,7 @@ class LoopStart:
     def _with_parts(self, subject: Subject, names: dict[str, Any]) -> LoopSubject:
         model = next(iter(subject.models.values()))
         known = around(model, {**self.names, **names})
-        read = self._passes[-1].loader if self._passes else None
-        read = next((p.loader for p in self._passes if is_loader(p.loader, read)), read)  # what reads it for the loop
+        read = next((p.loader for p in reversed(self._passes)), None)
         train = next(((n, v) for n, v in discover("loader", known).items() if v is read), ("", read))
         if read is None:
             name, value = part("train_loader", around(model, names))
@@ -156,14 +150,6 @@ class LoopStart:
         if parts["val_loader"][1] is train[1]:
             del parts["val_loader"]
         return LoopSubject(subject, names, parts)
-
-
-def _readers(kind: type) -> Iterator[type]:
-    """The classes from which this one and its subclasses have their `__iter__`."""
-    yield next(base for base in kind.__mro__ if "__iter__" in vars(base))
-    subclass: type
-    for subclass in kind.__subclasses__():
-        yield from _readers(subclass)
 
 
 def _each_once(things: Mapping[str, Any]) -> dict[str, Any]:

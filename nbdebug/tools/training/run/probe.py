@@ -42,6 +42,7 @@ from nbdebug.tools.training.rules.wording import pos_weight, tensor_of
 from nbdebug.tools.training.run.evaluate import (
     MOST,
     FixedBatches,
+    LoaderWatch,
     LossFn,
     batches_of,
     is_iterator,
@@ -71,7 +72,7 @@ from nbdebug.tools.training.run.interventions import (
     undecided_pair,
 )
 from nbdebug.tools.training.run.layers import Order, activation_units, gradient_flow
-from nbdebug.tools.training.run.loop import LoaderWatch, LoopRun, norm_of
+from nbdebug.tools.training.run.loop import LoopRun, norm_of
 from nbdebug.tools.training.run.loop_start import LoopStart, LoopSubject
 from nbdebug.tools.training.run.regularizers import regularizers
 from nbdebug.tools.training.run.retrain import LoopSchedule, RetrainChange, Retrainer, RetrainResult, loop_schedule
@@ -111,10 +112,10 @@ UNLIKE = (
 @dataclasses.dataclass
 class LoopArguments:
     """The arguments of diagnose, checked. optimizers: empty where they are made in the loop, which adds them. loss_fn:
-    as loss_fn(model, batch); where None was given, what the run learns of it; guessed: it is a criterion that
-    nobody named. static: computes what preflight knows, from these arguments; before: that, of the start. names:
-    further variables of the loop; start: of a loop that makes its own model, which tells it when the loop runs
-    again."""
+    as loss_fn(model, batch); where None was given, what the run learns of it; guessed: it is a criterion that nobody
+    named; takes_own: the batches come from no loader. static: computes what preflight knows, from these arguments;
+    before: that, of the start. names: further variables of the loop; start: of a loop that makes its own model, which
+    tells it when the loop runs again."""
 
     model: Any
     optimizers: list[Any]
@@ -124,6 +125,7 @@ class LoopArguments:
     scheduler: Any
     static: Callable[[LoopArguments], StaticFacts]
     guessed: bool = False
+    takes_own: bool = False
     regularize: bool = False
     names: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     start: LoopStart | None = None
@@ -220,7 +222,9 @@ def _watched_facts(
         units = [_units(arguments, on_train, errors)]
 
         def learned() -> None:
-            arguments.loss_fn = run.loss_fn
+            arguments.loss_fn, arguments.takes_own = run.loss_fn, run.takes_own
+            if run.takes_own:
+                arguments.train_loader, arguments.val_loader = run.saved.batches, None
             errors.by_topic.pop(UNITS, None)
             units[0] = _units(arguments, on_train, errors)
 
@@ -244,8 +248,6 @@ def _watched_facts(
         finally:
             ends[:0] = [scaler.restore for scaler in run.updates.scalers]  # first: they know later random numbers
         arguments.loss_fn = on_train.loss_fn
-        if run.takes_own and run.loss_fn is not None:
-            arguments.train_loader, arguments.val_loader = run.saved.batches, None
         if keep:
             restore_end_rng, end = save()
             ends[:] = [end.restore, restore_end_rng]
