@@ -521,3 +521,43 @@ def test_preflight_takes_a_function_that_trains() -> None:
 
     assert "training/wrong-output-activation" in [finding.code for finding in nbdebug.preflight(train)]
     assert len(steps) < 10  # stopped when enough was known
+
+
+FITS = """
+    for epoch in range(8):
+        for x, y in loader:
+            for opt in opts:
+                opt.zero_grad()
+            loss = F.cross_entropy(head(enc(x)), y)
+            loss.backward()
+            for opt in opts:
+                opt.step()
+"""
+PARTS = f"{LOADED}; enc, head = nn.Sequential(nn.Linear(6, 24), nn.ReLU()), nn.Linear(24, 4); SGD = torch.optim.SGD"
+PARTS += "; both = [*enc.parameters(), *head.parameters()]"
+FIT = "def fit():" + FITS
+CLASS = """
+class Fit:
+    def __init__(self, rate):
+        self.rate = rate
+        self.opts = [torch.optim.SGD(both, lr=self.rate)]
+    def run(self):
+        opts = self.opts
+"""
+RATES = {
+    "two": ("opts = [SGD(enc.parameters(), lr=1e-6), SGD(head.parameters(), lr=1e-6)]", FIT, "fit()"),
+    "a default": ("", "def fit(rate=1e-6):\n    opts = [SGD(both, rate)]" + FITS, "fit()"),
+    "an argument": ("", CLASS.strip() + FITS.replace("\n", "\n    "), "Fit(1e-6).run()"),
+    "a key": ("settings = {'lr': 1e-6}\nopts = [SGD(both, lr=settings['lr'])]", FIT, "fit()"),
+}
+
+
+@pytest.mark.parametrize("kind", RATES)
+def test_a_rate_is_edited_where_it_is_given(kind: str) -> None:
+    setup, fit, call = RATES[kind]
+    with started(f"{SETUP}{PARTS}\n{setup}") as book:
+        book.run(fit)
+        [found] = book.run(f"%%diagnose\n{call}").result.findings
+    edit = found.fixes[0].edit
+    assert found.code == "training/lr-too-low" and found.fixes[0].verified and edit is not None
+    assert "1e-6" in edit.old and "1e-6" not in edit.new

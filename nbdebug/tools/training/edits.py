@@ -14,7 +14,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -464,40 +464,74 @@ def in_label_loss(files: Iterable[str], call: LossCall, argument: str, value: st
         yield from _edited(nodes[0][0], sources.with_keyword(*nodes[0], argument, value))
 
 
-def in_call(files: Iterable[str], kind: str, argument: str, old: float, new: str) -> Iterator[Edit]:
-    """The only call in these files that makes an object of this class, with another value of an argument. old: the
-    value that the object has; a number in the source must be that."""
+def in_call(files: Sequence[str], kinds: Sequence[str], argument: str, old: float, new: str) -> Iterator[Edit]:
+    """The only calls in these files that make objects of these classes, with another value of an argument. old: the
+    value that each object has; a number in the source must be that."""
     made = [
         (file, node)
         for file in files
         for node in sources.nodes_of(file)
-        if isinstance(node, ast.Call) and sources.name_of(node) == kind
+        if isinstance(node, ast.Call) and sources.name_of(node) in kinds
     ]
-    if len(made) > 1:  # those that write this number
+    if len(made) > len(kinds):  # those that write this number
         made = [(f, n) for f, n in made if _number(_argument(n, argument)) == old]
-    if len(made) != 1:
+    if len(made) != len(kinds) or len({file for file, _ in made}) != 1:
         return
-    file, call = made[0]
-    known = _argument(call, argument)
-    if isinstance(known, ast.Name):
-        yield from _assigned(file, known.id, old, new)
+    (file, call), known = made[0], [_argument(node, argument) for _, node in made]
+    names = {_last_name(value) for value in known if value is not None and _number(value) is None}
+    if len(made) > 1 and all(_number(value) == old for value in known):
+        yield from _edited(file, {value: new for value in known if value is not None})
+    bound = list(_bound(files, min(names), old, new)) if len(names) == 1 and None not in known else []
+    yield from bound
+    if bound or len(made) > 1 or isinstance(known[0], ast.Name):
         return
-    number = _number(known)
+    number = _number(known[0])
     hidden = any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords)
     if (number is not None and number != old) or hidden or any(isinstance(n, ast.Dict) for n in ast.walk(call)):
         return
-    yield from _edited(file, {known: new} if known is not None else sources.with_keyword(file, call, argument, new))
+    place = known[0]
+    yield from _edited(file, {place: new} if place is not None else sources.with_keyword(file, call, argument, new))
 
 
-def _assigned(file: str, name: str, old: float, new: str) -> Iterator[Edit]:
-    """The only assignment of this number to a name."""
-    values = [
-        node.value
-        for node in sources.nodes_of(file)
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
-    ]
-    if len(values) == 1 and _number(values[0]) == old:
-        yield from _edited(file, {values[0]: new})
+def _last_name(node: ast.expr) -> str:
+    """`lr` of `lr`, `self.lr` and `config["lr"]`."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        return str(node.slice.value)
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _bound(files: Iterable[str], name: str, old: float, new: str) -> Iterator[Edit]:
+    """The only place where this number is given a name: by an assignment, an argument, a default or a key."""
+    nodes = [(file, node) for file in files for node in sources.nodes_of(file)]
+    takes = dict(pair for _, node in nodes for pair in _parameters(node))
+    values = [(file, value) for file, node in nodes for n, value in _bindings(node, takes) if n == name]
+    values = [(file, value) for file, value in values if _number(value) == old]
+    if len(values) == 1:
+        yield from _edited(values[0][0], {values[0][1]: new})
+
+
+def _parameters(node: ast.AST) -> Iterator[tuple[str, list[str]]]:
+    """(name, parameters) of a function, or of what makes objects of a class."""
+    if isinstance(node, ast.FunctionDef):
+        yield node.name, [a.arg for a in node.args.args]
+    elif isinstance(node, ast.ClassDef):
+        inits = (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
+        yield from ((node.name, [a.arg for a in init.args.args[1:]]) for init in inits)
+
+
+def _bindings(node: ast.AST, takes: Mapping[str, list[str]]) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        yield from ((_last_name(target), node.value) for target in targets)
+    elif isinstance(node, ast.keyword) and node.arg is not None:
+        yield node.arg, node.value
+    elif isinstance(node, ast.Dict):
+        yield from ((str(k.value), v) for k, v in zip(node.keys, node.values) if isinstance(k, ast.Constant))
+    elif isinstance(node, ast.arguments):
+        yield from zip([a.arg for a in node.args[len(node.args) - len(node.defaults) :]], node.defaults)
+        yield from ((a.arg, d) for a, d in zip(node.kwonlyargs, node.kw_defaults) if d is not None)
+    elif isinstance(node, ast.Call):
+        yield from zip(takes.get(sources.name_of(node), ()), node.args)
 
 
 def _argument(call: ast.Call, name: str) -> ast.expr | None:

@@ -473,16 +473,19 @@ class _EditTrials:
         tried = {n: e for n, e in self.facts.experiments.items() if starts is not None and n.startswith(starts)}
         best = min(tried, key=lambda n: tried[n].end_changed, default=None)
         optimizers = self.arguments.optimizers
-        if best is None or len(optimizers) != 1 or not signs.helps(tried[best]):
+        if best is None or not optimizers or not signs.helps(tried[best]):
             return None
-        groups, argument = optimizers[0].param_groups, "lr" if best.startswith("lr") else "weight_decay"
+        groups, argument = (
+            [g for o in optimizers for g in o.param_groups],
+            "lr" if best.startswith("lr") else "weight_decay",
+        )
         old = {float(g.get("initial_lr", g["lr"]) if argument == "lr" else g[argument]) for g in groups}
         if len(old) != 1 or any("max_lr" in group for group in groups):
             return None
         before = old.pop()
         factor = 0.0 if argument != "lr" else 1 / float(best[3:]) if best[2] == "/" else float(best[3:])
         files = self._files()
-        for edit in in_call(files, type(optimizers[0]).__name__, argument, before, f"{before * factor:g}"):
+        for edit in in_call(files, [type(o).__name__ for o in optimizers], argument, before, f"{before * factor:g}"):
             experiment = tried[best]
             numbers = {"loss as it is": experiment.end_as_is, "loss with the fix": experiment.end_changed}
             if experiment.val_as_is is not None and experiment.val_changed is not None:
