@@ -79,6 +79,9 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # "| head" has read enough; what is left is not written at the exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # as of a program that SIGPIPE ended
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
     return status
 
 
@@ -122,14 +125,25 @@ def _before_a_run(command: Any) -> None:
         "--schema", metavar="FILE", help="what each key may be, as a JSON Schema or a draft of schema_from"
     )
     one = command(
-        "check-checkpoint", check_checkpoint, "Look at a checkpoint, or a folder of them, without loading it."
+        "check-checkpoint",
+        lambda args: print_checks([lambda: nbdebug.check_checkpoint(args.path)], args),
+        "Look at a checkpoint, or a folder of them, without loading it.",
     )
     one.add_argument("path", metavar="PATH", help="a file (.pt, .ckpt, .safetensors, ...), or a folder")
-    one = command("check-data", check_data, "What is wrong with a data set.", "check-data photos/ --json")
+    one = command(
+        "check-data",
+        lambda args: print_checks([lambda: data_of(args.path, args.expected, args.save)], args),
+        "What is wrong with a data set.",
+        "check-data photos/ --json",
+    )
     one.add_argument("path", metavar="PATH", help="a folder, a table, or a file of records")
     one.add_argument("--expected", metavar="JSON", default="{}", help=EXPECTED)
     one.add_argument("--save", metavar="FILE", help="write the report as well (.csv, .html, .json or .txt)")
-    one = command("check-environment", check_environment, "What will stop a run on this machine.")
+    one = command(
+        "check-environment",
+        lambda args: print_checks([lambda: environment_of(args.requirements, args.facts, args.save)], args),
+        "What will stop a run on this machine.",
+    )
     one.add_argument("--requirements", metavar="FILE", help="compared with what is installed")
     one.add_argument("--facts", metavar="FILE", help="another machine's, as `facts` prints them there")
     one.add_argument("--save", metavar="FILE", help="write the report as well (.html, .json or .txt)")
@@ -241,18 +255,6 @@ def check_config(args: argparse.Namespace) -> int:
     )
 
 
-def check_checkpoint(args: argparse.Namespace) -> int:
-    return print_checks([lambda: nbdebug.check_checkpoint(args.path)], args)
-
-
-def check_data(args: argparse.Namespace) -> int:
-    return print_checks([lambda: data_of(args.path, args.expected, args.save)], args)
-
-
-def check_environment(args: argparse.Namespace) -> int:
-    return print_checks([lambda: environment_of(args.requirements, args.facts, args.save)], args)
-
-
 def facts(args: argparse.Namespace) -> int:
     print(json.dumps(machine.machine_facts(), indent=1))
     return 0
@@ -260,43 +262,31 @@ def facts(args: argparse.Namespace) -> int:
 
 def explain(args: argparse.Namespace) -> int:
     """The page of a code; of a text from stdin the report."""
-    if not add_pages(args.pages):
-        return 2
+    for path in args.pages:
+        registry.add_pages(path)
     if args.code != "-":
-        return print_page(args.code)
+        try:
+            print(registry.look_up(args.code).text(colour=in_colour(sys.stdout)))
+        except KeyError as unknown:
+            raise ValueError(unknown.args[0]) from None
+        return 0
     text = sys.stdin.read()
     if len(text.split()) < 2:
-        print("explain - takes a traceback or a message from stdin", file=sys.stderr)
-        return 2
+        raise ValueError("explain - takes a traceback or a message from stdin")
     return print_checks([lambda: nbdebug.explain(f"{text.strip()}\n ")], args)
 
 
 def catalogue(args: argparse.Namespace) -> int:
-    if not add_pages(args.pages):
-        return 2
+    for path in args.pages:
+        registry.add_pages(path)
     print(registry.listing())
     return 0
-
-
-def add_pages(paths: Sequence[str]) -> bool:
-    """Whether these files were added to the catalogue; else the reason is printed."""
-    try:
-        for path in paths:
-            registry.add_pages(path)
-    except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return False
-    return True
 
 
 def run(args: argparse.Namespace) -> int:
     """A script, watched: its own status, or 2 where there is none."""
     record = "" if args.no_record else args.record or record_path(args.script)
-    try:
-        done = run_script(args.script, args.arguments, record=record, on_trip=args.on_trip)
-    except OSError as error:
-        print(error, file=sys.stderr)
-        return 2
+    done = run_script(args.script, args.arguments, record=record, on_trip=args.on_trip)
     if done.explanation is not None:
         print(f"\n{done.explanation}\n", file=sys.stderr)
     print(summary_of(done, record), file=sys.stderr)
@@ -320,14 +310,10 @@ def bottleneck(args: argparse.Namespace) -> int:
     from nbdebug.tools.speed import watch
     from nbdebug.tools.speed.bottleneck import bottleneck_of_script
 
-    try:
-        earlier = watch.load_times(args.against) if args.against else None
-        limit = watch.share_of(args.slower_than)
-        report = bottleneck_of_script(args.script, args.arguments, args.steps, args.goal, not args.no_cures)
-        compared = None if earlier is None else watch.slower(report.facts["speed"], earlier, limit)
-    except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    earlier = watch.load_times(args.against) if args.against else None
+    limit = watch.share_of(args.slower_than)
+    report = bottleneck_of_script(args.script, args.arguments, args.steps, args.goal, not args.no_cures)
+    compared = None if earlier is None else watch.slower(report.facts["speed"], earlier, limit)
     print(json.dumps(report.to_dict(), indent=1) if args.json else report.full() if args.full else report)
     if compared is None:
         return int(not report.ok)
@@ -378,25 +364,10 @@ def print_checks(checks: Sequence[Callable[[], Report]], args: argparse.Namespac
     return status
 
 
-def print_page(code: str) -> int:
-    """The page of a cause; 2 and the nearest codes where there is none."""
-    try:
-        print(registry.look_up(code).text(colour=in_colour(sys.stdout)))
-    except KeyError as unknown:
-        print(unknown.args[0], file=sys.stderr)
-        return 2
-    return 0
-
-
 def print_record(path: str, save: str | None = None) -> int:
-    """The report of a record, printed or saved; 2 and the reason where `path` is no record, or `save` cannot be
-    written."""
-    try:
-        report = nbdebug.open_record(path).report()
-        print(report.save(save) if save else report)
-    except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    """The report of a record, printed or saved."""
+    report = nbdebug.open_record(path).report()
+    print(report.save(save) if save else report)
     return 0
 
 

@@ -103,23 +103,25 @@ def answer(report: Any, args: Any, text: str) -> Any:
 
 
 def _placed(report: Any) -> Any:
-    """A finding at the magic's own line, from which modules without lines of the user's were called, stands where its
-    fix stands."""
-    findings = []
-    for finding in report.findings:
-        where, edit = finding.where, next((fix.edit for fix in finding.fixes if fix.edit is not None), None)
-        if where.cell and MAGIC.match(where.text or ""):
-            new = {"file": None, "line": None, "text": None, "cell": None}
-            if edit is not None:
-                new = {"file": edit.file, "line": edit.line, "text": edit.old.split("\n")[0].strip(), "cell": edit.cell}
-            there = dataclasses.replace(where, **new)
-            title = finding.title.replace(f" ({where.place})", f" ({there.place})" if edit is not None else "")
-            finding = dataclasses.replace(finding, title=title, where=there)
-        findings.append(finding)
-    if all(new is old for new, old in zip(findings, report.findings)):
+    """The report with what stands at the magic's own line, from which modules without a line of the user's were called,
+    where its fix stands. Of a watch or a record, which have no findings of their own, the same."""
+    known = getattr(report, "findings", ())
+    if not any(finding.where.cell and MAGIC.match(finding.where.text or "") for finding in known):
         return report
     more = {"tool": _placed(report.tool)} if getattr(report, "tool", None) is not None else {}
-    return dataclasses.replace(report, findings=tuple(findings), **more)
+    return dataclasses.replace(report, findings=tuple(map(_of_its_fix, known)), **more)
+
+
+def _of_its_fix(finding: Any) -> Any:
+    where, edit = finding.where, next((fix.edit for fix in finding.fixes if fix.edit is not None), None)
+    if not (where.cell and MAGIC.match(where.text or "")):
+        return finding
+    new = {"file": None, "line": None, "text": None, "cell": None}
+    if edit is not None:
+        new = {"file": edit.file, "line": edit.line, "text": edit.old.split("\n")[0].strip(), "cell": edit.cell}
+    there = dataclasses.replace(where, **new)
+    title = finding.title.replace(f" ({where.place})", f" ({there.place})" if edit is not None else "")
+    return dataclasses.replace(finding, title=title, where=there)
 
 
 # -- help -------------------------------------------------------------------------------------------------------------
