@@ -396,7 +396,7 @@ class Agent:
             by_argument=world is not None,
             rank_by_argument=own is not None,
             address=address,
-            launcher=self.launcher_address if address and at_launcher else "",
+            launcher=self.launcher_address if at_launcher and address and "file:" not in address else "",
             timeout=timeout.total_seconds() if timeout else 600.0 if "nccl" in str(backend) else 1800.0,
             lines=lines,
         )

@@ -20,6 +20,7 @@ from nbdebug.tools.distributed.facts import CollectiveCall, Line, Place, RankLog
 STILL, PATIENCE = 1.0, 0.9
 """Seconds without an event, after which ranks that wait for each other are taken to wait for good; the part of the
 timeout after which a rank that has not come is taken not to come."""
+COMMUNICATES = re.compile(r"no_sync|backward|barrier|dist\.")
 WRAPPERS = {"enumerate", "zip", "tqdm", "iter", "list", "reversed", "range", "len"}
 
 
@@ -138,7 +139,8 @@ def departure(facts: RanksFacts, parted: Parting) -> Departure:
         loop = _ran_out(facts, windows[mine], windows[1 - mine])
         if loop is not None:
             fewer = log.turns[loop.number] < max(one.turns[loop.number], other.turns[loop.number])
-            return (None if fewer else _skipped(facts, loop, one, other)) or Departure(log.rank, loop.head, loop)
+            peer = other if log is one else one
+            return (None if fewer else _skipped(facts, loop, log, peer)) or Departure(log.rank, loop.head, loop)
     arms = sorted(_arms(facts, parted, (one, other), windows), key=lambda arm: arm[0])
     if arms:
         _, rank, place = arms[0]
@@ -168,14 +170,16 @@ def _ran_out(facts: RanksFacts, mine: list[int], theirs: list[int]) -> Place | N
     return None
 
 
-def _skipped(facts: RanksFacts, loop: Place, one: RankLog, other: RankLog) -> Departure | None:
-    """In a loop in which the one that ran out has made no fewer turns: the arm that ends a turn early, and that one has
-    taken more often."""
-    for number, place in facts.places.items():
-        more = one.turns[number] - other.turns[number]
-        if more and place.kind == "arm" and loop.holds(place.head) and jumps(facts, place):
-            return Departure((one if more > 0 else other).rank, place.head, place)
-    return None
+def _skipped(facts: RanksFacts, loop: Place, log: RankLog, peer: RankLog) -> Departure | None:
+    """In a loop that ran out after no fewer turns: the arm that this rank has taken more often, one that ends a turn
+    early first, then one that speaks of communication."""
+    arms = [
+        place
+        for number, place in facts.places.items()
+        if place.kind == "arm" and loop.holds(place.head) and log.turns[number] > peer.turns[number]
+    ]
+    arms.sort(key=lambda place: (not jumps(facts, place), not COMMUNICATES.search(facts.body(place))))
+    return Departure(log.rank, arms[0].head, arms[0]) if arms else None
 
 
 def _arms(

@@ -463,12 +463,14 @@ def message_missing(facts: RanksFacts) -> Finding | None:
 
 
 def rank_killed(facts: RanksFacts) -> Finding | None:
-    """A rank whose process ended without an error in Python, as the launcher tells."""
+    """A rank whose process ended without an error in Python, as torchrun or torch.multiprocessing.spawn tells."""
     died = re.search(r"Root Cause.*?\brank +: (\d+).*?exitcode +: (-?\d+)", facts.output, re.DOTALL)
+    died = died or re.search(r"process (\d+) terminated with (?:signal|exit code) (\w+)", facts.output)
     log = facts.ranks.get(int(died[1])) if died else None
     if died is None or log is None or log.one("error"):
         return None
-    number, names = int(died[2]), {-each: each.name for each in signal.Signals}
+    names = {-each: each.name for each in signal.Signals}
+    number = next((each for each, name in names.items() if name == died[2]), 0) or int(died[2])
     how = f"signal {names.get(number, -number)}" if number < 0 else f"exit status {number}"
     fix = {
         -signal.SIGKILL: Fix("Ask the kernel: it kills where memory is short.", "dmesg | grep -i 'killed process'"),

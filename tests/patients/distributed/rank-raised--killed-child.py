@@ -1,0 +1,24 @@
+"""The kernel ends a process that torch.multiprocessing.spawn has started."""
+
+from nbdebug.tools.distributed.facts import RanksFacts
+
+CODE, NAMES = "distributed/rank-raised", ("rank 1", "SIGKILL", "loss.backward()")
+
+SOURCE = """for batch in loader:
+    loss = model(batch).mean()
+    loss.backward()
+"""
+
+
+def ranks(output):
+    call = {"k": "call", "op": "backward of DistributedDataParallel", "ranks": [0, 1]}
+    own = [{**call, "lines": [("train.py", 3, "<module>")]}] * 4
+    return RanksFacts.of({0: own, 1: own}, SOURCE, output=output)
+
+
+def sick():
+    return ranks("torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL\n")
+
+
+def healthy():
+    return ranks("process 1 has saved the model\n")
