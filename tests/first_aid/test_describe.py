@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 import numpy
+import pandas
 import pytest
 import torch
 from torch import nn
@@ -140,3 +141,13 @@ def test_the_magic() -> None:
         assert done.result.tables[0].rows[0][0] == "batch['x']" and "%describe batch" in done.shown
         assert book.run('%describe batch["x"] + 1').result.tables[0].rows[0][-2] == 1
         assert "UsageError" in book.run("%describe").printed and "UsageError" in book.run("%describe nothing").printed
+
+
+def test_tables_and_arrays_that_run_backwards() -> None:
+    table = pandas.DataFrame({"a": [1.0, float("nan")], "b": ["x", "y"], "a b": [1, 2]})
+    report = describe(table, name="table")
+    assert report.facts["tensors"] == 2 and "`table['a']` holds NaN in 1 of 2 values" in report.symptoms[0].what
+    assert not describe(table["a"]).ok and describe(table["a b"]).ok
+    backwards = numpy.arange(6.0)[::-1]
+    backwards.flags.writeable = False
+    assert describe(backwards).tables[0].rows[0][4:6] == [0, 5]

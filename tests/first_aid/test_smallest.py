@@ -129,7 +129,7 @@ def test_widths_and_the_number_of_rows_in_a_message(not_run) -> None:
 
     report = smallest(step, model, batch=torch.rand(5, 4))
     taken = what(report)
-    assert taken["layers of model.net"] == (3, 2) and taken["width of model.net[0]"] == (64, 1)
+    assert taken["layers of model.net"] == (3, 2) and taken["units of model.net[0]"] == (64, 1)
     assert taken["rows of the batch"] == (5, 1)
     assert model.net[0].out_features == 64 and any("test_smallest.py" in note for note in report.notes)
 

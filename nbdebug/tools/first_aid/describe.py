@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import math
 import numbers
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -113,8 +114,10 @@ def _as_tensor(thing: Any) -> torch.Tensor | None:
         return torch.tensor(list(thing), dtype=torch.float64, device="cpu")
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         try:
-            return torch.from_numpy(thing if thing.flags.writeable else thing.view())
-        except (TypeError, ValueError):  # objects, texts, dates, negative strides
+            with warnings.catch_warnings():  # that it can't be written to: nobody does
+                warnings.simplefilter("ignore")
+                return torch.from_numpy(thing if min(thing.strides, default=0) >= 0 else thing.copy())
+        except (TypeError, ValueError):  # objects, texts, dates
             return None
     return None
 
@@ -133,6 +136,11 @@ def _children(label: str, thing: Any) -> list[tuple[str, Any]]:
         names = getattr(kind, "_fields", ()) if issubclass(kind, tuple) else ()
         own = names if type(names) is tuple else ()
         return [(f"{label}.{own[i]}" if i < len(own) else f"{label}[{i}]", v) for i, v in enumerate(iterate(thing))]
+    if kind.__module__.partition(".")[0] == "pandas" and kind.__name__ in ("DataFrame", "Series"):
+        columns = (
+            [(f"{label}[{key!r}]", thing[key]) for key in thing] if kind.__name__ == "DataFrame" else [(label, thing)]
+        )
+        return [(name, column.to_numpy()) for name, column in columns if column.dtype.kind in "biufc"]
     if kind in (set, frozenset, collections.deque):
         return [(f"{label}[{i}]", value) for i, value in enumerate(list(thing))]
     return _attributes(label, thing)

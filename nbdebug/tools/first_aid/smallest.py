@@ -506,7 +506,7 @@ class Shrinking:
                 new = next((w for w in (2**i for i in range(20)) if w < width and self.alike(cut(w))), width)
                 if new < width:
                     self.take(cut(new))
-                self.note(f"width of {_label(path)}[{first}]", width, new)
+                self.note(f"units of {_label(path)}[{first}]", width, new)
 
 
 def _containers(objects: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
