@@ -81,10 +81,7 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
 
         stale, broken = part(
             "edited files", lambda: stale_modules(variables, history, psutil.Process().create_time())
-        ) or (
-            [],
-            [],
-        )
+        ) or ([], [])
         unchecked += broken
         again = part("cells that ran again", lambda: runs_twice(variables, history, error)) or part(
             "random splits", lambda: splits_drawn_again({name.partition("[")[0] for name, _ in owners.whole}, history)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from nbdebug.observe.duplicate_hooks import DuplicateHook, find_duplicate_hooks
-from nbdebug.observe.variables import attributes
+from nbdebug.observe.variables import attributes, class_attribute
 from nbdebug.report import Where
 from nbdebug.tools.notebook.cells import (
     CellBinding,
@@ -183,7 +183,7 @@ def modes_left_on(owners: ModelsAndOptimizers, history: CellHistory, error: Base
     if "does not require grad" in message and not torch.is_grad_enabled():
         modes += _setting("grad", message, history, "set_grad_enabled", "no_grad", "inference_mode")
     if torch.get_default_dtype() != torch.float32 and any(word in message for word in ("dtype", "Double", "Half")):
-        modes += _setting("dtype", message, history, "set_default_dtype", "set_default_tensor_type")
+        modes += _setting("dtype", message, history, *DTYPES)
     if torch.get_default_device().type != "cpu" and "device" in message:
         modes += _setting("device", message, history, "set_default_device")
     if issubclass(type(error), (FloatingPointError, Warning)):
@@ -193,6 +193,7 @@ def modes_left_on(owners: ModelsAndOptimizers, history: CellHistory, error: Base
     return modes or _changed({name for name, _ in owners.top}, error, history)
 
 
+DTYPES = ("set_default_dtype", "set_default_tensor_type")
 STRICT = ("seterr", "simplefilter", "filterwarnings")
 """Functions after which what was a warning is an error: numpy's with 'raise', Python's with 'error'."""
 CHANGES = {
@@ -248,15 +249,9 @@ def _eval(name: str, history: CellHistory) -> ModeLeft | None:
         or any("train" in methods for n, methods in calls.items() if last < n <= after)
     ):
         return None
-    line = next(
-        (
-            getattr(n, "lineno", None)
-            for n in nodes(history.cells[last].statements)
-            if isinstance(n, ast.Call) and dotted(n.func) == f"{name}.eval"
-        ),
-        None,
-    )
-    return ModeLeft("eval", name, history.cells[last].place(line), history.cells[after].place())
+    calls_eval = (n for n in nodes(history.cells[last].statements) if isinstance(n, ast.Call))
+    call = next((n for n in calls_eval if dotted(n.func) == f"{name}.eval"), ast.Pass())
+    return ModeLeft("eval", name, history.cells[last].place_of(call), history.cells[after].place())
 
 
 def _setting(
@@ -284,52 +279,44 @@ def left_on_notes(names: Mapping[str, Any], owners: ModelsAndOptimizers, history
 
 def _settings(history: CellHistory) -> list[str]:
     dtype = str(torch.get_default_dtype()).removeprefix("torch.")
+    device, slow = torch.get_default_device(), "is on, and makes each step several times slower"
+    end, grad = "call its __exit__, or restart the kernel", torch.is_grad_enabled() or torch.is_inference_mode_enabled()
+    autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
+    exact = torch.are_deterministic_algorithms_enabled()
+    whole = "for the whole session"
     settings = (
-        (
-            not torch.is_grad_enabled() and not torch.is_inference_mode_enabled(),
-            "Gradients are off for the whole session",
-            ("set_grad_enabled", "no_grad"),
-            "torch.set_grad_enabled(True)",
-        ),
-        (
-            torch.is_inference_mode_enabled(),
-            "Inference mode is on for the whole session",
-            ("inference_mode",),
-            "call its __exit__, or restart the kernel",
-        ),
-        (
-            any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")),
-            "Autocast is on for the whole session",
-            ("autocast",),
-            "call its __exit__, or restart the kernel",
-        ),
+        (not grad, f"Gradients are off {whole}", "set_grad_enabled no_grad", "torch.set_grad_enabled(True)"),
+        (torch.is_inference_mode_enabled(), f"Inference mode is on {whole}", "inference_mode", end),
+        (autocast, f"Autocast is on {whole}", "autocast", end),
         (
             torch.is_anomaly_enabled(),
-            "Autograd's anomaly mode is on, and makes each step several times slower",
-            ("anomaly",),
+            f"Autograd's anomaly mode {slow}",
+            "anomaly",
             "torch.autograd.set_detect_anomaly(False)",
         ),
         (
-            torch.get_default_dtype() != torch.float32,
+            dtype != "float32",
             f"New tensors are {dtype} by default",
-            ("set_default_dtype", "set_default_tensor_type"),
+            " ".join(DTYPES),
             "torch.set_default_dtype(torch.float32)",
         ),
         (
-            torch.get_default_device().type != "cpu",
-            f"New tensors are on {torch.get_default_device()} by default",
-            ("set_default_device",),
+            device.type != "cpu",
+            f"New tensors are on {device} by default",
+            "set_default_device",
             "torch.set_default_device('cpu')",
         ),
         (
-            torch.are_deterministic_algorithms_enabled(),
+            exact,
             "Only deterministic algorithms are allowed, which is slower and makes some ops fail",
-            ("deterministic",),
+            "deterministic",
             "torch.use_deterministic_algorithms(False)",
         ),
     )
     return [
-        f"{what}{_since(history, *words)}. If that is not intended: `{how}`." for on, what, words, how in settings if on
+        f"{what}{_since(history, *words.split())}. If that is not intended: `{how}`."
+        for on, what, words, how in settings
+        if on
     ]
 
 
@@ -417,12 +404,45 @@ def names_shadowed(names: Mapping[str, Any], history: CellHistory, error: BaseEx
     if (match := UNUSABLE.search(message)) is not None:
         for number, line in reversed(lines):
             statement = history.cells[number].statement(line)
+            if found := _overwritten(statement, names, history) or _defined_anew(statement, message, history):
+                return [dataclasses.replace(found, message=message, failed=history.cells[number].place(line))]
             for node in ast.walk(statement) if statement is not None else ():
                 if isinstance(node, ast.Attribute) and node.attr != match[1]:
                     continue
                 if found := _shadowed(node, names, history, max(lines)[0]):
                     return [dataclasses.replace(found, message=message, failed=history.cells[number].place(line))]
     return _imported_over(error, lines, names, history) if lines else _caught(names, history)
+
+
+def _overwritten(statement: ast.stmt | None, names: Mapping[str, Any], history: CellHistory) -> Shadowed | None:
+    """The method of an object of the failing line that a cell has given a value: `optimizer.step = 3`."""
+    for name in sorted(names_in(statement) & names.keys()):
+        for key, value in attributes(names[name]).items():
+            made = () if callable(value) else history.bindings(f"{name}.{key}")
+            if made and type(class_attribute(names[name], key)) is FunctionType:
+                return Shadowed(f"{name}.{key}", "method", type(value).__name__, where=history.place(made[-1]))
+    return None
+
+
+def _defined_anew(statement: ast.stmt | None, message: str, history: CellHistory) -> Shadowed | None:
+    """The function that the failing line calls as it was before a cell defined another of its name."""
+    match = re.match(r"(\w+)\(\) (?:missing|takes|got an unexpected)", message)
+    made = history.bindings(match[1], "def") if match is not None else []
+    for call in ast.walk(statement) if statement is not None and len(made) > 1 else ():
+        if (
+            isinstance(call, ast.Call)
+            and dotted(call.func) == made[-1].path
+            and any(_fits(b.node, call) for b in made[:-1])
+        ):
+            return Shadowed(made[-1].path, "function", "another function", where=history.place(made[-1]))
+    return None
+
+
+def _fits(function: Any, call: ast.Call) -> bool:
+    """Whether a call gives a function all that it needs, and nothing else."""
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    needed, given = names[: len(names) - len(function.args.defaults)], {keyword.arg for keyword in call.keywords}
+    return len(call.args) <= len(names) and set(needed[len(call.args) :]) <= given <= set(names[len(call.args) :])
 
 
 def _imported_over(

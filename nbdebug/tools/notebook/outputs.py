@@ -27,32 +27,12 @@ def kept_outputs(outputs: Iterable[Any], history: CellHistory, error: BaseExcept
             continue
         if one.how == "output":
             results.append(_output(one, history))
-        elif one.how == "traceback":
-            where = _failed_line(error, history) or one.where
-            results.append(
-                KeptOutput(
-                    "traceback",
-                    one.name,
-                    one.bytes,
-                    one.what,
-                    _largest(error),
-                    *_freeing_statement("", number_of(where), history),
-                    where=where,
-                )
-            )
-        elif one.how == "loss":
-            where = _first_append(one.name, history)
-            results.append(
-                KeptOutput(
-                    "graph",
-                    one.name,
-                    one.bytes,
-                    one.what,
-                    one.name,
-                    *_freeing_statement(one.name, number_of(where), history),
-                    where=where,
-                )
-            )
+        elif one.how in ("traceback", "loss"):
+            raised = one.how == "traceback"
+            where = (_failed_line(error, history) or one.where) if raised else _first_append(one.name, history)
+            freed = _freeing_statement("" if raised else one.name, number_of(where), history)
+            how, mainly = ("traceback", _largest(error)) if raised else ("graph", one.name)
+            results.append(KeptOutput(how, one.name, one.bytes, one.what, mainly, *freed, where=where))
     return results
 
 
@@ -116,17 +96,9 @@ def _output(one: Any, history: CellHistory) -> KeptOutput:
         next((n.id for n in ast.walk(expression) if isinstance(n, ast.Name)), "") if expression is not None else ""
     )
     statement, deleted, freed = _freeing_statement(variable, number, history)
-    return KeptOutput(
-        "output",
-        next(n for n in names if n.startswith("Out[")),
-        one.bytes,
-        one.what,
-        text,
-        statement,
-        deleted,
-        freed,
-        cell.place(last.lineno if last is not None else None),
-    )
+    shown = next(n for n in names if n.startswith("Out["))
+    where = cell.place(last.lineno if last is not None else None)
+    return KeptOutput("output", shown, one.bytes, one.what, text, statement, deleted, freed, where)
 
 
 def _freeing_statement(variable: str, number: int | None, history: CellHistory) -> tuple[str, bool, Where]:

@@ -14,7 +14,9 @@ import torch
 
 from nbdebug.observe.variables import attributes, class_attribute, closure_variables, is_user_module, members
 from nbdebug.tools.notebook.cells import (
+    DEFINED,
     CellHistory,
+    arguments_of,
     bound,
     cell_lines,
     dotted,
@@ -35,8 +37,10 @@ SAME = frozenset(
     "contiguous sort_values sort_index sorted drop_duplicates dropna copy clone".split()
 )
 """Methods that change nothing when they are applied again."""
-REFUSED = (KeyError, AttributeError, TypeError, ValueError, IndexError, RuntimeError, FileExistsError, StopIteration)
+REFUSED = (KeyError, AttributeError, TypeError, ValueError, IndexError, RuntimeError, OSError, StopIteration)
 """What a second application raises: what it takes is gone, or is of another kind by now; RecursionError is one."""
+GONE = frozenset("chdir rename move remove unlink rmdir replace".split())
+"""Functions after which a path no longer is where it was."""
 ONCE = re.compile(r"already|more than one|exists|twice|\bonce\b|Tried to step")
 """Messages of what can be done once: a second `optimizer.add_param_group(…)`, `frame.insert(0, "id", …)`; or a number
 of times: `schedule.step()`."""
@@ -54,15 +58,9 @@ def runs_twice(names: Mapping[str, Any], history: CellHistory, error: BaseExcept
             return [dataclasses.replace(twice, error=type(error).__name__)]
     for number in reversed(history.cells):
         for statement in history.cells[number].body:
-            if twice := _used_up(number, statement, names, history):
-                return [twice]
-            if twice := _doubled(number, statement, names, history):
-                return [twice]
-            path = _spoiled(statement, names, history) or _rescaled(number, statement, names, history)
-            wrapped = "" if path else _wrapped(number, statement, names, history)
-            form = _form if wrapped else ast.unparse
-            if (one := path or wrapped) and (twice := _run_before(history, number, statement, one, form)) is not None:
-                return [twice]
+            for check in (_used_up, _doubled, _applied_again, _shown):
+                if not isinstance(statement, DEFINED) and (twice := check(number, statement, names, history)):
+                    return [twice]
     return []
 
 
@@ -107,26 +105,49 @@ def _gone_through(statement: ast.AST) -> set[str]:
 
 def _doubled(number: int, statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> RunTwice | None:
     """A statement that adds to an object what an earlier cell has added, as the object shows: a handler to a logger,
-    a mask (without training since: else it is done step by step) or a parametrization to a module; or one that takes
-    the logarithm of a column, or divides it, a second time."""
-    calls = [dotted(n.func).split(".") for n in ast.walk(statement) if isinstance(n, ast.Call)]
-    adds = ADDITIONS & {p for of in calls for p in of}
-    for name in names_in(statement) & names.keys() if adds else ():
-        twice = _run_before(history, number, statement, "") if _has_double(names[name]) else None
-        if twice is not None and not any(history.training(number_of(twice.first) or 0, number)):
-            return dataclasses.replace(twice, name=name)
+    a mask or a parametrization to a module; or that lowers a learning rate again. With a training since then it is done
+    step by step, on purpose."""
+    text, twice = ast.unparse(statement), None
+    words = set(re.findall(r"\w+", text))
+    if words & ADDITIONS and (name := next((n for n in sorted(words & names.keys()) if _has_double(names[n])), "")):
+        twice = _run_before(history, number, statement, "")
+        twice = twice and dataclasses.replace(twice, name=name)
+    elif "param_groups" in words and re.search(r"\['lr'\] (?:\*=|/=|= .*\['lr'\])", text):
+        twice = _run_before(history, number, statement, text.partition(".param_groups")[0].rpartition(" ")[2])
+    trained = twice is not None and any(history.training(number_of(twice.first) or 0, number))
+    return None if trained else twice
+
+
+def _applied_again(number: int, statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> RunTwice | None:
+    """A statement that divides an array or a column, or takes the logarithm, a second time, and uses it then."""
+    at = (number, statement.end_lineno or 0)
+    path, called, given = _chain(statement)
+    in_place = "div_" in called and _is_array(names.get(path)) and not any(path in names_in(value) for value in given)
+    if in_place and first_training_use(history, path, at) is not None:
+        return _run_before(history, number, statement, path)
     for one in ast.walk(statement):
-        target = one.targets[0] if isinstance(one, ast.Assign) else getattr(one, "target", None)
-        if not isinstance(target, ast.Subscript) or not isinstance(one, (ast.Assign, ast.AugAssign)):
+        if not isinstance(one, (ast.Assign, ast.AugAssign)):
             continue
-        path, text = dotted(target.value), ast.unparse(target)
-        if not type(names.get(path)).__module__.startswith("pandas") or not _acts_again(one, text):
+        target = one.targets[0] if isinstance(one, ast.Assign) else one.target
+        text, column = ast.unparse(target), isinstance(target, ast.Subscript)
+        path = dotted(target.value) if isinstance(target, ast.Subscript) else text
+        if not _acts_again(one, text) or not _is_array(names.get(path)):
             continue
-        if (twice := _run_before(history, number, statement, path)) is None or _renewed(history, path, text, one):
-            continue
-        if first_read(history, path, (number, statement.end_lineno or 0)) is not None:
+        renewed = _renewed(history, path, text, one) if column else history.bindings(path)[-1].node is not statement
+        used = None if renewed else (first_read if column else first_training_use)(history, path, at)
+        if used is not None and (twice := _run_before(history, number, statement, path)) is not None:
             return twice
     return None
+
+
+def _chain(statement: ast.stmt) -> tuple[str, list[str], list[ast.expr]]:
+    """The variable, the methods and their arguments of `images.sub_(0.5).div_(0.25)`."""
+    value, called, given = statement.value if isinstance(statement, ast.Expr) else None, list[str](), list[ast.expr]()
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        called.append(value.func.attr)
+        given += arguments_of(value)
+        value = value.func.value
+    return dotted(value), called, given
 
 
 ADDITIONS = frozenset("addHandler prune register_parametrization spectral_norm weight_norm orthogonal".split())
@@ -176,7 +197,11 @@ def _refused(
     done = statement.value if isinstance(statement, ast.Expr) and ONCE.search(error_message(error)) else None
     once = [dotted(done.func).rpartition(".")[0]] if isinstance(done, ast.Call) else []
     if issubclass(type(error), StopIteration):  # of `next(batches)`
-        once = [dotted(n.args[0]) for n in nodes([statement]) if isinstance(n, ast.Call) and dotted(n.func) == "next"]
+        once = [dotted(n.args[0]) for n in ast.walk(statement) if isinstance(n, ast.Call) and dotted(n.func) == "next"]
+    calls = [n for n in nodes([statement]) if isinstance(n, ast.Call) and n.args]
+    if issubclass(type(error), FileNotFoundError) and calls and dotted(calls[0].func).rpartition(".")[2] in GONE:
+        twice = _run_before(history, number, statement, "")
+        return twice and dataclasses.replace(twice, name=ast.unparse(calls[0].args[0]))
     for path in [*filter(None, once), *_consumed(statement)]:
         if root_of(path) in names and (twice := _run_before(history, number, statement, path)) is not None:
             return twice
@@ -260,8 +285,18 @@ MISFIT = re.compile(r"shape|size|dim|channel|out of|range|bound|KeyError", re.IG
 def _used_after(
     names: Mapping[str, Any], history: CellHistory, number: int, statement: ast.stmt, message: str
 ) -> RunTwice | None:
-    """The array that a failing line takes, if what its shape or its numbers come from ran a second time on it."""
+    """The array that a failing line takes, if what its shape or its numbers come from ran a second time on it; or a
+    list to which a cell has added a second time."""
     for name in names_in(statement) if MISFIT.search(message) else ():
+        if type(names.get(name)) is list:
+            added = [
+                (cell.number, s)
+                for cell in history.mentioning(name)
+                for s in cell.statements
+                if cell.number < number and isinstance(s, ast.Expr) and _chain(s)[:2] == (name, ["append"])
+            ]
+            if added and (twice := _run_before(history, *added[-1], name)) is not None:
+                return twice
         last = max((b for b in history.bindings(name) if b.number <= number), key=lambda b: b.at, default=None)
         if last is None or not _is_array(names.get(name)) or last.node not in history.cells[last.number].body:
             continue
@@ -274,21 +309,12 @@ def _used_after(
     return None
 
 
-def _rescaled(number: int, statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> str:
-    """The array that a statement divides, as the last of those that bind it, if a call takes it after that."""
-    return next(
-        (
-            last.path
-            for last in history.cells[number].bindings
-            if last.node is statement
-            and isinstance(last.node, (ast.Assign, ast.AugAssign))
-            and _acts_again(last.node, last.path)
-            and last is history.bindings(last.path)[-1]
-            and _is_array(names.get(last.path))
-            and first_training_use(history, last.path, last.at) is not None
-        ),
-        "",
-    )
+def _shown(number: int, statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> RunTwice | None:
+    """A statement that ran again, as the variable itself shows."""
+    if path := _spoiled(statement, names, history):
+        return _run_before(history, number, statement, path)
+    path = _wrapped(number, statement, names, history)
+    return _run_before(history, number, statement, path, _form) if path else None
 
 
 def _spoiled(statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> str:

@@ -310,12 +310,7 @@ SWITCHES: dict[str, tuple[str, str, list[Fix]]] = {
         "error/dtype-mismatch",
         "New tensors have had another dtype since {cell} called `{name}`: tensors made before it and after it can't be "
         "combined",
-        [
-            Fix(
-                "Set it back, or set it in the first cell, before any tensor is made.",
-                "torch.set_default_dtype(torch.float32)",
-            )
-        ],
+        [Fix("Set it back, or set it in the first cell of all.", "torch.set_default_dtype(torch.float32)")],
     ),
     "device": (
         "error/device-mismatch",
@@ -579,7 +574,9 @@ def name_shadowed(facts: NotebookFacts) -> Finding | None:
         f"`{one.name}` is no longer {meant} of this name: {cell(one.where)} gave the name to another value "
         f"(now: {one.kind}), and {cell(one.failed)} uses it"
     )
-    code = one.imported or (f"del {one.name}" if one.meant == "builtin" else f"# run the cell with `{one.name}` again")
+    code = one.imported or (
+        f"del {one.name}" if one.meant in ("builtin", "method") else f"# run the cell with `{one.name}` again"
+    )
     fixes = [
         Fix("Get it back.", code),
         Fix(f"Give the variable of {cell(one.where)} another name, so that it stays.", f"{one.name}_value = …"),

@@ -9,6 +9,7 @@ and tables with classes as keys no longer accept them.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import os
 import re
@@ -236,44 +237,33 @@ def stale_modules(names: Mapping[str, Any], history: CellHistory, since: float) 
 
 
 def _stale_module(one: EditedModule, history: CellHistory) -> StaleModule:
+    """The module is older than its file."""
     imports = list(_imports(one.name, history))
     wrote = _writing_cell(os.path.basename(one.file), history, imports[0].number if imports else 0)
     since = [i for i in imports if wrote is None or i.number > wrote.number]
     chosen = (since[0] if wrote is not None else since[-1]) if since else None
     again = chosen is not None and chosen is not imports[0]
-    where = _place(chosen, history)
-    if chosen is None and wrote is not None:
+    stale = dataclasses.replace(_stale(one, imports, chosen, history), again=again)
+    if wrote is not None and chosen is None:
         lines = enumerate(wrote.raw.splitlines(), 1)
-        where = wrote.place(next((n for n, line in lines if os.path.basename(one.file) in line), 1))
-    return StaleModule(
-        one.name,
-        os.path.basename(one.file),
-        tuple(one.changed),
-        (),
-        _reload_code(one.name, imports),
-        where,
-        _place(imports[0] if imports else None, history),
-        again,
-        wrote.place() if wrote is not None else NOWHERE,
-    )
+        written = next((n for n, line in lines if os.path.basename(one.file) in line), 1)
+        stale = dataclasses.replace(stale, where=wrote.place(written))
+    return stale if wrote is None else dataclasses.replace(stale, edited=wrote.place())
 
 
 def _stale_names(one: EditedModule, references: list[tuple[str, str]], history: CellHistory) -> StaleModule:
     """The module was reloaded, and the notebook still holds old functions."""
     imports = list(_imports(one.name, history))
     reloads = [i for i in imports if i.reload]
-    chosen = reloads[-1] if reloads else imports[-1] if imports else None
-    changed = tuple(dict.fromkeys(function for _, function in references))
-    return StaleModule(
-        one.name,
-        os.path.basename(one.file),
-        changed,
-        tuple(dict.fromkeys(name for name, _ in references)),
-        _reload_code(one.name, imports),
-        _place(chosen, history),
-        _place(imports[0] if imports else None, history),
-        bool(reloads),
-    )
+    stale = _stale(one, imports, (reloads or imports)[-1] if imports else None, history)
+    names, changed = (tuple(dict.fromkeys(pair[place] for pair in references)) for place in (0, 1))
+    return dataclasses.replace(stale, names=names, changed=changed, again=bool(reloads))
+
+
+def _stale(one: EditedModule, imports: list[Import], chosen: Import | None, history: CellHistory) -> StaleModule:
+    first, reload = _place(imports[0] if imports else None, history), _reload_code(one.name, imports)
+    file, changed = os.path.basename(one.file), tuple(one.changed)
+    return StaleModule(one.name, file, changed, (), reload, _place(chosen, history), first)
 
 
 class FunctionReference(NamedTuple):

@@ -440,9 +440,12 @@ def _parts(holder: str, thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def shared_objects(names: Mapping[str, Any], history: CellHistory) -> list[SharedObject]:
-    """The model's own state dict, put back after a training as if it were a copy; and settings or data sets that have
-    two names (`small = base`, the parts of a random split), changed through one of them, where the other is used."""
+    """The model's own state dict, put back after a training as if it were a copy; settings or data sets that have two
+    names (`small = base`, the parts of a random split), changed through one of them, where the other is used; a list of
+    a class that all its objects fill."""
     for name, value in names.items():
+        if issubclass(type(value), type) and (common := _filled_by_all(name, value, history)):
+            return [common]
         bound = history.bindings(name, "assign")[-1:] if isinstance(value, dict) or _has_parts(value) else []
         for binding in bound:
             taken = binding.value if isinstance(binding.value, ast.Call) else None
@@ -454,6 +457,24 @@ def shared_objects(names: Mapping[str, Any], history: CellHistory) -> list[Share
             elif one := _changed_through(name, binding, names, history):
                 return [one]
     return []
+
+
+def _filled_by_all(name: str, kind: type, history: CellHistory) -> SharedObject | None:
+    """A list of a class to which the `__init__` of each object adds, where a second object was made."""
+    lists = [key for key, value in type.__getattribute__(kind, "__dict__").items() if type(value) is list and value]
+    defined = history.bindings(name, "class")[-1:] if lists else []
+    makers = [f for b in defined for f in ast.walk(b.node) if getattr(f, "name", "") == "__init__"]
+    for node in (n for f in makers for n in ast.walk(f) if isinstance(n, ast.Call)):
+        key = dotted(node.func).removeprefix("self.").removesuffix(".append")
+        own = dotted(node.func) == f"self.{key}.append" and key in lists
+        if not own or any("self" in names_in(value) for value in node.args):
+            continue
+        made = [(cell, n) for cell, n in calls_after(history, defined[0].at, name) if dotted(n.func) == name]
+        if len(made) > 1 and f"self.{key} =" not in history.text(defined[0]):
+            cell = history.cells[defined[0].number]
+            places = (cell.place(node.lineno), made[1][0].place_of(made[1][1]))
+            return SharedObject(f"self.{key}", f"{name}.{key}", ast.unparse(node), False, *places)
+    return None
 
 
 def _has_parts(thing: Any) -> bool:
