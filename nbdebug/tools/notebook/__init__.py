@@ -8,9 +8,8 @@ displayed values stay in memory. Nothing of this raises an error where it happen
     cells           the cells that ran, in order: what each binds, deletes, calls and imports
     stale_code      modules whose file was edited after Python loaded it; objects of an earlier class statement
     stale_objects   optimizers, loaders, schedulers and trainers that use replaced objects
-    left_on         duplicate hooks, eval mode, switches of torch, shadowed names; cells that ran too early
+    left_on         duplicate hooks, eval mode, switches, shadowed names, memory of outputs; cells that ran too early
     repeats         cells that ran again on their own result
-    outputs         memory that only `Out`, a traceback or a list of losses holds
     facts, rules    the facts as plain values; the rules that name causes
 
 All of it is read from the shell's record of its cells, the variables and the files. None of the user's code runs,

@@ -25,11 +25,11 @@ from nbdebug.tools.notebook.facts import NotebookFacts, StaleModule
 from nbdebug.tools.notebook.left_on import (
     cells_too_early,
     hooks_registered_twice,
+    kept_outputs,
     left_on_notes,
     modes_left_on,
     names_shadowed,
 )
-from nbdebug.tools.notebook.outputs import kept_outputs
 from nbdebug.tools.notebook.repeats import applied_twice, runs_twice, splits_drawn_again
 from nbdebug.tools.notebook.rules import name_all, notes_of
 from nbdebug.tools.notebook.stale_code import redefined_classes, stale_modules
