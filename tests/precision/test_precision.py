@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +76,27 @@ def test_dropout_and_memory_as_it_is_handed_out_are_not_blamed() -> None:
     torch.manual_seed(0)
     where = asked(nn.Sequential(Dropped(), nn.Linear(models.WIDTH, 1))).findings[0].where
     assert where.op == "mul" and "large * large" in where.text
+
+
+@pytest.mark.parametrize("overflows", [False, True])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_dropout_that_draws_other_numbers_in_half(
+    overflows: bool, inplace: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU."""
+    dropout = nn.functional.dropout
+
+    def other(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if x.dtype != torch.float32:
+            torch.rand(1)
+        return dropout(x, *args, **kwargs)
+
+    monkeypatch.setattr(nn.functional, "dropout", other)
+    torch.manual_seed(0)
+    inner = models.Overflows() if overflows else models.Calm()
+    model = nn.Sequential(models.Calm(), nn.Dropout(0.5, inplace), inner, nn.Linear(models.WIDTH, 1))
+    assert asked(model).fp32_modules == (("2",) if overflows else ())
+    assert nn.functional.dropout is other
 
 
 @pytest.mark.parametrize("mode", ["cast", "autocast"])

@@ -110,6 +110,32 @@ def _of_enabled(original: Callable, ours: Callable) -> Callable:
 
 
 @contextlib.contextmanager
+def same_dropout() -> Iterator[None]:
+    """Within, the same elements are dropped in every dtype. On a GPU the kernel draws other numbers for half precision
+    than for float32, from the same seed: here all masks are drawn in float32. Attention's own dropout, which is part of
+    its kernels, is left out there."""
+    functional = nn.functional
+    dropout, attention = functional.dropout, functional.scaled_dot_product_attention
+
+    def masked(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:  # noqa: A002
+        if not training or not p:
+            return dropout(input, p, training, inplace)
+        mask = dropout(torch.ones(input.shape, dtype=torch.float32, device=input.device), p).to(input.dtype)
+        return input.mul_(mask) if inplace else input * mask
+
+    def undropped(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **more: Any
+    ) -> Any:
+        return attention(query, key, value, attn_mask, dropout_p * (query.device.type == "cpu"), *args, **more)
+
+    functional.dropout, functional.scaled_dot_product_attention = masked, undropped
+    try:
+        yield
+    finally:
+        functional.dropout, functional.scaled_dot_product_attention = dropout, attention
+
+
+@contextlib.contextmanager
 def gradients_aside(model: nn.Module) -> Iterator[None]:
     """Within, the user's model has no gradients: a step of its own could clear or use them. Then the same again."""
     saved = [(parameter, parameter.grad) for parameter in model.parameters()]
@@ -186,7 +212,7 @@ class HalfTrials:
 
     def _step(self, model: nn.Module, batch: Any, around: Callable[[], Any], scale: float) -> float:
         loss: Any = None
-        with torch.enable_grad(), OwnStep(scale) as own, around():
+        with torch.enable_grad(), OwnStep(scale) as own, around(), same_dropout():
             loss = self.loss_fn(model, batch)
         self.scaler = self.scaler or own.scaler
         if own.backward:

@@ -337,9 +337,8 @@ class MetaCopy:
         if value.dim() or value.device.type != "cpu":
             return self.tensor(value)
         with self.mode:
-            return torch.tensor(
-                1.0, dtype=value.dtype, device="cpu"
-            )  # a counter on the host: its value is read, and any will do
+            # a counter on the host: its value is read, and any will do
+            return torch.tensor(1.0, dtype=value.dtype, device="cpu")
 
 
 class _Copying(TorchFunctionMode):
