@@ -418,21 +418,21 @@ class Shrinking:
     length: int = 1
     lines: list[list[Any]] = dataclasses.field(default_factory=list)
 
-    def alike(self, change: Callable[[dict[str, Any]], None], rows: int | None = None) -> bool:
-        """Whether it fails alike with this change, made on a copy."""
+    def alike(self, change: Callable[..., None], *args: Any, rows: int | None = None) -> bool:
+        """Whether it fails alike with this change, made on a copy: `change(objects, *args)`."""
         if time.monotonic() > self.until:
             return False
         objects = copy.deepcopy(self.objects)
         try:
-            change(objects)
+            change(objects, *args)
             failure = self.program.fails(objects, self.length, self.size if rows is None else rows)
         except Exception:  # of a change that can't be made, or a copy: it is none
             return False
         return self.failure.alike(failure)
 
-    def take(self, change: Callable[[dict[str, Any]], None]) -> None:
+    def take(self, change: Callable[..., None], *args: Any) -> None:
         self.objects = copy.deepcopy(self.objects)
-        change(self.objects)
+        change(self.objects, *args)
 
     def note(self, what: str, before: Any, after: Any, why: str = "") -> None:
         late = " (the time was over)" if time.monotonic() > self.until else ""
@@ -456,57 +456,38 @@ class Shrinking:
         if self.size < 2:
             self.note("rows of the batch", self.size, self.size, "no dimension of the data is the batch's")
             return
-        size, all_rows = self.size, list(range(self.size))
-
-        def select(rows: Sequence[int]) -> Callable[[dict[str, Any]], None]:
-            def change(objects: dict[str, Any]) -> None:
-                for name, value in _data(objects).items():
-                    objects[name] = map_tensors(value, lambda t: t[list(rows)] if t.dim() and len(t) == size else t)
-
-            return change
-
-        kept = all_rows
-        if self.alike(select(all_rows)):
-            kept = ddmin(all_rows, lambda rows: bool(rows) and self.alike(select(rows), len(rows)))
-            self.take(select(kept))
-            self.failure, self.size = (
-                self.program.fails(self.objects, self.length, len(kept)) or self.failure,
-                len(kept),
-            )
+        size, kept = self.size, list(range(self.size))
+        if self.alike(_select, size, kept):
+            kept = ddmin(kept, lambda rows: bool(rows) and self.alike(_select, size, rows, rows=len(rows)))
+            self.take(_select, size, kept)
+            self.size = len(kept)
+            self.failure = self.program.fails(self.objects, self.length, self.size) or self.failure
         self.note("rows of the batch", size, len(kept), f"row {listed(kept, 5, '')}" if len(kept) < size else "")
 
     def layers(self) -> None:
         for path, container in list(_containers(self.objects)):
             number = len(container._modules)
             keep = list(range(number))
-
-            def only(kept: Sequence[int], path: tuple[str, str] = path) -> Callable[[dict[str, Any]], None]:
-                def change(objects: dict[str, Any]) -> None:
-                    _keep(_at(objects, path), kept)
-                    _prune(objects)
-
-                return change
-
-            if not self.alike(only(keep)):
-                continue
-            keep = ddmin(keep, lambda kept: self.alike(only(kept)))
-            self.take(only(keep))
-            self.note(f"layers of {_label(path)}", number, len(keep))
+            if self.alike(_keep, path, keep):
+                keep = ddmin(keep, functools.partial(self.alike, _keep, path))
+                self.take(_keep, path, keep)
+                self.note(f"layers of {_label(path)}", number, len(keep))
 
     def widths(self) -> None:
         for path, container in list(_containers(self.objects)):
-            for first, second in _pairs(container) if isinstance(container, nn.Sequential) else []:
-                width = container[first].out_features
-
-                def cut(
-                    new: int, path: tuple[str, str] = path, ends: tuple[int, int] = (first, second)
-                ) -> Callable[[dict[str, Any]], None]:
-                    return lambda objects: _narrow(objects, _at(objects, path), *ends, new)
-
-                new = next((w for w in (2**i for i in range(20)) if w < width and self.alike(cut(w))), width)
+            for ends in list(_pairs(container)) if isinstance(container, nn.Sequential) else []:
+                width = container[ends[0]].out_features
+                smaller = (2**i for i in range(20) if 2**i < width)
+                new = next((w for w in smaller if self.alike(_narrow, path, ends, w)), width)
                 if new < width:
-                    self.take(cut(new))
-                self.note(f"units of {_label(path)}[{first}]", width, new)
+                    self.take(_narrow, path, ends, new)
+                self.note(f"units of {_label(path)}[{ends[0]}]", width, new)
+
+
+def _select(objects: dict[str, Any], size: int, rows: Sequence[int]) -> None:
+    """Leave these rows of the data that have so many."""
+    for name, value in _data(objects).items():
+        objects[name] = map_tensors(value, lambda t: t[list(rows)] if t.dim() and len(t) == size else t)
 
 
 def _containers(objects: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
@@ -527,13 +508,15 @@ def _at(objects: Mapping[str, Any], path: tuple[str, str]) -> Any:
     return next(module for where, module in _containers(objects) if where == path)
 
 
-def _keep(container: Any, kept: Sequence[int]) -> None:
-    """Leave these children; numbered ones are numbered anew."""
+def _keep(objects: Mapping[str, Any], path: tuple[str, str], kept: Sequence[int]) -> None:
+    """Leave these children of a container; numbered ones are numbered anew. Optimizers forget the others."""
+    container = _at(objects, path)
     children = list(container._modules.items())
     numbered = all(name.isdecimal() for name, _ in children)
     left = [children[i] for i in kept]
     container._modules.clear()
     container._modules.update({str(i) if numbered else name: child for i, (name, child) in enumerate(left)})
+    _prune(objects)
 
 
 def _prune(objects: Mapping[str, Any]) -> None:
@@ -559,21 +542,17 @@ def _pairs(container: nn.Sequential) -> Iterator[tuple[int, int]]:
             first = None
 
 
-def _narrow(objects: Mapping[str, Any], container: Any, first: int, second: int, width: int) -> None:
-    one, two = container[first], container[second]
-    with torch.no_grad():
-        one.weight.data, two.weight.data = one.weight.data[:width].clone(), two.weight.data[:, :width].clone()
-        if one.bias is not None:
-            one.bias.data = one.bias.data[:width].clone()
+def _narrow(objects: Mapping[str, Any], path: tuple[str, str], ends: tuple[int, int], width: int) -> None:
+    one, two = (_at(objects, path)[place] for place in ends)
+    one.weight.data, two.weight.data = one.weight.data[:width].clone(), two.weight.data[:, :width].clone()
+    if one.bias is not None:
+        one.bias.data = one.bias.data[:width].clone()
     one.out_features = two.in_features = width
-    changed = {id(p) for p in (one.weight, one.bias, two.weight) if p is not None}
-    for parameter in (one.weight, one.bias, two.weight):
-        if parameter is not None:
-            parameter.grad = None
-    for optimizer in objects.values():
-        if isinstance(optimizer, torch.optim.Optimizer):
-            for parameter in [p for p in optimizer.state if id(p) in changed]:
-                del optimizer.state[parameter]
+    for parameter in (p for p in (one.weight, one.bias, two.weight) if p is not None):
+        parameter.grad = None
+        for optimizer in objects.values():
+            if isinstance(optimizer, torch.optim.Optimizer):
+                optimizer.state.pop(parameter, None)
 
 
 # -- the script -------------------------------------------------------------------------------------------------------
