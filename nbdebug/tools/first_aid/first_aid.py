@@ -63,7 +63,7 @@ class FirstAidReport(Report):
         else:  # a line each, up to the one that counts, whose report is below
             short = self._steps()
             short.tables = [_without_unreached(self.tables[0])]
-            steps = str(short._view(view, function, len(short.tables[0].rows) + 4))
+            steps = str(short._view(view, function, len(short.tables[0].rows) + 4 + 2 * len(short.notes)))
         if not isinstance(self.tool, Report):
             return steps
         left = max(14, 28 - steps.count("\n"))

@@ -499,26 +499,17 @@ def _float(text: str) -> float:
     return float(text)
 
 
-class JsonLines:
+class JsonLines(TextLog):
     """An object for each line."""
-
-    def __init__(self, rows: LogRows, rank: int = -1) -> None:
-        self.rows, self.text = rows, TextLog(rows, rank)
-        self.rank = rank
 
     def line(self, number: int, text: str) -> None:
         self.rows.line = number
-        if not text.strip():
-            return
         if text.lstrip()[:1] != "{":
-            self.text.line(number, text)
+            super().line(number, text)
         elif self.rows.skips() and not RARE.search(text.lower()):
             return
-        elif not self.text._object(number, text, self.rank):
+        elif not self._object(number, text, self.rank):
             self.rows.broken.append(number)
-
-    def end(self) -> None:
-        self.text.end()
 
 
 class CsvLines:

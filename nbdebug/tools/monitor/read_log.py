@@ -536,11 +536,12 @@ def _course_notes(course: Course, name: str) -> list[str]:
 
 
 def _killed(log: LogRows, course: Course) -> tuple[int, str] | None:
-    """The line that says that the process was killed, where no loss comes after it."""
-    last = course.last_line
-    kills = [kill for kill in log.kills if kill.line >= last]
-    ended = any(last <= end < kill.line for kill in kills for end in log.ends)  # it was over: a crash at the exit
-    return (kills[0].line, kills[0].text) if kills and not ended else None
+    """The line that says that the process was killed, where no loss comes after it, and no end before it: that would be
+    a crash at the exit."""
+    kill = next((kill for kill in log.kills if kill.line >= course.last_line), None)
+    if kill is None or any(course.last_line <= end < kill.line for end in log.ends):
+        return None
+    return kill.line, kill.text
 
 
 def _stopped(log: LogRows, course: Course) -> tuple[int, int, str] | None:
