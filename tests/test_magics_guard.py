@@ -345,6 +345,15 @@ def test_before_any_model_it_begins_where_a_loop_first_calls_one(sick: int) -> N
         assert torch.nn.Module.__call__ is torch.nn.Module._wrapped_call_impl
 
 
+def test_a_model_that_only_gives_features_is_not_waited_for() -> None:
+    with started("import torch") as book:
+        book.run("%guard on")
+        book.run("body = torch.nn.Linear(3, 3)\nfor x in torch.ones(4, 2, 3):\n    kept = body(x).detach()")
+        assert "watching" not in book.run("%guard").printed
+        assert "watching model `own` and optimizer `optimizer`" in book.run(f"{LOOP}\nmain(None)").printed
+        book.run("%guard off")
+
+
 def hooks_of_nothing(notebook: Notebook) -> bool:
     names = notebook.shell.user_ns
     return not {"net", "opt"} <= set(names) or hooks(notebook) == 0

@@ -48,15 +48,15 @@ class LoopSubject:
 class LoopStart:
     """found: called once, with what the loop trains, at its first call of it with gradients, on the loop's own stack;
     it may give the watch of the loaders, which then follows the open pass. Models that an optimizer trains are waited
-    for; one that none trains is taken at its second call. names: other variables of the user's, for the validation
-    batches, the scheduler and the loss."""
+    for; one that none trains is taken at its first call after a gradient has come, or its weights have changed. names:
+    other variables of the user's, for the validation batches, the scheduler and the loss."""
 
     def __init__(self, names: Mapping[str, Any] | None = None) -> None:
         self.names = dict(names or {})
         self.found: Callable[[LoopSubject], LoaderWatch | None] = lambda subject: None
         self.restore_rng: Callable[[], None] = lambda: None
         self._passes: list[OpenPass] = []
-        self._called: set[int] = set()
+        self._called: dict[int, list[tuple[int, bool]]] = {}
         self._watch: LoaderWatch | None = None
         self._busy = False
 
@@ -131,9 +131,9 @@ class LoopStart:
         optimizers = _each_once(discover("optimizer", names) | held("optimizer", names))
         optimizers = {n: o for n, o in optimizers.items() if any(trains(o, m) for m in models.values())}
         trained = {n: m for n, m in models.items() if any(trains(o, m) for o in optimizers.values())}
-        if mine not in trained and id(module) not in self._called:
-            self._called.add(id(module))
-            return None
+        state = [(p._version, p.grad is not None) for p in module.parameters()]
+        if mine not in trained and self._called.setdefault(id(module), state) == state:
+            return None  # features are taken from it, perhaps
         models = trained if mine in trained else {mine: models[mine]}
         return self._with_parts(Subject(models, optimizers, named=False), names)
 
