@@ -322,6 +322,55 @@ for epoch in range(6):
 """
     with started(SETUP + setup) as book:
         assert book.run(cell.strip()).result.verdict == "healthy"
+    with started(SETUP + setup.replace("for m in (G, D)", "for m in (D, D)")) as book:
+        [found] = book.run(cell.strip()).result.findings
+    assert found.code == "training/parameters-not-in-optimizer" and "`G` gets gradients" in found.title
+
+
+PAIRS = """
+enc, dec, out = nn.GRU(8, 16, batch_first=True), nn.GRU(8, 16, batch_first=True), nn.Linear(16, 8)
+opt = torch.optim.Adam([*enc.parameters(), *dec.parameters(), *out.parameters()], lr=0.01)
+"""
+READS = """
+%%diagnose
+for it in range(60):
+    source = torch.randint(1, 8, (16, 6))
+    target = torch.cat([torch.zeros(16, 1, dtype=torch.long), source.flip(1)], 1)
+    hidden, state = enc(F.one_hot(source, 8).float())
+    scores = out(dec(F.one_hot(target[:, READ], 8).float(), state)[0])
+    loss = F.cross_entropy(scores.reshape(-1, 8), target[:, 1:].reshape(-1))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize(("read", "codes"), [(":-1", []), ("1:", ["training/leakage"])])
+def test_a_decoder_that_reads_the_token_that_it_predicts(read: str, codes: list[str]) -> None:
+    with started(SETUP + PAIRS) as book:
+        report = book.run(READS.strip().replace("READ", read)).result
+    assert [finding.code for finding in report.findings] == codes
+
+
+@pytest.mark.parametrize("labels", ["torch.arange(len(x))", "torch.randperm(len(x))"])
+def test_a_loss_of_two_terms_that_ends_at_guessing_is_not_well(labels: str) -> None:
+    cell = f"""
+%%diagnose
+for epoch in range(15):
+    for x, _ in loader:
+        scores = 8 * F.normalize(a(x), dim=1) @ F.normalize(b(x), dim=1).T
+        labels = {labels}
+        loss = (F.cross_entropy(scores, labels) + F.cross_entropy(scores.T, labels)) / 2
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+"""
+    setup = f"{LOADED}; a, b = nn.Linear(6, 16), nn.Linear(6, 16)\n"
+    setup += "opt = torch.optim.Adam([*a.parameters(), *b.parameters()], 0.01)"
+    with started(SETUP + setup) as book:
+        report = book.run(cell.strip()).result
+    assert report.ok == ("arange" in labels)
+    assert report.ok or "a constant answer has 3.4" in report.symptoms[-1].what
 
 
 def test_what_is_saved_of_batches() -> None:

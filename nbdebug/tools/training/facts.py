@@ -28,6 +28,8 @@ from nbdebug.text import in_a_line
 from nbdebug.verdict import floor_of
 
 NOWHERE = Where()
+MEANS, ROUGHLY = 3.0, 0.05
+"""A loss of more times that of guessing may be a sum over the batch; what random numbers change of a loss."""
 T = TypeVar("T")
 
 
@@ -430,6 +432,21 @@ class StaticFacts:
             return 0.0, 0.0
         return floor_of(call.entropy, call.guess or call.entropy)
 
+    @property
+    def guess(self) -> float | None:
+        """The loss of an answer that knows nothing, where the loss is a mean over the batch, or adds up several calls,
+        or is their mean."""
+        guesses = [call.guess for call in self.loss_calls if call.guess]
+        values = [call.value for call in self.loss_calls if call.value is not None]
+        if not guesses or len(guesses) != len(self.loss_calls):
+            return None
+        if len(guesses) == 1:
+            return guesses[0] if self.reduction == "mean" else None
+        if len(values) != len(guesses) or self.loss is None or any(v > MEANS * g for v, g in zip(values, guesses)):
+            return None
+        shares = (s for s in (1.0, 1 / len(values)) if abs(s * sum(values) - self.loss) < ROUGHLY * abs(self.loss))
+        return next((share * sum(guesses) for share in shares), None)
+
 
 @dataclasses.dataclass(frozen=True)
 class StaleGradients:
@@ -661,7 +678,8 @@ class TrainingRunFacts:
     step_numbers: what the callback was given, loss by loss; others_step: an optimizer of another model steps;
     loss_from: the expression of the loop that is taken for the loss, and its line; reward: of a policy gradient, whose
     loss is no measure, the variable with what a step brought ("": none) and its course; follows: a model that gives
-    targets and follows this one: the evaluations are then the start and the end against its end;
+    targets and follows this one: the evaluations are then the start and the end against its end; unheld:
+    other models that get gradients, have initial values, and are in no optimizer that steps, with their elements;
     adversaries: several optimizers, given or not, step after
     backward passes of their own; places: the user's lines, by what they do; mode_losses: the
     validation loss in train mode and in eval mode; regularization: the largest weight decay and dropout; spike,
@@ -686,6 +704,7 @@ class TrainingRunFacts:
     loss_from: str = ""
     reward: tuple[str, tuple[float, ...]] | None = None
     follows: str = ""
+    unheld: Mapping[str, int] = dataclasses.field(default_factory=dict)
     optimizers: int = 1
     adversaries: bool = False
     rates: tuple[float, ...] = ()

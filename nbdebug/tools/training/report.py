@@ -443,7 +443,6 @@ def _symptoms(facts: TrainingFacts) -> list[Symptom]:
     if not run.losses and (not run.evaluations or any(text.startswith("The run: ") for text in run.unchecked)):
         why = next((text for text in run.unchecked if text.startswith("The run: ")), "The run: no loss was seen")
         return [verdict.blind("The run", why.removeprefix("The run: "))]
-    guess = static.loss_calls[0].guess if len(static.loss_calls) == 1 and static.reduction == "mean" else None
     rates = run.rates if len(run.rates) == len(run.losses) else None
     fixed = [(e.train, e.val, e.val_error) for e in run.evaluations]
     several = run.adversaries or bool(run.follows)
@@ -455,7 +454,7 @@ def _symptoms(facts: TrainingFacts) -> list[Symptom]:
         *[_undecided(pair) for pair in [run.undecided] if pair is not None],
         *losses,
         *(verdict.of_rewards(*run.reward) if run.reward is not None else ()),
-        *verdict.of_evaluations(fixed, guess=guess, several=run.adversaries, floor=(run.floor, run.at_floor)),
+        *verdict.of_evaluations(fixed, guess=static.guess, several=run.adversaries, floor=(run.floor, run.at_floor)),
     ]
 
 

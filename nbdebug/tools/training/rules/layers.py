@@ -212,6 +212,8 @@ def _severed(facts: TrainingFacts) -> tuple[DetachedAt, ...]:
 )
 def parameters_not_in_optimizer(facts: TrainingFacts) -> Finding | None:
     static = facts.static
+    if facts.run is not None and facts.run.unheld:
+        return _model_not_held(facts.run)
     if static is None:
         return None
     reached = [p for p in static.parameters if p.trained and p.reached]
@@ -247,6 +249,20 @@ def parameters_not_in_optimizer(facts: TrainingFacts) -> Finding | None:
         fixes,
         module=missing[0].module,
         evidence={"missing": names[:20], "elements not held": f"{elements[0]:,} of {elements[1]:,}"},
+    )
+
+
+def _model_not_held(run: TrainingRunFacts) -> Finding:
+    name, elements = next(iter(run.unheld.items()))
+    return finding(
+        "parameters-not-in-optimizer",
+        f"`{name}` gets gradients from the loss and keeps its random initial values: no optimizer that steps holds its "
+        "parameters",
+        [name, "optimizer"],
+        [Fix("Pass them to the optimizer that is to train it.", f"torch.optim.Adam({name}.parameters(), lr=…)")],
+        run=run,
+        module=name,
+        evidence={"missing": list(run.unheld), "elements not held": f"{elements:,}"},
     )
 
 

@@ -54,6 +54,7 @@ from nbdebug.tools.training.run.loop_loss import (
     proved,
     users_frames,
 )
+from nbdebug.tools.training.static.one_step import is_fresh
 
 # -- modes, gradients and updates --------------------------------------------------------------------------------------
 
@@ -707,6 +708,20 @@ class LoopRun:
         """Those of which each step takes values, and whose weights have changed."""
         often = {n: m for n, (m, _) in self._others.items() if self._calls[n] > self.updates.backwards // 2}
         return {n: m for n, m in often.items() if [p._version for p in m.parameters()] != self._others[n][1]}
+
+    @property
+    def unheld(self) -> dict[str, nn.Module]:
+        """Those that get gradients and stay as they were made: no optimizer that steps holds them."""
+        known = [*self.updates.optimizers, *(v for v in self.names.values() if isinstance(v, torch.optim.Optimizer))]
+        stepped = [o for o in known if id(o) in self.stepping]
+        held = {id(p) for o in stepped for g in o.param_groups for p in g["params"]}
+        found = {}
+        for name, (model, versions) in self._others.items():
+            own = [p for p in model.parameters() if p.grad is not None and bool(p.grad.any())]
+            still = stepped and versions == [p._version for p in model.parameters()]
+            if still and own and held.isdisjoint(map(id, own)) and all(is_fresh(p) for p in own if p.dim() > 1):
+                found[name] = model
+        return found
 
     def _forget_loss(self) -> None:
         self.loss_fn = self.on_train.loss_fn = self.on_val.loss_fn = None

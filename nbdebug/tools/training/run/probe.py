@@ -353,8 +353,7 @@ class _EditTrials:
 
     def all(self, static: StaticFacts) -> dict[str, TriedEdit]:
         tried = {}
-        calls = static.loss_calls if static.reduction == "mean" else ()
-        self.guess = calls[0].guess if len(calls) == 1 else None
+        self.guess = static.guess
         for finding in name_all(TrainingFacts(static, self.facts)):
             name = slug(finding)
             edit = self._of_call(name) or self._of_loop(name) or self._of_cut(name) or self._of_labels(name, static)
@@ -507,6 +506,7 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
     sites = {**modes.sites, "backward": updates.backward_site, "optimizer": updates.step_site}
     return TrainingRunFacts(
         losses=tuple(run.losses),
+        unheld={name: sum(p.numel() for p in model.parameters()) for name, model in run.unheld.items()},
         reward=None if run.rewards is None else (run.rewards.name, tuple(run.rewards.values)),
         step_numbers=tuple(run.step_numbers),
         optimizer_steps=updates.steps,

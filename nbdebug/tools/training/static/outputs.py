@@ -709,7 +709,7 @@ def sees_ahead(model: nn.Module, loss_fn: LossFn, batch: Any) -> SeesAhead | Non
             continue
         plain, at = _forward(model, loss_fn, batch), tokens.shape[1] - 2
         before = _by_step(plain, tokens)
-        if before is None:
+        if before is None or not _are_next(plain, tokens):
             continue
         other = tokens.clone()
         other[:, at] = tokens[:, at].roll(1, 0)
@@ -729,20 +729,24 @@ def _exchanged(batch: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
 
 
 def _by_step(calls: Calls, tokens: torch.Tensor) -> torch.Tensor | None:
-    """The scores by sample and time step, where what they predict are these tokens, one place on."""
-    losses = [call for call in calls.calls if call.op == "cross_entropy"]
+    """The scores of the only loss by sample and time step, where there is one for each of these tokens, or all but the
+    last."""
+    losses, (n, length) = [call for call in calls.calls if call.op == "cross_entropy"], tokens.shape
     if len(losses) != 1:
         return None
     scores, labels = losses[0].argument(0, "input"), losses[0].argument(1, "target")
-    n, length = tokens.shape
     if labels.is_floating_point() or labels.numel() not in (n * length, n * (length - 1)):
-        return None
-    own = labels.reshape(n, -1)[:, : length - 1]
-    counted = own >= 0
-    if not bool(counted.any()) or float((own == tokens[:, 1:])[counted].float().mean()) < NEXT:
         return None
     by_step: torch.Tensor = scores.movedim(1, -1).reshape(n, labels.numel() // n, -1)
     return by_step
+
+
+def _are_next(calls: Calls, tokens: torch.Tensor) -> bool:
+    """Whether what the scores predict are these tokens, one place on."""
+    labels = next(call for call in calls.calls if call.op == "cross_entropy").argument(1, "target")
+    own = labels.reshape(len(tokens), -1)[:, : tokens.shape[1] - 1]
+    counted = own >= 0
+    return bool(counted.any()) and float((own == tokens[:, 1:])[counted].float().mean()) >= NEXT
 
 
 def _changes_before(a: torch.Tensor, b: torch.Tensor, at: int) -> bool:
