@@ -4,7 +4,7 @@
     %%nan_trace                the whole cell, a training loop included
     %guard on|off|status       watch every step from now on; %guard open PATH shows a record from disk
     %grad_watch on|off|status  measure gradients, updates and the loss of every step
-    %preflight                 what would keep the model from learning, before training
+    %preflight                 what would keep the model from learning, before training; %%preflight asks the loop below
     %diagnose train            why a training does not learn: your loop, run once, and fixes tried on its start
     %%diagnose                 the same for the loop in the cell below
     %mem                       where memory is now, by owner; %%mem follows the cell below it
