@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nbdebug import registry
-from nbdebug.report import Finding, Fix, Report, Symptom, Where
+from nbdebug.report import Finding, Fix, Link, Report, Symptom, Where
 from nbdebug.text import clip, in_colour
 
 
@@ -240,7 +240,16 @@ def _explanation(error: BaseException, names: Mapping[str, Any], shell: Any) -> 
     causes = find_causes(error, names, another_tools)
     stale = _of_notebook(error, names, shell, causes.notes) if _may_be_of_notebook(error) else ()
     weaker = ("error/module-not-found", "error/wrong-argument")
-    findings = (*stale, *(f for f in causes.findings if not stale or f.code not in weaker))
+    chains = {one.code: (Link(one.title, one.where), *one.chain) for one in stale}
+    told = {f.code for f in causes.findings}
+    findings = (
+        *(one for one in stale if one.code not in told),
+        *(
+            dataclasses.replace(f, chain=(*chains.get(f.code, ()), *f.chain))
+            for f in causes.findings
+            if not stale or f.code not in weaker
+        ),
+    )
     if not findings:
         report = unknown_error(error, names)
         own = [p for p in _pages_like(f"{type(error).__name__}: {message_of(error)}") if registry.added(p.code)]
@@ -288,19 +297,18 @@ WEIGHTS = re.compile(
 
 
 def _may_be_of_notebook(error: BaseException) -> bool:
-    """Whether Python lacks a name, an attribute or an argument, or a file of the user's, which may have been edited
-    since its import, is in the traceback."""
+    """Whether Python lacks a name, an attribute or an argument, or a cell, or a file of the user's, which may have been
+    edited since its import, is in the traceback."""
     from nbdebug.observe.locations import USER, cell_name, kind_of
 
     kind = type(error)
-    if issubclass(kind, (NameError, AttributeError, TypeError, ImportError, LookupError, ValueError)) or (
-        "pickl" in kind.__name__.lower()
-    ):
+    python = (NameError, AttributeError, TypeError, ImportError, LookupError, ValueError)
+    if issubclass(kind, python) or "pickl" in kind.__name__.lower():
         return True
     at = BaseException.__dict__["__traceback__"].__get__(error)
     while at is not None:
-        code = at.tb_frame.f_code
-        if code.co_filename.endswith(".py") and kind_of(code) == USER and cell_name(code.co_filename) is None:
+        file = at.tb_frame.f_code.co_filename
+        if cell_name(file) is not None or file.endswith(".py") and kind_of(at.tb_frame.f_code) == USER:
             return True
         at = at.tb_next
     return False

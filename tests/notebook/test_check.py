@@ -228,3 +228,10 @@ def test_the_cell_that_appends_into_a_dict_is_named_and_the_variable_of_a_traceb
             },
         )
     assert _largest(caught.value) == "many" and _largest(None) == ""
+
+
+def test_explain_tells_the_cell_that_changed_the_object() -> None:
+    with of_cells([SETUP, MODEL, OPT, TRAIN, "small = net.half()", TRAIN]) as (shell, error):
+        finding = nbdebug.explain(error, shell=shell).findings[0]
+    assert finding.code == "error/dtype-mismatch" and finding.chain[0].where.cell == "In [5]"
+    assert "net.half()" in finding.chain[0].what

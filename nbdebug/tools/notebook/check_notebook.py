@@ -158,26 +158,22 @@ OBJECTS = re.compile(r"(?:type object )?'(\w+)'(?: object)? has no attribute '(\
 def notebook_causes(error: BaseException, names: Mapping[str, Any], shell: Any = None) -> tuple[Finding, ...]:
     """What of the notebook explains this exception: a file that differs from what is loaded of it, an object of an
     earlier definition of its class, a name that a later cell defines or an earlier one hides, a statement that had
-    consumed its own result before. () for other exceptions."""
+    consumed its own result before, what a cell set or changed for all that follow. () for other exceptions."""
     with torch._C.DisableTorchFunctionSubclass():
         history, variables = CellHistory.of(shells.running_shell() if shell is None else shell), user_variables(names)
         files = {os.path.basename(link.tb_frame.f_code.co_filename) for link in traceback_links(error)}
         message = error_message(error)
         stale, _ = stale_modules(variables, history, psutil.Process().create_time())
-        classes = (
-            [
-                one
-                for one in redefined_classes(variables, objects_from(variables), history, error)
-                if one.evidence == "exception"
-            ]
-            if (issubclass(type(error), (TypeError, AttributeError)) or "pickl" in type(error).__name__.lower())
-            else []
-        )
+        objects, kinds = objects_from(variables), (TypeError, AttributeError, KeyError)
+        refused = issubclass(type(error), kinds) or "pickl" in type(error).__name__.lower()
+        classes = redefined_classes(variables, objects, history, error) if refused else []
+        modes = modes_left_on(ModelsAndOptimizers(variables, objects), history, error)
         return tuple(
             name_all(
                 NotebookFacts(
                     stale=tuple(one for one in stale if one.file in files or _is_about(one, message)),
-                    classes=tuple(classes),
+                    classes=tuple(one for one in classes if one.evidence == "exception"),
+                    modes=tuple(one for one in modes if one.kind.endswith(("setting", "changed"))),
                     early=tuple(cells_too_early(variables, history, error)),
                     shadowed=tuple(names_shadowed(variables, history, error)),
                     repeated=tuple(one for one in runs_twice(variables, history, error) if one.error),
