@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import pathlib
 import re
 import signal
@@ -71,7 +72,7 @@ def explain(
 
 def _of_text(text: str) -> Report:
     """What the words of a copied traceback or message show."""
-    from nbdebug.tools.errors.dispatch import causes_of_text, contexts_of_text
+    from nbdebug.tools.errors.dispatch import MESSAGES, causes_of_text, contexts_of_text, hints
 
     with _quiet():
         try:
@@ -86,7 +87,10 @@ def _of_text(text: str) -> Report:
         page = (Fix(rule.fix, f"%explain {rule.code}   # its page"),)
         finding = dataclasses.replace(finding, fixes=finding.fixes or page)
         return Report("explain(text)", findings=(finding,), notes=tuple(notes))
-    pages = _pages_like(" ".join(f"{one.type}: {one.message}" for one in contexts))
+    words = " ".join(f"{one.type}: {one.message}" for one in contexts)
+    known = next((code for pattern, code in MESSAGES if re.search(pattern, words, re.IGNORECASE)), "")
+    pages = _pages_like(words) or ([registry.look_up(known)] if known else [])
+    notes += itertools.islice(hints(last), 1)
     message = clip(" ".join(last.message.split()), 300)
     if not pages:
         headline = f"No cause is known for this {last.type}: {message}"

@@ -86,12 +86,29 @@ RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x1568 and 1800x10)"""
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "error/out-of-memory"),
         ("TypeError: linear(): argument 'input' (position 1) must be Tensor, not tuple", "error/not-a-tensor"),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'data/a.csv'", "error/file-not-found"),
+        ("RuntimeError: Cannot re-initialize CUDA in forked subprocess.", "error/loader-worker-died"),
+        (
+            "RuntimeError: Tensor for argument #2 'mat1' is on CPU, but expected it to be on GPU",
+            "error/device-mismatch",
+        ),
+        ("RuntimeError: \"LayerNormKernelImpl\" not implemented for 'Half'", "error/dtype-mismatch"),
+        ("RuntimeError: size mismatch, m1: [32 x 400], m2: [120 x 84]", "error/shape-mismatch"),
+        ("RuntimeError: a Tensor with 32 elements cannot be converted to Scalar", "error/shape-mismatch"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "error/out-of-memory"),
+        ("_pickle.UnpicklingError: invalid load key, '<'.", "checkpoint/not-weights"),
+        ("AttributeError: module 'numpy' has no attribute 'float'.", "environment/version-mismatch"),
+        ("ValueError: sampler option is mutually exclusive with shuffle", "error/wrong-argument"),
     ],
 )
 def test_copied_text_is_explained_by_its_words(text, code) -> None:
     report = nbdebug.explain(text)
     assert [finding.code for finding in report] == [code]
     assert not any(fix.verified for fix in report.findings[0].fixes)
+
+
+def test_a_nan_that_another_tool_finds_is_told() -> None:
+    report = nbdebug.explain("RuntimeError: Function 'PowBackward0' returned nan values in its 0th output.")
+    assert not report.findings and "%nan_trace step()" in str(report)
 
 
 def test_text_of_no_known_kind_gets_no_guess() -> None:

@@ -166,6 +166,10 @@ def hints(context: ErrorContext) -> Iterator[str]:
         )
     elif kind == "TypeError" and "argument" in message:
         yield from _arguments(context, message)
+    elif re.search(r"returned nan values|invalid values:.*\bnan\b", message, re.DOTALL):
+        yield "The NaN is older than this line: `%nan_trace step()` names the op, its line and the rows that made it."
+    elif "negative strides" in message:
+        yield "The array is a view that runs backwards (`[::-1]`, a flip): its `.copy()` does not."
 
 
 def _name(context: ErrorContext, name: str) -> Iterator[str]:
@@ -424,6 +428,46 @@ KINDS: tuple[ErrorKind, ...] = (
     ),
 )
 """The narrow before the wide."""
+MESSAGES: tuple[tuple[str, str], ...] = (
+    (
+        r"is on [CG]PU, but expected|are not at the same device|argument should be a 1D CPU|on different device|"
+        r"copy out of meta tensor|type \(torch\.\w+\) and \w+ type \(torch\.cuda|dense CPU tensors can be pinned",
+        "error/device-mismatch",
+    ),
+    (
+        r"Input type \(\S+\) and \w+ type|expected scalar type|the same dtype|Found dtype \w+ but|"
+        r"implemented for '\w+'|dtype can require gradients|Integer division of tensors|should be a float tensor|"
+        r"unscale FP16 gradients",
+        "error/dtype-mismatch",
+    ),
+    (
+        r"multi-target not supported|Expected \d-dimensional input|size mismatch, m1|expanded size of the tensor|"
+        r"expected \w+ to be a single integer|mask shape should match|Tensor with more than one value|"
+        r"only one element tensors|cannot be converted to Scalar",
+        "error/shape-mismatch",
+    ),
+    (r"re-initialize CUDA in forked|items of ancdata|open shared memory object", "error/loader-worker-died"),
+    (r"resize storage that is not resizable", "error/collate-mismatch"),
+    (r"CUBLAS_STATUS_ALLOC_FAILED", "error/out-of-memory"),
+    (r"numpy\(\) on Variable", "error/attached-to-graph"),
+    (
+        r"expected Tensor as element|invalid combination of arguments|pic should be PIL|"
+        r"ndarray' object has no attribute",
+        "error/not-a-tensor",
+    ),
+    (
+        r"params argument given to the optimizer|sampler option is mutually|option could only be specified",
+        "error/wrong-argument",
+    ),
+    (
+        r"cannot open shared object|undefined symbol|module '(torch|numpy)\S*' has no attribute",
+        "environment/version-mismatch",
+    ),
+    (r"invalid load key", "checkpoint/not-weights"),
+    (r"ChildFailedError", "distributed/rank-raised"),
+)
+"""Whose page an error has that is known by its words alone: a copied message, with no values. The narrow before the
+wide; searched without regard to case."""
 CURES = {
     "error/no-grad-path": "autograd.trials.cured",
     "error/backward-twice": "autograd.trials.cured",
