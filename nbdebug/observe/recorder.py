@@ -37,11 +37,13 @@ class Op:
     backward; library: the innermost line of an installed package, where that is not the user's line; call: the user's
     code and its instruction, where known; inputs: the ops that made its operands; scalars: its number arguments by
     name; grad: whether autograd recorded it; recomputed: a forward op that runs again during backward (checkpointing);
-    after_model: run outside of the model, after its call; loading: run by a data loader that reads a batch; reach:
-    which of parameters, inputs and targets flow into it (0: not followed)."""
+    after_model: run outside of the model, after its call; loading: run by a data loader that reads a batch; ahead: in
+    a loop, after the updates of its step, so that it may prepare the next one; reach: which of parameters, inputs and
+    targets flow into it (0: not followed)."""
 
     __slots__ = (
         "after_model",
+        "ahead",
         "call",
         "custom",
         "during",
@@ -73,7 +75,7 @@ class Op:
         self.forward: Op | None = None
         self.reach = 0
         self.custom, self.recomputed, self.grad, self.after_model = False, False, True, False
-        self.loading = False
+        self.loading = self.ahead = False
         self.inputs: tuple[Op, ...] = ()
         self.scalars: dict[str, Any] = {}
 
@@ -112,7 +114,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.stack, self.watchers, self.on_external = stack, watchers, on_external
         self.storages: dict[int, StorageInfo] = {}
-        self.step, self.count, self.disabled_by, self.loading = 0, 0, "", False
+        self.step, self.count, self.disabled_by, self.loading, self.ahead = 0, 0, "", False, False
         self.fault: Exception | None = None
         self.model_called = False
         self.opaque_types: set[str] = set()  # of tensors that handle ops themselves: their values can't be followed
@@ -127,7 +129,7 @@ class Recorder(TorchDispatchMode):
 
     def new_step(self, step: int) -> None:
         """Drop what only one step needs, and the records of storages that have been freed."""
-        self.step, self.model_called = step, False
+        self.step, self.model_called, self.ahead = step, False, False
         self._by_number.clear()
         self.storages = {k: m for k, m in self.storages.items() if not m.ref.expired()}
         for storage in self.storages.values():
@@ -179,7 +181,7 @@ class Recorder(TorchDispatchMode):
 
     def _describe(self, func: Any, schema: Schema, args: tuple, kwargs: dict) -> Op:
         op = Op(self.count, func, schema.base, self.step)
-        op.loading = self.loading
+        op.loading, op.ahead = self.loading, self.ahead
         self.count += 1
         node = _current_node()
         number, thread = _next_number(), threading.get_ident()
@@ -218,7 +220,7 @@ class Recorder(TorchDispatchMode):
             stack = stack._replace(user=self.called_from)
         op.site, op.library, op.call = stack.site, stack.library, stack.call
         op.grad = torch.is_grad_enabled()
-        op.after_model = self.model_called and not self.stack.inside
+        op.after_model = self.model_called and not (self.stack.inside or self.ahead)
         op.recomputed = node is not None and stack.site is not None and is_recomputation(stack.frame)
         if node is not None and not op.recomputed:
             op.during, op.node = "backward", node.name()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 import nbdebug
 from tests.nan.judge import answer_of, statement
+from tests.shell import started
 
 
 @dataclasses.dataclass(frozen=True)
@@ -653,3 +655,24 @@ def statistic_beside_a_mask(sick):
     keeps[1][:] = not sick
     batches = [(torch.randn(5, 6), keep) for keep in keeps]
     return steps_of(model, torch.optim.Adam(model.parameters()), batches, lambda b: model(*b).square().mean())
+
+
+@pytest.mark.parametrize("spoil", ["x[13, 1] = -1.0", "x[13] -= 2"])
+def test_what_prepares_a_batch_after_an_update_belongs_to_the_next_step(spoil):
+    cell = f"""
+        %%nan_trace
+        torch.manual_seed(0)
+        x = torch.rand(32, 3) + 0.1
+        {spoil}
+        net = torch.nn.Linear(3, 1)
+        sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+        for i in range(0, 32, 4):
+            batch = x[i : i + 4].log()
+            sgd.zero_grad()
+            net(batch).square().mean().backward()
+            sgd.step()
+    """
+    with started("import torch") as book:
+        finding = book.run(textwrap.dedent(cell).strip()).result.findings[0]
+    assert (finding.code, finding.where.step, finding.where.samples) == ("nan/log-of-nonpositive", 3, (1,))
+    assert "x[i : i + 4].log()" in finding.where.text

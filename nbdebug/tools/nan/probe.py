@@ -511,6 +511,7 @@ class Probe:
         parameters = [(self._name(p), p) for group in optimizer.param_groups for p in group["params"]]
         self.detections.check("parameter", parameters, self.history.optimizer_line, from_ops=True)
         if self.cell:
+            self.recorder.ahead = min(self._steps_of.values()) + self._skips > self.step
             self.detections.read_pending()
             if self.detections.first is not None:
                 self.end_step()

@@ -209,7 +209,7 @@ def _in_backward(detection: Detection, culprit: Origin) -> Detection:
 
 def _origin_fact(probe: Probe, origin: Origin, index: int, place: dict[int, int], used: set[int]) -> OriginFact:
     op, storage = origin.op, origin.storage
-    loading = op is not None and op.loading  # perhaps ahead, in the step before
+    ahead = op is not None and (op.loading or op.ahead and origin.step == probe.step - 1)  # for the next step
     return OriginFact(
         index=index,
         op=op.name if op else "",
@@ -225,8 +225,8 @@ def _origin_fact(probe: Probe, origin: Origin, index: int, place: dict[int, int]
         whole=origin.whole,
         custom=origin.custom,
         after_model=origin.after_model,
-        earlier_step=origin.step < probe.step and not loading,
-        step=probe.step if loading else origin.step,
+        earlier_step=origin.step < probe.step and not ahead,
+        step=probe.step if ahead else origin.step,
         absorbed_by=tuple(sorted(origin.absorbed_by)),
         bad_elements=origin.bad,
         elements=math.prod(origin.shape),
