@@ -107,7 +107,10 @@ def _doubled(number: int, statement: ast.stmt, names: Mapping[str, Any], history
     """A statement that adds to an object what an earlier cell has added, as the object shows: a handler to a logger,
     a mask or a parametrization to a module; or that lowers a learning rate again. With a training since then it is done
     step by step, on purpose."""
-    text, twice = ast.unparse(statement), None
+    source, twice = history.cells[number].source, None
+    if not any(word in source for word in (*ADDITIONS, "param_groups")):
+        return None
+    text = ast.unparse(statement)
     words = set(re.findall(r"\w+", text))
     if words & ADDITIONS and (name := next((n for n in sorted(words & names.keys()) if _has_double(names[n])), "")):
         twice = _run_before(history, number, statement, "")
@@ -121,6 +124,8 @@ def _doubled(number: int, statement: ast.stmt, names: Mapping[str, Any], history
 def _applied_again(number: int, statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> RunTwice | None:
     """A statement that divides an array or a column, or takes the logarithm, a second time, and uses it then."""
     at = (number, statement.end_lineno or 0)
+    if not any(word in history.cells[number].source for word in ("/", "div_", *FURTHER)):
+        return None
     path, called, given = _chain(statement)
     in_place = "div_" in called and _is_array(names.get(path)) and not any(path in names_in(value) for value in given)
     if in_place and first_training_use(history, path, at) is not None:
@@ -467,7 +472,7 @@ PASSES = frozenset("DataLoader Subset TensorDataset iter".split())
 def splits_drawn_again(models: set[str], history: CellHistory) -> list[RunTwice]:
     """A random split that was drawn again after a model had been trained on the first one, which is then judged by the
     second: what is held out now was trained on. models: their variables."""
-    for number in reversed(history.cells):
+    for number in [cell.number for cell in reversed(history.mentioning(*DRAWS))]:
         for drawn in history.cells[number].bindings:
             calls = [n for n in ast.walk(drawn.node) if isinstance(n, ast.Call)]
             if not any(dotted(n.func).rpartition(".")[2] in DRAWS for n in calls) or "seed(" in (
