@@ -538,7 +538,8 @@ def oscillation(record: LossRecord) -> Verdict | None:
     size, level = spread(rest), abs(statistics.median(values))
     parts = blocks(values)
     falls = -slope(parts) * len(parts) > size
-    if falls or size < SWING * level or size <= 0:
+    learnt = max(values) < STILL * record.start  # what is left then need not be even: of a sequence read in order
+    if falls or learnt or size < SWING * level or size <= 0:
         return None
     period = 2 if correlation(rest, 1) < ALTERNATES else _period(rest)
     if period is None:

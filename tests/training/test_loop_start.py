@@ -152,6 +152,22 @@ for it in range(120):
     {step(4)}
 """,
     ),
+    "what a generator makes of a loader": (
+        f"""
+{MADE}; {LOADED}
+def cycle():
+    while True:
+        for rows, labels in loader:
+            yield dict(rows=rows, labels=labels)
+batches = cycle()
+""",
+        f"""
+for it in range(120):
+    batch = next(batches)
+    out, y = net(batch["rows"]), batch["labels"]
+    {step(4)}
+""",
+    ),
     "a closure": (
         f"{MADE}; {LOADED}",
         """

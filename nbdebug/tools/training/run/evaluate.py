@@ -223,7 +223,7 @@ class LoaderWatch:
             self._begin(loader, of_train)
         try:
             for batch in batches:
-                if of_train:
+                if of_train and self.train is not None:
                     count += 1
                     self._note(batch, count)
                 yield batch

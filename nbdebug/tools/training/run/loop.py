@@ -569,6 +569,7 @@ class LoopRun:
         self.loss_fn: LoopLoss | None = None
         self.learned = learned
         self._candidate: LoopLoss | None = None
+        self._own: tuple[LoopLoss, Any] | None = None
         self.on_train, self.on_val, self.errors = on_train, on_val, errors
         self.on_step = errors.wrap("The progress bar", on_step) if on_step is not None else None
         self.saved = SavedBatches()
@@ -687,6 +688,9 @@ class LoopRun:
         found = self.errors.run(LOSS, lambda: loop_loss(self.model, loader), None) if early else self.loss_fn
         if first:
             self._candidate = None if call.retain else found
+            if loader is not None and not call.retain:  # what the loop makes of the loader's batches, perhaps
+                own = self.errors.run(LOSS, lambda: loop_loss(self.model, None), None)
+                self._own = None if own is None or (batch := own.batch(self._before)) is None else (own, batch)
             self.takes_own = self.takes_own and self._candidate is not None
         elif early and (found is None or self._changes(found)):
             self._forget_loss()
@@ -750,31 +754,45 @@ class LoopRun:
     def _ended(self) -> None:
         """After a backward, when its graph is gone: the first one's lines are tried, and nothing was updated yet."""
         found, self._candidate = self._candidate, None
+        own, self._own = self._own, None
         guessed, self.guessed = self.guessed, False
-        if self.learned is None or not self.updates.roots or not (found or guessed):
+        if self.learned is None or not self.updates.roots or not (found or own or guessed):
             return
         self.modes.paused = True
-        if guessed and not self.takes_own and self._proves(self.on_train.loss_fn):
+        batches = self.reading.last, self.reading.previous  # which it is where the loop's own reader is one ahead
+        if guessed and not self.takes_own and self._proves(self.on_train.loss_fn, *batches):
             pass  # the criterion among the variables is the loop's loss
-        elif found is not None and self._proves(found):
-            self.loss_fn = self.on_train.loss_fn = self.on_val.loss_fn = found
-            self.on_train.error = self.on_val.error = ""
-            if self.takes_own:
-                self.on_train.batches, self.on_val.batches = list(self.saved.batches), []
-            self.learned()
-            self._evaluate()
+        elif found is not None and self._proves(found, *batches):
+            self._learn(found)
+        elif own is not None and (guessed or not self.on_train.loss_fn) and self._proves(*own):
+            self.takes_own, self.reading.train = True, None
+            self._clear_batches()
+            self._take(own[1])
+            self._learn(own[0])
         else:
             if guessed:
                 self._forget_loss()
             if self.takes_own:
-                self.reading.read, self.takes_own = 0, False
-                self.saved.batches.clear()
-                self.saved.draws.clear()
+                self.takes_own = False
+                self._clear_batches()
         self.modes.paused = False
 
-    def _proves(self, loss_fn: Any) -> bool:
+    def _clear_batches(self) -> None:
+        self.reading.read = 0
+        self.saved.batches.clear()
+        self.saved.draws.clear()
+
+    def _learn(self, found: LoopLoss) -> None:
+        self.loss_fn = self.on_train.loss_fn = self.on_val.loss_fn = found
+        self.on_train.error = self.on_val.error = ""
+        if self.takes_own:
+            self.on_train.batches, self.on_val.batches = list(self.saved.batches), []
+        if self.learned is not None:
+            self.learned()
+        self._evaluate()
+
+    def _proves(self, loss_fn: Any, *batches: Any) -> bool:
         known = self.updates.roots[0], self.updates.signatures[0]
-        batches = self.reading.last, self.reading.previous  # which it is where the loop's own reader is one ahead
         proofs = [functools.partial(proved, loss_fn, self.model, b, *known) for b in batches if b is not None]
         proves = any(self.errors.run(LOSS, proof, False) for proof in proofs)
         if proves:
