@@ -223,11 +223,18 @@ def of_other_batches(model: Any, optimizer: Any, loader: Any) -> Any:
     return train
 
 
-@pytest.mark.parametrize("loop", [of_two_losses, of_a_weight_that_grows, of_a_graph_that_is_kept, of_other_batches])
+@pytest.mark.parametrize("loop", [of_two_losses, of_a_weight_that_grows, of_a_graph_that_is_kept])
 def test_a_loop_that_does_not_tell_has_none(loop: Any) -> None:
     parts = setting(sick=False)
     report = diagnosed(*parts, loop(*parts))
     assert not report.findings and any("no loss_fn" in text for text in report.unchecked)
+
+
+def test_the_batches_are_those_that_are_trained_on_not_those_that_are_read() -> None:
+    parts = setting(sick=False)
+    report = diagnosed(*parts, of_other_batches(*parts))
+    assert report.ok and not any("no loss_fn" in text for text in report.unchecked)
+    assert "batch is your loop's own" in " ".join(str(report.full()).split())
 
 
 def test_a_cell_with_the_loop_alone() -> None:
