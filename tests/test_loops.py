@@ -34,6 +34,7 @@ SAMPLE = [
     ("guard", loops.NONFINITE[1]),
     ("preflight", loops.TRAINED[0]),
     ("explain", loops.RAISED[0]),
+    ("diagnose", loops.TRAINED[0]),
 ]
 """Of the table what each time is tested: it takes half a minute."""
 

@@ -15,6 +15,7 @@ from torch import nn
 
 import nbdebug
 from nbdebug.tools.notebook import stale_code
+from tests.shell import started
 
 
 def own(*_: Any, **__: Any) -> Any:
@@ -226,3 +227,51 @@ def test_a_module_that_can_not_be_compared_does_not_end_the_check(monkeypatch: p
     monkeypatch.setattr(stale_code, "_old_references", strange)
     notes = stale_code.stale_modules({}, stale_code.CellHistory({}, {}), 0.0)[1]
     assert not notes or "it could not be compared (KeyError: 'name')" in notes[0]
+
+
+SAVES = """
+import copy, io, pickle
+import torch, nbdebug
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+train_loader = DataLoader(TensorDataset(torch.randn(32, 8), torch.randint(0, 3, (32,))), batch_size=8)
+def train():
+    for x, y in train_loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+    for thing in (model, model.state_dict(), optimizer, optimizer.state_dict(), scheduler.state_dict(), train_loader):
+        torch.save(thing, io.BytesIO())
+        copy.deepcopy(thing)
+        pickle.dumps(thing)
+    return loss
+"""
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ("%%diagnose\ntrain()",),
+        ("%%nan_trace\ntrain()",),
+        ("%nan_trace train()",),
+        ("%%bottleneck\ntrain()",),
+        ("%mem train()",),
+        ("%guard on", "train()", "%guard off"),
+        ("%grad_watch on", "train()", "%grad_watch off"),
+        ("%bottleneck --watch", "train()", "%bottleneck --watch off"),
+        ("%monitor on", "train()", "%monitor off"),
+    ],
+    ids=lambda cells: cells[0].split("\n")[0],
+)
+def test_what_is_watched_can_be_saved_and_copied(cells: tuple[str, ...]) -> None:
+    with started(SAVES) as book:
+        for cell in cells:
+            ran = book.run(cell)
+            assert ran.error is None, ran.shown
+        assert "step" not in vars(book.shell.user_ns["scheduler"])

@@ -600,7 +600,7 @@ class LoopRun:
         self.has_callback = False
         self.end = math.nan
         self._ours = self._began = 0.0
-        self._scheduler_step: Any = None
+        self._stepped: tuple[Any, Any] | None = None
         self._next = 0
         self.stepping: set[int] = set()
 
@@ -804,10 +804,11 @@ class LoopRun:
         return known is None or found.site != known.site or found.numbers() != known.numbers()
 
     def _watch_scheduler(self) -> None:
+        """By its class: what stands on the scheduler itself goes into its state_dict, and can't be saved."""
         if self.scheduler is None:
             return
-        own = self.scheduler.step
-        self._scheduler_step = self.scheduler.__dict__.get("step")
+        kind = type(self.scheduler)
+        self._stepped, own = (kind, vars(kind).get("step")), kind.step
 
         def note(metric: Any) -> None:
             self.schedule_calls.append(self.updates.steps)
@@ -816,17 +817,21 @@ class LoopRun:
 
         guarded = self.errors.wrap("When the scheduler is stepped, and with which value", note)
 
-        def step(*args: Any, **kwargs: Any) -> Any:
-            guarded(kwargs.get("metrics", args[0] if args else None))
-            return own(*args, **kwargs)
+        @functools.wraps(own)
+        def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            if scheduler is self.scheduler:
+                guarded(kwargs.get("metrics", args[0] if args else None))
+            return own(scheduler, *args, **kwargs)
 
-        self.scheduler.step = step
+        kind.step = step
 
     def _unwatch_scheduler(self) -> None:
-        if self.scheduler is not None:
-            self.scheduler.__dict__.pop("step", None)
-            if self._scheduler_step is not None:
-                self.scheduler.step = self._scheduler_step
+        if self._stepped is not None:
+            (kind, before), self._stepped = self._stepped, None
+            if before is None:
+                del kind.step
+            else:
+                kind.step = before
 
     def _evaluate(self, last: bool = False) -> None:
         step = len(self.losses)

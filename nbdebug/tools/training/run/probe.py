@@ -562,14 +562,14 @@ def _schedule(arguments: LoopArguments, run: LoopRun) -> Schedule | None:
         return None
     lengths = (getattr(scheduler, n, None) for n in ("T_max", "total_steps", "total_iters", "step_size", "T_0"))
     groups = [g for o in arguments.optimizers for g in o.param_groups]
-    holder = getattr(scheduler, "optimizer", None)
+    held = getattr(getattr(scheduler, "optimizer", None), "param_groups", None)  # what accelerate wraps has the same
     return Schedule(
         type(scheduler).__name__,
         len(run.schedule_calls),
         bool(run.schedule_calls) and run.schedule_calls[0] == 0 and run.updates.steps > 0,
         next((length for length in lengths if isinstance(length, int)), None),
         max((float(g.get(key) or 0.0) for g in groups for key in ("initial_lr", "max_lr")), default=0.0),
-        holder is not None and all(holder is not o for o in arguments.optimizers),
+        held is not None and all(held is not o.param_groups for o in arguments.optimizers),
         getattr(scheduler, "mode", None),
         tuple(run.metrics),
     )
