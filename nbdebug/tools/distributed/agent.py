@@ -142,6 +142,7 @@ class Agent:
         self.synced: Counter[str] = Counter()
         self.late_loss: tuple[Any, ...] | None = None
         self.last_message: dict[str, Any] | None = None
+        self.pending: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self.after_backward, self.ordinals = False, itertools.count()
         if rank is not None:
             self.begin(folder)
@@ -258,7 +259,7 @@ class Agent:
         signature, end = inspect.signature(getattr(c10d, name)), "dst" if "send" in name else "src"
 
         def note(*args: Any, **kwargs: Any) -> None:
-            named = bound(signature, args, kwargs)
+            named, self.last_message = bound(signature, args, kwargs), None
             group = named.get("group") or c10d._get_default_group()
             peer, inner = named.get(end), named.get(f"group_{end}")
             if peer is None and inner is not None:
@@ -274,27 +275,14 @@ class Agent:
 
         return note
 
-    def install_wait(self) -> None:
+    def receives(self, work: Any, *_: Any, **__: Any) -> None:
         """A message that is received later is waited for."""
-        pending: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-        receive, wait = c10d.irecv, c10d.Work.wait
+        if work is not None and self.last_message is not None:
+            self.pending[work] = self.last_message
 
-        @functools.wraps(receive)
-        def received(*args: Any, **kwargs: Any) -> Any:
-            self.last_message = None
-            work = receive(*args, **kwargs)
-            if work is not None and self.last_message is not None:
-                pending[work] = self.last_message
-            return work
-
-        def waited(work: Any, *args: Any, **kwargs: Any) -> Any:
-            if pending and (event := pending.pop(work, None)) is not None:
-                lines = {"lines": user_lines(sys._getframe(1))}
-                self.attempt(self.write, "message", waits=True, again=True, **{**event, **lines})
-            return wait(work, *args, **kwargs)
-
-        c10d.irecv = dist.irecv = received
-        c10d.Work.wait = waited  # type: ignore[method-assign, assignment]
+    def waits(self, work: Any, *_: Any, **__: Any) -> None:
+        if self.pending and (event := self.pending.pop(work, None)) is not None:
+            self.write("message", waits=True, again=True, **{**event, "lines": user_lines(sys._getframe(2))})
 
     def attempt(self, note: Callable[..., Any] | None, /, *args: Any, **kwargs: Any) -> None:
         """The error boundary: a fault of ours does not reach the user's program, and is told in the report."""
@@ -307,8 +295,8 @@ class Agent:
             self.write("fault", error=f"{type(fault).__name__}: {fault}")
 
     def wrap(self, owner: Any, name: str, note: Any = None, flag: str = "call", then: Any = None) -> None:
-        """Call `note` with the arguments before the outermost call of functions that share a flag, and `then` after it;
-        with the flag "each" before and after each call."""
+        """Call `note` with the arguments before the outermost call of functions that share a flag, and `then` with the
+        value, too, after it; with the flag "each" before and after each call."""
         plain = getattr(owner, name)
 
         @functools.wraps(plain)
@@ -323,7 +311,7 @@ class Agent:
             try:
                 self.attempt(note, *args, **kwargs)
                 value = plain(*args, **kwargs)
-                self.attempt(then, *args, **kwargs)
+                self.attempt(then, value, *args, **kwargs)
                 return value
             finally:
                 setattr(self.inside, flag, False)
@@ -337,8 +325,8 @@ class Agent:
             for name in filter(functools.partial(hasattr, owner), names):
                 self.wrap(owner, name, self.collective(owner, name))
         for name in ("send", "recv", "isend", "irecv"):
-            self.wrap(c10d, name, self.message(name), "message")
-        self.install_wait()
+            self.wrap(c10d, name, self.message(name), "message", self.receives if name == "irecv" else None)
+        self.wrap(c10d.Work, "wait", self.waits, "each")
         self.wrap(c10d, "init_process_group", self.initialised, then=lambda *_, **__: self.write("joined"))
         self.wrap(c10d, "destroy_process_group", self.destroyed)
         self.wrap(torch, "save", lambda obj, f, *_, **__: self.saved(f, lambda: marks.digest(obj)))
@@ -369,7 +357,7 @@ class Agent:
         self.install_environment()
         vars(builtins).update({marks.MARK: self.trail.mark, marks.TURNS: self.trail.turns})
 
-    def made(self, places: Any, thing: Any, *_: Any, **__: Any) -> None:
+    def made(self, places: Any, _: None, thing: Any, *__: Any, **___: Any) -> None:
         lines = user_lines(sys._getframe(3))
         ordinal = sum(line == lines[:1] for line, _ in places.values())
         places[thing] = (lines[:1], ordinal)
@@ -440,7 +428,7 @@ class Agent:
         shape = f"[{len(sizes)} parameters, {sum(sizes)} elements]"
         self.call("DistributedDataParallel()", kwargs.get("process_group"), shape)
 
-    def wrapper_made(self, wrapper: Any, *_: Any, **__: Any) -> None:
+    def wrapper_made(self, _: None, wrapper: Any, *__: Any, **___: Any) -> None:
         self.models.append(weakref.ref(wrapper))
         self.wrapped |= {id(p): name for name, p in wrapper.module.named_parameters()}
         self.write("wrapper", lines=user_lines(sys._getframe(2)))
@@ -602,14 +590,14 @@ class Agent:
         place = [where.file, where.line, where.module or ""] if where.file and where.line else None
         return {"title": finding.title, "code": finding.code, "op": where.op, "module": where.module, "line": place}
 
-    def optimizer_made(self, optimizer: Any, *_: Any, **__: Any) -> None:
+    def optimizer_made(self, _: None, optimizer: Any, *__: Any, **___: Any) -> None:
         lines = user_lines(sys._getframe(2))
         record = {"id": next(self.ordinals), "steps": 0, "lines": lines, "reduced": False, "stepped": []}
         self.optimizers[optimizer] = record
 
     def before_step(self, optimizer: Any, *_: Any) -> None:
         if optimizer not in self.optimizers:  # a copy
-            self.optimizer_made(optimizer)
+            self.optimizer_made(None, optimizer)
         self.read_late_loss()
         record = self.optimizers[optimizer]
         if record["steps"] < 3 and self.models:
