@@ -6,7 +6,6 @@ A script that starts its ranks itself (torch.multiprocessing.spawn) runs once; e
 from __future__ import annotations
 
 import builtins
-import itertools
 import multiprocessing.context
 import multiprocessing.process
 import multiprocessing.spawn
@@ -120,14 +119,20 @@ def start_ranks(folder: pathlib.Path, script: str, arguments: list[str]) -> None
     path = as_started(script, arguments)
     agent = prepared(folder, path, None)
     ranks_of(agent)
-    numbers, process = itertools.count(), multiprocessing.process.BaseProcess
+    ranks: list[Any] = []
+    process = multiprocessing.process.BaseProcess
     start, line = process.start, multiprocessing.spawn.get_command_line
 
     def started(one: Any) -> None:
         module = getattr(vars(one).get("_target"), "__module__", None) or ""
         own = module == "torch.multiprocessing.spawn"
         if agent.process == 0 and (own or not module.startswith(("torch.", "multiprocessing."))):
-            one.nbdebug_rank = one._args[1] if own else next(numbers)
+            if (folder / "all-launched").exists() and not any(rank.is_alive() for rank in ranks):  # others, after those
+                ranks.clear()
+                for path in (folder / "all-launched", *folder.glob("launched-*"), *folder.glob("end-*")):
+                    path.unlink(missing_ok=True)
+            one.nbdebug_rank = one._args[1] if own else len(ranks)
+            ranks.append(one)
             (folder / f"launched-{one.nbdebug_rank}").touch()
         start(one)
 

@@ -134,6 +134,28 @@ def test_what_a_rank_does_that_the_others_wait_for_is_told_once(tmp_path, capsys
     assert text.count("a.py, line 2") == 1 and "rank 1" in text and (tmp_path / "ask-1").exists(), text
 
 
+def test_ranks_that_are_started_after_others_are_compared_among_themselves(tmp_path) -> None:
+    """A script that calls spawn twice: the second ranks end after fewer calls, and what was found before is kept."""
+    import json
+
+    from nbdebug.tools.distributed.launch import Comparer, report_of
+
+    start, end = {"k": "start", "pid": 1}, {"k": "end", "code": 0}
+    call = {"k": "call", "op": "barrier", "ranks": [0, 1], "lines": []}
+    saved = {"k": "file", "id": "a/0", "path": "a", "lines": [("a.py", 1, "f")]}
+    for digests, found in ((("x", "x"), 0), (("x", "y"), 1)):
+        comparer = Comparer(tmp_path, 0)
+        for rank, digest in enumerate(digests):
+            first = [start, call, call, {**saved, "digest": digest}, end]
+            for part, events in ((0, first), (1, [start, call, end])):
+                text = "".join(json.dumps(event) + "\n" for event in events)
+                (tmp_path / f"rank-{rank}.{part}.jsonl").write_text(text)
+        comparer.read()
+        comparer.facts.over = True
+        report = report_of(comparer.facts, "ranks")
+        assert len(report.findings) == found and len(comparer.facts.ranks[0].calls["0"]) == 1, report
+
+
 @pytest.mark.timeout(300)
 def test_a_launcher_that_is_killed_leaves_no_rank(tmp_path) -> None:
     import time

@@ -150,7 +150,8 @@ class Agent:
     def begin(self, folder: pathlib.Path) -> None:
         """Begin a log in this folder. What is known of models, optimizers and loaders stays."""
         self.folder, self.process = folder, os.getpid()
-        self.finished, self.part, self.written = False, 0, 0
+        parts = [int(path.suffixes[0][1:]) for path in folder.glob(f"rank-{self.rank}.*.jsonl")]  # of a rank before it
+        self.finished, self.part, self.written = False, max(parts, default=-1) + 1, 0
         self.open()
         self.numbers, self.pass_counts, self.writes = Counter[str](), Counter[str](), Counter[str]()
         self.backwards, self.joining, self.bypassed, self.located = 0, 0, 0, False

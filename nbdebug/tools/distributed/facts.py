@@ -142,6 +142,9 @@ class RankLog:
         """The last event of a kind."""
         return self.events[kind][-1] if self.events.get(kind) else None
 
+    def ended(self) -> bool:
+        return self.one("end") is not None or self.one("error") is not None
+
     def has_left(self, group: str) -> bool:
         """Whether it ended without an error, or gave up the group: it will never call again there."""
         starts = self.calls.get(START)
@@ -155,7 +158,7 @@ class RanksFacts:
     """The logs of all ranks. launched: how many processes were, 0 where nothing tells yet; ranks: in order; sources:
     file → text; output: the end of what the processes printed; over: no process is left, or all have ended; alike: the
     calls of a group that all its ranks have made alike, counted; now: seconds since the epoch when the logs were last
-    looked at."""
+    looked at; before: the finding about ranks that had ended before these began."""
 
     launched: int
     ranks: dict[int, RankLog] = dataclasses.field(default_factory=dict)
@@ -165,6 +168,7 @@ class RanksFacts:
     over: bool = False
     alike: dict[str, int] = dataclasses.field(default_factory=dict)
     now: float = 0.0
+    before: Any = None
 
     @classmethod
     def of(cls, logs: Mapping[int, Iterable[Mapping[str, Any]]], source: str = "", **more: Any) -> RanksFacts:

@@ -26,7 +26,7 @@ from typing import Any
 from nbdebug.process import alive
 from nbdebug.report import Report, Symptom, Table
 from nbdebug.text import count, figures
-from nbdebug.tools.distributed.facts import RanksFacts
+from nbdebug.tools.distributed.facts import RankLog, RanksFacts
 from nbdebug.tools.distributed.paths import STILL, waiting
 from nbdebug.tools.distributed.rules import certain, locates, name_cause
 
@@ -40,7 +40,7 @@ class Comparer:
     """Reads the ranks' files into facts. launched: how many were; 0 where the script itself starts them."""
 
     def __init__(self, folder: pathlib.Path, launched: int) -> None:
-        self.folder, self.facts = folder, RanksFacts(launched)
+        self.folder, self.launched, self.facts = folder, launched, RanksFacts(launched)
         self.positions: dict[pathlib.Path, int] = {}
         self.began = self.still = time.monotonic()
         self.noticed: list[Any] = []
@@ -49,7 +49,7 @@ class Comparer:
         """Whether there is something to judge: new events, or none for a while. A rank begins a file anew after 1 MiB;
         those that were read are removed."""
         new = False
-        paths = sorted(self.folder.glob("rank-*.jsonl"), key=lambda path: [*map(int, re.findall(r"\d+", path.name))])
+        paths = sorted(self.folder.glob("rank-*.jsonl"), key=lambda path: int(path.suffixes[0][1:]))
         last = {path.name.partition(".")[0]: path for path in paths}
         for path in paths:
             with open(path, "rb") as file:
@@ -59,13 +59,17 @@ class Comparer:
             self.positions[path] = self.positions.get(path, 0) + len(whole)
             for line in whole.splitlines():
                 event = json.loads(line)
+                if event["k"] == "start" and self.facts.ranks and all(map(RankLog.ended, self.facts.ranks.values())):
+                    self.facts.over = True  # the script starts other ranks, after these
+                    before = name_cause(self.facts)
+                    self.facts = RanksFacts(self.launched, sources=self.facts.sources, before=before)
                 self.facts.add(int(re.findall(r"\d+", path.name)[0]), event)
                 self.read_source(event)
                 new = True
             if path not in last.values():
                 path.unlink()
         self.facts.now = time.time()
-        if (self.folder / "all-launched").exists():
+        if not self.facts.launched and (self.folder / "all-launched").exists():
             self.facts.launched = len(list(self.folder.glob("launched-*")))
         if new:
             self.facts.forget()

@@ -745,7 +745,7 @@ def name_cause(facts: RanksFacts) -> Finding | None:
     if facts.fault():
         return None  # a call may be missing in what is compared
     silent = SILENT if facts.over else ()
-    return next((cause for check in (*FATAL, *silent) if (cause := check(facts)) is not None), None)
+    return facts.before or next((cause for check in (*FATAL, *silent) if (cause := check(facts)) is not None), None)
 
 
 def locates(facts: RanksFacts) -> bool:
