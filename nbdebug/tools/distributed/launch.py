@@ -58,12 +58,16 @@ class Comparer:
             whole = data[: data.rfind(b"\n") + 1]
             self.positions[path] = self.positions.get(path, 0) + len(whole)
             for line in whole.splitlines():
-                event = json.loads(line)
-                if event["k"] == "start" and self.facts.ranks and all(map(RankLog.ended, self.facts.ranks.values())):
+                event, rank = json.loads(line), int(re.findall(r"\d+", path.name)[0])
+                if (
+                    event["k"] == "start"
+                    and rank in self.facts.ranks
+                    and all(map(RankLog.ended, self.facts.ranks.values()))
+                ):
                     self.facts.over = True  # the script starts other ranks, after these
                     before = name_cause(self.facts)
                     self.facts = RanksFacts(self.launched, sources=self.facts.sources, before=before)
-                self.facts.add(int(re.findall(r"\d+", path.name)[0]), event)
+                self.facts.add(rank, event)
                 self.read_source(event)
                 new = True
             if path not in last.values():

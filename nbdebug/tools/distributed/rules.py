@@ -184,7 +184,7 @@ def _unmet(facts: RanksFacts, inits: dict[int, dict[str, Any]]) -> Iterator[tupl
             if ports[other] != ports[rank]:
                 yield rank, f"{looks}and rank {other} at {ports[other]}", False
     still = facts.now - max((log.time for log in facts.ranks.values()), default=facts.now)
-    if len(inits) == facts.launched and still > UNMET and not facts.all("joined"):
+    if inits and len(inits) == facts.launched and still > UNMET and not facts.all("joined"):
         places = listed([init.get("address") or "a store" for init in inits.values()], 2, "")
         yield None, f"No rank has come out of init_process_group for {UNMET} s: nobody answers at {places}", False
 
