@@ -59,11 +59,9 @@ class Comparer:
             self.positions[path] = self.positions.get(path, 0) + len(whole)
             for line in whole.splitlines():
                 event, rank = json.loads(line), int(re.findall(r"\d+", path.name)[0])
-                if (
-                    event["k"] == "start"
-                    and rank in self.facts.ranks
-                    and all(map(RankLog.ended, self.facts.ranks.values()))
-                ):
+                known = self.facts.ranks
+                whole = rank in known or 0 < self.facts.launched <= len(known)
+                if event["k"] == "start" and whole and all(map(RankLog.ended, known.values())):
                     self.facts.over = True  # the script starts other ranks, after these
                     before = name_cause(self.facts)
                     self.facts = RanksFacts(self.launched, sources=self.facts.sources, before=before)
