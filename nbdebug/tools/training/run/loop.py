@@ -600,7 +600,7 @@ class LoopRun:
         self.has_callback = False
         self.end = math.nan
         self._ours = self._began = 0.0
-        self._stepped: tuple[Any, Any] | None = None
+        self._scheduler_step: tuple[Any, Any] | None = None
         self._next = 0
         self.stepping: set[int] = set()
 
@@ -808,7 +808,7 @@ class LoopRun:
         if self.scheduler is None:
             return
         kind = type(self.scheduler)
-        self._stepped, own = (kind, vars(kind).get("step")), kind.step
+        self._scheduler_step, own = (kind, vars(kind).get("step")), kind.step
 
         def note(metric: Any) -> None:
             self.schedule_calls.append(self.updates.steps)
@@ -826,8 +826,9 @@ class LoopRun:
         kind.step = step
 
     def _unwatch_scheduler(self) -> None:
-        if self._stepped is not None:
-            (kind, before), self._stepped = self._stepped, None
+        if self._scheduler_step is not None:
+            kind, before = self._scheduler_step
+            self._scheduler_step = None
             if before is None:
                 del kind.step
             else:
