@@ -180,8 +180,8 @@ class DiagnoseMagics(Magics):
         "train",
         nargs=argparse.REMAINDER,
         metavar="LOOP",
-        help="your loop: train, where train(callback) calls callback(step, loss) after each step; or a call, such as "
-        "train(5, callback)",
+        help="your loop: a function, which may take a callback and call callback(step, loss) after each step; or a "
+        "call, such as train(5)",
     )
     @line_cell_magic
     def diagnose(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Report | None:
@@ -205,8 +205,8 @@ class DiagnoseMagics(Magics):
         text = step_text(line, args.train)
         if cell is None and not text:
             raise UsageError(
-                "%diagnose takes your training loop. Type %diagnose train, where train(callback) calls "
-                "callback(step, loss) after each step."
+                "%diagnose takes your training loop. Type %diagnose train for a function of yours, %diagnose train(5) "
+                "for a call, or %%diagnose as the first line of the cell that holds the loop."
             )
         question, code, names = self._loop("diagnose", args, text, cell, local_ns)
         call, subject = _call_arguments(args, names, code)

@@ -106,9 +106,17 @@ def test_copied_text_is_explained_by_its_words(text, code) -> None:
     assert not any(fix.verified for fix in report.findings[0].fixes)
 
 
-def test_a_nan_that_another_tool_finds_is_told() -> None:
-    report = nbdebug.explain("RuntimeError: Function 'PowBackward0' returned nan values in its 0th output.")
-    assert not report.findings and "%nan_trace step()" in str(report)
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("RuntimeError: Function 'PowBackward0' returned nan values in its 0th output.", "`%nan_trace step()`"),
+        ("ValueError: Attempting to unscale FP16 gradients.", "`model.float()`"),
+        ("TypeError: '<=' not supported between instances of 'float' and 'str'", "`float(...)`"),
+        ("TypeError: params argument given to the optimizer should be an iterable of Tensors or dicts", "`[weight]`"),
+    ],
+)
+def test_what_a_message_leaves_unsaid_is_told(text: str, hint: str) -> None:
+    assert any(hint in note for note in nbdebug.explain(text).notes)
 
 
 def test_text_of_no_known_kind_gets_no_guess() -> None:

@@ -166,10 +166,36 @@ def hints(context: ErrorContext) -> Iterator[str]:
         )
     elif kind == "TypeError" and "argument" in message:
         yield from _arguments(context, message)
-    elif re.search(r"returned nan values|invalid values:.*\bnan\b", message, re.DOTALL):
-        yield "The NaN is older than this line: `%nan_trace step()` names the op, its line and the rows that made it."
-    elif "negative strides" in message:
-        yield "The array is a view that runs backwards (`[::-1]`, a flip): its `.copy()` does not."
+    yield from (hint for pattern, hint in HINTS if re.search(pattern, message, re.DOTALL))
+
+
+HINTS = (
+    (
+        r"returned nan values|invalid values:.*\bnan\b",
+        "The NaN is older than this line: `%nan_trace step()` names the op, its line and the rows that made it.",
+    ),
+    (
+        r"negative strides",
+        "The array is a view that runs backwards (`[::-1]`, a flip): its `.copy()` does not.",
+    ),
+    (
+        r"unscale FP16 gradients",
+        "The weights themselves are float16 (`.half()`, `dtype=torch.float16`): a GradScaler works with float32 "
+        "weights and `torch.autocast`; `model.float()` before the optimizer is made.",
+    ),
+    (
+        r"not supported between instances of '(float|int)' and 'str'|instances of 'str' and '(float|int)'",
+        "One of the values is text, perhaps a setting that a file or a command line gave, such as a learning rate "
+        "`1e-3` in YAML; `float(...)` of it is the number.",
+    ),
+    (
+        r"'module' object is not callable",
+        "What is called is a module, not the function or class of the same name in it: `from tqdm import tqdm`, not "
+        "`import tqdm`.",
+    ),
+    (r"params argument given to the optimizer", "One tensor goes in a list: `[weight]`."),
+)
+"""What a message leaves unsaid."""
 
 
 def _name(context: ErrorContext, name: str) -> Iterator[str]:
