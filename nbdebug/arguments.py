@@ -8,8 +8,10 @@ are looked for in the same way, and by their usual names.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from nbdebug.text import listed
@@ -222,6 +224,33 @@ def is_source(value: Any) -> bool:
     from torch.utils.data import DataLoader, Dataset
 
     return isinstance(value, (Dataset, DataLoader, _class_of("model"))) or type(value).__name__.endswith("DataModule")
+
+
+def callback_argument(train: Any) -> str:
+    """How a training loop is given a callback, as the text between the brackets of its call: as its first argument
+    where it must have one, by its name, or not at all ("")."""
+    try:
+        parameters = inspect.signature(train).parameters
+    except (TypeError, ValueError):
+        return "callback"
+    first = next((p for p in parameters.values() if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)), None)
+    if first is not None and (first.default is first.empty or first.name == "callback"):
+        return "callback"
+    return "callback=callback" if "callback" in parameters else ""
+
+
+def with_callback(train: Callable[..., Any]) -> Callable[[Any], Any]:
+    """A training loop as one that is called with a callback."""
+    how = callback_argument(train)
+    return train if how == "callback" else functools.partial(_by_name if how else _alone, train)
+
+
+def _by_name(train: Callable[..., Any], callback: Any) -> Any:
+    return train(callback=callback)
+
+
+def _alone(train: Callable[..., Any], callback: Any) -> Any:
+    return train()
 
 
 def trains(optimizer: Any, model: Any) -> bool:

@@ -197,3 +197,25 @@ def test_no_trainer_is_imported_unless_it_is_asked_for(monkeypatch: pytest.Monke
         assert book.run("%guard on").error is None and book.run("%guard off").error is None
         assert part("loss_fn", book.shell.user_ns)[0] == "run.compute_loss"
     assert not {"transformers", "accelerate", "pytorch_lightning", "lightning"} & set(asked)
+
+
+@pytest.mark.skipif(not loops.available("transformers"), reason="needs transformers")
+def test_a_trainer_s_own_train_is_a_loop(tmp_path: pathlib.Path) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = self.linear(x)
+            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    torch.manual_seed(0)
+    x = torch.randn(64, 8)
+    rows = [{"x": row, "labels": label} for row, label in zip(x, (x @ torch.randn(8, 3)).argmax(1), strict=True)]
+    options = {"learning_rate": 0.05, "report_to": [], "disable_tqdm": True, "use_cpu": True}
+    trainer = Trainer(Net(), TrainingArguments(str(tmp_path), **options), train_dataset=rows)
+    report = nbdebug.diagnose(trainer.train, progress=False)
+    assert report.verdict == "healthy" and report.steps == 24

@@ -17,7 +17,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_loca
 from IPython.core.magic_arguments import argument, magic_arguments
 
 import nbdebug
-from nbdebug.arguments import around, planned_optimizers
+from nbdebug.arguments import around, callback_argument, planned_optimizers
 from nbdebug.magics._arguments import (
     FULL,
     HELP,
@@ -137,7 +137,8 @@ class DiagnoseMagics(Magics):
     ) -> tuple[str, CodeType, dict[str, Any]]:
         """(question, code, variables) of the loop that was typed behind the magic, or stands in the cell below it."""
         if cell is None:
-            return f"%{magic} {text}", line_code(self.shell, _called(text)), variables(self.shell, local_ns)
+            names = variables(self.shell, local_ns)
+            return f"%{magic} {text}", line_code(self.shell, _called(text, names)), names
         if args.train:
             raise UsageError(f"%%{magic} runs the cell below it, so it takes no LOOP.")
         return f"%%{magic}", cell_code(self.shell, cell), self.shell.user_ns
@@ -191,11 +192,11 @@ class DiagnoseMagics(Magics):
             report = %diagnose --model net --loss-fn criterion train(5, callback)
             %diagnose --regularize train
 
-        %diagnose runs your loop once, as train(callback). %%diagnose runs the cell below, which is the loop itself; it
-        may call callback(step, loss), and if it does not, each step of the optimizer counts. What is not named, the
-        loop tells: the model or models that it trains, also such as it makes itself, its batches, and the loss of one
-        by its own lines. Where these don't tell the loss, no fix can be tried. Afterwards the model, the optimizer and
-        the random numbers are put back.
+        %diagnose runs your loop once. %%diagnose runs the cell below, which is the loop itself. It may call
+        callback(step, loss), and if it does not, each step of the optimizer counts. What is not named, the loop tells:
+        the model or models that it trains, also such as it makes itself, its batches, and the loss of one by its own
+        lines. Where these don't tell the loss, no fix can be tried. Afterwards the model, the optimizer and the random
+        numbers are put back.
         In a script: nbdebug.diagnose(train).
         """
         __tracebackhide__ = True
@@ -223,9 +224,9 @@ class DiagnoseMagics(Magics):
         return answer(report, args, line if cell is None else cell)
 
 
-def _called(text: str) -> str:
-    """The call of the loop: a name alone is called with the callback."""
-    return f"{text}(callback)" if re.fullmatch(r"[\w.]+", text) else text
+def _called(text: str, names: dict[str, Any]) -> str:
+    """The call of the loop: a name alone is called, with the callback if it takes one."""
+    return f"{text}({callback_argument(evaluate(text, names))})" if re.fullmatch(r"[\w.]+", text) else text
 
 
 def _call_arguments(args: Any, names: dict[str, Any], code: CodeType) -> tuple[dict[str, Any], str]:

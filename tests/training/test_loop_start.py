@@ -626,3 +626,38 @@ def test_a_rate_is_edited_where_it_is_given(kind: str) -> None:
     edit = found.fixes[0].edit
     assert found.code == "training/lr-too-low" and found.fixes[0].verified and edit is not None
     assert "1e-6" in edit.old and "1e-6" not in edit.new
+
+
+LOOPS = """
+import torch
+from torch import nn
+X = torch.randn(64, 8); Y = (X @ torch.randn(8, 3)).argmax(1)
+model = nn.Linear(8, 3); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+calls = []
+def loop(report=None):
+    for i in range(0, 64, 8):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(X[i:i + 8]), Y[i:i + 8])
+        loss.backward()
+        optimizer.step()
+        calls.append(report is not None)
+        if report is not None:
+            report(i // 8, loss)
+def plain(): loop()
+def with_options(epochs=1): [loop() for _ in range(epochs)]
+def by_name(epochs=1, callback=None): loop(callback)
+def first(report): loop(report)
+def any_of_them(*args, **kwargs): loop()
+"""
+
+
+@pytest.mark.parametrize("name", ["plain", "with_options", "by_name", "first", "any_of_them"])
+def test_a_loop_is_given_a_callback_where_it_takes_one(name: str) -> None:
+    with started(LOOPS) as book:
+        names = book.shell.user_ns
+        for ask in (f"%diagnose {name}", f"%preflight {name}"):
+            ran = book.run(ask)
+            assert ran.error is None and ran.result.verdict == "healthy", ran.shown
+        assert nbdebug.diagnose(names[name], progress=False).steps == 8
+        assert nbdebug.preflight(names[name]).verdict == "healthy"
+        assert set(names["calls"]) == {name in ("by_name", "first")}

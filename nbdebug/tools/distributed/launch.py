@@ -60,8 +60,8 @@ class Comparer:
             for line in whole.splitlines():
                 event, rank = json.loads(line), int(re.findall(r"\d+", path.name)[0])
                 known = self.facts.ranks
-                whole = rank in known or 0 < self.facts.launched <= len(known)
-                if event["k"] == "start" and whole and all(map(RankLog.ended, known.values())):
+                complete = rank in known or 0 < self.facts.launched <= len(known)
+                if event["k"] == "start" and complete and all(map(RankLog.ended, known.values())):
                     self.facts.over = True  # the script starts other ranks, after these
                     before = name_cause(self.facts)
                     self.facts = RanksFacts(self.launched, sources=self.facts.sources, before=before)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.arguments import completed
+from nbdebug.arguments import TRAINERS, completed, with_callback
 from nbdebug.interrupts import interruptible
 from nbdebug.live import progress_bar
 from nbdebug.observe.validation import OUTPUT_FORM, check_loss, check_model, loss_call, optimizers_of
@@ -44,15 +44,16 @@ def diagnose(
     keep: bool = False,
     progress: bool = True,
 ) -> Report:
-    """Run `train(callback)` once and say why it does not learn as it should, with the fix tried.
+    """Run a training loop once and say why it does not learn as it should, with the fix tried.
 
-    train: your own loop; it calls `callback(step, loss)` after each step. model: a Module, or a trainer that holds it;
-    what is None is then the trainer's. Without a model, the loop tells it, at its first call of one with gradients:
-    one that it makes itself, or several that its optimizers train together. optimizer: one, or several in a list;
-    without one, each that trains the model is taken when it first steps. loss_fn: `loss_fn(model, batch)`, which gives
-    the loss of one batch (or a criterion, `loss_fn(outputs, targets)`); left out, it is taken from the lines of the
-    loop that compute the loss, where these tell it. So are the batches, where it reads no loader. Where the loss or the
-    batches are not known, nothing can be tried, and the report says so.
+    train: your own loop, a function without arguments, or a trainer's `train`. One that takes a callback is given one,
+    and calls `callback(step, loss)` after each step; else each step of the optimizer counts. model: a Module, or a
+    trainer that holds it; what is None is then the trainer's. Without a model, the loop tells it, at its first call of
+    one with gradients: one that it makes itself, or several that its optimizers train together. optimizer: one, or
+    several in a list; without one, each that trains the model is taken when it first steps. loss_fn: `loss_fn(model,
+    batch)`, which gives the loss of one batch (or a criterion, `loss_fn(outputs, targets)`); left out, it is taken from
+    the lines of the loop that compute the loss, where these tell it. So are the batches, where it reads no loader.
+    Where the loss or the batches are not known, nothing can be tried, and the report says so.
     regularize: what may make it generalize is tried, too, one change at a time from the start of the run: dropout,
     weight decay, label smoothing, a smaller model (half the blocks or half the width; where neither can be built, a
     frozen half), augmentation of the training rows (pictures, token ids, vectors), warm-up, a stop at the best step.
@@ -69,6 +70,9 @@ def diagnose(
     raises passes unchanged, with the findings up to then as its `report`.
     """
     parts = {"optimizer": optimizer, "loss_fn": loss_fn, "train_loader": train_loader, "val_loader": val_loader}
+    owner = getattr(train, "__self__", None)
+    if model is None and type(owner).__module__.startswith(TRAINERS):  # no line of the user's calls the model there
+        model = owner
     return diagnose_loop(train, model, {**parts, "scheduler": scheduler}, regularize, keep, progress)
 
 
@@ -84,12 +88,15 @@ def diagnose_loop(
 ) -> Report:
     """What `diagnose` does. usual: gives the parts that nobody named. names: the user's variables, for what a loop
     without a model does not read itself."""
+    if not callable(train):
+        raise TypeError(f"diagnose takes your training loop, a function; got {train!r}")
+    train = with_callback(train)
     arguments: LoopArguments | None = None
     start, subject = LoopStart(names), ""
 
     def found(what: LoopSubject) -> LoopArguments:
         nonlocal arguments, subject
-        arguments = _arguments(train, what.model, parts, what.part)
+        arguments = _arguments(what.model, parts, what.part)
         arguments = dataclasses.replace(arguments, regularize=regularize, names=what.names, start=start)
         subject = str(what)
         return arguments
@@ -102,7 +109,7 @@ def diagnose_loop(
     if model is not None:
         parts = completed(model, parts)
         model = parts["model"]
-        arguments = dataclasses.replace(_arguments(train, parts.pop("model"), parts, usual), regularize=regularize)
+        arguments = dataclasses.replace(_arguments(parts.pop("model"), parts, usual), regularize=regularize)
     facts: TrainingFacts | None
     try:
         with progress_bar("your loop, watched", "steps", wanted=progress) as bar:
@@ -133,7 +140,7 @@ def first_steps(train: Any, given: Mapping[str, Any], names: Mapping[str, Any] |
     def found(what: LoopSubject) -> LoopArguments:
         parts = {kind: value for kind, value in given.items() if kind != "model"}
         model = what.model if given["model"] is None else given["model"]
-        arguments = _arguments(train, model, parts, what.part)
+        arguments = _arguments(model, parts, what.part)
         arguments = dataclasses.replace(arguments, names=what.names, start=start, static=lambda _: StaticFacts())
         taken.append((arguments, str(what)))
         return arguments
@@ -159,10 +166,8 @@ class _EnoughError(BaseException):
     """Ends the user's loop; their `except Exception` does not hold it up."""
 
 
-def _arguments(train: Any, model: Any, given: Mapping[str, Any], usual: Callable[[str], Any]) -> LoopArguments:
+def _arguments(model: Any, given: Mapping[str, Any], usual: Callable[[str], Any]) -> LoopArguments:
     """The arguments, checked. Raises TypeError, quoting what was given."""
-    if not callable(train):
-        raise TypeError(f"diagnose takes your training loop, a function that is called with a callback; got {train!r}")
     check_model(model, CALL)
     parts = {kind: usual(kind) if value is None else value for kind, value in given.items()}
     optimizers = list(optimizers_of(parts["optimizer"], CALL).values())

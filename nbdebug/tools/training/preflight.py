@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from nbdebug.arguments import completed
+from nbdebug.arguments import completed, with_callback
 from nbdebug.interrupts import interruptible
 from nbdebug.observe.validation import optimizers_of
 from nbdebug.report import Report
@@ -60,9 +59,7 @@ def preflight(
     parts = {"optimizer": optimizer, "train_loader": loader, "loss_fn": loss_fn}
     parts |= {"val_loader": val_loader, "scheduler": scheduler}
     if loader is None and isinstance(model, (types.FunctionType, types.MethodType, functools.partial)):
-        takes = any(p.default is p.empty for p in inspect.signature(model).parameters.values())
-        train = model if takes else lambda callback: model()
-        return preflight_loop(train, {**parts, "model": None}, seconds=seconds)[0]
+        return preflight_loop(with_callback(model), {**parts, "model": None}, seconds=seconds)[0]
     parts = completed(model, parts)
     trained = " and ".join(type(o).__name__ for o in optimizers_of(parts["optimizer"], CALL).values())
     subject = f"a model of type {type(parts['model']).__name__}" + (f", trained by {trained}" if trained else "")
