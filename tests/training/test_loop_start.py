@@ -628,7 +628,7 @@ def test_a_rate_is_edited_where_it_is_given(kind: str) -> None:
     assert "1e-6" in edit.old and "1e-6" not in edit.new
 
 
-LOOPS = """
+CALLED = """
 import torch
 from torch import nn
 X = torch.randn(64, 8); Y = (X @ torch.randn(8, 3)).argmax(1)
@@ -653,7 +653,7 @@ def any_of_them(*args, **kwargs): loop()
 
 @pytest.mark.parametrize("name", ["plain", "with_options", "by_name", "first", "any_of_them"])
 def test_a_loop_is_given_a_callback_where_it_takes_one(name: str) -> None:
-    with started(LOOPS) as book:
+    with started(CALLED) as book:
         names = book.shell.user_ns
         for ask in (f"%diagnose {name}", f"%preflight {name}"):
             ran = book.run(ask)
