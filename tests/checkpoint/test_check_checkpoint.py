@@ -296,6 +296,23 @@ def test_folders_by_step_whose_files_have_names_of_their_own(tmp_path):
     assert found.code == "checkpoint/rotated-away" and "global_step80" in found.title
 
 
+def test_a_tracker_that_holds_the_number_alone(tmp_path):
+    """As Megatron leaves them: a folder a step with a folder for each rank, and the step's number in a file."""
+    model = nn.Linear(4, 2)
+    for step in (4000, 5000):
+        (folder := tmp_path / f"iter_{step:07}" / "mp_rank_00").mkdir(parents=True)
+        torch.save({"model": model.state_dict(), "iteration": step}, folder / "model_optim_rng.pt")
+    tracker = tmp_path / "latest_checkpointed_iteration.txt"
+    for step, codes in ((5000, []), (6000, ["checkpoint/rotated-away"])):
+        tracker.write_text(f"{step}\n")
+        for path in (tracker, tmp_path):
+            report = nbdebug.check_checkpoint(path, model=model)
+            assert [one.code for one in report] == codes and ("iter_0006000" in str(report)) == bool(codes)
+    (tmp_path / "last_epoch.txt").write_text("7")  # counts something, and points to nothing
+    tracker.write_text("5000")
+    assert nbdebug.check_checkpoint(tmp_path, model=model).ok
+
+
 def test_folders_of_shards_and_of_torch_distributed_are_mended_whole(model, tmp_path) -> None:
     import torch.distributed.checkpoint as dcp
 

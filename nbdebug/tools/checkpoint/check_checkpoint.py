@@ -29,9 +29,9 @@ from nbdebug.tools.checkpoint.rules import DANGEROUS, PARTS, name_all
 
 WHOLE = tuple(
     "model.safetensors.index.json pytorch_model.bin.index.json model.safetensors pytorch_model.bin "
-    "adapter_model.safetensors adapter_model.bin .metadata".split()
+    "adapter_model.safetensors adapter_model.bin .metadata model_optim_rng.pt".split()
 )
-"""Names of weights in a folder that is one checkpoint (transformers, accelerate, peft, torch.distributed)."""
+"""Names of weights in a folder that is one checkpoint (transformers, accelerate, peft, torch.distributed, Megatron)."""
 BESIDE = {
     "optimizer.pt": "optimizer", "optimizer.bin": "optimizer", "scheduler.pt": "scheduler",
     "scheduler.bin": "scheduler", "scaler.pt": "scaler", "rng_state.pth": "rng", "random_states_0.pkl": "rng",
@@ -39,6 +39,8 @@ BESIDE = {
 }  # fmt: skip
 """The other files of such a folder, and what they hold."""
 NUMBER = re.compile(r"\d+")
+TRACKER = re.compile(r"(?:latest|last)(?:_checkpoint\w*)?(?:\.txt)?$")
+"""Names of a pointer that may hold the number of a step alone (Megatron: latest_checkpointed_iteration.txt)."""
 MOST = 200  # files of a folder that are looked at
 ROLES = {
     "ema": r"(?:^|_|\.)(?:ema|average|averaged|shadow|swa|slow)",
@@ -161,7 +163,8 @@ def _listing(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _main_file(folder: pathlib.Path) -> pathlib.Path | None:
-    """The weights of a folder: by their usual name, else the largest file (DeepSpeed names them by rank)."""
+    """The weights of a folder: by their usual name, else the largest file. Ranks have files (DeepSpeed) or folders."""
+    folder = min((each.parent for each in folder.glob("mp_rank_00*/*.pt")), default=folder)
     known = next((folder / name for name in WHOLE if (folder / name).is_file()), None)
     weights = [each for each in _listing(folder) if is_checkpoint(each) and "optim" not in each.name]
     return known or max(weights, key=lambda each: (each.stat().st_size, each.name), default=None)
@@ -179,6 +182,14 @@ def _siblings(folder: pathlib.Path) -> dict[str, int | None]:
 
 def _alike(one: str, other: str) -> bool:
     return NUMBER.sub("#", one) == NUMBER.sub("#", other)
+
+
+def _of_step(step: int, folder: pathlib.Path) -> str:
+    """The checkpoint of a step; where there is none, the name that it would have."""
+    siblings = _siblings(folder)
+    there = next((name for name, own in siblings.items() if own == step), None)
+    last = next(reversed(siblings), str(step))
+    return there or re.sub(r"\d+(?=\D*$)", lambda n: f"{step:0{len(n[0]) if n[0][0] == '0' else 1}}", last)
 
 
 def _good(facts: CheckpointFacts, path: pathlib.Path) -> str:
@@ -206,6 +217,8 @@ def _pointed(path: pathlib.Path) -> dict[str, pathlib.Path | None]:
             named = re.compile(r"latest|last|best|checkpoint|resume", re.IGNORECASE)
             names = [value for key, value in json.loads(text).items() if isinstance(value, str) and named.search(key)]
     for name in names:
+        if name.isdecimal() and TRACKER.match(path.name):
+            name = _of_step(int(name), folder)
         last = pathlib.PurePath(name).name
         is_one = bool(re.search(r"\.(?:pt|pth|ckpt|bin|tar|safetensors)$", last))
         if not is_one and NUMBER.search(last):  # or like those that are there

@@ -475,6 +475,11 @@ def _without_padding(node: ast.AST) -> bool:
     return _call(*LOSSES)(node) and sources.keyword(node, "ignore_index") is None
 
 
+def _loss_of_two(node: ast.AST) -> bool:
+    """Where scores and targets are given to a loss; not where its object is made."""
+    return _call(*LOSSES)(node) and isinstance(node, ast.Call) and len(node.args) > 1
+
+
 def _division(node: ast.AST) -> bool:
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
 
@@ -485,7 +490,7 @@ SIGNS: dict[str, tuple[Callable[[ast.AST], bool], ...]] = {
     "mean-of-perplexities": (_call("exp"), _power_of_two, _MEAN, _division),
     "mean-of-batches": (_MEAN, _division, _call("exp")),
     "wrong-base": (_power_of_two, _call("exp2", "log2"), _call("exp")),
-    "labels-not-shifted": (_call(*LOSSES), _call("gather", "take_along_axis", "take_along_dim"), _MEAN),
+    "labels-not-shifted": (_loss_of_two, _call(*LOSSES), _call("gather", "take_along_axis", "take_along_dim"), _MEAN),
     "window-without-stride": (_call("range"), _call("split", "chunk", "unfold"), _call(*LOSSES)),
 }
 """Code → what stands at the mistake, the surest sign first."""

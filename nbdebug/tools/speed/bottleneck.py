@@ -156,7 +156,8 @@ def _clocked(facts: SpeedFacts, clock: Clock) -> None:
     dearest = sorted(clock.lines.items(), key=lambda each: -each[1])
     facts.lines = tuple(Line(at_site(Where(), site), t / whole) for site, t in dearest[:20])
     facts.workers, facts.backwards = clock.workers, clock.backwards
-    facts.saves, facts.validations, facts.eval_batches = clock.writes, len(clock.validations), clock.eval_batches
+    facts.saves, facts.validations = max(clock.writes.values(), default=0), len(clock.validations)
+    facts.eval_batches = clock.eval_batches
     facts.ran = len(clock.steps)
     facts.saving, facts.copying = (
         at_site(Where(), max(clock.places[label], key=clock.places[label].__getitem__, default=None))

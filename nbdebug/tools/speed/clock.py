@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import os
 import re
 import sys
 import threading
@@ -35,11 +36,13 @@ from nbdebug.tools.speed.facts import FREE, StepTimes
 
 LOOK = 0.005
 """Seconds between two looks at the user's code: 1.02 to 1.08 of a step; each millisecond would cost up to 1.3."""
+ENDINGS = (os.fsync, os.replace, os.rename)
+"""What ends a save: a large file that is replaced is deleted then. The time counts for the writer's line."""
 WRITERS = (
     ("torch", "save"),
     ("torch.serialization", "save"),
     ("pickle", "dump"),
-    ("os", "fsync"),
+    *(("os", ending.__name__) for ending in ENDINGS),
     ("safetensors.torch", "save_file"),
     ("safetensors.torch", "save_model"),
     ("numpy", "save"),
@@ -121,7 +124,8 @@ class Clock:
         self.places: dict[str, dict[Site, float]] = {
             label: collections.defaultdict(float) for label in ("saving", "copy")
         }
-        self.writes = 0
+        self.writes: collections.Counter[str] = collections.Counter()
+        self._saved: Site | None = None
         self.validations: list[tuple[Site, ...]] = []
         self.updates: list[tuple[Site, ...]] = []
         self.backwards, self.eval_batches, self.compiles = 0, 0, Compiles()
@@ -241,14 +245,16 @@ class Clock:
             inside = self._stack[-1:] == [label] or label == "copy" and DATA in self._stack  # a loader that pins
             if not self._here() or inside or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
-            self.writes += label == "saving"
+            self.writes[original.__name__] += label == "saving"
             self.enter(label)
             begin = time.perf_counter()
             try:
                 return original(*args, **kwargs)
             finally:
                 if label in self.places:
-                    self.places[label][locate().site or Site("?", 0, "")] += time.perf_counter() - begin
+                    site = original in ENDINGS and self._saved or locate().site or Site("?", 0, "")
+                    self._saved = site if label == "saving" else self._saved
+                    self.places[label][site] += time.perf_counter() - begin
                 self.leave()
 
         return timed

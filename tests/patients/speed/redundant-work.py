@@ -13,17 +13,21 @@ def training(once):
     torch.manual_seed(4)
     encoder = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 16))
     encoder.requires_grad_(False)
-    model, prompts = nn.Linear(8, 16), torch.randn(200, 64)
+    model, prompts = nn.Linear(8, 16), torch.randn(800, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     known = encoder(prompts)
 
-    def step(x):
+    def scores(x):
         if once:
             classes = known
         else:
             classes = encoder(prompts)
+        return model(x) @ classes.T
+
+    def step(x):
         optimizer.zero_grad()
-        (model(x) @ classes.T).logsumexp(-1).mean().backward()
+        loss = scores(x).logsumexp(-1).mean()
+        loss.backward()
         optimizer.step()
 
     return SimpleNamespace(
