@@ -111,6 +111,14 @@ LINES = {
         "a = torch.sqrt((h.abs() * s).clamp_min(1e-12))\nb = torch.sqrt((h.square() * s).clamp_min(1e-12))",
     ),
     "one inside another": ("return torch.log(torch.log(s + 1).abs() * h.abs()).mean()", ".clamp_min(1e-8)"),
+    "the determinant's log": (
+        "return torch.logdet(torch.diag(s - 2) + 1e-3 * h[:3])",
+        "torch.linalg.slogdet(torch.diag(s - 2) + 1e-3 * h[:3])[1]",
+    ),
+    "both ends of a Beta": (
+        "return torch.distributions.Beta(h.exp(), 2.0).log_prob(s).mean()",
+        ".log_prob(s.clamp(1e-6, 1 - 1e-6))",
+    ),
     "a library's function": (
         "return torch.nn.functional.kl_div(h.abs() * s, s.log()[None]).mean() * 0 + (s.log() * h).mean()",
         "",

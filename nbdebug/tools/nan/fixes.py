@@ -238,7 +238,7 @@ def cures(fault: Fault) -> Iterator[Cure]:
 
 
 TITLES = {
-    "label-out-of-range": "Keep the operand above zero. Better: bring the targets into range where they are read.",
+    "label-out-of-range": "Keep the operand in its domain. Better: bring the targets into range where they are read.",
 }
 """Where the change at the op is a stopgap."""
 
@@ -251,6 +251,8 @@ def _by_op(fault: Fault, code: str) -> Iterator[Cure]:
     if not fault.direct:
         yield from _in_library(fault)
         return
+    if fault.name == "logdet":
+        yield from _without_sign(fault)
     for wrap in _wraps(fault, code):
         yield from _wrapped(fault, wrap)
 
@@ -330,6 +332,22 @@ def _distinct(fault: Fault) -> Iterator[Wrap]:
     yield Wrap({0: f"{{}} + torch.diag(1e-3 * torch.arange({{again}}.size(-1){where}))"})
 
 
+def _without_sign(fault: Fault) -> Iterator[Cure]:
+    """The log of the size of a determinant that may be below zero."""
+    node, matrix = fault.node, None if fault.node is None else sources.operand(fault.node, 0)
+    if node is None or matrix is None or fault.op is None:
+        return
+    call = fault.op.site, fault.op.call
+    ops = fault.trial.ops(lambda o: o.name == "linalg_slogdet" and (o.site, o.call) == call)
+    text = f"torch.linalg.slogdet({sources.source(fault.file, matrix)})[1]"
+    yield Cure("", {node: text}, fault.trial.patch(ops, _positive))
+
+
+def _positive(func: Any, args: Any, kwargs: Any) -> Any:
+    sign, *others = func(*args, **kwargs)
+    return (sign.abs(), *others)
+
+
 def _power(fault: Fault) -> Iterator[Wrap]:
     base = fault.fact.operand("self")
     root = (fault.op.scalars if fault.op is not None else {}).get("exponent") == 0.5
@@ -355,7 +373,7 @@ _OPERANDS: dict[str, Callable[[Fault], Iterator[Wrap]]] = {
     **dict.fromkeys(("softmax", "log_softmax", "logsumexp"), _open_rows),
     "logaddexp": lambda fault: iter([Wrap(dict.fromkeys((0, 1), f"{{}}.clamp_min(-{fault.large})"))]),
     **dict.fromkeys(("linalg_eigh", "linalg_eig", "linalg_svd", "linalg_eigvals", "svd"), _distinct),
-    **dict.fromkeys(("linalg_qr", "linalg_inv", "linalg_inv_ex", "linalg_slogdet", "linalg_det", "logdet"), _distinct),
+    **dict.fromkeys(("linalg_qr", "linalg_inv", "linalg_inv_ex", "linalg_slogdet", "linalg_det"), _distinct),
     "to": lambda fault: iter([Wrap({0: "{}.clamp(-65504, 65504)"})] if fault.fact.dtype == "float16" else []),
 }
 
@@ -436,7 +454,8 @@ def _in_library(fault: Fault) -> Iterator[Cure]:
         yield from _distribution(fault)
     arguments = [*getattr(node, "args", ()), *(k.value for k in getattr(node, "keywords", ()))]
     arguments = [a for a in arguments if not sources.is_number(a) and not isinstance(a, (ast.Starred, ast.Constant))]
-    for wrap in _wraps(fault, fault.code):
+    shares = list(_share(fault)) if sources.name_of(node) == "log_prob" and fault.name in ("xlogy", "log1p") else []
+    for wrap in (*shares, *_wraps(fault, fault.code)):  # of a Beta both ends are at fault
         template = next(iter(wrap.operands.values()))
         if not wrap.result and len(wrap.operands) == 1:
             for argument in arguments[:3]:

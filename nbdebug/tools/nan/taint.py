@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from nbdebug.observe.ops import Schema, named_arguments
+from nbdebug.observe.ops import Schema, named_arguments, schema_of
 from nbdebug.observe.recorder import Op, Recorder
 from nbdebug.observe.tensors import (
     INPUT,
@@ -108,6 +108,7 @@ class TaintTracker:
         self.last_bad: set[int] = set()
         self.recent: collections.deque = collections.deque(maxlen=16)  # bad results of this step: mask, masks by origin
         self.modules: set[str] = set()  # that bad values went through
+        self.determinant: BadResult | None = None  # what the last ops before this one may be the logdet of
 
     # -- what the recorder calls ------------------------------------------------------------------------------------
 
@@ -132,6 +133,10 @@ class TaintTracker:
     ) -> None:
         if schema.view and not schema.writes:
             return
+        if schema.base == "linalg_slogdet":
+            self.determinant = BadResult(op, schema, args, kwargs, overwritten, out[0])
+        elif schema.base not in ("eq", "scalar_tensor"):
+            self.determinant = None
         operands = self._operand_masks(args, kwargs, overwritten) if self.storages else {}
         if operands:
             self._note_use(op, schema, args, operands)
@@ -275,6 +280,8 @@ class TaintTracker:
         assert values is not None, "its bad elements have been seen"
         bad, nan = ~finite(values), torch.isnan(values)
         origins = sorted({origin for masks in operands.values() for origin in masks})
+        if schema.base == "scalar_tensor" and self.determinant is not None:
+            result = _logdet_of(self.determinant, tensor)
         if schema.base in EMPTIES or not origins:
             return self.origins.add_from_finite(result, bad, nan)
         if tensor.layout is not torch.strided or tensor.is_nested:
@@ -451,3 +458,10 @@ def _picker(place: Any) -> Callable[[Any, tuple, dict], torch.Tensor]:
         return [t for _, t in tensors][nth]
 
     return pick
+
+
+def _logdet_of(determinant: BadResult, nan: torch.Tensor) -> BadResult:
+    """logdet is slogdet, and a NaN that is written where the sign is -1: to the user they are one op."""
+    op, func = copy.copy(determinant.op), torch.ops.aten.logdet.default
+    op.name, op.func = "logdet", func
+    return determinant._replace(op=op, schema=schema_of(func), result=nan)

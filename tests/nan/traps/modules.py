@@ -225,3 +225,12 @@ def a_quaternion_of_zeros():
 
     model = Pose()
     return train(model, lambda i: model(seeded((5, 4))).square().mean())
+
+
+@fault("div-by-zero", op="weight_norm_interface", step=0, module="")
+def weight_normalization_of_a_pruned_row():
+    torch.manual_seed(0)
+    model = torch.nn.utils.weight_norm(nn.Linear(3, 4))
+    with torch.no_grad():
+        model.weight_v[2] = 0
+    return train(model, lambda i: model(seeded((5, 3))).square().mean())  # here

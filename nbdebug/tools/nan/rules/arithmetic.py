@@ -152,12 +152,15 @@ def div_by_zero(facts: NanFacts) -> Finding | None:
         return None
     below = origin.operand("other")
     least = "1" if below is not None and below.dtype.startswith(("int", "uint")) else "1e-6"
-    return answer(
-        facts,
-        "div-by-zero",
-        f"{verb(origin.where, 'divides', 'divide')} by zero",
-        Fix("Keep the denominator away from zero.", f"a / b.clamp_min({least})"),
-    )
+    cure = Fix("Keep the denominator away from zero.", f"a / b.clamp_min({least})")
+    if origin.op == "weight_norm_interface":
+        cure = Fix(
+            "Take weight normalization off before rows of the weight are set to zero: it divides by their length.",
+            'torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")'
+            if "parametrizations" in (origin.where.module or "")
+            else "torch.nn.utils.remove_weight_norm(layer)",
+        )
+    return answer(facts, "div-by-zero", f"{verb(origin.where, 'divides', 'divide')} by zero", cure)
 
 
 @rule(
@@ -182,6 +185,9 @@ def log_of_nonpositive(facts: NanFacts) -> Finding | None:
     below = origin.operand("other")
     if origin.during == "backward" and below is not None and (below.low_at_fault or 0) >= 0:
         what = "zero"  # 0 * inf in its derivative
+    if origin.op == "logdet":
+        cure = Fix("Take the log of the determinant's size.", "torch.linalg.slogdet(A)[1]")
+        return answer(facts, "log-of-nonpositive", "takes the log of a determinant below zero", cure)
     second = origin.where.op in ("xlogy", "special_xlog1py")
     return answer(
         facts,
@@ -588,6 +594,7 @@ def _average(origin: OriginFact) -> str | None:
 
 _FORWARD = (
     (LOGS, _log),
+    ({"logdet"}, lambda o: "log-of-nonpositive"),
     (DIVISIONS, _division),
     ({"sqrt"}, lambda o: "sqrt-of-negative" if o.made != "inf" else None),
     ({"pow", "float_power"}, _pow),
