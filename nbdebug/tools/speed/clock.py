@@ -42,6 +42,7 @@ WRITERS = (
     ("torch", "save"),
     ("torch.serialization", "save"),
     ("pickle", "dump"),
+    ("shutil", "copyfile"),
     *(("os", ending.__name__) for ending in ENDINGS),
     ("safetensors.torch", "save_file"),
     ("safetensors.torch", "save_model"),
@@ -77,6 +78,12 @@ class Patches:
         self._before.append((owner, name, own))
         setattr(owner, name, new)
 
+    def put_loaded(self, functions: Iterable[tuple[str, str]], make: Callable[[Any], Any]) -> None:
+        """What nobody has imported is not called."""
+        for module, name in functions:
+            if hasattr(sys.modules.get(module), name):
+                self.put(sys.modules[module], name, make)
+
     @uninterrupted
     def undo(self) -> None:
         while self._before:
@@ -85,11 +92,6 @@ class Patches:
                 delattr(owner, name)
             else:
                 setattr(owner, name, own)
-
-
-def module_of(name: str) -> Any:
-    """A module that is loaded; what nobody has imported is not called."""
-    return sys.modules.get(name)
 
 
 def rows_of_batch(batch: Any) -> int:
@@ -223,9 +225,7 @@ class Clock:
         put(torch.nn.Module, "train", self._train)
         ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
         for label, functions in (("saving", WRITERS), ("communication", COLLECTIVES if ranks else ())):
-            for module, name in functions:
-                if hasattr(module_of(module), name):
-                    put(module_of(module), name, functools.partial(self._timed, label))
+            self._patches.put_loaded(functions, functools.partial(self._timed, label))
         if self.cuda:
             for name in MOVES:
                 put(torch.Tensor, name, functools.partial(self._timed, "copy"))
@@ -434,9 +434,8 @@ class Compiles:
         self._new = 0
 
     def attach(self, patches: Patches) -> None:
-        frames, name = module_of("torch._dynamo.convert_frame"), "get_and_maybe_log_recompilation_reasons"
-        if hasattr(frames, name):
-            patches.put(frames, name, self._followed)
+        function = "torch._dynamo.convert_frame", "get_and_maybe_log_recompilation_reasons"
+        patches.put_loaded([function], self._followed)
 
     def take(self) -> int:
         """How many there were since it was asked last."""

@@ -34,7 +34,7 @@ from nbdebug.observe.sources import source as text_of
 from nbdebug.observe.step_hooks import stop_training
 from nbdebug.observe.tensors import fingerprint, tensors_in
 from nbdebug.report import Where
-from nbdebug.tools.speed.clock import MOVES, READS, WRITERS, Patches, code_kind, module_of, users_lines
+from nbdebug.tools.speed.clock import MOVES, READS, WRITERS, Patches, code_kind, users_lines
 from nbdebug.tools.speed.driver import Training, apart, drive, endless, workers_without_modes
 from nbdebug.tools.speed.facts import FREE, SpeedCure, SpeedFacts, WorkShare
 from nbdebug.tools.speed.ops import OpWatch, attention_refused
@@ -363,9 +363,7 @@ def no_saving(training: Training, patches: Patches, switch: Switch) -> None:
 
         return save
 
-    for module, name in WRITERS:
-        if hasattr(module_of(module), name):
-            patches.put(module_of(module), name, dropped)
+    patches.put_loaded(WRITERS, dropped)
 
 
 def no_reads(training: Training, patches: Patches, switch: Switch) -> None:
