@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import nbdebug
 from tests.shell import started
+from tests.training.healthy import KINDS
 
 
 class Forward(nn.Module):
@@ -403,3 +404,8 @@ def test_a_loss_that_keeps_a_record_is_left_to_the_loop() -> None:
     report = diagnosed(model, optimizer, loader, trainer.fit)
     assert any("no loss_fn" in text for text in report.unchecked)
     assert len(trainer.history) == trainer.calls == len(loader)
+
+
+def test_a_penalty_over_an_error_that_is_all_but_gone_is_no_fault() -> None:
+    report = nbdebug.diagnose(KINDS["steps_by_closure"]().train, progress=False)
+    assert report.verdict == "healthy", report

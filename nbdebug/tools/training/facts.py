@@ -171,10 +171,11 @@ class BatchMixing:
 @dataclasses.dataclass(frozen=True)
 class SeesAhead:
     """Outputs that predict the token at this time step, or earlier ones, change with it. where: the first op in which
-    this is seen."""
+    this is seen. itself: the targets are not the next tokens but the inputs' own, and the model reads forwards only."""
 
     at: int
     where: Where
+    itself: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -378,7 +379,7 @@ class TriedEdit:
 class StaticFacts:
     """What is known before training. loss_form: how loss_fn is called; optimizer: as a person would write it;
     placed: types and devices of the parameters; normalized: the model has normalization layers; reduction: "mean" or
-    "sum" over the batch, "neither", or "" (not known); attempts: by the cause."""
+    "sum" over the batch, "neither", or "" (not known); attempts: by the cause; drawn: see `Batches.drawn`."""
 
     loss_form: str = "loss_fn(model, batch)"
     loss: float | None = None
@@ -403,6 +404,7 @@ class StaticFacts:
     answers: AnswersAmongInputs | None = None
     groups: SharedGroups | None = None
     workers: WorkerDraws | None = None
+    drawn: tuple[int, int] | None = None
     weights: tuple[InitialWeight, ...] = ()
     normalized: bool = False
     units: tuple[UnitsFact, ...] = ()

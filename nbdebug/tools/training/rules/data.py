@@ -428,6 +428,20 @@ def leakage(facts: TrainingFacts) -> Finding | None:
 
 
 def _sees_ahead(ahead: SeesAhead) -> Finding:
+    if ahead.itself:
+        return finding(
+            "leakage",
+            "The targets are the inputs as they stand, not one place on: the model reads forwards only, and gives back "
+            f"each token that it has just read{at_line(ahead.where)}. It learns to copy",
+            ["target", "train_loader", "loss_fn"],
+            [
+                Fix(
+                    "Let each output predict the next token (once: some models shift the labels themselves).",
+                    "F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())",
+                )
+            ],
+            place=ahead.where,
+        )
     return finding(
         "leakage",
         f"The model sees what it is to predict: the targets are the inputs one place on, and outputs before time step "

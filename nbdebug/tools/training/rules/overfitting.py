@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
-from nbdebug.text import figures, percent
+from nbdebug.text import count, figures, percent
 from nbdebug.tools.training.facts import (
     Experiment,
     HeldOut,
@@ -198,6 +198,8 @@ def _is_a_guess(facts: TrainingFacts, loss: float) -> bool:
     reference="https://github.com/pytorch/vision/issues/7818",
 )
 def unshuffled_data(facts: TrainingFacts) -> Finding | None:
+    if facts.static is not None and facts.static.drawn is not None:
+        return _partly_drawn(*facts.static.drawn)
     run = facts.run
     experiment = None if run is None else run.experiments.get("shuffled")
     if run is None or experiment is None:
@@ -225,6 +227,22 @@ def unshuffled_data(facts: TrainingFacts) -> Finding | None:
             "classes": order.all_classes,
             "read in the dataset's order": order.sequential,
         },
+    )
+
+
+def _partly_drawn(weights: int, samples: int) -> Finding:
+    return finding(
+        "unshuffled-data",
+        f"The sampler draws the first {count(weights, 'sample')} of {samples:,} and no others: it has "
+        f"{count(weights, 'weight')}, and takes one for each sample, not for each class",
+        ["sampler", "train_loader", "weights"],
+        [
+            Fix(
+                "Give each sample the weight of its class.",
+                "sampler = torch.utils.data.WeightedRandomSampler(class_weights[labels], len(labels))",
+            )
+        ],
+        evidence={"weights": weights, "samples": samples},
     )
 
 

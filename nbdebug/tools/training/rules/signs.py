@@ -345,8 +345,10 @@ def vanishing_in_time(run: TrainingRunFacts) -> TimeGradient | None:
 
 
 def penalty_dominates(run: TrainingRunFacts) -> bool:
-    """More of the loss at the start or at the end is a penalty on the weights than error."""
-    return run.penalty > 0.5 * abs(first_loss(run)) or run.penalty_end > 0.5 * abs(last_loss(run))
+    """More of the loss at the start or at the end is a penalty on the weights than error, of which some is left."""
+    start, end = first_loss(run), last_loss(run)
+    left = end - run.penalty_end > 0.05 * (start - run.penalty)
+    return left and (run.penalty > 0.5 * abs(start) or run.penalty_end > 0.5 * abs(end))
 
 
 def outlier_batch(run: TrainingRunFacts) -> str:
@@ -438,9 +440,10 @@ def validation_is_ahead(run: TrainingRunFacts) -> bool:
 
 
 def validation_learns_nothing(run: TrainingRunFacts) -> bool:
-    """The training loss has fallen by half, that of validation ends near its start, or above."""
+    """The loss has fallen by half, and validation ends near its start or above; or by a fifth, and it ends above."""
     ends = [e.val for e in (*run.evaluations[:1], *run.evaluations[-1:]) if e.val is not None]
-    return len(ends) == 2 and ends[1] > NO_GAIN * ends[0] > 0 and not has_room(run)
+    known = len(ends) == 2 and ends[0] > 0
+    return known and any(ends[1] > to * ends[0] and not has_room(run, left) for to, left in ((NO_GAIN, 0.5), (1, 0.8)))
 
 
 # Experiments

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, Subset, WeightedRandomSampler
 
 from nbdebug.observe.tensors import fingerprint, output_tensors, tensors_in
 from nbdebug.observe.variables import attributes
@@ -90,6 +90,12 @@ class Batches:
         except (AttributeError, TypeError):
             return None
 
+    def drawn(self) -> tuple[int, int] | None:
+        """(weights of the sampler, samples of the dataset), where there are fewer: the others are never drawn."""
+        sampler, samples = getattr(self.loader, "sampler", None), self.samples
+        weights = len(sampler.weights) if isinstance(sampler, WeightedRandomSampler) else None
+        return None if weights is None or samples is None or weights >= samples else (weights, samples)
+
     def find_roles(self, step: StepGraph, loss_calls: Sequence[LossCall]) -> None:
         """Which tensors are targets and inputs, by their use in the step."""
         self.loss = next((c for c in loss_calls if c.target is not None), loss_calls[0] if loss_calls else None)
@@ -127,7 +133,7 @@ class Batches:
 
     def input_shift(self) -> InputShift | None:
         """Of the first floating input (or bytes) that both loaders give."""
-        for leaf in self.inputs:
+        for leaf in self.inputs if self.drawn() is None else ():
             train, val = ([t for b in batches for t in tensors_at(b, [leaf])] for batches in (self.train, self.val))
             known = train and val and all(t.dtype == torch.uint8 or t.is_floating_point() for t in (train[0], val[0]))
             if known and (shift := signals.input_shift(train, val)) is not None:
@@ -178,6 +184,7 @@ class Batches:
             return AnswersAmongInputs("copied", columns) if columns else None
         labels = _classes(target, self.loss)
         if labels is None:
+            x = x.squeeze(-1)  # of a series that holds one quantity
             columns = signals.target_columns(x, target.flatten()) if x.dim() == 2 and target.numel() == len(x) else {}
             return AnswersAmongInputs("target", columns) if columns else None
         same, columns = signals.label_columns(x, labels)

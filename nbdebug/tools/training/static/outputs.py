@@ -703,24 +703,34 @@ def _rows(a: torch.Tensor, b: torch.Tensor, n: int, sample: int) -> tuple[bool, 
 
 
 def sees_ahead(model: nn.Module, loss_fn: LossFn, batch: Any) -> SeesAhead | None:
-    """Where the targets are the inputs one place on: whether outputs change with the very token that they predict."""
+    """Where the targets are the inputs one place on: whether outputs change with the very token that they predict.
+    Where they are the inputs as they stand: whether the model reads forwards only, and was to tell the next one."""
     for tokens in output_tensors(batch):
         if tokens.dim() != 2 or tokens.is_floating_point() or tokens.shape[1] < 4:
             continue
-        plain, at = _forward(model, loss_fn, batch), tokens.shape[1] - 2
+        plain = _forward(model, loss_fn, batch)
         before = _by_step(plain, tokens)
-        if before is None or not _are_next(plain, tokens):
+        shift = None if before is None else _shift(plain, tokens)
+        if before is None or shift is None:
             continue
+        at = tokens.shape[1] - 3 + shift
         other = tokens.clone()
         other[:, at] = tokens[:, at].roll(1, 0)
         changed = _forward(model, loss_fn, _exchanged(batch, tokens, other))
         after = _by_step(changed, tokens)
-        if after is not None and _changes_before(before, after, at):
+        if after is None:
+            continue
+        ahead, now, later = (
+            _changes(before, after, times) for times in (slice(at), slice(at, at + 1), slice(at + 1, None))
+        )
+        if shift and ahead:
             pairs = (
                 (a, b) for a, b in _pairs(plain, changed) if a.inside and a.outputs[0].shape[:2] == before.shape[:2]
             )
-            first = next((a for a, b in pairs if _changes_before(a.outputs[0], b.outputs[0], at)), None)
+            first = next((a for a, b in pairs if _changes(a.outputs[0], b.outputs[0], slice(at))), None)
             return SeesAhead(at, Where(phase="forward") if first is None else first.where)
+        if not shift and not ahead and now and later:
+            return SeesAhead(at, _loss_of_tokens(plain).where, itself=True)
     return None
 
 
@@ -741,17 +751,27 @@ def _by_step(calls: Calls, tokens: torch.Tensor) -> torch.Tensor | None:
     return by_step
 
 
-def _are_next(calls: Calls, tokens: torch.Tensor) -> bool:
-    """Whether what the scores predict are these tokens, one place on."""
-    labels = next(call for call in calls.calls if call.op == "cross_entropy").argument(1, "target")
-    own = labels.reshape(len(tokens), -1)[:, : tokens.shape[1] - 1]
-    counted = own >= 0
-    return bool(counted.any()) and float((own == tokens[:, 1:])[counted].float().mean()) >= NEXT
+def _shift(calls: Calls, tokens: torch.Tensor) -> int | None:
+    """How many places on the tokens stand that the scores predict: 1, 0 where each is the input's own, or None."""
+    length = tokens.shape[1]
+    labels = _loss_of_tokens(calls).argument(1, "target").reshape(len(tokens), -1)
+    for shift, least in ((1, NEXT), (0, 1.0)):
+        own = labels[:, : length - shift]
+        counted = own >= 0
+        same = (own == tokens[:, shift : shift + own.shape[1]])[counted]
+        if same.numel() and float(same.float().mean()) >= least:
+            return shift
+    return None
 
 
-def _changes_before(a: torch.Tensor, b: torch.Tensor, at: int) -> bool:
-    """Whether two outputs differ at a time step before this one."""
+def _loss_of_tokens(calls: Calls) -> OpCall:
+    return next(call for call in calls.calls if call.op == "cross_entropy")
+
+
+def _changes(a: torch.Tensor, b: torch.Tensor, times: slice) -> bool:
+    """Whether two outputs differ at one of these time steps."""
     if a.shape != b.shape or a.dim() < 3 or not a.is_floating_point():
         return False
     a, b = a.detach().float(), b.detach().float()
-    return float((a - b)[:, :at].abs().max()) > TOLERANCE.get(a.dtype, 1e-3) * float(a.std()) + 1e-7
+    difference = (a - b)[:, times].abs().flatten()
+    return bool((difference > TOLERANCE.get(a.dtype, 1e-3) * float(a.std()) + 1e-7).any())

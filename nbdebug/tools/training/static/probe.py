@@ -271,6 +271,7 @@ class _Probes:
             "input_shift": self._probe("Training against validation inputs", batches.input_shift, None),
             "overlap": self._probe("Rows in both training and validation", batches.overlap, None),
         }
+        facts["drawn"] = self._probe("The sampler's weights", batches.drawn, None)
         facts["answers"] = self._probe("Answers among the inputs", batches.answers_among_inputs, None)
         facts["groups"] = self._probe(
             "Subjects in both training and validation", lambda: batches.groups(self.users_loss_fn), None

@@ -333,8 +333,8 @@ a column of the inputs, how often at least."""
 
 
 def target_columns(x: torch.Tensor, target: torch.Tensor) -> dict[int, float]:
-    """Columns of a table that are the target, in another unit or with a little noise → the share of its variance that
-    they leave open. x: (N, F), target: (N)."""
+    """Columns of a table that are the target, in another unit or with a little noise, or value by value → the share of
+    its variance that they leave open. x: (N, F), target: (N)."""
     table = x.detach().cpu()
     x, y = table.double(), target.detach().cpu().double()
     if not 3 <= x.shape[1] <= 500 or len(x) < max(3 * x.shape[1], 2 * LEAST) or len(y.unique()) < 2 * ELEMENTS:
@@ -358,11 +358,10 @@ def target_columns(x: torch.Tensor, target: torch.Tensor) -> dict[int, float]:
         own = float(left[column])
         explained = 0.0 if own < SAME else 1 - left_by_others(y - x[:, column] * slopes[column])
         elsewhere = torch.isin(target.detach().cpu(), table[:, column]) & (target.detach().cpu() != table[:, column])
-        series = (
-            float(elsewhere.double().mean()) > 0.5
-        )  # the target is the column's value in another row: what comes next
+        series = float(elsewhere.double().mean()) > 0.5  # it is the column's value in another row: what comes next
         low, high = OTHERS_LEAVE
-        if max(low, TIMES * own) < by_others < high and explained < EXPLAINED and not series:
+        alone = bool((table[:, column] == target.detach().cpu()).all()) or by_others > max(low, TIMES * own)
+        if alone and by_others < high and explained < EXPLAINED and not series:
             known[column] = own
     return known
 
