@@ -174,7 +174,8 @@ def _ops_of(name: str) -> set[str]:
     """The ops that a function of this name may be."""
     name = name if name in _SPELLINGS else name.rstrip("_") if not name.startswith("_") else name
     base = _SPELLINGS.get(name, name)
-    return {base, f"linalg_{base}", f"special_{base}", *({"linalg_svd"} if base == "svd" else ())}
+    inner = {"svd": "linalg_svd", "logdet": "linalg_slogdet"}.get(base, base)
+    return {base, f"linalg_{base}", f"special_{base}", inner}
 
 
 def name_of(node: ast.expr | ast.AugAssign) -> str:

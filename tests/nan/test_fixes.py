@@ -115,6 +115,10 @@ LINES = {
         "return torch.logdet(torch.diag(s - 2) + 1e-3 * h[:3])",
         "torch.linalg.slogdet(torch.diag(s - 2) + 1e-3 * h[:3])[1]",
     ),
+    "the log of a determinant of zero": (
+        "return torch.logdet(torch.outer(s, s) + h.sum() * 0)",
+        "torch.logdet((below := torch.outer(s, s) + h.sum() * 0) + torch.diag(1e-3 * torch.arange(below.size(-1))))",
+    ),
     "both ends of a Beta": (
         "return torch.distributions.Beta(h.exp(), 2.0).log_prob(s).mean()",
         ".log_prob(s.clamp(1e-6, 1 - 1e-6))",

@@ -280,8 +280,9 @@ class TaintTracker:
         assert values is not None, "its bad elements have been seen"
         bad, nan = ~finite(values), torch.isnan(values)
         origins = sorted({origin for masks in operands.values() for origin in masks})
-        if schema.base == "scalar_tensor" and self.determinant is not None:
-            result = _logdet_of(self.determinant, tensor)
+        of = self.determinant
+        if schema.base == "scalar_tensor" and of is not None and (of.op.site, of.op.call) == (op.site, op.call):
+            result = _logdet_of(of, tensor)
         if schema.base in EMPTIES or not origins:
             return self.origins.add_from_finite(result, bad, nan)
         if tensor.layout is not torch.strided or tensor.is_nested:
