@@ -226,6 +226,12 @@ def is_source(value: Any) -> bool:
     return isinstance(value, (Dataset, DataLoader, _class_of("model"))) or type(value).__name__.endswith("DataModule")
 
 
+def trainer_of(train: Any) -> Any:
+    """The trainer of a library whose own loop this is, in which no line of the user's calls the model; else None."""
+    owner = getattr(train, "__self__", None)
+    return owner if type(owner).__module__.startswith(TRAINERS) else None
+
+
 def callback_argument(train: Any) -> str:
     """How a training loop is given a callback, as the text between the brackets of its call: as its first argument
     where it must have one, by its name, or not at all ("")."""

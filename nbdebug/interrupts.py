@@ -2,7 +2,8 @@
 
 Python swallows an exception that is raised in a `__del__`, in the callback of a weak reference or of the garbage
 collector. Records of a step die in great numbers, so that Ctrl-C often falls into one of these. While `Rescue` is
-attached such a Ctrl-C is sent once more. `uninterrupted` holds it back until a change is complete.
+attached such a Ctrl-C is sent once more. `uninterrupted` holds it back until a change is complete, and `uncollected`
+keeps the collector itself from running.
 
 IPython omits frames that set `__tracebackhide__`, but never the innermost one, so a notebook would show the line in
 nbdebug's hook that raised an error. It also lets an exception render itself: `ShownAtUsersLine` ends at the user's own
@@ -13,11 +14,13 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # without the enums of `signal`: in each step
 import _thread
+import contextlib
 import functools
+import gc
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from signal import SIGINT
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
@@ -149,3 +152,16 @@ class ShownAtUsersLine(Exception):
         if shell is None:
             return traceback.format_exception(self)
         return list(shell.InteractiveTB.structured_traceback(type(self), self, self.__traceback__))
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep Python's garbage collector from running: with all of torch in memory, one run of it takes as long as a few
+    steps, and it would free what is only looked at."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -2,13 +2,12 @@
 
 The copy is a fork, so it begins with exactly the state that is here; nothing needs to be pickled on the way in, and
 files that are open for reading stay where they are. It runs torch on one thread, because the threads of the original
-are not copied. Of another process: whether it still runs. Of this one: no collection of garbage for a while.
+are not copied. Of another process: whether it still runs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import pickle
 import select
@@ -16,7 +15,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -131,16 +130,3 @@ def _end(child: int) -> None:
         os.killpg(child, signal.SIGKILL)
     if not done:
         os.waitpid(child, 0)
-
-
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Keep Python's garbage collector from running: with all of torch in memory, one run of it takes as long as a few
-    steps, and it would free what is only looked at."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

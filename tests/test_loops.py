@@ -219,3 +219,4 @@ def test_a_trainer_s_own_train_is_a_loop(tmp_path: pathlib.Path) -> None:
     trainer = Trainer(Net(), TrainingArguments(str(tmp_path), **options), train_dataset=rows)
     report = nbdebug.diagnose(trainer.train, progress=False)
     assert report.verdict == "healthy" and report.steps == 24
+    assert nbdebug.preflight(trainer.train).verdict == "healthy"

@@ -52,9 +52,8 @@ def _some(t: torch.Tensor) -> torch.Tensor:
     apart = max(1, t.numel() // VALUES)
     if t.is_contiguous():
         return t.view(-1)[::apart][:VALUES].clone()
-    return t[
-        torch.unravel_index(torch.arange(0, t.numel(), apart, device=t.device)[:VALUES], t.shape)
-    ]  # no copy of all of it
+    some = torch.arange(0, t.numel(), apart, device=t.device)[:VALUES]
+    return t[torch.unravel_index(some, t.shape)]  # no copy of all of it
 
 
 def _alike(one: Fingerprint, other: Fingerprint) -> int:

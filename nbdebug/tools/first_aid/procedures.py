@@ -374,18 +374,13 @@ def loop(a: Surroundings) -> Report:
         if type(function) is types.FunctionType:
             needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
             if needed in ([], ["callback"]):
-                train = function if needed else functools.partial(_without_callback, function)
                 try:
                     subject, kinds = a.subject, ("loss_fn", "train_loader", "val_loader", "scheduler")
                 except Missing:  # none, or several: the loop tells
-                    return nbdebug.diagnose(train)
+                    return nbdebug.diagnose(function)
                 parts = {kind: a.usual(kind) for kind in kinds}
-                return nbdebug.diagnose(train, model=subject.model, optimizer=subject.optimizer, **parts)
+                return nbdebug.diagnose(function, model=subject.model, optimizer=subject.optimizer, **parts)
     raise Missing("your loop as a function `train()` or `train(callback)`, or type %%diagnose above its cell")
-
-
-def _without_callback(function: Callable[[], Any], callback: Any) -> None:
-    function()
 
 
 def ranks(a: Surroundings) -> Report:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdebug.interrupts import uncollected
 from nbdebug.observe.locations import Site
 from nbdebug.observe.modules import eager
 from nbdebug.observe.replay import Replay
@@ -22,7 +23,6 @@ from nbdebug.observe.snapshot import Snapshot, random_sources
 from nbdebug.observe.sources import edited_functions
 from nbdebug.observe.tape import CallEntry, CannotReplay, Tape
 from nbdebug.observe.tensors import can_be_nonfinite, tensors_in
-from nbdebug.process import uncollected
 from nbdebug.report import PHASES, Edit, Finding, Report, Where
 from nbdebug.tools.guard.rollback import BufferBackup, UpdateBackup, before_overwritten
 from nbdebug.tools.guard.step import Trip

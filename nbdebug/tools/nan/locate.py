@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from nbdebug.interrupts import uncollected
 from nbdebug.observe.ops import Schema, schema_of
 from nbdebug.observe.recorder import Op, Recorder
 from nbdebug.observe.replay import Replay, storages_of
@@ -40,7 +41,6 @@ from nbdebug.observe.tensors import (
     read_scalars,
     storage_key,
 )
-from nbdebug.process import uncollected
 from nbdebug.report import Where
 from nbdebug.text import clip
 from nbdebug.tools.nan.facts import Target

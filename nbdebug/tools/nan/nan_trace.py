@@ -17,12 +17,11 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.arguments import Subject, discover
-from nbdebug.interrupts import interruptible
+from nbdebug.interrupts import interruptible, uncollected
 from nbdebug.observe.modules import eager
 from nbdebug.observe.snapshot import StepState, has_hooks
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, optimizers_of
-from nbdebug.process import uncollected
 from nbdebug.report import Report
 from nbdebug.text import count
 from nbdebug.tools.nan.facts import CompiledFacts, UnlocatedStep

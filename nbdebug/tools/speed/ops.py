@@ -113,10 +113,6 @@ class OpWatch(TorchDispatchMode):
         self.step, self.trained = number, trained
         self._loops.clear()
 
-    def __exit__(self, *error: Any) -> None:
-        self._loops.clear()  # a frame holds all that called it, the user's model too
-        super().__exit__(*error)
-
     def batch(self, batch: Any) -> None:
         """The tensors of a batch are the step's own, whatever is in them."""
         for leaf in tree_leaves(batch):

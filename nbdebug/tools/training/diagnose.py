@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.arguments import TRAINERS, completed, with_callback
+from nbdebug.arguments import completed, trainer_of, with_callback
 from nbdebug.interrupts import interruptible
 from nbdebug.live import progress_bar
 from nbdebug.observe.validation import OUTPUT_FORM, check_loss, check_model, loss_call, optimizers_of
@@ -70,9 +70,7 @@ def diagnose(
     raises passes unchanged, with the findings up to then as its `report`.
     """
     parts = {"optimizer": optimizer, "loss_fn": loss_fn, "train_loader": train_loader, "val_loader": val_loader}
-    owner = getattr(train, "__self__", None)
-    if model is None and type(owner).__module__.startswith(TRAINERS):  # no line of the user's calls the model there
-        model = owner
+    model = trainer_of(train) if model is None else model
     return diagnose_loop(train, model, {**parts, "scheduler": scheduler}, regularize, keep, progress)
 
 
@@ -135,7 +133,7 @@ def first_steps(train: Any, given: Mapping[str, Any], names: Mapping[str, Any] |
     """What the first steps of a loop tell of it, and in words what that is; then it is stopped, and everything put back
     but what it has made itself. given: the parts that were named, and "model". Raises ValueError where it calls no
     model with gradients; whatever it raises itself passes."""
-    start, taken = LoopStart(names), list[tuple[LoopArguments, str]]()
+    start, taken, run = LoopStart(names), list[tuple[LoopArguments, str]](), with_callback(train)
 
     def found(what: LoopSubject) -> LoopArguments:
         parts = {kind: value for kind, value in given.items() if kind != "model"}
@@ -150,7 +148,7 @@ def first_steps(train: Any, given: Mapping[str, Any], names: Mapping[str, Any] |
             raise _EnoughError
 
     def begun(callback: Any) -> None:
-        train(callback)
+        run(callback)
         raise _EnoughError
 
     try:

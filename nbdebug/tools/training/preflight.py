@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.arguments import completed, with_callback
+from nbdebug.arguments import completed, trainer_of
 from nbdebug.interrupts import interruptible
 from nbdebug.observe.validation import optimizers_of
 from nbdebug.report import Report
@@ -58,8 +58,9 @@ def preflight(
         raise ValueError(f"seconds takes a number above 0; got {seconds!r}")
     parts = {"optimizer": optimizer, "train_loader": loader, "loss_fn": loss_fn}
     parts |= {"val_loader": val_loader, "scheduler": scheduler}
+    model = trainer_of(model) or model
     if loader is None and isinstance(model, (types.FunctionType, types.MethodType, functools.partial)):
-        return preflight_loop(with_callback(model), {**parts, "model": None}, seconds=seconds)[0]
+        return preflight_loop(model, {**parts, "model": None}, seconds=seconds)[0]
     parts = completed(model, parts)
     trained = " and ".join(type(o).__name__ for o in optimizers_of(parts["optimizer"], CALL).values())
     subject = f"a model of type {type(parts['model']).__name__}" + (f", trained by {trained}" if trained else "")

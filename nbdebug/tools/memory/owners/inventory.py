@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from nbdebug.interrupts import uncollected
 from nbdebug.observe.backward import graph_nodes
 from nbdebug.observe.shell import ShellPlaces
-from nbdebug.process import uncollected
 from nbdebug.tools.memory.facts import KINDS, Device, HeldMemory, Holding
 from nbdebug.tools.memory.owners.names import ATOMS, Key, Owned, OwnerIndex, Ownership, autograd, live
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from nbdebug.arguments import Subject, discover
+from nbdebug.interrupts import uncollected
 from nbdebug.observe.shell import running_shell
 from nbdebug.observe.validation import models_of, optimizers_of
-from nbdebug.process import uncollected
 from nbdebug.report import Plot, Report, Table
 from nbdebug.text import count as counted
 from nbdebug.text import size
