@@ -285,7 +285,7 @@ class WatchMagics(Magics):
         module = sys.modules.get(self.home)  # not imported: there is none
         return {
             name: value
-            for name, value in self.shell.user_ns.items()
+            for name, value in list(self.shell.user_ns.items())  # a click's thread reads while a cell writes
             if module is not None and issubclass(type(value), getattr(module, self.kind))
             if value.active and not name.startswith("_")
         }

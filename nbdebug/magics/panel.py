@@ -198,7 +198,7 @@ class PanelState:
 
     def trace(self) -> None:
         """Record the next step, layer by layer."""
-        models = discover("model", self.shell.user_ns)
+        models = discover("model", dict(self.shell.user_ns))  # a copy: a cell may be writing
         if not models:
             self.say("There is no model among your variables.")
             return

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -66,6 +67,7 @@ class ControlPanel:
         row = {"flex_flow": "row wrap", "align_items": "center", "overflow": "visible", "padding": "4px 0 4px 6px"}
         self.box = ipywidgets.HBox([*controls, self.status_label], layout=row)
         self._place, self._text = f"nbdebug-{uuid.uuid4().hex}", ""
+        self._status_lock = threading.RLock()  # a click's thread and the one that trains both come here
 
     view: View | None
 
@@ -99,10 +101,12 @@ class ControlPanel:
             self._show_status()  # also what has gone wrong
 
     def _show_status(self) -> None:
-        fault = self.view.fault if self.view is not None else ""
-        self.status_label.value = (
-            f"The picture could not be drawn ({fault}). Refresh tries again." if fault else self.status()
-        )
+        """One thread at a time, from reading to showing: else an older state may replace a newer one."""
+        with self._status_lock:
+            fault = self.view.fault if self.view is not None else ""
+            self.status_label.value = (
+                f"The picture could not be drawn ({fault}). Refresh tries again." if fault else self.status()
+            )
 
     def _ipython_display_(self) -> None:
         if self.view is None or self.view.ended:
@@ -327,7 +331,8 @@ class Dashboard(ControlPanel):
     """The panel; see the module's docstring."""
 
     def __init__(self, state: PanelActions):
-        self.state, self._updating = state, False
+        self.state = state
+        self._updating: int | None = None  # the thread that makes the switches follow what is so
         self._followed: Any = None
         self.switches = {name: switch(word, icon, tip) for name, word, icon, tip in SWITCHES}
         self.layers = field("Layers", "name, or block.*")
@@ -353,12 +358,12 @@ class Dashboard(ControlPanel):
         return Live(self.draw, self.put) if watch is None else watch.drawn(self.draw, self.put)
 
     def status(self) -> str:
-        self._updating = True  # the switches follow what is so: nobody has clicked
+        self._updating = threading.get_ident()  # nobody has clicked
         try:
             for name, control in self.switches.items():
                 control.value = self.state.is_on(name)
         finally:
-            self._updating = False
+            self._updating = None
         self.layers.disabled = self.state.gradients is None
         return self.state.message
 
@@ -368,7 +373,7 @@ class Dashboard(ControlPanel):
         return dataclasses.replace(report, plots=tuple(logarithmic))
 
     def _switched(self, name: str, change: Any) -> None:
-        if not self._updating:
+        if self._updating != threading.get_ident():
             self.state.switch(name, bool(change["new"]))
 
     def _act(self, action: Any, clicked: Any = None) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 import nbdebug
 from nbdebug.views import show
 from nbdebug.views.plots.gradients import GradientMap, read
-from nbdebug.views.widgets import WITHOUT
+from nbdebug.views.widgets import WITHOUT, Dashboard
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -231,3 +231,78 @@ def test_without_a_notebook_it_is_the_report(shell, training, monkeypatch, where
     panel = training.shown()
     assert len(shell.published) == (where == "a terminal") and "2 steps watched" in repr(panel)
     assert not [p for p in shell.published if WIDGET in p.data]
+
+
+class State:
+    """What a dashboard asks of its state. slow: what the thread called "click" reads slowly."""
+
+    def __init__(self) -> None:
+        self.slow, self.reading, self.go_on = "", threading.Event(), threading.Event()
+        self.on, self.switched, self._message = False, [], ""
+        self.gradients = None
+        self.trace = self.stop = self.free = self.off = self.changed = lambda: None
+
+    @property
+    def message(self) -> str:
+        message = self._message
+        self._pause("message")
+        return message
+
+    @message.setter
+    def message(self, message: str) -> None:
+        self._message = message
+
+    def _pause(self, reading: str) -> None:
+        if threading.current_thread().name == "click" and reading == self.slow:
+            self.reading.set()
+            self.go_on.wait(1)
+
+    def is_on(self, name: str) -> bool:
+        on = self.on
+        self._pause("is_on")
+        return on
+
+    def switch(self, name: str, on: bool) -> None:
+        self.switched.append((name, on))
+
+    def report(self, layers: str = "") -> Any:
+        return nbdebug.report.Report("%nbdebug")
+
+
+@pytest.fixture
+def dashboard() -> Any:
+    state = State()
+    drawn = Dashboard(state)
+    yield drawn
+    state.go_on.set()
+
+
+def test_an_older_state_never_replaces_a_newer_one(dashboard: Dashboard) -> None:
+    """A click's thread has read the message when the training's thread changes it."""
+    state = dashboard.state
+    state.message, state.slow = "Ending everything after this step …", "message"
+    click = threading.Thread(target=state.changed, name="click")
+    click.start()
+    assert state.reading.wait(5)
+    training = threading.Thread(target=lambda: (setattr(state, "message", "Everything is off."), state.changed()))
+    training.start()
+    training.join(0.2)
+    state.go_on.set()
+    click.join(), training.join()
+    assert dashboard.status_label.value == "Everything is off."
+
+
+def test_switches_that_follow_the_state_switch_nothing(dashboard: Dashboard) -> None:
+    """Also where two threads show the state at once; a click of a third one counts."""
+    state = dashboard.state
+    state.on, state.slow = True, "is_on"
+    click = threading.Thread(target=state.changed, name="click")
+    click.start()
+    assert state.reading.wait(5)
+    training = threading.Thread(target=state.changed)
+    training.start()
+    dashboard.switches["grad_watch"].value = True  # somebody clicks, here
+    state.go_on.set()
+    click.join(), training.join()
+    assert state.switched == [("grad_watch", True)]
+    assert all(control.value for control in dashboard.switches.values())
