@@ -222,8 +222,8 @@ MEMORY = re.compile(r"memory|alloc|overflowed", re.IGNORECASE)
 
 
 def _explanation(error: BaseException, names: Mapping[str, Any], shell: Any) -> Report:
+    from nbdebug.tools.errors.context import message_of
     from nbdebug.tools.errors.dispatch import find_causes, unknown_error
-    from nbdebug.tools.errors.values import message_of
 
     memory: list[Report] = []
 
@@ -266,7 +266,7 @@ def _explanation(error: BaseException, names: Mapping[str, Any], shell: Any) -> 
 
 def _of_checkpoint(error: BaseException, names: Mapping[str, Any]) -> Finding | None:
     """What `check_checkpoint` sees in the file that the failing line reads as weights."""
-    from nbdebug.tools.errors.values import message_of
+    from nbdebug.tools.errors.context import message_of
 
     if not WEIGHTS.search(f"{type(error).__name__}: {message_of(error)}"):
         return None

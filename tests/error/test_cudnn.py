@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import nbdebug
-from nbdebug.tools.errors.facts import ArgumentFact, Raised, TensorFact
-from nbdebug.tools.errors.kinds.cuda import dense
-from nbdebug.tools.errors.rules.cuda import (
+from nbdebug.tools.errors.kinds.backends import dense
+from nbdebug.tools.errors.rules import ArgumentFact, Raised, TensorFact
+from nbdebug.tools.errors.rules.backends import (
     CardFacts,
     CudaCard,
     CudnnFacts,

@@ -16,14 +16,12 @@ from nbdebug.tools import explain as first
 from nbdebug.tools.errors.autograd import backward_twice, in_place, no_grad
 from nbdebug.tools.errors.dispatch import KINDS
 from nbdebug.tools.errors.kinds import (
+    backends,
     calls,
-    cuda,
     dataloader,
     devices,
-    distributed,
     dtypes,
     files,
-    imports,
     indices,
     objects,
     state_dict,
@@ -89,11 +87,11 @@ def matching(pattern: str | re.Pattern[str]) -> list[str]:
 
 DETECTORS: dict[str, tuple[Any, ...]] = {
     "kinds.dataloader.detect_dead_worker": (dataloader.SIGNAL, dataloader.ENDS),
-    "kinds.distributed.detect": (distributed.ABOUT,),
-    "kinds.cuda.detect_unavailable": (cuda.PATTERNS,),
-    "kinds.cuda.detect_index": (cuda.ASSERT_WORDS,),
-    "kinds.cuda.detect_assert": (cuda.ASSERT_WORDS,),
-    "kinds.cuda.detect_cudnn": (cuda.WORDS,),
+    "kinds.backends.detect_collective": (backends.ABOUT,),
+    "kinds.backends.detect_unavailable": (backends.PATTERNS,),
+    "kinds.backends.detect_index": (backends.ASSERT_WORDS,),
+    "kinds.backends.detect_assert": (backends.ASSERT_WORDS,),
+    "kinds.backends.detect_cudnn": (backends.CUDNN,),
     "kinds.devices.detect": (devices.PATTERNS,),
     "kinds.dtypes.detect": (dtypes.PATTERNS,),
     "kinds.indices.detect": tuple(v for v in vars(indices).values() if isinstance(v, re.Pattern)),
@@ -120,10 +118,10 @@ DETECTORS: dict[str, tuple[Any, ...]] = {
     "kinds.calls.detect_order": (calls.STEPS, re.compile("_scale is None|No inf checks were|has already been called")),
     "kinds.calls.detect_chances": (calls.CHANCES,),
     "kinds.calls.detect_length": (re.compile("got num_samples=0|Sum of input lengths does|has no len\\("),),
-    "kinds.cuda.detect_not_started": (cuda.NOT_STARTED,),
-    "kinds.cuda.detect_attention": (cuda.ATTENTION,),
-    "kinds.imports.detect": tuple(
-        getattr(imports, name) for name in "MODULE NAME PARTIAL RELATIVE CLASS REFUSED".split()
+    "kinds.backends.detect_not_started": (backends.NOT_STARTED,),
+    "kinds.backends.detect_attention": (backends.ATTENTION,),
+    "kinds.files.detect_module": tuple(
+        getattr(files, name) for name in "MODULE NAME PARTIAL RELATIVE CLASS REFUSED".split()
     ),
     "shapes": (call.PATTERNS,),
 }

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import nbdebug
 from nbdebug.tools.errors.shapes.call import parse_message
-from nbdebug.tools.errors.shapes.history import output_shape
+from nbdebug.tools.errors.shapes.trials import output_shape
 
 CODE = "error/shape-mismatch"
 NONE = (None, None)

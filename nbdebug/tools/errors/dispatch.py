@@ -36,12 +36,17 @@ from nbdebug.tools.errors.context import (
     ErrorContext,
     candidate_chains,
     exceptions_of_text,
+    expression,
     fact,
     is_tensor,
+    message_of,
+    operands,
+    path_text,
+    shape_of,
+    value_of,
     with_remote_frames,
 )
-from nbdebug.tools.errors.facts import TensorFact
-from nbdebug.tools.errors.values import expression, message_of, operands, path_text, shape_of, value_of
+from nbdebug.tools.errors.rules import TensorFact
 
 LINES, WIDTH = 15, 100
 """Lines that the answer takes as text, and columns of one: as much as a person reads below a traceback."""
@@ -394,32 +399,36 @@ KINDS: tuple[ErrorKind, ...] = (
         r"must be|no attribute|indices must|unsupported operand|invalid combination|as element|slice",
     ),
     ErrorKind(
-        "kinds.distributed.detect",
-        "rules.distributed.nccl",
+        "kinds.backends.detect_collective",
+        "rules.backends.nccl",
         r"^Dist|nccl|gloo|process|distributed|collective|rendezvous|c10d|store|clients|DDP|"
         r"reduction|ready only|backend|socket",
     ),
     ErrorKind(
-        "kinds.cuda.detect_unavailable", "rules.cuda.cuda_unavailable", r"cuda|nvidia|driver|device|kernel|compatible"
+        "kinds.backends.detect_unavailable",
+        "rules.backends.cuda_unavailable",
+        r"cuda|nvidia|driver|device|kernel|compatible",
     ),
-    ErrorKind("kinds.cuda.detect_index", "rules.indices.index_out_of_range", ON_DEVICE),
-    ErrorKind("kinds.cuda.detect_assert", "rules.cuda.device_assert", ON_DEVICE),
+    ErrorKind("kinds.backends.detect_index", "rules.indices.index_out_of_range", ON_DEVICE),
+    ErrorKind("kinds.backends.detect_assert", "rules.backends.device_assert", ON_DEVICE),
     ErrorKind(
         "kinds.devices.detect",
-        "rules.devices.device_mismatch",
+        "rules.tensor_attributes.device_mismatch",
         r"device|[cg]pu|cuda|numpy|meta|generator|tensors (to be )?on",
     ),
     ErrorKind(
         "kinds.dtypes.detect",
-        "rules.dtypes.dtype_mismatch",
+        "rules.tensor_attributes.dtype_mismatch",
         r"type|autocast|overflow|must be tensor|ndarray|too many dim|byte order|long|indices|one_hot|bool|float|"
         r"implemented|precision|complex|cast|integral",
     ),
-    ErrorKind("kinds.cuda.detect_not_started", "rules.cuda.cudnn_not_initialized", r"cudnn_status"),
-    ErrorKind("kinds.cuda.detect_attention", "rules.cuda.attention_kernel_missing", r"kernel|viable backend|flash"),
+    ErrorKind("kinds.backends.detect_not_started", "rules.backends.cudnn_not_initialized", r"cudnn_status"),
     ErrorKind(
-        "kinds.cuda.detect_cudnn",
-        "rules.cuda.cudnn_not_supported",
+        "kinds.backends.detect_attention", "rules.backends.attention_kernel_missing", r"kernel|viable backend|flash"
+    ),
+    ErrorKind(
+        "kinds.backends.detect_cudnn",
+        "rules.backends.cudnn_not_supported",
         r"cudnn|cublas|contiguous|engine|execution plan|miopen",
     ),
     ErrorKind(
@@ -438,13 +447,13 @@ KINDS: tuple[ErrorKind, ...] = (
         "autograd.rules.no_grad_path",
         r"grad|graph|parameter list|non-leaf|inference|attribute|operand|nonetype",
     ),
-    ErrorKind("kinds.state_dict.detect_model", "rules.state_dict.state_dict_mismatch", r"state.?dict"),
+    ErrorKind("kinds.state_dict.detect_model", "rules.files.state_dict_mismatch", r"state.?dict"),
     ErrorKind(
         "kinds.state_dict.detect_optimizer",
-        "rules.state_dict.state_dict_mismatch",
+        "rules.files.state_dict_mismatch",
         r"state.?dict|param.?group|parameter group",
     ),
-    ErrorKind("kinds.imports.detect", "rules.imports.module_not_found", r"import|module|attribute|pickl|global"),
+    ErrorKind("kinds.files.detect_module", "rules.files.module_not_found", r"import|module|attribute|pickl|global"),
     ErrorKind(
         "shapes.detect.detect",
         "shapes.rules.shape_mismatch",

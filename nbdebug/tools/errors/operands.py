@@ -34,19 +34,21 @@ from nbdebug.observe.variables import (
     registered,
 )
 from nbdebug.report import Where
-from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
-from nbdebug.tools.errors.facts import Raised, TensorFact
-from nbdebug.tools.errors.values import (
+from nbdebug.tools.errors.context import (
     UNKNOWN,
+    ErrorContext,
     Key,
     bindings,
     callee_name,
     entries,
     expression,
+    fact,
+    is_tensor,
     operands,
     value_of,
     value_parts,
 )
+from nbdebug.tools.errors.rules import Raised, TensorFact
 
 CALLS = ("_call_impl", "_wrapped_call_impl", "__call__", "_slow_forward")
 """Frames around a module's forward, which hold the same tensors under no name of their own."""

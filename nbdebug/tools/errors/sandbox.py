@@ -40,10 +40,9 @@ from nbdebug.observe.sources import SCOPES, edit_of, functions, parents, parse, 
 from nbdebug.observe.variables import attributes, class_attribute, named_parameters
 from nbdebug.report import Edit, Finding, Fix
 from nbdebug.text import clip
-from nbdebug.tools.errors.context import ErrorContext, is_tensor
-from nbdebug.tools.errors.facts import TriedFix
+from nbdebug.tools.errors.context import UNKNOWN, ErrorContext, callee_name, expression, is_tensor, statement, value_of
 from nbdebug.tools.errors.operands import CALLS, library_frames
-from nbdebug.tools.errors.values import UNKNOWN, callee_name, expression, statement, value_of
+from nbdebug.tools.errors.rules import TriedFix
 
 SMALL = 2_000_000
 """Elements of all tensors together that are copied and computed with: a few hundredths of a second."""

@@ -35,7 +35,7 @@ from nbdebug.observe.variables import (
 )
 from nbdebug.report import Edit
 from nbdebug.tools.errors.autograd.functions import unwrap
-from nbdebug.tools.errors.context import is_tensor
+from nbdebug.tools.errors.context import UNKNOWN, is_tensor, value_of
 from nbdebug.tools.errors.sandbox import (
     ATTRIBUTES,
     IN_PLACE,
@@ -48,7 +48,6 @@ from nbdebug.tools.errors.sandbox import (
     read_block,
     unpacked,
 )
-from nbdebug.tools.errors.values import UNKNOWN, value_of
 
 ROUNDS = 3
 """Of a loop around the failing line: what is carried over from one to the next shows in the second."""

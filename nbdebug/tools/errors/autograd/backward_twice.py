@@ -20,36 +20,33 @@ from nbdebug.observe.variables import MODULES_OWN, attributes, named_modules, us
 from nbdebug.report import Where
 from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
+    backward_roots,
     callee,
     calls_in,
     enclosing_scopes,
     failing_node,
+    is_freed,
     is_module,
     is_skipped,
     last_name,
     loops_around,
+    loss_text,
+    node_distances,
+    op_of,
     own_expressions,
     package,
     reachable_functions,
+    share_history,
     statements_of,
     static_value,
     targets,
     traceback_functions,
     word_set,
 )
-from nbdebug.tools.errors.autograd.graph import (
-    backward_roots,
-    is_freed,
-    loss_text,
-    node_distances,
-    op_of,
-    share_history,
-)
 from nbdebug.tools.errors.autograd.in_place import changes_in_statement
 from nbdebug.tools.errors.autograd.rules import BackwardTwiceFacts, GraphHolder
-from nbdebug.tools.errors.context import ErrorContext, is_tensor
-from nbdebug.tools.errors.facts import NOWHERE
-from nbdebug.tools.errors.values import UNKNOWN
+from nbdebug.tools.errors.context import UNKNOWN, ErrorContext, is_tensor
+from nbdebug.tools.errors.rules import NOWHERE
 
 SECOND = re.compile(r"backward through the graph a second time|already unpacked once")
 ORDER = ("each", "sum", "iteration", "sometimes", "again", "attribute", "list", "once", "shared")

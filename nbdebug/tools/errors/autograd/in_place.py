@@ -28,8 +28,12 @@ from nbdebug.observe.variables import attributes, named_children, named_modules,
 from nbdebug.report import Edit, Where
 from nbdebug.text import clip
 from nbdebug.tools.errors.autograd.functions import (
+    PART_VIEWS,
+    VIEWS,
     FunctionSource,
+    ModifiedValue,
     assignments,
+    backward_roots,
     callee,
     enclosing_scopes,
     end_position,
@@ -40,6 +44,12 @@ from nbdebug.tools.errors.autograd.functions import (
     is_skipped,
     last_name,
     loops_around,
+    loss_text,
+    modified_values,
+    nearest_leaves,
+    node_distances,
+    op_of,
+    op_of_name,
     own_expressions,
     package,
     reachable_functions,
@@ -48,24 +58,11 @@ from nbdebug.tools.errors.autograd.functions import (
     static_value,
     traceback_functions,
 )
-from nbdebug.tools.errors.autograd.graph import (
-    PART_VIEWS,
-    VIEWS,
-    ModifiedValue,
-    backward_roots,
-    loss_text,
-    modified_values,
-    nearest_leaves,
-    node_distances,
-    op_of,
-    op_of_name,
-)
 from nbdebug.tools.errors.autograd.no_grad import no_grad_block
 from nbdebug.tools.errors.autograd.rules import InPlaceChange, InPlaceFacts
-from nbdebug.tools.errors.context import ErrorContext, is_tensor
-from nbdebug.tools.errors.facts import NOWHERE
+from nbdebug.tools.errors.context import UNKNOWN, ErrorContext, is_tensor, operands
+from nbdebug.tools.errors.rules import NOWHERE
 from nbdebug.tools.errors.sandbox import continued
-from nbdebug.tools.errors.values import UNKNOWN, operands
 
 # -- changes in the source ---------------------------------------------------------------------------------------------
 

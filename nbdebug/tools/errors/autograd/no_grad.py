@@ -27,6 +27,7 @@ from nbdebug.text import clip
 from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
     assignments,
+    backward_roots,
     callee,
     calls_in,
     enclosing_scopes,
@@ -34,12 +35,15 @@ from nbdebug.tools.errors.autograd.functions import (
     failing_node,
     forward_of,
     forward_of_new_module,
+    is_leaf_node,
     is_module,
     is_skipped,
     last_name,
     loop_modules,
+    loss_expression,
     method_source,
     no_grad_decorator,
+    node_distances,
     own_expressions,
     statement_of,
     static_value,
@@ -48,10 +52,8 @@ from nbdebug.tools.errors.autograd.functions import (
     truth,
     word_set,
 )
-from nbdebug.tools.errors.autograd.graph import backward_roots, is_leaf_node, loss_expression, node_distances
 from nbdebug.tools.errors.autograd.rules import GraphCut, NoGradFacts
-from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
-from nbdebug.tools.errors.values import UNKNOWN
+from nbdebug.tools.errors.context import UNKNOWN, ErrorContext, fact, is_tensor
 
 # -- the path of a gradient --------------------------------------------------------------------------------------------
 

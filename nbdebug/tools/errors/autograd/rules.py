@@ -10,7 +10,7 @@ from collections.abc import Callable
 from nbdebug.registry import rule
 from nbdebug.report import Edit, Finding, Fix, Link, Where
 from nbdebug.text import listed
-from nbdebug.tools.errors.facts import NOWHERE, Raised, TensorFact, as_code
+from nbdebug.tools.errors.rules import NOWHERE, Raised, TensorFact, as_code
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,11 +363,9 @@ def _requires_grad_fixes(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
 
 
 def _unused_fixes(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
+    title = "Differentiate with respect to the very tensor that went in, not a copy made before or after."
     return (
-        Fix(
-            "Differentiate with respect to the very tensor that went in, not a copy made before or after.",
-            f"y = f({name})\ntorch.autograd.grad(y.sum(), {name})",
-        ),
+        Fix(title, f"y = f({name})\ntorch.autograd.grad(y.sum(), {name})"),
         Fix("Or allow unused inputs: their gradient is then None.", "torch.autograd.grad(..., allow_unused=True)"),
     )
 
@@ -430,10 +428,9 @@ def _integer_fixes(cut: GraphCut, target: str, source: str, assignment: str) -> 
     if cut.op != "argmax" or soft in (cut.text, f"{source}.softmax()"):
         source = re.sub(r"\.(topk|max|min|sort)\(.*$", "", source)
         soft = f"{source}.softmax(-1)   # over the classes"
+    title = "Use probabilities where the loss needs a gradient, and keep the argmax for the metric."
     return (
-        Fix(
-            "Use probabilities where the loss needs a gradient, and keep the argmax for the metric.", assignment + soft
-        ),
+        Fix(title, assignment + soft),
         Fix("Or use a loss that takes the scores themselves.", f"nn.functional.cross_entropy({source}, target)"),
     )
 
@@ -671,13 +668,8 @@ def _leaf_fixes(facts: InPlaceFacts, change: InPlaceChange | None, name: str) ->
         update = Fix.of(title, facts.edit, facts.fix_passes, {"runs on a copy": "1 time"} if facts.fix_passes else {})
     if facts.weight:  # a module keeps its parameters: another tensor in their place is refused
         return (update,)
-    return (
-        update,
-        Fix(
-            "If it is part of the computation: write the result to a new tensor.",
-            change.replacement or f"{name} = {name}.clone()",
-        ),
-    )
+    code = change.replacement or f"{name} = {name}.clone()"
+    return (update, Fix("If it is part of the computation: write the result to a new tensor.", code))
 
 
 def _inplace_chain(facts: InPlaceFacts) -> tuple[Link, ...]:
@@ -833,10 +825,8 @@ def _shared_fixes(first: GraphHolder, facts: BackwardTwiceFacts, loss: str) -> t
         f"Detach it in the first loss, if that should not train what computes `{name}` (as for a GAN's discriminator).",
         detached,
     )
-    both = Fix(
-        "Add both losses and call backward once, if both should train it.",
-        f"({first_loss or 'first_loss'} + {loss}).backward()",
-    )
+    title = "Add both losses and call backward once, if both should train it."
+    both = Fix(title, f"({first_loss or 'first_loss'} + {loss}).backward()")
     retain = Fix("Or retain the graph for the second loss.", f"{first_loss or 'loss'}.backward(retain_graph=True)")
     return (apart, both, retain) if facts.optimizers > 1 or not first_loss else (both, apart, retain)
 

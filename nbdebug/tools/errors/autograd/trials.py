@@ -39,7 +39,7 @@ from nbdebug.observe.variables import (
 from nbdebug.report import Edit, Finding, Fix
 from nbdebug.text import count
 from nbdebug.tools.errors.autograd.in_place import in_place_modules
-from nbdebug.tools.errors.context import ErrorContext
+from nbdebug.tools.errors.context import ErrorContext, statement
 from nbdebug.tools.errors.sandbox import (
     DEEPEST,
     CannotRun,
@@ -61,7 +61,6 @@ from nbdebug.tools.errors.training import (
     callee_word,
     first_line,
 )
-from nbdebug.tools.errors.values import statement
 
 
 def cured(context: ErrorContext, finding: Finding) -> Finding:

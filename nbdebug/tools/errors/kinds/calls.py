@@ -23,10 +23,20 @@ from nbdebug.observe.sources import edit_of, nodes_of, parents, source, tree_of,
 from nbdebug.observe.variables import attributes, class_attribute
 from nbdebug.report import Edit, Fix
 from nbdebug.tools.errors.autograd.functions import function_source, unwrap
-from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
+from nbdebug.tools.errors.context import (
+    UNKNOWN,
+    ErrorContext,
+    callee_name,
+    expression,
+    fact,
+    is_tensor,
+    operands,
+    shape_of,
+    statement,
+    value_of,
+)
 from nbdebug.tools.errors.operands import OperandNames, library_frames, raised_by_user, raised_facts
 from nbdebug.tools.errors.rules.calls import CallFacts
-from nbdebug.tools.errors.values import UNKNOWN, callee_name, expression, operands, shape_of, statement, value_of
 
 METHODS = (BuiltinFunctionType, BuiltinMethodType, MethodType, FunctionType, type(torch.Tensor.add))
 MISSING = re.compile(r"(\w+)\(\) missing \d+ required (?:positional|keyword-only) arguments?: (.+)")
@@ -289,13 +299,8 @@ def _whole_number(context: ErrorContext, frame: Frame, node: ast.AST, call: ast.
                 source(file, side) if not isinstance(side, ast.BinOp) else f"({source(file, side)})"
                 for side in (part.left, part.right)
             ]
-            return _facts(
-                context,
-                "float",
-                ast.unparse(part),
-                edit_of(file, {part: " // ".join(sides)}),
-                title="Divide whole numbers.",
-            )
+            title = "Divide whole numbers."
+            return _facts(context, "float", ast.unparse(part), edit_of(file, {part: " // ".join(sides)}), title=title)
     for text, value in operands(frame):
         named = [n for n in ast.walk(node) if isinstance(n, (ast.Name, ast.Attribute)) and ast.unparse(n) == text]
         if type(value) is float and named:
@@ -321,14 +326,8 @@ def _of_torch(context: ErrorContext, frame: Frame, node: ast.AST, call: ast.Call
         edit = edit_of(file, {call.args[0]: "*{raw}"})
         return _facts(context, "layers", ast.unparse(call.args[0]), edit, title="Pass them one by one.", callee=callee)
     if "must be tuple of Tensors, not Tensor" in message:
-        return _facts(
-            context,
-            "tuple",
-            callee,
-            _joined(frame, call, values),
-            title="Put the tensors into one tuple.",
-            callee=callee,
-        )
+        title = "Put the tensors into one tuple."
+        return _facts(context, "tuple", callee, _joined(frame, call, values), title=title, callee=callee)
     below = [f for f in context.trail if not f.users and f.site.function == "__init__"]
     tensors = any(is_tensor(value) for f in below for value in f.names.values())
     if issubclass(type(function), type) and issubclass(function, nn.Module) and call.args and tensors:
@@ -463,15 +462,8 @@ def detect_order(context: ErrorContext) -> CallFacts | None:
     owner, file = ast.unparse(call.func.value), frame.site.file
     if match := STEPS.search(message):
         rounds, edit = _rounds(frame, line, owner)
-        return _facts(
-            context,
-            "schedule",
-            owner,
-            edit,
-            title="Plan as many steps as the loops make.",
-            value=match[1],
-            callee=rounds,
-        )
+        title = "Plan as many steps as the loops make."
+        return _facts(context, "schedule", owner, edit, title=title, value=match[1], callee=rounds)
     if not any(re.search(r"[\\/]amp[\\/]grad_scaler\.py$", f.site.file) for f in context.trail):
         return None
     if "_scale is None" in message or "No inf checks were recorded" in message:
@@ -479,14 +471,8 @@ def detect_order(context: ErrorContext) -> CallFacts | None:
         at = backward[-1].func.value if backward else None  # type: ignore[attr-defined]
         edit = edit_of(file, {at: f"{owner}.scale({{raw}})"}) if at is not None else None
         what = "unscaled" if at is not None or "_scale" in message else "no gradients"
-        return _facts(
-            context,
-            what,
-            owner,
-            edit,
-            title="Scale the loss before its backward.",
-            value=ast.unparse(at) if at is not None else "",
-        )
+        title = "Scale the loss before its backward."
+        return _facts(context, what, owner, edit, title=title, value=ast.unparse(at) if at is not None else "")
     if "has already been called" in message and isinstance(line, ast.Expr):
         late = call.func.attr == "step"
         updates = _calls_near(frame, line, "update", everywhere=True) if late else []
@@ -598,14 +584,8 @@ def detect_length(context: ErrorContext) -> CallFacts | None:
     if "Sum of input lengths does not equal" in message and call is not None and len(call.args) > 1:
         return _facts(context, "split", name, _rest(frame, call), title="Give the rest to the last part.")
     if re.search(r"has no len\(\)", message) and dataset is not None and f"'{type(dataset).__name__}'" in message:
-        return _facts(
-            context,
-            "no length",
-            name,
-            _with_length(dataset),
-            title="Say how many samples there are.",
-            value=type(dataset).__name__,
-        )
+        title = "Say how many samples there are."
+        return _facts(context, "no length", name, _with_length(dataset), title=title, value=type(dataset).__name__)
     return None
 
 

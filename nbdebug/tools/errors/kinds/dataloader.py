@@ -36,10 +36,9 @@ from nbdebug.observe.sources import edit_of, nodes_of, parse, statement_at, tree
 from nbdebug.observe.variables import attributes, class_attribute
 from nbdebug.report import Edit, Finding, Fix
 from nbdebug.tools.errors.autograd.functions import function_source
-from nbdebug.tools.errors.context import ErrorContext
+from nbdebug.tools.errors.context import ErrorContext, callee_name, shape_of, value_of
 from nbdebug.tools.errors.rules.dataloader import CollateMismatch, WorkerDied
 from nbdebug.tools.errors.sandbox import Run, quiet
-from nbdebug.tools.errors.values import callee_name, shape_of, value_of
 
 # -- the loader and its workers ----------------------------------------------------------------------------------------
 

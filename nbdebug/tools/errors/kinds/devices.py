@@ -19,8 +19,7 @@ from nbdebug.observe.locations import other_cells
 from nbdebug.observe.sources import edit_of, nodes_of
 from nbdebug.observe.variables import MODULES_OWN, attributes, class_attribute, named_modules
 from nbdebug.report import Edit, Link, Where
-from nbdebug.tools.errors.context import ErrorContext, is_tensor
-from nbdebug.tools.errors.facts import ArgumentFact, TriedFix, ValueOrigin, bracketed, is_plain
+from nbdebug.tools.errors.context import ErrorContext, callee_name, is_tensor, operands, value_of, value_parts
 from nbdebug.tools.errors.kinds.dtypes import on_two_devices
 from nbdebug.tools.errors.operands import (
     OpArgument,
@@ -34,9 +33,9 @@ from nbdebug.tools.errors.operands import (
     weights,
     where_of,
 )
-from nbdebug.tools.errors.rules.devices import DeviceFacts
+from nbdebug.tools.errors.rules import ArgumentFact, TriedFix, ValueOrigin, bracketed, is_plain
+from nbdebug.tools.errors.rules.tensor_attributes import DeviceFacts
 from nbdebug.tools.errors.sandbox import TrialResult, computed_operands, edited, rerun
-from nbdebug.tools.errors.values import callee_name, operands, value_of, value_parts
 
 MAKERS = frozenset(
     {

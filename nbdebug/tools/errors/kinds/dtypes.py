@@ -19,8 +19,18 @@ from torch import nn
 from nbdebug.observe.frames import phase
 from nbdebug.observe.sources import edit_of, nodes_of, with_keyword
 from nbdebug.report import Link
-from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
-from nbdebug.tools.errors.facts import ArgumentFact, TensorFact, TriedFix, ValueOrigin, bracketed
+from nbdebug.tools.errors.context import (
+    UNKNOWN,
+    ErrorContext,
+    bindings,
+    callee_name,
+    expression,
+    fact,
+    is_tensor,
+    operands,
+    value_of,
+    value_parts,
+)
 from nbdebug.tools.errors.operands import (
     ExpressionBinding,
     OpArgument,
@@ -36,9 +46,9 @@ from nbdebug.tools.errors.operands import (
     weights,
     where_of,
 )
-from nbdebug.tools.errors.rules.dtypes import DtypeFacts
+from nbdebug.tools.errors.rules import ArgumentFact, TensorFact, TriedFix, ValueOrigin, bracketed
+from nbdebug.tools.errors.rules.tensor_attributes import DtypeFacts
 from nbdebug.tools.errors.sandbox import computed_operands, edited, rerun
-from nbdebug.tools.errors.values import UNKNOWN, bindings, callee_name, expression, operands, value_of, value_parts
 
 PATTERNS: tuple[tuple[str, str], ...] = (
     ("autocast", r"are unsafe to autocast"),
@@ -784,11 +794,8 @@ def _array_cure(text: str, value: Any, kind: str) -> TriedFix | None:
         import torch
 
         tensor = torch.as_tensor(value[:1] if value.ndim else value, dtype=torch.float32)
-        return TriedFix(
-            f"torch.as_tensor({text}, dtype=torch.float32)",
-            True,
-            {"result": f"{str(tensor.dtype).removeprefix('torch.')} {list(value.shape)}"},
-        )
+        code = f"torch.as_tensor({text}, dtype=torch.float32)"
+        return TriedFix(code, True, {"result": f"{str(tensor.dtype).removeprefix('torch.')} {list(value.shape)}"})
     if kind in ("list", "tuple") and not _entry(value):
         return TriedFix(f"torch.tensor({text}, dtype=torch.float32)")
     if kind == "object_" and is_array(value) and not _entry(value) and value.size <= MAX_ENTRIES:

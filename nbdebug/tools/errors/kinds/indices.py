@@ -23,8 +23,16 @@ from nbdebug.observe.frames import Frame
 from nbdebug.observe.sources import edit_of, nodes_of, tree_of
 from nbdebug.observe.variables import attributes, named_modules
 from nbdebug.report import Link
-from nbdebug.tools.errors.context import READ_AT_MOST, ErrorContext, is_tensor
-from nbdebug.tools.errors.facts import ArgumentFact, TriedFix, ValueOrigin
+from nbdebug.tools.errors.context import (
+    READ_AT_MOST,
+    UNKNOWN,
+    ErrorContext,
+    callee_name,
+    comprehensions,
+    expression,
+    is_tensor,
+    value_of,
+)
 from nbdebug.tools.errors.kinds.dataloader import iterator_of, loader_of
 from nbdebug.tools.errors.operands import (
     OpArgument,
@@ -37,9 +45,9 @@ from nbdebug.tools.errors.operands import (
     raised_by_user,
     raised_facts,
 )
+from nbdebug.tools.errors.rules import ArgumentFact, TriedFix, ValueOrigin
 from nbdebug.tools.errors.rules.indices import IndexFacts, OutOfRange
 from nbdebug.tools.errors.sandbox import SMALL, computed_operands, rerun
-from nbdebug.tools.errors.values import UNKNOWN, callee_name, comprehensions, expression, value_of
 
 
 def beyond(index: torch.Tensor, least: int, most: int, spared: int | None = None) -> OutOfRange | None:
@@ -259,7 +267,7 @@ def _embedding(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
 def _made_larger(context: ErrorContext, table: nn.Embedding, fix: TriedFix, rows: int) -> TriedFix:
     """The fix as an edit of the call that makes the table; tried on the program behind the failing line."""
     from nbdebug.tools.errors.sandbox import continued
-    from nbdebug.tools.errors.shapes.history import constructor
+    from nbdebug.tools.errors.shapes.trials import constructor
 
     made = constructor(context, table)
     if made is None or not made[1].args or table.num_embeddings * table.embedding_dim > SMALL:

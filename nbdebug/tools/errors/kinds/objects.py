@@ -18,8 +18,17 @@ from nbdebug.observe.sources import edit_of, nodes_of, source, tree_of
 from nbdebug.observe.variables import attributes, class_attribute, key_text, members, named_children, named_modules
 from nbdebug.report import Edit, Fix, Link
 from nbdebug.tools.errors.autograd.functions import function_source
-from nbdebug.tools.errors.context import ErrorContext, fact, is_tensor
-from nbdebug.tools.errors.facts import TriedFix
+from nbdebug.tools.errors.context import (
+    UNKNOWN,
+    ErrorContext,
+    callee_name,
+    expression,
+    fact,
+    is_tensor,
+    operands,
+    statement,
+    value_of,
+)
 from nbdebug.tools.errors.operands import (
     ExpressionBinding,
     OperandNames,
@@ -29,9 +38,9 @@ from nbdebug.tools.errors.operands import (
     raised_by_user,
     raised_facts,
 )
+from nbdebug.tools.errors.rules import TriedFix
 from nbdebug.tools.errors.rules.calls import AttachedFacts, CallFacts, IteratorFacts, ObjectFacts
 from nbdebug.tools.errors.sandbox import rerun
-from nbdebug.tools.errors.values import UNKNOWN, callee_name, expression, operands, statement, value_of
 
 ARGUMENT = re.compile(
     r"(\w+)\(\): argument '\w+'(?: \(position \d+\))? must be (?:Tensor|tuple of Tensors), not ([\w.]+)"

@@ -13,9 +13,8 @@ from torch import nn
 
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.variables import attributes, registered
-from nbdebug.tools.errors.context import ErrorContext
-from nbdebug.tools.errors.rules.state_dict import OptimizerMismatch, Renamed, Resized, StateMismatch
-from nbdebug.tools.errors.values import expression, shape_of
+from nbdebug.tools.errors.context import ErrorContext, expression, shape_of
+from nbdebug.tools.errors.rules.files import OptimizerMismatch, Renamed, Resized, StateMismatch
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -10,7 +10,7 @@ from typing import Any
 from nbdebug.registry import rule
 from nbdebug.report import Edit, Finding, Fix, Link
 from nbdebug.text import count, figures, listed
-from nbdebug.tools.errors.facts import Raised, TensorFact, TriedFix
+from nbdebug.tools.errors.rules import Raised, TensorFact, TriedFix
 
 
 @dataclasses.dataclass(frozen=True)

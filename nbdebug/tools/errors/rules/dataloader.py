@@ -10,7 +10,7 @@ from typing import Any
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Link
 from nbdebug.text import count, size
-from nbdebug.tools.errors.facts import Raised
+from nbdebug.tools.errors.rules import Raised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,13 +99,9 @@ class WorkerDied:
 def collate_mismatch(facts: Any) -> Finding | None:
     if not isinstance(facts, CollateMismatch):
         return None
+    where = dataclasses.replace(facts.raised.where, phase="input", module=None, module_type=None)
     return Finding(
-        "error/collate-mismatch",
-        _title(facts),
-        dataclasses.replace(facts.raised.where, phase="input", module=None, module_type=None),
-        _evidence(facts),
-        tuple(_fixes(facts)),
-        tuple(_chain(facts)),
+        "error/collate-mismatch", _title(facts), where, _evidence(facts), tuple(_fixes(facts)), tuple(_chain(facts))
     )
 
 
@@ -181,22 +177,19 @@ def _evidence(facts: CollateMismatch) -> dict[str, Any]:
 def _chain(facts: CollateMismatch) -> list[Link]:
     links = []
     if facts.batch is not None and facts.rows and not _two(facts) and 0 < len(facts.positions) < facts.rows:
-        links += [
-            Link(
-                f"{_batch(facts)[:1].upper()}{_batch(facts)[1:]} has {count(facts.rows, 'sample')}; different: "
-                f"{', '.join(map(str, facts.positions[:8]))}"
-            )
-        ]
+        what = (
+            f"{_batch(facts)[:1].upper()}{_batch(facts)[1:]} has {count(facts.rows, 'sample')}; different: "
+            f"{', '.join(map(str, facts.positions[:8]))}"
+        )
+        links += [Link(what)]
     if facts.own:
         links += [Link(f"`{facts.own}`, the loader's collate_fn, collates the batch")]
     odd, usual = facts.odd_shape, facts.usual_shape
     if odd and usual and len(odd) > 1 and odd != usual and odd[:-2] == usual[:-2] and odd[-2:] == usual[-2:][::-1]:
-        links += [
-            Link(
-                "its height and width are swapped: a portrait among landscapes, or an image rotated by its EXIF "
-                "orientation"
-            )
-        ]
+        what = (
+            "its height and width are swapped: a portrait among landscapes, or an image rotated by its EXIF orientation"
+        )
+        links += [Link(what)]
     return links
 
 
@@ -206,10 +199,8 @@ def _chain(facts: CollateMismatch) -> list[Link]:
 def _fixes(facts: CollateMismatch) -> list[Fix]:
     if not facts.worker:
         return _cures(facts)
-    apart = Fix(
-        "Run it once without workers: the report can then name the sample and the entry.",
-        f"{facts.loader or 'loader'} = DataLoader({facts.dataset or 'dataset'}, ..., num_workers=0)",
-    )
+    title = "Run it once without workers: the report can then name the sample and the entry."
+    apart = Fix(title, f"{facts.loader or 'loader'} = DataLoader({facts.dataset or 'dataset'}, ..., num_workers=0)")
     return [*_cures(facts), apart] if facts.odd or facts.lacking else [apart]
 
 
@@ -217,61 +208,39 @@ def _cures(facts: CollateMismatch) -> list[Fix]:
     if facts.what == "shape" and facts.odd_shape is not None and facts.usual_shape is not None:
         return _for_shapes(facts, facts.odd_shape, facts.usual_shape)
     if facts.what == "keys":
-        return [
-            Fix(
-                "Give all samples the same keys, with a default value for a missing one.",
-                "\n".join(f"sample.setdefault({key!r}, ...)   # in __getitem__" for key in facts.lacking),
-            )
-        ]
+        title = "Give all samples the same keys, with a default value for a missing one."
+        return [Fix(title, "\n".join(f"sample.setdefault({key!r}, ...)   # in __getitem__" for key in facts.lacking))]
     if facts.what == "none":
-        return [
-            Fix(
-                "Drop the samples that could not be read.",
-                "def collate(batch):\n    batch = [sample for sample in batch if sample is not None]\n"
-                f"    return torch.utils.data.default_collate(batch)\n\n{_loader(facts)}",
-            )
-        ]
+        code = (
+            "def collate(batch):\n    batch = [sample for sample in batch if sample is not None]\n"
+            f"    return torch.utils.data.default_collate(batch)\n\n{_loader(facts)}"
+        )
+        return [Fix("Drop the samples that could not be read.", code)]
     if facts.what == "unsupported":
         return [Fix("Convert it to a tensor in `__getitem__`.", _as_tensor_code(facts))]
     if facts.what == "length" or facts.odd == "":
         return [_padded(facts, tensors=False)]
-    return [
-        Fix(
-            "Return the same type from `__getitem__` for every sample.",
-            f"{_variable(facts)} = torch.as_tensor({_variable(facts)})   # in __getitem__",
-        )
-    ]
+    title = "Return the same type from `__getitem__` for every sample."
+    return [Fix(title, f"{_variable(facts)} = torch.as_tensor({_variable(facts)})   # in __getitem__")]
 
 
 def _for_shapes(facts: CollateMismatch, odd: tuple[int, ...], usual: tuple[int, ...]) -> list[Fix]:
     name = _variable(facts)
     verified = True if facts.tried else None
     if len(odd) != len(usual):
-        return [
-            Fix(
-                "Give all samples the same number of axes in `__getitem__`.",
-                f"{name} = {name}.reshape({', '.join(map(str, usual))})"
-                if math.prod(odd) == math.prod(usual)
-                else f"{name} = {name}.squeeze()   # or {name}[None], until all have {len(usual)} axes",
-            )
-        ]
+        code = (
+            f"{name} = {name}.reshape({', '.join(map(str, usual))})"
+            if math.prod(odd) == math.prod(usual)
+            else f"{name} = {name}.squeeze()   # or {name}[None], until all have {len(usual)} axes"
+        )
+        return [Fix("Give all samples the same number of axes in `__getitem__`.", code)]
     if len(usual) >= 3 and odd[:-2] == usual[:-2]:
-        return [
-            Fix(
-                "Resize all samples to one size in `__getitem__`.",
-                f"{name} = torch.nn.functional.interpolate({name}[None], size={usual[-2:]})[0]",
-                verified,
-                facts.tried or {},
-            )
-        ]
+        code = f"{name} = torch.nn.functional.interpolate({name}[None], size={usual[-2:]})[0]"
+        return [Fix("Resize all samples to one size in `__getitem__`.", code, verified, facts.tried or {})]
     if len(usual) == 3 and odd[1:] == usual[1:] and {odd[0], usual[0]} <= {1, 2, 3, 4}:
         mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(usual[0], "RGB")
-        return [
-            Fix(
-                "Open all images with the same number of channels.",
-                f"image = PIL.Image.open(path).convert({mode!r})   # in __getitem__",
-            )
-        ]
+        title = "Open all images with the same number of channels."
+        return [Fix(title, f"image = PIL.Image.open(path).convert({mode!r})   # in __getitem__")]
     return [_padded(facts, tensors=True)]
 
 
@@ -297,22 +266,17 @@ def _padded(facts: CollateMismatch, *, tensors: bool) -> Fix:
     if tensors and axes and axes != [0]:
         return _padded_along(facts, axes)
     if facts.worker and not facts.entry:
-        return Fix(
-            "Pad to the longest of the batch where the collate_fn stacks.",
-            f"{name} = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)   # a list of tensors",
-        )
+        title = "Pad to the longest of the batch where the collate_fn stacks."
+        return Fix(title, f"{name} = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)   # a list of tensors")
     value = f"sample{facts.entry}" if tensors else f"torch.as_tensor(sample{facts.entry})"
     lines = [
         "def collate(batch):",
         f"    {name} = torch.nn.utils.rnn.pad_sequence([{value} for sample in batch], batch_first=True)",
         *REST[facts.sample].format(name=name, key=facts.name).splitlines(),
     ]
-    return Fix(
-        "Pad to the longest of the batch, with this collate function.",
-        "\n".join([*lines, "", _loader(facts)]),
-        True if facts.tried and tensors else None,
-        facts.tried or {} if tensors else {},
-    )
+    title = "Pad to the longest of the batch, with this collate function."
+    code = "\n".join([*lines, "", _loader(facts)])
+    return Fix(title, code, True if facts.tried and tensors else None, facts.tried or {} if tensors else {})
 
 
 def _padded_along(facts: CollateMismatch, axes: list[int]) -> Fix:
@@ -335,23 +299,15 @@ def _padded_along(facts: CollateMismatch, axes: list[int]) -> Fix:
     code = [f"{name} = {values}", *code]
     verified, tried = True if facts.tried and len(axes) == 1 else None, facts.tried or {}
     if facts.worker and not facts.entry:
-        return Fix(
-            "Pad to the longest of the batch where the collate_fn stacks a list of tensors.",
-            "\n".join(code),
-            verified,
-            tried,
-        )
+        title = "Pad to the longest of the batch where the collate_fn stacks a list of tensors."
+        return Fix(title, "\n".join(code), verified, tried)
     lines = [
         "def collate(batch):",
         *(f"    {line}" for line in code),
         *REST[facts.sample].format(name=name, key=facts.name).splitlines(),
     ]
-    return Fix(
-        "Pad to the longest of the batch, with this collate function.",
-        "\n".join([*lines, "", _loader(facts)]),
-        verified,
-        tried,
-    )
+    title = "Pad to the longest of the batch, with this collate function."
+    return Fix(title, "\n".join([*lines, "", _loader(facts)]), verified, tried)
 
 
 def _loader(facts: CollateMismatch) -> str:
@@ -473,10 +429,8 @@ def _of(total: int | None, free: int | None) -> str | None:
 
 def _worker_fixes(facts: WorkerDied) -> list[Fix]:
     loader = facts.loader or "loader"
-    apart = Fix(
-        "Run it once without workers: the same code in this process shows the real error.",
-        f"{loader} = DataLoader(..., num_workers=0)",
-    )
+    title = "Run it once without workers: the same code in this process shows the real error."
+    apart = Fix(title, f"{loader} = DataLoader(..., num_workers=0)")
     fewer = (
         apart
         if facts.workers == 1
@@ -495,47 +449,31 @@ def _worker_fixes(facts: WorkerDied) -> list[Fix]:
         )
         return [more, fewer]
     if facts.what == "killed":
-        return [
-            fewer,
-            Fix(
-                "Keep the samples in arrays or tensors, not in lists of Python objects: reading a list copies "
-                "its memory in each worker.",
-                "self.paths = numpy.array(paths)   # in the data set's __init__",
-            ),
-        ]
+        title = (
+            "Keep the samples in arrays or tensors, not in lists of Python objects: reading a list copies "
+            "its memory in each worker."
+        )
+        return [fewer, Fix(title, "self.paths = numpy.array(paths)   # in the data set's __init__")]
     if facts.what == "not picklable":
         return [_picklable(facts)]
     if facts.what == "bootstrap":
-        return [
-            Fix(
-                "Start the training only when the file is run, not when it is imported.",
-                "if __name__ == '__main__':\n    main()",
-            )
-        ]
+        title = "Start the training only when the file is run, not when it is imported."
+        return [Fix(title, "if __name__ == '__main__':\n    main()")]
     if facts.what == "open files":
+        title = "Share tensors by file name instead of by open file."
         return [
-            Fix(
-                "Share tensors by file name instead of by open file.",
-                "torch.multiprocessing.set_sharing_strategy('file_system')   # or: ulimit -n 65536",
-            ),
+            Fix(title, "torch.multiprocessing.set_sharing_strategy('file_system')   # or: ulimit -n 65536"),
             Fix("Clone batches of the loader before you keep them in a list.", "batches.append(batch.clone())"),
         ]
     if facts.what == "cuda after fork":
+        title = "Keep the data set on the CPU, and move each batch in the loop."
         return [
-            Fix(
-                "Keep the data set on the CPU, and move each batch in the loop.",
-                "batch = batch.to('cuda', non_blocking=True)",
-            ),
+            Fix(title, "batch = batch.to('cuda', non_blocking=True)"),
             Fix("Or start the workers with spawn.", f"{loader} = DataLoader(..., multiprocessing_context='spawn')"),
         ]
     if facts.what == "timeout":
-        return [
-            apart,
-            Fix(
-                "If samples are only slow: wait longer.",
-                f"{loader} = DataLoader(..., timeout={int((facts.timeout or 30) * 4)})",
-            ),
-        ]
+        title = "If samples are only slow: wait longer."
+        return [apart, Fix(title, f"{loader} = DataLoader(..., timeout={int((facts.timeout or 30) * 4)})")]
     if facts.in_notebook and facts.start in ("spawn", "forkserver"):
         return [Fix("Move the data set's class to a file, and import it.", f"from data import {facts.dataset}"), apart]
     return [apart] if fewer is apart else [apart, fewer]
@@ -546,7 +484,5 @@ def _picklable(facts: WorkerDied) -> Fix:
     if "lambda" in facts.unpicklable_is or "function" in facts.unpicklable_is:
         code = f"def {name}(...):   # at the top level of a file\n    ..."
         return Fix(f"Define `{name}` at the top level of a file (or use a functools.partial of such a function).", code)
-    return Fix(
-        f"Open `{name}` in the worker, when it is first needed.",
-        f"if self.{name} is None:   # in __getitem__\n    self.{name} = ...",
-    )
+    title = f"Open `{name}` in the worker, when it is first needed."
+    return Fix(title, f"if self.{name} is None:   # in __getitem__\n    self.{name} = ...")

@@ -1,14 +1,16 @@
-"""The causes of errors with files: one that is not there, one that ends early, one that holds something else, and text
-that breaks the rules of its format. What is read of a file is its size, its first and its last bytes."""
+"""The causes of errors with what is read from the disk: a file that is not there, ends early or holds something else, a
+module or a class that can't be found, a saved state that does not match."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 from nbdebug.registry import rule
-from nbdebug.report import Finding, Fix, Link
-from nbdebug.text import listed, size
-from nbdebug.tools.errors.facts import Raised
+from nbdebug.report import Edit, Finding, Fix, Link, Where
+from nbdebug.text import count, listed, size
+from nbdebug.tools.errors.rules import Raised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,13 +78,9 @@ def _item(facts: FileFacts) -> str:
     reference="https://docs.python.org/3/library/pathlib.html",
 )
 def file_not_found(facts: FileFacts) -> Finding:
-    return Finding(
-        "error/file-not-found",
-        _HUB[facts.what].format(name=facts.name) if facts.what in _HUB else _missing_title(facts),
-        facts.raised.where,
-        facts.evidence() | ({"folder": facts.folder} if facts.folder else {}),
-        _missing_fixes(facts),
-    )
+    title = _HUB[facts.what].format(name=facts.name) if facts.what in _HUB else _missing_title(facts)
+    evidence = facts.evidence() | ({"folder": facts.folder} if facts.folder else {})
+    return Finding("error/file-not-found", title, facts.raised.where, evidence, _missing_fixes(facts))
 
 
 _HUB = {
@@ -219,3 +217,666 @@ def _image_fixes(facts: FileFacts) -> tuple[Fix, ...]:
 
 def _to(facts: FileFacts) -> tuple[Link, ...]:
     return facts.raised.reached[-3:] if facts.item is not None else ()
+
+
+# -- modules and classes -----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleMissing:
+    """what: "module" (does not exist here), "not a package" (another file has its name), "name" (the module
+    lacks it), "submodule" (its package exists and lacks it; name: what the package has under that name instead),
+    "circular", "relative" (import without a package), "class" (a pickled class is not where it was).
+
+    module: the missing one; name: the missing name in it. pickled: a pickle file needs it; source: the call that loads,
+    as the user wrote it; needed_by: the installed package that imports it. holders: loaded modules with a class of this
+    name. files: where a file of this module is, relative to the working folder; folder: the one to add to sys.path.
+    near: similar names. package: its name on PyPI, where that differs. elsewhere: the interpreter of another
+    environment that has it. taken_by: the file that is imported in its place. python: the running interpreter. meant: a
+    well-known module with a similar name that is not installed. project: the folder from which `pip install -e` makes
+    the module importable. edit: the failing line behind one that gives the module its old name; complete: whether all
+    classes that the file names are then found.
+    """
+
+    raised: Raised
+    what: str
+    module: str
+    name: str = ""
+    pickled: bool = False
+    source: str = ""
+    holders: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    folder: str = ""
+    near: tuple[str, ...] = ()
+    package: str = ""
+    elsewhere: str = ""
+    taken_by: str = ""
+    python: str = ""
+    needed_by: str = ""
+    meant: str = ""
+    project: str = ""
+    edit: Edit | None = None
+    complete: int = 0
+
+
+@rule(
+    code="error/module-not-found",
+    title="A module, or a class in it, can't be found.",
+    symptom="No module named …, at an import or in torch.load; Can't get attribute … on <module '__main__'>; cannot "
+    "import name …; attempted relative import with no known parent package.",
+    cause="`torch.save` of a whole model stores its class by module and name, so the loading program needs that module "
+    "under the same name. In other cases the package is not in this environment, has another name, or the file is in a "
+    "folder that Python does not search.",
+    confirm="`import sys; sys.path, sys.executable`; for a file, `python -m pickletools` shows the modules it names.",
+    fix="Save `model.state_dict()` and build the model again. To load an existing file, make its class available under "
+    "the old name. Otherwise install the package with `%pip install`, or add the folder to `sys.path`.",
+    reference="https://docs.pytorch.org/docs/stable/notes/serialization.html",
+)
+def module_not_found(facts: Any) -> Finding | None:
+    if not isinstance(facts, ModuleMissing):
+        return None
+    where = dataclasses.replace(facts.raised.where, phase=None)
+    title = _module_title(facts)
+    chain = tuple(Link(link) for link in _module_chain(facts))
+    return Finding("error/module-not-found", title, where, _module_evidence(facts), tuple(_module_fixes(facts)), chain)
+
+
+def _module_title(facts: ModuleMissing) -> str:
+    module = f"`{facts.module}`"
+    if facts.what == "relative":
+        return (
+            f"`from {facts.module or '.'} import …` is relative to the package of its file, and this file or cell "
+            "is not in a package."
+        )
+    if facts.what == "circular":
+        return f"{module} is imported before it is complete: it and another file import each other."
+    if facts.what in ("name", "submodule"):
+        return _lacks(facts)
+    if facts.what == "class":
+        where, holder = "the main program" if facts.module == "__main__" else module, _holder_phrase(facts)
+        return f"The file was pickled with the class `{facts.name}` of {where}, which does not have it here{holder}."
+    if facts.what == "not a package":
+        return f"{module} can't be imported: {facts.taken_by or 'a single file'} has the name of its package."
+    if facts.pickled:
+        what = f"the class `{facts.module}.{facts.name}`" if facts.name else f"a class of the module {module}"
+        holder = _holder_phrase(facts)
+        return f"The file contains a whole object that needs {what}, but there is no module {module} here{holder}."
+    if facts.files:
+        return f"{module} is at {facts.files[0]}, in a folder that Python does not search."
+    if facts.near:
+        return f"There is no module {module}; there is `{facts.near[0]}`."
+    if facts.meant and not facts.needed_by:
+        return f"There is no module {module}; `{facts.meant}`, a similar name, is not installed here either."
+    by = f", which `{facts.needed_by}` needs," if facts.needed_by else ""
+    named = f" (its package is `{facts.package}`)" if facts.package else ""
+    return f"{module}{by} is not installed in the Python environment of this kernel{named}."
+
+
+def _lacks(facts: ModuleMissing) -> str:
+    """A module that has no such name, a package that has no such module."""
+    if facts.what == "name":
+        near = f" It has `{facts.near[0]}`." if facts.near else ""
+        return f"`{facts.module}` has no `{facts.name}`.{near}"
+    parent, _, last = facts.module.rpartition(".")
+    if facts.name:
+        return f"`{facts.module}` is not a module: `{last}` is an object in `{parent}`. Import it from there."
+    by = f", which `{facts.needed_by}` needs: their versions are not compatible" if facts.needed_by else ""
+    near = f"; it has `{facts.near[0]}`" if facts.near else ""
+    return f"`{parent}` is installed, but has no module `{last}`{by}{near}."
+
+
+def _holder_phrase(facts: ModuleMissing) -> str:
+    holders = [name for name in facts.holders if name != facts.module]
+    return f"; `{holders[0]}` has a class of that name" if holders else ""
+
+
+def _module_evidence(facts: ModuleMissing) -> dict[str, Any]:
+    evidence = {
+        "module": facts.module,
+        "name": facts.name,
+        "needed by": facts.source or facts.needed_by,
+        "modules with a class of that name": ", ".join(facts.holders),
+        "files of that name": ", ".join(facts.files),
+        "similar names": ", ".join(facts.near),
+        "package": facts.package,
+        "installed for": facts.elsewhere,
+        "imported in its place": facts.taken_by,
+        "this kernel's Python": facts.python,
+    }
+    return {key: value for key, value in evidence.items() if value}
+
+
+def _module_chain(facts: ModuleMissing) -> list[str]:
+    links = []
+    if facts.pickled:
+        links += [
+            "torch.save of a whole model stores only the name of its class: module and class must exist when it is "
+            "loaded"
+        ]
+    if facts.elsewhere:
+        links += [f"another environment on this machine has it: {facts.elsewhere}"]
+    return links
+
+
+# -- fixes -------------------------------------------------------------------------------------------------------
+
+
+def _module_fixes(facts: ModuleMissing) -> list[Fix]:
+    if facts.what == "relative":
+        rest = facts.module.lstrip(".") or "module"
+        return [Fix("Import it by its full name, with its folder on sys.path.", f"from {rest} import ...")]
+    if facts.what == "circular":
+        title = "Import it inside the function that uses it, or move what both files need into a third file."
+        return [Fix(title, f"def build():\n    import {facts.module}\n    ...")]
+    if facts.what == "name":
+        return _for_name(facts)
+    if facts.what == "submodule":
+        return [_for_submodule(facts)]
+    if facts.what == "not a package":
+        title = "Rename the file that has the package's name, and restart the kernel."
+        return [Fix(title, f"mv {facts.taken_by or facts.module + '.py'} my_{facts.module.partition('.')[0]}.py")]
+    return _for_pickle(facts) if facts.pickled else _for_absent(facts)
+
+
+def _for_absent(facts: ModuleMissing) -> list[Fix]:
+    """For a module that is not there at all."""
+    if facts.files:
+        return [Fix("Add that folder to sys.path.", f"import sys\nsys.path.append({facts.folder!r})"), _for_good(facts)]
+    if facts.near:
+        return [Fix("Use the name that exists.", f"import {facts.near[0]}")]
+    top = facts.module.partition(".")[0]
+    if facts.meant and not facts.needed_by:
+        title = (
+            "If you mean that module, install it and correct the name. (A package with the misspelt name may be "
+            "something else, or harmful.)"
+        )
+        return [Fix(title, f"%pip install {facts.meant}\nimport {facts.meant}")]
+    if top in OWN_FOLDERS and not facts.needed_by:
+        title = "It is probably a folder of the project itself, and no package: add the folder that contains it."
+        return [Fix(title, f"import sys\nsys.path.append('path/of/the/project')   # the folder in which {top} lies")]
+    title = "Install it with %pip, which uses this kernel's Python; !pip may use another one."
+    return [Fix(title, f"%pip install {facts.package or top}")]
+
+
+def _for_good(facts: ModuleMissing) -> Fix:
+    """For every program that is started later, and not for this one alone."""
+    if facts.project:
+        return Fix("Or install the project once, as it stands, and restart.", f"%pip install -e {facts.project!r}")
+    folder = facts.folder if facts.folder.startswith(("/", "~")) else f"$PWD/{facts.folder}".removesuffix("/.")
+    title = "Or for all that is started from a shell (Jupyter, torchrun)."
+    return Fix(title, f'export PYTHONPATH="{folder}:$PYTHONPATH"')
+
+
+OWN_FOLDERS = frozenset(
+    "src source lib libs core common util utils helper helpers tool tools script scripts app main train trainer "
+    "training eval model models module modules layer layers net nets network networks loss losses data dataset "
+    "datasets dataloader dataloaders config configs engine engines project code experiments".split()
+)
+"""Names that projects give their own folders; packages of these names on PyPI are something else."""
+
+
+def _for_submodule(facts: ModuleMissing) -> Fix:
+    parent, _, last = facts.module.rpartition(".")
+    if facts.name:
+        return Fix("Import it from its module.", f"from {parent} import {last}")
+    if facts.near and not facts.needed_by:
+        return Fix("Use the name that exists.", f"import {facts.near[0]}")
+    top = parent.partition(".")[0]
+    return Fix(
+        "Print its version and its modules: modules are moved or removed between versions.",
+        f"import importlib.metadata, pkgutil, {parent}\nprint(importlib.metadata.version({top!r}), "
+        f"[module.name for module in pkgutil.iter_modules({parent}.__path__)])",
+    )
+
+
+def _for_name(facts: ModuleMissing) -> list[Fix]:
+    if facts.near:
+        return [Fix("Import the name that exists.", f"from {facts.module} import {facts.near[0]}")]
+    code = (
+        f"import {facts.module}\nprint({facts.module}.__file__, "
+        f"getattr({facts.module}, '__version__', ''), dir({facts.module}))"
+    )
+    return [Fix("Print which file and version it is, and what it contains.", code)]
+
+
+def _for_pickle(facts: ModuleMissing) -> list[Fix]:
+    holder = next((name for name in facts.holders if name != facts.module), "")
+    kind = facts.name or "Net"
+    source = facts.source if facts.raised.type != "UnpicklingError" else ""  # its call leaves out weights_only=False
+    load = f"model = {source or 'torch.load(path, weights_only=False)'}"
+    fixes = []
+    if facts.module == "__main__" and holder:
+        code = f"from {holder} import {kind}\n{load}"
+        fixes += [Fix("Import the class into the main program before you load the file.", code)]
+    elif facts.what == "class" and facts.module == "__main__":
+        code = f"class {kind}(nn.Module):\n    ...\n\n{load}"
+        fixes += [Fix("Define the class here as it was in the notebook or script that saved it, then load.", code)]
+    elif facts.edit is not None:
+        after = {"classes and functions that the file names": f"{facts.complete} of {facts.complete} found"}
+        after = after if facts.complete else {}
+        title = "Register the module under its old name before you load the file."
+        fixes += [Fix.of(title, facts.edit, bool(facts.complete) or None, after)]
+    elif holder:
+        code = f"import sys, {holder}\nsys.modules[{facts.module!r}] = {holder}\n{load}"
+        fixes += [Fix("Register the module under its old name before you load the file.", code)]
+    elif facts.files:
+        fixes += [
+            Fix("Add the folder of its file to sys.path.", f"import sys\nsys.path.append({facts.folder!r})\n{load}")
+        ]
+    else:
+        code = f"# {facts.module.replace('.', '/')}.py beside this program\n{load}"
+        fixes += [Fix("Add the file that defines the class, under its old name, then load.", code)]
+    saved = Fix(
+        "Then save only the weights: loading them needs no pickled class.",
+        "torch.save(model.state_dict(), 'weights.pt')\n"
+        f"model = {kind}()\nmodel.load_state_dict(torch.load('weights.pt'))",
+    )
+    return [*fixes, saved]
+
+
+# -- saved states ------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Resized:
+    """One key with two shapes. argument: the layer's constructor argument for this size ("out_features"), with its two
+    values; kind: the layer's class. transposed: the same sizes in reverse."""
+
+    key: str
+    saved: tuple[int, ...]
+    model: tuple[int, ...]
+    kind: str | None = None
+    argument: str | None = None
+    saved_size: int | None = None
+    model_size: int | None = None
+
+    @property
+    def transposed(self) -> bool:
+        return len(self.saved) > 1 and self.saved == self.model[::-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Renamed:
+    """A change of keys that was tried: see KeyChange."""
+
+    old: str
+    new: str
+    anywhere: bool
+    fits: int
+    whole: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class StateMismatch:
+    """model, source: as the user wrote them ("model", "checkpoint['model']"); kind: the model's class. expression: the
+    argument where that is not a name: `source` is then "state".
+
+    missing, unexpected: keys, as torch lists them. resized: keys with two shapes. saved, expected: how many keys the
+    saved state and the model have; both: keys in both, fitting: those with the same shape, too. inside: the entry of
+    the argument that contains the state. renamed: the change of keys that fits best. unmatched: saved keys that still
+    do not match after it; lacking: keys of the model that then get no value. argument: the model's own constructor
+    argument for the size, with the size of the saved state. whole_model: a module was passed instead of its state;
+    no_dict: the class of the argument, where that is neither a dict nor a module."""
+
+    raised: Raised
+    model: str
+    kind: str
+    source: str
+    strict: bool = True
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    resized: tuple[Resized, ...] = ()
+    saved: int | None = None
+    expected: int | None = None
+    both: int = 0
+    fitting: int = 0
+    inside: str | None = None
+    renamed: Renamed | None = None
+    unmatched: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
+    argument: tuple[str, int] | None = None
+    whole_model: bool = False
+    no_dict: str = ""
+    expression: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerMismatch:
+    """The state of another optimizer. saved, expected: how many parameters each group has; None: not a state at all,
+    and keys are its keys."""
+
+    raised: Raised
+    optimizer: str
+    kind: str
+    source: str
+    saved: tuple[int, ...] | None = None
+    expected: tuple[int, ...] = ()
+    inside: str | None = None
+    keys: tuple[str, ...] = ()
+    expression: str | None = None
+
+
+STRANGE = 0.25
+"""Share of the keys (of the file's or the model's, whichever has fewer) that must match for the file to be of a related
+model. Our choice: two unrelated networks share names such as `conv1.weight`, seldom a quarter of them."""
+SHOWN = 6
+PATHS = ("str", "PosixPath", "WindowsPath", "Path")
+
+
+@rule(
+    code="error/state-dict-mismatch",
+    title="The saved state does not match the model.",
+    symptom="Error(s) in loading state_dict for …: missing keys, unexpected keys, or a size mismatch; of an optimizer: "
+    "a different number of parameter groups.",
+    cause="The file was saved from a wrapped model (DataParallel puts `module.` before each key, torch.compile "
+    "`_orig_mod.`, a trainer `model.`), from one with other sizes (classes, vocabulary, width), or contains more "
+    "than the state (`{'model': …, 'optimizer': …}`). `strict=False` ignores missing and unexpected keys, never sizes.",
+    confirm="`sorted(state)[:5]` beside `sorted(model.state_dict())[:5]`; the shapes of the keys that both have.",
+    fix="Remove the prefix, load the entry that contains the state, build the model with the sizes in the file, or "
+    "leave out the entries that do not match and train these layers from scratch.",
+    reference="https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html",
+)
+def state_dict_mismatch(facts: Any) -> Finding | None:
+    if isinstance(facts, OptimizerMismatch):
+        return _optimizers(facts)
+    if not isinstance(facts, StateMismatch):
+        return None
+    fixes = tuple(_state_fixes(facts))
+    return Finding(
+        "error/state-dict-mismatch", _state_title(facts), at(facts), _state_evidence(facts), fixes, _state_chain(facts)
+    )
+
+
+def at(facts: Any) -> Where:
+    """The user's line; a load is no phase of a training step."""
+    return dataclasses.replace(facts.raised.where, phase=None)
+
+
+def _state_title(facts: StateMismatch) -> str:
+    source, model = f"`{facts.source}`", f"`{facts.model}`"
+    if facts.no_dict or facts.whole_model or facts.inside is not None:
+        return _place_title(facts, source, model)
+    if _strange(facts):
+        return (
+            f"{source} is the state of another model: {model} ({facts.kind}, {count(facts.expected or 0, 'key')}) has "
+            f"{facts.both} of its {count(facts.saved or 0, 'key')}."
+        )
+    if facts.renamed is not None:
+        return _prefix_title(facts, source, model)
+    if facts.resized:
+        return _sizes_title(facts, source, model)
+    if facts.missing and not facts.unexpected:
+        return f"{model} has {count(len(facts.missing), 'key')} that {source} lacks: {listed(facts.missing)}."
+    if facts.unexpected and not facts.missing:
+        keys = count(len(facts.unexpected), "key")
+        return f"{source} has {keys} that {model} does not have: {listed(facts.unexpected)}."
+    return (
+        f"The keys of {source} and {model} differ: {listed(facts.missing)} missing, {listed(facts.unexpected)} "
+        "unexpected."
+    )
+
+
+def _place_title(facts: StateMismatch, source: str, model: str) -> str:
+    """The argument is not the state; it may contain it."""
+    if facts.no_dict in PATHS:
+        return "`load_state_dict` got the path of a file, but takes the state that is in the file."
+    if facts.no_dict:
+        return f"`load_state_dict` got a `{facts.no_dict}`, but takes a dict of tensors."
+    if facts.inside is None:
+        return f"{source} is a whole model, but `load_state_dict` takes the state of a model."
+    if facts.inside.endswith("state_dict()"):
+        entry = facts.inside.partition(".")[0]
+        return f"{source} holds the model itself, under `{entry}`, not its state."
+    return f"{source} is the whole checkpoint: the state of {model} is its entry `{facts.inside}`."
+
+
+def _prefix_title(facts: StateMismatch, source: str, model: str) -> str:
+    change = facts.renamed
+    assert change is not None
+    if change.new and change.old:
+        difference = f"begin with `{change.old}` where {model} has `{change.new}`"
+    elif change.new:
+        difference = f"lack the prefix `{change.new}` that the keys of {model} have"
+    else:
+        difference = f"have `{change.old}` {'in' if change.anywhere else 'before'} the names that {model} uses"
+    rest = "" if change.whole else f"; after that change, {change.fits} of {facts.saved} match"
+    return f"The keys of {source} {difference}{rest}."
+
+
+def _sizes_title(facts: StateMismatch, source: str, model: str) -> str:
+    sizes = ", ".join(
+        f"`{r.key}` is {list(r.saved)} in {source} and {list(r.model)} in {model}" for r in facts.resized[:2]
+    )
+    more = f" (and {len(facts.resized) - 2} more)" if len(facts.resized) > 2 else ""
+    why = next(
+        (
+            f": saved with `{r.argument}={r.saved_size}`, built with {r.model_size}"
+            for r in facts.resized
+            if r.argument and not r.transposed
+        ),
+        "",
+    )
+    turned = "; the file has it transposed" if facts.resized[0].transposed and not why else ""
+    return f"{sizes}{more}{why}{turned}."
+
+
+def _strange(facts: StateMismatch) -> bool:
+    fits = max(facts.both, facts.renamed.fits if facts.renamed else 0)
+    return bool(facts.saved and facts.expected) and fits < STRANGE * min(facts.saved or 0, facts.expected or 0)
+
+
+def _state_evidence(facts: StateMismatch) -> dict[str, Any]:
+    evidence: dict[str, Any] = {"model": f"{facts.model} ({facts.kind})", "state": facts.source}
+    if facts.saved is not None:
+        evidence |= {
+            "keys in the file": facts.saved,
+            "keys in the model": facts.expected,
+            "the same key and shape": facts.fitting,
+        }
+    evidence |= {"missing keys": _keys(facts.missing), "unexpected keys": _keys(facts.unexpected)}
+    if facts.resized:
+        evidence["sizes"] = [
+            {
+                "key": r.key,
+                "in the file": str(list(r.saved)),
+                "in the model": str(list(r.model)),
+                "argument": f"{r.kind}({r.argument}={r.saved_size})" if r.argument else "",
+            }
+            for r in facts.resized[:30]
+        ]
+    return {key: value for key, value in evidence.items() if value not in (None, "")}
+
+
+def _state_chain(facts: StateMismatch) -> tuple[Link, ...]:
+    links = []
+    if facts.resized and (facts.inside or facts.renamed):
+        links += [Link(_sizes_title(facts, f"`{facts.source}`", f"`{facts.model}`").rstrip("."))]
+    if facts.renamed and facts.inside:
+        links += [Link(_prefix_title(facts, f"`{_source(facts)}`", f"`{facts.model}`").rstrip("."))]
+    if not facts.strict and facts.resized:
+        links += [Link("strict=False ignores missing and unexpected keys, but a different size is still an error")]
+    return tuple(links)
+
+
+# -- fixes -------------------------------------------------------------------------------------------------------
+
+
+def _state_fixes(facts: StateMismatch) -> list[Fix]:
+    if facts.no_dict:
+        source = facts.expression or facts.source
+        code = f"{facts.model}.load_state_dict(torch.load({source if facts.no_dict in PATHS else 'path'}))"
+        return [Fix("Read the file first." if facts.no_dict in PATHS else "Pass the state of a model.", code)]
+    if _strange(facts):
+        source = f"sorted({facts.expression or _source(facts)})[:10]"
+        title = "Build the model that the file was saved from: its keys show which one."
+        return [Fix(title, f"print({source}, sorted({facts.model}.state_dict())[:10])")]
+    if facts.resized:
+        return _for_sizes(facts)
+    if facts.whole_model or facts.inside or facts.renamed:
+        return [_placed(facts)]
+    return [_not_strict(facts)]
+
+
+def _source(facts: StateMismatch) -> str:
+    return facts.source + (facts.inside or "") + (".state_dict()" if facts.whole_model else "")
+
+
+def _prepared(facts: StateMismatch) -> tuple[list[str], str]:
+    """(lines that select the entry and change the keys, the expression for the state after them)."""
+    lines = [f"{facts.source} = {facts.expression}"] if facts.expression else []
+    state, change = _source(facts), facts.renamed
+    if change is None:
+        return lines, state
+    if change.anywhere:
+        key = f"key.replace({change.old!r}, '')"
+    elif not change.old:
+        key = f"{change.new!r} + key"
+    else:
+        key = f"key.removeprefix({change.old!r})"
+        if change.new:
+            key = f"{change.new!r} + {key} if key.startswith({change.old!r}) else key"
+    return [*lines, f"state = {{{key}: value for key, value in {state}.items()}}"], "state"
+
+
+def _placed(facts: StateMismatch) -> Fix:
+    """Load the right entry under the right keys, or into the part of the model that has them."""
+    change = facts.renamed
+    if (
+        change is not None
+        and change.new
+        and not (change.old or facts.unmatched)
+        and not any(key.startswith(change.new) for key in facts.lacking)
+    ):
+        part = "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in change.new.rstrip(".").split("."))
+        lines = [f"{facts.source} = {facts.expression}"] if facts.expression else []
+        return Fix(
+            f"Load it into the part of the model that it belongs to: `{change.new.rstrip('.')}`.",
+            "\n".join([*lines, f"{facts.model}{part}.load_state_dict({_source(facts)})"]),
+            True,
+            _after(facts),
+        )
+    lines, state = _prepared(facts)
+    whole = facts.whole_model or (facts.saved is not None and not facts.unmatched and not facts.lacking)
+    lines = [*lines, f"{facts.model}.load_state_dict({state}{'' if whole else ', strict=False'})"]
+    title = "Load the state itself." if facts.renamed is None else "Change the keys before loading."
+    verified = None if facts.saved is None else bool(facts.saved - len(facts.unmatched))
+    return Fix(title, "\n".join(lines), verified, _after(facts))
+
+
+def _after(facts: StateMismatch) -> dict[str, Any]:
+    if facts.saved is None:
+        return {}
+    fits = facts.saved - len(facts.unmatched)
+    result: dict[str, Any] = {"keys that then match, by name and shape": f"{fits} of {facts.saved}"}
+    if facts.lacking:
+        result["keys that keep their initial values"] = f"{len(facts.lacking)} of {facts.expected}"
+    return result
+
+
+def _for_sizes(facts: StateMismatch) -> list[Fix]:
+    fixes = []
+    lines, state = _prepared(facts)
+    argued = next((r for r in facts.resized if r.argument and not r.transposed), None)
+    if facts.argument is not None:
+        name, size = facts.argument
+        code = [f"{facts.model} = {facts.kind}({name}={size})", *lines, f"{facts.model}.load_state_dict({state})"]
+        fixes.append(Fix("Build the model with the size in the file.", "\n".join(code)))
+    elif argued is not None:
+        title = f"Build the layer `{argued.key.rpartition('.')[0] or facts.model}` with the size in the file."
+        fixes.append(Fix(title, f"{argued.kind}(..., {argued.argument}={argued.saved_size}, ...)"))
+    turned = tuple(r.key for r in facts.resized if r.transposed)
+    if len(turned) == len(facts.resized):
+        code = [
+            *lines,
+            f"transposed = {turned!r}",
+            f"state = {{key: value.t() if key in transposed else value for key, value in {state}.items()}}",
+            f"{facts.model}.load_state_dict(state)",
+        ]
+        fixes.append(
+            Fix("Transpose the matrices while loading.", "\n".join(code), True, {"keys that match": len(turned)})
+        )
+    fits = None if facts.saved is None else facts.saved - len(facts.unmatched)
+    if fits != 0:
+        fixes.append(_skipping(facts, lines, state, fits))
+    return fixes or [
+        Fix(
+            "Build the model with the sizes in the file.",
+            "\n".join([*lines, f"print({{key: tuple(value.shape) for key, value in {state}.items()}})"]),
+        )
+    ]
+
+
+def _skipping(facts: StateMismatch, lines: Sequence[str], state: str, fits: int | None) -> Fix:
+    """Load the entries that match."""
+    keys = tuple(r.key for r in facts.resized)
+    code = [
+        *lines,
+        f"skipped = {keys!r}",
+        f"fitting = {{key: value for key, value in {state}.items() if key not in skipped}}",
+        f"{facts.model}.load_state_dict(fitting, strict=False)",
+    ]
+    after = (
+        {}
+        if fits is None
+        else {"keys that then load": f"{fits} of {facts.saved}", "keys that keep their initial values": len(keys)}
+    )
+    title = "Or leave out what does not match, and train these layers from scratch."
+    return Fix(title, "\n".join(code), None if fits is None else True, after)
+
+
+def _not_strict(facts: StateMismatch) -> Fix:
+    lines, state = _prepared(facts)
+    if facts.missing:
+        title = f"Load the rest, if {listed(facts.missing)} may keep the initial values."
+    else:
+        title = "Load the rest, if the unexpected entries of the file are not needed."
+    fits = {} if facts.saved is None else {"keys that then load": f"{facts.fitting} of {facts.saved}"}
+    code = "\n".join([*lines, f"{facts.model}.load_state_dict({state}, strict=False)"])
+    return Fix(title, code, bool(facts.fitting) if fits else None, fits)
+
+
+# -- the optimizer's -----------------------------------------------------------------------------------------------
+
+
+def _optimizers(facts: OptimizerMismatch) -> Finding:
+    call = f"{facts.optimizer}.load_state_dict"
+    assignment = f"{facts.source} = {facts.expression}\n" if facts.expression else ""
+    if facts.saved is None:
+        title = f"`{facts.source}` is not the state of an optimizer"
+        title += f"; that is its entry `{facts.inside}`." if facts.inside else "."
+        fix = Fix(
+            "Load the optimizer's own entry.",
+            f"{assignment}{call}({facts.source}{facts.inside or '[...]'})",
+            True if facts.inside else None,
+            {"entries": len(facts.keys)} if facts.inside else {},
+        )
+    else:
+        title = (
+            f"`{facts.source}` is the state of an optimizer with {_groups(facts.saved)}; `{facts.optimizer}` "
+            f"({facts.kind}) has {_groups(facts.expected)}."
+        )
+        fix = Fix(
+            "Build the optimizer as it was when the state was saved: the same parameters in the same groups and order, "
+            "frozen ones included. Or load only the model, and start with a new optimizer state.",
+            f"{assignment}{facts.optimizer} = torch.optim.{facts.kind}(model.parameters())   # as when it was saved\n"
+            f"{call}({facts.source})",
+        )
+    evidence = {
+        "optimizer": f"{facts.optimizer} ({facts.kind})",
+        "parameters by group, saved": facts.saved,
+        "parameters by group, here": facts.expected,
+        "entries": ", ".join(facts.keys),
+    }
+    return Finding(
+        "error/state-dict-mismatch", title, at(facts), {key: value for key, value in evidence.items() if value}, (fix,)
+    )
+
+
+def _groups(sizes: Sequence[int]) -> str:
+    if len(sizes) == 1:
+        return count(sizes[0], "parameter")
+    return f"{len(sizes)} groups of {', '.join(map(str, sizes[:6]))} parameters"
+
+
+def _keys(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

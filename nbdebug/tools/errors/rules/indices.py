@@ -7,7 +7,7 @@ import dataclasses
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Link, Where
 from nbdebug.text import count
-from nbdebug.tools.errors.facts import ArgumentFact, Raised, TriedFix, ValueOrigin, as_code, assigned, is_plain
+from nbdebug.tools.errors.rules import ArgumentFact, Raised, TriedFix, ValueOrigin, as_code, assigned, is_plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,13 +86,10 @@ EMBEDDING = "https://pytorch.org/docs/stable/generated/torch.nn.Embedding.html"
 def index_out_of_range(facts: IndexFacts) -> Finding | None:
     if facts.beyond is None:
         return None
+    title = _TITLES[facts.kind](facts, facts.beyond)
+    evidence = _evidence(facts, facts.beyond)
     return Finding(
-        "error/index-out-of-range",
-        _TITLES[facts.kind](facts, facts.beyond),
-        facts.raised.where,
-        _evidence(facts, facts.beyond),
-        _fixes(facts, facts.beyond),
-        _chain(facts),
+        "error/index-out-of-range", title, facts.raised.where, evidence, _fixes(facts, facts.beyond), _chain(facts)
     )
 
 
@@ -226,44 +223,26 @@ def _fixes(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
     size, name = facts.size or 0, facts.index.name if facts.index is not None else facts.key
     if facts.kind == "one_hot" and len(bad.values) == 1 and (bad.value >= 255 or bad.value < 0):
         mask = f"known = {name} != {bad.value}\n"
-        return (
-            Fix(
-                f"{bad.value} marks entries without a class: mask them.",
-                f"{mask}hot = nn.functional.one_hot({name} * known, {size}) * known[..., None]",
-            ),
-        )
+        title = f"{bad.value} marks entries without a class: mask them."
+        return (Fix(title, f"{mask}hot = nn.functional.one_hot({name} * known, {size}) * known[..., None]"),)
     if facts.kind == "one_hot":
-        return (
-            Fix(
-                "Pass the real number of classes.",
-                f"nn.functional.one_hot({name}, num_classes={(bad.high or bad.value) + 1})",
-            ),
-        )
+        title = "Pass the real number of classes."
+        return (Fix(title, f"nn.functional.one_hot({name}, num_classes={(bad.high or bad.value) + 1})"),)
     if facts.kind == "negative":
         return (Fix("Remove the negative numbers.", f"{name} = {name}[{name} >= 0]"),)
     if facts.kind == "random":
-        return (
-            Fix(
-                "Include the last start, and guard against a length that is too small.",
-                "start = torch.randint(0, max(1, length - size + 1), ())",
-            ),
-        )
+        title = "Include the last start, and guard against a length that is too small."
+        return (Fix(title, "start = torch.randint(0, max(1, length - size + 1), ())"),)
     if facts.kind in ("sequence", "tensor") and facts.head:
         code = f"def __len__(self):\n    return {facts.fits}"
         return (Fix("Return the real number of samples.", code),) if facts.fits else ()
     if facts.index is not None and facts.index.known:
-        return (
-            Fix(
-                f"Valid are 0 to {size - 1}: find out where the others come from.",
-                f"{name}[({name} < 0) | ({name} >= {size})]",
-            ),
-        )
+        title = f"Valid are 0 to {size - 1}: find out where the others come from."
+        return (Fix(title, f"{name}[({name} < 0) | ({name} >= {size})]"),)
     length = f"{facts.table}.shape[{facts.dim}]" if facts.dim is not None else f"len({facts.table})"
+    title = f"Valid are 0 to {size - 1}: find out where this index comes from."
     return (
-        Fix(
-            f"Valid are 0 to {size - 1}: find out where this index comes from.",
-            f"assert {name or bad.value} < {length}" if size else f"assert len({facts.table})   # it is empty",
-        ),
+        Fix(title, f"assert {name or bad.value} < {length}" if size else f"assert len({facts.table})   # it is empty"),
     )
 
 
@@ -324,23 +303,13 @@ def _of_target(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
         cure = facts.shifted
         return (Fix("Count the classes from 0.", assigned(name, f"{name} - 1"), cure.worked, cure.after),)
     if facts.ignored is not None:
-        return (
-            Fix(
-                "Ignore these entries in the loss.",
-                f"nn.CrossEntropyLoss(ignore_index={facts.ignored.code})",
-                facts.ignored.worked,
-                facts.ignored.after,
-            ),
-        )
+        code = f"nn.CrossEntropyLoss(ignore_index={facts.ignored.code})"
+        return (Fix("Ignore these entries in the loss.", code, facts.ignored.worked, facts.ignored.after),)
     needed = (bad.high or bad.value) + 1
     head = as_code(facts.head) if facts.head else "head"
-    return (
-        Fix(
-            f"Give the last layer {needed} classes, or map the labels to 0 … {(facts.size or 1) - 1}.",
-            f"{head} = nn.Linear({head}.in_features, {needed})",
-        ),
-        Fix("Print the labels and their counts.", f"{name}.unique(return_counts=True)"),
-    )
+    title = f"Give the last layer {needed} classes, or map the labels to 0 … {(facts.size or 1) - 1}."
+    code = f"{head} = nn.Linear({head}.in_features, {needed})"
+    return (Fix(title, code), Fix("Print the labels and their counts.", f"{name}.unique(return_counts=True)"))
 
 
 def _chain(facts: IndexFacts) -> tuple[Link, ...]:

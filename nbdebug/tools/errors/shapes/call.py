@@ -29,11 +29,20 @@ from torch import nn
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.sources import SCOPES, functions, tree_of
 from nbdebug.observe.variables import attributes, named_modules
-from nbdebug.tools.errors.context import ErrorContext, is_tensor
+from nbdebug.tools.errors.context import (
+    UNKNOWN,
+    ErrorContext,
+    bindings,
+    entries,
+    expression,
+    is_tensor,
+    message_of,
+    statement,
+    value_of,
+)
 from nbdebug.tools.errors.operands import OperandNames, library_frames
 from nbdebug.tools.errors.sandbox import Sandbox, quiet
 from nbdebug.tools.errors.shapes.rules import Shape, ShapeOperand
-from nbdebug.tools.errors.values import UNKNOWN, bindings, entries, expression, message_of, statement, value_of
 
 # -- torch's sentence --------------------------------------------------------------------------------------------------
 
@@ -763,3 +772,74 @@ def next_call(node: ast.AST | None, frame: Frame) -> ast.Call | None:
     name, end = line.targets[0].id, line.end_lineno or line.lineno
     after = [n for n in calls if n.lineno > end and isinstance(n.args[0], ast.Name) and n.args[0].id == name]
     return min(after, key=lambda n: n.lineno, default=None)
+
+
+# -- the failed layer --------------------------------------------------------------------------------------------------
+
+SIZES = (
+    "in_features",
+    "out_features",
+    "in_channels",
+    "out_channels",
+    "num_features",
+    "normalized_shape",
+    "num_channels",
+    "num_groups",
+    "input_size",
+    "hidden_size",
+    "num_layers",
+    "embed_dim",
+    "num_heads",
+    "kernel_size",
+    "in1_features",
+    "in2_features",
+    "num_parameters",
+    "num_embeddings",
+    "embedding_dim",
+    "batch_first",
+)
+"""The settings of torch's layers that say for which sizes they were made."""
+
+
+def layer_sizes(layer: nn.Module) -> dict[str, int]:
+    """What a layer was made for, of the sizes that its class takes."""
+    settings = attributes(layer)
+    values = {name: settings[name] for name in SIZES if name in settings}
+    return {
+        name: value[0] if type(value) is tuple and len(set(value)) == 1 else value
+        for name, value in values.items()
+        if type(value) in (int, bool, tuple)
+    }
+
+
+def user_input(call: FailedCall) -> ShapeOperand | None:
+    """The user's tensor that went into what failed: the first in the arguments of the user's own call."""
+    if call.inner is None or call.frame is None or not isinstance(call.node, ast.Call):
+        return None
+    for arg in [*call.node.args, *(k.value for k in call.node.keywords)]:
+        for part in ast.walk(arg):
+            if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript)):
+                value = value_of(part, call.frame)
+                if is_array(value):
+                    return CallOperand(ast.unparse(part), "", value).fact()
+    return None
+
+
+def frames_below(context: ErrorContext) -> list[Frame]:
+    """The frames under the user's innermost line, outermost first."""
+    last = max((i for i, frame in enumerate(context.trail) if frame.users), default=-1)
+    return context.trail[last + 1 :]
+
+
+def path_of(layer: Any, names: OperandNames) -> str:
+    """The name of a layer within its model ("stages.3.1"); with the model's own where that would be a bare number
+    ("self.mlp.0"), or where the model is the layer."""
+    inside = (names.context.path(layer) or "").removeprefix("_orig_mod.")  # of a compiled model
+    whole = names.module(layer)
+    root = whole.removesuffix(inside).rstrip(".")
+    classes = {
+        type(model).__name__ for model in names.context.owners.models.values()
+    }  # names of models without a variable
+    if inside[:1].isdigit() and whole.endswith(f".{inside}") and root not in classes:
+        return whole
+    return inside or whole

@@ -8,23 +8,41 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
-from nbdebug.observe.frames import phase
-from nbdebug.tools.errors.context import ErrorContext
-from nbdebug.tools.errors.facts import Raised
-from nbdebug.tools.errors.operands import OperandNames, library_frames
+from nbdebug.observe.backward import input_nodes
+from nbdebug.observe.frames import Frame, phase
+from nbdebug.observe.variables import attributes, named_modules
+from nbdebug.report import Link
+from nbdebug.tools.errors.context import (
+    UNKNOWN,
+    ErrorContext,
+    is_tensor,
+    operands,
+    statement,
+    tensor_attribute,
+)
+from nbdebug.tools.errors.operands import OperandNames, is_instance, library_frames
+from nbdebug.tools.errors.rules import Raised
 from nbdebug.tools.errors.shapes.call import (
     CallOperand,
     FailedCall,
     ParsedMessage,
     compiled_layer,
     failed_call,
+    frames_below,
+    is_array,
+    layer_sizes,
     operand_value,
     operands_of_shapes,
     parse_message,
+    path_of,
+    user_input,
 )
 from nbdebug.tools.errors.shapes.fixes import (
     MAX_FIXES,
@@ -39,14 +57,6 @@ from nbdebug.tools.errors.shapes.fixes import (
     resized_layer_fixes,
     token_shift,
 )
-from nbdebug.tools.errors.shapes.history import (
-    batch_change,
-    layer_sizes,
-    path_of,
-    shape_history,
-    user_input,
-    user_lines,
-)
 from nbdebug.tools.errors.shapes.rules import (
     FailedLayer,
     Shape,
@@ -56,7 +66,7 @@ from nbdebug.tools.errors.shapes.rules import (
     ShapeStep,
     ViewDownstream,
 )
-from nbdebug.tools.errors.values import UNKNOWN, statement
+from nbdebug.tools.errors.shapes.trials import output_shape
 
 RAISES = (
     "RuntimeError",
@@ -300,3 +310,210 @@ def _operands(call: FailedCall, message: ParsedMessage) -> tuple[ShapeOperand, .
         for i in unknown:
             operands[i] = dataclasses.replace(operands[i], shape=shapes[i])
     return tuple(operands)
+
+
+# -- how a shape came about --------------------------------------------------------------------------------------------
+
+MAX_NODES = 60
+"""Nodes of a tensor's history that are read."""
+OP_NAMES = {
+    "MaxPool2DWithIndices": "max_pool2d",
+    "MaxPool3DWithIndices": "max_pool3d",
+    "Addmm": "linear",
+    "Mm": "mm",
+    "UnsafeView": "view",
+    "ReshapeAlias": "reshape",
+    "T": "t",
+    "SqueezeBackward1": "squeeze",
+}
+"""Nodes of the autograd graph whose op the user knows by another name."""
+WHOLE = (
+    nn.RNNBase,
+    nn.RNNCellBase,
+    nn.MultiheadAttention,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.Transformer,
+)
+"""Layers of several ops: one step each."""
+VIEWS = ("view", "reshape")
+PREPARING = (*VIEWS, "transpose", "clone", "unsqueeze")
+"""Ops that only prepare what a layer is given: the rows of a sequence under each other, time first."""
+
+
+def user_lines(context: ErrorContext, at_fault: CallOperand | None) -> tuple[Link, ...]:
+    """The user's lines that led there, outermost first, each with the tensor at fault where it stands in its call, else
+    the first that does; a line without one where it is a function of the user's with a name. Each once."""
+    links: list[Link] = []
+    visited: set[tuple[str, int]] = set()
+    for frame in reversed(context.users[1:]):
+        arrays = [(text, value) for text, value in operands(frame) if is_array(value)]
+        same = [pair for pair in arrays if at_fault is not None and pair[1] is at_fault.value]
+        operand = next(iter([*same, *arrays]), None)
+        key = (operand[0], id(operand[1])) if operand is not None else (frame.site.function, 0)
+        if key in visited or operand is None and frame.site.function.startswith("<"):
+            continue
+        visited.add(key)
+        what = f"`{operand[0]}` {list(operand[1].shape)} goes in" if operand else f"in `{frame.site.function}`"
+        if links and (links[-1].where.file, links[-1].where.line) == (frame.site.file, frame.site.line):
+            links.pop()  # a comprehension runs on the line of its function
+        links.append(Link(what, frame.where))
+    return tuple(links)
+
+
+def shape_history(
+    context: ErrorContext, call: FailedCall, operand: CallOperand | None, names: OperandNames
+) -> tuple[ShapeStep, ...]:
+    """The steps from the user's tensor to the operand at fault, in order; () where they are not known."""
+    start, below = user_input(call), frames_below(context)
+    shape = start.shape if start is not None else None
+    for frame in below if start is None else ():  # made in the call itself: `model(torch.rand(2, 3))`
+        given = frame.names.get("args")
+        if shape is None and type(given) is tuple and given and is_tensor(given[0]):
+            shape = tuple(given[0].shape)
+    levels = [frame for frame in below if type(frame.module) is nn.Sequential and "input" in frame.names]
+    if shape is not None and levels:
+        steps = tuple(_sequential_history(names, levels, shape))
+        if steps:
+            return steps
+    return graph_history(operand.value, names) if operand is not None else ()
+
+
+def _sequential_history(names: OperandNames, levels: list[Frame], start: Shape) -> Iterator[ShapeStep]:
+    """Every layer before the one that failed, level by level of nested Sequentials."""
+    shape: Shape | None = start
+    for level in levels:
+        running = level.names.get("module")
+        for child in (attributes(level.module).get("_modules") or {}).values():
+            if child is running:
+                break
+            before, shape = shape, None if shape is None else output_shape(child, shape)
+            if shape is not None and shape != before:
+                path, kind = path_of(child, names), type(child).__name__
+                yield ShapeStep(f"{path} ({kind})" if path != kind else kind, shape)
+        value = level.names["input"]
+        actual = tuple(value.shape) if is_tensor(value) else None
+        if actual is not None and shape != actual:
+            yield ShapeStep("the layers before it", actual)
+        shape = actual
+
+
+def batch_change(value: Any, rows: int, names: OperandNames) -> ShapeStep | None:
+    """The op after which the first axis of a tensor no longer had this number of rows."""
+    for before, after in itertools.pairwise(graph_history(value, names)):
+        if before.shape[:1] == (rows,) and after.shape[:1] != (rows,):
+            return after
+    return None
+
+
+def graph_history(value: Any, names: OperandNames) -> tuple[ShapeStep, ...]:
+    """The ops that changed the shape, first to last, along the first operand that has a history."""
+    if not is_tensor(value):
+        return ()
+    steps: list[ShapeStep] = []
+    for step in _as_layers(list(_graph_steps(value, names))[::-1]):
+        if not steps or steps[-1].shape != step.shape:
+            steps.append(ShapeStep(f"{step.path} ({step.op})" if step.path else step.op, step.shape))
+    return tuple(steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphStep:
+    """One node: the op, its output shape, the path of the layer whose weight it used ("" for none), and that layer."""
+
+    op: str
+    shape: Shape
+    path: str = ""
+    layer: Any = None
+
+
+def _graph_steps(value: Any, names: OperandNames) -> Iterator[GraphStep]:
+    """The nodes, last to first."""
+    owners = _parameter_owners(names)
+    node: Any = tensor_attribute(value, "grad_fn")
+    for _ in range(MAX_NODES):
+        if node is None:
+            return
+        inputs = [(inner, _parameter_of(inner)) for inner in input_nodes(node)]
+        layer = next((owners[id(p)] for _, p in inputs if p is not None and id(p) in owners), None)
+        outputs = getattr(node, "_input_metadata", None)
+        if outputs:
+            shape = tuple(outputs[0].shape)
+            name = re.sub(r"Backward\d*$", "", node.name())
+            op = OP_NAMES.get(name) or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+            if layer is None:
+                yield GraphStep(op, shape)
+            else:
+                yield GraphStep(type(layer).__name__, shape, path_of(layer, names), layer)
+        node = next((inner for inner, parameter in inputs if parameter is None), None)
+
+
+def _parameter_owners(names: OperandNames) -> dict[int, Any]:
+    """The layer of each parameter, by the parameter's id; of several ops the outermost."""
+    outer: dict[int, Any] = {}
+    owners: dict[int, Any] = {}
+    for model in names.context.owners.models.values():
+        for _, part in named_modules(model):  # outer ones come first
+            for _, inner in named_modules(part) if is_instance(part, WHOLE) else ():
+                outer.setdefault(id(inner), part)
+            for parameter in (attributes(part).get("_parameters") or {}).values():
+                owners.setdefault(id(parameter), outer.get(id(part), part))
+    return owners
+
+
+def _parameter_of(node: Any) -> Any:
+    """The parameter that this operand is, as it is or transposed; None for data."""
+    if "Accumulate" in node.name():
+        return node.variable
+    inputs = input_nodes(node)
+    views = r"(T|Transpose|Permute|To|ToCopy|Unsqueeze|View|Expand|UnsafeSplit|Split)(With\w+)?Backward"
+    return _parameter_of(inputs[0]) if len(inputs) == 1 and re.match(views, node.name()) else None
+
+
+def _as_layers(steps: list[GraphStep]) -> Iterator[GraphStep]:
+    """Each layer once, with its output shape."""
+    last: Mapping[str, int] = {step.path: i for i, step in enumerate(steps) if step.path}
+    i = 0
+    while i < len(steps):
+        step = steps[i]
+        if step.path:
+            i = _last_step(steps, last[step.path] if is_instance(step.layer, WHOLE) else i)
+            step = dataclasses.replace(step, shape=steps[i].shape)
+        elif _only_prepares(steps, i):
+            i += 1
+            continue
+        yield step
+        i += 1
+
+
+def _only_prepares(steps: list[GraphStep], i: int) -> bool:
+    k = next((k for k in range(i, len(steps)) if steps[k].op not in PREPARING or steps[k].path), len(steps) - 1)
+    layer = steps[k].layer
+    if is_instance(layer, nn.Linear):
+        return k == i + 1 and len(steps[_last_step(steps, k)].shape) > 2 and len(steps[i].shape) == 2
+    return k > i and is_instance(layer, WHOLE)
+
+
+def _last_step(steps: list[GraphStep], i: int) -> int:
+    """The number of the last node of the layer whose last product is node i."""
+    layer, following = steps[i].layer, [step.op for step in steps[i + 1 :]]
+    settings = attributes(layer)
+    transposed = ("transpose",) if settings.get("batch_first") else ()
+    if is_instance(layer, nn.RNNBase):
+        stacked = following.index("stack") + 1 if "stack" in following else 0
+        ends = ("cat",) if settings.get("bidirectional") else ()
+        return _skip(following, i, stacked, (*ends, *transposed))
+    if is_instance(layer, nn.MultiheadAttention):
+        return _skip(following, i, 0, ("view", *transposed))
+    view = is_instance(layer, nn.Linear) and bool(following) and following[0] in VIEWS
+    after = steps[i + 1].shape if view else ()
+    return i + (len(after) > 2 and after[-1] == steps[i].shape[-1])
+
+
+def _skip(following: list[str], i: int, done: int, ops: tuple[str, ...]) -> int:
+    """Over these ops as well, where they follow in this order."""
+    for op in ops:
+        done += following[done : done + 1] == [op]
+    return i + done

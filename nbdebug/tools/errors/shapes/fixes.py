@@ -24,7 +24,7 @@ from torch import nn
 from nbdebug.observe.sources import edit_of, nodes_of, parse
 from nbdebug.observe.variables import attributes
 from nbdebug.report import Edit
-from nbdebug.tools.errors.context import ErrorContext
+from nbdebug.tools.errors.context import ErrorContext, callee_name, expression, shape_of, statement, value_of
 from nbdebug.tools.errors.operands import OperandNames
 from nbdebug.tools.errors.sandbox import before_line, continued, quiet
 from nbdebug.tools.errors.shapes.call import (
@@ -32,16 +32,12 @@ from nbdebug.tools.errors.shapes.call import (
     FailedCall,
     ParsedMessage,
     bindings_back,
-    next_call,
-    operand_value,
-    unflattened,
-)
-from nbdebug.tools.errors.shapes.history import (
-    constructor,
     frames_below,
     layer_sizes,
-    output_shape,
+    next_call,
+    operand_value,
     path_of,
+    unflattened,
     user_input,
 )
 from nbdebug.tools.errors.shapes.rules import Shape, ShapeFix, ShapeStep, ShiftedSize, ViewDownstream
@@ -51,10 +47,12 @@ from nbdebug.tools.errors.shapes.trials import (
     FixIdea,
     add_axis,
     align_axes,
+    constructor,
     flatten_axes,
     join_axis,
     known_operands,
     no_larger,
+    output_shape,
     permute_axes,
     remove_axis,
     resize_image,
@@ -62,7 +60,6 @@ from nbdebug.tools.errors.shapes.trials import (
     transpose_axes,
     with_method,
 )
-from nbdebug.tools.errors.values import callee_name, expression, shape_of, statement, value_of
 
 LARGEST = 1024
 """The side of the largest image that is tried."""

@@ -12,7 +12,7 @@ from typing import Any
 from nbdebug.registry import rule
 from nbdebug.report import Edit, Finding, Fix, Link
 from nbdebug.text import count, listed
-from nbdebug.tools.errors.facts import Raised
+from nbdebug.tools.errors.rules import Raised
 
 Shape = tuple[int, ...]
 

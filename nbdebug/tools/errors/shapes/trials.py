@@ -20,10 +20,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from nbdebug.observe.variables import attributes
+from nbdebug.observe.locations import other_cells
+from nbdebug.observe.sources import nodes_of, statement_at
+from nbdebug.observe.variables import attributes, class_attribute
+from nbdebug.tools.errors.context import (
+    ErrorContext,
+    callee_name,
+)
 from nbdebug.tools.errors.sandbox import CannotRun, Sandbox, quiet
 from nbdebug.tools.errors.shapes.call import CallOperand, FailedCall, is_array
-from nbdebug.tools.errors.shapes.history import output_shape
 from nbdebug.tools.errors.shapes.rules import Shape, ShapeFix
 
 Accept = Callable[[Shape], bool]
@@ -288,3 +293,260 @@ def resize_image(which: int, operand: CallOperand, to: CallOperand) -> Iterator[
     if len(a) == len(b) == 4 and a[0] == b[0] and a[2:] != b[2:] and to.text and "float" in str(operand.value.dtype):
         code = f"F.interpolate({operand.text}, size={with_method(to)}.shape[2:])"
         yield FixIdea("resize", which, code, lambda x: nn.functional.interpolate(x, size=b[2:]))
+
+
+# -- output shapes by formula ------------------------------------------------------------------------------------------
+
+Settings = dict[str, Any]
+SAME_SHAPE = (
+    nn.Identity,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.PReLU,
+    nn.ELU,
+    nn.SELU,
+    nn.CELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.Softplus,
+    nn.Softsign,
+    nn.Hardswish,
+    nn.Hardsigmoid,
+    nn.Hardtanh,
+    nn.Softmax,
+    nn.LogSoftmax,
+    nn.LogSigmoid,
+    nn.Softmin,
+    nn.Softmax2d,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+    nn.LocalResponseNorm,
+    nn.RMSNorm,
+    nn.Threshold,
+    nn.Hardshrink,
+    nn.Softshrink,
+    nn.Tanhshrink,
+    nn.CrossMapLRN2d,
+    nn.TransformerEncoderLayer,
+    nn.TransformerEncoder,
+)
+CONVS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+TRANSPOSED_CONVS = {nn.ConvTranspose1d: 1, nn.ConvTranspose2d: 2, nn.ConvTranspose3d: 3}
+POOLS = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3, nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3}
+ADAPTIVE_POOLS = {
+    nn.AdaptiveAvgPool1d: 1,
+    nn.AdaptiveAvgPool2d: 2,
+    nn.AdaptiveAvgPool3d: 3,
+    nn.AdaptiveMaxPool1d: 1,
+    nn.AdaptiveMaxPool2d: 2,
+    nn.AdaptiveMaxPool3d: 3,
+}
+
+
+def output_shape(module: Any, shape: Shape) -> Shape | None:
+    """The output shape of a module for an input of that shape; None where that is not known, or it fails."""
+    kind = type(module)
+    if kind is nn.Sequential:
+        for child in (attributes(module).get("_modules") or {}).values():
+            result = output_shape(child, shape)
+            if result is None:
+                return None
+            shape = result
+        return shape
+    try:
+        return _by_formula(kind, attributes(module), shape)
+    except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _by_formula(kind: type, settings: Settings, shape: Shape) -> Shape | None:
+    if kind in SAME_SHAPE:
+        return shape
+    if kind is nn.Linear:
+        return (*shape[:-1], settings["out_features"]) if shape[-1] == settings["in_features"] else None
+    if kind in CONVS and len(shape) >= CONVS[kind] + 1 and shape[-CONVS[kind] - 1] == settings["in_channels"]:
+        return _window_shape(shape, CONVS[kind], settings, settings["out_channels"])
+    if kind in TRANSPOSED_CONVS and len(shape) >= TRANSPOSED_CONVS[kind] + 1:
+        return _transposed_shape(shape, TRANSPOSED_CONVS[kind], settings)
+    if kind in POOLS:
+        return _window_shape(shape, POOLS[kind], settings, None)
+    if kind in ADAPTIVE_POOLS:
+        sizes = _per_axis(settings["output_size"], ADAPTIVE_POOLS[kind])
+        return (*shape[: -len(sizes)], *(new or old for new, old in zip(sizes, shape[-len(sizes) :])))
+    formula = FORMULAS.get(kind)
+    return formula(settings, shape) if formula else None
+
+
+def _per_axis(value: Any, axes: int) -> tuple[Any, ...]:
+    """A setting for each axis: torch takes one number for all of them."""
+    return tuple(value) if type(value) in (tuple, list) else (value,) * axes
+
+
+def _window_shape(shape: Shape, axes: int, settings: Settings, channels: int | None) -> Shape | None:
+    """A window slides over the last axes: floor((size + 2·padding - dilation·(kernel - 1) - 1) / stride + 1), as the
+    pages of torch.nn.Conv2d and torch.nn.MaxPool2d give it."""
+    kernel, dilation = _per_axis(settings["kernel_size"], axes), _per_axis(settings.get("dilation", 1), axes)
+    stride = _per_axis(settings.get("stride") or settings["kernel_size"], axes)
+    padding, rounded = settings.get("padding", 0), math.ceil if settings.get("ceil_mode") else math.floor
+    sizes = []
+    for i, size in enumerate(shape[-axes:]):
+        if padding == "same":
+            sizes.append(size)
+            continue
+        pad = 0 if padding == "valid" else _per_axis(padding, axes)[i]
+        number = rounded((size + 2 * pad - dilation[i] * (kernel[i] - 1) - 1) / stride[i]) + 1
+        if settings.get("ceil_mode") and (number - 1) * stride[i] >= size + pad:
+            number -= 1  # the last window must start inside
+        sizes.append(number)
+    before = shape[:-axes] if channels is None else (*shape[: -axes - 1], channels)
+    return (*before, *sizes) if min(sizes) > 0 else None
+
+
+def _transposed_shape(shape: Shape, axes: int, settings: Settings) -> Shape:
+    kernel, stride, pad, out, dilation = (
+        _per_axis(settings[name], axes) for name in ("kernel_size", "stride", "padding", "output_padding", "dilation")
+    )
+    sizes = [
+        (size - 1) * stride[i] - 2 * pad[i] + dilation[i] * (kernel[i] - 1) + out[i] + 1
+        for i, size in enumerate(shape[-axes:])
+    ]
+    return (*shape[: -axes - 1], settings["out_channels"], *sizes)
+
+
+def _flatten_shape(settings: Settings, shape: Shape) -> Shape:
+    first, last = settings["start_dim"] % len(shape), settings["end_dim"] % len(shape)
+    return (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :])
+
+
+def _unflatten_shape(settings: Settings, shape: Shape) -> Shape:
+    axis, sizes = settings["dim"] % len(shape), list(settings["unflattened_size"])
+    if -1 in sizes:
+        sizes[sizes.index(-1)] = shape[axis] // -math.prod(sizes)
+    return (*shape[:axis], *sizes, *shape[axis + 1 :])
+
+
+def _upsample_shape(settings: Settings, shape: Shape) -> Shape:
+    axes = len(shape) - 2
+    if settings["size"] is not None:
+        return (*shape[:2], *_per_axis(settings["size"], axes))
+    return (
+        *shape[:2],
+        *(int(size * scale) for size, scale in zip(shape[2:], _per_axis(settings["scale_factor"], axes))),
+    )
+
+
+def _pad_shape(settings: Settings, shape: Shape) -> Shape:
+    sides, sizes = list(settings["padding"]), list(shape)
+    for i in range(len(sides) // 2):
+        sizes[-1 - i] += sides[2 * i] + sides[2 * i + 1]
+    return tuple(sizes)
+
+
+def _pixel_shuffle_shape(settings: Settings, shape: Shape) -> Shape:
+    by = settings["upscale_factor"]
+    return (*shape[:-3], shape[-3] // by**2, shape[-2] * by, shape[-1] * by)
+
+
+def _glu_shape(settings: Settings, shape: Shape) -> Shape:
+    sizes = list(shape)
+    sizes[settings["dim"]] //= 2
+    return tuple(sizes)
+
+
+PADS: Iterable[type] = (
+    nn.ZeroPad1d,
+    nn.ZeroPad2d,
+    nn.ZeroPad3d,
+    nn.ConstantPad1d,
+    nn.ConstantPad2d,
+    nn.ConstantPad3d,
+    nn.ReflectionPad1d,
+    nn.ReflectionPad2d,
+    nn.ReplicationPad1d,
+    nn.ReplicationPad2d,
+)
+FORMULAS: dict[type, Callable[[Settings, Shape], Shape]] = {
+    nn.Flatten: _flatten_shape,
+    nn.Unflatten: _unflatten_shape,
+    nn.Upsample: _upsample_shape,
+    nn.UpsamplingNearest2d: _upsample_shape,
+    nn.UpsamplingBilinear2d: _upsample_shape,
+    nn.PixelShuffle: _pixel_shuffle_shape,
+    nn.GLU: _glu_shape,
+    nn.Embedding: lambda settings, shape: (*shape, settings["embedding_dim"]),
+    **dict.fromkeys(PADS, _pad_shape),
+}
+OUT_SIZES = {"Linear": "out_features", "Conv1d": "out_channels", "Conv2d": "out_channels", "Conv3d": "out_channels"}
+
+
+def constructor(context: ErrorContext, layer: nn.Module) -> tuple[str, ast.Call] | None:
+    """(file, call) of the only call in the user's sources that can have made a layer: its class, and its sizes where
+    they are numbers."""
+    own, kind = attributes(layer), type(layer).__name__
+    names = [name for name in (*_FIRST, OUT_SIZES.get(kind, "")) if name in own]
+    wanted = [own[name] for name in names]
+    exact: list[tuple[str, ast.Call]] = []
+    possible: list[tuple[str, ast.Call]] = []
+    for file in _files(context):
+        for node in nodes_of(file):
+            if isinstance(node, ast.Call) and callee_name(node) == kind and node.args:
+                numbers = [_number(arg) for arg in node.args[: len(wanted)]]
+                if any(n is not None and n != w for n, w in zip(numbers, wanted)):
+                    continue
+                (exact if None not in numbers else possible).append((file, node))
+    candidates = exact or possible
+    if len(candidates) > 1:  # the one that the attribute of this name gets
+        name = (context.path(layer) or "").rpartition(".")[2]
+        lines = [(made, statement_at(made[0], made[1].lineno)) for made in candidates]
+        candidates = [
+            made
+            for made, line in lines
+            if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == f"self.{name}"
+        ]
+    return candidates[0] if len(candidates) == 1 else None
+
+
+_FIRST = ("num_embeddings", "in_features", "in_channels", "input_size", "num_features", "normalized_shape")
+
+
+def _number(node: ast.expr) -> int | None:
+    """The value of an expression of whole numbers: `16 * 5 * 5`."""
+    if isinstance(node, ast.Constant):
+        return node.value if type(node.value) is int else None
+    if isinstance(node, ast.BinOp):
+        left, right = _number(node.left), _number(node.right)
+        if left is None or right is None:
+            return None
+        ops: dict[type, Any] = {ast.Mult: left * right, ast.Add: left + right, ast.Sub: left - right}
+        if isinstance(node.op, (ast.FloorDiv, ast.Pow)) and 0 < right < 32:
+            return left // right if isinstance(node.op, ast.FloorDiv) else left**right if abs(left) < 1e4 else None
+        return ops.get(type(node.op))
+    return None
+
+
+def _files(context: ErrorContext) -> Iterator[str]:
+    """The user's files that can have made a layer: those of the traceback, other cells, and those of their models."""
+    files = [frame.site.file for frame in context.users]
+    files += [other for file in files[:1] for other in other_cells(file)]
+    for model in context.owners.models.values():
+        code = getattr(class_attribute(model, "__init__"), "__code__", None)
+        if code is not None and not type(model).__module__.startswith("torch."):
+            files.append(code.co_filename)
+    yield from dict.fromkeys(files)

@@ -1,13 +1,15 @@
-"""The causes of CUDA errors: no usable GPU, a failed kernel, an op that cuDNN or cuBLAS does not support."""
+"""The causes of errors of CUDA, cuDNN, cuBLAS and the backends between processes: no usable GPU, a failed kernel, an op
+that a library does not support, a requirement of NCCL, gloo or DDP that is not met."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from nbdebug.registry import rule
 from nbdebug.report import Edit, Finding, Fix, Link, Where
 from nbdebug.text import count, listed, size
-from nbdebug.tools.errors.facts import NOWHERE, ArgumentFact, Raised, TriedFix, as_code
+from nbdebug.tools.errors.rules import NOWHERE, ArgumentFact, Raised, TriedFix, as_code
 from nbdebug.tools.errors.rules.indices import OutOfRange
 
 
@@ -122,10 +124,12 @@ def cuda_unavailable(facts: CardFacts) -> Finding | None:
         "CUDA_VISIBLE_DEVICES": "set" if facts.visible else "not set",
     }
     subject = f"`{facts.expression}`" if facts.expression else "this line"
-    return Finding("error/cuda-unavailable", _title(facts, subject), facts.raised.where, evidence, _fixes(facts))
+    return Finding(
+        "error/cuda-unavailable", _cuda_title(facts, subject), facts.raised.where, evidence, _cuda_fixes(facts)
+    )
 
 
-def _title(facts: CardFacts, subject: str) -> str:
+def _cuda_title(facts: CardFacts, subject: str) -> str:
     card = facts.card
     if facts.kind == "load":
         return f"The tensors in the file are from a GPU, and {subject} loads them to it, but {_none(facts)}"
@@ -158,32 +162,20 @@ def _none(facts: CardFacts) -> str:
     return "no GPU is available" + (" (CUDA_VISIBLE_DEVICES is set)" if facts.visible else "")
 
 
-def _fixes(facts: CardFacts) -> tuple[Fix, ...]:
+def _cuda_fixes(facts: CardFacts) -> tuple[Fix, ...]:
     fixes = []
     if facts.kind == "load":
         fixes.append(Fix("Load to the CPU, then move the model.", 'state = torch.load(path, map_location="cpu")'))
     elif facts.kind == "not there":
         fixes.append(Fix("Use a GPU that exists.", 'device = torch.device("cuda:0")'))
     elif facts.kind in ("no kernel", "old driver"):
-        fixes.append(
-            Fix(
-                "Install a build of torch for this driver's CUDA version and this GPU.",
-                "nvidia-smi   # its first lines show the driver's CUDA version",
-            )
-        )
+        title = "Install a build of torch for this driver's CUDA version and this GPU."
+        fixes.append(Fix(title, "nvidia-smi   # its first lines show the driver's CUDA version"))
     else:
-        fixes.append(
-            Fix(
-                "Choose the device once, and use it everywhere.",
-                'device = "cuda" if torch.cuda.is_available() else "cpu"\nmodel.to(device)',
-            )
-        )
-        fixes.append(
-            Fix(
-                "If this machine has an NVIDIA GPU: install the CUDA build of torch.",
-                "nvidia-smi   # its first lines show the driver's CUDA version",
-            )
-        )
+        title = "Choose the device once, and use it everywhere."
+        fixes.append(Fix(title, 'device = "cuda" if torch.cuda.is_available() else "cpu"\nmodel.to(device)'))
+        title = "If this machine has an NVIDIA GPU: install the CUDA build of torch."
+        fixes.append(Fix(title, "nvidia-smi   # its first lines show the driver's CUDA version"))
     return tuple(fixes)
 
 
@@ -301,13 +293,8 @@ def cudnn_not_supported(facts: CudnnFacts) -> Finding | None:
         "memory": card.total,
         "GPU": f"{card.name} {card.capability}".strip() or "not known",
     }
-    return Finding(
-        "error/cudnn-not-supported",
-        f"{facts.library} can't compute {op}: {_reason(facts)}",
-        facts.raised.where,
-        evidence,
-        _cudnn_fixes(facts),
-    )
+    title = f"{facts.library} can't compute {op}: {_reason(facts)}"
+    return Finding("error/cudnn-not-supported", title, facts.raised.where, evidence, _cudnn_fixes(facts))
 
 
 def _loose(facts: CudnnFacts) -> Layout | None:
@@ -360,12 +347,8 @@ def _cudnn_fixes(facts: CudnnFacts) -> tuple[Fix, ...]:
     elif _old_card(facts):
         fixes.append(Fix("Use float16 on this GPU.", "torch.autocast('cuda', dtype=torch.float16)"))
     elif _short_of_memory(facts):
-        fixes.append(
-            Fix(
-                "Free memory: use a smaller batch, or delete what is no longer needed.",
-                "torch.backends.cudnn.benchmark = False   # and a smaller batch_size",
-            )
-        )
+        title = "Free memory: use a smaller batch, or delete what is no longer needed."
+        fixes.append(Fix(title, "torch.backends.cudnn.benchmark = False   # and a smaller batch_size"))
     elif loose is not None:
         worked, after = (facts.dense.worked, facts.dense.after) if facts.dense is not None else (None, {})
         code = f"{_name(loose)} = {_name(loose)}.contiguous()"
@@ -373,14 +356,8 @@ def _cudnn_fixes(facts: CudnnFacts) -> tuple[Fix, ...]:
     if facts.library == "cuDNN":
         worked, after = (facts.without.worked, facts.without.after) if facts.without is not None else (None, {})
         call = as_code(facts.op) if facts.op else "layer"
-        fixes.append(
-            Fix(
-                "Or use torch's own kernels." if fixes else "Use torch's own kernels.",
-                f"with torch.backends.cudnn.flags(enabled=False):\n    out = {call}(x)",
-                worked,
-                after,
-            )
-        )
+        title = "Or use torch's own kernels." if fixes else "Use torch's own kernels."
+        fixes.append(Fix(title, f"with torch.backends.cudnn.flags(enabled=False):\n    out = {call}(x)", worked, after))
     return tuple(fixes) or (Fix("Try another dtype.", "x = x.float()"),)
 
 
@@ -409,12 +386,10 @@ def cudnn_not_initialized(facts: CudnnFacts) -> Finding:
         why = f", though {size(free)} of {size(total)} are free now: its library may be of another version"
     else:
         why = ": mostly the memory of the card is full"
+    title = "See which cuDNN is loaded, and from where."
     fixes = (
         Fix("See who holds the memory, and free it; then restart the kernel.", "%mem\n!nvidia-smi"),
-        Fix(
-            "See which cuDNN is loaded, and from where.",
-            "torch.backends.cudnn.version(), os.environ.get('LD_LIBRARY_PATH')",
-        ),
+        Fix(title, "torch.backends.cudnn.version(), os.environ.get('LD_LIBRARY_PATH')"),
     )
     evidence = {
         "status": facts.status,
@@ -500,14 +475,8 @@ def _attention_fixes(facts: AttentionFacts) -> tuple[Fix, ...]:
     fixes = []
     if facts.edit is not None:
         works = facts.works
-        fixes.append(
-            Fix.of(
-                "Allow the plain kernel as well.",
-                facts.edit,
-                works.worked if works else None,
-                works.after if works else {},
-            )
-        )
+        title = "Allow the plain kernel as well."
+        fixes.append(Fix.of(title, facts.edit, works.worked if works else None, works.after if works else {}))
     if facts.flash:
         code = "AutoModel.from_pretrained(name, attn_implementation='sdpa')"
         fixes.append(Fix("Load the model with torch's own attention, which picks a kernel that can.", code))
@@ -515,3 +484,247 @@ def _attention_fixes(facts: AttentionFacts) -> tuple[Fix, ...]:
         code = "with torch.nn.attention.sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):\n    ..."
         fixes.append(Fix("Allow the plain kernel as well.", code))
     return tuple(fixes)
+
+
+# -- between processes -------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """what: one of KINDS in kinds/distributed.py. values: those in the message (rank, port, operation, seconds, …).
+
+    present, missing: the environment variables that a launcher sets; backend: of the process group, "" without one;
+    rank, world: as they were set. cards: the number of GPUs that this process sees. version: NCCL's. unused: parameters
+    of the wrapped model that got no gradient; model: its name. tensors: those of the user's line, each "name on
+    device". edit: the failing line behind one that makes a group of this process; runs: whether the call then runs."""
+
+    raised: Raised
+    what: str
+    values: tuple[tuple[str, str], ...] = ()
+    present: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    backend: str = ""
+    rank: str = ""
+    world: str = ""
+    cards: int = 0
+    version: str = ""
+    unused: tuple[str, ...] = ()
+    model: str = ""
+    tensors: tuple[str, ...] = ()
+    edit: Edit | None = None
+    runs: bool | None = None
+
+    def value(self, key: str) -> str:
+        return dict(self.values).get(key, "")
+
+
+LOG = Fix("Turn on the library's log, and run again.", "NCCL_DEBUG=INFO TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun ...")
+RUN = "torchrun --nproc-per-node={count} train.py"
+
+
+@rule(
+    code="error/nccl",
+    title="The processes of a distributed training failed to communicate.",
+    symptom="NCCL error …, unhandled system error, invalid usage; Watchdog caught collective operation timeout; "
+    "Expected to have finished reduction; Default process group has not been initialized; Address already in use.",
+    cause="Two processes use the same GPU, one of them ended or took another branch than the others, the launcher's "
+    "variables are not set, or a part of the model got no gradient, for which the other ranks wait.",
+    confirm="`NCCL_DEBUG=INFO` prints the log of NCCL; `TORCH_DISTRIBUTED_DEBUG=DETAIL` compares the collectives of "
+    "all ranks. The first rank that failed shows the cause; the others only lost the connection to it.",
+    fix="`torch.cuda.set_device(int(os.environ['LOCAL_RANK']))` before anything on the GPU; start with torchrun; run "
+    "the same number of steps and the same branches on all ranks; set `find_unused_parameters=True` where parts of the "
+    "model are not used.",
+    reference="https://docs.pytorch.org/docs/stable/distributed.html",
+)
+def nccl(facts: Any) -> Finding | None:
+    if not isinstance(facts, Collective):
+        return None
+    where = dataclasses.replace(facts.raised.where, rank=int(facts.rank) if facts.rank.isdigit() else None)
+    return Finding("error/nccl", _nccl_title(facts), where, _nccl_evidence(facts), tuple(_nccl_fixes(facts)))
+
+
+def _nccl_title(facts: Collective) -> str:
+    value = facts.value
+    if facts.what == "duplicate gpu":
+        return f"Rank {value('rank')} and rank {value('other')} use the same GPU; NCCL needs one for each process."
+    if facts.what == "unused parameters":
+        which = f": {listed(facts.unused)}" if facts.unused else ""
+        return (
+            f"Parameters of `{facts.model or 'the model'}` got no gradient in the last step, and "
+            f"DistributedDataParallel waits for them{which}."
+        )
+    if facts.what == "environment":
+        return f"The variable `{value('variable')}` is not set: the program was not started by torchrun."
+    if facts.what == "port in use":
+        port = f" {value('port')}" if value("port") else ""
+        return f"The port{port} of the process group is in use, usually by an earlier run that has not ended."
+    if facts.what == "other models":
+        if value("parameter"):
+            return (
+                f"The model differs between ranks: parameter {value('parameter')} has sizes {value('sizes')} here, but "
+                "not on rank 0."
+            )
+        return (
+            f"The model differs between ranks: rank {value('rank')} has {value('mine')} parameters, but rank "
+            f"{value('other')} has {value('theirs')}."
+        )
+    if facts.what == "joined":
+        return f"Only {value('there')} of {value('all')} processes joined the group; the others did not start."
+    if facts.what == "timeout":
+        return _timeout(facts)
+    if facts.what == "cpu tensor":
+        tensors = f" ({', '.join(facts.tensors)})" if facts.tensors else ""
+        device = value("device") or "the CPU"
+        return f"The group's backend does not support tensors on {device}{tensors}: NCCL is for GPUs."
+    return SENTENCES[facts.what]
+
+
+SENTENCES = {
+    "marked twice": "DistributedDataParallel got a gradient twice in one backward: a parameter is used by two "
+    "forwards, or a reentrant checkpoint runs a block again.",
+    "no group": "A collective was called before `init_process_group`.",
+    "twice": "`init_process_group` was called a second time in this process: a cell was run again.",
+    "not built": "This build of torch has no NCCL: it is a CPU build, or for another system.",
+    "no gpu": "The backend is NCCL, but this process sees no GPU.",
+    "mismatch": "The ranks called different collectives: they ran different branches of the code.",
+    "refused": "The process at MASTER_ADDR and MASTER_PORT can't be reached: it has not started, or has ended.",
+    "closed": "Another process ended, and this one lost its connection: the first failure is on another rank.",
+    "usage": "NCCL was used incorrectly: usually two ranks use one GPU, or their tensors differ.",
+    "system": "NCCL got a system error: network, shared memory, or a process that has ended.",
+    "cuda": "NCCL got a CUDA error: usually an earlier failure on this GPU, or no free memory.",
+    "internal": "NCCL failed internally, most often because another rank failed first.",
+}
+"""The titles without numbers."""
+
+
+def _timeout(facts: Collective) -> str:
+    operation = facts.value("operation").lower() or facts.value("what")
+    limit = facts.value("limit") or facts.value("waited")
+    after = f" within {int(limit) / 1000:g} s" if limit else ""
+    return (
+        f"Not every rank called the same {f'`{operation}`' if operation else 'collective'}{after}: one of them has "
+        "ended, has fewer steps, or took another branch."
+    )
+
+
+def _nccl_evidence(facts: Collective) -> dict[str, Any]:
+    evidence = {
+        **{f"message: {key}": value for key, value in facts.values},
+        "backend": facts.backend,
+        "this rank": facts.rank,
+        "processes": facts.world,
+        "GPUs that this process sees": facts.cards,
+        "NCCL": facts.version,
+        "set": ", ".join(facts.present),
+        "not set": ", ".join(facts.missing),
+        "parameters without a gradient": ", ".join(facts.unused),
+        "tensors": ", ".join(facts.tensors),
+    }
+    return {key: value for key, value in evidence.items() if value != ""}
+
+
+# -- fixes -------------------------------------------------------------------------------------------------------
+
+
+def _nccl_fixes(facts: Collective) -> list[Fix]:
+    count = max(1, facts.cards)
+    if facts.what in ("duplicate gpu", "usage"):
+        title = "Select a GPU for each process before its first use of CUDA."
+        return [Fix(title, "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))"), LOG]
+    if facts.what == "no group":
+        return _without_group(facts)
+    if facts.what == "unused parameters":
+        name = facts.model or "model"
+        title = "Or let DDP find unused parameters in each step (a little slower)."
+        return [
+            Fix(
+                "Freeze the unused parameters, or use them in the loss.",
+                "\n".join(f"{name}.module.{part}.requires_grad_(False)" for part in facts.unused[:5])
+                or f"{name}.module.unused.requires_grad_(False)",
+            ),
+            Fix(title, f"{name} = DistributedDataParallel({name}.module, find_unused_parameters=True)"),
+        ]
+    if facts.what in ("environment", "joined"):
+        code = (
+            "os.environ.update(RANK='0', WORLD_SIZE='1', LOCAL_RANK='0', MASTER_ADDR='127.0.0.1', MASTER_PORT='29501')"
+        )
+        return [
+            Fix("Start it with torchrun, which sets all of these variables.", RUN.format(count=count)),
+            Fix("In a notebook, with a single process: set the variables first.", code),
+        ]
+    if facts.what == "port in use":
+        title = "Let torchrun find a free port."
+        code = f"torchrun --rdzv-backend=c10d --rdzv-endpoint=localhost:0 --nproc-per-node={count} train.py"
+        return [Fix(title, code), Fix("Or end the earlier run.", "pgrep -af torchrun   # then: kill PID")]
+    if facts.what in ("no gpu", "not built", "cpu tensor"):
+        moved = facts.tensors[0].partition(" on ")[0] if facts.tensors else "x"
+        title = "With GPUs: move the tensor to the GPU of this process."
+        code = f"{moved} = {moved}.to(f'cuda:{{local_rank}}')"
+        return [Fix("On the CPU: use gloo.", "torch.distributed.init_process_group('gloo')"), Fix(title, code)]
+    title = "Find the first error among the ranks: it is the cause of the others."
+    return [*SIMPLE.get(facts.what, (Fix(title, "torchrun --log-dir=logs --redirects=3 ... train.py"),)), LOG]
+
+
+def _without_group(facts: Collective) -> list[Fix]:
+    """By a launcher's variables where there are any; else a group of this process alone."""
+    launched = Fix(
+        "Initialize the group first, in a run that torchrun has started.",
+        f"torch.distributed.init_process_group({'nccl' if facts.cards else 'gloo'!r})   # "
+        + RUN.format(count=max(1, facts.cards)),
+    )
+    alone = "In one process: make a group of it alone."
+    if facts.rank:
+        return [launched]
+    if facts.edit is not None:
+        return [
+            Fix.of(
+                alone, facts.edit, facts.runs, {"the call then runs, in a group of": "1 process"} if facts.runs else {}
+            )
+        ]
+    code = "torch.distributed.init_process_group('gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)"
+    return [Fix(alone, code), launched]
+
+
+SIMPLE: dict[str, tuple[Fix, ...]] = {
+    "twice": (
+        Fix(
+            "Initialize it once.",
+            "if not torch.distributed.is_initialized():\n    torch.distributed.init_process_group('nccl')",
+        ),
+    ),
+    "marked twice": (
+        Fix(
+            "Use the non-reentrant checkpoint, and call backward once for each forward.",
+            "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+        ),
+    ),
+    "other models": (
+        Fix(
+            "Build the same model on every rank: the same configuration and vocabulary.",
+            "print(rank, sum(p.numel() for p in model.parameters()))",
+        ),
+    ),
+    "timeout": (
+        Fix(
+            "Run the same number of steps on all ranks.",
+            "DataLoader(dataset, sampler=DistributedSampler(dataset, drop_last=True), drop_last=True)",
+        ),
+        Fix(
+            "If one rank is only slow (for example, it writes a checkpoint): wait longer.",
+            "torch.distributed.init_process_group('nccl', timeout=datetime.timedelta(minutes=60))",
+        ),
+    ),
+    "mismatch": (
+        Fix(
+            "Call collectives on all ranks or on none.",
+            "if rank == 0:\n    save(model)\ntorch.distributed.barrier()   # outside the if",
+        ),
+    ),
+    "system": (
+        Fix(
+            "Set the network interface; in a container, increase the shared memory.",
+            "NCCL_SOCKET_IFNAME=eth0 torchrun ...   # docker run --shm-size=8g",
+        ),
+    ),
+}
+"""Fixes without names of the user's."""

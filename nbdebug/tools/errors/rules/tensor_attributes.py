@@ -1,12 +1,24 @@
-"""The causes of dtype errors: which tensor has which dtype, what it does not match, and where its dtype comes from."""
+"""The causes of dtype and device errors: which tensor has which, what it does not match, and where it comes from."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Callable, Mapping
 
 from nbdebug.registry import rule
-from nbdebug.report import Finding, Fix
-from nbdebug.tools.errors.facts import ArgumentFact, Raised, TriedFix, ValueOrigin, bracketed, is_plain
+from nbdebug.report import Finding, Fix, Link, Where
+from nbdebug.text import count
+from nbdebug.tools.errors.rules import (
+    NOWHERE,
+    ArgumentFact,
+    Raised,
+    TriedFix,
+    ValueOrigin,
+    as_code,
+    bracketed,
+    is_plain,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,13 +157,13 @@ TENSORS = "https://pytorch.org/docs/stable/tensor_attributes.html"
 def dtype_mismatch(facts: DtypeFacts) -> Finding | None:
     if facts.odd is None and facts.kind not in ("autocast", "array", "gradient"):
         return None
-    title, chain = _title(facts), facts.origin.way if facts.origin is not None else ()
+    title, chain = _dtype_title(facts), facts.origin.way if facts.origin is not None else ()
     evidence = {
         "tensors": [_row(part) for part in (facts.odd, facts.partner) if part is not None],
         "expected": facts.expected,
         "message": facts.raised.message.partition("\n")[0][:300],
     }
-    return Finding("error/dtype-mismatch", title, facts.raised.where, evidence, _fixes(facts), chain)
+    return Finding("error/dtype-mismatch", title, facts.raised.where, evidence, _dtype_fixes(facts), chain)
 
 
 def _row(part: ArgumentFact) -> dict[str, object]:
@@ -166,7 +178,7 @@ def _row(part: ArgumentFact) -> dict[str, object]:
     }
 
 
-def _title(facts: DtypeFacts) -> str:
+def _dtype_title(facts: DtypeFacts) -> str:
     odd, origin = facts.odd, facts.origin
     if odd is None:
         return _without(facts)
@@ -177,7 +189,7 @@ def _title(facts: DtypeFacts) -> str:
     whole = origin is not None and weight.name.startswith(f"{origin.name}.")
     dtype = weight.fact.dtype if whole else odd.fact.dtype
     why = dtype_reason(origin, dtype) if origin is not None and facts.kind != "overflow" else ""
-    clash = _REASONS.get(facts.kind, _mixed)(facts, odd)
+    clash = _dtype_REASONS.get(facts.kind, _mixed)(facts, odd)
     return start + clash + (f": {why}" if why else "")
 
 
@@ -249,7 +261,7 @@ def _array(facts: DtypeFacts, odd: ArgumentFact) -> str:
     return ": a tensor holds only numbers of one type"
 
 
-_REASONS = {
+_dtype_REASONS = {
     "mixed": _mixed,
     "classes": lambda facts, odd: f", but {_of(facts)} takes class numbers, which must be int64",
     "probable": _probable,
@@ -269,14 +281,10 @@ _REASONS = {
 }
 
 
-def _fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
+def _dtype_fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
     if facts.kind == "autocast":
-        return (
-            Fix(
-                "Pass the scores, without the sigmoid, to a loss that computes it safely.",
-                "loss = nn.functional.binary_cross_entropy_with_logits(scores, target)",
-            ),
-        )
+        title = "Pass the scores, without the sigmoid, to a loss that computes it safely."
+        return (Fix(title, "loss = nn.functional.binary_cross_entropy_with_logits(scores, target)"),)
     if facts.kind == "overflow" and facts.odd is not None:
         return (Fix("Use the lowest number of the dtype.", f"torch.finfo({facts.odd.name}.dtype).min"),)
     fixes = []
@@ -294,7 +302,7 @@ def _fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
         code = rewritten(facts.origin, facts.expected)
         if code is not None and (not fixes or code != fixes[0].code):
             fixes.append(Fix("Or where it is created.", code))
-    return (*fixes, *_others(facts))
+    return (*fixes, *_dtype_others(facts))
 
 
 def _conversion(facts: DtypeFacts, odd: ArgumentFact, cure: TriedFix) -> Fix:
@@ -316,12 +324,8 @@ def _masks(facts: DtypeFacts, odd: ArgumentFact) -> tuple[Fix, ...]:
         )
     partner = bracketed(facts.partner.name)
     cure = facts.cure
-    count = Fix(
-        "Convert the mask to numbers.",
-        f"{first}.float() - {partner}.float()",
-        cure.worked if cure else None,
-        cure.after if cure else {},
-    )
+    code = f"{first}.float() - {partner}.float()"
+    count = Fix("Convert the mask to numbers.", code, cure.worked if cure else None, cure.after if cure else {})
     return count, Fix("Or mark where the two differ.", f"{first} ^ {partner}")
 
 
@@ -346,7 +350,7 @@ def _assigned(facts: DtypeFacts, odd: ArgumentFact) -> str:
     )
 
 
-def _others(facts: DtypeFacts) -> list[Fix]:
+def _dtype_others(facts: DtypeFacts) -> list[Fix]:
     """Other fixes: what the user may have meant."""
     odd, partner = facts.odd, facts.partner
     if odd is None and facts.cure is not None and facts.cure.edit is not None:
@@ -360,24 +364,16 @@ def _others(facts: DtypeFacts) -> list[Fix]:
             else [Fix("Create it with floating-point numbers.", tensor)]
         )
     if facts.kind == "array" and facts.cure is None:
-        return [
-            Fix(
-                "Remove the entries that are not numbers, or replace them, before you create the tensor.",
-                f"bad = [i for i, value in enumerate({odd.name}) if not isinstance(value, (int, float))]",
-            )
-        ]
+        title = "Remove the entries that are not numbers, or replace them, before you create the tensor."
+        return [Fix(title, f"bad = [i for i, value in enumerate({odd.name}) if not isinstance(value, (int, float))]")]
     if facts.kind == "probable" and odd.fact.dtype == "int64" and "shape of the scores" in _probable(facts, odd):
         return [Fix("Or pass the class numbers.", f"{odd.name} = {odd.name}.argmax(1)")] if odd.known else []
     if odd.fact.kind == "parameter" and odd.owner is not None:
         return [Fix("Convert the whole model to one dtype.", f"{facts.model or odd.name.split('.')[0]}.float()")]
     if facts.kind == "mixed" and partner is not None and partner.owner is not None and partner.fact.dtype != "float32":
         root = facts.model or partner.name.split(".")[0]
-        return [
-            Fix(
-                "Or keep the model in float32 (and use torch.autocast for half precision).",
-                f"{root}.float()",
-            )
-        ]
+        title = "Or keep the model in float32 (and use torch.autocast for half precision)."
+        return [Fix(title, f"{root}.float()")]
     if facts.kind == "whole" and odd.fact.dtype in ("int64", "int32"):
         return (
             [
@@ -392,3 +388,265 @@ def _others(facts: DtypeFacts) -> list[Fix]:
     if facts.kind == "mixed" and odd.fact.dtype == "uint8":
         return [Fix("If these are images: scale them to 0…1 as well.", f"{odd.name} = {odd.name}.float() / 255")]
     return []
+
+
+# -- devices -----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceFacts:
+    """kind: "two" (two devices in one op), "numpy" (needs CPU memory), "generator", "no data" (the meta device),
+    "parallel" (DataParallel's first device).
+
+    why: the reason for the odd tensor's device:
+
+        attribute   a plain attribute of a module: `.to` moves parameters and buffers
+        holder      an attribute of an object that is not a module
+        model       its whole module is there: never moved
+        part        its module was created, or added, after the model was moved
+        list        its module is in a plain list or dict, so it is not part of the model
+        dropped     `x.to(device)` returns a new tensor, and the line does not keep it (dropped: that line)
+        made        created in the running function, without a device
+        batch       it comes from a loader, and nothing moves it
+        state       the optimizer's state, from before the parameters were moved
+        variable    anything else
+
+    source: the tensor on the same device from which odd was computed; model: the one that odd belongs to.
+    odd: the tensor to move; partner: another operand, on `home`; owner: the module that holds odd ("net.positions");
+    holder: its class; target: the user's expression for the home device ("device", "x.device"); counts: parameters of
+    odd's model by device; also: more tensors on odd's device, which must be moved with it where `together`; parameter:
+    whose optimizer state it is.
+    """
+
+    raised: Raised
+    kind: str
+    why: str = "variable"
+    odd: ArgumentFact | None = None
+    partner: ArgumentFact | None = None
+    home: str = ""
+    op: str = ""
+    owner: str = ""
+    holder: str = ""
+    attribute: str = ""
+    target: str = ""
+    counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    also: tuple[ArgumentFact, ...] = ()
+    together: bool = False
+    source: str = ""
+    model: str = ""
+    dropped: Where = NOWHERE
+    origin: ValueOrigin | None = None
+    cure: TriedFix | None = None
+    parameter: str = ""
+
+
+BUFFERS = "https://pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.register_buffer"
+
+
+@rule(
+    code="error/device-mismatch",
+    title="An op gets tensors on two devices.",
+    symptom="Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu; Input type "
+    "(torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same; can't convert cuda:0 "
+    "device type tensor to numpy.",
+    cause="`model.to(device)` moves parameters and buffers of registered modules, in place. It does not move a tensor "
+    "that is a plain attribute, modules in a plain list, the optimizer's state, or a tensor that `forward` creates "
+    "without a device. `x.to(device)` returns a new tensor and does not move `x`.",
+    confirm="`{name: p.device for name, p in model.named_parameters()}`, and `.device` of each operand.",
+    fix="Register tensors with `register_buffer`, modules in an nn.ModuleList, create tensors with `device=x.device`, "
+    "and keep the result: `x = x.to(device)`.",
+    reference=BUFFERS,
+)
+def device_mismatch(facts: DeviceFacts) -> Finding | None:
+    title = _device_title(facts)
+    if title is None:
+        return None
+    parts = [part for part in (facts.odd, facts.partner, *facts.also) if part is not None]
+    evidence = {
+        "tensors": [
+            {"tensor": p.name, "device": p.fact.device, "dtype": p.fact.dtype, "shape": list(p.fact.shape)}
+            for p in parts
+        ],
+        "parameters by device": dict(facts.counts),
+        "message": facts.raised.message.partition("\n")[0][:300],
+    }
+    if not facts.counts:
+        del evidence["parameters by device"]
+    return Finding(
+        "error/device-mismatch", title, facts.raised.where, evidence, _device_fixes(facts), _device_chain(facts)
+    )
+
+
+def _device_title(facts: DeviceFacts) -> str | None:
+    if facts.kind == "generator":
+        return _generator(facts)
+    if facts.why == "model" and facts.odd is None and facts.kind == "no data":
+        return (
+            f"`{facts.owner}` has {count(facts.counts.get('meta', 0), 'parameter')} on the meta device, with shapes "
+            "but without values, so there is nothing to move"
+        )
+    if facts.why == "model" and facts.odd is None:
+        return f"`{facts.owner}` is not on {facts.home}, from which DataParallel copies it"
+    odd = facts.odd
+    if odd is None:
+        return None
+    subject, device = odd.phrase[:1].upper() + odd.phrase[1:], odd.fact.device
+    if facts.kind == "numpy" and "lengths" in facts.raised.message:
+        return f"{subject} is on {device}, but pack_padded_sequence needs the lengths on the CPU"
+    if facts.kind == "numpy":
+        return f"{subject} is on {device}, but NumPy reads only CPU memory"
+    if facts.kind == "no data":
+        return f"{subject} is on the meta device: it has a shape, but no values"
+    if facts.why in _device_TITLES:
+        return _device_TITLES[facts.why](facts, odd)
+    source = f" (computed from `{facts.source}`)" if facts.source and facts.why in ("variable", "batch") else ""
+    others = (
+        f"{facts.partner.phrase} is on {facts.partner.fact.device}"
+        if facts.partner
+        else f"the others are on {facts.home}"
+    )
+    return f"{subject}{source} is on {device}, but {others}" + _device_REASONS.get(facts.why, lambda facts: "")(facts)
+
+
+def _generator(facts: DeviceFacts) -> str:
+    if facts.why == "loader":
+        return (
+            f"The loader shuffles with a CPU generator, but random numbers must be generated on {facts.home} "
+            "(`torch.set_default_device`)"
+        )
+    name = f"`{facts.attribute}`" if facts.attribute else "The generator"
+    return f"{name} is on another device than {facts.home}, where the random numbers must be generated"
+
+
+def _created(facts: DeviceFacts) -> str:
+    call = facts.origin.call if facts.origin is not None else ""
+    return f": `{call}` creates it on the CPU, because it gets no device"
+
+
+def _model(facts: DeviceFacts, odd: ArgumentFact) -> str:
+    partner = facts.partner
+    return f"`{facts.owner}` is still on {odd.fact.device} (`{odd.name}`), but " + (
+        f"{partner.phrase} is on {partner.fact.device}" if partner else f"the others are on {facts.home}"
+    )
+
+
+_device_TITLES: dict[str, Callable[[DeviceFacts, ArgumentFact], str]] = {
+    "model": _model,
+    "part": lambda facts, odd: (
+        f"`{facts.owner}` is on {odd.fact.device}, but the rest of its model is on {facts.home}: it was added after "
+        "the model was moved"
+    ),
+    "list": lambda facts, odd: (
+        f"`{facts.owner}` is on {odd.fact.device}, but its input is on {facts.home}: `{facts.holder}` keeps it in a "
+        f"plain container (`{facts.attribute}`), so it is not part of the model, and `.to` does not move it"
+    ),
+    "state": lambda facts, odd: (
+        f"`{facts.owner}` keeps its `{facts.attribute}` of `{facts.parameter}` on {odd.fact.device}, but the "
+        f"parameter is on {facts.home}: the model was moved after the optimizer had started or was loaded"
+    ),
+}
+_device_REASONS: dict[str, Callable[[DeviceFacts], str]] = {
+    "attribute": lambda facts: (
+        f": `{facts.attribute}` is a plain attribute of `{facts.owner}` ({facts.holder}), and `.to` moves only "
+        "parameters and buffers"
+    ),
+    "dropped": lambda facts: (
+        f": `.to` returns a new tensor, and the line that calls it ({facts.dropped.place}) does not keep it"
+    ),
+    "made": _created,
+    "batch": lambda facts: ": it comes from the loader, and nothing moves it",
+    "holder": lambda facts: f": `{facts.holder}` is not a module, so nothing moves its `{facts.attribute}`",
+}
+
+
+def _device_fixes(facts: DeviceFacts) -> tuple[Fix, ...]:
+    odd, cure = facts.odd, facts.cure
+    worked, after = (cure.worked, dict(cure.after)) if cure is not None else (None, {})
+    if worked and odd is not None and facts.why in ("attribute", "list", "model", "part"):
+        after["with"] = f"{odd.name} on {facts.home}"
+    if facts.kind in ("generator", "no data", "parallel"):
+        return _without_cure(facts)
+    if facts.kind == "numpy" and cure is not None:
+        numpy = "" if "lengths" in facts.raised.message else ".numpy()"
+        return (Fix("Copy it to the CPU first.", f"{cure.code}{numpy}"),)
+    if odd is None:
+        return ()
+    container = "ModuleDict" if re.search(r"\[['\"]", facts.owner) else "ModuleList"
+    code = {
+        "attribute": f'self.register_buffer("{facts.attribute}", {facts.attribute})   # in {facts.holder}.__init__, '
+        f"instead of self.{facts.attribute} = …",
+        "model": f"{as_code(facts.owner)}.to({facts.target})",
+        "part": f"{as_code(facts.owner)}.to({facts.target})",
+        "list": f"self.{facts.attribute} = nn.{container}(self.{facts.attribute})   # in __init__",
+        "state": f"for state in {facts.owner}.state.values():\n    for key, value in state.items():\n        "
+        f"if torch.is_tensor(value) and value.ndim:\n            state[key] = value.to({facts.home!r})",
+    }.get(
+        facts.why,
+        f"{odd.name} = {odd.name}.to({facts.target})"
+        if is_plain(odd.name)
+        else f"{odd.name}.to({facts.target})"
+        if odd.known
+        else f"x = x.to({facts.target})",
+    )
+    title = {
+        "attribute": "Register it as a buffer: it is then moved and saved with its module.",
+        "list": f"Keep the modules in an nn.{container}.",
+        "dropped": "Keep the result of `.to`.",
+        "state": "Move the state as well; better, move the model before you create or load the optimizer.",
+        "made": "Move it.",
+    }.get(facts.why, "Move it there before this line.")
+    if facts.together:
+        code = "\n".join(f"{part.name} = {part.name}.to({facts.target})" for part in (odd, *facts.also))
+    if cure is not None and cure.edit is not None and facts.why not in ("model", "part", "state"):
+        return (Fix.of(title, cure.edit, worked, after), *_device_others(facts, odd))
+    first = Fix(title, code, worked, after)
+    return (first, *_device_others(facts, odd))
+
+
+def _device_others(facts: DeviceFacts, odd: ArgumentFact) -> list[Fix]:
+    fixes = []
+    origin = facts.origin
+    if (
+        facts.why == "made"
+        and origin is not None
+        and origin.code.endswith(")")
+        and origin.code.count("(") == 1
+        and (origin.call != "from_numpy" and facts.target)
+    ):
+        fixes.append(Fix("Or create it there.", f"{origin.name} = {origin.code[:-1]}, device={facts.target})"))
+    if facts.source and facts.why in ("variable", "batch"):
+        title = f"Or move `{facts.source}`, from which it is computed."
+        fixes.append(Fix(title, f"{facts.source} = {facts.source}.to({facts.target})"))
+    if facts.why == "part":
+        root = facts.model or facts.owner.split(".")[0]
+        fixes.append(Fix("Or move the whole model after its last part was added.", f"{root}.to({facts.target})"))
+    if facts.also and not facts.together and facts.why not in ("model", "part", "list", "state"):
+        lines = "\n".join(f"{p.name} = {p.name}.to({facts.target})" for p in facts.also[:6] if p.owner is None)
+        fixes += [Fix(f"These are on {odd.fact.device} as well.", lines)] if lines else []
+    return fixes
+
+
+def _without_cure(facts: DeviceFacts) -> tuple[Fix, ...]:
+    if facts.kind == "generator":
+        code = (
+            f"DataLoader(…, generator=torch.Generator(device={facts.target}))"
+            if facts.why == "loader"
+            else f"{facts.attribute or 'generator'} = torch.Generator(device={facts.target}).manual_seed(0)"
+        )
+        return (Fix("Create the generator on that device.", code),)
+    if facts.kind == "parallel":
+        return (Fix("Move the model before it is wrapped.", f"model = nn.DataParallel(model.to({facts.target}))"),)
+    name = facts.owner or (facts.odd.name if facts.odd else "model")
+    if facts.odd is not None:
+        return (Fix("Create it on a device that has memory.", f'{name} = torch.empty_like({name}, device="cpu")'),)
+    title = "Allocate memory for it, then load the weights."
+    return (
+        Fix(title, f'{name}.to_empty(device="cpu")\n{name}.load_state_dict(state)   # or initialize it'),
+        Fix("Or replace the weights without values by the loaded ones.", f"{name}.load_state_dict(state, assign=True)"),
+    )
+
+
+def _device_chain(facts: DeviceFacts) -> tuple[Link, ...]:
+    if facts.why == "dropped":
+        return (Link("the result of this line is not kept", facts.dropped),)
+    return facts.origin.way if facts.origin is not None else ()
