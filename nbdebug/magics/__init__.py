@@ -8,9 +8,9 @@
     %diagnose train            why a training does not learn: your loop, run once, and fixes tried on its start
     %%diagnose                 the same for the loop in the cell below
     %mem                       where memory is now, by owner; %%mem follows the cell below it
-    %fit                       whether a training step fits into memory, and what would make it fit
+    %fit                       whether a training step fits into memory, and what would make it fit; %%fit asks the loop
     %free [WHAT]               what the notebook itself keeps alive; frees what you choose
-    %precision                 which modules must stay in float32
+    %precision                 which modules must stay in float32; %%precision asks the loop below
     %stop_at LAYER             stop training inside a layer, in ipdb or in the attached debugger
     %bottleneck step()         what makes a step slow, and the step's time with the cure in place
     %generation model ids      how fast a model writes tokens, with and without a cache

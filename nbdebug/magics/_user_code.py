@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType, TracebackType
@@ -16,6 +17,8 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.display import display
 
+from nbdebug.arguments import callback_argument
+from nbdebug.magics._arguments import evaluate, usage_errors, variables
 from nbdebug.report import Report
 
 
@@ -87,3 +90,55 @@ def _traceback_from(code: CodeType, traceback: TracebackType | None) -> Tracebac
     while traceback is not None and traceback.tb_frame.f_code is not code:
         traceback = traceback.tb_next
     return traceback
+
+
+# -- loops -------------------------------------------------------------------------------------------------------------
+
+NOTHING = object()
+
+
+def loop_code(
+    shell: Any, magic: str, text: str, cell: str | None, local_ns: dict[str, Any] | None
+) -> tuple[str, CodeType, dict[str, Any]]:
+    """(question, code, variables) of the loop that was typed behind the magic, or stands in the cell below it. A name
+    alone is called, with a variable `callback` if it takes one."""
+    if cell is None:
+        names = variables(shell, local_ns)
+        call = f"{text}({callback_argument(evaluate(text, names))})" if re.fullmatch(r"[\w.]+", text) else text
+        return f"%{magic} {text}", line_code(shell, call), names
+    if text:
+        raise UsageError(f"%%{magic} runs the cell below it, so it takes no LOOP.")
+    return f"%%{magic}", cell_code(shell, cell), shell.user_ns
+
+
+def run_loop(code: CodeType, names: dict[str, Any], ask: Callable[[Callable[[Any], None]], Any]) -> Any:
+    """ask(train), where train(callback) runs the code with a variable `callback`."""
+
+    def train(callback: Any) -> None:
+        names["callback"] = callback
+        exec(code, names)
+
+    before = names.get("callback", NOTHING)
+    try:
+        with usage_errors():
+            return run(code, lambda: ask(train))
+    finally:
+        names.pop("callback", None)
+        if before is not NOTHING:
+            names["callback"] = before
+
+
+def loop_parts(
+    shell: Any, magic: str, text: str, cell: str | None, local_ns: dict[str, Any] | None
+) -> tuple[str, str, dict[str, Any]]:
+    """(question, what was taken, model, batch, loss_fn and optimizer) of a loop, as its first steps tell them; the loop
+    is stopped there, and everything put back."""
+    from nbdebug.tools.training.diagnose import first_steps  # imports torch: %load_ext must stay quick
+    from nbdebug.tools.training.run.evaluate import preserve_rng
+
+    question, code, names = loop_code(shell, magic, text, cell, local_ns)
+    known, taken = run_loop(code, names, lambda train: first_steps(train, {}, names))
+    with preserve_rng(known.train_loader):
+        batch = next(iter(known.train_loader))
+    optimizer = known.optimizers[0] if len(known.optimizers) == 1 else None
+    return question, taken, {"model": known.model, "batch": batch, "loss_fn": known.loss_fn, "optimizer": optimizer}

@@ -7,7 +7,6 @@ import argparse
 import dataclasses
 import dis
 import itertools
-import re
 import types
 from types import CodeType
 from typing import Any
@@ -17,7 +16,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_loca
 from IPython.core.magic_arguments import argument, magic_arguments
 
 import nbdebug
-from nbdebug.arguments import around, callback_argument, planned_optimizers
+from nbdebug.arguments import around, planned_optimizers
 from nbdebug.magics._arguments import (
     FULL,
     HELP,
@@ -37,11 +36,10 @@ from nbdebug.magics._arguments import (
     usage_errors,
     variables,
 )
-from nbdebug.magics._user_code import cell_code, line_code, run
+from nbdebug.magics._user_code import loop_code, run_loop
 from nbdebug.report import Report
 from nbdebug.text import count
 
-NOTHING = object()
 KINDS = ("loss_fn", "train_loader", "val_loader", "scheduler")
 FIRST = 8
 """Batches of a loader that can be read once, which preflight gets from a copy of the process."""
@@ -122,42 +120,15 @@ class DiagnoseMagics(Magics):
     def _preflight_loop(self, args: Any, line: str, cell: str | None, text: str, local_ns: Any) -> Report | None:
         from nbdebug.tools.training.preflight import preflight_loop  # here, so that %load_ext nbdebug stays quick
 
-        question, code, names = self._loop("preflight", args, text, cell, local_ns)
+        question, code, names = loop_code(self.shell, "preflight", text, cell, local_ns)
         named = one_model(args.model, args.optimizer, names, "%preflight") if args.model or args.optimizer else None
         given = {kind: e if (e := getattr(args, kind)) is None else evaluate(e, names) for kind in KINDS}
         given |= {"model": named and named.model, "optimizer": named and named.optimizer}
-        report, known = self._run(code, names, lambda train: preflight_loop(train, given, names))
+        report, known = run_loop(code, names, lambda train: preflight_loop(train, given, names))
         report.question = question
         if args.whole:
             report = with_data(report, known.train_loader, known.val_loader, known.model)
         return answer(report, args, line if cell is None else cell)
-
-    def _loop(
-        self, magic: str, args: Any, text: str, cell: str | None, local_ns: dict[str, Any] | None
-    ) -> tuple[str, CodeType, dict[str, Any]]:
-        """(question, code, variables) of the loop that was typed behind the magic, or stands in the cell below it."""
-        if cell is None:
-            names = variables(self.shell, local_ns)
-            return f"%{magic} {text}", line_code(self.shell, _called(text, names)), names
-        if args.train:
-            raise UsageError(f"%%{magic} runs the cell below it, so it takes no LOOP.")
-        return f"%%{magic}", cell_code(self.shell, cell), self.shell.user_ns
-
-    def _run(self, code: CodeType, names: dict[str, Any], asked: Any) -> Any:
-        """asked(train), where train(callback) runs the code with a variable `callback`."""
-
-        def train(callback: Any) -> None:
-            names["callback"] = callback
-            exec(code, names)
-
-        before = names.get("callback", NOTHING)
-        try:
-            with usage_errors():
-                return run(code, lambda: asked(train))
-        finally:
-            names.pop("callback", None)
-            if before is not NOTHING:
-                names["callback"] = before
 
     @no_var_expand
     @needs_local_scope
@@ -209,24 +180,19 @@ class DiagnoseMagics(Magics):
                 "%diagnose takes your training loop. Type %diagnose train for a function of yours, %diagnose train(5) "
                 "for a call, or %%diagnose as the first line of the cell that holds the loop."
             )
-        question, code, names = self._loop("diagnose", args, text, cell, local_ns)
+        question, code, names = loop_code(self.shell, "diagnose", text, cell, local_ns)
         call, subject = _call_arguments(args, names, code)
 
         from nbdebug.tools.training.diagnose import diagnose_loop  # here, so that %load_ext nbdebug stays quick
 
         call |= {"regularize": args.regularize, "keep": args.keep}
-        report = self._run(code, names, lambda train: diagnose_loop(train, **call))
+        report = run_loop(code, names, lambda train: diagnose_loop(train, **call))
         args.full |= args.regularize  # for its table
         report.question = question
         if subject:
             trained = report.subject.rpartition(", trained by ")[2]
             report.subject = subject.replace("no optimizer", f"optimizer {trained}, made in it", 1)
         return answer(report, args, line if cell is None else cell)
-
-
-def _called(text: str, names: dict[str, Any]) -> str:
-    """The call of the loop: a name alone is called, with the callback if it takes one."""
-    return f"{text}({callback_argument(evaluate(text, names))})" if re.fullmatch(r"[\w.]+", text) else text
 
 
 def _call_arguments(args: Any, names: dict[str, Any], code: CodeType) -> tuple[dict[str, Any], str]:

@@ -27,10 +27,11 @@ from nbdebug.magics._arguments import (
     required,
     step_text,
     subject_of,
+    unquote,
     usage_errors,
     variables,
 )
-from nbdebug.magics._user_code import cell_code, line_code, run
+from nbdebug.magics._user_code import cell_code, line_code, loop_parts, run
 from nbdebug.report import Report
 from nbdebug.text import size
 
@@ -211,12 +212,14 @@ class MemoryMagics(Magics):
         metavar="LOSS_FN",
         help="loss_fn(model, batch), or a criterion of (outputs, targets) (default: loss_fn or criterion)",
     )
-    @line_magic
-    def fit(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+    @argument("--loop", metavar="CALL", help="your loop, such as train(): its first step runs, and tells all three")
+    @line_cell_magic
+    def fit(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Predict whether a training step fits into memory, before anything is allocated, and what would make it fit.
 
             %fit
             report = %fit model batch loss_fn --optimizer opt --memory 24GiB
+            %fit --memory 24GiB --loop train()
 
         It shows the peak and what it is made of, the largest batch that fits, and what each remedy saves and costs.
         Nothing is computed, and nothing of yours changes. In a script: nbdebug.fit(model, batch, loss_fn).
@@ -228,26 +231,29 @@ class MemoryMagics(Magics):
         from nbdebug.tools.memory.fit import fit  # imports torch: %load_ext must stay quick
 
         names = variables(self.shell, local_ns)
-        _, criterion = option_or_usual("loss_fn", args.loss_fn, names)
+        if cell is not None or args.loop:
+            question, taken, parts = loop_parts(self.shell, "fit", unquote(args.loop or ""), cell, local_ns)
+        else:
+            question, (taken, parts) = f"%fit {line.strip().rstrip(';')}".strip(), _parts(args, names)
         with usage_errors():
-            model = _model(args.model, names, criterion)
-            values = {
-                "model": model,
-                "batch": batch_of(args.batch, names, "%fit", USAGE, usual=2, model=model[1]),
-                "loss_fn": required("loss_fn", args.loss_fn, names, "%fit", USAGE, model=model[1]),
-                "optimizer": _optimizer(args.optimizer, around(model[1], names)),
-            }
-        with usage_errors():
-            report = fit(
-                **{kind: value for kind, (_, value) in values.items()},
-                device_memory=args.memory,
-                device=args.device,
-                autocast=args.autocast,
-            )
-        taken = ", ".join(f"{kind} `{name}`" for kind, (name, _) in values.items() if name)
-        question = f"%fit {line.strip().rstrip(';')}".strip()
+            report = fit(**parts, device_memory=args.memory, device=args.device, autocast=args.autocast)
         report = dataclasses.replace(report, question=question, subject=f"{taken}; {report.subject}")
-        return answer(report, args, line)
+        return answer(report, args, line if cell is None else cell)
+
+
+def _parts(args: Any, names: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """(what was taken, model, batch, loss_fn and optimizer) of the user's variables."""
+    _, criterion = option_or_usual("loss_fn", args.loss_fn, names)
+    with usage_errors():
+        model = _model(args.model, names, criterion)
+        values = {
+            "model": model,
+            "batch": batch_of(args.batch, names, "%fit", USAGE, usual=2, model=model[1]),
+            "loss_fn": required("loss_fn", args.loss_fn, names, "%fit", USAGE, model=model[1]),
+            "optimizer": _optimizer(args.optimizer, around(model[1], names)),
+        }
+    taken = ", ".join(f"{kind} `{name}`" for kind, (name, _) in values.items() if name)
+    return taken, {kind: value for kind, (_, value) in values.items()}
 
 
 def _follow(

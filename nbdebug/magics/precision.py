@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from typing import Any
 
-from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
+from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
 import nbdebug
@@ -22,9 +23,11 @@ from nbdebug.magics._arguments import (
     option_or_usual,
     parse,
     required,
+    step_text,
     usage_errors,
     variables,
 )
+from nbdebug.magics._user_code import loop_parts
 from nbdebug.report import Report
 
 FORMAT = re.compile(r"\s*(\d+|%\S+)\s*;?\s*")
@@ -59,33 +62,52 @@ class PrecisionMagics(Magics):
         help="a step works when its loss differs from the float32 loss by less than this share of it (default 0.05)",
     )
     @argument("--budget", type=float, metavar="S", help="seconds for the search; Ctrl-C ends it as well")
-    @line_magic
-    def precision(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
+    @argument(
+        "train",
+        nargs=argparse.REMAINDER,
+        metavar="LOOP",
+        help="your loop, which tells model, batch and loss (default: your variables do)",
+    )
+    @line_cell_magic
+    def precision(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Find the smallest set of modules that must stay in float32 for your step to work in half precision.
 
             %precision
             report = %precision --dtype bfloat16 --batch "next(iter(loader))"
+            %precision train()
 
-        It takes the model, a batch and the loss among your variables, and says which. Your model does not change.
+        It takes the model, a batch and the loss among your variables, and says which. With a loop, or above the cell
+        that is one (%%precision), it takes what the first steps train and read; the loop is stopped there. Your model
+        does not change.
         report.fp32_modules has the names of the modules. In a script: nbdebug.precision(model, batch, loss_fn).
         %precision 3 and %precision %.4f are still IPython's own: they set how numbers are printed.
         """
         __tracebackhide__ = True
-        if FORMAT.fullmatch(line):
+        if cell is None and FORMAT.fullmatch(line):
             return self.shell.magics_manager.registry["BasicMagics"].precision(line)
         args = parse(self.precision, line)
         if args is None:
             return None
-        names = variables(self.shell, local_ns)
+        text, names = step_text(line, args.train), variables(self.shell, local_ns)
+        if cell is not None or text:
+            question, subject, parts = loop_parts(self.shell, "precision", text, cell, local_ns)
+        else:
+            question, (subject, parts) = "%precision", self._parts(args, names)
+        if args.optimizer is not None:
+            parts["optimizer"] = evaluate(args.optimizer, names)
+        settings = {"dtype": args.dtype, "mode": args.mode, "tolerance": args.tolerance, "budget": args.budget}
+        with usage_errors():
+            report = nbdebug.precision(**parts, **settings)
+        options = f"--dtype {args.dtype} --mode {args.mode}"
+        report.question, report.subject = f"{question.removesuffix(text).rstrip()} {options} {text}".rstrip(), subject
+        return answer(report, args, line if cell is None else cell)
+
+    def _parts(self, args: Any, names: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """(what was taken, model, batch and loss_fn) of the user's variables."""
         _, criterion = option_or_usual("loss_fn", args.loss_fn, names)
         subject = one_model(args.model, [], names, "%precision", criterion)
         loss_name, loss_fn = required("loss_fn", args.loss_fn, names, "%precision", model=subject.model)
         batch_name, batch = batch_of(args.batch, names, "%precision", model=subject.model)
-        optimizer = None if args.optimizer is None else evaluate(args.optimizer, names)
-        settings = {"mode": args.mode, "tolerance": args.tolerance, "budget": args.budget, "optimizer": optimizer}
-        with usage_errors():
-            report = nbdebug.precision(subject.model, batch, loss_fn, args.dtype, **settings)
         model = f"model `{next(iter(subject.models))}` ({type(subject.model).__name__})"
-        report.question = f"%precision --dtype {args.dtype} --mode {args.mode}"
-        report.subject = f"{model}, batch `{batch_name}`, loss `{loss_name}`"
-        return answer(report, args, line)
+        parts = {"model": subject.model, "batch": batch, "loss_fn": loss_fn}
+        return f"{model}, batch `{batch_name}`, loss `{loss_name}`", parts

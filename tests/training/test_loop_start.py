@@ -571,6 +571,44 @@ def test_preflight_takes_a_loop_and_leaves_it_at_its_start(kind: str, sick: bool
     assert sick or report.ok
 
 
+@pytest.mark.parametrize("kind", ["in a function", "two models", "batches by a function"])
+def test_precision_and_fit_take_a_loop_and_leave_it_at_its_start(kind: str) -> None:
+    setup, cell = (text.replace("LOSS", "F.cross_entropy(out, y)") for text in LOOPS[kind])
+    with started(SETUP + setup) as book:
+        net = book.shell.user_ns.get("net", nn.Linear(1, 1))
+        before = [p.clone() for p in net.parameters()]
+        random = torch.get_rng_state()
+        half = book.run(f"%%precision --dtype bfloat16\n{cell.strip()}").result
+        fits = book.run(f"%%fit --memory 8GiB\n{cell.strip()}").result
+        assert all(map(torch.equal, before, net.parameters())) and torch.equal(random, torch.get_rng_state())
+    assert half.ok and half.question == "%%precision --dtype bfloat16 --mode autocast"
+    assert fits.ok and fits.question == "%%fit" and "32 rows" in fits.subject
+
+
+SUMS = """
+class Far(nn.Module):
+    def forward(self, x):
+        return (x * 1e5).sum(-1, keepdim=True) * 1e-5
+def main(n):
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), Far(), nn.Linear(1, 4))
+    opt = torch.optim.Adam(net.parameters(), lr=0.01)
+    for x, y in DataLoader(TensorDataset(X, Y), 32):
+        opt.zero_grad()
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        opt.step()
+"""
+
+
+def test_precision_and_fit_take_the_call_of_a_loop() -> None:
+    with started(SETUP + SUMS) as book:
+        half = book.run("%precision --mode cast main(3)").result
+        fits = book.run("%fit --memory 1MiB --loop main(3)").result
+        assert book.run("%precision 3").error is None  # IPython's own
+    assert list(half.fp32_modules) == ["2"] and half.question == "%precision --dtype float16 --mode cast main(3)"
+    assert fits.question == "%fit main(3)" and not fits.ok
+
+
 def test_preflight_takes_a_function_that_trains() -> None:
     steps: list[float] = []
 

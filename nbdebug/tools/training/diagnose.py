@@ -132,8 +132,9 @@ def diagnose_loop(
 def first_steps(train: Any, given: Mapping[str, Any], names: Mapping[str, Any] | None) -> tuple[LoopArguments, str]:
     """What the first steps of a loop tell of it, and in words what that is; then it is stopped, and everything put back
     but what it has made itself. given: the parts that were named, and "model". Raises ValueError where it calls no
-    model with gradients; whatever it raises itself passes."""
+    model with gradients, or its lines don't tell the loss of a batch; whatever it raises itself passes."""
     start, taken, run = LoopStart(names), list[tuple[LoopArguments, str]](), with_callback(train)
+    given = {**dict.fromkeys(("model", "optimizer", "loss_fn", "train_loader", "val_loader", "scheduler")), **given}
 
     def found(what: LoopSubject) -> LoopArguments:
         parts = {kind: value for kind, value in given.items() if kind != "model"}
@@ -157,6 +158,10 @@ def first_steps(train: Any, given: Mapping[str, Any], names: Mapping[str, Any] |
         start.restore_rng()
     if not taken:
         raise ValueError(NO_MODEL)
+    known = taken[0][0]
+    if known.loss_fn is None or known.train_loader is None:
+        what = "loss of a batch: name it, --loss-fn NAME" if known.loss_fn is None else "batches"
+        raise ValueError(f"the lines of your loop don't tell the {what}")
     return taken[0]
 
 

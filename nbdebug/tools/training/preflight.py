@@ -70,12 +70,9 @@ def preflight(
 def preflight_loop(
     train: Any, given: dict[str, Any], names: Mapping[str, Any] | None = None, seconds: float = SECONDS
 ) -> tuple[Report, LoopArguments]:
-    """The same for a loop that tells what it trains, and what that is. given: the parts that were named, and "model".
-    Raises ValueError where its lines don't tell the loss of a batch."""
+    """The same for a loop that tells what it trains, and what that is. given: the parts that were named, and
+    "model"."""
     known, subject = first_steps(train, given, names)
-    if known.loss_fn is None or known.train_loader is None:
-        what = "loss of a batch: name it, --loss-fn NAME" if known.loss_fn is None else "batches"
-        raise ValueError(f"the lines of your loop don't tell the {what}")
     parts = {name: getattr(known, name) for name in ("model", "train_loader", "loss_fn", "val_loader", "scheduler")}
     return _report({**parts, "optimizer": known.optimizers}, seconds, subject), known
 
