@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
 import threading
 
 import pytest
@@ -21,6 +22,14 @@ from tests.memory.real_steps import peak_of, training
 
 SMALL = functools.partial(GPT, layers=2, width=32, heads=2, vocabulary=300, length=32)
 FOUR = functools.partial(SMALL, layers=4)
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch):
+    """A busy machine must not decide what is tried."""
+    module = sys.modules["nbdebug.tools.memory.fit"]
+    monkeypatch.setattr(module, "SECONDS", 600.0)
+    monkeypatch.setattr(module, "SLOW", 600.0)
 
 
 def tokens(rows: int = 8, length: int = 32) -> torch.Tensor:
