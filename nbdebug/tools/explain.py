@@ -88,7 +88,7 @@ def _of_text(text: str) -> Report:
         finding = dataclasses.replace(finding, fixes=finding.fixes or page)
         return Report("explain(text)", findings=(finding,), notes=tuple(notes))
     words = " ".join(f"{one.type}: {one.message}" for one in contexts)
-    known = next((code for pattern, code in MESSAGES if re.search(pattern, words, re.IGNORECASE)), "")
+    known = next((code for code, pattern in MESSAGES.items() if re.search(pattern, words, re.IGNORECASE)), "")
     pages = _pages_like(words) or ([registry.look_up(known)] if known else [])
     notes += itertools.islice(hints(last), 1)
     message = clip(" ".join(last.message.split()), 300)

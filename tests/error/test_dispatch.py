@@ -73,9 +73,11 @@ def _of_set(value: Any) -> str:
 
 
 def patterns(found: Any) -> list[Any]:
-    """The patterns in a table of (name, pattern) or (pattern, name), or the one given."""
+    """The patterns in a table (kind → pattern, or rows of both), or the one given."""
     if isinstance(found, re.Pattern):
         return [found]
+    if isinstance(found, dict):
+        return list(found.values())
     if all(isinstance(row, re.Pattern) for row in found):
         return list(found)
     return [max(row, key=lambda part: (isinstance(part, re.Pattern), len(str(part)))) for row in found]

@@ -37,7 +37,7 @@ import torch
 
 from nbdebug.observe.frames import Frame, Owners, frames, phase, running_module
 from nbdebug.observe.locations import USER, Site, kind_of
-from nbdebug.observe.sources import SCOPES, nodes, parents, tree_of
+from nbdebug.observe.sources import SCOPES, nodes, parents, parse, tree_of
 from nbdebug.observe.tensors import base_name
 from nbdebug.observe.variables import class_attribute, members, named_children, user_variables
 from nbdebug.report import Link, Where
@@ -47,6 +47,11 @@ Key = Any
 """An index of a tuple or a list, or a key of a dict."""
 FIRST = ("DataLoader", "iter", "next", "list", "tuple", "tqdm", "trange", "reversed", "sorted", "cycle", "Subset")
 """Calls that return the items of their first argument."""
+
+
+def word_set(text: str) -> frozenset[str]:
+    """A list of names as a set: "argmax argmin"."""
+    return frozenset(text.split())
 
 
 def comprehensions(tree: ast.Module, node: ast.AST) -> Iterator[ast.comprehension]:
@@ -214,6 +219,28 @@ def expression(frame: Frame) -> ast.AST | None:
         if alone is not None:
             return alone
     return None if tree is None else _at(tree, frame.span or (frame.site.line, frame.site.line, None, None))
+
+
+def value_part(node: ast.AST | None) -> ast.AST | None:
+    """The expression of a statement that ran."""
+    return node.value if isinstance(node, (ast.Expr, ast.Return, ast.Assign, ast.AnnAssign)) else node
+
+
+def calls_in(node: ast.AST | None) -> list[ast.Call]:
+    """The calls in an expression or a statement, the outer before the inner."""
+    return [part for part in ast.walk(node) if isinstance(part, ast.Call)] if node is not None else []
+
+
+def parsed_expression(text: str) -> ast.expr | None:
+    """The syntax of an expression; None of a text that is none."""
+    tree = parse(text)
+    only = tree.body[0] if tree is not None and len(tree.body) == 1 else None
+    return only.value if isinstance(only, ast.Expr) else None
+
+
+def kind_of_message(table: Mapping[str, str], message: str) -> str | None:
+    """The first kind of a table (kind → pattern, the narrow before the wide) that a message is of."""
+    return next((kind for kind, pattern in table.items() if re.search(pattern, message)), None)
 
 
 def statement(frame: Frame) -> ast.stmt | None:
@@ -621,10 +648,25 @@ class ErrorContext:
         """The name of the exception's class."""
         return self.carried.type if self.carried else type(self.error).__name__
 
-    @property
+    @functools.cached_property
     def users(self) -> list[Frame]:
         """The frames of the user's own code, innermost first."""
         return [frame for frame in reversed(self.trail) if frame.users]
+
+    @property
+    def frame(self) -> Frame | None:
+        """The innermost of them."""
+        return self.users[0] if self.users else None
+
+    @property
+    def ran(self) -> ast.AST | None:
+        """The expression that ran there, else the statement."""
+        return expression(self.users[0]) if self.users else None
+
+    @property
+    def line(self) -> ast.stmt | None:
+        """The statement that ran there."""
+        return statement(self.users[0]) if self.users else None
 
     def path(self, module: Any) -> str | None:
         """The dotted name of a module within its model ("encoder.layers.3"), "" for the model itself."""

@@ -318,189 +318,102 @@ def _function(path: str) -> Callable[..., Any]:
     return function
 
 
+COLLATED = r"[\\/]utils[\\/]data[\\/]_utils[\\/](collate|fetch)\.py$"  # whatever is raised there
 ON_DEVICE = r"assert|memory access|misaligned|launch|cublas|cudnn"
-KINDS: tuple[ErrorKind, ...] = (
-    ErrorKind(
-        "kinds.dataloader.detect_collate",
-        "rules.dataloader.collate_mismatch",
-        files=r"[\\/]utils[\\/]data[\\/]_utils[\\/](collate|fetch)\.py$",  # whatever is raised there
-    ),
-    ErrorKind(
-        "kinds.dataloader.detect_dead_worker",
-        "rules.dataloader.loader_worker_died",
-        r"dataloader|re-initialize|open files|ancdata|space left|memory|mmap|bootstrap|pickl|local object|lookup|"
-        r"^(connectionreset|eof|brokenpipe)error",
-    ),
-    ErrorKind(
-        "kinds.files.detect_image",
-        "rules.files.corrupt_image",
-        r"UnidentifiedImage|identify image",
-    ),
-    ErrorKind(
-        "kinds.files.detect_cut_image",
-        "rules.files.truncated_image",
-        r"truncated|broken (data|png)|premature end|unrecognized data|incomplete",
-    ),
-    ErrorKind(
-        "kinds.files.detect_syntax",
-        "rules.files.syntax",
-        r"decodeerror|(scanner|parser|composer|constructor|reader|yaml)error",
-    ),
-    ErrorKind(
-        "kinds.files.detect_missing",
-        "rules.files.file_not_found",
-        r"^FileNotFound|hub|repo|local folder|model identifier|404|gated|restricted|offline|local cache|connect to|"
-        r"couldn't reach|entry|can't load|outgoing|requested files|hfvalid|doesn't exist|does not appear|"
-        r"authenticated|review",
-    ),
-    ErrorKind("kinds.objects.detect_attached", "rules.calls.attached_to_graph", r"numpy\(\)"),
-    ErrorKind("kinds.objects.detect_pickle", "rules.calls.not_picklable", r"pickle|local object"),
-    ErrorKind("kinds.objects.detect_copy", "rules.calls.deepcopy_of_graph", r"deepcopy protocol"),
-    ErrorKind(
-        "kinds.objects.detect_no_iterator",
-        "rules.calls.not_an_iterator",
-        r"is not an iterator|attribute 'next'|not subscriptable",
-    ),
-    ErrorKind(
-        "kinds.objects.detect_unpacking",
-        "rules.calls.unpack_mismatch",
-        r"values to unpack|'str' object has no attribute",
-    ),
-    ErrorKind("kinds.objects.detect_wrapped", "rules.calls.wrapped_object", r"object has no attribute"),
-    ErrorKind(
-        "kinds.calls.detect_module", "rules.calls.incomplete_module", r"required .forward|before Module\.__init__"
-    ),
-    ErrorKind(
-        "kinds.calls.detect_order",
-        "rules.calls.call_order",
-        r"Tried to step|_scale is None|inf checks|has already been called|called after step",
-    ),
-    ErrorKind(
-        "kinds.calls.detect_chances",
-        "rules.calls.not_probabilities",
-        r"between 0 and 1|probability|multinomial distribution|Expected parameter",
-    ),
-    ErrorKind(
-        "kinds.calls.detect_length",
-        "rules.calls.dataset_length",
-        r"num_samples|IterableDataset|input lengths|has no len",
-    ),
-    ErrorKind(
-        "kinds.calls.detect",
-        "rules.calls.wrong_argument",
-        r"positional argument|keyword(-only)? argument|not iterable|not subscriptable|not callable|Module subclass|"
-        r"operand type|tuple of Tensors|got float|'float'|not float|slice indices|device string|cannot assign|"
-        r"Boolean value|hx|out of bounds|only optimize Tensors",
-    ),
-    ErrorKind("kinds.objects.detect_exhausted", "rules.calls.iterator_exhausted", r"stopiteration"),
-    ErrorKind(
-        "kinds.objects.detect",
-        "rules.calls.not_a_tensor",
-        r"must be|no attribute|indices must|unsupported operand|invalid combination|as element|slice",
-    ),
-    ErrorKind(
-        "kinds.backends.detect_collective",
-        "rules.backends.nccl",
-        r"^Dist|nccl|gloo|process|distributed|collective|rendezvous|c10d|store|clients|DDP|"
-        r"reduction|ready only|backend|socket",
-    ),
-    ErrorKind(
-        "kinds.backends.detect_unavailable",
-        "rules.backends.cuda_unavailable",
-        r"cuda|nvidia|driver|device|kernel|compatible",
-    ),
-    ErrorKind("kinds.backends.detect_index", "rules.indices.index_out_of_range", ON_DEVICE),
-    ErrorKind("kinds.backends.detect_assert", "rules.backends.device_assert", ON_DEVICE),
-    ErrorKind(
-        "kinds.devices.detect",
-        "rules.tensor_attributes.device_mismatch",
-        r"device|[cg]pu|cuda|numpy|meta|generator|tensors (to be )?on",
-    ),
-    ErrorKind(
-        "kinds.dtypes.detect",
-        "rules.tensor_attributes.dtype_mismatch",
-        r"type|autocast|overflow|must be tensor|ndarray|too many dim|byte order|long|indices|one_hot|bool|float|"
-        r"implemented|precision|complex|cast|integral",
-    ),
-    ErrorKind("kinds.backends.detect_not_started", "rules.backends.cudnn_not_initialized", r"cudnn_status"),
-    ErrorKind(
-        "kinds.backends.detect_attention", "rules.backends.attention_kernel_missing", r"kernel|viable backend|flash"
-    ),
-    ErrorKind(
-        "kinds.backends.detect_cudnn",
-        "rules.backends.cudnn_not_supported",
-        r"cudnn|cublas|contiguous|engine|execution plan|miopen",
-    ),
-    ErrorKind(
-        "kinds.indices.detect",
-        "rules.indices.index_out_of_range",
-        r"index|indices|target|out of (range|bounds)|out-of-bounds|class values|bincount|'from'",
-    ),
-    ErrorKind("autograd.backward_twice.detect", "autograd.rules.backward_twice", r"second time|unpacked|backward"),
-    ErrorKind(
-        "autograd.in_place.detect",
-        "autograd.rules.inplace_modified",
-        r"in-?place|memory location|written-to|out=|leaf|view",
-    ),
-    ErrorKind(
-        "autograd.no_grad.detect",
-        "autograd.rules.no_grad_path",
-        r"grad|graph|parameter list|non-leaf|inference|attribute|operand|nonetype",
-    ),
-    ErrorKind("kinds.state_dict.detect_model", "rules.files.state_dict_mismatch", r"state.?dict"),
-    ErrorKind(
-        "kinds.state_dict.detect_optimizer",
-        "rules.files.state_dict_mismatch",
-        r"state.?dict|param.?group|parameter group",
-    ),
-    ErrorKind("kinds.files.detect_module", "rules.files.module_not_found", r"import|module|attribute|pickl|global"),
-    ErrorKind(
-        "shapes.detect.detect",
-        "shapes.rules.shape_mismatch",
-        r"shape|size|dim|ax[ei]s|\dd\b|\d-d|length|batch|channel|element|columns|operand|subscript|einsum|hidden|hx|"
-        r"mask|src|feature|kernel|padding|blocks|target|ctc|weight|array|ind(ex|ices)|vector|matri|divisible|"
-        r"num_groups|grid|convert|ambiguous|unpack",
+KINDS = (
+    ErrorKind("kinds.dataloader.detect_collate", "rules.dataloader.collate_mismatch", files=COLLATED),
+    *(
+        ErrorKind(*paths.split(), words=words)
+        for paths, words in {
+            "kinds.dataloader.detect_dead_worker rules.dataloader.loader_worker_died": "dataloader|re-initialize|"
+            "open files|ancdata|space left|memory|mmap|bootstrap|pickl|local object|lookup|^(connectionreset|eof|"
+            "brokenpipe)error",
+            "kinds.files.detect_image rules.files.corrupt_image": "UnidentifiedImage|identify image",
+            "kinds.files.detect_cut_image rules.files.truncated_image": "truncated|broken (data|png)|premature end|"
+            "unrecognized data|incomplete",
+            "kinds.files.detect_syntax rules.files.syntax": "decodeerror|(scanner|parser|composer|constructor|reader|"
+            "yaml)error",
+            "kinds.files.detect_missing rules.files.file_not_found": "^FileNotFound|hub|repo|local folder|"
+            "model identifier|404|gated|restricted|offline|local cache|connect to|couldn't reach|entry|can't load|"
+            "outgoing|requested files|hfvalid|doesn't exist|does not appear|authenticated|review",
+            "kinds.objects.detect_attached rules.calls.attached_to_graph": r"numpy\(\)",
+            "kinds.objects.detect_pickle rules.calls.not_picklable": "pickle|local object",
+            "kinds.objects.detect_copy rules.calls.deepcopy_of_graph": "deepcopy protocol",
+            "kinds.objects.detect_no_iterator rules.calls.not_an_iterator": "is not an iterator|attribute 'next'|"
+            "not subscriptable",
+            "kinds.objects.detect_unpacking rules.calls.unpack_mismatch": "values to unpack|"
+            "'str' object has no attribute",
+            "kinds.objects.detect_wrapped rules.calls.wrapped_object": "object has no attribute",
+            "kinds.calls.detect_module rules.calls.incomplete_module": r"required .forward|before Module\.__init__",
+            "kinds.calls.detect_order rules.calls.call_order": "Tried to step|_scale is None|inf checks|"
+            "has already been called|called after step",
+            "kinds.calls.detect_chances rules.calls.not_probabilities": "between 0 and 1|probability|"
+            "multinomial distribution|Expected parameter",
+            "kinds.calls.detect_length rules.calls.dataset_length": "num_samples|IterableDataset|input lengths|"
+            "has no len",
+            "kinds.calls.detect rules.calls.wrong_argument": "positional argument|keyword(-only)? argument|"
+            "not iterable|not subscriptable|not callable|Module subclass|operand type|tuple of Tensors|got float|"
+            "'float'|not float|slice indices|device string|cannot assign|Boolean value|hx|out of bounds|"
+            "only optimize Tensors",
+            "kinds.objects.detect_exhausted rules.calls.iterator_exhausted": "stopiteration",
+            "kinds.objects.detect rules.calls.not_a_tensor": "must be|no attribute|indices must|unsupported operand|"
+            "invalid combination|as element|slice",
+            "kinds.backends.detect_collective rules.backends.nccl": "^Dist|nccl|gloo|process|distributed|collective|"
+            "rendezvous|c10d|store|clients|DDP|reduction|ready only|backend|socket",
+            "kinds.backends.detect_unavailable rules.backends.cuda_unavailable": "cuda|nvidia|driver|device|kernel|"
+            "compatible",
+            "kinds.backends.detect_index rules.indices.index_out_of_range": ON_DEVICE,
+            "kinds.backends.detect_assert rules.backends.device_assert": ON_DEVICE,
+            "kinds.devices.detect rules.tensor_attributes.device_mismatch": "device|[cg]pu|cuda|numpy|meta|generator|"
+            "tensors (to be )?on",
+            "kinds.dtypes.detect rules.tensor_attributes.dtype_mismatch": "type|autocast|overflow|must be tensor|"
+            "ndarray|too many dim|byte order|long|indices|one_hot|bool|float|implemented|precision|complex|cast|"
+            "integral",
+            "kinds.backends.detect_not_started rules.backends.cudnn_not_initialized": "cudnn_status",
+            "kinds.backends.detect_attention rules.backends.attention_kernel_missing": "kernel|viable backend|flash",
+            "kinds.backends.detect_cudnn rules.backends.cudnn_not_supported": "cudnn|cublas|contiguous|engine|"
+            "execution plan|miopen",
+            "kinds.indices.detect rules.indices.index_out_of_range": "index|indices|target|out of (range|bounds)|"
+            "out-of-bounds|class values|bincount|'from'",
+            "autograd.backward_twice.detect autograd.rules.backward_twice": "second time|unpacked|backward",
+            "autograd.in_place.detect autograd.rules.inplace_modified": "in-?place|memory location|written-to|out=|"
+            "leaf|view",
+            "autograd.no_grad.detect autograd.rules.no_grad_path": "grad|graph|parameter list|non-leaf|inference|"
+            "attribute|operand|nonetype",
+            "kinds.state_dict.detect_model rules.files.state_dict_mismatch": "state.?dict",
+            "kinds.state_dict.detect_optimizer rules.files.state_dict_mismatch": "state.?dict|param.?group|"
+            "parameter group",
+            "kinds.files.detect_module rules.files.module_not_found": "import|module|attribute|pickl|global",
+            "shapes.detect.detect shapes.rules.shape_mismatch": r"shape|size|dim|ax[ei]s|\dd\b|\d-d|length|batch|"
+            "channel|element|columns|operand|subscript|einsum|hidden|hx|mask|src|feature|kernel|padding|blocks|"
+            "target|ctc|weight|array|ind(ex|ices)|vector|matri|divisible|num_groups|grid|convert|ambiguous|unpack",
+        }.items()
     ),
 )
 """The narrow before the wide."""
-MESSAGES: tuple[tuple[str, str], ...] = (
-    (
-        r"is on [CG]PU, but expected|are not at the same device|argument should be a 1D CPU|on different device|"
-        r"copy out of meta tensor|type \(torch\.\w+\) and \w+ type \(torch\.cuda|dense CPU tensors can be pinned",
-        "error/device-mismatch",
-    ),
-    (
-        r"Input type \(\S+\) and \w+ type|expected scalar type|the same dtype|Found dtype \w+ but|"
-        r"implemented for '\w+'|dtype can require gradients|Integer division of tensors|should be a float tensor|"
-        r"unscale FP16 gradients",
-        "error/dtype-mismatch",
-    ),
-    (
-        r"multi-target not supported|Expected \d-dimensional input|size mismatch, m1|expanded size of the tensor|"
-        r"expected \w+ to be a single integer|mask shape should match|Tensor with more than one value|"
-        r"only one element tensors|cannot be converted to Scalar",
-        "error/shape-mismatch",
-    ),
-    (r"re-initialize CUDA in forked|items of ancdata|open shared memory object", "error/loader-worker-died"),
-    (r"resize storage that is not resizable", "error/collate-mismatch"),
-    (r"CUBLAS_STATUS_ALLOC_FAILED", "error/out-of-memory"),
-    (r"numpy\(\) on Variable", "error/attached-to-graph"),
-    (
-        r"expected Tensor as element|invalid combination of arguments|pic should be PIL|"
-        r"ndarray' object has no attribute",
-        "error/not-a-tensor",
-    ),
-    (
-        r"params argument given to the optimizer|sampler option is mutually|option could only be specified",
-        "error/wrong-argument",
-    ),
-    (
-        r"cannot open shared object|undefined symbol|module '(torch|numpy)\S*' has no attribute",
-        "environment/version-mismatch",
-    ),
-    (r"invalid load key", "checkpoint/not-weights"),
-    (r"ChildFailedError", "distributed/rank-raised"),
-)
+MESSAGES = {
+    "error/device-mismatch": "is on [CG]PU, but expected|are not at the same device|argument should be a 1D CPU|"
+    r"on different device|copy out of meta tensor|type \(torch\.\w+\) and \w+ type \(torch\.cuda|"
+    "dense CPU tensors can be pinned",
+    "error/dtype-mismatch": r"Input type \(\S+\) and \w+ type|expected scalar type|the same dtype|Found dtype \w+ but|"
+    r"implemented for '\w+'|dtype can require gradients|Integer division of tensors|should be a float tensor|"
+    "unscale FP16 gradients",
+    "error/shape-mismatch": r"multi-target not supported|Expected \d-dimensional input|size mismatch, m1|"
+    r"expanded size of the tensor|expected \w+ to be a single integer|mask shape should match|"
+    "Tensor with more than one value|only one element tensors|cannot be converted to Scalar",
+    "error/loader-worker-died": "re-initialize CUDA in forked|items of ancdata|open shared memory object",
+    "error/collate-mismatch": "resize storage that is not resizable",
+    "error/out-of-memory": "CUBLAS_STATUS_ALLOC_FAILED",
+    "error/attached-to-graph": r"numpy\(\) on Variable",
+    "error/not-a-tensor": "expected Tensor as element|invalid combination of arguments|pic should be PIL|"
+    "ndarray' object has no attribute",
+    "error/wrong-argument": "params argument given to the optimizer|sampler option is mutually|"
+    "option could only be specified",
+    "environment/version-mismatch": "cannot open shared object|undefined symbol|module '(torch|"
+    r"numpy)\S*' has no attribute",
+    "checkpoint/not-weights": "invalid load key",
+    "distributed/rank-raised": "ChildFailedError",
+}
 """Whose page an error has that is known by its words alone: a copied message, with no values. The narrow before the
 wide; searched without regard to case."""
 CURES = {

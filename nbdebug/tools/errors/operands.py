@@ -45,10 +45,11 @@ from nbdebug.tools.errors.context import (
     fact,
     is_tensor,
     operands,
+    parsed_expression,
     value_of,
     value_parts,
 )
-from nbdebug.tools.errors.rules import Raised, TensorFact
+from nbdebug.tools.errors.rules import ArgumentFact, Raised, TensorFact
 
 CALLS = ("_call_impl", "_wrapped_call_impl", "__call__", "_slow_forward")
 """Frames around a module's forward, which hold the same tensors under no name of their own."""
@@ -73,6 +74,9 @@ class OpArgument:
 
     def fact(self, *, read: bool = False) -> TensorFact:
         return fact(self.name, self.value, read=read)
+
+    def plain(self, *, read: bool = False) -> ArgumentFact:
+        return ArgumentFact(self.fact(read=read), self.role, self.owner, self.known)
 
 
 def op_arguments(context: ErrorContext) -> list[OpArgument]:
@@ -347,12 +351,8 @@ def origin_of(
     """The way from the origin (the expression that set the dtype, the device …) to `name` in the user's innermost
     frame; the origin first. fits: whether a value on the way can be part of it. () where the sources don't show it;
     partial: as far as they do."""
-    if not context.users:
-        return ()
-    frame = context.users[0]
-    try:
-        node = ast.parse(name, mode="eval").body
-    except (SyntaxError, ValueError):
+    frame, node = context.frame, parsed_expression(name)
+    if frame is None or node is None:
         return ()
     search = _OriginSearch(context, is_origin, fits)
     way = search.run(node, _Lookup(frame.site.file, frame.site.line, frame))

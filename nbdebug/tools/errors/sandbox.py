@@ -40,7 +40,16 @@ from nbdebug.observe.sources import SCOPES, edit_of, functions, parents, parse, 
 from nbdebug.observe.variables import attributes, class_attribute, named_parameters
 from nbdebug.report import Edit, Finding, Fix
 from nbdebug.text import clip
-from nbdebug.tools.errors.context import UNKNOWN, ErrorContext, callee_name, expression, is_tensor, statement, value_of
+from nbdebug.tools.errors.context import (
+    UNKNOWN,
+    ErrorContext,
+    callee_name,
+    expression,
+    is_tensor,
+    statement,
+    value_of,
+    value_part,
+)
 from nbdebug.tools.errors.operands import CALLS, library_frames
 from nbdebug.tools.errors.rules import TriedFix
 
@@ -173,7 +182,7 @@ def _failing_op(context: ErrorContext, sandbox: Sandbox) -> Any:
             args, kwargs = _module_call(context, frame)
             args, kwargs = sandbox.copy(args), {name: sandbox.copy(value) for name, value in kwargs.items()}
             return sandbox.forward(frame.module, *args, **kwargs)
-    node = _value_part(expression(context.users[0])) if context.users else None
+    node = value_part(expression(context.users[0])) if context.users else None
     if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):  # to read `x[i]` is not what failed
         raise CannotRun
     if isinstance(node, ast.Attribute):  # what Python names of `x.mean()` where `x` has no such method
@@ -192,15 +201,10 @@ def _module_call(context: ErrorContext, forward: Frame) -> tuple[tuple[Any, ...]
     return args, kwargs
 
 
-def _value_part(node: ast.AST | None) -> ast.AST | None:
-    """The expression of a statement that ran."""
-    return node.value if isinstance(node, (ast.Expr, ast.Return, ast.Assign, ast.AnnAssign)) else node
-
-
 def computed_operands(context: ErrorContext, known: set[str]) -> list[tuple[str, torch.Tensor]]:
     """(text, value) of operands that the failing line computes itself (`torch.tensor([0, 9])` as an index), computed
     again where that takes torch's code alone and nothing is drawn at random. known: the texts whose value is known."""
-    node = _value_part(expression(context.users[0])) if context.users and not library_frames(context) else None
+    node = value_part(expression(context.users[0])) if context.users and not library_frames(context) else None
     results = []
     for operand in _operand_nodes(node):
         text = ast.unparse(operand)
@@ -598,7 +602,7 @@ def continued(
 ) -> TrialResult | None:
     """The program from the failing statement on, with the text of an edit of it. layers: what replaces a layer, by its
     id, where the edit is of another line, which makes that layer. None where not even the statement can be read."""
-    frame = context.users[0] if context.users else None
+    frame = context.frame
     mended = _mended(edit, frame) if frame is not None and edit is not None else None
     if frame is None or (mended is None) is (edit is not None):
         return None
@@ -627,8 +631,7 @@ def continued(
 def edited(context: ErrorContext, code: str, methods: Mapping[str, str], trial: TrialResult | None) -> TriedFix:
     """A fix that calls a method on operands of the user's line (`x.float()`, by the operand's text), as an edit of it;
     tried by the program behind it. trial: of the op alone."""
-    frame = context.users[0] if context.users else None
-    node = expression(frame) if frame is not None else None
+    frame, node = context.frame, context.ran
     changes: dict[ast.AST, str] = {}
     for part in ast.walk(node) if node is not None else ():
         if isinstance(part, ast.expr) and not isinstance(getattr(part, "ctx", None), (ast.Store, ast.Del)):
@@ -667,7 +670,7 @@ def _proven(context: ErrorContext, fix: Fix) -> Fix:
 
 def _replaced(context: ErrorContext, code: str) -> Edit | None:
     """Statements that end in the failing call itself, on other values, in the place of the failing statement."""
-    frame = context.users[0] if context.users else None
+    frame = context.frame
     line, tree = statement(frame) if frame is not None else None, parse(code)
     last = tree.body[-1] if tree is not None and tree.body else None
     if frame is None or not isinstance(line, ast.Expr) or not isinstance(last, ast.Expr) or "#" in code:
@@ -681,8 +684,7 @@ def _replaced(context: ErrorContext, code: str) -> Edit | None:
 
 def _inserted(context: ErrorContext, code: str) -> Edit | None:
     """Assignments before the failing statement, where that uses what they assign; None for other code."""
-    frame = context.users[0] if context.users else None
-    line = statement(frame) if frame is not None else None
+    frame, line = context.frame, context.line
     tree = parse(code)
     if frame is None or line is None or hasattr(line, "body") or tree is None or "#" in code or "…" in code:
         return None

@@ -22,7 +22,6 @@ from nbdebug.tools.errors.autograd.functions import (
     FunctionSource,
     backward_roots,
     callee,
-    calls_in,
     enclosing_scopes,
     failing_node,
     is_freed,
@@ -41,11 +40,10 @@ from nbdebug.tools.errors.autograd.functions import (
     static_value,
     targets,
     traceback_functions,
-    word_set,
 )
 from nbdebug.tools.errors.autograd.in_place import changes_in_statement
 from nbdebug.tools.errors.autograd.rules import BackwardTwiceFacts, GraphHolder
-from nbdebug.tools.errors.context import UNKNOWN, ErrorContext, is_tensor
+from nbdebug.tools.errors.context import UNKNOWN, ErrorContext, calls_in, is_tensor, word_set
 from nbdebug.tools.errors.rules import NOWHERE
 
 SECOND = re.compile(r"backward through the graph a second time|already unpacked once")

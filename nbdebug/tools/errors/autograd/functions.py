@@ -30,12 +30,7 @@ from nbdebug.observe.locations import USER, Site, at_site, kind_of, other_cells
 from nbdebug.observe.sources import functions, nodes, parents, tree_of
 from nbdebug.observe.variables import class_attribute, closure_variables, named_children, named_modules
 from nbdebug.report import Where
-from nbdebug.tools.errors.context import UNKNOWN, ErrorContext, expression, is_tensor, value_of
-
-
-def word_set(text: str) -> frozenset[str]:
-    """A list of names as a set: "argmax argmin"."""
-    return frozenset(text.split())
+from nbdebug.tools.errors.context import UNKNOWN, ErrorContext, calls_in, expression, is_tensor, value_of
 
 
 def unwrap(function: Any) -> Any:
@@ -322,10 +317,6 @@ def loops_around(code: FunctionSource, node: ast.AST) -> list[Any]:
     return [n for n in code.source.around(node) if isinstance(n, (ast.For, ast.AsyncFor, ast.While))]
 
 
-def calls_in(node: ast.AST) -> Iterator[ast.Call]:
-    return (part for part in ast.walk(node) if isinstance(part, ast.Call))
-
-
 def last_name(node: Any) -> str:
     """The last name of an expression: `nn.functional.one_hot` → "one_hot"."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
@@ -487,7 +478,7 @@ def traceback_functions(context: ErrorContext) -> list[FunctionSource]:
         if code is None or caller is None or not isinstance(code.node, FUNCTIONS):
             continue
         line = failing_node(caller)
-        for call in calls_in(line) if line is not None else ():
+        for call in calls_in(line):
             target = callee(call, caller)
             if target is not None and target.node.lineno == code.node.lineno and target.source.file == code.source.file:
                 codes[inner] = dataclasses.replace(code, arguments=target.arguments)
@@ -646,7 +637,7 @@ def loss_expression(
     """The expression on which the failing line calls backward, or another of these functions: `loss` of
     `loss.backward()`, of `accelerator.backward(loss)`. None where the line does not show it."""
     line = failing_node(code)
-    for call in calls_in(line) if line is not None else ():
+    for call in calls_in(line):
         if last_name(call.func) in functions:
             return _root_argument(call, code, context.message)
     attributes = [n for n in ast.walk(line) if isinstance(n, ast.Attribute)] if line is not None else []

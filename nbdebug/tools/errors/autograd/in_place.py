@@ -60,7 +60,7 @@ from nbdebug.tools.errors.autograd.functions import (
 )
 from nbdebug.tools.errors.autograd.no_grad import no_grad_block
 from nbdebug.tools.errors.autograd.rules import InPlaceChange, InPlaceFacts
-from nbdebug.tools.errors.context import UNKNOWN, ErrorContext, is_tensor, operands
+from nbdebug.tools.errors.context import UNKNOWN, ErrorContext, calls_in, is_tensor, kind_of_message, operands
 from nbdebug.tools.errors.rules import NOWHERE
 from nbdebug.tools.errors.sandbox import continued
 
@@ -251,7 +251,7 @@ def _constructor(parent: Any, name: str, kind: str, context: ErrorContext) -> Wh
     roots = [(code.source.file, code.node) for code in sources if code is not None]
     roots += [(f, tree) for f in dict.fromkeys(frame.site.file for frame in context.users) if (tree := tree_of(f))]
     for file, root in roots:
-        calls = [n for n in ast.walk(root) if isinstance(n, ast.Call)]
+        calls = calls_in(root)
         made = [n for n in calls if last_name(n.func) == kind and inplace_flag(n) is not None]
         if len(made) > 1:
             lines = [
@@ -275,14 +275,14 @@ SAVED = re.compile(
     r"(\w+),)? is at version (\d+); expected version (\d+)"
 )
 DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "ComplexFloat": "complex64"}
-AT_ONCE = (
-    (r"a leaf Variable that requires grad is being used in an in-place", "leaf"),
-    (r"a view of a leaf Variable that requires grad is being used in an in-place", "leaf view"),
-    (r"is a view (and|of a view).*modified inplace|A view was created in .* modified inplace", "view"),
-    (r"refers? to a single memory location|some elements of the input tensor and the written-to tensor", "expanded"),
-    (r"functions with out=\.\.\. arguments don't support automatic differentiation", "out"),
-    (r"Inplace update to inference tensor", "inference"),
-)
+AT_ONCE = {
+    "leaf": "a leaf Variable that requires grad is being used in an in-place",
+    "leaf view": "a view of a leaf Variable that requires grad is being used in an in-place",
+    "view": "is a view (and|of a view).*modified inplace|A view was created in .* modified inplace",
+    "expanded": "refers? to a single memory location|some elements of the input tensor and the written-to tensor",
+    "out": r"functions with out=\.\.\. arguments don't support automatic differentiation",
+    "inference": "Inplace update to inference tensor",
+}
 """Changes that torch refuses on the spot, by its message."""
 ENOUGH = 3
 """The score from which a statement is named: one sign that it is this value, not only that it is in place."""
@@ -335,7 +335,7 @@ def detect(context: ErrorContext) -> InPlaceFacts | None:
     if message or "modified by an inplace operation" in context.message:
         changed = _changed_before_backward(context, message)
         return dataclasses.replace(changed, edit=_without_change(changed.change)) if changed.change else changed
-    what = next((what for pattern, what in AT_ONCE if re.search(pattern, context.message)), None)
+    what = kind_of_message(AT_ONCE, context.message)
     facts = _refused_at_once(context, what) if what else None
     return _under_no_grad(context, facts) if facts is not None and what in ("leaf", "leaf view") else facts
 
@@ -397,7 +397,7 @@ def _block_of(file: str, statement: ast.stmt, pad: str) -> dict[ast.AST, str]:
 def _under_no_grad(context: ErrorContext, facts: InPlaceFacts) -> InPlaceFacts:
     """The write into a leaf within no_grad, tried on a copy of it."""
     place = _statement_of(facts.change) if facts.change is not None else None
-    frame = context.users[0] if context.users else None
+    frame = context.frame
     if place is None or frame is None or isinstance(place[1], ast.Return):
         return facts
     file, statement = place

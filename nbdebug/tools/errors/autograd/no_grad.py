@@ -29,7 +29,6 @@ from nbdebug.tools.errors.autograd.functions import (
     assignments,
     backward_roots,
     callee,
-    calls_in,
     enclosing_scopes,
     entries,
     failing_node,
@@ -50,10 +49,9 @@ from nbdebug.tools.errors.autograd.functions import (
     targets,
     traceback_functions,
     truth,
-    word_set,
 )
 from nbdebug.tools.errors.autograd.rules import GraphCut, NoGradFacts
-from nbdebug.tools.errors.context import UNKNOWN, ErrorContext, fact, is_tensor
+from nbdebug.tools.errors.context import UNKNOWN, ErrorContext, calls_in, fact, is_tensor, kind_of_message, word_set
 
 # -- the path of a gradient --------------------------------------------------------------------------------------------
 
@@ -545,17 +543,17 @@ def _is_trainable(module: Any) -> bool:
 # -- what was requested, and of what -----------------------------------------------------------------------------------
 
 
-MESSAGES = (
-    (r"element \d+ of (tensors|variables) does not require grad", "loss"),
-    (r"grad can be implicitly created only for scalar outputs", "not scalar"),
-    (r"[Oo]ne of the differentiated Tensors does not require grad", "input"),
-    (r"appears to not have been used in the graph", "unused"),
-    (r"optimizer got an empty parameter list", "no parameters"),
-    (r"can't optimize a non-leaf Tensor", "not a leaf"),
-    (r"cannot register a hook on a tensor that doesn't require grad", "hook"),
-    (r"can't retain_grad on Tensor that has requires_grad=False", "hook"),
-    (r"Inference tensors cannot be saved for backward|requires_grad=True on inference tensor", "inference"),
-)
+MESSAGES = {
+    "loss": r"element \d+ of (tensors|variables) does not require grad",
+    "not scalar": "grad can be implicitly created only for scalar outputs",
+    "input": "[Oo]ne of the differentiated Tensors does not require grad",
+    "unused": "appears to not have been used in the graph",
+    "no parameters": "optimizer got an empty parameter list",
+    "not a leaf": "can't optimize a non-leaf Tensor",
+    "hook": "cannot register a hook on a tensor that doesn't require grad|"
+    "can't retain_grad on Tensor that has requires_grad=False",
+    "inference": "Inference tensors cannot be saved for backward|requires_grad=True on inference tensor",
+}
 NOT_A_TENSOR = re.compile(r"'([\w.]+)' object has no attribute 'backward'")
 NO_LOSS = re.compile(
     r"float|int|bool|complex|str|NoneType|tuple|list|dict|OrderedDict|ndarray|numpy\.\w+|\w*Loss|"
@@ -594,10 +592,9 @@ def detect(context: ErrorContext) -> NoGradFacts | None:
 def _what(context: ErrorContext) -> str | None:
     """Which of these errors it is, by torch's message."""
     message = context.message
-    if context.type in ("RuntimeError", "ValueError", "TypeError"):
-        for pattern, what in MESSAGES:
-            if re.search(pattern, message):
-                return what
+    what = kind_of_message(MESSAGES, message) if context.type in ("RuntimeError", "ValueError", "TypeError") else None
+    if what is not None:
+        return what
     missing = NOT_A_TENSOR.search(message) if context.type == "AttributeError" else None
     if missing and NO_LOSS.fullmatch(missing[1]):
         return "not a tensor"

@@ -39,7 +39,7 @@ from nbdebug.observe.variables import (
 from nbdebug.report import Edit, Finding, Fix
 from nbdebug.text import count
 from nbdebug.tools.errors.autograd.in_place import in_place_modules
-from nbdebug.tools.errors.context import ErrorContext, statement
+from nbdebug.tools.errors.context import ErrorContext, calls_in, statement
 from nbdebug.tools.errors.sandbox import (
     DEEPEST,
     CannotRun,
@@ -194,7 +194,7 @@ def _rebuilt_around(file: str, line: ast.stmt, new: ast.stmt) -> dict[ast.AST, s
     """`torch.tensor(x)` becomes `x` where the new statement gives `x` its graph."""
     names = {ast.unparse(t) for t in new.targets} if isinstance(new, ast.Assign) else set()
     function = function_at(file, line.lineno)
-    calls = [n for n in ast.walk(function) if isinstance(n, ast.Call)] if function is not None else []
+    calls = calls_in(function)
     return {
         call: ast.unparse(call.args[0])
         for call in calls

@@ -30,6 +30,7 @@ from nbdebug.tools.errors.context import (
     expression,
     fact,
     is_tensor,
+    kind_of_message,
     operands,
     statement,
     value_of,
@@ -60,28 +61,25 @@ from nbdebug.tools.errors.rules.backends import (
 from nbdebug.tools.errors.rules.indices import IndexFacts
 from nbdebug.tools.errors.sandbox import SMALL, CannotRun, Sandbox, rerun
 
-PATTERNS: tuple[tuple[str, str], ...] = (
-    ("load", r"Attempting to deserialize object on (?:a CUDA device|CUDA device)"),
-    (
-        "not built",
-        r"Torch not compiled with CUDA enabled|PyTorch is not linked with support for cuda|"
-        r"no CUDA-capable build|not compiled with CUDA support",
-    ),
-    ("no driver", r"Found no NVIDIA driver"),
-    ("old driver", r"driver (?:on your system )?is too old|driver version is insufficient"),
-    ("no kernel", r"no kernel image is available|is not compatible with the current PyTorch installation"),
-    ("not there", r"invalid device ordinal|device(?:=\d+)?, num_gpus=|Invalid device id"),
-    ("none", r"No CUDA GPUs are available|no CUDA-capable device is detected|CUDA unknown error"),
-)
+PATTERNS = {
+    "load": "Attempting to deserialize object on (?:a CUDA device|CUDA device)",
+    "not built": "Torch not compiled with CUDA enabled|PyTorch is not linked with support for cuda|"
+    "no CUDA-capable build|not compiled with CUDA support",
+    "no driver": "Found no NVIDIA driver",
+    "old driver": "driver (?:on your system )?is too old|driver version is insufficient",
+    "no kernel": "no kernel image is available|is not compatible with the current PyTorch installation",
+    "not there": r"invalid device ordinal|device(?:=\d+)?, num_gpus=|Invalid device id",
+    "none": "No CUDA GPUs are available|no CUDA-capable device is detected|CUDA unknown error",
+}
 
 
 def detect_unavailable(context: ErrorContext) -> CardFacts | None:
     """The facts of an error about the GPU itself; None of any other."""
-    kind = next((kind for kind, pattern in PATTERNS if re.search(pattern, context.message)), None)
+    kind = kind_of_message(PATTERNS, context.message)
     if kind is None:
         return None
     numbers = re.findall(r"CUDA device (\d+)", context.message) if kind == "load" else []
-    node = expression(context.users[0]) if context.users else None
+    node = context.ran
     devices = re.findall(r"cuda:(\d+)", ast.unparse(node)) if node is not None else []
     number = int(numbers[0]) if numbers else int(devices[0]) if devices else None
     text = ast.unparse(node) if isinstance(node, ast.expr) else ""
@@ -346,20 +344,17 @@ def _whole(value: Any) -> bool:
     )
 
 
-ASSERT_WORDS: tuple[tuple[str, str], ...] = (
-    ("assert", r"device-side assert|cudaErrorAssert|hipErrorAssert"),
-    ("memory access", r"illegal memory access|misaligned address|unspecified launch failure"),
-    (
-        "library",
-        r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)|"
-        r"CUDNN_STATUS_MAPPING_ERROR",
-    ),
-)
+ASSERT_WORDS = {
+    "assert": "device-side assert|cudaErrorAssert|hipErrorAssert",
+    "memory access": "illegal memory access|misaligned address|unspecified launch failure",
+    "library": "CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)|"
+    "CUDNN_STATUS_MAPPING_ERROR",
+}
 
 
 def detect_assert(context: ErrorContext) -> AssertFacts | None:
     """The ops that may have failed; None of any other error."""
-    kind = next((kind for kind, pattern in ASSERT_WORDS if re.search(pattern, context.message)), None)
+    kind = kind_of_message(ASSERT_WORDS, context.message)
     if kind is None or raised_by_user(context):
         return None
     uses = sorted(Sources(context).uses(), key=lambda use: (use.bad is None, use.checked))
@@ -423,7 +418,7 @@ def detect_cudnn(context: ErrorContext) -> CudnnFacts | None:
     parts = [p for p in op_arguments(context) if p.value.ndim and p.value.layout is torch.strided]
     layouts = tuple(
         Layout(
-            ArgumentFact(p.fact(), p.role, p.owner, p.known),
+            p.plain(),
             tuple(p.value.stride()),
             p.value.is_contiguous(),
             dense(p.value),
@@ -496,7 +491,7 @@ def detect_attention(context: ErrorContext) -> AttentionFacts | None:
     facts = AttentionFacts(
         raised_facts(context),
         card(),
-        query=ArgumentFact(query.fact(), query.role, query.owner, query.known) if query else None,
+        query=query.plain() if query else None,
         masked=any("mask" in part.name for part in parts),
         flash="FlashAttention" in context.message or "flash_attn" in context.message,
     )
@@ -543,55 +538,32 @@ def _kernels_around(frame: Frame) -> ast.Call | None:
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets, and env:// needs."""
-KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    (
-        "duplicate gpu",
-        re.compile(
-            r"Duplicate GPU detected ?: rank (?P<rank>\d+) and rank (?P<other>\d+) both on CUDA "
-            r"device (?P<device>\w+)"
-        ),
-    ),
-    ("unused parameters", re.compile(r"Expected to have finished reduction in the prior iteration")),
-    ("marked twice", re.compile(r"Expected to mark a variable ready only once")),
-    ("no group", re.compile(r"Default process group has not been initialized")),
-    ("twice", re.compile(r"[Tt]rying to initialize the default process group twice")),
-    ("environment", re.compile(r"environment variable (?P<variable>\w+) expected, but not set")),
-    ("port in use", re.compile(r"(?:port: (?P<port>\d+).*?)?(?:EADDRINUSE|[Aa]ddress already in use)", re.DOTALL)),
-    ("not built", re.compile(r"doesn't have NCCL built in|NCCL is not available|nccl.* not compiled", re.IGNORECASE)),
-    ("no gpu", re.compile(r"ProcessGroupNCCL is only supported with GPUs")),
-    (
-        "cpu tensor",
-        re.compile(
-            r"No backend type associated with device type (?P<device>\w+)|Tensors must be CUDA and "
-            r"dense"
-        ),
-    ),
-    (
-        "other models",
-        re.compile(
-            r"DDP expects same model across all ranks.*?Rank (?P<rank>\d+) has (?P<mine>\d+) params"
-            r", while rank (?P<other>\d+) has inconsistent (?P<theirs>\d+)|"
-            r"params\[(?P<parameter>\d+)\] in this process with sizes (?P<sizes>\[.*?\]) appears"
-        ),
-    ),
-    ("mismatch", re.compile(r"Detected mismatch between collectives on ranks")),
-    ("joined", re.compile(r"(?P<there>\d+)/(?P<all>\d+) clients joined")),
-    (
-        "timeout",
-        re.compile(
-            r"(?:collective operation timeout.*?)?OpType=(?P<operation>\w+).*?Timeout\(ms\)="
-            r"(?P<limit>\d+)|collective operation timeout|"
-            r"Timed out waiting (?P<waited>\d+)ms for (?P<what>\w+) operation",
-            re.DOTALL,
-        ),
-    ),
-    ("refused", re.compile(r"client socket has (?:failed|timed out)|Connection refused|failed to connect to")),
-    ("closed", re.compile(r"Connection closed by peer|Connection reset by peer|ncclRemoteError|remote process exited")),
-    ("usage", re.compile(r"ncclInvalidUsage|ncclInvalidArgument|invalid usage")),
-    ("system", re.compile(r"ncclSystemError|unhandled system error")),
-    ("cuda", re.compile(r"ncclUnhandledCudaError|unhandled cuda error")),
-    ("internal", re.compile(r"ncclInternalError|internal error")),
-)
+KINDS = {
+    "duplicate gpu": r"Duplicate GPU detected ?: rank (?P<rank>\d+) and rank (?P<other>\d+) both on CUDA device "
+    r"(?P<device>\w+)",
+    "unused parameters": "Expected to have finished reduction in the prior iteration",
+    "marked twice": "Expected to mark a variable ready only once",
+    "no group": "Default process group has not been initialized",
+    "twice": "[Tt]rying to initialize the default process group twice",
+    "environment": r"environment variable (?P<variable>\w+) expected, but not set",
+    "port in use": r"(?s)(?:port: (?P<port>\d+).*?)?(?:EADDRINUSE|[Aa]ddress already in use)",
+    "not built": "(?i)doesn't have NCCL built in|NCCL is not available|nccl.* not compiled",
+    "no gpu": "ProcessGroupNCCL is only supported with GPUs",
+    "cpu tensor": r"No backend type associated with device type (?P<device>\w+)|Tensors must be CUDA and dense",
+    "other models": r"DDP expects same model across all ranks.*?Rank (?P<rank>\d+) has (?P<mine>\d+) params, while "
+    r"rank (?P<other>\d+) has inconsistent (?P<theirs>\d+)|"
+    r"params\[(?P<parameter>\d+)\] in this process with sizes (?P<sizes>\[.*?\]) appears",
+    "mismatch": "Detected mismatch between collectives on ranks",
+    "joined": r"(?P<there>\d+)/(?P<all>\d+) clients joined",
+    "timeout": r"(?s)(?:collective operation timeout.*?)?OpType=(?P<operation>\w+).*?Timeout\(ms\)=(?P<limit>\d+)|"
+    r"collective operation timeout|Timed out waiting (?P<waited>\d+)ms for (?P<what>\w+) operation",
+    "refused": "client socket has (?:failed|timed out)|Connection refused|failed to connect to",
+    "closed": "Connection closed by peer|Connection reset by peer|ncclRemoteError|remote process exited",
+    "usage": "ncclInvalidUsage|ncclInvalidArgument|invalid usage",
+    "system": "ncclSystemError|unhandled system error",
+    "cuda": "ncclUnhandledCudaError|unhandled cuda error",
+    "internal": "ncclInternalError|internal error",
+}
 """(kind, pattern), the narrow before the wide."""
 ABOUT = re.compile(
     r"nccl|gloo|process group|distributed|DistributedDataParallel|collective|rendezvous|c10d|TCPStore|"
@@ -617,10 +589,10 @@ def detect_collective(context: ErrorContext) -> Collective | None:
     near = any(FOLDER.search(frame.site.file) for frame in context.trail)
     if context.type not in TYPES and not near and not OWN.search(context.message):
         return None  # a socket of the user's own
-    recognised = next(((kind, match) for kind, pattern in KINDS if (match := pattern.search(context.message))), None)
-    if recognised is None:
+    what = kind_of_message(KINDS, context.message)
+    groups = re.search(KINDS[what], context.message) if what is not None else None
+    if what is None or groups is None:
         return None
-    what, groups = recognised
     values = tuple((key, value) for key, value in groups.groupdict().items() if value)
     model, unused = _unused(context) if what == "unused parameters" else ("", ())
     arguments = operands(context.users[0]) if context.users else ()
@@ -649,7 +621,7 @@ def detect_collective(context: ErrorContext) -> Collective | None:
 def _group_of_one(context: ErrorContext) -> tuple[Edit | None, bool | None]:
     """(the failing line behind one that makes a group of this process alone, whether the failing call runs in it: on
     copies of its tensors; the group is ended again)."""
-    frame = context.users[0] if context.users else None
+    frame = context.frame
     line, call = (statement(frame), expression(frame)) if frame is not None else (None, None)
     if frame is None or line is None or hasattr(line, "body"):
         return None, None

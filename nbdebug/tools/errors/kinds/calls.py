@@ -27,6 +27,7 @@ from nbdebug.tools.errors.context import (
     UNKNOWN,
     ErrorContext,
     callee_name,
+    calls_in,
     expression,
     fact,
     is_tensor,
@@ -51,11 +52,10 @@ FLOAT = re.compile(
 
 def detect(context: ErrorContext) -> CallFacts | None:
     """The facts of a call that does not fit what it calls; None of any other error."""
-    frame = context.users[0] if context.users else None
-    node = expression(frame) if frame is not None else None
+    frame, node = context.frame, context.ran
     if frame is None or node is None or raised_by_user(context):
         return None
-    call = next((n for n in ast.walk(node) if isinstance(n, ast.Call)), None)
+    call = next(iter(calls_in(node)), None)
     for found in (_signature, _kind_of_argument, _whole_number, _of_torch):
         facts = found(context, frame, node, call)
         if facts is not None:
@@ -268,8 +268,11 @@ def _called(context: ErrorContext, frame: Frame, node: ast.AST) -> CallFacts | N
     match = re.search(r"'([\w.]+)' object is not callable", context.message)
     kind = match[1].rpartition(".")[2] if match is not None else ""
     plain = {"Size": "shape", "dtype": "dtype", "device": "device"}.get(kind, "?")
-    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
-    calls = [n for n in calls if type(value_of(n.func, frame)).__name__ == kind or getattr(n.func, "attr", "") == plain]
+    calls = [
+        n
+        for n in calls_in(node)
+        if type(value_of(n.func, frame)).__name__ == kind or getattr(n.func, "attr", "") == plain
+    ]
     if not calls or kind not in ("Tensor", "Size", "dtype", "device", "int", "Parameter"):
         return None
     edit, func = None, calls[0].func
@@ -383,7 +386,7 @@ NO_INIT = re.compile(r"cannot assign \w+ before Module\.__init__\(\) call")
 def detect_module(context: ErrorContext) -> CallFacts | None:
     """The facts of a module without a `forward`, or whose `__init__` does not begin with torch's; None of any other
     error."""
-    frame = context.users[0] if context.users else None
+    frame = context.frame
     if frame is None or not (NO_FORWARD.search(context.message) or NO_INIT.search(context.message)):
         return None
     if NO_INIT.search(context.message):
@@ -453,9 +456,9 @@ STEPS = re.compile(r"Tried to step \d+ times\. The specified number of total ste
 def detect_order(context: ErrorContext) -> CallFacts | None:
     """The facts of a GradScaler or a learning-rate schedule that is called too often, or before another call; None of
     any other error."""
-    frame, message = context.users[0] if context.users else None, context.message
+    frame, message = context.frame, context.message
     node = expression(frame) if frame is not None else None
-    call = next((n for n in ast.walk(node) if isinstance(n, ast.Call)), None) if node is not None else None
+    call = next(iter(calls_in(node)), None)
     line = statement(frame) if frame is not None else None
     if frame is None or call is None or line is None or not isinstance(call.func, ast.Attribute):
         return None
@@ -534,9 +537,8 @@ CHANCES = re.compile(
 def detect_chances(context: ErrorContext) -> CallFacts | None:
     """The facts of a tensor that should be made of probabilities; None of any other error."""
     match = CHANCES.search(context.message)
-    frame = context.users[0] if context.users else None
-    node = expression(frame) if frame is not None else None
-    call = next((n for n in ast.walk(node) if isinstance(n, ast.Call)), None) if node is not None else None
+    frame, node = context.frame, context.ran
+    call = next(iter(calls_in(node)), None)
     if match is None or frame is None or call is None:
         return None
     second = match[1] == "target"
@@ -563,9 +565,9 @@ def detect_chances(context: ErrorContext) -> CallFacts | None:
 
 def detect_length(context: ErrorContext) -> CallFacts | None:
     """The facts of a data set that is empty, has no length, or another than its parts; None of any other error."""
-    frame, message = context.users[0] if context.users else None, context.message
+    frame, message = context.frame, context.message
     node = expression(frame) if frame is not None else None
-    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)] if node is not None else []
+    calls = calls_in(node)
     if frame is None or not any("torch" in f.site.file for f in context.trail if not f.users):
         return None
     file = frame.site.file

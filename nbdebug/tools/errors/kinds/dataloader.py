@@ -36,7 +36,7 @@ from nbdebug.observe.sources import edit_of, nodes_of, parse, statement_at, tree
 from nbdebug.observe.variables import attributes, class_attribute
 from nbdebug.report import Edit, Finding, Fix
 from nbdebug.tools.errors.autograd.functions import function_source
-from nbdebug.tools.errors.context import ErrorContext, callee_name, shape_of, value_of
+from nbdebug.tools.errors.context import ErrorContext, callee_name, kind_of_message, shape_of, value_of
 from nbdebug.tools.errors.rules.dataloader import CollateMismatch, WorkerDied
 from nbdebug.tools.errors.sandbox import Run, quiet
 
@@ -116,21 +116,15 @@ def loader_in_source(context: ErrorContext) -> tuple[str, int | None]:
 
 
 SIGNAL = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([A-Za-z ]+)")
-ENDS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("cuda after fork", re.compile(r"Cannot re-initialize CUDA in forked subprocess")),
-    ("open files", re.compile(r"Too many open files|received 0 items of ancdata")),
-    (
-        "shared memory",
-        re.compile(r"No space left on device|out of shared memory|unable to (mmap|(allocate|open) shared memory)"),
-    ),
-    ("timeout", re.compile(r"DataLoader timed out after")),
-    ("bootstrap", re.compile(r"before the\s+current process has finished its bootstrapping phase")),
-    ("exited", re.compile(r"DataLoader worker \(pid(?:\(s\))? .*\) exited unexpectedly")),
-    (
-        "not picklable",
-        re.compile(r"[Cc]an(?:'t|not) (?:pickle|get local object)|not picklable|attribute lookup .* failed"),
-    ),
-)
+ENDS = {
+    "cuda after fork": "Cannot re-initialize CUDA in forked subprocess",
+    "open files": "Too many open files|received 0 items of ancdata",
+    "shared memory": "No space left on device|out of shared memory|unable to (mmap|(allocate|open) shared memory)",
+    "timeout": "DataLoader timed out after",
+    "bootstrap": r"before the\s+current process has finished its bootstrapping phase",
+    "exited": r"DataLoader worker \(pid(?:\(s\))? .*\) exited unexpectedly",
+    "not picklable": "[Cc]an(?:'t|not) (?:pickle|get local object)|not picklable|attribute lookup .* failed",
+}
 BROKEN = ("ConnectionResetError", "EOFError", "BrokenPipeError")
 """The errors of a worker's broken pipe in this process."""
 WAIT = 0.2
@@ -181,7 +175,7 @@ def _kind(context: ErrorContext) -> tuple[str | None, str]:
     message = context.message
     if (killed := SIGNAL.search(message)) is not None:
         return _by(killed[1].strip())
-    what = next((kind for kind, pattern in ENDS if pattern.search(message)), None)
+    what = kind_of_message(ENDS, message)
     if what in ("timeout", "exited", "bootstrap"):
         ended = re.search(r"exit code (-?\d+)", message)
         return (what, f"exit code {ended[1]}") if ended else _ended(context) if what == "exited" else (what, "")

@@ -19,7 +19,16 @@ from nbdebug.observe.locations import other_cells
 from nbdebug.observe.sources import edit_of, nodes_of
 from nbdebug.observe.variables import MODULES_OWN, attributes, class_attribute, named_modules
 from nbdebug.report import Edit, Link, Where
-from nbdebug.tools.errors.context import ErrorContext, callee_name, is_tensor, operands, value_of, value_parts
+from nbdebug.tools.errors.context import (
+    ErrorContext,
+    callee_name,
+    is_tensor,
+    kind_of_message,
+    operands,
+    parsed_expression,
+    value_of,
+    value_parts,
+)
 from nbdebug.tools.errors.kinds.dtypes import on_two_devices
 from nbdebug.tools.errors.operands import (
     OpArgument,
@@ -38,29 +47,10 @@ from nbdebug.tools.errors.rules.tensor_attributes import DeviceFacts
 from nbdebug.tools.errors.sandbox import TrialResult, computed_operands, edited, rerun
 
 MAKERS = frozenset(
-    {
-        "zeros",
-        "ones",
-        "empty",
-        "full",
-        "arange",
-        "linspace",
-        "eye",
-        "rand",
-        "randn",
-        "randint",
-        "randperm",
-        "tensor",
-        "as_tensor",
-        "from_numpy",
-        "Tensor",
-        "FloatTensor",
-        "LongTensor",
-        "normal",
-        "tril_indices",
-        "triu_indices",
-        "scalar_tensor",
-    }
+    (
+        "zeros ones empty full arange linspace eye rand randn randint randperm tensor as_tensor from_numpy Tensor "
+        "FloatTensor LongTensor normal tril_indices triu_indices scalar_tensor"
+    ).split()
 )
 """Calls that create a tensor on the CPU by default."""
 MOVES = ("to", "cuda", "cpu")
@@ -98,13 +88,10 @@ def reason(facts: DeviceFacts, odd: OpArgument, context: ErrorContext) -> Device
 
 def _source(origin: ValueOrigin, odd: OpArgument, context: ErrorContext) -> str:
     """The only tensor on the odd device in the first binding on the way."""
-    try:
-        node = ast.parse(origin.code, mode="eval").body
-    except (SyntaxError, ValueError):
-        return ""
+    node = parsed_expression(origin.code)
     names = {
         ast.unparse(part)
-        for part in value_parts(node)
+        for part in (value_parts(node) if node is not None else ())
         if isinstance(part, (ast.Name, ast.Attribute))
         and is_tensor(value := value_of(part, context.users[0]))
         and value.device == odd.value.device
@@ -211,20 +198,17 @@ def _runs(origin: ValueOrigin, context: ErrorContext) -> bool:
     return False
 
 
-PATTERNS: tuple[tuple[str, str], ...] = (
-    ("numpy", r"can't convert \S+ device type tensor to numpy|'lengths' argument should be a 1D CPU"),
-    ("generator", r"device type for generator but found|Expected a .* generator device|generator device"),
-    ("no data", r"Cannot copy out of meta tensor|cannot be called on meta tensors"),
-    ("parallel", r"module must have its parameters and buffers on device"),
-    (
-        "two",
-        r"(?:to be|are|be) on the same device|at least two devices|is not on the expected device|"
-        r"to have the same device type|are not at the same device|different from other tensors on|"
-        r"to have \w+ DeviceType, but got tensor with|Expected object of device type \w+ but got device type|"
-        r"is on CPU, but expected (?:it|them) to be on GPU|should be either on cpu or on the same device|"
-        r"all input tensors must be on the same device|Expected all tensors to be on the same",
-    ),
-)
+PATTERNS = {
+    "numpy": r"can't convert \S+ device type tensor to numpy|'lengths' argument should be a 1D CPU",
+    "generator": "device type for generator but found|Expected a .* generator device|generator device",
+    "no data": "Cannot copy out of meta tensor|cannot be called on meta tensors",
+    "parallel": "module must have its parameters and buffers on device",
+    "two": "(?:to be|are|be) on the same device|at least two devices|is not on the expected device|"
+    "to have the same device type|are not at the same device|different from other tensors on|"
+    r"to have \w+ DeviceType, but got tensor with|Expected object of device type \w+ but got device type|"
+    "is on CPU, but expected (?:it|them) to be on GPU|should be either on cpu or on the same device|"
+    "all input tensors must be on the same device|Expected all tensors to be on the same",
+}
 """The messages of torch's versions."""
 SMALL = 2_000_000
 """Elements that are moved to try a fix."""
@@ -232,7 +216,7 @@ SMALL = 2_000_000
 
 def detect(context: ErrorContext) -> DeviceFacts | None:
     """The facts of an error about devices; None of any other."""
-    kind = next((kind for kind, pattern in PATTERNS if re.search(pattern, context.message)), None)
+    kind = kind_of_message(PATTERNS, context.message)
     if kind is None and on_two_devices(context.message) and "should be the same" in context.message:
         kind = "two"
     if kind is None or raised_by_user(context):
@@ -257,7 +241,7 @@ def detect(context: ErrorContext) -> DeviceFacts | None:
 def _variables(context: ErrorContext, parts: list[OpArgument]) -> list[OpArgument]:
     """The tensors of the innermost frame, where the failing line shows none."""
     visited, names = {id(part.value) for part in parts}, OperandNames(context)
-    at = context.users[0] if context.users else None
+    at = context.frame
     return [
         dataclasses.replace(names.argument(value, ""), name=name, known=True)
         for name, value, frame in context.variables()
@@ -280,11 +264,11 @@ def _two(facts: DeviceFacts, parts: list[OpArgument], context: ErrorContext) -> 
     target = _target(home, partner, context)
     facts = dataclasses.replace(
         facts,
-        odd=_part(odd),
-        partner=_part(partner) if partner else None,
+        odd=odd.plain(),
+        partner=partner.plain() if partner else None,
         home=home,
         target=target,
-        also=tuple(_part(p) for p in away[1:] if is_plain(p.name) and p.value.ndim),
+        also=tuple(p.plain() for p in away[1:] if is_plain(p.name) and p.value.ndim),
     )
     facts = reason(facts, odd, context)
     return _cure(facts, odd, away, home, context)
@@ -301,13 +285,9 @@ def _home(parts: list[OpArgument], context: ErrorContext) -> str:
     return max(cards, key=lambda d: counts[d])
 
 
-def _part(argument: OpArgument) -> ArgumentFact:
-    return ArgumentFact(argument.fact(), argument.role, argument.owner, argument.known)
-
-
 def _target(home: str, partner: OpArgument | None, context: ErrorContext) -> str:
     """The user's expression for the home device: a variable, a tensor's device, a model's."""
-    at = context.users[0] if context.users else None
+    at = context.frame
     names = {**context.names, **at.globals, **at.names} if at is not None else dict(context.names)
     for name, value in names.items():  # what the failing line can see
         if type(value) is torch.device and str(value) in (home, home.partition(":")[0]):
@@ -464,7 +444,7 @@ def _unreadable(facts: DeviceFacts, parts: list[OpArgument], context: ErrorConte
     name = bracketed(odd.name) if odd.known else "lengths" if odd.role == "lengths" else "x"
     code = f"{name}.detach().cpu()" if odd.value.requires_grad else f"{name}.cpu()"
     return dataclasses.replace(
-        facts, odd=_part(odd), home="cpu", cure=TriedFix(code) if facts.kind == "numpy" else None
+        facts, odd=odd.plain(), home="cpu", cure=TriedFix(code) if facts.kind == "numpy" else None
     )
 
 

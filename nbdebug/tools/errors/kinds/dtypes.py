@@ -27,9 +27,12 @@ from nbdebug.tools.errors.context import (
     expression,
     fact,
     is_tensor,
+    kind_of_message,
     operands,
+    parsed_expression,
     value_of,
     value_parts,
+    word_set,
 )
 from nbdebug.tools.errors.operands import (
     ExpressionBinding,
@@ -47,81 +50,59 @@ from nbdebug.tools.errors.operands import (
     where_of,
 )
 from nbdebug.tools.errors.rules import ArgumentFact, TensorFact, TriedFix, ValueOrigin, bracketed
-from nbdebug.tools.errors.rules.tensor_attributes import DtypeFacts
+from nbdebug.tools.errors.rules.tensor_attributes import CASTS, DtypeFacts, cast
 from nbdebug.tools.errors.sandbox import computed_operands, edited, rerun
 
-PATTERNS: tuple[tuple[str, str], ...] = (
-    ("autocast", r"are unsafe to autocast"),
-    (
-        "array",
-        r"can't convert np\.ndarray of type|Could not infer dtype of|too many dimensions '\w+'|"
-        r"Got unsupported ScalarType|must be Tensor, not (?:numpy\.\w+|list|tuple|float|int|Series|DataFrame)\b|"
-        r"byte order different from the native",
-    ),
-    ("overflow", r"value cannot be converted to type \S+ without overflow"),
-    (
-        "classes",
-        r"expected target dtype to be Long|\"nll_loss\w*\" not implemented for|"
-        r"expected scalar type Long but found \w+|Expected object of scalar type Long",
-    ),
-    ("probable", r"Expected floating point type for target with class probabilities"),
-    (
-        "index",
-        r"argument #1 'indices' to have one of the following scalar types|tensors used as indices must be|"
-        r"Expected dtype int\d+(?:/int\d+| or int\d+)? for index|one_hot is only applicable to index|"
-        r"Expected a long tensor for index|argument #1 'indices' to have scalar type Long",
-    ),
-    (
-        "mask",
-        r"with (?:two bool tensors|a bool tensor) is not supported|on a bool tensor is not supported|"
-        r"only supports boolean masks|expected condition to be a boolean tensor|"
-        r"only bool and floating types of \w+ are supported|attn_mask dtype to be bool",
-    ),
-    ("gradient", r"[Oo]nly Tensors of floating point"),
-    ("in-place", r"can't be cast to the desired output type"),
-    ("half", r"not implemented for '(?:Half|BFloat16)'|Low precision dtypes not supported"),
-    ("integers", r"not implemented for '(?:Float|Double)'"),
-    ("complex", r"not implemented for 'Complex\w+'|not supported for complex|does(?:n't| not) support complex"),
-    (
-        "whole",
-        r"not implemented for '(?:Long|Int|Short|Byte|Char|Bool|U?Int\d+)'|could not infer output dtype|"
-        r"std and var only support floating|Integral inputs not supported|"
-        r"only supports floating-point dtypes for input|must be either a floating point or complex dtype|"
-        r"result type Long can't",
-    ),
-    (
-        "mixed",
-        r"must have the same dtype|to have the same dtype|expected scalar type \w+ but found \w+|"
-        r"Input type \(.+?\) and (?:bias|weight) type \(.+?\) should be the same|mixed dtype \(|"
-        r"Found dtype \w+ but expected \w+|RNN input dtype|same dtype, but got|dtypes match, got|"
-        r"Expected self\.dtype to be equal to src\.dtype|must have the same scalar type|"
-        r"expected dtype \S+ for `\w+` but got dtype|Expected object of scalar type \w+ but got|"
-        r"same type as input|all inputs must share same datatype|input must have the type \S+ got type",
-    ),
-)
+PATTERNS = {
+    "autocast": "are unsafe to autocast",
+    "array": r"can't convert np\.ndarray of type|Could not infer dtype of|too many dimensions '\w+'|"
+    r"Got unsupported ScalarType|must be Tensor, not (?:numpy\.\w+|list|tuple|float|int|Series|DataFrame)\b|"
+    "byte order different from the native",
+    "overflow": r"value cannot be converted to type \S+ without overflow",
+    "classes": r"expected target dtype to be Long|\"nll_loss\w*\" not implemented for|"
+    r"expected scalar type Long but found \w+|Expected object of scalar type Long",
+    "probable": "Expected floating point type for target with class probabilities",
+    "index": "argument #1 'indices' to have one of the following scalar types|tensors used as indices must be|"
+    r"Expected dtype int\d+(?:/int\d+| or int\d+)? for index|one_hot is only applicable to index|"
+    "Expected a long tensor for index|argument #1 'indices' to have scalar type Long",
+    "mask": "with (?:two bool tensors|a bool tensor) is not supported|on a bool tensor is not supported|"
+    "only supports boolean masks|expected condition to be a boolean tensor|"
+    r"only bool and floating types of \w+ are supported|attn_mask dtype to be bool",
+    "gradient": "[Oo]nly Tensors of floating point",
+    "in-place": "can't be cast to the desired output type",
+    "half": "not implemented for '(?:Half|BFloat16)'|Low precision dtypes not supported",
+    "integers": "not implemented for '(?:Float|Double)'",
+    "complex": r"not implemented for 'Complex\w+'|not supported for complex|does(?:n't| not) support complex",
+    "whole": r"not implemented for '(?:Long|Int|Short|Byte|Char|Bool|U?Int\d+)'|could not infer output dtype|"
+    "std and var only support floating|Integral inputs not supported|only supports floating-point dtypes for input|"
+    "must be either a floating point or complex dtype|result type Long can't",
+    "mixed": r"must have the same dtype|to have the same dtype|expected scalar type \w+ but found \w+|"
+    r"Input type \(.+?\) and (?:bias|weight) type \(.+?\) should be the same|mixed dtype \(|"
+    r"Found dtype \w+ but expected \w+|RNN input dtype|same dtype, but got|dtypes match, got|"
+    r"Expected self\.dtype to be equal to src\.dtype|must have the same scalar type|"
+    r"expected dtype \S+ for `\w+` but got dtype|Expected object of scalar type \w+ but got|same type as input|"
+    r"all inputs must share same datatype|input must have the type \S+ got type",
+}
 """(kind, pattern), the narrow before the wide."""
 
 NAMES = {
-    "long": "int64",
-    "long int": "int64",
-    "int": "int32",
-    "short": "int16",
-    "byte": "uint8",
-    "unsigned char": "uint8",
-    "char": "int8",
-    "signed char": "int8",
-    "bool": "bool",
-    "half": "float16",
-    "c10::half": "float16",
-    "bfloat16": "bfloat16",
-    "c10::bfloat16": "bfloat16",
-    "float": "float32",
-    "double": "float64",
-    "complexfloat": "complex64",
-    "complexdouble": "complex128",
-    "c10::complex<float>": "complex64",
-    "c10::complex<double>": "complex128",
-    "complexhalf": "complex32",
+    word: dtype
+    for dtype, words in {
+        "int64": "long, long int",
+        "int32": "int",
+        "int16": "short",
+        "uint8": "byte, unsigned char",
+        "int8": "char, signed char",
+        "bool": "bool",
+        "float16": "half, c10::half",
+        "bfloat16": "bfloat16, c10::bfloat16",
+        "float32": "float",
+        "float64": "double",
+        "complex64": "complexfloat, c10::complex<float>",
+        "complex128": "complexdouble, c10::complex<double>",
+        "complex32": "complexhalf",
+    }.items()
+    for word in words.split(", ")
 }
 """torch's words for a dtype (ScalarType, C++ type, old tensor type), in lower case → its name."""
 _WORD = (
@@ -133,7 +114,7 @@ _WORD = (
 
 def kind_of(message: str) -> str | None:
     """The kind of dtype error of a message, None for other messages."""
-    return next((kind for kind, pattern in PATTERNS if re.search(pattern, message)), None)
+    return kind_of_message(PATTERNS, message)
 
 
 def dtypes_in(message: str) -> list[str]:
@@ -181,7 +162,7 @@ def detect_in_worker(facts: DtypeFacts, context: ErrorContext) -> DtypeFacts | N
 
 def _made_of_floats(context: ErrorContext) -> TriedFix | None:
     """`torch.tensor([1, 2], requires_grad=True)` with a dtype."""
-    frame = context.users[0] if context.users else None
+    frame = context.frame
     for call in ast.walk(expression(frame) or ast.Module([], [])) if frame is not None else ():
         names = [keyword.arg for keyword in call.keywords] if isinstance(call, ast.Call) else []
         if isinstance(call, ast.Call) and "requires_grad" in names and frame is not None:
@@ -191,27 +172,10 @@ def _made_of_floats(context: ErrorContext) -> TriedFix | None:
 
 
 FLOAT_TARGETS = (
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "kl_div",
-    "gaussian_nll_loss",
-    "poisson_nll_loss",
-    "soft_margin_loss",
-)
+    "binary_cross_entropy binary_cross_entropy_with_logits mse_loss l1_loss smooth_l1_loss huber_loss kl_div "
+    "gaussian_nll_loss poisson_nll_loss soft_margin_loss"
+).split()
 CLASS_TARGETS = ("cross_entropy", "nll_loss", "multi_margin_loss")
-SHORT = {
-    "float32": "float()",
-    "float64": "double()",
-    "float16": "half()",
-    "bfloat16": "bfloat16()",
-    "int64": "long()",
-    "int32": "int()",
-    "bool": "bool()",
-}
 
 
 def detect(context: ErrorContext) -> DtypeFacts | None:
@@ -255,16 +219,10 @@ def detect(context: ErrorContext) -> DtypeFacts | None:
     facts = dataclasses.replace(facts, kind=kind, origin=source, model=model_name(model, context) if model else "")
     return dataclasses.replace(
         facts,
-        odd=part_of(mine),
-        partner=part_of(partner) if partner else None,
+        odd=mine.plain(read=True),
+        partner=partner.plain(read=True) if partner else None,
         expected=expected,
         cure=_cure(kind, mine, expected, parts, context),
-    )
-
-
-def part_of(argument: OpArgument) -> ArgumentFact:
-    return ArgumentFact(
-        argument.fact(read=not argument.value.dtype.is_complex), argument.role, argument.owner, argument.known
     )
 
 
@@ -299,7 +257,7 @@ def _op(context: ErrorContext) -> str:
         if frame.module is not None and type(frame.module).__name__ != "GraphModule":
             return OperandNames(context).module(frame.module)
     functions = [f.site.function for f in library_frames(context) if f.site.file == nn.functional.__file__]
-    ran = expression(context.users[0]) if context.users else None
+    ran = context.ran
     ran = ran.value if isinstance(ran, (ast.Expr, ast.Return, ast.Assign)) else ran
     return functions[-1] if functions else callee_name(ran) if ran is not None else ""
 
@@ -364,7 +322,7 @@ def _index(parts: list[OpArgument], context: ErrorContext) -> OpArgument | None:
     )
     indices = [p for p in parts if p.owner is None and _name(p) not in fits]
     inside = [p for p in indices if p.role in ("indices", "index", "input")]
-    ran = expression(context.users[0]) if context.users else None
+    ran = context.ran
     ran = ran.value if isinstance(ran, (ast.Expr, ast.Return, ast.Assign)) else ran
     keys = [ran.slice] if isinstance(ran, ast.Subscript) else ran.args if isinstance(ran, ast.Call) else []
     texts = {ast.unparse(part) for key in keys for part in ast.walk(key) if isinstance(part, ast.expr)}
@@ -449,22 +407,16 @@ def _cure(kind: str, odd: OpArgument, expected: str, parts: list[OpArgument], co
     if odd.owner is not None and type(odd.value) is nn.Parameter or kind in ("autocast", "overflow") or dtype is None:
         return None
     change = (lambda t: t.detach().abs()) if kind == "complex" else (lambda t: t.detach().to(dtype))
-    cast = "abs()" if kind == "complex" else SHORT.get(expected, f"to(torch.{expected})")
-    code = f"{bracketed(odd.name)}.{cast}"
+    method = "abs()" if kind == "complex" else cast(expected)
+    code = f"{bracketed(odd.name)}.{method}"
     if type(odd.value) is nn.Parameter:
-        code = f"nn.Parameter({odd.name}.detach().{cast})"
+        code = f"nn.Parameter({odd.name}.detach().{method})"
     if odd.value.is_meta or odd.value.numel() > 1_000_000 or type(odd.value) not in (torch.Tensor, nn.Parameter):
         return TriedFix(code)
-    alone = (
-        ("classes", "probable", "index", "in-place")
-        if odd.value.dtype == torch.bool
-        else ("classes", "probable", "index", "in-place", "mask")
-    )
-    alike = (
-        [odd]
-        if kind in alone
-        else [odd, *(p for p in parts if p.value.dtype == odd.value.dtype and type(p.value) is not nn.Parameter)]
-    )
+    alike = [odd]
+    alone = kind == "mask" and odd.value.dtype != torch.bool
+    if kind not in ("classes", "probable", "index", "in-place") and not alone:
+        alike += [p for p in parts if p.value.dtype == odd.value.dtype and type(p.value) is not nn.Parameter]
     try:
         changed = [(p, change(p.value)) for p in alike]
     except RuntimeError:  # a tensor that has left its vmap or grad can't be computed with
@@ -472,74 +424,29 @@ def _cure(kind: str, odd: OpArgument, expected: str, parts: list[OpArgument], co
     trial = rerun(context, {key: new for p, new in changed for key in (id(p.value), p.name)})
     if trial is not None and not trial.worked:
         return TriedFix(code, False, trial.after)
-    return edited(context, code, {p.name: cast for p in alike if p.known}, trial)
+    return edited(context, code, {p.name: method for p in alike if p.known}, trial)
 
 
 # -- where a dtype comes from ------------------------------------------------------------------------------------------
 
-CASTS = {"double": "float64", "half": "float16", "bfloat16": "bfloat16", "float": "float32"}
-_TAKES = frozenset({"from_numpy", "tensor", "as_tensor", "asarray"})
-MAKERS: dict[str, frozenset[str]] = {
-    "float64": _TAKES | {"double", "DoubleTensor"},
-    "int64": _TAKES
-    | {
-        "long",
-        "arange",
-        "randint",
-        "LongTensor",
-        "argmax",
-        "argmin",
-        "argsort",
-        "one_hot",
-        "randperm",
-        "multinomial",
-        "bincount",
-        "nonzero",
-        "searchsorted",
-        "bucketize",
-    },
-    "float32": _TAKES
-    | {
-        "float",
-        "zeros",
-        "ones",
-        "empty",
-        "rand",
-        "randn",
-        "full",
-        "linspace",
-        "FloatTensor",
-        "Tensor",
-        "rand_like",
-        "randn_like",
-        "eye",
-        "mean",
-        "softmax",
-        "sigmoid",
-    },
-    "float16": _TAKES | {"half", "HalfTensor"},
-    "bfloat16": _TAKES | {"bfloat16"},
-    "bool": _TAKES | {"bool", "isnan", "isfinite", "logical_not", "logical_and", "eq", "ne", "ge", "gt", "le", "lt"},
-    "int32": _TAKES | {"int", "IntTensor"},
-    "int16": _TAKES | {"short"},
-    "uint8": _TAKES | {"byte", "ByteTensor"},
-    "complex64": frozenset(
-        {
-            "fft",
-            "fft2",
-            "fftn",
-            "rfft",
-            "rfft2",
-            "stft",
-            "complex",
-            "view_as_complex",
-            "polar",
-            "eig",
-            "eigvals",
-            "tensor",
-        }
-    ),
-    "complex128": frozenset({"fft", "fft2", "rfft", "stft", "complex", "from_numpy", "tensor", "eig", "eigvals"}),
+_TAKES = word_set("from_numpy tensor as_tensor asarray")
+MAKERS = {
+    dtype: word_set(calls) | (_TAKES if not dtype.startswith("complex") else frozenset())
+    for dtype, calls in {
+        "float64": "double DoubleTensor",
+        "int64": "long arange randint LongTensor argmax argmin argsort one_hot randperm multinomial bincount nonzero "
+        "searchsorted bucketize",
+        "float32": "float zeros ones empty rand randn full linspace FloatTensor Tensor rand_like randn_like eye mean "
+        "softmax sigmoid",
+        "float16": "half HalfTensor",
+        "bfloat16": "bfloat16",
+        "bool": "bool isnan isfinite logical_not logical_and eq ne ge gt le lt",
+        "int32": "int IntTensor",
+        "int16": "short",
+        "uint8": "byte ByteTensor",
+        "complex64": "fft fft2 fftn rfft rfft2 stft complex view_as_complex polar eig eigvals tensor",
+        "complex128": "fft fft2 rfft stft complex from_numpy tensor eig eigvals",
+    }.items()
 }
 """dtype → the calls that can give it."""
 
@@ -629,11 +536,8 @@ def _origin(way: tuple[ExpressionBinding, ...], context: ErrorContext, dtype: to
 
 def _at_once(odd: OpArgument, context: ErrorContext, is_origin: Any) -> ValueOrigin | None:
     """An operand that is not a variable but is created in the failing line."""
-    try:
-        node = ast.parse(odd.name, mode="eval").body
-    except (SyntaxError, ValueError):
-        return None
-    maker = next((part for part in value_parts(node) if is_origin(part)), None)
+    node = parsed_expression(odd.name)
+    maker = next((part for part in value_parts(node) if is_origin(part)), None) if node is not None else None
     if maker is None or isinstance(node, (ast.Name, ast.Attribute)):
         return None
     path = _module(maker, odd.value.dtype, context)
@@ -704,7 +608,7 @@ def array_facts(context: ErrorContext, default: str) -> DtypeFacts | None:
         odd = next(
             (p for p in op_arguments(context) if str(p.value.dtype) in ("torch.bfloat16", "torch.complex32")), None
         )
-        part = ArgumentFact(odd.fact(), odd.role, odd.owner, odd.known) if odd else None
+        part = odd.plain() if odd else None
         cure = TriedFix(f"{odd.name}.float()") if odd else None
         return DtypeFacts(
             raised_facts(context), "array", part, None, "float32", "numpy()", "ScalarType", default=default, cure=cure

@@ -28,7 +28,16 @@ from nbdebug.observe.locations import source_text
 from nbdebug.observe.sources import edit_of
 from nbdebug.observe.variables import attributes, is_user_module
 from nbdebug.report import Edit, Where
-from nbdebug.tools.errors.context import COPIED, ErrorContext, expression, operands, path_text, statement, value_of
+from nbdebug.tools.errors.context import (
+    COPIED,
+    ErrorContext,
+    expression,
+    kind_of_message,
+    operands,
+    path_text,
+    statement,
+    value_of,
+)
 from nbdebug.tools.errors.operands import raised_by_user
 from nbdebug.tools.errors.rules import Raised
 from nbdebug.tools.errors.rules.files import FileFacts, ModuleMissing
@@ -51,34 +60,23 @@ SYNTAX = re.compile(
     r"^(?:JSONDecodeError|TOMLDecodeError|(?:Scanner|Parser|Composer|Constructor|Reader|MarkedYAML)Error)"
 )
 WEIGHTS = re.compile(r"[\\/]torch[\\/]serialization\.py$|[\\/]safetensors[\\/]|[\\/]pickle\.py$")
-HUB: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("restricted", re.compile(r"GatedRepo|gated repo|is restricted|awaiting a review|must be authenticated")),
-    (
-        "offline",
-        re.compile(
-            r"couldn't connect to|[Oo]ffline ?mode|cannot find the requested files in the local cache|outgoing traffic "
-            r"has been disabled|find the requested files in the (?:disk )?cache|Couldn't reach"
-        ),
-    ),
-    (
-        "repository",
-        re.compile(
-            r"is not a valid model identifier|Repository Not Found|RepositoryNotFound|EntryNotFound|Entry Not Found|"
-            r"does not appear to have a file named|Can't load (?:tokenizer|the model|the configuration|config)|"
-            r"404 Client Error|Dataset '?[\w./-]+'? doesn't exist|HFValidationError"
-        ),
-    ),
-)
+HUB = {
+    "restricted": "GatedRepo|gated repo|is restricted|awaiting a review|must be authenticated",
+    "offline": "couldn't connect to|[Oo]ffline ?mode|cannot find the requested files in the local cache|"
+    "outgoing traffic has been disabled|find the requested files in the (?:disk )?cache|Couldn't reach",
+    "repository": "is not a valid model identifier|Repository Not Found|RepositoryNotFound|EntryNotFound|"
+    "Entry Not Found|does not appear to have a file named|Can't load (?:tokenizer|the model|the configuration|"
+    r"config)|404 Client Error|Dataset '?[\w./-]+'? doesn't exist|HFValidationError",
+}
 REPOSITORY = re.compile(r"(?:huggingface\.co/(?:api/)?(?:models/|datasets/)?|['\"`]|^)([\w.-]+/[\w.-]+)(?=['\"`/ ]|$)")
 
 
 def detect_missing(context: ErrorContext) -> FileFacts | None:
     """The facts of a file or repository that is not there; None of any other error."""
     message = f"{context.type}: {context.message}"
-    for what, pattern in HUB:
-        if pattern.search(message) and "/" in message:
-            named = REPOSITORY.search(context.message)
-            return FileFacts(_without_phase(context), what, named[1] if named else "")
+    if (what := kind_of_message(HUB, message)) is not None and "/" in message:
+        named = REPOSITORY.search(context.message)
+        return FileFacts(_without_phase(context), what, named[1] if named else "")
     if context.type != "FileNotFoundError":
         return None
     path = _path_of(context) or _quoted(context.message)
@@ -315,99 +313,29 @@ FOLDERS = 400
 """Folders that are searched."""
 DEPTH = 3
 SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "dist-packages", "build", "dist"})
-PIP = {
-    "cv2": "opencv-python",
-    "PIL": "Pillow",
-    "sklearn": "scikit-learn",
-    "skimage": "scikit-image",
-    "yaml": "PyYAML",
-    "bs4": "beautifulsoup4",
-    "Crypto": "pycryptodome",
-    "dotenv": "python-dotenv",
-    "attr": "attrs",
-    "dateutil": "python-dateutil",
-    "fitz": "PyMuPDF",
-    "serial": "pyserial",
-    "usb": "pyusb",
-    "jwt": "PyJWT",
-    "git": "GitPython",
-    "magic": "python-magic",
-    "docx": "python-docx",
-    "pptx": "python-pptx",
-    "Levenshtein": "python-Levenshtein",
-    "umap": "umap-learn",
-    "hydra": "hydra-core",
-    "pytorch_lightning": "lightning",
-    "faiss": "faiss-cpu",
-    "google.protobuf": "protobuf",
-    "tensorboardX": "tensorboardX",
-    "clip": "open_clip_torch",
-    "segment_anything": "segment-anything",
-    "sentence_transformers": "sentence-transformers",
-    "torch_geometric": "torch-geometric",
-    "albumentations": "albumentations",
-    "pycocotools": "pycocotools",
-}
+PIP = dict(
+    pair.split(":")
+    for pair in (
+        "cv2:opencv-python PIL:Pillow sklearn:scikit-learn skimage:scikit-image yaml:PyYAML bs4:beautifulsoup4 "
+        "Crypto:pycryptodome dotenv:python-dotenv attr:attrs dateutil:python-dateutil fitz:PyMuPDF serial:pyserial "
+        "usb:pyusb jwt:PyJWT git:GitPython magic:python-magic docx:python-docx pptx:python-pptx "
+        "Levenshtein:python-Levenshtein umap:umap-learn hydra:hydra-core pytorch_lightning:lightning faiss:faiss-cpu "
+        "google.protobuf:protobuf tensorboardX:tensorboardX clip:open_clip_torch segment_anything:segment-anything "
+        "sentence_transformers:sentence-transformers torch_geometric:torch-geometric albumentations:albumentations "
+        "pycocotools:pycocotools"
+    ).split()
+)
 """Modules of training code whose package has another name."""
 
 WELL_KNOWN = (
     *PIP,
-    "accelerate",
-    "bitsandbytes",
-    "catboost",
-    "datasets",
-    "deepspeed",
-    "diffusers",
-    "einops",
-    "evaluate",
-    "fastai",
-    "gradio",
-    "huggingface_hub",
-    "jax",
-    "keras",
-    "lightgbm",
-    "lightning",
-    "matplotlib",
-    "monai",
-    "networkx",
-    "nltk",
-    "numba",
-    "numpy",
-    "onnx",
-    "onnxruntime",
-    "openai",
-    "optuna",
-    "pandas",
-    "peft",
-    "plotly",
-    "polars",
-    "pyarrow",
-    "pydantic",
-    "requests",
-    "safetensors",
-    "scipy",
-    "seaborn",
-    "sentencepiece",
-    "spacy",
-    "streamlit",
-    "sympy",
-    "tensorboard",
-    "tensorflow",
-    "timm",
-    "tokenizers",
-    "torch",
-    "torchaudio",
-    "torchmetrics",
-    "torchtext",
-    "torchvision",
-    "tqdm",
-    "transformers",
-    "triton",
-    "trl",
-    "ultralytics",
-    "wandb",
-    "xformers",
-    "xgboost",
+    *(
+        "accelerate bitsandbytes catboost datasets deepspeed diffusers einops evaluate fastai gradio huggingface_hub "
+        "jax keras lightgbm lightning matplotlib monai networkx nltk numba numpy onnx onnxruntime openai optuna "
+        "pandas peft plotly polars pyarrow pydantic requests safetensors scipy seaborn sentencepiece spacy streamlit "
+        "sympy tensorboard tensorflow timm tokenizers torch torchaudio torchmetrics torchtext torchvision tqdm "
+        "transformers triton trl ultralytics wandb xformers xgboost"
+    ).split(),
 )
 """Modules of training code, to recognize a misspelt name: a package with the misspelt name may be malicious."""
 
@@ -755,7 +683,7 @@ PICKLE = 20_000_000
 def _alias(context: ErrorContext, module: str, holders: tuple[str, ...]) -> tuple[Edit | None, int]:
     """(the failing line behind one that gives a module its old name, how many classes the file names; 0 where not all
     are then found). The file is read, and not loaded."""
-    frame = context.users[0] if context.users else None
+    frame = context.frame
     line, call = (statement(frame), _load_call(context)) if frame is not None else (None, None)
     holder = next((name for name in holders if name not in (module, "__main__")), "")
     if frame is None or line is None or hasattr(line, "body") or call is None or not call.args or not holder:

@@ -28,10 +28,13 @@ from nbdebug.tools.errors.context import (
     UNKNOWN,
     ErrorContext,
     callee_name,
+    calls_in,
     comprehensions,
     expression,
     is_tensor,
+    parsed_expression,
     value_of,
+    value_part,
 )
 from nbdebug.tools.errors.kinds.dataloader import iterator_of, loader_of
 from nbdebug.tools.errors.operands import (
@@ -45,7 +48,7 @@ from nbdebug.tools.errors.operands import (
     raised_by_user,
     raised_facts,
 )
-from nbdebug.tools.errors.rules import ArgumentFact, TriedFix, ValueOrigin
+from nbdebug.tools.errors.rules import TriedFix, ValueOrigin
 from nbdebug.tools.errors.rules.indices import IndexFacts, OutOfRange
 from nbdebug.tools.errors.sandbox import SMALL, computed_operands, rerun
 
@@ -114,11 +117,7 @@ def _caller(scores: str, context: ErrorContext) -> tuple[str, nn.Module | None]:
     def called(node: ast.expr) -> bool:
         return isinstance(node, ast.Call) and _module(node.func, context) is not None
 
-    try:
-        tree: ast.expr = ast.parse(scores, mode="eval").body
-    except (SyntaxError, ValueError):
-        return "", None
-    inner = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called(node)]
+    inner = [node for node in calls_in(parsed_expression(scores)) if called(node)]
     if not inner:
         way = origin_of(scores, context, called)
         maker = way[0].maker if way else None
@@ -138,34 +137,36 @@ IGNORED = -100
 """The label that torch's losses ignore by default."""
 
 
+def _tried(code: str, context: ErrorContext, swap: dict[int | str, torch.Tensor]) -> TriedFix:
+    """A change of an operand as a fix, tried on the failing op."""
+    trial = rerun(context, swap)
+    return TriedFix(code) if trial is None else TriedFix(code, trial.worked, trial.after)
+
+
 def grown(bad: OutOfRange, table: torch.Tensor, context: ErrorContext) -> TriedFix | None:
     """The lookup with a table that has a row for the largest id."""
     rows, high = table.shape[0], bad.high
     if high is None or (bad.low or 0) < 0 or high >= 2 * rows + NEAR or (high + 1) * table.shape[-1] > SMALL:
         return None
     larger = torch.zeros(high + 1, *table.shape[1:], dtype=table.dtype, device=table.device)
-    trial = rerun(context, {id(table): larger})
-    return TriedFix(str(high + 1)) if trial is None else TriedFix(str(high + 1), trial.worked, trial.after)
+    return _tried(str(high + 1), context, {id(table): larger})
 
 
 def shifted(bad: OutOfRange, target: torch.Tensor, size: int, context: ErrorContext) -> TriedFix | None:
     """The loss with classes from 0, where they are counted from 1 to the number of classes."""
     if bad.values != (size,) or (bad.low or 0) < 1:
         return None
-    trial = rerun(context, {id(target): target.detach() - 1})
-    return TriedFix("1") if trial is None else TriedFix("1", trial.worked, trial.after)
+    return _tried("1", context, {id(target): target.detach() - 1})
 
 
 def ignored(bad: OutOfRange, target: torch.Tensor, context: ErrorContext) -> TriedFix | None:
     """The loss without a special label (255, -1), as with `ignore_index`."""
     if len(bad.values) != 1 or not (bad.value < 0 or bad.value >= 255):
         return None
-    code = str(bad.value)
     if target.numel() > SMALL:
-        return TriedFix(code)
+        return TriedFix(str(bad.value))
     masked = target.detach().masked_fill(target.detach() == bad.value, IGNORED)
-    trial = rerun(context, {id(target): masked})
-    return TriedFix(code) if trial is None else TriedFix(code, trial.worked, trial.after)
+    return _tried(str(bad.value), context, {id(target): masked})
 
 
 EMBEDDING = re.compile(r"index out of range in self|Index \d+ of input takes value -?\d+ which is not in the valid")
@@ -222,10 +223,6 @@ def _frame_of(context: ErrorContext, *functions: str) -> dict[str, Any]:
     return next((dict(f.names) for f in library_frames(context) if f.site.function in functions), {})
 
 
-def part(argument: OpArgument) -> ArgumentFact:
-    return ArgumentFact(argument.fact(read=True), argument.role, argument.owner, argument.known)
-
-
 def _named(value: Any, role: str, context: ErrorContext) -> OpArgument:
     argument = next((p for p in op_arguments(context) if p.value is value), None)
     return argument if argument is not None else OperandNames(context).argument(value, role)
@@ -251,7 +248,7 @@ def _embedding(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
         width=table.shape[-1],
         dim=0,
         shape=tuple(table.shape),
-        index=part(argument),
+        index=argument.plain(read=True),
         beyond=beyond(index, 0, table.shape[0] - 1),
     )
     if facts.beyond is None:
@@ -309,19 +306,11 @@ def _selected(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
     dims = [value_of(arg, context.users[0]) for arg in getattr(node, "args", [])]
     dim = next((d for d in dims if type(d) is int), 0)
     bad = beyond(index.value, 0, table.value.shape[dim] - 1)
-    return (
-        None
-        if bad is None
-        else dataclasses.replace(
-            facts,
-            table=table.name,
-            size=table.value.shape[dim],
-            dim=dim,
-            shape=tuple(table.value.shape),
-            index=part(index),
-            beyond=bad,
-        )
-    )
+    if bad is None:
+        return None
+    size, shape = table.value.shape[dim], tuple(table.value.shape)
+    index_fact = index.plain(read=True)
+    return dataclasses.replace(facts, table=table.name, size=size, dim=dim, shape=shape, index=index_fact, beyond=bad)
 
 
 def _counted(name: str, context: ErrorContext) -> tuple[str, str, ValueOrigin | None]:
@@ -383,7 +372,7 @@ def _target(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
         table=table,
         size=size,
         shape=tuple(scores.shape),
-        index=part(labels),
+        index=labels.plain(read=True),
         beyond=bad,
         head=head(table, size, context),
         shifted=shifted(bad, target, size, context),
@@ -401,27 +390,19 @@ def _classes(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
         value = value_of(expr, context.users[0])
         size = value if value is not UNKNOWN and type(value) is int else size
     if "smaller" in context.message:
+        kind, table = "one_hot", "num_classes"
         bad = beyond(index.value, 0, size - 1) if size is not None else None
-        return (
-            None
-            if bad is None
-            else dataclasses.replace(
-                facts, kind="one_hot", size=size, index=part(index), beyond=bad, table="num_classes"
-            )
-        )
-    bad = beyond(index.value, 0, 1 << 62)
-    return (
-        None
-        if bad is None
-        else dataclasses.replace(facts, kind="negative", index=part(index), beyond=bad, table=callee_name(node))
-    )
+    else:
+        kind, table, size = "negative", callee_name(node), None
+        bad = beyond(index.value, 0, 1 << 62)
+    if bad is None:
+        return None
+    return dataclasses.replace(facts, kind=kind, size=size, index=index.plain(read=True), beyond=bad, table=table)
 
 
 def _call(context: ErrorContext) -> ast.AST:
-    node = expression(context.users[0]) if context.users else None
-    if isinstance(node, (ast.Expr, ast.Return, ast.Assign)) and node.value is not None:
-        node = node.value
-    return node if node is not None else ast.Module([], [])
+    """What ran in the failing line; an empty module where that is not known."""
+    return value_part(context.ran) or ast.Module([], [])
 
 
 def _tensor(facts: IndexFacts, context: ErrorContext, value: int, dim: int | None, size: int) -> IndexFacts | None:
@@ -434,7 +415,13 @@ def _tensor(facts: IndexFacts, context: ErrorContext, value: int, dim: int | Non
     mine = [p for p in parts if p.name == text]
     if text and not mine and indices:  # the result of a user's call: its size is in the message
         return dataclasses.replace(
-            facts, table=text, size=size, dim=dim, least=least, index=part(indices[0][0]), beyond=indices[0][1]
+            facts,
+            table=text,
+            size=size,
+            dim=dim,
+            least=least,
+            index=indices[0][0].plain(read=True),
+            beyond=indices[0][1],
         )
     tables = mine or [p for p in parts if not any(p is h for h, _ in indices)]
     fits = [p for p in tables if p.value.ndim and size in p.value.shape or dim is None and p.value.numel() == size]
@@ -456,7 +443,7 @@ def _tensor(facts: IndexFacts, context: ErrorContext, value: int, dim: int | Non
     )
     if indices:
         argument, bad = indices[0]
-        facts = dataclasses.replace(facts, index=part(argument), beyond=bad)
+        facts = dataclasses.replace(facts, index=argument.plain(read=True), beyond=bad)
     return sample_of(facts, context)
 
 
@@ -474,8 +461,7 @@ def _indexed(context: ErrorContext) -> str:
 def _key(context: ErrorContext, value: int) -> str:
     """The text of a plain index in the failing line that has this value."""
     for node in ast.walk(_call(context)):
-        keys = node.slice if isinstance(node, ast.Subscript) else None
-        for key in keys.elts if isinstance(keys, (ast.Tuple, ast.List)) else [keys] if keys is not None else []:
+        for key in _keys(node) if isinstance(node, ast.Subscript) else ():
             if number(key, context.users[0]) == value and not isinstance(key, (ast.Constant, ast.UnaryOp)):
                 return ast.unparse(key)
     return ""
@@ -498,7 +484,7 @@ def number(node: ast.AST, frame: Frame) -> int | None:
 def sample_of(facts: IndexFacts, context: ErrorContext) -> IndexFacts:
     """In a data set's `__getitem__`: the facts with the length that it returns, the requested sample, the data set's
     name, and the correct length."""
-    frame = context.users[0] if context.users else None
+    frame = context.frame
     methods = _methods(frame) if frame is not None else {}
     if frame is None or "__len__" not in methods:
         return facts
@@ -543,7 +529,7 @@ def _fits(facts: IndexFacts, parameter: str, frame: Frame) -> str:
     for node in ast.walk(ran) if ran is not None else ():
         if not isinstance(node, ast.Subscript) or ast.unparse(node.value) != facts.table:
             continue
-        for key in node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]:
+        for key in _keys(node):
             if ast.unparse(key) == parameter == facts.key:
                 return entries
             if isinstance(key, ast.BinOp) and isinstance(key.op, ast.Add) and ast.unparse(key) == facts.key:
@@ -626,78 +612,53 @@ def sequence_facts(facts: IndexFacts, context: ErrorContext) -> IndexFacts | Non
 
 def array_facts(facts: IndexFacts, context: ErrorContext, value: int, dim: int | None, size: int) -> IndexFacts | None:
     """NumPy's message is torch's: the array of the failing line whose size the message names."""
-    frame = context.users[0] if context.users else None
-    for node in ast.walk(_ran(frame)) if frame is not None else ():
-        if not isinstance(node, ast.Subscript):
-            continue
-        table = value_of(node.value, frame) if frame is not None else UNKNOWN
-        if type(table) is not np.ndarray or dim is None or dim >= table.ndim or table.shape[dim] != size:
-            continue
-        facts = dataclasses.replace(
-            facts,
-            kind="sequence",
-            table=ast.unparse(node.value),
-            size=size,
-            dim=dim,
-            shape=table.shape,
-            least=-size,
-            beyond=OutOfRange(value),
-        )
-        keys = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        mine = [ast.unparse(key) for key in keys if _reaches(key, value, frame)]
-        return sample_of(dataclasses.replace(facts, key=mine[0] if mine else ""), context)
-    single = [n for n in ast.walk(_ran(frame)) if isinstance(n, ast.Subscript)] if frame is not None else []
-    ran = _ran(frame)
-    value_node = ran.value if isinstance(ran, (ast.Return, ast.Expr, ast.Assign)) else ran
-    if len(single) != 1 or single[0] is not value_node or context.trail[-1] is not frame:
+    frame, ran = context.frame, context.ran
+    if frame is None or ran is None:
         return None
-    key = "" if isinstance(single[0].slice, (ast.Constant, ast.UnaryOp)) else ast.unparse(single[0].slice)
-    return sample_of(
-        dataclasses.replace(
-            facts,
-            kind="sequence",
-            table=ast.unparse(single[0].value),
-            size=size,
-            dim=dim,
-            least=-size,
-            beyond=OutOfRange(value),
-            key=key if key.isidentifier() else "",
-        ),
-        context,
-    )
+    subscripts = [node for node in ast.walk(ran) if isinstance(node, ast.Subscript)]
+    facts = dataclasses.replace(facts, kind="sequence", size=size, dim=dim, least=-size, beyond=OutOfRange(value))
+    for node in subscripts:
+        table = value_of(node.value, frame)
+        if type(table) is np.ndarray and dim is not None and dim < table.ndim and table.shape[dim] == size:
+            mine = [ast.unparse(key) for key in _keys(node) if _reaches(key, value, frame)]
+            facts = dataclasses.replace(facts, table=ast.unparse(node.value), shape=table.shape, key="".join(mine[:1]))
+            return sample_of(facts, context)
+    if len(subscripts) != 1 or subscripts[0] is not value_part(ran) or context.trail[-1] is not frame:
+        return None
+    key = ast.unparse(subscripts[0].slice)
+    facts = dataclasses.replace(facts, table=ast.unparse(subscripts[0].value), key=key if key.isidentifier() else "")
+    return sample_of(facts, context)
 
 
-def _reaches(key: ast.expr, value: int, frame: Frame | None) -> bool:
+def _keys(node: ast.Subscript) -> list[ast.expr]:
+    """The indices between the brackets."""
+    return node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+
+
+def _reaches(key: ast.expr, value: int, frame: Frame) -> bool:
     """Whether a key other than a constant has or contains the value."""
-    result: Any = value_of(key, frame) if frame is not None else UNKNOWN
-    result = _computed(key, frame) if result is UNKNOWN and frame is not None else result
+    result: Any = _whole(key, frame)
     if isinstance(key, ast.Constant) or result is UNKNOWN:
         return False
-    if type(result) is np.ndarray and result.dtype.kind in "iu":
-        return bool((result == value).any())
-    if is_tensor(result) and not result.is_meta and not result.dtype.is_floating_point:
+    array = type(result) is np.ndarray and result.dtype.kind in "iu"
+    if array or is_tensor(result) and not result.is_meta and not result.dtype.is_floating_point:
         return bool((result == value).any())
     return is_instance(result, (int, np.integer)) and int(result) == value
 
 
-def _computed(key: ast.expr, frame: Frame) -> Any:
-    result = number(key, frame) if isinstance(key, ast.BinOp) else None
-    return UNKNOWN if result is None else result
-
-
-def _ran(frame: Frame | None) -> ast.AST:
-    node = expression(frame) if frame is not None else None
-    return node if node is not None else ast.Module([], [])
+def _whole(key: ast.expr, frame: Frame) -> Any:
+    """The value of a key, also of a sum of whole numbers."""
+    value = value_of(key, frame)
+    result = number(key, frame) if value is UNKNOWN and isinstance(key, ast.BinOp) else None
+    return value if result is None else result
 
 
 def _subscripts(frame: Frame) -> list[tuple[ast.expr, ast.expr, int, int | None]]:
     """(what is indexed, the index, the number of entries, the value where known) of the failing line's subscripts."""
     subscripts = []
-    for node in ast.walk(_ran(frame)):
+    for node in ast.walk(expression(frame) or ast.Module([], [])):
         if isinstance(node, ast.Subscript):
-            size = _size(node.value, frame)
-            value: Any = value_of(node.slice, frame)
-            value = _computed(node.slice, frame) if value is UNKNOWN else value
+            size, value = _size(node.value, frame), _whole(node.slice, frame)
             if value is UNKNOWN and isinstance(node.slice, ast.Name) and size is not None:
                 value = _first_beyond(node, node.slice.id, size, frame)
             whole = is_instance(value, (int, np.integer)) and type(value) is not bool
@@ -724,20 +685,12 @@ def _first_beyond(node: ast.AST, name: str, size: int, frame: Frame) -> Any:
 def _size(node: ast.expr, frame: Frame) -> int | None:
     """The number of entries of an object, where its length needs no code of the user's."""
     if isinstance(node, ast.Attribute) and node.attr in ("shape", "iloc"):
-        inner = value_of(node.value, frame)
+        inner: Any = value_of(node.value, frame)
         if node.attr == "shape":
             return inner.ndim if is_tensor(inner) or type(inner) is np.ndarray else None
-        return _pandas(inner)
+        table = type(inner).__module__.partition(".")[0] == "pandas" and type(inner).__name__ in ("DataFrame", "Series")
+        return int(inner.shape[0]) if table else None
     if isinstance(node, (ast.List, ast.Tuple)) and not any(isinstance(part, ast.Starred) for part in node.elts):
         return len(node.elts)
     value: Any = value_of(node, frame)
-    if type(value) in EXACT:
-        return len(value)
-    if type(value) in (nn.Sequential, nn.ModuleList, nn.ParameterList):
-        return len(value)
-    return None
-
-
-def _pandas(value: Any) -> int | None:
-    home, name = type(value).__module__.partition(".")[0], type(value).__name__
-    return int(value.shape[0]) if home == "pandas" and name in ("DataFrame", "Series") else None
+    return len(value) if type(value) in (*EXACT, nn.Sequential, nn.ModuleList, nn.ParameterList) else None

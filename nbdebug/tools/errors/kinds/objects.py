@@ -22,6 +22,7 @@ from nbdebug.tools.errors.context import (
     UNKNOWN,
     ErrorContext,
     callee_name,
+    calls_in,
     expression,
     fact,
     is_tensor,
@@ -252,7 +253,7 @@ def _cures(
     context: ErrorContext, text: str, value: Any, entries: list[tuple[str, torch.Tensor]], need: str
 ) -> tuple[tuple[TriedFix, ...], tuple[Edit | None, ...]]:
     """The entry that the line can go on with, as an edit of it, tried on copies: the first that works."""
-    frame = context.users[0] if context.users else None
+    frame = context.frame
     node = _node_of(frame, text, value) if frame is not None and text else None
     if need.strip("`.") in MOVES and frame is not None and text:
         return _moves(frame, text, value)
@@ -382,7 +383,7 @@ def detect_exhausted(context: ErrorContext) -> IteratorFacts | None:
     stopped = context.type == "StopIteration" or "generator raised StopIteration" in context.message
     for frame in context.users if stopped else ():
         node = expression(frame)
-        calls = [n for n in ast.walk(node) if isinstance(n, ast.Call) and callee_name(n) == "next"] if node else []
+        calls = [n for n in calls_in(node) if callee_name(n) == "next"]
         if not calls or not calls[0].args:
             continue
         inside = calls[0].args[0]
@@ -422,8 +423,7 @@ def _started_again(frame: Frame, name: str, source: str) -> Edit | None:
 
 def detect_no_iterator(context: ErrorContext) -> CallFacts | None:
     """The facts of a loader that is given to `next`, indexed, or asked for a method `next`; None of any other error."""
-    frame = context.users[0] if context.users else None
-    node = expression(frame) if frame is not None else None
+    frame, node = context.frame, context.ran
     whole = statement(frame) if frame is not None else None
     for part in ast.walk(node) if node is not None and frame is not None else ():
         what = code = ""
@@ -454,7 +454,7 @@ COUNTERS = re.compile(r"i|j|k|n|idx|index|step|it|num|number|batch_(i|idx|index|
 
 def detect_unpacking(context: ErrorContext) -> CallFacts | None:
     """The facts of an assignment or a loop with names for another number of values; None of any other error."""
-    frame, match = context.users[0] if context.users else None, UNPACK.search(context.message)
+    frame, match = context.frame, UNPACK.search(context.message)
     line = statement(frame) if frame is not None else None
     if context.trail and not context.trail[-1].users or frame is None or line is None:
         return None
@@ -597,7 +597,7 @@ def _keys_of_batch(context: ErrorContext, frame: Frame) -> CallFacts | None:
 def detect_wrapped(context: ErrorContext) -> CallFacts | None:
     """The facts of an attribute of the object within the one that was asked; None of any other error."""
     match = re.search(r"'[\w.]+' object has no attribute '(\w+)'", context.message)
-    frame = context.users[0] if context.users else None
+    frame = context.frame
     node = expression(frame) if frame is not None and match is not None else None
     node = node.func if isinstance(node, ast.Call) else node
     if frame is None or match is None or not isinstance(node, ast.Attribute) or node.attr != match[1]:
@@ -696,7 +696,7 @@ REFUSED = re.compile(
 
 def detect_pickle(context: ErrorContext) -> CallFacts | None:
     """The facts of a module that `torch.save` can't store whole; None of any other error."""
-    match, frame = REFUSED.search(context.message), context.users[0] if context.users else None
+    match, frame = REFUSED.search(context.message), context.frame
     call = expression(frame) if frame is not None else None
     saves = isinstance(call, ast.Call) and callee_name(call) == "save" and call.args
     if match is None or frame is None or not isinstance(call, ast.Call) or not saves:

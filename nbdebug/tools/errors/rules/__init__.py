@@ -18,15 +18,9 @@ from typing import Any
 from nbdebug.report import Edit, Link, Where
 
 DECLARED = (
-    "autograd.rules",
-    "rules.backends",
-    "rules.tensor_attributes",
-    "rules.indices",
-    "rules.dataloader",
-    "rules.files",
-    "rules.calls",
-    "shapes.rules",
-)
+    "autograd.rules rules.backends rules.tensor_attributes rules.indices rules.dataloader rules.files rules.calls "
+    "shapes.rules"
+).split()
 """The modules with rules, which the catalogue imports; an exception needs only the one for its kind."""
 
 NOWHERE = Where()

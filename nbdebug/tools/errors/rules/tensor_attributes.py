@@ -64,15 +64,14 @@ CASTS = {
     "byte": "uint8",
     "short": "int16",
 }
-SHORT = {
-    "float32": ".float()",
-    "float64": ".double()",
-    "float16": ".half()",
-    "bfloat16": ".bfloat16()",
-    "int64": ".long()",
-    "bool": ".bool()",
-    "int32": ".int()",
-}
+
+
+def cast(dtype: str) -> str:
+    """The method that converts to a dtype: "float()", "to(torch.uint8)"."""
+    short = (call for call, to in CASTS.items() if to == dtype and call not in ("byte", "short"))
+    return next((f"{call}()" for call in short), f"to(torch.{dtype})")
+
+
 _TAKES = ("from_numpy", "tensor", "as_tensor", "asarray")
 
 
@@ -112,30 +111,18 @@ def dtype_reason(origin: ValueOrigin, dtype: str) -> str:
 def rewritten(origin: ValueOrigin, expected: str) -> str | None:
     """The binding of the origin with a cast at its end: `features = torch.from_numpy(values).float()`."""
     named = all(part.isidentifier() for part in origin.name.split("."))
-    if not named or "\n" in origin.code or "Parameter(" in origin.code or len(origin.code) > 120:
+    whole, call = origin.code, origin.call
+    if not named or "\n" in whole or "Parameter(" in whole or len(whole) > 120:
         return None
     if origin.stated:
-        return f"{origin.name} = {origin.code.replace(f'dtype={origin.stated}', f'dtype=torch.{expected}')}"
-    cast = SHORT.get(expected, f".to(torch.{expected})")
-    whole = origin.code
-    if origin.call not in (
-        *_TAKES,
-        *CASTS,
-        "zeros",
-        "ones",
-        "empty",
-        "full",
-        "rand",
-        "randn",
-        "linspace",
-        "randint",
-        "arange",
-    ) or not whole.endswith(")"):
+        return f"{origin.name} = {whole.replace(f'dtype={origin.stated}', f'dtype=torch.{expected}')}"
+    known = (*_TAKES, *CASTS, *"zeros ones empty full rand randn linspace randint arange".split())
+    if call not in known or not whole.endswith(")"):
         return None
-    if CASTS.get(origin.call) is not None and whole.endswith(f".{origin.call}()"):
-        return f"{origin.name} = {whole.removesuffix(f'.{origin.call}()')}{cast}"
+    if call in CASTS and whole.endswith(f".{call}()"):
+        return f"{origin.name} = {whole.removesuffix(f'{call}()')}{cast(expected)}"
     simple = whole.count("(") == whole.count(")") and " " not in whole.split("(", 1)[0]
-    return f"{origin.name} = {whole}{cast}" if simple else f"{origin.name} = ({whole}){cast}"
+    return f"{origin.name} = {whole if simple else f'({whole})'}.{cast(expected)}"
 
 
 TENSORS = "https://pytorch.org/docs/stable/tensor_attributes.html"

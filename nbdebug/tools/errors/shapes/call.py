@@ -47,12 +47,14 @@ from nbdebug.tools.errors.shapes.rules import Shape, ShapeOperand
 # -- torch's sentence --------------------------------------------------------------------------------------------------
 
 
-_SHAPE = r"(?:torch\.Size\()?[\[(]([-\d, ]*)[\])]\)?"
+TOKEN = re.compile(r"(?<!\?P)<(A|B|expected2?|actual|axis|which|last)>")
 
 
-def _shape(name: str) -> str:
-    """A shape as a message writes it, `[2, 3]`, `(2, 3)` or `torch.Size([2, 3])`, as the group of this name."""
-    return _SHAPE.replace("([-", f"(?P<{name}>[-")
+def _group(token: re.Match[str]) -> str:
+    """`<A>` is a shape as a message writes it, `[2, 3]`, `(2, 3)` or `torch.Size([2, 3])`; `<axis>` a whole number."""
+    if token[1] in "AB":
+        return rf"(?:torch\.Size\()?[\[(](?P<{token[1].lower()}>[-\d, ]*)[\])]\)?"
+    return rf"(?P<{token[1]}>\d+)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,239 +71,193 @@ class ParsedMessage:
     which: int | None = None
 
 
-_A, _B = _shape("a"), _shape("b")
-PATTERNS: tuple[tuple[str, str], ...] = (
-    ("product", r"shapes cannot be multiplied \((?P<a>\d+x(?P<actual>\d+)) and (?P<b>(?P<expected>\d+)x\d+)\)"),
-    ("product", r"a and b must have same reduction dim, but got " + _A + " X " + _B),
-    ("product", r"size mismatch, got input \(\d+\), mat \((?P<a>\d+x(?P<actual>\d+))\), vec \((?P<expected>\d+)\)"),
-    ("product", r"inconsistent tensor size, expected tensor \[(?P<actual>\d+)\] and src \[(?P<expected>\d+)\]"),
-    ("product", r"Expected size for first two dimensions of batch2 tensor to be: " + _A + r" but got: " + _B),
-    (
-        "product",
-        r"contracted dimensions need to match, but first has size (?P<actual>\d+) in dim -?\d+ and second has "
-        r"size (?P<expected>\d+)",
-    ),
-    (
-        "product",
-        r"matmul: Input operand 1 has a mismatch .*\(size (?P<expected>\d+) is different from (?P<actual>\d+)\)",
-    ),
-    ("product", r"shapes " + _A + r" and " + _B + r" not aligned: (?P<actual>\d+) \(dim \d+\) != (?P<expected>\d+)"),
-    ("product", r"Incompatible shapes of A and B|X1 and X2 must have the same number of columns"),
-    (
-        "product",
-        r"einsum\(\): subscript \w has size (?P<actual>\d+) for operand (?P<which>\d+) which does not broadcast "
-        r"with previously seen size (?P<expected>\d+)",
-    ),
-    ("product", r"einstein sum .*: operand (?P<which>\d+) has a mismatch|operand has a mismatch in its core dimension"),
-    ("features", r"expected input" + _A + r" to have (?P<expected>\d+) channels, but got (?P<actual>\d+) channels"),
-    ("features", r"Invalid channel dimensions"),
-    ("features", r"(?:running_(?:mean|var)|weight|bias) should contain (?P<actual>\d+) elements not (?P<expected>\d+)"),
-    (
-        "features",
-        r"Given normalized_shape=\[(?P<b>[\d, ]+)\], expected input with shape .*?, but got input of size ?" + _A,
-    ),
-    ("features", r"weight of shape \[(?P<expected>\d+)\] and input of shape " + _A),
-    (
-        "features",
-        r"input's size at dim=(?P<axis>\d+) to match num_features\s+\((?P<expected>\d+)\), but got: "
-        r"(?P<actual>\d+)",
-    ),
-    ("features", r"input\.size\(-1\) must be equal to input_size\. Expected (?P<expected>\d+), got (?P<actual>\d+)"),
-    ("features", r"input has inconsistent input_size: got (?P<actual>\d+),? expected (?P<expected>\d+)"),
-    ("features", r"was expecting embedding dimension of (?P<expected>\d+), but got (?P<actual>\d+)"),
-    (
-        "features",
-        r"bilinear\(\): input(?P<which>\d) size does not match weight size: got (?P<actual>\d+) but expected "
-        r"(?P<expected>\d+)",
-    ),
-    ("features", r"Found parameter numbers = (?P<expected>\d+) and channel size = (?P<actual>\d+)"),
-    ("features", r"feature number of src and tgt must be equal to d_model"),
-    ("hidden", r"Expected hidden(?:\[\d\])? size " + _A + r", got " + _B),
-    ("hidden", r"For (?:un)?batched [23]-D input, hx .*should also be [23]-D"),
-    ("hidden", r"Input batch size (?P<expected>\d+) doesn't match hidden\d? ?batch size (?P<actual>\d+)"),
-    ("mask", r"The shape of the [23]D attn_mask is " + _A + r", but should be " + _B),
-    ("mask", r"key_padded_mask\.shape\[(?P<axis>\d)\] to be (?P<expected>\d+), but got (?P<actual>\d+)"),
-    ("mask", r"key_padding_mask|attn_mask's dimension|attn_mask dim"),
-    ("attention", r"key shape " + _A + r" does not match value shape " + _B),
-    ("attention", r"key's sequence and batch dims " + _A + r" do not match value's " + _B),
-    ("attention", r"batch number of src and tgt must be equal"),
-    ("small", r"Kernel size can't be greater than actual input size|Output size is too small"),
-    ("small", r"Invalid computed output size|Padding size should be less than the corresponding input dimension"),
-    ("small", r"calculated shape of the array of sliding blocks|to have non-zero size for non-batch dimensions"),
-    ("single", r"Expected more than 1 (?:value per channel|spatial element) when training, got input size " + _A),
-    ("loss", r"Expected input batch_size \((?P<expected>\d+)\) to match target batch_size \((?P<actual>\d+)\)"),
-    ("loss", r"0D or 1D target tensor expected, multi-target not supported"),
-    ("loss", r"only batches of spatial targets supported|Expected target size " + _A + r", got " + _B),
-    ("loss", r"size mismatch \(got input: " + _A + r" ?, target: " + _B),
-    ("loss", r"Using a target size \(" + _A + r"\) that is different to the input size \(" + _B),
-    ("loss", r"Target size \(" + _A + r"\) must be the same as input size \(" + _B),
-    ("loss", r"For 1D input, 1D target must have size 1|weight tensor should be defined either for all"),
-    ("loss", r"target tensor should be 1-D with size|inconsistent target size: " + _A + r" for input of size: " + _B),
-    ("loss", r"All input tensors should have same dimension but got sizes|expected target to be \d-?D|ctc_loss"),
-    (
-        "lengths",
-        r"Expected `len\(lengths\)` to be equal to batch_size, but got (?P<actual>\d+) "
-        r"\(batch_size=(?P<expected>\d+)\)",
-    ),
-    ("lengths", r"`lengths` array must be sorted in decreasing order|Length of all samples has to be greater than 0"),
-    (
-        "broadcast",
-        r"size of tensor a \((?P<actual>\d+)\) must match the size of tensor b \((?P<expected>\d+)\) at "
-        r"non-singleton dimension (?P<axis>\d+)",
-    ),
-    (
-        "broadcast",
-        r"Attempting to broadcast a dimension of length \d+ at -?\d+! Mismatching argument at index \d+ had "
-        + _A
-        + r"; but expected shape should be broadcastable to "
-        + _B,
-    ),
-    ("broadcast", r"operands could not be broadcast together with (?:remapped )?shapes .*?" + _A + ",? " + _B),
-    ("broadcast", r"[Ss]hape mismatch: objects cannot be broadcast to a single shape"),
-    ("broadcast", r"indexing (?:tensors|arrays) could not be broadcast together with shapes " + _A + ",? " + _B),
-    ("inplace", r"output (?:operand )?with shape " + _A + r" doesn't match the broadcast shape " + _B),
-    (
-        "expand",
-        r"expanded size of the tensor \((?P<expected>\d+)\) must match the existing size \((?P<actual>\d+)\) at "
-        r"non-singleton dimension (?P<axis>\d+)\.\s+Target sizes: " + _A + r"\.\s+Tensor sizes: " + _B,
-    ),
-    (
-        "expand",
-        r"number of sizes provided \((?P<expected>\d+)\) must be greater or equal to the number of dimensions in "
-        r"the tensor \((?P<actual>\d+)\)|Number of dimensions of repeat dims can not be smaller",
-    ),
-    ("assign", r"could not broadcast input array from shape " + _B + r" into shape " + _A),
-    (
-        "assign",
-        r"value (?:tensor|array) of shape " + _B + r",? c\w+(?: not)? be broadcast to indexing result of shape " + _A,
-    ),
-    ("assign", r"attempting to assign a gradient of size '" + _B + r"' to a tensor of size '" + _A),
-    (
-        "assign",
-        r"Mismatch in shape: grad_output\[\d+\] has a shape of " + _B + r" and output\[\d+\] has a shape of " + _A,
-    ),
-    (
-        "join",
-        r"Sizes of tensors must match except in dimension (?P<axis>\d+)\. (?:Expected size|Expected|Got) "
-        r"(?P<expected>\d+)(?: in dimension \d+)? (?:but got|and)(?: size)? (?P<actual>\d+).*?(?:number|index) "
-        r"(?P<which>\d+)",
-    ),
-    (
-        "join",
-        r"stack expects each tensor to be equal size, but got "
-        + _A
-        + r" at entry \d+ and "
-        + _B
-        + r" at entry (?P<which>\d+)",
-    ),
-    ("join", r"Tensors must have same number of dimensions: got (?P<expected>\d+) and (?P<actual>\d+)"),
-    ("join", r"all (?:the )?input array(?: dimension)?s .*?must (?:match exactly|have (?:the )?same)"),
-    ("join", r"Size mismatch between tensors"),
-    ("count", r"shape '" + _A + r"' is invalid for input of size (?P<actual>\d+)"),
-    ("count", r"cannot reshape array of size (?P<actual>\d+) into shape \((?P<a>[^)]*)\)"),
-    ("count", r"Provided sizes " + _A + r" don't multiply up to the size of dim (?P<axis>-?\d+) \((?P<actual>\d+)\)"),
-    (
-        "split",
-        r"split_with_sizes expects split_sizes to sum exactly to (?P<actual>\d+) .*?dimension (?P<axis>-?\d+)\), "
-        r"but got split_sizes=" + _A,
-    ),
-    ("strides", r"view size is not compatible with input tensor's size and stride"),
-    (
-        "order",
-        r"input\.dim\(\) = (?P<actual>\d+) is not equal to len\(dims\) = (?P<expected>\d+)|axes don't match array",
-    ),
-    ("order", r"t\(\) expects a tensor with <= 2 dimensions, but self is (?P<actual>\d)D"),
-    (
-        "axis",
-        r"Dimension out of range \(expected to be in range of \[-?\d+, (?P<last>-?\d+)\], but got "
-        r"(?P<axis>-?\d+)\)",
-    ),
-    ("axis", r"axis (?P<axis>-?\d+) is out of bounds for array of dimension (?P<actual>\d+)"),
-    ("axis", r"Dimension specified as (?P<axis>-?\d+) but tensor has no dimensions"),
-    ("axis", r"too many indices for (?:tensor of dimension (?P<actual>\d+)|array)"),
-    ("axis", r"invalid index of a 0-dim tensor|iteration over a 0-d (?:tensor|array)|len\(\) of (?:a 0-d|unsized)"),
-    (
-        "index",
-        r"The shape of the mask " + _A + r" at index (?P<axis>\d+) does not match the shape of the indexed "
-        r"tensor " + _B,
-    ),
-    ("index", r"boolean index did not match indexed array along (?:axis|dimension) (?P<axis>\d+);"),
-    ("index", r"Index tensor must have the same number of dimensions as (?:input|self|src) tensor"),
-    ("index", r"[Ee]xpected index " + _A + r" to be (?:no larger|smaller) than self " + _B),
-    ("index", r"^selected index k out of range|start \(\d+\) \+ length \(\d+\) exceeds dimension size"),
-    (
-        "index",
-        r"Index is supposed to be a vector|Number of indices \((?P<actual>\d+)\) should be equal to source\.size",
-    ),
-    ("rank", r"Expected (?P<expected>\d)D \(unbatched\) or \dD \(batched\) input to \w+, but got input of size: " + _A),
-    ("rank", r"[Ee]xpected (?P<expected>\d)D(?: or \dD)? input \(got (?P<actual>\d)D input\)"),
-    ("rank", r"Expected input to be (?P<expected>\d)D or \dD, got (?P<actual>\d)D instead"),
-    ("rank", r"non-empty (?P<expected>\d)D or \dD \(batch mode\) tensor expected for input"),
-    ("rank", r"Expected (?P<expected>\d)D or \dD tensor, but got " + _A),
-    (
-        "rank",
-        r"^(?:self|mat1|mat2|batch1|batch2) must be a (?:matrix|\dD tensor)|1D tensors expected|"
-        r"'weight' must be 2-D",
-    ),
-    ("rank", r"Got (?P<actual>\d)D input, but \w+ mode needs (?P<expected>\d)D input"),
-    ("rank", r"must have the same number of spatial dimensions, but got input with spatial dimensions of"),
-    (
-        "rank",
-        r"number of subscripts in the equation \((?P<expected>\d+)\) does not match the number of dimensions "
-        r"\((?P<actual>\d+)\) for operand (?P<which>\d+)",
-    ),
-    (
-        "rank",
-        r"Expected (?P<expected>\d)-D argument \w+, but got (?P<actual>\d)-D|expected a matrix, but got tensor with",
-    ),
-    (
-        "rank",
-        r"must have at least 2 dimensions|expected a 1D or 2D tensor|Expected 0D or 1D tensor in the tensor list|"
-        r"Supports 1D or 2D tensors|Feature dropout requires at least 2 dim",
-    ),
-    ("rank", r"Padding length should be less than or equal to two times the input dimension"),
-    ("rank", r"Padding size \d+ is not supported for (?P<actual>\d)D input|Expected 3D or higher dimensionality"),
-    ("rank", r"Input tensors must have 2 or fewer dimensions|input is (?:3|2)D, then offsets|offsets has to be a 1D"),
-    ("divide", r"=(?P<actual>\d+) is not divisible by (?P<expected>\d+)|num_groups=(?P<expected2>\d+)"),
-    ("divide", r"Halving dimension must be even, but dimension \d+ is size (?P<actual>\d+)"),
-    ("divide", r"to be divisible by|is not divisible by|must be divisible by|calculated number of sliding blocks"),
-    ("square", r"must be batches of square matrices, but they are (?P<actual>\d+) by (?P<expected>\d+) matrices"),
-    ("grid", r"grid_sampler\(\): expected|Expected a batch of 2D affine matrices|Expected shape of indices to be same"),
-    ("output", r"requested an output size of .*, but valid sizes range from"),
-    ("samples", r"per_sample_weights .* must have the same shape as the input"),
-    (
-        "gradient",
-        r"returned an invalid gradient at index \d+ - got " + _B + r" but expected shape compatible with " + _A,
-    ),
-    ("vmap", r"vmap: Expected all tensors to have the same size in the mapped dimension, got sizes " + _A),
-    (
-        "bias",
-        r"expected bias to be 1-dimensional with (?P<expected>\d+) elements, but got bias of size \[(?P<actual>\d+)\]",
-    ),
-    ("scalar", r"a Tensor with (?P<actual>\d+) elements cannot be converted to Scalar"),
-    (
-        "scalar",
-        r"only (?:one element tensors|(?:0-dimensional|length-1|size-1) arrays) can be converted to Python "
-        r"scalars",
-    ),
-    (
-        "truth",
-        r"Boolean value of Tensor with more than one value is ambiguous|"
-        r"truth value of an array with more than one element is ambiguous",
-    ),
-    ("truth", r"Boolean value of Tensor with no values is ambiguous"),
-    (
-        "unpack",
-        r"too many values to unpack \(expected (?P<expected>\d+)(?:, got \d+)?\)|"
-        r"not enough values to unpack \(expected (?P<expected2>\d+), got (?P<actual>\d+)\)",
-    ),
-    ("zero", r"zero-dimensional tensor \(at position \d+\) cannot be concatenated"),
-    ("picture", r"Invalid shape " + _A + r" for image data"),
-    ("ragged", r"expected sequence of length (?P<expected>\d+) at dim (?P<axis>\d+) \(got (?P<actual>\d+)\)"),
-    ("ragged", r"requested array has an inhomogeneous shape after (?P<axis>\d+) dimensions"),
+PATTERNS = tuple(
+    (kind, re.sub(TOKEN, _group, pattern))
+    for kind, patterns in {
+        "product": (
+            r"shapes cannot be multiplied \((?P<a>\d+x<actual>) and (?P<b><expected>x\d+)\)",
+            "a and b must have same reduction dim, but got <A> X <B>",
+            r"size mismatch, got input \(\d+\), mat \((?P<a>\d+x<actual>)\), vec \(<expected>\)",
+            r"inconsistent tensor size, expected tensor \[<actual>\] and src \[<expected>\]",
+            "Expected size for first two dimensions of batch2 tensor to be: <A> but got: <B>",
+            r"contracted dimensions need to match, but first has size <actual> in dim -?\d+ and second has size "
+            "<expected>",
+            r"matmul: Input operand 1 has a mismatch .*\(size <expected> is different from <actual>\)",
+            r"shapes <A> and <B> not aligned: <actual> \(dim \d+\) != <expected>",
+            "Incompatible shapes of A and B|X1 and X2 must have the same number of columns",
+            r"einsum\(\): subscript \w has size <actual> for operand <which> which does not broadcast with previously "
+            "seen size <expected>",
+            "einstein sum .*: operand <which> has a mismatch|operand has a mismatch in its core dimension",
+        ),
+        "features": (
+            "expected input<A> to have <expected> channels, but got <actual> channels",
+            "Invalid channel dimensions",
+            "(?:running_(?:mean|var)|weight|bias) should contain <actual> elements not <expected>",
+            r"Given normalized_shape=\[(?P<b>[\d, ]+)\], expected input with shape .*?, but got input of size ?<A>",
+            r"weight of shape \[<expected>\] and input of shape <A>",
+            r"input's size at dim=<axis> to match num_features\s+\(<expected>\), but got: <actual>",
+            r"input\.size\(-1\) must be equal to input_size\. Expected <expected>, got <actual>",
+            "input has inconsistent input_size: got <actual>,? expected <expected>",
+            "was expecting embedding dimension of <expected>, but got <actual>",
+            r"bilinear\(\): input(?P<which>\d) size does not match weight size: got <actual> but expected <expected>",
+            "Found parameter numbers = <expected> and channel size = <actual>",
+            "feature number of src and tgt must be equal to d_model",
+        ),
+        "hidden": (
+            r"Expected hidden(?:\[\d\])? size <A>, got <B>",
+            "For (?:un)?batched [23]-D input, hx .*should also be [23]-D",
+            r"Input batch size <expected> doesn't match hidden\d? ?batch size <actual>",
+        ),
+        "mask": (
+            "The shape of the [23]D attn_mask is <A>, but should be <B>",
+            r"key_padded_mask\.shape\[(?P<axis>\d)\] to be <expected>, but got <actual>",
+            "key_padding_mask|attn_mask's dimension|attn_mask dim",
+        ),
+        "attention": (
+            "key shape <A> does not match value shape <B>",
+            "key's sequence and batch dims <A> do not match value's <B>",
+            "batch number of src and tgt must be equal",
+        ),
+        "small": (
+            "Kernel size can't be greater than actual input size|Output size is too small",
+            "Invalid computed output size|Padding size should be less than the corresponding input dimension",
+            "calculated shape of the array of sliding blocks|to have non-zero size for non-batch dimensions",
+        ),
+        "single": ("Expected more than 1 (?:value per channel|spatial element) when training, got input size <A>",),
+        "loss": (
+            r"Expected input batch_size \(<expected>\) to match target batch_size \(<actual>\)",
+            "0D or 1D target tensor expected, multi-target not supported",
+            "only batches of spatial targets supported|Expected target size <A>, got <B>",
+            r"size mismatch \(got input: <A> ?, target: <B>",
+            r"Using a target size \(<A>\) that is different to the input size \(<B>",
+            r"Target size \(<A>\) must be the same as input size \(<B>",
+            "For 1D input, 1D target must have size 1|weight tensor should be defined either for all",
+            "target tensor should be 1-D with size|inconsistent target size: <A> for input of size: <B>",
+            r"All input tensors should have same dimension but got sizes|expected target to be \d-?D|ctc_loss",
+        ),
+        "lengths": (
+            r"Expected `len\(lengths\)` to be equal to batch_size, but got <actual> \(batch_size=<expected>\)",
+            "`lengths` array must be sorted in decreasing order|Length of all samples has to be greater than 0",
+        ),
+        "broadcast": (
+            r"size of tensor a \(<actual>\) must match the size of tensor b \(<expected>\) at non-singleton dimension "
+            "<axis>",
+            r"Attempting to broadcast a dimension of length \d+ at -?\d+! Mismatching argument at index \d+ had <A>; "
+            "but expected shape should be broadcastable to <B>",
+            "operands could not be broadcast together with (?:remapped )?shapes .*?<A>,? <B>",
+            "[Ss]hape mismatch: objects cannot be broadcast to a single shape",
+            "indexing (?:tensors|arrays) could not be broadcast together with shapes <A>,? <B>",
+        ),
+        "inplace": ("output (?:operand )?with shape <A> doesn't match the broadcast shape <B>",),
+        "expand": (
+            r"expanded size of the tensor \(<expected>\) must match the existing size \(<actual>\) at non-singleton "
+            r"dimension <axis>\.\s+Target sizes: <A>\.\s+Tensor sizes: <B>",
+            r"number of sizes provided \(<expected>\) must be greater or equal to the number of dimensions in the "
+            r"tensor \(<actual>\)|Number of dimensions of repeat dims can not be smaller",
+        ),
+        "assign": (
+            "could not broadcast input array from shape <B> into shape <A>",
+            r"value (?:tensor|array) of shape <B>,? c\w+(?: not)? be broadcast to indexing result of shape <A>",
+            "attempting to assign a gradient of size '<B>' to a tensor of size '<A>",
+            r"Mismatch in shape: grad_output\[\d+\] has a shape of <B> and output\[\d+\] has a shape of <A>",
+        ),
+        "join": (
+            r"Sizes of tensors must match except in dimension <axis>\. (?:Expected size|Expected|Got) <expected>(?: "
+            r"in dimension \d+)? (?:but got|and)(?: size)? <actual>.*?(?:number|index) <which>",
+            r"stack expects each tensor to be equal size, but got <A> at entry \d+ and <B> at entry <which>",
+            "Tensors must have same number of dimensions: got <expected> and <actual>",
+            "all (?:the )?input array(?: dimension)?s .*?must (?:match exactly|have (?:the )?same)",
+            "Size mismatch between tensors",
+        ),
+        "count": (
+            "shape '<A>' is invalid for input of size <actual>",
+            r"cannot reshape array of size <actual> into shape \((?P<a>[^)]*)\)",
+            r"Provided sizes <A> don't multiply up to the size of dim (?P<axis>-?\d+) \(<actual>\)",
+        ),
+        "split": (
+            r"split_with_sizes expects split_sizes to sum exactly to <actual> .*?dimension (?P<axis>-?\d+)\), but got "
+            "split_sizes=<A>",
+        ),
+        "strides": ("view size is not compatible with input tensor's size and stride",),
+        "order": (
+            r"input\.dim\(\) = <actual> is not equal to len\(dims\) = <expected>|axes don't match array",
+            r"t\(\) expects a tensor with <= 2 dimensions, but self is (?P<actual>\d)D",
+        ),
+        "axis": (
+            r"Dimension out of range \(expected to be in range of \[-?\d+, (?P<last>-?\d+)\], but got "
+            r"(?P<axis>-?\d+)\)",
+            r"axis (?P<axis>-?\d+) is out of bounds for array of dimension <actual>",
+            r"Dimension specified as (?P<axis>-?\d+) but tensor has no dimensions",
+            "too many indices for (?:tensor of dimension <actual>|array)",
+            r"invalid index of a 0-dim tensor|iteration over a 0-d (?:tensor|array)|len\(\) of (?:a 0-d|unsized)",
+        ),
+        "index": (
+            "The shape of the mask <A> at index <axis> does not match the shape of the indexed tensor <B>",
+            "boolean index did not match indexed array along (?:axis|dimension) <axis>;",
+            "Index tensor must have the same number of dimensions as (?:input|self|src) tensor",
+            "[Ee]xpected index <A> to be (?:no larger|smaller) than self <B>",
+            r"^selected index k out of range|start \(\d+\) \+ length \(\d+\) exceeds dimension size",
+            r"Index is supposed to be a vector|Number of indices \(<actual>\) should be equal to source\.size",
+        ),
+        "rank": (
+            r"Expected (?P<expected>\d)D \(unbatched\) or \dD \(batched\) input to \w+, but got input of size: <A>",
+            r"[Ee]xpected (?P<expected>\d)D(?: or \dD)? input \(got (?P<actual>\d)D input\)",
+            r"Expected input to be (?P<expected>\d)D or \dD, got (?P<actual>\d)D instead",
+            r"non-empty (?P<expected>\d)D or \dD \(batch mode\) tensor expected for input",
+            r"Expected (?P<expected>\d)D or \dD tensor, but got <A>",
+            r"^(?:self|mat1|mat2|batch1|batch2) must be a (?:matrix|\dD tensor)|1D tensors expected|'weight' must be "
+            "2-D",
+            r"Got (?P<actual>\d)D input, but \w+ mode needs (?P<expected>\d)D input",
+            "must have the same number of spatial dimensions, but got input with spatial dimensions of",
+            r"number of subscripts in the equation \(<expected>\) does not match the number of dimensions "
+            r"\(<actual>\) for operand <which>",
+            r"Expected (?P<expected>\d)-D argument \w+, but got (?P<actual>\d)-D|expected a matrix, but got tensor "
+            "with",
+            "must have at least 2 dimensions|expected a 1D or 2D tensor|Expected 0D or 1D tensor in the tensor list|"
+            "Supports 1D or 2D tensors|Feature dropout requires at least 2 dim",
+            "Padding length should be less than or equal to two times the input dimension",
+            r"Padding size \d+ is not supported for (?P<actual>\d)D input|Expected 3D or higher dimensionality",
+            "Input tensors must have 2 or fewer dimensions|input is (?:3|2)D, then offsets|offsets has to be a 1D",
+        ),
+        "divide": (
+            "=<actual> is not divisible by <expected>|num_groups=<expected2>",
+            r"Halving dimension must be even, but dimension \d+ is size <actual>",
+            "to be divisible by|is not divisible by|must be divisible by|calculated number of sliding blocks",
+        ),
+        "square": ("must be batches of square matrices, but they are <actual> by <expected> matrices",),
+        "grid": (
+            r"grid_sampler\(\): expected|Expected a batch of 2D affine matrices|Expected shape of indices to be same",
+        ),
+        "output": ("requested an output size of .*, but valid sizes range from",),
+        "samples": ("per_sample_weights .* must have the same shape as the input",),
+        "gradient": (r"returned an invalid gradient at index \d+ - got <B> but expected shape compatible with <A>",),
+        "vmap": ("vmap: Expected all tensors to have the same size in the mapped dimension, got sizes <A>",),
+        "bias": (r"expected bias to be 1-dimensional with <expected> elements, but got bias of size \[<actual>\]",),
+        "scalar": (
+            "a Tensor with <actual> elements cannot be converted to Scalar",
+            "only (?:one element tensors|(?:0-dimensional|length-1|size-1) arrays) can be converted to Python scalars",
+        ),
+        "truth": (
+            "Boolean value of Tensor with more than one value is ambiguous|truth value of an array with more than "
+            "one element is ambiguous",
+            "Boolean value of Tensor with no values is ambiguous",
+        ),
+        "unpack": (
+            r"too many values to unpack \(expected <expected>(?:, got \d+)?\)|not enough values to unpack \(expected "
+            r"<expected2>, got <actual>\)",
+        ),
+        "zero": (r"zero-dimensional tensor \(at position \d+\) cannot be concatenated",),
+        "picture": ("Invalid shape <A> for image data",),
+        "ragged": (
+            r"expected sequence of length <expected> at dim <axis> \(got <actual>\)",
+            "requested array has an inhomogeneous shape after <axis> dimensions",
+        ),
+    }.items()
+    for pattern in patterns
 )
+"""(kind, pattern), the narrow before the wide."""
 NUMBERS = ("expected", "actual", "axis", "which")
-COMPILED = tuple((kind, re.compile(text, re.DOTALL)) for kind, text in PATTERNS)
+COMPILED = tuple((kind, re.compile(pattern, re.DOTALL)) for kind, pattern in PATTERNS)
 
 
 def parse_message(message: str) -> ParsedMessage | None:
@@ -777,27 +733,10 @@ def next_call(node: ast.AST | None, frame: Frame) -> ast.Call | None:
 # -- the failed layer --------------------------------------------------------------------------------------------------
 
 SIZES = (
-    "in_features",
-    "out_features",
-    "in_channels",
-    "out_channels",
-    "num_features",
-    "normalized_shape",
-    "num_channels",
-    "num_groups",
-    "input_size",
-    "hidden_size",
-    "num_layers",
-    "embed_dim",
-    "num_heads",
-    "kernel_size",
-    "in1_features",
-    "in2_features",
-    "num_parameters",
-    "num_embeddings",
-    "embedding_dim",
-    "batch_first",
-)
+    "in_features out_features in_channels out_channels num_features normalized_shape num_channels num_groups "
+    "input_size hidden_size num_layers embed_dim num_heads kernel_size in1_features in2_features num_parameters "
+    "num_embeddings embedding_dim batch_first"
+).split()
 """The settings of torch's layers that say for which sizes they were made."""
 
 

@@ -69,57 +69,23 @@ from nbdebug.tools.errors.shapes.rules import (
 from nbdebug.tools.errors.shapes.trials import output_shape
 
 RAISES = (
-    "RuntimeError",
-    "ValueError",
-    "IndexError",
-    "AssertionError",
-    "TypeError",
-    "NotImplementedError",
-    "AxisError",
-    "TorchRuntimeError",
-    "DimensionMismatchError",
-)
+    "RuntimeError ValueError IndexError AssertionError TypeError NotImplementedError AxisError TorchRuntimeError "
+    "DimensionMismatchError"
+).split()
 WITH_HISTORY = ("features", "small", "rank", "loss", "count")
 """Kinds for which the history of the shape is reported."""
 TENSORS_ONLY = ("unpack", "truth", "scalar")
 """Kinds whose message Python words the same for things that are no tensors."""
 INPUT_SIZES = (
-    "in_features",
-    "in_channels",
-    "num_features",
-    "normalized_shape",
-    "num_channels",
-    "input_size",
-    "embed_dim",
-    "d_model",
-    "num_parameters",
-)
+    "in_features in_channels num_features normalized_shape num_channels input_size embed_dim d_model num_parameters"
+).split()
 """The settings that say which size of input a layer was made for."""
 ON_LAST_AXIS = (
-    "Linear",
-    "LayerNorm",
-    "RMSNorm",
-    "RNN",
-    "LSTM",
-    "GRU",
-    "RNNCell",
-    "LSTMCell",
-    "GRUCell",
-    "MultiheadAttention",
-    "Bilinear",
-    "linear",
-    "layer_norm",
-    "rms_norm",
-)
+    "Linear LayerNorm RMSNorm RNN LSTM GRU RNNCell LSTMCell GRUCell MultiheadAttention Bilinear linear layer_norm "
+    "rms_norm"
+).split()
 """Layers and functions that work on the last axis of their input."""
-UNBATCHED_AXES = {
-    "Conv1d": 2,
-    "Conv2d": 3,
-    "Conv3d": 4,
-    "ConvTranspose1d": 2,
-    "ConvTranspose2d": 3,
-    "ConvTranspose3d": 4,
-}
+UNBATCHED_AXES = {f"{kind}{axes}d": axes + 1 for kind in ("Conv", "ConvTranspose") for axes in (1, 2, 3)}
 
 
 def detect(context: ErrorContext) -> ShapeFacts | None:

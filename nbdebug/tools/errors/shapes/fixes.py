@@ -42,6 +42,8 @@ from nbdebug.tools.errors.shapes.call import (
 )
 from nbdebug.tools.errors.shapes.rules import Shape, ShapeFix, ShapeStep, ShiftedSize, ViewDownstream
 from nbdebug.tools.errors.shapes.trials import (
+    CONVS,
+    TRANSPOSED_CONVS,
     Accept,
     CallTrials,
     FixIdea,
@@ -200,20 +202,11 @@ def _recurrent_code(name: str) -> Callable[[Settings, int], str]:
     return code
 
 
-_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_NORMS = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.LayerNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-)
+_NORMS = [nn.LayerNorm, *(getattr(nn, f"{kind}Norm{axes}d") for kind in ("Batch", "Instance") for axes in (1, 2, 3))]
 _RECURRENT = (nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell)
 LAYER_CODE: dict[type, Callable[[Settings, int], str]] = {
     nn.Linear: _linear_code,
-    **{kind: _conv_code(kind.__name__) for kind in _CONVS},
+    **{kind: _conv_code(kind.__name__) for kind in (*CONVS, *TRANSPOSED_CONVS)},
     **{kind: _norm_code(kind.__name__) for kind in _NORMS},
     nn.GroupNorm: lambda settings, size: f"nn.GroupNorm({settings['num_groups']}, {size})",
     nn.MultiheadAttention: lambda settings, size: f"nn.MultiheadAttention({size}, {settings['num_heads']})",
@@ -365,8 +358,7 @@ def as_edits(
 
 def _tokens_as_rows(context: ErrorContext, call: FailedCall) -> list[ShapeFix]:
     """Batch norm of tokens [batch, tokens, features]: all tokens as rows, and back, around the call in the line."""
-    frame = context.users[0] if context.users else None
-    node = expression(frame) if frame is not None else None
+    frame, node = context.frame, context.ran
     if frame is None or not isinstance(node, ast.Call) or len(node.args) != 1 or type(call.layer) is not nn.BatchNorm1d:
         return []
     shape, text = shape_of(value_of(node.args[0], frame)), ast.unparse(node.args[0])

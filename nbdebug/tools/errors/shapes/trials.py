@@ -298,66 +298,21 @@ def resize_image(which: int, operand: CallOperand, to: CallOperand) -> Iterator[
 # -- output shapes by formula ------------------------------------------------------------------------------------------
 
 Settings = dict[str, Any]
-SAME_SHAPE = (
-    nn.Identity,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.PReLU,
-    nn.ELU,
-    nn.SELU,
-    nn.CELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Sigmoid,
-    nn.Tanh,
-    nn.Softplus,
-    nn.Softsign,
-    nn.Hardswish,
-    nn.Hardsigmoid,
-    nn.Hardtanh,
-    nn.Softmax,
-    nn.LogSoftmax,
-    nn.LogSigmoid,
-    nn.Softmin,
-    nn.Softmax2d,
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-    nn.LocalResponseNorm,
-    nn.RMSNorm,
-    nn.Threshold,
-    nn.Hardshrink,
-    nn.Softshrink,
-    nn.Tanhshrink,
-    nn.CrossMapLRN2d,
-    nn.TransformerEncoderLayer,
-    nn.TransformerEncoder,
+SAME_SHAPE = frozenset(
+    getattr(nn, name)
+    for name in (
+        "Identity ReLU ReLU6 LeakyReLU PReLU ELU SELU CELU GELU SiLU Mish Sigmoid Tanh Softplus Softsign Hardswish "
+        "Hardsigmoid Hardtanh Softmax LogSoftmax LogSigmoid Softmin Softmax2d Dropout Dropout1d Dropout2d Dropout3d "
+        "AlphaDropout FeatureAlphaDropout BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm LayerNorm GroupNorm "
+        "InstanceNorm1d InstanceNorm2d InstanceNorm3d LocalResponseNorm RMSNorm Threshold Hardshrink Softshrink "
+        "Tanhshrink CrossMapLRN2d TransformerEncoderLayer TransformerEncoder"
+    ).split()
 )
-CONVS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
-TRANSPOSED_CONVS = {nn.ConvTranspose1d: 1, nn.ConvTranspose2d: 2, nn.ConvTranspose3d: 3}
-POOLS = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3, nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3}
-ADAPTIVE_POOLS = {
-    nn.AdaptiveAvgPool1d: 1,
-    nn.AdaptiveAvgPool2d: 2,
-    nn.AdaptiveAvgPool3d: 3,
-    nn.AdaptiveMaxPool1d: 1,
-    nn.AdaptiveMaxPool2d: 2,
-    nn.AdaptiveMaxPool3d: 3,
-}
+"""Layers whose output has the shape of their input."""
+CONVS = {getattr(nn, f"Conv{axes}d"): axes for axes in (1, 2, 3)}
+TRANSPOSED_CONVS = {getattr(nn, f"ConvTranspose{axes}d"): axes for axes in (1, 2, 3)}
+POOLS = {getattr(nn, f"{kind}Pool{axes}d"): axes for kind in ("Max", "Avg") for axes in (1, 2, 3)}
+ADAPTIVE_POOLS = {getattr(nn, f"Adaptive{kind}Pool{axes}d"): axes for kind in ("Max", "Avg") for axes in (1, 2, 3)}
 
 
 def output_shape(module: Any, shape: Shape) -> Shape | None:
@@ -470,18 +425,11 @@ def _glu_shape(settings: Settings, shape: Shape) -> Shape:
     return tuple(sizes)
 
 
-PADS: Iterable[type] = (
-    nn.ZeroPad1d,
-    nn.ZeroPad2d,
-    nn.ZeroPad3d,
-    nn.ConstantPad1d,
-    nn.ConstantPad2d,
-    nn.ConstantPad3d,
-    nn.ReflectionPad1d,
-    nn.ReflectionPad2d,
-    nn.ReplicationPad1d,
-    nn.ReplicationPad2d,
-)
+PADS = [
+    getattr(nn, f"{kind}Pad{axes}d")
+    for kind, most in (("Zero", 3), ("Constant", 3), ("Reflection", 2), ("Replication", 2))
+    for axes in range(1, most + 1)
+]
 FORMULAS: dict[type, Callable[[Settings, Shape], Shape]] = {
     nn.Flatten: _flatten_shape,
     nn.Unflatten: _unflatten_shape,
