@@ -323,7 +323,7 @@ ON_DEVICE = r"assert|memory access|misaligned|launch|cublas|cudnn"
 KINDS = (
     ErrorKind("kinds.dataloader.detect_collate", "rules.dataloader.collate_mismatch", files=COLLATED),
     *(
-        ErrorKind(*paths.split(), words=words)
+        ErrorKind(paths.split()[0], paths.split()[1], words)
         for paths, words in {
             "kinds.dataloader.detect_dead_worker rules.dataloader.loader_worker_died": "dataloader|re-initialize|"
             "open files|ancdata|space left|memory|mmap|bootstrap|pickl|local object|lookup|^(connectionreset|eof|"
