@@ -238,15 +238,18 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+scaler = torch.amp.GradScaler("cpu")
 train_loader = DataLoader(TensorDataset(torch.randn(32, 8), torch.randint(0, 3, (32,))), batch_size=8)
 def train():
     for x, y in train_loader:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
         scheduler.step()
-    for thing in (model, model.state_dict(), optimizer, optimizer.state_dict(), scheduler.state_dict(), train_loader):
+    states = [thing.state_dict() for thing in (model, optimizer, scheduler, scaler)]
+    for thing in (*states, model, optimizer, scaler, train_loader):
         torch.save(thing, io.BytesIO())
         copy.deepcopy(thing)
         pickle.dumps(thing)

@@ -144,19 +144,24 @@ class ScalerWatch:
     """Notifies a listener of enabled GradScalers while attached: a step that one of them skips never reaches the
     optimizer's own hooks. However many watch, the methods are wrapped once, and put back at the end. unscaling:
     `unscale_` begins, called by the user or by `step`; step_began, step_ended: of `step`. call: calls a method of the
-    listener and catches its faults."""
+    listener and catches its faults. updating(scaler): before each `update`; called as it is."""
 
     _attached: ClassVar[list[ScalerWatch]] = []
     _wrapped: ClassVar[dict[str, tuple[Any, Any]]] = {}  # method: the original, our wrapper
 
-    def __init__(self, listener: ScalerListener, call: Callable[..., Any]):
-        self.listener, self.call = listener, call
+    def __init__(
+        self,
+        listener: ScalerListener,
+        call: Callable[..., Any],
+        updating: Callable[[Any], None] = lambda scaler: None,
+    ):
+        self.listener, self.call, self.updating = listener, call, updating
 
     def attach(self) -> None:
         self._attached.append(self)
         if not self._wrapped:
             kind = torch.amp.GradScaler
-            for name, wrap in (("unscale_", _unscale), ("step", _step)):
+            for name, wrap in (("unscale_", _unscale), ("step", _step), ("update", _update)):
                 before = getattr(kind, name)
                 self._wrapped[name] = before, wrap(before, self._attached)
                 setattr(kind, name, self._wrapped[name][1])
@@ -168,6 +173,11 @@ class ScalerWatch:
             name, (before, ours) = self._wrapped.popitem()
             if getattr(torch.amp.GradScaler, name) is ours:  # else somebody has wrapped ours, which now only passes on
                 setattr(torch.amp.GradScaler, name, before)
+
+    @staticmethod
+    def follows(scaler: Any) -> bool:
+        """Whether its `update` is the one that is wrapped; FSDP's scaler has its own."""
+        return type(scaler).update is torch.amp.GradScaler.update
 
     def notify(self, what: str, scaler: Any, optimizer: Any) -> None:
         if scaler.is_enabled():
@@ -197,6 +207,17 @@ def _step(before: Callable, attached: list[ScalerWatch]) -> Callable:
         return result
 
     return step
+
+
+def _update(before: Callable, attached: list[ScalerWatch]) -> Callable:
+    @functools.wraps(before)
+    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        for watch in list(attached):
+            watch.updating(self)
+        return before(self, *args, **kwargs)
+
+    return update
 
 
 def input_nodes(node: Any) -> list[Any]:

@@ -115,7 +115,7 @@ class Guard:
         self._tracker = StepTracker(self)
         self.log = StepLog(models, self._tracker.model_called, self._tracker.backward_begins, self._error_boundary)
         self.batches = BatchHook(lambda begins: self._error_boundary(self.log.loading, begins))
-        self._scalers = ScalerWatch(ScalerFinder(self), self._error_boundary)
+        self._scalers = ScalerWatch(ScalerFinder(self), self._error_boundary, self._updating)
         self._steps = OptimizerSteps(self.models, self.optimizers, self._before, self._after, self._taken)
         self._attach()
 
@@ -139,15 +139,16 @@ class Guard:
         self.log.attach()
         self.batches.attach()
         self._steps.attach()
-        if self.scaler is None:
-            self._scalers.attach()
-        elif self.scaler.is_enabled():
-            self.scaler.update = self._scaler_updates
+        self._scalers.attach()
+        if self.scaler is not None and self.scaler.is_enabled():
+            self.adopt(self.scaler)
 
     def adopt(self, scaler: Any) -> None:
-        """A GradScaler that nobody named makes an optimizer step."""
+        """The GradScaler that makes the optimizers step. One with an `update` of its own (FSDP's) is followed at the
+        object itself."""
         self.scaler = scaler
-        self.scaler.update = self._scaler_updates
+        if not self._scalers.follows(scaler):
+            self.scaler.update = self._own_update
 
     def _taken(self, optimizer: Any) -> None:
         self._error_boundary(self.history.take, optimizer)
@@ -158,7 +159,7 @@ class Guard:
         self.batches.detach()
         self._scalers.detach()
         self._steps.detach()
-        if self.scaler is not None and vars(self.scaler).get("update") == self._scaler_updates:
+        if self.scaler is not None and vars(self.scaler).get("update") == self._own_update:
             del self.scaler.update
         self._tracker.leave()
 
@@ -243,7 +244,17 @@ class Guard:
         if self.ranks is not None:
             self.ranks.agreed = False
 
-    def _scaler_updates(self, *args: Any, **kwargs: Any) -> None:
+    def _own_update(self, *args: Any, **kwargs: Any) -> None:
+        __tracebackhide__ = True
+        self._scaler_updates()
+        type(self.scaler).update(self.scaler, *args, **kwargs)
+
+    def _updating(self, scaler: Any) -> None:
+        __tracebackhide__ = True
+        if scaler is self.scaler and scaler.is_enabled() and "update" not in vars(scaler):
+            self._scaler_updates()
+
+    def _scaler_updates(self) -> None:
         __tracebackhide__ = True
         if self.active:
             self._error_boundary(self._tracker.scaler_updates)
@@ -251,7 +262,6 @@ class Guard:
             self._shutdown.scaler_updates(self.scaler, self.optimizers.values())
         if self.ranks is not None:
             self.ranks.agreed = False
-        type(self.scaler).update(self.scaler, *args, **kwargs)
 
     # -- steps and trips ----------------------------------------------------------------------------------------------
 

@@ -25,6 +25,8 @@ BORDER = {
     "_before",
     "_after",
     "_scaler_updates",
+    "_own_update",
+    "_updating",
     "_detach",
     "__call__",
     "__torch_dispatch__",

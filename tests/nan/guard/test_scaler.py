@@ -210,10 +210,22 @@ def test_a_disabled_scaler_is_no_scaler() -> None:
     assert caught.value.step == 2
 
 
-def test_the_scalers_methods_are_given_back() -> None:
-    training = Scaled("AdamW")
+class OwnUpdate(torch.amp.GradScaler):
+    """As FSDP's."""
+
+    def update(self, new_scale=None):
+        super().update(new_scale)
+
+
+@told
+@pytest.mark.parametrize("own", [False, True])
+def test_the_scalers_methods_are_given_back(given: bool, own: bool) -> None:
+    training, methods = Scaled("AdamW", steep=(1,)), dict(vars(torch.amp.GradScaler))
+    training.scaler.__class__ = OwnUpdate if own else torch.amp.GradScaler
     before = dict(vars(training.scaler))
-    with training.guard(True):
-        training.step(0)
+    with training.guard(given) as guard:
+        for i in range(3):
+            training.step(i)
+    assert guard.steps == 3 and guard.scaler_skips == 1 and methods == dict(vars(torch.amp.GradScaler))
     assert set(vars(training.scaler)) == set(before)
     assert "found_inf" not in vars(training.optimizer) and "grad_scale" not in vars(training.optimizer)
