@@ -122,3 +122,9 @@ def test_a_criterion_among_the_variables_is_no_second_model(notebook):
 
     assert done.error is None
     assert "model `model`" in done.result.subject and "models" not in done.result.subject
+
+
+def test_alone_it_names_the_functions_that_train() -> None:
+    with started("def fit(net, opt):\n    (lambda: net(1).backward())(), opt.step()\ndef show(): ...") as book:
+        error = book.run("%diagnose").error
+    assert "Type %diagnose fit for a function of yours (`fit`)" in str(error) and "show" not in str(error)

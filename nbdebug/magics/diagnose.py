@@ -38,7 +38,7 @@ from nbdebug.magics._arguments import (
 )
 from nbdebug.magics._user_code import loop_code, run_loop
 from nbdebug.report import Report
-from nbdebug.text import count
+from nbdebug.text import count, listed
 
 KINDS = ("loss_fn", "train_loader", "val_loader", "scheduler")
 FIRST = 8
@@ -176,9 +176,11 @@ class DiagnoseMagics(Magics):
             return None
         text = step_text(line, args.train)
         if cell is None and not text:
+            trains = _training_functions(variables(self.shell, local_ns))
             raise UsageError(
-                "%diagnose takes your training loop. Type %diagnose train for a function of yours, %diagnose train(5) "
-                "for a call, or %%diagnose as the first line of the cell that holds the loop."
+                f"%diagnose takes your training loop. Type %diagnose {trains[-1] if trains else 'train'} for a function "
+                f"of yours{' (' + listed(trains, most=5) + ')' * bool(trains)}, %diagnose train(5) for a call, or "
+                "%%diagnose as the first line of the cell that holds the loop."
             )
         question, code, names = loop_code(self.shell, "diagnose", text, cell, local_ns)
         call, subject = _call_arguments(args, names, code)
@@ -193,6 +195,16 @@ class DiagnoseMagics(Magics):
             trained = report.subject.rpartition(", trained by ")[2]
             report.subject = subject.replace("no optimizer", f"optimizer {trained}, made in it", 1)
         return answer(report, args, line if cell is None else cell)
+
+
+def _training_functions(names: dict[str, Any]) -> list[str]:
+    """The user's functions that hold both a backward and an update, in the order in which they were defined."""
+
+    def calls(code: CodeType) -> set[str]:
+        return {*code.co_names, *(name for c in code.co_consts if isinstance(c, CodeType) for name in calls(c))}
+
+    functions = {name: thing for name, thing in names.items() if type(thing) is types.FunctionType}
+    return [name for name, thing in functions.items() if {"backward", "step"} <= calls(thing.__code__)]
 
 
 def _call_arguments(args: Any, names: dict[str, Any], code: CodeType) -> tuple[dict[str, Any], str]:
