@@ -116,6 +116,34 @@ def steps_of(model, optimizer, batches, loss_of):
     return model, optimizer, step
 
 
+# -- a number of the user's own that is NaN ----------------------------------------------------------------------------
+
+
+def with_number(loss_of: Callable[..., torch.Tensor]) -> Callable:
+    def build(sick: bool):
+        model, numbers = net(), iter([0.5, math.nan if sick else 0.5, 0.5])
+        batches = [torch.randn(5, 6) for _ in range(3)]
+        optimizer = torch.optim.Adam(model.parameters())
+        return steps_of(model, optimizer, batches, lambda x: loss_of(model(x), next(numbers)))
+
+    return build
+
+
+@kind("input-nonfinite", "forward", line="mean() * weight", op="mul", step=1, said="computes with a number that is NaN")
+def weight_of_a_loss(sick):
+    return with_number(lambda out, weight: out.square().mean() * weight)(sick)
+
+
+@kind("input-nonfinite", "forward", line="masked_fill(", op="masked_fill", step=1)
+def value_of_a_mask(sick):
+    return with_number(lambda out, value: out.masked_fill(out > out.median(), value).square().mean())(sick)
+
+
+@kind("input-nonfinite", "forward", line="torch.where(", step=1, said="computes with a number that is NaN")
+def choice_of_a_number(sick):
+    return with_number(lambda out, value: torch.where(out > out.median(), out, value).square().mean())(sick)
+
+
 # -- weights that an earlier step has spoiled --------------------------------------------------------------------------
 
 

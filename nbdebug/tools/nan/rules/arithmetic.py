@@ -515,7 +515,11 @@ def is_decomposition(op: str) -> bool:
 
 def forward_sign(origin: OriginFact) -> str:
     """What failed in an op that ran forward (or that the user wrote in a backward)."""
-    infinite = any(isinstance(v, float) and v in (math.inf, -math.inf) for v in origin.scalars.values())
+    numbers = [v for v in origin.scalars.values() if isinstance(v, float)]
+    torchs_own = origin.op in FILLS and origin.where.library is not None  # so its functions say "not defined here"
+    if origin.made != "inf" and any(map(math.isnan, numbers)) and not torchs_own:
+        return "input-nonfinite"
+    infinite = any(map(math.isinf, numbers))
     if (origin.parents or infinite) and origin.made in ("nan", "mixed"):
         return _made_of_inf(origin)
     op = origin.op
@@ -606,7 +610,7 @@ _FORWARD = (
         lambda b: "uninitialized-memory",
     ),
     (NORMS, lambda b: "div-by-zero" if _flat(b) else None),
-    (FILLS, lambda b: "domain-error" if b.made == "nan" else None),  # how torch's own functions say "not defined here"
+    (FILLS, lambda b: "domain-error" if b.made == "nan" else None),
     ({"nll_loss"}, lambda b: "all-labels-ignored" if b.made == "nan" else None),
     ({"ctc_loss"}, lambda b: "ctc-infeasible"),
 )

@@ -115,7 +115,8 @@ def _spoiled(facts: NanFacts) -> Finding:
     symptom="NaN from the first layer on, in some rows of one batch. The same data may train for hours before "
     "that row comes up.",
     cause="A missing value that was read as NaN, a column divided by a standard deviation of zero, a log of zero in "
-    "the preprocessing, a cast to float16 of a large number. A mask does not help afterwards: 0 * NaN is NaN.",
+    "the preprocessing, a cast to float16 of a large number. A mask does not help afterwards: 0 * NaN is NaN. A number "
+    "in your own line that is NaN (a weight of a loss, the mean of an empty list) does the same.",
     confirm="`torch.isfinite(x).flatten(1).all(1)` marks the good rows; in pandas `df.isna().sum()` and "
     "`np.isinf(df).sum()`.",
     fix="Repair the data where it is made: `df.dropna()`, or fill and tell the model, `x = "
@@ -126,6 +127,16 @@ def _spoiled(facts: NanFacts) -> Finding:
 )
 def input_nonfinite(facts: NanFacts) -> Finding | None:
     origin = facts.origin
+    if origin.external is None and origin.during == "forward" and forward_sign(origin) == "input-nonfinite":
+        return answer(
+            facts,
+            "input-nonfinite",
+            f"{verb(origin.where, 'computes', 'compute')} with a number that is NaN",
+            Fix(
+                "Look where this number is computed: a mean of an empty list, 0/0 in NumPy, a missing value of a table.",
+                "assert math.isfinite(number), number",
+            ),
+        )
     if origin.external is None or droppers_of(facts):
         return None
     what = "the model's input" if origin.external == "input" else "a tensor from outside the model"
