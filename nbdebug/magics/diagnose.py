@@ -178,8 +178,8 @@ class DiagnoseMagics(Magics):
         if cell is None and not text:
             trains = _training_functions(variables(self.shell, local_ns))
             raise UsageError(
-                f"%diagnose takes your training loop. Type %diagnose {trains[-1] if trains else 'train'} for a function "
-                f"of yours{' (' + listed(trains, most=5) + ')' * bool(trains)}, %diagnose train(5) for a call, or "
+                f"%diagnose takes your training loop. Type %diagnose {trains[-1] if trains else 'train'} for a "
+                f"function of yours{' (' + listed(trains, most=5) + ')' * bool(trains)}, %diagnose train(5) for a call, or "
                 "%%diagnose as the first line of the cell that holds the loop."
             )
         question, code, names = loop_code(self.shell, "diagnose", text, cell, local_ns)

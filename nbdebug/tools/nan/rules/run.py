@@ -133,7 +133,7 @@ def input_nonfinite(facts: NanFacts) -> Finding | None:
             "input-nonfinite",
             f"{verb(origin.where, 'computes', 'compute')} with a number that is NaN",
             Fix(
-                "Look where this number is computed: a mean of an empty list, 0/0 in NumPy, a missing value of a table.",
+                "Look where this number is computed: a mean of an empty list, 0/0 in NumPy, a missing value.",
                 "assert math.isfinite(number), number",
             ),
         )
