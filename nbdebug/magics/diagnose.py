@@ -177,10 +177,11 @@ class DiagnoseMagics(Magics):
         text = step_text(line, args.train)
         if cell is None and not text:
             trains = _training_functions(variables(self.shell, local_ns))
+            yours = f" ({listed(trains, most=5)})" if trains else ""
             raise UsageError(
-                f"%diagnose takes your training loop. Type %diagnose {trains[-1] if trains else 'train'} for a "
-                f"function of yours{' (' + listed(trains, most=5) + ')' * bool(trains)}, %diagnose train(5) for a call, or "
-                "%%diagnose as the first line of the cell that holds the loop."
+                f"%diagnose takes your training loop. Type %diagnose {[*trains, 'train'][0]} for a function of "
+                f"yours{yours}, %diagnose train(5) for a call, or %%diagnose as the first line of the cell that holds "
+                "the loop."
             )
         question, code, names = loop_code(self.shell, "diagnose", text, cell, local_ns)
         call, subject = _call_arguments(args, names, code)
