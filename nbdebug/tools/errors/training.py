@@ -403,11 +403,9 @@ class TrainingSandbox(ProgramSandbox):
         if kind.__module__ == "torch.optim.lr_scheduler":
             return self.keep(_Schedule(kwargs.get("total_steps")))
         if kind.__module__.startswith("torch."):
-            return (
-                self.keep(kind(*args, **kwargs))
-                if not issubclass(kind, nn.Module)
-                else super().made(kind, args, kwargs)
-            )
+            if not issubclass(kind, nn.Module):
+                return self.keep(kind(*args, **kwargs))
+            return super().made(kind, args, kwargs)
         own = kind.__setattr__ in (nn.Module.__setattr__, object.__setattr__) and kind.__new__ is object.__new__
         if not issubclass(kind, (nn.Module, Dataset)) or not own:
             raise CannotRun
@@ -441,11 +439,9 @@ class TrainingSandbox(ProgramSandbox):
         """A step of a schedule, which may have an end, or watches a value."""
         if type(plan) is torch.optim.lr_scheduler.ReduceLROnPlateau and not values:
             raise TypeError("step() missing 1 required positional argument: 'metrics'")
-        own = (
-            plan
-            if type(plan) is _Schedule
-            else self._schedules.setdefault(id(plan), _Schedule(members(plan).get("total_steps")))
-        )
+        own = plan
+        if type(plan) is not _Schedule:
+            own = self._schedules.setdefault(id(plan), _Schedule(members(plan).get("total_steps")))
         own.steps += 1
         if own.total is not None and own.steps > own.total:
             raise ValueError(f"Tried to step {own.steps} times. The specified number of total steps is {own.total}")

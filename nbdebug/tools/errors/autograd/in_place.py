@@ -61,33 +61,26 @@ from nbdebug.tools.errors.autograd.functions import (
 from nbdebug.tools.errors.autograd.no_grad import no_grad_block
 from nbdebug.tools.errors.autograd.rules import InPlaceChange, InPlaceFacts
 from nbdebug.tools.errors.context import UNKNOWN, ErrorContext, calls_in, is_tensor, kind_of_message, operands
-from nbdebug.tools.errors.rules import NOWHERE
+from nbdebug.tools.errors.rules import NOWHERE, word_pairs
 from nbdebug.tools.errors.sandbox import continued
 
 # -- changes in the source ---------------------------------------------------------------------------------------------
 
 
-ACTIVATION_NODES = {
-    "ReLU6": "Hardtanh",
-    "LeakyReLU": "LeakyRelu",
-    "SELU": "Elu",
-    "CELU": "Elu",
-    "RReLU": "RreluWithNoise",
-    "Dropout": "Mul",
-}
+ACTIVATION_NODES = word_pairs("ReLU6:Hardtanh LeakyReLU:LeakyRelu SELU:Elu CELU:Elu RReLU:RreluWithNoise Dropout:Mul")
 """Activations whose node in the graph has a name of its own."""
-OPERATORS = {
-    ast.Add: ("+", "Add"),
-    ast.Sub: ("-", "Sub"),
-    ast.Mult: ("*", "Mul"),
-    ast.Div: ("/", "Div"),
-    ast.Pow: ("**", "Pow"),
-    ast.FloorDiv: ("//", "FloorDivide"),
-    ast.Mod: ("%", "Remainder"),
-    ast.MatMult: ("@", "Mm"),
-    ast.BitAnd: ("&", "BitwiseAnd"),
-    ast.BitOr: ("|", "BitwiseOr"),
+SIGNS = {
+    getattr(ast, kind): sign
+    for kind, sign in word_pairs("Add:+ Sub:- Mult:* Div:/ Pow:** FloorDiv:// Mod:% MatMult:@ BitAnd:& BitOr:|").items()
 }
+OPERATORS = {
+    getattr(ast, kind): op
+    for kind, op in word_pairs(
+        "Add:Add Sub:Sub Mult:Mul Div:Div Pow:Pow FloorDiv:FloorDivide Mod:Remainder MatMult:Mm BitAnd:BitwiseAnd "
+        "BitOr:BitwiseOr"
+    ).items()
+}
+"""The node of an operator in the graph."""
 HARMLESS = frozenset({"requires_grad_", "retain_grad_", "share_memory_", "rename_", "detach_"})
 """Methods with the underscore of a change that leave a tensor's values as they are."""
 
@@ -143,7 +136,7 @@ def _change_targets(statement: Any, code: FunctionSource) -> Iterator[_Target]:
 
 
 def _augmented_target(statement: ast.AugAssign) -> Iterator[_Target]:
-    sign, op = OPERATORS.get(type(statement.op), ("?", ""))
+    sign, op = SIGNS.get(type(statement.op), "?"), OPERATORS.get(type(statement.op), "")
     target, operand = statement.target, ast.unparse(statement.value)
     text = ast.unparse(target)
     if isinstance(target, ast.Subscript):
@@ -190,11 +183,9 @@ def _call_targets(node: ast.Call, code: FunctionSource) -> Iterator[_Target]:
 def _out_of_place(text: str, method: str, arguments: str) -> str:
     """What to write instead of `text.method_(arguments)`."""
     if method in ("zero", "fill"):
-        return (
-            f"{text} = torch.zeros_like({text})"
-            if method == "zero"
-            else f"{text} = torch.full_like({text}, {arguments})"
-        )
+        if method == "zero":
+            return f"{text} = torch.zeros_like({text})"
+        return f"{text} = torch.full_like({text}, {arguments})"
     if hasattr(torch.Tensor, method):
         return f"{text} = {text}.{method}({arguments})"
     return f"{text} = {text}.clone()\n{text}.{method}_({arguments})"
@@ -274,7 +265,7 @@ SAVED = re.compile(
     r"modified by an inplace operation: \[\S*?(\w+)Tensor \[([\d, ]*)\]\](?:, which is output \d+ of "
     r"(\w+),)? is at version (\d+); expected version (\d+)"
 )
-DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "ComplexFloat": "complex64"}
+DTYPES = word_pairs("Float:float32 Double:float64 Half:float16 ComplexFloat:complex64")
 AT_ONCE = {
     "leaf": "a leaf Variable that requires grad is being used in an in-place",
     "leaf view": "a view of a leaf Variable that requires grad is being used in an in-place",
@@ -286,32 +277,17 @@ AT_ONCE = {
 """Changes that torch refuses on the spot, by its message."""
 ENOUGH = 3
 """The score from which a statement is named: one sign that it is this value, not only that it is in place."""
-NODE_NAMES = {
-    "linear": "addmm",
-    "conv1d": "convolution",
-    "conv2d": "convolution",
-    "conv3d": "convolution",
-    "batchnorm1d": "nativebatchnorm",
-    "batchnorm2d": "nativebatchnorm",
-    "layernorm": "nativelayernorm",
-    "matmul": "mm",
-    "maxpool2d": "maxpool2dwithindices",
-}
+NODE_NAMES = word_pairs(
+    "linear:addmm conv1d:convolution conv2d:convolution conv3d:convolution batchnorm1d:nativebatchnorm "
+    "batchnorm2d:nativebatchnorm layernorm:nativelayernorm matmul:mm maxpool2d:maxpool2dwithindices"
+)
 """Modules and functions whose node has another name, in small letters without underscores."""
-ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.MatMult: "mm"}
 LARGEST = 100_000
 """Elements of a trial; a larger tensor is represented by one of this many."""
 OWN_RESULT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "Relu": torch.relu,
-    "Sigmoid": torch.sigmoid,
-    "Tanh": torch.tanh,
-    "Exp": torch.exp,
-    "Sqrt": torch.sqrt,
+    **{name: getattr(torch, name.lower()) for name in "Relu Sigmoid Tanh Exp Sqrt Reciprocal Rsqrt Expm1".split()},
     "Softmax": lambda x: torch.softmax(x, -1),
     "LogSoftmax": lambda x: torch.log_softmax(x, -1),
-    "Reciprocal": torch.reciprocal,
-    "Rsqrt": torch.rsqrt,
-    "Expm1": torch.expm1,
 }
 """Ops whose derivative is computed from their own result, by the names of their nodes."""
 CHANGES: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
@@ -383,11 +359,9 @@ def _without_change(change: InPlaceChange | None) -> Edit | None:
 def _block_of(file: str, statement: ast.stmt, pad: str) -> dict[ast.AST, str]:
     """The statement and those behind it that write into something in place, indented below no_grad."""
     around = parents(tree_of(file) or ast.Module([], [])).get(id(statement))
-    block = (
-        next((b for b in ast.iter_fields(around) if isinstance(b[1], list) and statement in b[1]), None)
-        if around
-        else None
-    )
+    block = None
+    if around:
+        block = next((b for b in ast.iter_fields(around) if isinstance(b[1], list) and statement in b[1]), None)
     behind = block[1][block[1].index(statement) + 1 :] if block is not None else []
     writes = itertools.takewhile(lambda n: isinstance(n, ast.AugAssign) and not isinstance(n.target, ast.Name), behind)
     changes: dict[ast.AST, str] = {statement: "with torch.no_grad():\n" + pad + "    {raw}"}
@@ -685,7 +659,7 @@ def _last_op(node: Any, code: FunctionSource, before: tuple[int, int], depth: in
         argument, caller = code.arguments.get(node.id, (None, None))
         return _last_op(argument, caller, (caller.line, 0), depth - 1) if isinstance(argument, ast.AST) else ""
     if isinstance(node, ast.BinOp):
-        return ARITHMETIC.get(type(node.op), "")
+        return OPERATORS.get(type(node.op), "").lower()
     if isinstance(node, ast.Call):
         function = static_value(node.func, code)
         if is_module(function) and (op := _module_op(function)):

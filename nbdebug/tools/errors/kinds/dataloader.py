@@ -648,11 +648,9 @@ def _shape_mismatch(
     unknown = position is None
     position = int(match[3]) if position is None else position
     usual, odd = shapes if position else shapes[::-1]
-    tried = (
-        _tried_on_shapes([torch.zeros(shape, device="cpu") for shape in shapes])
-        if sum(map(math.prod, shapes)) <= SMALL
-        else None
-    )
+    tried = None
+    if sum(map(math.prod, shapes)) <= SMALL:
+        tried = _tried_on_shapes([torch.zeros(shape, device="cpu") for shape in shapes])
     result = dataclasses.replace(
         facts,
         odd=str(list(odd)),

@@ -328,11 +328,9 @@ def _registration(facts: DeviceFacts, context: ErrorContext) -> Edit | None:
         return None
     file, node = alike[0]
     if facts.why == "list":
-        return (
-            edit_of(file, {node.value: "nn.ModuleList({raw})"})
-            if isinstance(node.value, (ast.List, ast.ListComp))
-            else None
-        )
+        if isinstance(node.value, (ast.List, ast.ListComp)):
+            return edit_of(file, {node.value: "nn.ModuleList({raw})"})
+        return None
     return edit_of(file, {node: f'self.register_buffer("{facts.attribute}", {ast.unparse(node.value)})'})
 
 

@@ -39,7 +39,7 @@ from nbdebug.tools.errors.context import (
     value_of,
 )
 from nbdebug.tools.errors.operands import raised_by_user
-from nbdebug.tools.errors.rules import Raised
+from nbdebug.tools.errors.rules import Raised, word_pairs
 from nbdebug.tools.errors.rules.files import FileFacts, ModuleMissing
 
 SURE = 0.6
@@ -313,17 +313,14 @@ FOLDERS = 400
 """Folders that are searched."""
 DEPTH = 3
 SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "dist-packages", "build", "dist"})
-PIP = dict(
-    pair.split(":")
-    for pair in (
-        "cv2:opencv-python PIL:Pillow sklearn:scikit-learn skimage:scikit-image yaml:PyYAML bs4:beautifulsoup4 "
-        "Crypto:pycryptodome dotenv:python-dotenv attr:attrs dateutil:python-dateutil fitz:PyMuPDF serial:pyserial "
-        "usb:pyusb jwt:PyJWT git:GitPython magic:python-magic docx:python-docx pptx:python-pptx "
-        "Levenshtein:python-Levenshtein umap:umap-learn hydra:hydra-core pytorch_lightning:lightning faiss:faiss-cpu "
-        "google.protobuf:protobuf tensorboardX:tensorboardX clip:open_clip_torch segment_anything:segment-anything "
-        "sentence_transformers:sentence-transformers torch_geometric:torch-geometric albumentations:albumentations "
-        "pycocotools:pycocotools"
-    ).split()
+PIP = word_pairs(
+    "cv2:opencv-python PIL:Pillow sklearn:scikit-learn skimage:scikit-image yaml:PyYAML bs4:beautifulsoup4 "
+    "Crypto:pycryptodome dotenv:python-dotenv attr:attrs dateutil:python-dateutil fitz:PyMuPDF serial:pyserial "
+    "usb:pyusb jwt:PyJWT git:GitPython magic:python-magic docx:python-docx pptx:python-pptx "
+    "Levenshtein:python-Levenshtein umap:umap-learn hydra:hydra-core pytorch_lightning:lightning faiss:faiss-cpu "
+    "google.protobuf:protobuf tensorboardX:tensorboardX clip:open_clip_torch segment_anything:segment-anything "
+    "sentence_transformers:sentence-transformers torch_geometric:torch-geometric albumentations:albumentations "
+    "pycocotools:pycocotools"
 )
 """Modules of training code whose package has another name."""
 

@@ -362,10 +362,7 @@ def _object_fixes(facts: ObjectFacts) -> list[Fix]:
         title = "Pass its entries as arguments." if facts.keywords else "Take the tensor out of it."
         if "for " in cure.code:
             title = "Move each of its tensors."
-        if edit is not None:
-            fixes.append(Fix.of(title, edit, cure.worked, cure.after))
-        else:
-            fixes.append(Fix(title, cure.code, cure.worked, cure.after))
+        fixes.append(dataclasses.replace(cure, edit=edit).fix(title))
     if facts.inner:
         code = "class Output(nn.Module):\n    def forward(self, result):\n        return result[0]"
         fixes = [Fix("Put a module between the two that takes the output out of it.", code)]

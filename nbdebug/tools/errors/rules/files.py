@@ -815,11 +815,9 @@ def _skipping(facts: StateMismatch, lines: Sequence[str], state: str, fits: int 
         f"fitting = {{key: value for key, value in {state}.items() if key not in skipped}}",
         f"{facts.model}.load_state_dict(fitting, strict=False)",
     ]
-    after = (
-        {}
-        if fits is None
-        else {"keys that then load": f"{fits} of {facts.saved}", "keys that keep their initial values": len(keys)}
-    )
+    after = {}
+    if fits is not None:
+        after = {"keys that then load": f"{fits} of {facts.saved}", "keys that keep their initial values": len(keys)}
     title = "Or leave out what does not match, and train these layers from scratch."
     return Fix(title, "\n".join(code), None if fits is None else True, after)
 

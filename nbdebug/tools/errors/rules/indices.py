@@ -300,11 +300,10 @@ def _of_embedding(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
 def _of_target(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
     name = facts.index.name if facts.index is not None and is_plain(facts.index.name) else "target"
     if facts.shifted is not None:
-        cure = facts.shifted
-        return (Fix("Count the classes from 0.", assigned(name, f"{name} - 1"), cure.worked, cure.after),)
+        return (facts.shifted.fix("Count the classes from 0.", assigned(name, f"{name} - 1")),)
     if facts.ignored is not None:
         code = f"nn.CrossEntropyLoss(ignore_index={facts.ignored.code})"
-        return (Fix("Ignore these entries in the loss.", code, facts.ignored.worked, facts.ignored.after),)
+        return (facts.ignored.fix("Ignore these entries in the loss.", code),)
     needed = (bad.high or bad.value) + 1
     head = as_code(facts.head) if facts.head else "head"
     title = f"Give the last layer {needed} classes, or map the labels to 0 … {(facts.size or 1) - 1}."

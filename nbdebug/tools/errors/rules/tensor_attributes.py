@@ -18,6 +18,7 @@ from nbdebug.tools.errors.rules import (
     as_code,
     bracketed,
     is_plain,
+    word_pairs,
 )
 
 
@@ -53,17 +54,9 @@ class DtypeFacts:
     entry: str = ""
 
 
-CASTS = {
-    "double": "float64",
-    "half": "float16",
-    "bfloat16": "bfloat16",
-    "float": "float32",
-    "long": "int64",
-    "int": "int32",
-    "bool": "bool",
-    "byte": "uint8",
-    "short": "int16",
-}
+CASTS = word_pairs(
+    "double:float64 half:float16 bfloat16:bfloat16 float:float32 long:int64 int:int32 bool:bool byte:uint8 short:int16"
+)
 
 
 def cast(dtype: str) -> str:
@@ -278,7 +271,7 @@ def _dtype_fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
     if facts.kind == "mask" and facts.odd is not None and facts.odd.fact.dtype == "bool":
         return _masks(facts, facts.odd)
     if facts.cure is not None and facts.odd is not None:
-        fixes.append(_conversion(facts, facts.odd, facts.cure))
+        fixes.append(facts.cure.fix(_conversion_title(facts), _assigned(facts, facts.odd)))
     ours = (
         facts.origin is not None
         and facts.odd is not None
@@ -292,27 +285,15 @@ def _dtype_fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
     return (*fixes, *_dtype_others(facts))
 
 
-def _conversion(facts: DtypeFacts, odd: ArgumentFact, cure: TriedFix) -> Fix:
-    title = _conversion_title(facts)
-    if cure.edit is not None:
-        return Fix.of(title, cure.edit, cure.worked, cure.after)
-    return Fix(title, _assigned(facts, odd), cure.worked, cure.after)
-
-
 def _masks(facts: DtypeFacts, odd: ArgumentFact) -> tuple[Fix, ...]:
     """Fixes for arithmetic with masks."""
     if "Negation" in facts.raised.message:
         return (Fix("Invert a mask with `~`.", f"~{bracketed(odd.name)}"),)
-    first = bracketed(odd.name)
+    first, cure = bracketed(odd.name), dataclasses.replace(facts.cure or TriedFix(""), edit=None)
     if facts.partner is None:
-        worked, after = (facts.cure.worked, facts.cure.after) if facts.cure is not None else (None, {})
-        return Fix("Convert the mask to numbers.", f"{first}.float()", worked, after), Fix(
-            "Or invert the mask.", f"~{first}"
-        )
+        return cure.fix("Convert the mask to numbers.", f"{first}.float()"), Fix("Or invert the mask.", f"~{first}")
     partner = bracketed(facts.partner.name)
-    cure = facts.cure
-    code = f"{first}.float() - {partner}.float()"
-    count = Fix("Convert the mask to numbers.", code, cure.worked if cure else None, cure.after if cure else {})
+    count = cure.fix("Convert the mask to numbers.", f"{first}.float() - {partner}.float()")
     return count, Fix("Or mark where the two differ.", f"{first} ^ {partner}")
 
 
@@ -328,13 +309,9 @@ def _assigned(facts: DtypeFacts, odd: ArgumentFact) -> str:
     """`x = x.float()` for a variable, the cast in place of the expression for another."""
     assert facts.cure is not None
     plain = odd.known and is_plain(odd.name)
-    return (
-        f"{odd.name} = {facts.cure.code}"
-        if plain
-        else facts.cure.code
-        if odd.known
-        else (f"x = x.to(torch.{facts.expected})   # {odd.name}")
-    )
+    if plain:
+        return f"{odd.name} = {facts.cure.code}"
+    return facts.cure.code if odd.known else (f"x = x.to(torch.{facts.expected})   # {odd.name}")
 
 
 def _dtype_others(facts: DtypeFacts) -> list[Fix]:
@@ -345,11 +322,9 @@ def _dtype_others(facts: DtypeFacts) -> list[Fix]:
     if odd is None:
         code = 'values = frame.select_dtypes("number").to_numpy("float32")'
         tensor = "torch.tensor(values, dtype=torch.float32, requires_grad=True)"
-        return (
-            [Fix("Keep only the numbers, in one dtype.", code)]
-            if facts.kind == "array"
-            else [Fix("Create it with floating-point numbers.", tensor)]
-        )
+        if facts.kind == "array":
+            return [Fix("Keep only the numbers, in one dtype.", code)]
+        return [Fix("Create it with floating-point numbers.", tensor)]
     if facts.kind == "array" and facts.cure is None:
         title = "Remove the entries that are not numbers, or replace them, before you create the tensor."
         return [Fix(title, f"bad = [i for i, value in enumerate({odd.name}) if not isinstance(value, (int, float))]")]

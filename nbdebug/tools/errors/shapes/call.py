@@ -41,6 +41,7 @@ from nbdebug.tools.errors.context import (
     value_of,
 )
 from nbdebug.tools.errors.operands import OperandNames, library_frames
+from nbdebug.tools.errors.rules import word_pairs
 from nbdebug.tools.errors.sandbox import Sandbox, quiet
 from nbdebug.tools.errors.shapes.rules import Shape, ShapeOperand
 
@@ -286,22 +287,11 @@ def parse_message(message: str) -> ParsedMessage | None:
 
 
 SYMBOLS = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.MatMult: "@",
-    ast.Pow: "**",
-    ast.FloorDiv: "//",
-    ast.Mod: "%",
-    ast.BitAnd: "&",
-    ast.BitOr: "|",
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-    ast.Lt: "<",
-    ast.Gt: ">",
-    ast.LtE: "<=",
-    ast.GtE: ">=",
+    getattr(ast, kind): sign
+    for kind, sign in word_pairs(
+        "Add:+ Sub:- Mult:* Div:/ MatMult:@ Pow:** FloorDiv:// Mod:% BitAnd:& BitOr:| Eq:== NotEq:!= Lt:< Gt:> LtE:<= "
+        "GtE:>="
+    ).items()
 }
 PASS_THROUGH = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 CONTAINERS = (

@@ -28,7 +28,7 @@ from nbdebug.tools.errors.context import (
     tensor_attribute,
 )
 from nbdebug.tools.errors.operands import OperandNames, is_instance, library_frames
-from nbdebug.tools.errors.rules import Raised
+from nbdebug.tools.errors.rules import Raised, word_pairs
 from nbdebug.tools.errors.shapes.call import (
     CallOperand,
     FailedCall,
@@ -282,16 +282,10 @@ def _operands(call: FailedCall, message: ParsedMessage) -> tuple[ShapeOperand, .
 
 MAX_NODES = 60
 """Nodes of a tensor's history that are read."""
-OP_NAMES = {
-    "MaxPool2DWithIndices": "max_pool2d",
-    "MaxPool3DWithIndices": "max_pool3d",
-    "Addmm": "linear",
-    "Mm": "mm",
-    "UnsafeView": "view",
-    "ReshapeAlias": "reshape",
-    "T": "t",
-    "SqueezeBackward1": "squeeze",
-}
+OP_NAMES = word_pairs(
+    "MaxPool2DWithIndices:max_pool2d MaxPool3DWithIndices:max_pool3d Addmm:linear Mm:mm UnsafeView:view "
+    "ReshapeAlias:reshape T:t SqueezeBackward1:squeeze"
+)
 """Nodes of the autograd graph whose op the user knows by another name."""
 WHOLE = (
     nn.RNNBase,

@@ -58,7 +58,7 @@ from nbdebug.tools.errors.shapes.trials import (
     permute_axes,
     remove_axis,
     resize_image,
-    result_shape,
+    shape_of_run,
     transpose_axes,
     with_method,
 )
@@ -317,13 +317,10 @@ def attention_fixes(call: FailedCall, path: str) -> Iterator[ShapeFix]:
     arguments += ["batch_first=True"] if settings.get("batch_first") else []
     code = f"nn.MultiheadAttention({', '.join(arguments)})"
     small = [(*(min(size, 64) for size in shapes[role][:-1]), *shapes[role][-1:]) for role in ATTENTION_SIZES]
-    with quiet():
-        try:
-            new = eval(code, {"nn": nn})  # a text of ours, of numbers of the layer's
-            result = result_shape(new(*map(torch.zeros, small)))
-        except Exception:  # heads that do not divide, batches that differ: no fix
-            return
-    yield ShapeFix("layer", path, code, True, result)
+    # a text of ours, of numbers of the layer's; heads may not divide, batches may differ
+    result = shape_of_run(lambda: eval(code, {"nn": nn})(*map(torch.zeros, small)))
+    if result is not None:
+        yield ShapeFix("layer", path, code, True, result)
 
 
 # -- fixes as edits ----------------------------------------------------------------------------------------------------
@@ -779,11 +776,9 @@ def _loss(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes
         return
     (i, scores), (j, target) = by_role["input"], by_role["target"]
     shape = scores.shape or ()
-    last = (
-        list(_classes_second(i, scores))
-        if call.op in CLASS_LOSSES and len(shape) > 2 and target.shape == shape[:-1]
-        else []
-    )
+    last = []
+    if call.op in CLASS_LOSSES and len(shape) > 2 and target.shape == shape[:-1]:
+        last = list(_classes_second(i, scores))
     one_hot = [FixIdea("classes", j, f"{with_method(target)}.argmax(1)", lambda x: x.argmax(1))]
     lacks_axis = len(shape) == len(target.shape or ()) + 1 and message.expected is None
     fixes = list(

@@ -12,7 +12,7 @@ from typing import Any
 from nbdebug.registry import rule
 from nbdebug.report import Edit, Finding, Fix, Link
 from nbdebug.text import count, listed
-from nbdebug.tools.errors.rules import Raised
+from nbdebug.tools.errors.rules import Raised, word_pairs
 
 Shape = tuple[int, ...]
 
@@ -113,22 +113,10 @@ class ShapeFacts:
     fixes: tuple[ShapeFix, ...] = ()
 
 
-UNITS = {
-    "Conv": "channels",
-    "Batch": "channels",
-    "Group": "channels",
-    "Instance": "channels",
-    "Layer": "features",
-    "RMS": "features",
-    "Linear": "features",
-    "Bilinear": "features",
-    "PReLU": "channels",
-    "RNN": "features",
-    "LSTM": "features",
-    "GRU": "features",
-    "Multihead": "features",
-    "Transformer": "features",
-}
+UNITS = word_pairs(
+    "Conv:channels Batch:channels Group:channels Instance:channels Layer:features RMS:features Linear:features "
+    "Bilinear:features PReLU:channels RNN:features LSTM:features GRU:features Multihead:features Transformer:features"
+)
 EINSUM_LETTER = re.compile(r"subscript (\w) has size (\d+) for operand \d+ .*?previously seen size (\d+)")
 RECURRENT = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
 
