@@ -238,7 +238,10 @@ def code_fingerprint(code: CodeType) -> tuple[Any, ...]:
     """The instructions of a code object and of those nested in it, as plain values: equal code, equal fingerprint."""
     names = (code.co_name, code.co_argcount, code.co_kwonlyargcount, code.co_varnames, code.co_freevars)
     instructions = [i for i in dis.get_instructions(code) if i.opname not in _SKIPPED]
-    return *names, tuple([(i.opname, _comparable(i.argval)) for i in instructions])
+    names_of_calls = (
+        i.opname.replace("LOAD_METHOD", "LOAD_ATTR") for i in instructions
+    )  # of `nn.Linear(…)`: autoreload's
+    return *names, tuple([(name, _comparable(i.argval)) for name, i in zip(names_of_calls, instructions)])
 
 
 def same_code(one: CodeType, other: CodeType) -> bool:

@@ -22,6 +22,7 @@ from nbdebug.report import Finding, Report, RuledOut
 from nbdebug.text import count
 from nbdebug.tools.notebook.cells import CellHistory, error_message, traceback_links
 from nbdebug.tools.notebook.facts import NotebookFacts, StaleModule
+from nbdebug.tools.notebook.flow import told_of_cells, told_of_error
 from nbdebug.tools.notebook.left_on import (
     cells_too_early,
     hooks_registered_twice,
@@ -33,7 +34,7 @@ from nbdebug.tools.notebook.left_on import (
 from nbdebug.tools.notebook.repeats import applied_twice, runs_twice, splits_drawn_again
 from nbdebug.tools.notebook.rules import name_all, notes_of
 from nbdebug.tools.notebook.stale_code import redefined_classes, stale_modules
-from nbdebug.tools.notebook.stale_objects import ModelsAndOptimizers, missing_parameters, shared_objects, stale_holders
+from nbdebug.tools.notebook.stale_objects import ModelsAndOptimizers, missing_parameters, stale_holders
 
 
 def check_notebook(names: Mapping[str, Any] | None = None, *, shell: Any = None) -> Report:
@@ -106,7 +107,10 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
             tuple(part("shadowed names", lambda: names_shadowed(variables, history, error))),
             tuple(again),
             tuple(unchecked),
-            tuple(part("shared objects", lambda: shared_objects(variables, history))),
+            (
+                *part("what a line reads", lambda: told_of_error(variables, objects, history, error)),
+                *part("shared objects", lambda: list(told_of_cells(variables, history, owners))),
+            ),
         )
 
 
@@ -177,6 +181,7 @@ def notebook_causes(error: BaseException, names: Mapping[str, Any], shell: Any =
                     early=tuple(cells_too_early(variables, history, error)),
                     shadowed=tuple(names_shadowed(variables, history, error)),
                     repeated=tuple(one for one in runs_twice(variables, history, error) if one.error),
+                    told=tuple(told_of_error(variables, objects, history, error)),
                 )
             )
         )

@@ -188,15 +188,14 @@ class ModeLeft:
 
 
 @dataclasses.dataclass(frozen=True)
-class SharedObject:
-    """One object under two names that a cell changed through one of them. name: that one; other: the other ("model" of
-    weights that are put back); statement: the change; weights: `name` is the model's own state dict. where: the cell
-    that changed it, of weights the one that took them; used: the cell that uses the other, or puts the weights back."""
+class Told:
+    """A cause that needs no further words than its own. code; title; names: the variables at fault, first the one that
+    is most; fix: (what to do, as code); where: the cell that brings it in; used: the one that suffers from it."""
 
-    name: str
-    other: str
-    statement: str
-    weights: bool = False
+    code: str
+    title: str
+    names: tuple[str, ...]
+    fix: tuple[str, str]
     where: Where = NOWHERE
     used: Where = NOWHERE
 
@@ -219,4 +218,4 @@ class NotebookFacts:
     shadowed: tuple[Shadowed, ...] = ()
     repeated: tuple[RunTwice, ...] = ()
     unchecked: tuple[str, ...] = ()
-    shared: tuple[SharedObject, ...] = ()
+    told: tuple[Told, ...] = ()

@@ -196,7 +196,7 @@ def modes_left_on(owners: ModelsAndOptimizers, history: CellHistory, error: Base
         modes += _setting("setting", message, history, *STRICT, values=("raise", "error"))
     if "deterministic" in message and torch.are_deterministic_algorithms_enabled():
         modes += _setting("setting", message, history, "use_deterministic_algorithms", values=("True",))
-    return modes or _changed({name for name, _ in owners.top}, error, history)
+    return modes or _changed(dict(owners.top), error, history)
 
 
 DTYPES = ("set_default_dtype", "set_default_tensor_type")
@@ -205,15 +205,16 @@ STRICT = ("seterr", "simplefilter", "filterwarnings")
 CHANGES = {
     "dtype": (re.compile(r"dtype|Half|Double|BFloat16"), "half bfloat16 double float to type".split()),
     "attached": (re.compile(r"on Tensor that requires grad"), ["requires_grad_"]),
-    "grad": (re.compile(r"does not require grad"), ["requires_grad_", "detach_"]),
+    "grad": (re.compile(r"does not require grad"), "requires_grad_ detach_ register_forward_hook".split()),
     "device": (re.compile(r"device|CUDA"), "to cuda cpu".split()),
 }
 """Messages, and the methods that change an object so that it fails with them: of a module in place, of a tensor those
 that end with `_`, and those whose result takes the tensor's name."""
 
 
-def _changed(models: set[str], error: BaseException | None, history: CellHistory) -> list[ModeLeft]:
-    """What a cell called on an object of the failing line, where an earlier run of that line was well."""
+def _changed(models: dict[str, Any], error: BaseException | None, history: CellHistory) -> list[ModeLeft]:
+    """What a cell called on an object of the failing line, or of what that was computed from, where an earlier run of
+    the line was well. models: the variables that are modules."""
     message, lines = error_message(error), list(cell_lines(error, history))
     kind = next((kind for kind, (said, _) in CHANGES.items() if said.search(message)), "")
     failed = history.cells[lines[0][0]].statement(lines[0][1]) if kind and lines else None
@@ -223,17 +224,33 @@ def _changed(models: set[str], error: BaseException | None, history: CellHistory
     cells = [cell for cell in history.cells.values() if cell.number < at]
     before = max((c.number for c in cells if any(ast.unparse(s) == text for s in c.statements)), default=at)
     read = {name for number, line in lines for name in names_in(history.cells[number].statement(line))}
+    sources = {name for one in read for name, _ in history.origins(one, lines[0])}
     for cell in [cell for cell in reversed(cells) if cell.number > before]:
         bound = {b.path for b in cell.bindings}
         for node in nodes(cell.statements):
             call = node.func if isinstance(node, ast.Call) else None
             if not isinstance(call, ast.Attribute) or call.attr not in CHANGES[kind][1]:
                 continue
-            of = root_of(dotted(call.value))
-            if of in read and (of in models | bound or call.attr.endswith("_")):
+            of, hook = root_of(ast.unparse(call.value)), call.attr == "register_forward_hook"
+            hooked = hook and of in models and _replaces_output(node, models[of], history)
+            if (
+                hooked
+                and of in sources
+                or not hook
+                and of in read
+                and (of in {*models, *bound} or call.attr.endswith("_"))
+            ):
                 after = history.cells[at].place(lines[0][1])
                 return [ModeLeft(f"{kind}-changed", ast.unparse(node), cell.place_of(node), after, message)]
     return []
+
+
+def _replaces_output(call: ast.Call, model: Any, history: CellHistory) -> bool:
+    """Whether a hook that is still there gives a module another output."""
+    given = {dotted(value) for value in call.args}
+    made = [f for cell in history.cells.values() for name in given for f in cell.functions.get(name, ())]
+    returns = any(isinstance(n, ast.Return) and n.value is not None for f in made for n in ast.walk(f))
+    return returns and any(attributes(part).get("_forward_hooks") for _, part in modules_of(model))
 
 
 def _eval(name: str, history: CellHistory) -> ModeLeft | None:

@@ -57,8 +57,9 @@ def runs_twice(names: Mapping[str, Any], history: CellHistory, error: BaseExcept
         if twice := _consumed_by_call(error, names, history):
             return [dataclasses.replace(twice, error=type(error).__name__)]
     for number in reversed(history.cells):
-        for statement in history.cells[number].body:
-            for check in (_used_up, _doubled, _applied_again, _shown):
+        for statement in history.cells[number].statements:
+            outer = statement in history.cells[number].body
+            for check in (_used_up, _doubled, _applied_again, _shown)[: None if outer else 1]:
                 if not isinstance(statement, DEFINED) and (twice := check(number, statement, names, history)):
                     return [twice]
     return []
@@ -98,7 +99,7 @@ def _gone_through(statement: ast.AST) -> set[str]:
         elif isinstance(node, ast.Call):
             of = dotted(node.func)
             owner, _, last = of.rpartition(".")
-            if last in READS:
+            if last in READS or last.startswith("clip_grad_") or issubclass(type(getattr(torch.optim, last, 0)), type):
                 found |= {owner} if last.startswith("read") and not node.args else {dotted(a) for a in node.args[:1]}
     return found - {""}
 
@@ -124,7 +125,7 @@ def _doubled(number: int, statement: ast.stmt, names: Mapping[str, Any], history
 def _applied_again(number: int, statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> RunTwice | None:
     """A statement that divides an array or a column, or takes the logarithm, a second time, and uses it then."""
     at = (number, statement.end_lineno or 0)
-    if not any(word in history.cells[number].source for word in ("/", "div_", *FURTHER)):
+    if not any(word in history.cells[number].source for word in ("/", "div_", "[", *FURTHER)):
         return None
     path, called, given = _chain(statement)
     in_place = "div_" in called and _is_array(names.get(path)) and not any(path in names_in(value) for value in given)
@@ -136,10 +137,11 @@ def _applied_again(number: int, statement: ast.stmt, names: Mapping[str, Any], h
         target = one.targets[0] if isinstance(one, ast.Assign) else one.target
         text, column = ast.unparse(target), isinstance(target, ast.Subscript)
         path = dotted(target.value) if isinstance(target, ast.Subscript) else text
-        if not _acts_again(one, text) or not _is_array(names.get(path)):
+        cut = type(names.get(path)).__module__.startswith("pandas") and _cuts(one.value, text)
+        if not cut and not _acts_again(one, text) or not _is_array(names.get(path)):
             continue
         renewed = _renewed(history, path, text, one) if column else history.bindings(path)[-1].node is not statement
-        used = None if renewed else (first_read if column else first_training_use)(history, path, at)
+        used = None if renewed else (first_read if column or cut else first_training_use)(history, path, at)
         if used is not None and (twice := _run_before(history, number, statement, path)) is not None:
             return twice
     return None
@@ -407,6 +409,16 @@ def _acts_again(node: ast.stmt, text: str) -> bool:
     if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Sub) and root_of(text) not in names_in(left.right):
         left = left.left
     return ast.unparse(left) == text
+
+
+def _cuts(value: ast.expr, text: str) -> bool:
+    """`table = table.iloc[2:]`, `table = table[table.x < table.x.quantile(0.9)]`: once more takes further rows."""
+    if not isinstance(value, ast.Subscript) or ast.unparse(value.value) not in (text, f"{text}.iloc", f"{text}.loc"):
+        return False
+    part, own = value.slice, [n for n in ast.walk(value.slice) if isinstance(n, ast.Call)]
+    ends = [part.lower, part.upper] if isinstance(part, ast.Slice) else []
+    cut = (re.fullmatch(form, ast.unparse(end)) for form, end in zip((r"[1-9]\d*", r"-\d+"), ends) if end is not None)
+    return any(cut) or any(getattr(n.func, "attr", "") in ("quantile", "mean", "std", "median") for n in own)
 
 
 def _consumed(statement: ast.stmt) -> Iterator[str]:

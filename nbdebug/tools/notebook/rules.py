@@ -341,7 +341,11 @@ def _switch(one: ModeLeft) -> Finding:
         title = f"`{one.name}` in {cell(one.where)} has changed the object itself, and no copy: {says}"
         owner, _, call = one.name.partition(".")
         fixes = [
-            Fix("Make the object again, and call it on a copy there.", f"import copy\ncopy.deepcopy({owner}).{call}")
+            Fix("Keep the handle, and remove the hook there.", f"handle = {one.name}\nhandle.remove()")
+            if "_hook(" in call
+            else Fix(
+                "Make the object again, and call it on a copy there.", f"import copy\ncopy.deepcopy({owner}).{call}"
+            )
         ]
     return _failed(one, code, title, fixes)
 
@@ -652,19 +656,15 @@ def split_drawn_again(facts: NotebookFacts) -> Finding | None:
     reference="https://docs.pytorch.org/docs/stable/notes/serialization.html",
 )
 def shared_object(facts: NotebookFacts) -> Finding | None:
-    if not facts.shared:
-        return None
-    one = facts.shared[0]
-    title = (
-        f"`{one.name}` is no copy of the weights of `{one.other}`, but the weights themselves: training changed them, "
-        f"and {cell(one.used)} puts back what is there already"
-        if one.weights
-        else f"`{one.statement}` changes `{one.other}` as well, which {cell(one.used)} uses: both stand for one object"
-    )
-    copied = f"copy.deepcopy({one.statement.partition(' = ')[2]})" if one.weights else f"copy.deepcopy({one.other})"
-    fix = Fix("Make a copy there.", f"import copy\n{one.name} = {copied}")
-    chain = [Link(f"{cell(one.used)} uses it", one.used)]
-    return finding("notebook/shared-object", title, one.where, [one.name, one.other], [fix], chain)
+    return next(told(facts, True), None)
+
+
+def told(facts: NotebookFacts, shared: bool = False) -> Iterator[Finding]:
+    """What was told whole. shared: the causes of notebook/shared-object, else all others."""
+    for one in facts.told:
+        if (one.code == "notebook/shared-object") == shared:
+            chain = [Link(f"{cell(one.used)} uses it", one.used)] if one.used.cell else []
+            yield finding(one.code, one.title, one.where, one.names, [Fix(*one.fix)], chain)
 
 
 CHECKS = (
@@ -684,7 +684,7 @@ CHECKS = (
 
 def name_all(facts: NotebookFacts) -> list[Finding]:
     """The findings, most likely first; a cause that an exception proves comes before all others."""
-    findings = [*mode_findings(facts), *(f for check in CHECKS if (f := check(facts)) is not None)]
+    findings = [*mode_findings(facts), *(f for check in CHECKS if (f := check(facts)) is not None), *told(facts)]
     proven = any(one.evidence == "exception" for one in facts.classes) or any(one.error for one in facts.repeated)
     findings.sort(key=lambda f: not (proven and f.code == "notebook/class-redefined"))
     return [*findings, *memory_findings(facts)]
