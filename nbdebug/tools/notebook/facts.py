@@ -56,24 +56,6 @@ class LeftBehind:
 
 
 @dataclasses.dataclass(frozen=True)
-class StaleHolder:
-    """An object that was created from a variable which a later cell has replaced, and used since then.
-
-    holder: "loader"; path: the attribute with the old value ("loader.collate_fn"); name: the variable; kind: the type
-    of the old value ("DataLoader", "function"). remade: the statement that creates the holder. where: the cell that
-    replaced the variable; created: the cell that created the holder; used: a cell that used it since then."""
-
-    holder: str
-    path: str
-    name: str
-    kind: str
-    remade: str = ""
-    where: Where = NOWHERE
-    created: Where = NOWHERE
-    used: Where = NOWHERE
-
-
-@dataclasses.dataclass(frozen=True)
 class TwiceHook:
     """A hook that was registered more than once. owners: the modules, parameters or optimizers that have it; hook: the
     function's name; word: "forward hook"; method: "register_forward_hook"; times: how often on one owner. where: the
@@ -131,35 +113,9 @@ class KeptOutput:
 
 
 @dataclasses.dataclass(frozen=True)
-class TooEarly:
-    """A cell failed because a name was missing that a later cell has defined, or an earlier one deleted. where: the
-    failed cell's line; defined: the line that defines the name; deleted: the line that deleted it."""
-
-    name: str
-    where: Where = NOWHERE
-    defined: Where = NOWHERE
-    deleted: Where = NOWHERE
-
-
-@dataclasses.dataclass(frozen=True)
-class Shadowed:
-    """A cell failed because a name no longer stands for what its line means. meant: "builtin", "function", "class",
-    "module", or "import" (of a function or a class); kind: the class of the value that it has now; imported: the
-    import; message: the exception's. where: the cell that gave it this value; failed: the line that failed."""
-
-    name: str
-    meant: str
-    kind: str
-    imported: str = ""
-    message: str = ""
-    where: Where = NOWHERE
-    failed: Where = NOWHERE
-
-
-@dataclasses.dataclass(frozen=True)
 class RunTwice:
     """A statement that consumes its own result ran again. name: the variable; how: "used up" where that is an iterator
-    of which nothing is left, "drawn" where it is a random split; times: how often the statement has been started;
+    of which nothing is left; times: how often the statement has been started;
     error: the class of the exception with which it failed, "" if it did not; renewal: the statement that makes the
     variable anew; where: the line, first: of its first run; fresh: of the renewal."""
 
@@ -175,47 +131,33 @@ class RunTwice:
 
 
 @dataclasses.dataclass(frozen=True)
-class ModeLeft:
-    """A mode that a cell left on. kind: "eval", "grad", "dtype", "device", "setting", or of one object "dtype-changed"
-    and so on; name: the model, or the call; where: the cell that switched it on; after: the cell that went on training,
-    or failed; message: the last exception's message."""
-
-    kind: str
-    name: str
-    where: Where = NOWHERE
-    after: Where = NOWHERE
-    message: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
 class Told:
-    """A cause that needs no further words than its own. code; title; names: the variables at fault, first the one that
-    is most; fix: (what to do, as code); where: the cell that brings it in; used: the one that suffers from it."""
+    """A cause that needs no further words than its own. names: the variables at fault, first the one that is most;
+    where: the cell that brings it in; fixes: (what to do, as code); links: (how it came about, where)."""
 
     code: str
     title: str
     names: tuple[str, ...]
-    fix: tuple[str, str]
-    where: Where = NOWHERE
-    used: Where = NOWHERE
+    where: Where
+    fixes: tuple[tuple[str, str], ...]
+    links: tuple[tuple[str, Where], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class NotebookFacts:
-    """All of these. cells: how many ran; objects: how many the variables lead to; notes: sentences of their own."""
+    """All of these. cells: how many ran; objects: how many the variables lead to; notes: sentences; failed: what the
+    last failure tells; told: what shows without one."""
 
     cells: int = 0
     objects: int = 0
     stale: tuple[StaleModule, ...] = ()
     untrained: tuple[LeftBehind, ...] = ()
-    holders: tuple[StaleHolder, ...] = ()
+    holders: tuple[Told, ...] = ()
     hooks: tuple[TwiceHook, ...] = ()
     classes: tuple[Redefined, ...] = ()
     outputs: tuple[KeptOutput, ...] = ()
-    early: tuple[TooEarly, ...] = ()
-    modes: tuple[ModeLeft, ...] = ()
     notes: tuple[str, ...] = ()
-    shadowed: tuple[Shadowed, ...] = ()
     repeated: tuple[RunTwice, ...] = ()
     unchecked: tuple[str, ...] = ()
+    failed: tuple[Told, ...] = ()
     told: tuple[Told, ...] = ()

@@ -15,6 +15,7 @@ from types import FunctionType
 from typing import Any
 
 from nbdebug.observe.variables import attributes, class_attribute, is_user_module
+from nbdebug.report import Where
 from nbdebug.tools.notebook.cells import (
     FUNCTIONS,
     CellBinding,
@@ -34,7 +35,7 @@ from nbdebug.tools.notebook.cells import (
 )
 from nbdebug.tools.notebook.facts import NOWHERE, Told
 from nbdebug.tools.notebook.repeats import MISFIT
-from nbdebug.tools.notebook.rules import cell
+from nbdebug.tools.notebook.rules import in_cell
 from nbdebug.tools.notebook.stale_objects import (
     SETTINGS,
     ModelsAndOptimizers,
@@ -45,6 +46,14 @@ from nbdebug.tools.notebook.stale_objects import (
 )
 
 SHARED = "notebook/shared-object"
+
+
+def _told(
+    code: str, title: str, names: tuple[str, ...], fix: tuple[str, str], where: Where, used: Where = NOWHERE
+) -> Told:
+    return Told(code, title, names, where, (fix,), ((f"{in_cell(used)} uses it", used),))
+
+
 MUTABLE = (list, dict, set)
 
 
@@ -99,19 +108,19 @@ def _repeated(name: str, value: Any, binding: CellBinding, history: CellHistory)
     else:
         fromkeys = isinstance(node, ast.Call) and dotted(node.func) == "dict.fromkeys" and len(node.args) == 2
         each = node.args[1] if fromkeys else None  # type: ignore[union-attr]
-    one = items[0] if len(items) > 1 and all(item is items[0] for item in items) else None
+    one: Any = items[0] if len(items) > 1 and all(item is items[0] for item in items) else None
     if type(one) not in MUTABLE or not (
         _empty(each) and one or isinstance(each, ast.BinOp) and len(set(map(repr, one))) > 1
     ):
         return
     title = (
-        f"All {len(items)} items of `{name}` are one {type(one).__name__}, which {cell(history.place(binding))} made "
+        f"All {len(items)} items of `{name}` are one {type(one).__name__}, which {in_cell(history.place(binding))} made "
         "once: what is added to one of them is in each"
     )
     text = ast.unparse(each) if each is not None else ""
     code = f"{{key: {text} for key in …}}" if type(value) is dict else f"[{text} for _ in range({len(items)})]"
     used = first_read(history, name, binding.at) or NOWHERE
-    yield Told(SHARED, title, (name,), ("Make each of them anew.", f"{name} = {code}"), history.place(binding), used)
+    yield _told(SHARED, title, (name,), ("Make each of them anew.", f"{name} = {code}"), history.place(binding), used)
 
 
 def _default_shared(
@@ -129,11 +138,11 @@ def _default_shared(
             kind = type(default).__name__
             title = (
                 f"`{held[0]}` and `{held[1]}` hold one {kind}: the default of `{parameter}` is made once, when "
-                f"{cell(history.place(binding))} defines `{name}`, and each call goes on with it"
+                f"{in_cell(history.place(binding))} defines `{name}`, and each call goes on with it"
             )
             code = f"{parameter}=None\n    {parameter} = {kind}() if {parameter} is None else {parameter}"
             fix = ("Make it in the function.", code)
-            yield Told(SHARED, title, (name, parameter, *held), fix, history.place(binding))
+            yield _told(SHARED, title, (name, parameter, *held), fix, history.place(binding))
 
 
 def _filled_by_all(name: str, kind: type, binding: CellBinding, history: CellHistory) -> Iterator[Told]:
@@ -150,7 +159,7 @@ def _filled_by_all(name: str, kind: type, binding: CellBinding, history: CellHis
             title = f"`{ast.unparse(node)}` adds to `{name}.{key}`, which all objects of `{name}` share"
             fix = ("Make one for each object, in `__init__`.", f"self.{key} = []")
             where, used = history.cells[binding.number].place(node.lineno), made[1][0].place_of(made[1][1])
-            yield Told(SHARED, title, (f"self.{key}", f"{name}.{key}"), fix, where, used)
+            yield _told(SHARED, title, (f"self.{key}", f"{name}.{key}"), fix, where, used)
 
 
 def _put_back(
@@ -171,7 +180,7 @@ def _put_back(
                 f"changed them, and In [{at.number}] puts back what is there already"
             )
             fix = ("Make a copy there.", f"import copy\n{name} = copy.deepcopy({path}.state_dict())")
-            yield Told(SHARED, title, (name, root_of(path)), fix, history.place(binding), at.place_of(call))
+            yield _told(SHARED, title, (name, root_of(path)), fix, history.place(binding), at.place_of(call))
             return
 
 
@@ -198,9 +207,9 @@ def _changed_through(name: str, binding: CellBinding, names: Mapping[str, Any], 
                 used = next((place for use, user in uses if (place := use(history, user, since))), None)
                 if used is not None:
                     text = history.text_of(at.number, statement)
-                    title = f"`{text}` changes `{other}` as well, which {cell(used)} uses: both stand for one object"
+                    title = f"`{text}` changes `{other}` as well, which {in_cell(used)} uses: both stand for one object"
                     fix = ("Make a copy there.", f"import copy\n{name} = copy.deepcopy({other})")
-                    yield Told(SHARED, title, (name, other), fix, at.place(statement.lineno), used)
+                    yield _told(SHARED, title, (name, other), fix, at.place(statement.lineno), used)
                     return
 
 
@@ -219,7 +228,7 @@ def _counted_on(name: str, binding: CellBinding, history: CellHistory) -> Iterat
                     "training: nothing has reset it"
                 )
                 fix = ("Reset it before each evaluation.", f"{name}.reset()")
-                yield Told("notebook/cell-run-twice", title, (name,), fix, at.place_of(call))
+                yield _told("notebook/cell-run-twice", title, (name,), fix, at.place_of(call))
                 return
             counted += [at.number] * read
 
@@ -246,10 +255,10 @@ def _late(history: CellHistory) -> Iterator[Told]:
             if used is not None and late and not again:
                 title = (
                     f"All functions that In [{at.number}] makes in its loop read `{late[0]}` when they are called, and "
-                    f"not when they are made: in {cell(used)} each of them sees the last one"
+                    f"not when they are made: in {in_cell(used)} each of them sees the last one"
                 )
                 fix = ("Give each function its own, as a default.", f"lambda …, {late[0]}={late[0]}: …")
-                yield Told(SHARED, title, (late[0], *roots), fix, at.place(function.lineno), used)
+                yield _told(SHARED, title, (late[0], *roots), fix, at.place(function.lineno), used)
                 return
 
 
@@ -290,7 +299,8 @@ def _unread(
             passed = dotted(given[parameter])
             for other in sorted(read & names.keys() - {passed, *parameters}):
                 if passed in names and _stands_for(names[passed], names[other]):
-                    line = next(n.lineno for s in binding.node.body for n in ast.walk(s) if dotted(n) == other)
+                    inside = (n for s in binding.node.body for n in ast.walk(s) if isinstance(n, ast.Name))
+                    line = next(n.lineno for n in inside if n.id == other)
                     title = (
                         f"`{name}` does not read its argument `{parameter}`, but the notebook's `{other}`: "
                         f"In [{at.number}] gives it `{passed}`, and gets the answer for `{other}`"
@@ -298,7 +308,7 @@ def _unread(
                     where = history.cells[binding.number].place(line)
                     fix = ("Read the argument.", (where.text or other).replace(other, parameter))
                     blamed = (name, parameter, other, passed)
-                    yield Told("notebook/stale-reference", title, blamed, fix, where, at.place_of(call))
+                    yield _told("notebook/stale-reference", title, blamed, fix, where, at.place_of(call))
                     return
 
 
@@ -339,7 +349,7 @@ def _copied(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
                             "line was most likely to take"
                         )
                         fix = ("Change the name in the copied line.", re.sub(rf"\b{read}\b", meant, text))
-                        yield Told(code, title, (name, read, meant), fix, history.place(binding), used)
+                        yield _told(code, title, (name, read, meant), fix, history.place(binding), used)
                         return
 
 
@@ -372,10 +382,10 @@ def _saved_untrained(history: CellHistory, owners: ModelsAndOptimizers) -> Itera
                 )
                 fix = (
                     "Train it before it is saved.",
-                    f"# run {cell(history.place(made[-2]))} and the training, then save",
+                    f"# run {in_cell(history.place(made[-2]))} and the training, then save",
                 )
                 where = history.place(made[-1])
-                yield Told("notebook/cells-out-of-order", title, (name,), fix, where, at.place_of(call))
+                yield _told("notebook/cells-out-of-order", title, (name,), fix, where, at.place_of(call))
                 return
 
 
@@ -410,7 +420,7 @@ def _rate_left(history: CellHistory, owners: ModelsAndOptimizers) -> Iterator[To
                         f"import copy\ntrial = copy.deepcopy(({name}, …))",
                     )
                     where, used = at.place_of(sets[0]), history.cells[trained].place()
-                    yield Told("notebook/setting-left-on", title, (name, "lr"), fix, where, used)
+                    yield _told("notebook/setting-left-on", title, (name, "lr"), fix, where, used)
                     return
 
 
@@ -428,7 +438,7 @@ def _output_redirected(history: CellHistory) -> Iterator[Told]:
             code = "with contextlib.redirect_stdout(log):\n    ..."
             fix = ("Set it back (`sys.stdout = sys.__stdout__`, or restart), and use a block.", code)
             used = printing[0].place()
-            yield Told("notebook/setting-left-on", title, ("sys.stdout",), fix, history.place(binding), used)
+            yield _told("notebook/setting-left-on", title, ("sys.stdout",), fix, history.place(binding), used)
 
 
 def told_of_error(
@@ -450,12 +460,12 @@ def told_of_error(
             if mixed:
                 where = history.place(made[-1])
                 title = (
-                    f"`{name}` is what the loop of {cell(where)} left in it, and no longer that of "
-                    f"{cell(history.place(first[0]))}, from which `{mixed[0]}` was computed"
+                    f"`{name}` is what the loop of {in_cell(where)} left in it, and no longer that of "
+                    f"{in_cell(history.place(first[0]))}, from which `{mixed[0]}` was computed"
                 )
                 fix = ("Give the loop names of its own.", f"for {name}_batch, … in …:")
                 used = history.cells[number].place(line)
-                return [Told("notebook/name-shadowed", title, (name, mixed[0]), fix, where, used)]
+                return [_told("notebook/name-shadowed", title, (name, mixed[0]), fix, where, used)]
     return list(_lacks(message, objects, history))
 
 
@@ -473,5 +483,5 @@ def _lacks(message: str, objects: list[tuple[str, Any]], history: CellHistory) -
                 f"sets `{lacking}`, and that has not run for `{name}`"
             )
             fix = (f"Make `{root_of(name)}` again.", history.text(made[0]))
-            yield Told("notebook/class-redefined", title, (name, kind), fix, history.place(made[0]))
+            yield _told("notebook/class-redefined", title, (name, kind), fix, history.place(made[0]))
             return

@@ -29,7 +29,8 @@ from nbdebug.tools.notebook.cells import (
     root_of,
     traceback_links,
 )
-from nbdebug.tools.notebook.facts import NOWHERE, RunTwice
+from nbdebug.tools.notebook.facts import NOWHERE, RunTwice, Told
+from nbdebug.tools.notebook.rules import in_cell
 from nbdebug.tools.notebook.stale_objects import is_module, modules_of
 
 SAME = frozenset(
@@ -441,27 +442,23 @@ def _consumed(statement: ast.stmt) -> Iterator[str]:
 def applied_twice(names: Mapping[str, Any], history: CellHistory, named: Container[str]) -> list[str]:
     """Notes on cells that ran more than once and compute a tensor or an array from itself: `x = x - 1`. named: the
     variables of which a finding tells it."""
-    runs: dict[str, list[int]] = {}
-    for number, cell in history.cells.items():
-        runs.setdefault(cell.source.strip(), []).append(number)
     notes = []
-    for numbers in runs.values():
-        for last in history.cells[numbers[-1]].bindings if len(numbers) > 1 else ():
-            value = last.value
+    for number, ran in history.cells.items():
+        for last in ran.bindings if len(history.same(number)) > 1 else ():
+            value, path = last.value, last.path
+            own = isinstance(value, ast.BinOp) and isinstance(value.op, (ast.Div, ast.Sub, ast.Mult))
             if (
-                last.node in history.cells[last.number].body
-                and isinstance(value, ast.BinOp)
-                and isinstance(value.op, (ast.Div, ast.Sub, ast.Mult))
-                and last.path in names_in(value)
-                and last.path not in named
-                and _is_array(names.get(last.path))
-                and last is history.bindings(last.path)[-1]
-                and not [b for b in history.bindings(last.path) if numbers[-2] < b.number < numbers[-1]]
+                not own
+                or path not in names_in(value)
+                or last.node not in ran.body
+                or last is not history.bindings(path)[-1]
             ):
-                cells = " and ".join(f"In [{number}]" for number in numbers[-2:])
+                continue
+            twice = _run_before(history, number, last.node, path)
+            if twice is not None and path not in named and _is_array(names.get(path)):
                 notes.append(
-                    f"`{history.text(last)}` ran in {cells}: it computes `{last.path}` from itself, so it has been "
-                    f"applied {len(numbers)} times. If once was intended, give the result another name."
+                    f"`{twice.statement}` ran in {in_cell(twice.first)} and {in_cell(twice.where)}: it computes `{path}` "
+                    f"from itself, so it has been applied {twice.times} times. If once was meant, name the result anew."
                 )
     return notes
 
@@ -481,10 +478,10 @@ PASSES = frozenset("DataLoader Subset TensorDataset iter".split())
 """Calls that draw at random, the arguments that fix what is drawn, and what passes it on."""
 
 
-def splits_drawn_again(models: set[str], history: CellHistory) -> list[RunTwice]:
+def splits_drawn_again(models: set[str], history: CellHistory) -> list[Told]:
     """A random split that was drawn again after a model had been trained on the first one, which is then judged by the
     second: what is held out now was trained on. models: their variables."""
-    for number in [cell.number for cell in reversed(history.mentioning(*DRAWS))]:
+    for number in [one.number for one in reversed(history.mentioning(*DRAWS))]:
         for drawn in history.cells[number].bindings:
             calls = [n for n in ast.walk(drawn.node) if isinstance(n, ast.Call)]
             if not any(dotted(n.func).rpartition(".")[2] in DRAWS for n in calls) or "seed(" in (
@@ -495,7 +492,7 @@ def splits_drawn_again(models: set[str], history: CellHistory) -> list[RunTwice]
             if before is None or any(keyword.arg in SEEDS for n in calls for keyword in n.keywords):
                 continue
             split = {b.path for b in history.cells[number].bindings if b.node is drawn.node}
-            for b in [b for cell in history.cells.values() if cell.number >= number for b in cell.bindings]:
+            for b in [b for one in history.cells.values() if one.number >= number for b in one.bindings]:
                 passed = isinstance(b.value, ast.Call) and dotted(b.value.func).rpartition(".")[2] in PASSES
                 if (b.number == number or passed) and split & names_in(b.value):
                     split.add(b.path)
@@ -508,6 +505,12 @@ def splits_drawn_again(models: set[str], history: CellHistory) -> list[RunTwice]
                     if judged is not None and any(
                         isinstance(n, ast.Name) and n.id in kept for n in nodes(history.reach(judged.number))
                     ):
-                        place = history.cells[trained].place()
-                        return [dataclasses.replace(before, name=held, how="drawn", renewal="", fresh=place)]
+                        title = (
+                            f"`{held}` holds rows that the model was trained on: {in_cell(before.where)} drew the split "
+                            f"again at random after In [{trained}] had trained on that of {in_cell(before.first)}"
+                        )
+                        text = "Fix the split, so that the cell draws the same one; then train a new model on it."
+                        fix = (text, "torch.manual_seed(0)\n" + before.statement)
+                        links = ((f"In [{trained}] trained on the earlier split", history.cells[trained].place()),)
+                        return [Told("training/leakage", title, (held,), before.where, (fix,), links)]
     return []

@@ -32,7 +32,8 @@ from nbdebug.tools.notebook.cells import (
     nodes,
     root_of,
 )
-from nbdebug.tools.notebook.facts import NOWHERE, LeftBehind, StaleHolder
+from nbdebug.tools.notebook.facts import NOWHERE, LeftBehind, Told
+from nbdebug.tools.notebook.rules import in_cell
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, types.BuiltinFunctionType)
 ADDS = frozenset(
@@ -274,10 +275,10 @@ def _unfreezes(node: ast.AST) -> bool:
 
 def stale_holders(
     names: Mapping[str, Any], history: CellHistory, owners: ModelsAndOptimizers | None = None
-) -> list[StaleHolder]:
+) -> list[Told]:
     """The variables whose object still uses a value that a later cell has replaced. names: the user's own variables."""
     known = {id(value) for value in names.values()} | (owners.anywhere if owners is not None else set())
-    stale: dict[str, StaleHolder] = {}
+    stale: dict[str, Told] = {}
     for holder, thing in names.items():
         if issubclass(type(thing), PLAIN) or is_tensor(thing) or is_optimizer(thing):
             continue
@@ -314,7 +315,7 @@ def _stale_holder(
     parts: list[tuple[str, Any]],
     creation: CellBinding,
     history: CellHistory,
-) -> StaleHolder | None:
+) -> Told | None:
     new = names[name]
     since = [b for b in history.bindings(name) if b.at > creation.at and not keeps_object(b)]
     if not since:
@@ -331,16 +332,17 @@ def _stale_holder(
         used = next((place for use, user in uses if (place := use(history, root_of(user), at)) is not None), None)
     if used is None:
         return None
-    return StaleHolder(
-        holder,
-        path,
-        name,
-        "function" if type(new) is types.FunctionType else type(new).__name__,
-        history.text(creation),
-        history.place(since[0]),
-        history.place(creation),
-        used,
+    kind, where = "function" if type(new) is types.FunctionType else type(new).__name__, history.place(since[0])
+    title = (
+        f"`{holder}` still uses an earlier `{name}`, which {in_cell(where)} has replaced: `{path}` is the old {kind}"
     )
+    made = history.place(creation)
+    links = (
+        (f"{in_cell(made)} created `{holder}` from the earlier `{name}`", made),
+        (f"{in_cell(used)} used `{holder}` since then", used),
+    )
+    fix = (f"Create `{holder}` again.", history.text(creation) or f"{holder} = …({name})")
+    return Told("notebook/stale-reference", title, (holder, name, path), where, (fix,), links)
 
 
 def _called_without(holder: str, path: str, creation: CellBinding, since: At, history: CellHistory) -> Where | None:
