@@ -35,7 +35,7 @@ from nbdebug.tools.notebook.cells import (
 )
 from nbdebug.tools.notebook.facts import NOWHERE, Told
 from nbdebug.tools.notebook.repeats import MISFIT
-from nbdebug.tools.notebook.rules import in_cell
+from nbdebug.tools.notebook.rules import named
 from nbdebug.tools.notebook.stale_objects import (
     SETTINGS,
     ModelsAndOptimizers,
@@ -51,7 +51,7 @@ SHARED = "notebook/shared-object"
 def _told(
     code: str, title: str, names: tuple[str, ...], fix: tuple[str, str], where: Where, used: Where = NOWHERE
 ) -> Told:
-    return Told(code, title, names, where, (fix,), ((f"{in_cell(used)} uses it", used),))
+    return Told(code, title, names, where, (fix,), ((f"{named(used)} uses it", used),))
 
 
 MUTABLE = (list, dict, set)
@@ -90,7 +90,7 @@ def _of_one(
     ):
         yield from _changed_through(name, binding, names, history)
     if class_attribute(value, "reset") is not None:
-        yield from _counted_on(name, binding, history)
+        yield from _counted_on(name, value, binding, history)
 
 
 def _empty(node: ast.AST | None) -> bool:
@@ -114,7 +114,7 @@ def _repeated(name: str, value: Any, binding: CellBinding, history: CellHistory)
     ):
         return
     title = (
-        f"All {len(items)} items of `{name}` are one {type(one).__name__}, which {in_cell(history.place(binding))} made "
+        f"All {len(items)} items of `{name}` are one {type(one).__name__}, which {named(history.place(binding))} made "
         "once: what is added to one of them is in each"
     )
     text = ast.unparse(each) if each is not None else ""
@@ -138,7 +138,7 @@ def _default_shared(
             kind = type(default).__name__
             title = (
                 f"`{held[0]}` and `{held[1]}` hold one {kind}: the default of `{parameter}` is made once, when "
-                f"{in_cell(history.place(binding))} defines `{name}`, and each call goes on with it"
+                f"{named(history.place(binding))} defines `{name}`, and each call goes on with it"
             )
             code = f"{parameter}=None\n    {parameter} = {kind}() if {parameter} is None else {parameter}"
             fix = ("Make it in the function.", code)
@@ -207,14 +207,17 @@ def _changed_through(name: str, binding: CellBinding, names: Mapping[str, Any], 
                 used = next((place for use, user in uses if (place := use(history, user, since))), None)
                 if used is not None:
                     text = history.text_of(at.number, statement)
-                    title = f"`{text}` changes `{other}` as well, which {in_cell(used)} uses: both stand for one object"
+                    title = f"`{text}` changes `{other}` as well, which {named(used)} uses: both stand for one object"
                     fix = ("Make a copy there.", f"import copy\n{name} = copy.deepcopy({other})")
                     yield _told(SHARED, title, (name, other), fix, at.place(statement.lineno), used)
                     return
 
 
-def _counted_on(name: str, binding: CellBinding, history: CellHistory) -> Iterator[Told]:
+def _counted_on(name: str, value: Any, binding: CellBinding, history: CellHistory) -> Iterator[Told]:
     """A metric that counts a second evaluation on top of the first, though the model was trained in between."""
+    codes = (getattr(class_attribute(value, word), "__code__", None) for word in READ)
+    if any("reset" in code.co_names for code in codes if code is not None):
+        return
     counted: list[int] = []
     for at, call in calls_after(history, binding.at, name):
         method = dotted(call.func).removeprefix(f"{name}.") if dotted(call.func).startswith(name) else ""
@@ -233,7 +236,7 @@ def _counted_on(name: str, binding: CellBinding, history: CellHistory) -> Iterat
             counted += [at.number] * read
 
 
-READ = ("compute", "result", "value", "avg", "mean", "get", "item")
+READ = ("compute", "result", "value", "avg", "mean")
 """What a metric is read by."""
 KEEPS = re.compile(r"append|insert|setdefault|register_\w*hook")
 """Methods that keep a function which they are given."""
@@ -255,7 +258,7 @@ def _late(history: CellHistory) -> Iterator[Told]:
             if used is not None and late and not again:
                 title = (
                     f"All functions that In [{at.number}] makes in its loop read `{late[0]}` when they are called, and "
-                    f"not when they are made: in {in_cell(used)} each of them sees the last one"
+                    f"not when they are made: in {named(used)} each of them sees the last one"
                 )
                 fix = ("Give each function its own, as a default.", f"lambda …, {late[0]}={late[0]}: …")
                 yield _told(SHARED, title, (late[0], *roots), fix, at.place(function.lineno), used)
@@ -357,7 +360,7 @@ def _same_call(one: ast.expr | None, other: ast.expr | None) -> bool:
     return isinstance(one, ast.Call) and isinstance(other, ast.Call) and dotted(one.func) == dotted(other.func) != ""
 
 
-REVIVES = frozenset("fit train load_state_dict load_weights load from_pretrained step".split())
+REVIVES = re.compile(r"fit|train|load|from_pretrained|step|copy_|_?init")
 """Methods after which a model may no longer be as its class makes it."""
 
 
@@ -365,35 +368,30 @@ def _saved_untrained(history: CellHistory, owners: ModelsAndOptimizers) -> Itera
     """A model that had been trained, was made anew by its cell, and saved with nothing done to it in between."""
     for name, _ in owners.whole:
         made = [b for b in history.bindings(name, "assign") if not keeps_object(b)]
-        if len(made) < 2 or not any(history.training(made[-2].number - 1, made[-1].number)):
-            continue
-        since = made[-1].at
+        trained = list(history.training(made[-2].number - 1, made[-1].number)) if len(made) > 1 else []
+        since = made[-1].at if trained else (1 << 30, 0)
         for at, call in calls_after(history, since, name):
-            if not dotted(call.func).rpartition(".")[2].startswith("save"):
-                continue
+            if not dotted(call.func).rpartition(".")[2].startswith("save") or history.same(at.number)[0] < trained[0]:
+                continue  # it saved the untrained one in the first round, too
             between = [c.number for c in history.cells.values() if since[0] <= c.number <= at.number]
             done = first_training_use(history, name, since)
-            if REVIVES.isdisjoint(set().union(*map(history.methods, between))) and (
-                done is None or (number_of(done) or 0) > at.number
-            ):
+            methods = set().union(*map(history.methods, between))
+            if not any(map(REVIVES.match, methods)) and (done is None or (number_of(done) or 0) > at.number):
                 title = (
                     f"In [{at.number}] saves `{name}` as it was made, with random weights: In [{since[0]}] made it "
                     "again after the training, and nothing has trained it since then"
                 )
-                fix = (
-                    "Train it before it is saved.",
-                    f"# run {in_cell(history.place(made[-2]))} and the training, then save",
-                )
+                fix = ("Train it before it is saved.", f"# run In [{trained[-1]}] again, then save")
                 where = history.place(made[-1])
                 yield _told("notebook/cells-out-of-order", title, (name,), fix, where, at.place_of(call))
                 return
 
 
 def _sets_rate(node: ast.AST) -> bool:
-    """`group["lr"] = …`."""
-    return (
-        isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and getattr(node.slice, "value", "") == "lr"
-    )
+    """`group["lr"] = rate`, `group["lr"] *= 1.2`; a schedule computes what it sets."""
+    target = node.targets[0] if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) else None
+    target = node.target if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Mult) else target
+    return isinstance(target, ast.Subscript) and getattr(target.slice, "value", "") == "lr"
 
 
 def _rate_left(history: CellHistory, owners: ModelsAndOptimizers) -> Iterator[Told]:
@@ -415,10 +413,7 @@ def _rate_left(history: CellHistory, owners: ModelsAndOptimizers) -> Iterator[To
                         f"`{name}` has a learning rate of {now[0]:g} in In [{trained}], and was made with {first:g}: "
                         f"In [{at.number}] tried one rate after the other, and left lr at the last"
                     )
-                    fix = (
-                        "Try rates on copies, or make both again.",
-                        f"import copy\ntrial = copy.deepcopy(({name}, …))",
-                    )
+                    fix = ("Try rates on a copy, or make both again.", f"trial = copy.deepcopy((model, {name}))")
                     where, used = at.place_of(sets[0]), history.cells[trained].place()
                     yield _told("notebook/setting-left-on", title, (name, "lr"), fix, where, used)
                     return
@@ -460,8 +455,8 @@ def told_of_error(
             if mixed:
                 where = history.place(made[-1])
                 title = (
-                    f"`{name}` is what the loop of {in_cell(where)} left in it, and no longer that of "
-                    f"{in_cell(history.place(first[0]))}, from which `{mixed[0]}` was computed"
+                    f"`{name}` is what the loop of {named(where)} left in it, and no longer that of "
+                    f"{named(history.place(first[0]))}, from which `{mixed[0]}` was computed"
                 )
                 fix = ("Give the loop names of its own.", f"for {name}_batch, … in …:")
                 used = history.cells[number].place(line)

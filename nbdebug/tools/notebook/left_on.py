@@ -34,7 +34,7 @@ from nbdebug.tools.notebook.cells import (
     traceback_links,
 )
 from nbdebug.tools.notebook.facts import NOWHERE, KeptOutput, Told, TwiceHook
-from nbdebug.tools.notebook.rules import in_cell
+from nbdebug.tools.notebook.rules import named
 from nbdebug.tools.notebook.stale_objects import (
     ModelsAndOptimizers,
     is_tensor,
@@ -279,11 +279,11 @@ def _eval(name: str, history: CellHistory) -> Told | None:
     call = next((n for n in calls_eval if dotted(n.func) == f"{name}.eval"), ast.Pass())
     where, trains = history.cells[last].place_of(call), history.cells[after].place()
     title = (
-        f"`{name}` has been training in eval mode since {in_cell(where)}: that cell called eval(), and {in_cell(trains)} "
+        f"`{name}` has been training in eval mode since {named(where)}: that cell called eval(), and {named(trains)} "
         "went on training without train()"
     )
     fixes = (("Switch back before you train, ideally at the top of the loop.", f"{name}.train()"),)
-    links = ((f"{in_cell(trains)} trains it again", trains),)
+    links = ((f"{named(trains)} trains it again", trains),)
     return Told("training/eval-mode-in-training", title, (name,), where, fixes, links)
 
 
@@ -296,7 +296,7 @@ def _setting(kind: str, message: str, history: CellHistory, *words: str, value: 
             called = isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in words
             if called and re.search(value, " ".join(map(ast.unparse, arguments_of(node)))):  # type: ignore[arg-type]
                 name, where = ast.unparse(node), one.place_of(node)
-                title = f"{what} since {in_cell(where)} called `{name}`: {effect}"
+                title = f"{what} since {named(where)} called `{name}`: {effect}"
                 fix = ("Set it back, and where it is needed, set it for a block only.", back or _default_of(name))
                 links = ((f"the last cell failed because of it: {message}", where),)
                 return [Told(code, title, (name,), where, (fix,), links)]
@@ -319,12 +319,12 @@ CHANGED = {
 def _changed_itself(kind: str, name: str, where: Where, failed: Where, message: str) -> Told:
     """name: the call that changed an object, so that a later line failed."""
     code, says = CHANGED[kind]
-    title = f"`{name}` in {in_cell(where)} has changed the object itself, and no copy: {says}"
+    title = f"`{name}` in {named(where)} has changed the object itself, and no copy: {says}"
     owner, _, call = name.partition(".")
     fix = ("Make the object again, and call it on a copy there.", f"import copy\ncopy.deepcopy({owner}).{call}")
     if "_hook(" in call:
         fix = ("Keep the handle, and remove the hook there.", f"handle = {name}\nhandle.remove()")
-    return Told(code, title, (name,), where, (fix,), ((f"{in_cell(failed)} failed because of it: {message}", failed),))
+    return Told(code, title, (name,), where, (fix,), ((f"{named(failed)} failed because of it: {message}", failed),))
 
 
 def left_on_notes(names: Mapping[str, Any], owners: ModelsAndOptimizers, history: CellHistory) -> list[str]:
@@ -430,20 +430,20 @@ def cells_too_early(names: Mapping[str, Any], history: CellHistory, error: BaseE
     made = [history.place(b) for b in before if b.how != "del"][-1:]
     if missing not in names and made and before[-1].how == "del":
         deleted = history.place(before[-1])
-        title = f"{in_cell(where)} needs `{missing}`, which {in_cell(deleted)} has deleted"
-        fix = (f"Run {in_cell(made[0])} again, and delete `{missing}` below its last use.", made[0].text or missing)
-        links = ((f"{in_cell(made[0])} made `{missing}`", made[0]), (f"{in_cell(where)} needs it", where))
+        title = f"{named(where)} needs `{missing}`, which {named(deleted)} has deleted"
+        fix = (f"Run {named(made[0])} again, and delete `{missing}` below its last use.", made[0].text or missing)
+        links = ((f"{named(made[0])} made `{missing}`", made[0]), (f"{named(where)} needs it", where))
         return [Told(code, title, (missing,), deleted, (fix,), links)]
     later = [b for b in every if b.number > failed[0] and b.how != "del"] if missing in names else []
     if not later or any((where.text or "") in cell.raw for n, cell in history.cells.items() if n >= later[0].number):
         return []  # it ran again since
     defined = history.place(later[0])
     title = (
-        f"{in_cell(where)} needs `{missing}`, which {in_cell(defined)} defined only later: run {in_cell(where)} again, and move "
-        "it below"
+        f"{named(where)} needs `{missing}`, which {named(defined)} defined only later: run {named(where)} again, and "
+        "move it below"
     )
     fix = (f"Move the cell that defines `{missing}` up, then run the other one again.", defined.text or missing)
-    return [Told(code, title, (missing,), where, (fix,), ((f"{in_cell(defined)} defines `{missing}`", defined),))]
+    return [Told(code, title, (missing,), where, (fix,), ((f"{named(defined)} defines `{missing}`", defined),))]
 
 
 UNUSABLE = re.compile(
@@ -567,18 +567,18 @@ BUILTIN = "Python's own function"
 def _taken(name: str, meant: str, kind: str, where: Where, imported: str = "") -> Told:
     """A name that no longer stands for what its line means. kind: the class of the value that it has now; imported: the
     import that gets it back; where: the cell that gave it this value."""
-    title = f"`{name}` is no longer {meant} of this name: {in_cell(where)} gave the name to another value (now: {kind})"
+    title = f"`{name}` is no longer {meant} of this name: {named(where)} gave the name to another value (now: {kind})"
     code = f"del {name}" if meant in (BUILTIN, "the method") else f"# run the cell with `{name}` again"
-    other = (f"Give the variable of {in_cell(where)} another name, so that it stays.", f"{name}_value = …")
+    other = (f"Give the variable of {named(where)} another name, so that it stays.", f"{name}_value = …")
     fixes = (("Get it back.", imported or code), other)
-    links = ((f"{in_cell(where)} gives `{name}` another value", where),)
+    links = ((f"{named(where)} gives `{name}` another value", where),)
     return Told("notebook/name-shadowed", title, (name,), where, fixes, links)
 
 
 def _failed(one: Told, message: str, failed: Where) -> Told:
-    says = f"{in_cell(failed)} uses `{one.names[0]}`: {message}"
+    says = f"{named(failed)} uses `{one.names[0]}`: {message}"
     return dataclasses.replace(
-        one, title=f"{one.title}, and {in_cell(failed)} uses it", links=(*one.links, (says, failed))
+        one, title=f"{one.title}, and {named(failed)} uses it", links=(*one.links, (says, failed))
     )
 
 

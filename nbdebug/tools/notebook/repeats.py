@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
 import functools
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -30,7 +31,7 @@ from nbdebug.tools.notebook.cells import (
     traceback_links,
 )
 from nbdebug.tools.notebook.facts import NOWHERE, RunTwice, Told
-from nbdebug.tools.notebook.rules import in_cell
+from nbdebug.tools.notebook.rules import named
 from nbdebug.tools.notebook.stale_objects import is_module, modules_of
 
 SAME = frozenset(
@@ -138,14 +139,21 @@ def _applied_again(number: int, statement: ast.stmt, names: Mapping[str, Any], h
         target = one.targets[0] if isinstance(one, ast.Assign) else one.target
         text, column = ast.unparse(target), isinstance(target, ast.Subscript)
         path = dotted(target.value) if isinstance(target, ast.Subscript) else text
-        cut = type(names.get(path)).__module__.startswith("pandas") and _cuts(one.value, text)
+        cut = len(history.cells[number].body) > 1 and type(names.get(path)).__module__.startswith("pandas")
+        cut = cut and _cuts(one.value, text)
         if not cut and not _acts_again(one, text) or not _is_array(names.get(path)):
             continue
         renewed = _renewed(history, path, text, one) if column else history.bindings(path)[-1].node is not statement
         used = None if renewed else (first_read if column or cut else first_training_use)(history, path, at)
         if used is not None and (twice := _run_before(history, number, statement, path)) is not None:
-            return twice
+            first = history.cells[number_of(twice.first) or number].source
+            if not cut or difflib.SequenceMatcher(None, first, history.cells[number].source).ratio() > ALIKE:
+                return twice
     return None
+
+
+ALIKE = 0.7
+"""How alike (difflib's ratio) two texts of a cell are that ran again, perhaps after a change of some lines."""
 
 
 def _chain(statement: ast.stmt) -> tuple[str, list[str], list[ast.expr]]:
@@ -439,8 +447,8 @@ def _consumed(statement: ast.stmt) -> Iterator[str]:
                 yield dotted(node.func.value)
 
 
-def applied_twice(names: Mapping[str, Any], history: CellHistory, named: Container[str]) -> list[str]:
-    """Notes on cells that ran more than once and compute a tensor or an array from itself: `x = x - 1`. named: the
+def applied_twice(names: Mapping[str, Any], history: CellHistory, told: Container[str]) -> list[str]:
+    """Notes on cells that ran more than once and compute a tensor or an array from itself: `x = x - 1`. told: the
     variables of which a finding tells it."""
     notes = []
     for number, ran in history.cells.items():
@@ -455,9 +463,9 @@ def applied_twice(names: Mapping[str, Any], history: CellHistory, named: Contain
             ):
                 continue
             twice = _run_before(history, number, last.node, path)
-            if twice is not None and path not in named and _is_array(names.get(path)):
+            if twice is not None and path not in told and _is_array(names.get(path)):
                 notes.append(
-                    f"`{twice.statement}` ran in {in_cell(twice.first)} and {in_cell(twice.where)}: it computes `{path}` "
+                    f"`{twice.statement}` ran in {named(twice.first)} and {named(twice.where)}: it computes `{path}` "
                     f"from itself, so it has been applied {twice.times} times. If once was meant, name the result anew."
                 )
     return notes
@@ -506,8 +514,8 @@ def splits_drawn_again(models: set[str], history: CellHistory) -> list[Told]:
                         isinstance(n, ast.Name) and n.id in kept for n in nodes(history.reach(judged.number))
                     ):
                         title = (
-                            f"`{held}` holds rows that the model was trained on: {in_cell(before.where)} drew the split "
-                            f"again at random after In [{trained}] had trained on that of {in_cell(before.first)}"
+                            f"`{held}` holds rows that the model was trained on: {named(before.where)} drew the split "
+                            f"again at random after In [{trained}] had trained on that of {named(before.first)}"
                         )
                         text = "Fix the split, so that the cell draws the same one; then train a new model on it."
                         fix = (text, "torch.manual_seed(0)\n" + before.statement)

@@ -34,7 +34,7 @@ def finding(
     return Finding(code, title, where, {key: names, **rows}, tuple(fixes), tuple(chain))
 
 
-def in_cell(where: Where, otherwise: str = "a later cell") -> str:
+def named(where: Where, otherwise: str = "a later cell") -> str:
     """ "In [4]", or the file."""
     return where.cell or (where.place if where.line is not None else "") or otherwise
 
@@ -59,10 +59,10 @@ def hooks_registered_twice(facts: NotebookFacts) -> Finding | None:
     times = "twice" if one.times == 2 else f"{one.times} times"
     on = listed(one.owners) if len(one.owners) > 1 or one.owners[0] != root else f"`{root}`"
     title = (
-        f"The {one.word} `{one.hook}` is registered {times} on {on}: {in_cell(one.where)} called "
-        f"{one.method} again, and nothing removed the hook of {in_cell(one.first, 'the earlier run')}"
+        f"The {one.word} `{one.hook}` is registered {times} on {on}: {named(one.where)} called "
+        f"{one.method} again, and nothing removed the hook of {named(one.first, 'the earlier run')}"
     )
-    chain = [Link(f"{in_cell(one.first)} registered it first", one.first)] if one.first.cell else []
+    chain = [Link(f"{named(one.first)} registered it first", one.first)] if one.first.cell else []
     chain += [
         Link(f"the same holds for the {hook.word} `{hook.hook}` on {listed(hook.owners, 4)}", hook.where)
         for hook in others
@@ -118,12 +118,12 @@ def stale_import(facts: NotebookFacts) -> Finding | None:
     others = [stale for stale in facts.stale if stale is not one]
     title = _title_of_names(one) if one.names else _title_of_module(one)
     chain = (
-        [Link(f"{one.file} was loaded by {in_cell(one.first, 'an import')}", one.first)]
+        [Link(f"{one.file} was loaded by {named(one.first, 'an import')}", one.first)]
         if one.first.cell and (one.first != one.where)
         else []
     )
     chain += (
-        [Link(f"{in_cell(one.edited)} wrote {one.file} again", one.edited)]
+        [Link(f"{named(one.edited)} wrote {one.file} again", one.edited)]
         if one.edited.cell and (one.edited.cell != one.where.cell)
         else []
     )
@@ -144,7 +144,7 @@ def stale_import(facts: NotebookFacts) -> Finding | None:
 
 def _title_of_module(one: StaleModule) -> str:
     how = (
-        f"{in_cell(one.where)} imported it again, which does not read the file: only a reload does"
+        f"{named(one.where)} imported it again, which does not read the file: only a reload does"
         if one.again
         else "the notebook has not loaded it since then"
     )
@@ -156,7 +156,7 @@ def _title_of_names(one: StaleModule) -> str:
     are = "are" if len(one.names) > 1 else "is"
     return (
         f"{listed(one.names, 4)} in your notebook {are} from an earlier version of `{one.module}`: "
-        f"{in_cell(one.where, 'a later cell')} reloaded it, and a reload does not change the names that "
+        f"{named(one.where, 'a later cell')} reloaded it, and a reload does not change the names that "
         f"`from {one.module} import …` has bound"
     )
 
@@ -180,7 +180,7 @@ def memory_findings(facts: NotebookFacts) -> Iterator[Finding]:
         if outputs := [one for one, least in limits if one.how == how and one.bytes >= least]:
             one, total = max(outputs, key=lambda one: (one.deleted, one.bytes)), sum(one.bytes for one in outputs)
             title, names, fixes = _held(one, {"would be freed": size(total)})
-            chain = [Link(f"{in_cell(one.freed)} tried to free memory", one.freed)] if one.freed.cell else []
+            chain = [Link(f"{named(one.freed)} tried to free memory", one.freed)] if one.freed.cell else []
             evidence = {"bytes": one.bytes, "in_all": total, "what": one.what}
             yield finding(f"memory/{slug}", title, one.where, names, fixes, chain, **evidence)
 
@@ -198,14 +198,14 @@ def _held(one: KeptOutput, freed: dict[str, str]) -> tuple[str, list[str], list[
         title = (
             f"The traceback of the last failed cell holds {size(one.bytes)}: the variables of the calls that failed"
             + largest
-            + (f", so `{one.statement}` ({in_cell(one.freed)}) could not free them" if one.statement else "")
+            + (f", so `{one.statement}` ({named(one.freed)}) could not free them" if one.statement else "")
         )
         text = "Free the traceback; after that, %debug and %tb no longer work for it."
         return title, [one.name, one.variable, "traceback"], [Fix(text, "%free traceback", None, freed)]
-    deleted = f", and `{one.statement}` ({in_cell(one.freed)}) deleted only the variable" if one.deleted else ""
+    deleted = f", and `{one.statement}` ({named(one.freed)}) deleted only the variable" if one.deleted else ""
     what = f"`{one.variable}`" if 0 < len(one.variable) < 60 and "\n" not in one.variable else "a result"
     title = (
-        f"`{one.name}` still holds {size(one.bytes)}: {in_cell(one.where, 'a cell')} displayed {what}, and the notebook "
+        f"`{one.name}` still holds {size(one.bytes)}: {named(one.where, 'a cell')} displayed {what}, and the notebook "
         f"keeps displayed values in `Out`{deleted}"
     )
     summary = f"{one.variable}.shape" if one.variable.isidentifier() else f"{one.variable or 'scores'};"
@@ -255,9 +255,9 @@ def not_in_optimizer(facts: NotebookFacts) -> Finding | None:
     updated = one.of - len(one.missing)
     title = (
         f"`{one.optimizer}` updates {f'only {updated}' if updated else 'none'} of the {one.of} trained parameters "
-        f"of `{one.model}`: {in_cell(one.where)} {what} after `{one.optimizer}` was created, and the optimizer {state}"
+        f"of `{one.model}`: {named(one.where)} {what} after `{one.optimizer}` was created, and the optimizer {state}"
     )
-    chain = [Link(f"{in_cell(one.created)} created `{one.optimizer}`", one.created)] if one.created.cell else []
+    chain = [Link(f"{named(one.created)} created `{one.optimizer}`", one.created)] if one.created.cell else []
     chain += [
         Link(f"the same holds for `{other.model}`", other.where)
         for other in facts.untrained
@@ -283,7 +283,7 @@ def not_in_optimizer(facts: NotebookFacts) -> Finding | None:
 
 def renewal_note(one: LeftBehind) -> str:
     return (
-        f"`{one.optimizer}` was created before {in_cell(one.where)} changed `{one.model}`, and does not hold "
+        f"`{one.optimizer}` was created before {named(one.where)} changed `{one.model}`, and does not hold "
         f"{len(one.missing):,} of its {one.of:,} trained parameters. Before you train it, make the optimizer again."
     )
 
@@ -330,11 +330,11 @@ def class_redefined(facts: NotebookFacts) -> Finding | None:
         if one.module == "__main__"
         else f"reloaded `{one.module}`, and with it `{one.name}`"
     )
-    title = f"`{first}` {what} an earlier definition of `{one.name}`: {in_cell(one.where)} {again}, {_consequence(one)}"
+    title = f"`{first}` {what} an earlier definition of `{one.name}`: {named(one.where)} {again}, {_consequence(one)}"
     verb = "defined" if one.module == "__main__" else "imported"
-    chain = [Link(f"{in_cell(one.old)} {verb} `{one.name}` first", one.old)] if one.old.cell else []
+    chain = [Link(f"{named(one.old)} {verb} `{one.name}` first", one.old)] if one.old.cell else []
     chain += (
-        [Link(f"{in_cell(one.created)} created `{first}`", one.created)]
+        [Link(f"{named(one.created)} created `{first}`", one.created)]
         if one.created.cell and one.created != one.old
         else []
     )
@@ -429,20 +429,20 @@ def cell_run_twice(facts: NotebookFacts) -> Finding | None:
         return None
     times = "the second time" if one.times == 2 else f"for the {one.times}th time"
     title = (
-        f"Nothing is left of `{one.name}` for `{one.statement}`: {in_cell(one.first)} has gone through it to its end"
+        f"Nothing is left of `{one.name}` for `{one.statement}`: {named(one.first)} has gone through it to its end"
         if one.how == "used up"
-        else f"`{one.statement}` runs {times} on the same `{one.name}`: {in_cell(one.first)} has already applied it, and "
+        else f"`{one.statement}` runs {times} on the same `{one.name}`: {named(one.first)} has already applied it, and "
         "it consumes its own result"
     )
     fixes = [Fix("Or give the result another name, so that the cell can run again.", f"{one.name}_new = …")]
     if one.renewal:
         fixes.insert(
-            0, Fix(f"Run {in_cell(one.fresh)} again, which makes `{one.name}`, then this cell once.", one.renewal)
+            0, Fix(f"Run {named(one.fresh)} again, which makes `{one.name}`, then this cell once.", one.renewal)
         )
-    chain = [Link(f"{in_cell(one.fresh)} makes `{one.name}`", one.fresh)] if one.renewal else []
+    chain = [Link(f"{named(one.fresh)} makes `{one.name}`", one.fresh)] if one.renewal else []
     chain += [
-        Link(f"{in_cell(one.first)} replaces it by the result", one.first),
-        Link(f"{in_cell(one.where)} applies it again" + (f" ({one.error})" if one.error else ""), one.where),
+        Link(f"{named(one.first)} replaces it by the result", one.first),
+        Link(f"{named(one.where)} applies it again" + (f" ({one.error})" if one.error else ""), one.where),
     ]
     return finding(
         "notebook/cell-run-twice", title, one.where, [one.name], fixes, chain, times=one.times, statement=one.statement
@@ -493,6 +493,6 @@ def notes_of(facts: NotebookFacts) -> Iterator[str]:
             differ = "differ" if len(one.changed) > 1 else "differs"
             yield (
                 f"{listed(one.instances, 4)} {were} made by an earlier definition of `{one.name}` than that of "
-                f"{in_cell(one.where)}: {listed(one.changed, 4)} {differ}."
+                f"{named(one.where)}: {listed(one.changed, 4)} {differ}."
             )
     yield from facts.notes

@@ -33,7 +33,7 @@ from nbdebug.tools.notebook.cells import (
     root_of,
 )
 from nbdebug.tools.notebook.facts import NOWHERE, LeftBehind, Told
-from nbdebug.tools.notebook.rules import in_cell
+from nbdebug.tools.notebook.rules import named
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, types.BuiltinFunctionType)
 ADDS = frozenset(
@@ -333,13 +333,11 @@ def _stale_holder(
     if used is None:
         return None
     kind, where = "function" if type(new) is types.FunctionType else type(new).__name__, history.place(since[0])
-    title = (
-        f"`{holder}` still uses an earlier `{name}`, which {in_cell(where)} has replaced: `{path}` is the old {kind}"
-    )
+    title = f"`{holder}` still uses an earlier `{name}`, which {named(where)} has replaced: `{path}` is the old {kind}"
     made = history.place(creation)
     links = (
-        (f"{in_cell(made)} created `{holder}` from the earlier `{name}`", made),
-        (f"{in_cell(used)} used `{holder}` since then", used),
+        (f"{named(made)} created `{holder}` from the earlier `{name}`", made),
+        (f"{named(used)} used `{holder}` since then", used),
     )
     fix = (f"Create `{holder}` again.", history.text(creation) or f"{holder} = …({name})")
     return Told("notebook/stale-reference", title, (holder, name, path), where, (fix,), links)
