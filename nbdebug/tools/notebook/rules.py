@@ -300,7 +300,7 @@ def renewal_note(one: LeftBehind) -> str:
     reference="https://docs.python.org/3/reference/executionmodel.html#naming-and-binding",
 )
 def stale_reference(facts: NotebookFacts) -> Finding | None:
-    models = {link.model for link in _left_behind(facts)}
+    models = {link.model for link in _left_behind(facts)} | {one.name for one in facts.classes}
     return next((of_told(one) for one in facts.holders if one.names[1] not in models), None)
 
 
