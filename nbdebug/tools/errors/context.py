@@ -37,7 +37,7 @@ import torch
 
 from nbdebug.observe.frames import Frame, Owners, frames, phase, running_module
 from nbdebug.observe.locations import USER, Site, kind_of
-from nbdebug.observe.sources import SCOPES, nodes, parents, parse, tree_of
+from nbdebug.observe.sources import SCOPES, functions, nodes, parents, parse, tree_of
 from nbdebug.observe.tensors import base_name
 from nbdebug.observe.variables import class_attribute, members, named_children, user_variables
 from nbdebug.report import Link, Where
@@ -236,6 +236,13 @@ def parsed_expression(text: str) -> ast.expr | None:
     tree = parse(text)
     only = tree.body[0] if tree is not None and len(tree.body) == 1 else None
     return only.value if isinstance(only, ast.Expr) else None
+
+
+def functions_around(tree: ast.Module | None, line: int) -> list[Any]:
+    """The functions and lambdas over a line, the innermost first."""
+    around: tuple[Any, ...] | list[Any] = functions(tree) if tree is not None else ()
+    around = [n for n in around if n.lineno <= line <= (n.end_lineno or 0)]
+    return sorted(around, key=lambda n: (n.end_lineno or 0) - n.lineno)
 
 
 def kind_of_message(table: Mapping[str, str], message: str) -> str | None:
@@ -690,14 +697,8 @@ class ErrorContext:
         module, kind = running_module(self.trail, self.owners)
         where = dataclasses.replace(at, phase=_phase(self.trail), module=module, module_type=kind)
         reached = tuple(Link(f"in {_function_phrase(frame)}", frame.where) for frame in self.trail if frame.users)
-        return Raised(
-            self.type,
-            self.message,
-            where,
-            reached,
-            tuple(f"{type(e).__name__}: {message_of(e)}" for e in self.led_to),
-            self.tensors(),
-        )
+        led_to = tuple(f"{type(e).__name__}: {message_of(e)}" for e in self.led_to)
+        return Raised(self.type, self.message, where, reached, led_to, self.tensors())
 
     def tensors(self) -> tuple[TensorFact, ...]:
         """The tensors among the user's variables, each once, innermost first."""
@@ -775,17 +776,9 @@ def fact(name: str, value: torch.Tensor, *, read: bool = False) -> TensorFact:
     op = base_name(grad_fn.name().removesuffix("0").removesuffix("Backward").lower()) if grad_fn is not None else None
     kind = "parameter" if issubclass(type(value), torch.nn.Parameter) else "tensor"
     low, high, bad = _range(value) if read else (None, None, None)
+    dtype, device = str(tensor_attribute(value, "dtype")).removeprefix("torch."), str(tensor_attribute(value, "device"))
     return TensorFact(
-        name,
-        shape_of(value) or (),
-        str(tensor_attribute(value, "dtype")).removeprefix("torch."),
-        str(tensor_attribute(value, "device")),
-        kind,
-        tensor_attribute(value, "requires_grad"),
-        op,
-        low,
-        high,
-        bad,
+        name, shape_of(value) or (), dtype, device, kind, tensor_attribute(value, "requires_grad"), op, low, high, bad
     )
 
 

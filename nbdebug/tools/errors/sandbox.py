@@ -36,7 +36,7 @@ from torch import nn
 
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.locations import USER, kind_of
-from nbdebug.observe.sources import SCOPES, edit_of, functions, parents, parse, tree_of
+from nbdebug.observe.sources import SCOPES, edit_of, parents, parse, tree_of
 from nbdebug.observe.variables import attributes, class_attribute, named_parameters
 from nbdebug.report import Edit, Finding, Fix
 from nbdebug.text import clip
@@ -45,6 +45,7 @@ from nbdebug.tools.errors.context import (
     ErrorContext,
     callee_name,
     expression,
+    functions_around,
     is_tensor,
     statement,
     value_of,
@@ -693,10 +694,7 @@ def _inserted(context: ErrorContext, code: str) -> Edit | None:
 def before_line(frame: Frame, line: ast.stmt, body: list[ast.stmt]) -> Edit | None:
     """Assignments before a statement. A name of the function around, or of the file, would become local by that: there
     the one new value is written in its place."""
-    tree = tree_of(frame.site.file)
-    scopes: tuple[Any, ...] = functions(tree) if tree is not None else ()
-    around = [n for n in scopes if n.lineno <= line.lineno <= (n.end_lineno or 0)]
-    scope = max(around, key=lambda n: n.lineno, default=None)
+    scope = next(iter(functions_around(tree_of(frame.site.file), line.lineno)), None)
     names = {t.id for n in body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
     inside = list(ast.walk(scope)) if scope is not None else []
     own = {n.arg for n in inside if isinstance(n, ast.arg)}

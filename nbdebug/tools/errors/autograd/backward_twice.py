@@ -94,15 +94,9 @@ def detect(context: ErrorContext) -> BackwardTwiceFacts | None:
         known = {holder.name for holder in shared}
         holders = [each] if each is not None else [*shared, *(h for h in holders if h.name not in known)]
     holders.sort(key=lambda holder: ORDER.index(holder.how))
+    nodes_freed, optimizers = sum(is_freed(node) for node in list(graph)[:MAX_QUERIED]), len(context.owners.optimizers)
     return BackwardTwiceFacts(
-        context.raised(),
-        loss,
-        tuple(holders[:6]),
-        first_backward,
-        first_loss,
-        len(graph),
-        sum(is_freed(node) for node in list(graph)[:MAX_QUERIED]),
-        len(context.owners.optimizers),
+        context.raised(), loss, tuple(holders[:6]), first_backward, first_loss, len(graph), nodes_freed, optimizers
     )
 
 

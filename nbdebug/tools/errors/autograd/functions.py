@@ -173,12 +173,12 @@ def frame_source(frame: Frame) -> FunctionSource | None:
     around = [
         n
         for n in functions(file.tree)
-        if isinstance(n, FUNCTIONS) and _first_line(n) <= frame.site.line <= (n.end_lineno or 0)
+        if isinstance(n, FUNCTIONS) and first_line(n) <= frame.site.line <= (n.end_lineno or 0)
     ]
     named = [n for n in around if getattr(n, "name", "<lambda>") == frame.site.function]
     if not named and frame.site.function in ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"):
         named = around
-    node: Any = min(named, key=lambda n: (n.end_lineno or 0) - _first_line(n), default=None)
+    node: Any = min(named, key=lambda n: (n.end_lineno or 0) - first_line(n), default=None)
     return FunctionSource(file, node, frame, live=True) if node is not None else None
 
 
@@ -193,7 +193,7 @@ def function_source(function: Any) -> FunctionSource | None:
         if (
             file is not None
             and isinstance(node, FUNCTIONS)
-            and _first_line(node) == code.co_firstlineno
+            and first_line(node) == code.co_firstlineno
             and getattr(node, "name", "<lambda>") == code.co_name
         ):
             names = closure_variables(function)
@@ -205,7 +205,7 @@ def function_source(function: Any) -> FunctionSource | None:
     return None
 
 
-def _first_line(node: Any) -> int:
+def first_line(node: Any) -> int:
     """The line at which Python says that a function begins: that of its first decorator."""
     return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
 
@@ -320,6 +320,11 @@ def loops_around(code: FunctionSource, node: ast.AST) -> list[Any]:
 def last_name(node: Any) -> str:
     """The last name of an expression: `nn.functional.one_hot` → "one_hot"."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def callee_word(node: Any) -> str:
+    """The last name of a call, a decorator or a context: "no_grad" of `torch.no_grad()`."""
+    return last_name(node.func if isinstance(node, ast.Call) else node)
 
 
 # -- what a call runs --------------------------------------------------------------------------------------------------

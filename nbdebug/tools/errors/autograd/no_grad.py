@@ -29,6 +29,7 @@ from nbdebug.tools.errors.autograd.functions import (
     assignments,
     backward_roots,
     callee,
+    callee_word,
     enclosing_scopes,
     entries,
     failing_node,
@@ -123,7 +124,7 @@ def no_grad_block(node: Any, code: FunctionSource, target: str | None = None) ->
             disabled = _disables_grad(item.context_expr, code)
             if disabled is not None:
                 text = f"with {_short(item.context_expr)}:"
-                op = _manager_name(item.context_expr)
+                op = callee_word(item.context_expr)
                 return _graph_cut("block", op, text, around, code, target=target, statement=node) if disabled else None
         if around is code.node:
             break
@@ -134,18 +135,14 @@ def no_grad_function(code: FunctionSource) -> GraphCut | None:
     """The no_grad that decorates a function of the user's, if one does."""
     for decorator in getattr(code.node, "decorator_list", ()):
         if _disables_grad(decorator, code):
-            cut = _graph_cut("block", _manager_name(decorator), "@" + ast.unparse(decorator), decorator, code)
+            cut = _graph_cut("block", callee_word(decorator), "@" + ast.unparse(decorator), decorator, code)
             return dataclasses.replace(cut, statement=f"def {code.name}(...):")
     return None
 
 
-def _manager_name(manager: Any) -> str:
-    return last_name(manager.func if isinstance(manager, ast.Call) else manager)
-
-
 def _disables_grad(manager: Any, code: FunctionSource) -> bool | None:
     """Whether a context manager, or a decorator, turns gradients off (True) or on (False); None where neither."""
-    name = _manager_name(manager)
+    name = callee_word(manager)
     mode = manager.args[0] if isinstance(manager, ast.Call) and manager.args else None
     if name in ("no_grad", "inference_mode"):
         return mode is None or truth(mode, code) is not False

@@ -38,6 +38,7 @@ from nbdebug.observe.variables import (
 )
 from nbdebug.report import Edit, Finding, Fix
 from nbdebug.text import count
+from nbdebug.tools.errors.autograd.functions import callee_word, first_line
 from nbdebug.tools.errors.autograd.in_place import in_place_modules
 from nbdebug.tools.errors.context import ErrorContext, calls_in, statement
 from nbdebug.tools.errors.sandbox import (
@@ -52,16 +53,7 @@ from nbdebug.tools.errors.sandbox import (
     quiet,
     read_block,
 )
-from nbdebug.tools.errors.training import (
-    GRAD_MODES,
-    ROUNDS,
-    ROUNDS_OF_DATA,
-    TRAINING_SECONDS,
-    LoopEnd,
-    TrainingSandbox,
-    callee_word,
-    first_line,
-)
+from nbdebug.tools.errors.training import GRAD_MODES, ROUNDS, ROUNDS_OF_DATA, TRAINING_SECONDS, LoopEnd, TrainingSandbox
 
 
 def cured(context: ErrorContext, finding: Finding) -> Finding:

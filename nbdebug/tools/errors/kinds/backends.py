@@ -421,13 +421,10 @@ def detect_attention(context: ErrorContext) -> AttentionFacts | None:
         return None
     parts = [part for part in op_arguments(context) if part.value.is_floating_point()]
     query = next((p for p in parts if p.role == "query"), parts[0] if parts else None)
-    facts = AttentionFacts(
-        raised_facts(context),
-        card(),
-        query=query.plain() if query else None,
-        masked=any("mask" in part.name for part in parts),
-        flash="FlashAttention" in context.message or "flash_attn" in context.message,
-    )
+    raised = raised_facts(context)
+    masked = any("mask" in part.name for part in parts)
+    flash = "FlashAttention" in context.message or "flash_attn" in context.message
+    facts = AttentionFacts(raised, card(), query=query.plain() if query else None, masked=masked, flash=flash)
     for frame in context.users:
         call = _kernels_around(frame)
         if call is None:

@@ -149,14 +149,9 @@ def detect_in_worker(facts: DtypeFacts, context: ErrorContext) -> DtypeFacts | N
             (callee_name(n) for n in value_parts(call.args[0]) if callee_name(n) in MAKERS.get(others[0], ())), ""
         )
         partner = ArgumentFact(fact(f"{path}.weight", own[0]), "weight", path)
-        return dataclasses.replace(
-            facts,
-            op=path,
-            expected=dtype,
-            odd=ArgumentFact(TensorFact(text, (), others[0], "cpu")),
-            partner=partner,
-            origin=ValueOrigin(text, text, maker, frame.where) if maker else None,
-        )
+        odd = ArgumentFact(TensorFact(text, (), others[0], "cpu"))
+        origin = ValueOrigin(text, text, maker, frame.where) if maker else None
+        return dataclasses.replace(facts, op=path, expected=dtype, odd=odd, partner=partner, origin=origin)
     return None
 
 

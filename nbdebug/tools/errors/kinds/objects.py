@@ -383,14 +383,9 @@ def detect_exhausted(context: ErrorContext) -> IteratorFacts | None:
             made = [n for b in way for n in ast.walk(b.node) if isinstance(n, ast.Call) and callee_name(n) == "iter"]
             source = ast.unparse(made[-1].args[0]) if made and made[-1].args else ""
         name = ast.unparse(inside)
-        return IteratorFacts(
-            context.raised(),
-            name,
-            source,
-            type(value).__name__ if value is not UNKNOWN else "",
-            drawn if type(drawn) is int else None,
-            _started_again(frame, name, source),
-        )
+        kind = type(value).__name__ if value is not UNKNOWN else ""
+        edit = _started_again(frame, name, source)
+        return IteratorFacts(context.raised(), name, source, kind, drawn if type(drawn) is int else None, edit)
     return None
 
 

@@ -404,12 +404,9 @@ def attached_to_graph(facts: AttachedFacts) -> Finding:
         fixes.append(Fix("Detach it first.", facts.cure.code if facts.cure else f"{facts.name or 'x'}.detach()"))
     fixes.append(Fix("Or compute it without a graph.", "with torch.no_grad():\n    ...   # the forward"))
     subject = f"`{facts.name}`" if facts.name else "A tensor"
+    title, where = f"{subject} can't be given to NumPy{made}", facts.raised.where
     return Finding(
-        "error/attached-to-graph",
-        f"{subject} can't be given to NumPy{made}",
-        facts.raised.where,
-        {key: value for key, value in evidence.items() if value},
-        tuple(fixes),
+        "error/attached-to-graph", title, where, {key: value for key, value in evidence.items() if value}, tuple(fixes)
     )
 
 

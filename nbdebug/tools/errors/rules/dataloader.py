@@ -433,10 +433,8 @@ def _worker_fixes(facts: WorkerDied) -> list[Fix]:
     apart = Fix(title, f"{loader} = DataLoader(..., num_workers=0)")
     fewer = apart
     if facts.workers != 1:
-        fewer = Fix(
-            "Use fewer workers, and prefetch fewer batches.",
-            f"{loader} = DataLoader(..., num_workers={(facts.workers or 4) // 2}, prefetch_factor=1)",
-        )
+        code = f"{loader} = DataLoader(..., num_workers={(facts.workers or 4) // 2}, prefetch_factor=1)"
+        fewer = Fix("Use fewer workers, and prefetch fewer batches.", code)
     if facts.what == "shared memory":
         small = facts.shared_total is not None and facts.shared_total < ROOM
         more = Fix(

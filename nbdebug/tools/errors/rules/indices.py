@@ -276,12 +276,8 @@ def _of_embedding(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
             if facts.module
             else (f"nn.Embedding({rows}, {width})")
         )
-        keep = Fix(
-            "Enlarge the table to the largest id, and keep the trained rows.",
-            code,
-            facts.grown.worked,
-            facts.grown.after,
-        )
+        verified = facts.grown.worked
+        keep = Fix("Enlarge the table to the largest id, and keep the trained rows.", code, verified, facts.grown.after)
         if facts.grown.edit is not None:
             title = "Make the table large enough. (Rows that are trained already are kept by the next one.)"
             fixes.append(Fix.of(title, facts.grown.edit, facts.grown.worked, facts.grown.after))

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from nbdebug.observe.frames import Frame
-from nbdebug.observe.sources import SCOPES, functions, tree_of
+from nbdebug.observe.sources import tree_of
 from nbdebug.observe.variables import attributes, named_modules
 from nbdebug.tools.errors.context import (
     UNKNOWN,
@@ -35,6 +35,7 @@ from nbdebug.tools.errors.context import (
     bindings,
     entries,
     expression,
+    functions_around,
     is_tensor,
     message_of,
     statement,
@@ -670,11 +671,7 @@ def _has_line(method: Any, frame: Frame) -> bool:
 def _scope(frame: Frame) -> ast.AST | None:
     """The function of a frame as syntax, or the whole file or cell."""
     tree = tree_of(frame.site.file)
-    if tree is None:
-        return None
-    line = frame.site.line
-    around = [n for n in functions(tree) if isinstance(n, SCOPES) and n.lineno <= line <= (n.end_lineno or 0)]
-    return min(around, key=lambda n: (n.end_lineno or 0) - n.lineno, default=tree)
+    return next(iter(functions_around(tree, frame.site.line)), tree)
 
 
 def unflattened(node: ast.AST | None, frame: Frame, rows: int) -> Iterator[tuple[ast.expr, ast.expr, Any]]:
