@@ -411,7 +411,7 @@ def lr_too_low(facts: TrainingFacts) -> Finding | None:
         return None
     name, experiment = best
     small = signs.updates_are_small(run)
-    limit = signs.MUCH_BETTER if small else signs.SURELY
+    limit = signs.AT_LAST if signs.stands_still(run) else signs.MUCH_BETTER if small else signs.SURELY
     if not signs.helps(experiment, limit) or not signs.helps_validation(experiment, 1.0 if small else 0.5):
         return None
     rate, factor = max(run.rates, default=0.0), float(name.partition("*")[2])
