@@ -188,6 +188,11 @@ def updates_are_small(run: TrainingRunFacts) -> bool:
     return bool(updates(run)) and max(updates(run)) < 1e-3 and loss_left(run) > 0.8
 
 
+def least_gain(run: TrainingRunFacts) -> float:
+    """The share of the loss at which, or below, a higher rate has to end to be called the cure."""
+    return AT_LAST if stands_still(run) else MUCH_BETTER if updates_are_small(run) else SURELY
+
+
 def stands_still(run: TrainingRunFacts) -> bool:
     """Nothing has been learned, and no layer moves by more than a ten-thousandth of itself in a step."""
     return bool(updates(run)) and max(updates(run)) < 1e-4 and loss_left(run) > 0.99
