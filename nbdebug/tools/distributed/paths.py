@@ -103,7 +103,8 @@ def answers(log: RankLog, peer: RankLog) -> int:
     """How many messages a peer has sent to a rank that waits for one of it, or has received of one that sends."""
     assert log.message is not None
     group, tag, _ = log.message["key"].split("/")
-    return (peer.sent if log.message["way"] == "receive" else peer.received)[f"{group}/{tag}/{log.rank}"]
+    way = "send" if log.message["way"] == "receive" else "receive"
+    return peer.messages[way, f"{group}/{tag}/{log.rank}"]
 
 
 def _parting_in(facts: RanksFacts, group: str) -> Parting | None:
