@@ -210,7 +210,7 @@ class RanksFacts:
 
     def timeout(self) -> float:
         """Seconds that a call waits for the others, as the group was made."""
-        return min((event["timeout"] for event in self.all("init")), default=1800.0)
+        return min((event.get("timeout", 1800.0) for event in self.all("init")), default=1800.0)
 
     def pairs(self, kind: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Events of a kind with equal keys ("id") on two ranks, each of the others beside the first that has it."""
