@@ -364,7 +364,7 @@ class Member:
         models = []
         if dist.is_initialized():
             old = c10d._get_default_group()
-            models = [m for made in self.agent.models if (m := made()) is not None and m.process_group is old]
+            models = [m for m in self.agent.models if m.process_group is old]
             dist.destroy_process_group()
         self.sockets.clear()
         more: dict[str, Any] = {}
