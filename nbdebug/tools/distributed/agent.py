@@ -43,8 +43,9 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, da
 
 import nbdebug
 from nbdebug.observe.locations import USER, kind_of
+from nbdebug.observe.sources import is_next, names_loaded, names_stored, nodes_of, slice_of, statement_at
 from nbdebug.process import alive
-from nbdebug.tools.distributed import marks, paths
+from nbdebug.tools.distributed import marks
 from nbdebug.tools.distributed.facts import START, CollectiveCall, Line, Place
 
 COLLECTIVE = re.compile(
@@ -407,17 +408,13 @@ class Agent:
 
     def variable_read(self, variables: Any, name: Any) -> None:
         """One of another launcher that the user's lines read and that is not set."""
-        if (
-            RANKS.search(str(name))
-            and variables.encodekey(name) not in variables._data
-            and (lines := user_lines(most=1))
-        ):
+        unset = RANKS.search(str(name)) and variables.encodekey(name) not in variables._data
+        if unset and (lines := user_lines(most=1)):
             self.write("unset", name=str(name), lines=lines)
 
     def child(self, *_: Any, env: Any = None, **__: Any) -> None:
-        variables = os.environ if env is None else env
-        missing = [name for name in VARIABLES if name not in variables and name.encode() not in variables]
-        self.write("child", missing=missing, lines=user_lines())
+        names = set(map(os.fsdecode, os.environ if env is None else env))
+        self.write("child", missing=[name for name in VARIABLES if name not in names], lines=user_lines())
 
     # -- gradients and weights ----------------------------------------------------------------------------------------
 
@@ -551,14 +548,20 @@ class Agent:
         names = {**frame.f_globals, **frame.f_locals}
         trail, loops = list(self.trail.passed), dict(self.trail.loops)
         try:
-            body, loss = paths.computation(ast.parse("".join(linecache.getlines(file))), line)
-            last = ast.copy_location(ast.Return(loss), loss)
-            step = ast.parse("def nbdebug_step(): pass")
-            step.body[0].body = [*body, last]  # type: ignore[attr-defined]
-            exec(compile(step, file, "exec"), names)
-            models = [
-                v for n, v in names.items() if isinstance(v, nn.Module) and any(n in paths.names_in(s) for s in body)
-            ]
+            here: Any = statement_at(file, line)
+            loss = here.value.args[0] if here.value.args else here.value.func.value
+            bodies = (getattr(node, name, None) for node in nodes_of(file) for name in ("body", "orelse", "finalbody"))
+            above = next(body[: body.index(here)] for body in bodies if isinstance(body, list) and here in body)
+            drawn = [n for n, each in enumerate(above) if any(map(is_next, ast.walk(each)))]  # from a stream
+            kept, _ = slice_of(above[max(drawn, default=-1) + 1 :], names_loaded(loss), names)
+            parts = [part for each in (*kept, loss) for part in ast.walk(each)]
+            stored = set().union(*(names_stored(p) for p in parts if isinstance(getattr(p, "ctx", None), ast.Store)))
+            own = names.keys() & stored  # each run begins with these
+            step = ast.parse(f"def nbdebug_step({', '.join(f'{name}={name}' for name in own)}): pass")
+            step.body[0].body = [*kept, ast.copy_location(ast.Return(loss), loss)]  # type: ignore[attr-defined]
+            exec(compile(ast.fix_missing_locations(step), file, "exec"), names)
+            used = [names.get(part.id) for part in parts if isinstance(part, ast.Name)]
+            models = list(dict.fromkeys(value for value in used if isinstance(value, nn.Module)))
             self.locating = True
             nn.parallel.DistributedDataParallel.forward = lambda model, *a, **k: model.module(*a, **k)  # type: ignore
             finding = nbdebug.nan_trace(names["nbdebug_step"], model=models or None, restore=True).findings[0]

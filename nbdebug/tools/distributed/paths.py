@@ -238,9 +238,8 @@ def of_rank(tree: ast.AST) -> set[str]:
             if isinstance(value, ast.Call) and names_in(value.func) == ["int"] and value.args:
                 value = value.args[0]
             own = isinstance(value, ast.Call) and speaks_of_rank(value.func, set()) or isinstance(value, ast.Name)
-            if (own or isinstance(value, ast.Subscript) and "environ" in ast.dump(value)) and speaks_of_rank(
-                value, names
-            ):
+            own = own or isinstance(value, ast.Subscript) and "environ" in ast.dump(value)
+            if own and speaks_of_rank(value, names):
                 names.add(target)
     return names
 
@@ -387,42 +386,3 @@ def _assigned(block: ast.stmt | None) -> set[str]:
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("append", "extend", "update", "add_"):
             names.add(getattr(node.func.value, "id", ""))  # type: ignore[attr-defined]
     return names
-
-
-def _changed(node: ast.stmt) -> set[str]:
-    """The names whose value a statement changes in place: `x[0] = 1`, `x.data = y`, `x.mul_(2)`."""
-    parts: list[ast.AST] = []
-    for part in ast.walk(node):
-        if isinstance(part, (ast.Subscript, ast.Attribute)) and isinstance(part.ctx, ast.Store):
-            parts.append(part.value)
-        elif isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr.endswith("_"):
-            parts.append(part.func.value)
-    return {name for part in parts for name in names_in(part)[:1]}
-
-
-def computation(tree: ast.Module, line: int) -> tuple[list[ast.stmt], ast.expr]:
-    """The statements of a block that make the loss whose backward is at a line, and that loss. Raises ValueError
-    where the loss is not made in this block."""
-    here = statement(tree, line)
-    call = here.value if isinstance(here, ast.Expr) else None
-    if here is None or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-        raise ValueError("no backward")
-    loss = call.args[0] if call.args else call.func.value
-    lists = [getattr(node, name, None) for node in ast.walk(tree) for name in ("body", "orelse", "finalbody")]
-    block: list[ast.stmt] = next(each for each in lists if isinstance(each, list) and here in each)
-    wanted, fixed, body = set(names_in(loss)), set[str](), list[ast.stmt]()
-    for node in reversed(block[: block.index(here)]):
-        own, changed = _assigned(node), _changed(node)
-        fixed |= changed  # in place: the value is there
-        wanted -= changed
-        if not own & wanted:
-            continue
-        if not isinstance(node, ast.Assign) or own & fixed or "next" in names_in(node.value):
-            fixed |= own  # a branch, a loop, a stream: what it has made is there
-            wanted -= own
-        else:
-            body.insert(0, node)
-            wanted |= set(names_in(node.value))
-    if not any(isinstance(part, ast.Call) for part in [*body, *ast.walk(loss)] for part in ast.walk(part)):
-        raise ValueError("the loss is made elsewhere")
-    return body, loss
