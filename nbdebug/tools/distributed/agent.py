@@ -451,7 +451,7 @@ class Agent:
 
     def is_whole(self, module: nn.Module) -> bool:
         """Whether it is a wrapped model; where none is wrapped, one that the user's lines call, and no other module."""
-        frame = next(user_frames(), None)
+        frame = None if self.models else next(user_frames(), None)
         return module in self.whole if self.models else frame is not None and not is_method_of_module(frame)
 
     def evaluated(self, inputs: Any) -> None:

@@ -114,13 +114,13 @@ class Engines:
         )  # fmt: skip
         controller = getattr(getattr(self.cluster, "controller", None), "pid", None)
         place = len(self.ids), host, port, str(self.folder), self.backend, controller, local
-        self._wait([self._ask(rank, f"join({rank}, *{place!r})") for rank in range(len(self.ids))], 120)
+        self._ask(lambda rank: f"join({rank}, *{place!r})", 120)
         self.processes = [int(self.store.get(f"process/{rank}")) for rank in range(len(self.ids))]
 
-    def _ask(self, rank: int, call: str) -> Any:
-        """A function of this module in a rank's process; no name is left among the user's."""
-        module = f'__import__("{__name__}", fromlist=["_"])'
-        return self.client[self.ids[rank]].execute(f"{module}.{call}", block=False)
+    def _ask(self, call: Callable[[int], str], seconds: float) -> None:
+        """Call a function of this module in each rank's process; no name is left among the user's."""
+        asked = ((own, f'__import__("{__name__}", fromlist=["_"]).{call(rank)}') for rank, own in enumerate(self.ids))
+        self._wait([self.client[own].execute(text, block=False) for own, text in asked], seconds)
 
     def _wait(self, results: Sequence[Any], seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -172,8 +172,7 @@ class Engines:
         folder = self.folder / f"cell-{self.cell}"
         folder.mkdir(mode=0o700)
         number = re.sub(r"\D", "", name) or "0"
-        begin = f"member.begin({self.cell}, {name!r}, {number}, {self.broken})"
-        self._wait([self._ask(rank, begin) for rank in range(len(self.ids))], 60)
+        self._ask(lambda _: f"member.begin({self.cell}, {name!r}, {number}, {self.broken})", 60)
         self.broken = False
         run = _Run(self, source, folder, show)
         try:

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from nbdebug.observe.sources import tree_of
-from nbdebug.observe.tensors import tensors_in
+from nbdebug.observe.tensors import fingerprint, tensors_in
 from nbdebug.tools.distributed import paths
 from nbdebug.tools.distributed.facts import Line, Place
 
@@ -259,7 +259,4 @@ def follow_writes(stream: Any, over: Callable[[str], None], shown: Callable[[Any
 def rows_of(batch: Any) -> list[str]:
     """A digest of each row of a batch's first tensor that is no single number a row."""
     best = max((part for part in tensors_in(batch) if part.dim()), key=torch.Tensor.numel, default=None)
-    if best is None:
-        return []
-    rows = best.detach().cpu().reshape(len(best), -1).contiguous().view(torch.uint8)
-    return [hashlib.sha256(row.numpy().tobytes()).hexdigest()[:12] for row in rows]
+    return [] if best is None else [str(fingerprint(row)[-1]) for row in best.detach().cpu()]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 import functools
 import re
 from collections import Counter
@@ -25,19 +24,12 @@ COMMUNICATES = re.compile(r"no_sync|backward|barrier|dist\.")
 WRAPPERS = {"enumerate", "zip", "tqdm", "iter", "list", "reversed", "range", "len"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Parting:
+class Parting(NamedTuple):
     """calls: what each of the ranks called as number n of the group; None for one that has ended without."""
 
     group: str
     n: int
     calls: Mapping[int, CollectiveCall | None]
-
-    def common(self) -> list[int]:
-        """The ranks of the larger side; of two equal ones, those of the lower rank."""
-        sides = Counter(call and call.key for call in self.calls.values())
-        most = max(sides, key=lambda key: sides[key])
-        return [rank for rank, call in self.calls.items() if (call and call.key) == most]
 
 
 class Departure(NamedTuple):
@@ -122,9 +114,9 @@ def departure(facts: RanksFacts, parted: Parting) -> Departure:
     for rank in missing(facts, parted):
         stack = facts.ranks[rank].one("stack")
         return Departure(rank, stack["lines"][0] if stack and stack["lines"] else None)
-    common = parted.common()
-    one = facts.ranks[common[0]]
-    other = facts.ranks[next(rank for rank in parted.calls if rank not in common)]
+    sides = {rank: call and call.key for rank, call in parted.calls.items()}
+    (most, number), *_ = Counter(sides.values()).most_common(1)  # of two equal sides that of the lower rank
+    one, other = (facts.ranks[next(r for r, key in sides.items() if (key == most) is same)] for same in (True, False))
     windows = _windows(parted, one, other)
     for log, peer, mine, theirs in ((one, other, *windows), (other, one, *windows[::-1])):
         for number in dict.fromkeys(-mark for mark in mine if mark < 0):  # a loop ended, and the other made a turn more
@@ -135,8 +127,8 @@ def departure(facts: RanksFacts, parted: Parting) -> Departure:
     arms = sorted(_arms(facts, parted, (one, other), windows), key=lambda arm: arm[0])
     if arms:
         _, rank, place = arms[0]
-        most = 2 * len(common) > len(parted.calls)  # what most ranks go through is the common path
-        return Departure(other.rank if most else rank, place.head, place)
+        usual = 2 * number > len(sides)  # what most ranks go through is the common path
+        return Departure(other.rank if usual else rank, place.head, place)
     calls = [call for log in (other, one) if (call := parted.calls[log.rank]) is not None]
     lines = [call.lines[:1] for call in calls]
     return Departure(None if lines[1:] == lines[:1] else other.rank, next(iter(lines[0]), None))
