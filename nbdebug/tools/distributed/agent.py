@@ -130,22 +130,17 @@ class Agent:
         self.agree: Callable[[CollectiveCall], None] | None = None
         self.hook: Any = None
         self.locating = False
-        self.models: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.parts: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self.whole: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.models, self.parts, self.whole = (weakref.WeakSet[Any]() for _ in range(3))
         self.wrapped: set[int] = set()
         self.waiting: dict[int, Any] = {}
-        self.ordered: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
-        self.optimizers: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-        self.loaders: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self.data: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self.samplers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.ordered, self.optimizers, self.pending = (weakref.WeakKeyDictionary[Any, Any]() for _ in range(3))
+        self.loaders, self.samplers, self.data = (weakref.WeakKeyDictionary[Any, Any]() for _ in range(3))
         self.opening: dict[str, Any] | None = None
         self.passes: list[dict[str, Any]] = []
         self.synced: Counter[str] = Counter()
         self.loss: tuple[Any, ...] | None = None
         self.last_message: dict[str, Any] | None = None
-        self.pending: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
         self.after_backward, self.ordinals = False, itertools.count()
         if rank is not None:
             self.begin(folder)
@@ -156,15 +151,12 @@ class Agent:
         parts = [int(path.suffixes[0][1:]) for path in folder.glob(f"rank-{self.rank}.*.jsonl")]  # of a rank before it
         self.finished, self.part, self.written = False, max(parts, default=-1) + 1, 0
         self.open()
-        self.numbers, self.pass_counts, self.writes = Counter[str](), Counter[str](), Counter[str]()
-        self.backwards, self.joining, self.bypassed, self.located = 0, 0, 0, False
-        self.handled = 0
+        self.counts = Counter[tuple[str, ...]]()
+        self.backwards = self.joining = self.handled = 0
         self.score: dict[str, Any] | None = None
-        self.scores, self.messages = 0, Counter[str]()
-        self.trail.clear()
-        self.passes.clear()
-        self.synced.clear()
-        self.waiting.clear()
+        held: Any
+        for held in (self.trail, self.passes, self.synced, self.waiting):
+            held.clear()
         for record in self.optimizers.values():
             record.update(steps=0, reduced=False, stepped=[])
         self.write("start", pid=self.process, version=torch.__version__)
@@ -188,6 +180,11 @@ class Agent:
                 self.part, self.written = self.part + 1, 0
                 self.open()
 
+    def number(self, *key: str) -> int:
+        """How often this was asked for before in this log."""
+        self.counts[key] += 1
+        return self.counts[key] - 1
+
     def listed(self, place: Place) -> None:
         self.places.append(place)
         self.write("place", **vars(place))
@@ -204,10 +201,9 @@ class Agent:
         if not isinstance(group, dist.ProcessGroup):
             return  # this rank is no member
         name = str(group.group_name)
-        number = self.numbers[name]
+        number = self.number("call", name)
         new: dict[str, Any] = {} if number else {"ranks": dist.get_process_group_ranks(group)}
         new |= {"async": True} if later else {}
-        self.numbers[name] += 1
         lines = user_lines()
         if (error := sys.exc_info()[1]) is not None and id(error) != self.handled:  # in `except` or `finally`
             self.handled = id(error)
@@ -252,8 +248,7 @@ class Agent:
                 record["reduced"] = True
             late = record["stepped"]
             again = self.synced and id(own) in self.wrapped
-            if own is not None and (late or again) and not self.numbers["gradients"]:
-                self.numbers["gradients"] += 1
+            if own is not None and (late or again) and not self.number("gradients"):
                 beside = [line for line in user_lines() for step in late[:1] if line[2] == step[2]]  # in its function
                 self.write("gradients", late=bool(late), lines=beside or user_lines())
 
@@ -271,8 +266,7 @@ class Agent:
                 return  # from any rank
             way = "send" if end == "dst" else "receive"
             key = f"{group.group_name}/{named['tag']}/{peer}"
-            number, self.messages[key + way] = self.messages[key + way], self.messages[key + way] + 1
-            event = {"way": way, "peer": peer, "key": key, "n": number}
+            event = {"way": way, "peer": peer, "key": key, "n": self.number(way, key)}
             self.last_message = {**event, "lines": user_lines()}
             self.write("message", waits=name in ("recv", "send"), **self.last_message)
 
@@ -437,8 +431,7 @@ class Agent:
             return
         if not torch.is_grad_enabled() and self.is_whole(module):
             self.evaluated(inputs[0] if inputs else ())
-        if module in self.parts and torch.is_grad_enabled() and module.training and self.bypassed < 3:
-            self.bypassed += 1
+        if module in self.parts and torch.is_grad_enabled() and module.training and self.number("past") < 3:
             self.write("past", lines=user_lines(f for f in user_frames() if not is_method_of_module(f)))
 
     def look(self, on: bool) -> None:
@@ -471,8 +464,8 @@ class Agent:
 
     def end_score(self) -> None:
         if self.score is not None:
-            self.write("score", id=self.scores, **self.score)
-            self.scores, self.score = self.scores + 1, None
+            self.write("score", id=self.number("score"), **self.score)
+            self.score = None
 
     def forward(self, wrapper: Any, *_: Any, **__: Any) -> None:
         self.inside.forward = 1
@@ -535,7 +528,7 @@ class Agent:
         frame = next((f for f in user_frames() if f.f_code is code), None)  # that called backward, if it still runs
         bad = not math.isfinite(value)
         blamed = marks.culprit(frame, line) if bad and frame is not None else None
-        locates, self.located = bad and frame is not None and not self.located, self.located or bad
+        locates = bad and frame is not None and not self.number("located")
         self.write("loss", id=n, bad=bad, value=str(value), lines=[blamed] if blamed else lines, locates=locates)
         if locates and frame is not None:
             self.write("trace", id=n, finding=self.locate(frame, line))
@@ -670,11 +663,9 @@ class Agent:
 
     def end_passes(self) -> None:
         """Passes that are over, or will not go on: written once."""
-        counts = self.pass_counts
         for one in [one for one in self.passes if one["complete"] or one["backwards"]]:
             self.passes.remove(one)
-            self.write("pass", id=f"{one['loader']}/{counts[one['loader']]}", **one)
-            counts[one["loader"]] += 1
+            self.write("pass", id=f"{one['loader']}/{self.number('pass', one['loader'])}", **one)
 
     def saved(self, path: Any, value: Callable[[], str]) -> None:
         if isinstance(path, (str, os.PathLike)):
@@ -683,8 +674,7 @@ class Agent:
     def file_written(self, path: Any, lines: Any, value: str) -> None:
         full = os.path.realpath(os.fspath(path))
         if not full.startswith(("/dev/", "/proc/")):
-            self.write("file", id=f"{full}/{self.writes[full]}", path=full, digest=value, lines=lines)
-            self.writes[full] += 1
+            self.write("file", id=f"{full}/{self.number('file', full)}", path=full, digest=value, lines=lines)
 
     def opened(self, stream: Any, file: Any, mode: str = "r", *_: Any, **__: Any) -> None:
         """What the user's lines open for writing anew: the digest of what is written into it."""
