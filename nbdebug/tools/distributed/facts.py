@@ -175,6 +175,10 @@ class RanksFacts:
         own = {rank for log in self.ranks.values() for rank in log.members.get(group, ())}
         return {rank: log for rank, log in self.ranks.items() if rank in own or not own}
 
+    def absent(self, call: CollectiveCall) -> set[int]:
+        """The ranks of its group that have not come to a call."""
+        return {rank for rank, log in self.members(call.group).items() if log.made(call.group) <= call.n}
+
     def forget(self) -> None:
         """Compare what has come; drop calls that are alike and old, old marks, and of many events of a kind those in
         the middle."""

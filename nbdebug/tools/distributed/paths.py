@@ -61,12 +61,7 @@ def parting(facts: RanksFacts) -> Parting | None:
 
 def pending(facts: RanksFacts, log: RankLog) -> CollectiveCall | None:
     """The first call that a rank cannot leave, as a member of the group has not come to it."""
-    calls = (
-        call
-        for group, own in log.calls.items()
-        for call in own
-        if call.waits and any(other.made(group) <= call.n for other in facts.members(group).values())
-    )
+    calls = (call for own in log.calls.values() for call in own if call.waits and facts.absent(call))
     return min(calls, key=lambda call: call.order, default=None)
 
 
@@ -75,8 +70,7 @@ def waiting(facts: RanksFacts, seconds: float) -> Iterator[tuple[CollectiveCall,
     for log in facts.ranks.values():
         call = pending(facts, log) if facts.now - log.time > seconds and not log.one("end") else None
         if call is not None and call is log.last:
-            others = facts.members(call.group).items()
-            yield call, {r for r, o in others if o.made(call.group) <= call.n and not o.has_left(call.group)}
+            yield call, {r for r in facts.absent(call) if not facts.ranks[r].has_left(call.group)}
 
 
 def blocked(facts: RanksFacts) -> set[int]:
@@ -88,8 +82,7 @@ def blocked(facts: RanksFacts) -> set[int]:
             if log.message is not None and peer is not None:
                 missing[rank] = {peer.rank} if answers(log, peer) <= log.message["n"] else set()
             elif call is not None:
-                others = facts.members(call.group).items()
-                missing[rank] = {r for r, other in others if other.made(call.group) <= call.n}
+                missing[rank] = facts.absent(call)
     left = {rank for rank, log in facts.ranks.items() if log.has_left("all")}
     while freed := {rank for rank, others in missing.items() if not others & (missing.keys() | left)}:
         missing = {rank: others for rank, others in missing.items() if rank not in freed}

@@ -674,19 +674,15 @@ def reduced_twice(facts: RanksFacts) -> Finding | None:
 def metric_not_reduced(facts: RanksFacts) -> Finding | None:
     for one, other in facts.pairs("score"):
         mine, theirs = set(one["digests"]), set(other["digests"])
-        prints = one["prints"] or other["prints"]
-        if one["reduced"] or other["reduced"] or not mine or not theirs or bool(one["prints"]) == bool(other["prints"]):
+        shown, common = one if one["prints"] else other, len(mine & theirs)
+        by_one = bool(one["prints"]) != bool(other["prints"]) and not one["reduced"] and not other["reduced"]
+        if not by_one or not mine or not theirs or common > OVERLAP * min(len(mine), len(theirs)):
             continue
-        if len(mine & theirs) > OVERLAP * min(len(mine), len(theirs)):
-            continue
-        shown = one if one["prints"] else other
-        line = next((place for p in prints if (place := paths.score_line(facts, shown["lines"], p))), None)
-        if line is None:
-            continue
-        title = f"Rank {shown['rank']} shows a score of its own rows: no rank hears of the others'"
-        code = "totals = torch.tensor([hits, rows])\ndist.all_reduce(totals)\nscore = totals[0] / totals[1]"
-        fix = Fix("Add up over the ranks, then divide.", code)
-        return finding("metric-not-reduced", title, at(facts, line), fix, batches_in_common=len(mine & theirs))
+        for line in filter(None, (paths.score_line(facts, shown["lines"], place) for place in shown["prints"])):
+            title = f"Rank {shown['rank']} shows a score of its own rows: no rank hears of the others'"
+            code = "totals = torch.tensor([hits, rows])\ndist.all_reduce(totals)\nscore = totals[0] / totals[1]"
+            fix = Fix("Add up over the ranks, then divide.", code)
+            return finding("metric-not-reduced", title, at(facts, line), fix, batches_in_common=common)
     return None
 
 
