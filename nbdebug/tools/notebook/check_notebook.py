@@ -86,6 +86,7 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
         unchecked += broken
         again = part("cells that ran again", lambda: runs_twice(variables, history, error))
         models = {name.partition("[")[0] for name, _ in owners.whole}
+        hooks = part("hooks", lambda: hooks_registered_twice(objects, history))
         drawn = [] if again else part("random splits", lambda: splits_drawn_again(models, history))
         notes = [
             *part("double runs", lambda: applied_twice(variables, history, [one.name for one in again])),
@@ -98,14 +99,13 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
             tuple(stale),
             tuple(part("optimizers", lambda: missing_parameters(owners, history))),
             tuple(part("holders", lambda: stale_holders(variables, history, owners))),
-            tuple(part("hooks", lambda: hooks_registered_twice(objects, history))),
             tuple(part("classes", lambda: redefined_classes(variables, objects, history, error))),
             tuple(part("outputs", lambda: kept_outputs(outputs, history, error))),
             tuple(notes),
             tuple(again),
             tuple(unchecked),
             tuple(part("the last failure", lambda: _of_failure(variables, objects, owners, history, error))),
-            (*drawn, *part("what lines read", lambda: list(told_of_cells(variables, history, owners)))),
+            (*hooks, *drawn, *part("what lines read", lambda: list(told_of_cells(variables, history, owners)))),
         )
 
 

@@ -56,21 +56,6 @@ class LeftBehind:
 
 
 @dataclasses.dataclass(frozen=True)
-class TwiceHook:
-    """A hook that was registered more than once. owners: the modules, parameters or optimizers that have it; hook: the
-    function's name; word: "forward hook"; method: "register_forward_hook"; times: how often on one owner. where: the
-    cell of the second registration; first: of the first."""
-
-    owners: tuple[str, ...]
-    hook: str
-    word: str
-    method: str
-    times: int
-    where: Where = NOWHERE
-    first: Where = NOWHERE
-
-
-@dataclasses.dataclass(frozen=True)
 class Redefined:
     """Objects of a class whose name now stands for another class. name: the class; instances: names of objects
     ("model", "model.blocks.0"), or of subclasses; subclasses: they are classes. changed: methods that differ; renewed:
@@ -153,7 +138,6 @@ class NotebookFacts:
     stale: tuple[StaleModule, ...] = ()
     untrained: tuple[LeftBehind, ...] = ()
     holders: tuple[Told, ...] = ()
-    hooks: tuple[TwiceHook, ...] = ()
     classes: tuple[Redefined, ...] = ()
     outputs: tuple[KeptOutput, ...] = ()
     notes: tuple[str, ...] = ()

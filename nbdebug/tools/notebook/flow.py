@@ -327,37 +327,31 @@ def _copied(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
     """`val_loader = DataLoader(train_set)` below `train_loader = DataLoader(train_set)`, where nothing reads
     `val_set`."""
     last = {n: b[-1] for n in names if "_" in n and (b := history.bindings(n, "assign"))}
+
+    def called(name: str) -> str:
+        return dotted(getattr(last[name].value, "func", None))
+
     for name, binding in last.items():
-        for i, word in enumerate(words := name.split("_")):
-            for other, first in last.items():
-                theirs = other.split("_")
-                if (
-                    len(theirs) != len(words)
-                    or theirs[i] == word
-                    or theirs[:i] + theirs[i + 1 :] != words[:i] + words[i + 1 :]
-                ):
-                    continue
-                if first.at >= binding.at or not _same_call(first.value, binding.value):
-                    continue
-                for read in names_in(binding.value) & names_in(first.value):
-                    meant = "_".join(word if part == theirs[i] else part for part in read.split("_"))
-                    if meant in (read, name) or meant not in last or first_read(history, meant, last[meant].at):
-                        continue
-                    used = first_read(history, name, binding.at)
-                    if used is not None:
-                        text = history.text(binding)
-                        code = "training/leakage" if "train" in theirs[i] else "notebook/stale-reference"
-                        title = (
-                            f"`{name}` is made from `{read}`, as `{other}` is: nothing reads `{meant}`, which this "
-                            "line was most likely to take"
-                        )
-                        fix = ("Change the name in the copied line.", re.sub(rf"\b{read}\b", meant, text))
-                        yield _told(code, title, (name, read, meant), fix, history.place(binding), used)
-                        return
-
-
-def _same_call(one: ast.expr | None, other: ast.expr | None) -> bool:
-    return isinstance(one, ast.Call) and isinstance(other, ast.Call) and dotted(one.func) == dotted(other.func) != ""
+        reads = sorted(names_in(binding.value) & last.keys())
+        for read, theirs, own in [(r, t, o) for r in reads for t in r.split("_") for o in name.split("_") if t != o]:
+            other, meant = (
+                "_".join(new if part == old else part for part in text.split("_"))
+                for text, old, new in ((name, own, theirs), (read, theirs, own))
+            )
+            first = last.get(other)
+            if first is None or meant not in last or other == name or meant == name or first.at >= binding.at:
+                continue
+            alike = called(name) == called(other) != "" and read in names_in(first.value)
+            used = first_read(history, name, binding.at)
+            if alike and used is not None and first_read(history, meant, last[meant].at) is None:
+                code = "training/leakage" if "train" in theirs else "notebook/stale-reference"
+                title = (
+                    f"`{name}` is made from `{read}`, as `{other}` is: nothing reads `{meant}`, which this line was "
+                    "most likely to take"
+                )
+                fix = ("Change the name in the copied line.", re.sub(rf"\b{read}\b", meant, history.text(binding)))
+                yield _told(code, title, (name, read, meant), fix, history.place(binding), used)
+                return
 
 
 REVIVES = re.compile(r"fit|train|load|from_pretrained|step|copy_|_?init")

@@ -20,6 +20,7 @@ import torch
 from nbdebug.observe.duplicate_hooks import DuplicateHook, find_duplicate_hooks
 from nbdebug.observe.variables import attributes, class_attribute, is_user_module
 from nbdebug.report import Where
+from nbdebug.text import listed
 from nbdebug.tools.notebook.cells import (
     CellBinding,
     CellHistory,
@@ -33,7 +34,7 @@ from nbdebug.tools.notebook.cells import (
     root_of,
     traceback_links,
 )
-from nbdebug.tools.notebook.facts import NOWHERE, KeptOutput, Told, TwiceHook
+from nbdebug.tools.notebook.facts import NOWHERE, KeptOutput, Told
 from nbdebug.tools.notebook.rules import named
 from nbdebug.tools.notebook.stale_objects import (
     ModelsAndOptimizers,
@@ -76,29 +77,38 @@ PACKAGES = (
 """Packages whose names people give to a file beside the notebook."""
 
 
-def hooks_registered_twice(objects: list[tuple[str, Any]], history: CellHistory) -> list[TwiceHook]:
-    """One entry for each hook function, with all modules that have it more than once."""
+def hooks_registered_twice(objects: list[tuple[str, Any]], history: CellHistory) -> list[Told]:
+    """The hook function that most modules have more than once, with all of them; of the others that there are such."""
     groups: dict[tuple[str, str, str], list[DuplicateHook]] = {}
     for one in find_duplicate_hooks(objects):
         groups.setdefault((one.hook, one.word, one.code.co_filename), []).append(one)
-    return [_duplicate(group, history) for group in groups.values()]
+    told = sorted((_duplicate(group, history) for group in groups.values()), key=lambda one: -len(one.names))
+    same = ((f"the same holds for {one.title.partition(' is registered')[0]}", one.where) for one in told[1:])
+    return [dataclasses.replace(told[0], links=(*told[0].links, *same))] if told else []
 
 
-def _duplicate(group: list[DuplicateHook], history: CellHistory) -> TwiceHook:
-    first = group[0]
-    times = max(len(one.older) for one in group) + 1
-    cells, method = _registrations(first, times, history)
+def _duplicate(group: list[DuplicateHook], history: CellHistory) -> Told:
+    first, owners = group[0], tuple(dict.fromkeys(one.module for one in group))
+    number, root = max(len(one.older) for one in group) + 1, owners[0].partition(".")[0]
+    cells, method = _registrations(first, number, history)
     places = [_place(history, number, method) for number in cells]
     where = places[1] if len(places) > 1 else places[0] if places else _source(first.code, history)
-    return TwiceHook(
-        tuple(dict.fromkeys(one.module for one in group)),
-        first.hook,
-        first.word,
-        method,
-        times,
-        where,
-        places[0] if len(places) > 1 else NOWHERE,
+    before, times = places[0] if len(places) > 1 else NOWHERE, "twice" if number == 2 else f"{number} times"
+    on = listed(owners) if len(owners) > 1 or owners[0] != root else f"`{root}`"
+    title = (
+        f"The {first.word} `{first.hook}` is registered {times} on {on}: {named(where)} called {method} again, and "
+        f"nothing removed the hook of {named(before, 'the earlier run')}"
     )
+    code = (
+        "for handle in handles:  # of the earlier run\n    handle.remove()\n"
+        f"handles = [{root}.{method}({first.hook if first.hook.isidentifier() else 'hook'})]"
+    )
+    fixes = (
+        ("Remove the duplicate hooks; the newest ones stay.", "%free hooks"),
+        ("In the cell, remove the old hooks before it registers new ones.", code),
+    )
+    links = ((f"{named(before)} registered it first", before),)
+    return Told("notebook/hooks-registered-twice", title, (*owners, root, method), where, fixes, links)
 
 
 def _registrations(one: DuplicateHook, times: int, history: CellHistory) -> tuple[list[int], str]:

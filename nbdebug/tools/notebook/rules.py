@@ -51,45 +51,7 @@ def named(where: Where, otherwise: str = "a later cell") -> str:
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.register_forward_hook",
 )
 def hooks_registered_twice(facts: NotebookFacts) -> Finding | None:
-    if not facts.hooks:
-        return None
-    one = max(facts.hooks, key=lambda hook: len(hook.owners))
-    others = [hook for hook in facts.hooks if hook is not one]
-    root = one.owners[0].partition(".")[0]
-    times = "twice" if one.times == 2 else f"{one.times} times"
-    on = listed(one.owners) if len(one.owners) > 1 or one.owners[0] != root else f"`{root}`"
-    title = (
-        f"The {one.word} `{one.hook}` is registered {times} on {on}: {named(one.where)} called "
-        f"{one.method} again, and nothing removed the hook of {named(one.first, 'the earlier run')}"
-    )
-    chain = [Link(f"{named(one.first)} registered it first", one.first)] if one.first.cell else []
-    chain += [
-        Link(f"the same holds for the {hook.word} `{hook.hook}` on {listed(hook.owners, 4)}", hook.where)
-        for hook in others
-    ]
-    code = (
-        f"for handle in handles:  # of the earlier run\n    handle.remove()\n"
-        f"handles = [{root}.{one.method}({one.hook if one.hook.isidentifier() else 'hook'})]"
-    )
-    fixes = [
-        Fix(
-            "Remove the duplicate hooks; the newest ones stay.",
-            "%free hooks",
-            None,
-            {"hooks to remove": sum((hook.times - 1) * len(hook.owners) for hook in facts.hooks)},
-        ),
-        Fix("In the cell, remove the old hooks before it registers new ones.", code),
-    ]
-    return finding(
-        "notebook/hooks-registered-twice",
-        title,
-        one.where,
-        [*one.owners, root, one.method],
-        fixes,
-        chain,
-        times=one.times,
-        registered_on=list(one.owners[:20]),
-    )
+    return _told(facts, "notebook/hooks-registered-twice")
 
 
 AUTORELOAD = Fix(
@@ -472,7 +434,7 @@ def of_told(one: Told) -> Finding:
     return finding(one.code, one.title, one.where, one.names, [Fix(*fix) for fix in one.fixes], chain)
 
 
-CHECKS = (cell_run_twice, stale_import, class_redefined, not_in_optimizer, hooks_registered_twice, stale_reference)
+CHECKS = (cell_run_twice, stale_import, class_redefined, not_in_optimizer, stale_reference)
 
 
 def name_all(facts: NotebookFacts) -> list[Finding]:
