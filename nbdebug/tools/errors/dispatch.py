@@ -361,7 +361,7 @@ KINDS = (
             "kinds.backends.detect_cudnn rules.backends.cudnn_not_supported": "cudnn|cublas|contiguous|engine|"
             "execution plan|miopen",
             "kinds.indices.detect rules.indices.index_out_of_range": "index|indices|target|out of (range|bounds)|"
-            "out-of-bounds|class values|bincount|'from'",
+            r"out-of-bounds|class values|bincount|'from'|^keyerror: \d+$",
             "autograd.backward_twice.detect autograd.rules.backward_twice": "second time|unpacked|backward",
             "autograd.in_place.detect autograd.rules.inplace_modified": "in-?place|memory location|written-to|out=|"
             "leaf|view",

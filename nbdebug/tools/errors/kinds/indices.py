@@ -190,7 +190,7 @@ def detect(context: ErrorContext) -> IndexFacts | None:
     if interval:
         low, high = int(interval[1]), int(interval[2])
         return dataclasses.replace(facts, kind="random", size=max(0, high - low), least=low, beyond=OutOfRange(high))
-    return sequence_facts(facts, context)
+    return _label(facts, context) if context.type == "KeyError" else sequence_facts(facts, context)
 
 
 def _parts(context: ErrorContext) -> list[OpArgument]:
@@ -546,6 +546,27 @@ WORDS = re.compile(
 SAMPLES = 10_000
 """Numbers of a comprehension that are compared."""
 EXACT = (list, tuple, str, range, bytes, collections.deque, torch.Size)
+
+
+def _label(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
+    """A row of a pandas table by a number that is no label of it any more, as rows were taken out."""
+    frame, ran = context.frame, context.ran
+    if frame is None or ran is None or not context.message.isdigit():
+        return None
+    missing = int(context.message)
+    for node in [n for n in ast.walk(ran) if isinstance(n, ast.Subscript)]:
+        base: ast.expr = node.value
+        while isinstance(base, (ast.Subscript, ast.Attribute)) and value_of(base, frame) is UNKNOWN:
+            base = base.value
+        table: Any = value_of(base, frame)
+        if type(table).__module__.startswith("pandas") and type(table).__name__ in ("DataFrame", "Series"):
+            labels, text = table.index, "" if isinstance(node.slice, ast.Constant) else ast.unparse(node.slice)
+            if labels.dtype.kind == "i" and len(labels) and missing not in labels and missing <= labels.max():
+                beyond = OutOfRange(missing, low=int(labels.min()), high=int(labels.max()))
+                return dataclasses.replace(
+                    facts, kind="label", table=ast.unparse(base), size=len(labels), key=text, beyond=beyond
+                )
+    return None
 
 
 def sequence_facts(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:

@@ -28,7 +28,8 @@ class OutOfRange:
 @dataclasses.dataclass(frozen=True)
 class IndexFacts:
     """kind: "embedding", "target" (class numbers of a loss), "tensor" (x[i], gather, index_select …), "one_hot",
-    "negative" (bincount, one_hot), "sequence" (list, tuple, array, data set), "random" (an empty range).
+    "negative" (bincount, one_hot), "label" (of a pandas table), "sequence" (list, tuple, array, data set), "random" (an
+    empty range).
 
     table: what is indexed, as the user would write it; module: the path of the module that owns it; size: its number of
     entries; dim: along which dimension; least: the lowest valid index. index: the tensor of indices; key: the text of
@@ -204,7 +205,15 @@ def _random(facts: IndexFacts, bad: OutOfRange) -> str:
     )
 
 
+def _label(facts: IndexFacts, bad: OutOfRange) -> str:
+    return (
+        f"{_first(_entry(facts, bad))}, which is no label of `{facts.table}`: rows were taken out, and the labels of "
+        f"the {facts.size} that are left go from {bad.low} to {bad.high}"
+    )
+
+
 _TITLES = {
+    "label": _label,
     "embedding": _embedding,
     "target": _target,
     "tensor": _tensor,
@@ -220,6 +229,9 @@ def _fixes(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
         return _of_embedding(facts, bad)
     if facts.kind == "target":
         return _of_target(facts, bad)
+    if facts.kind == "label":
+        code = f"{facts.table} = {facts.table}.reset_index(drop=True)"
+        return (Fix("Number the rows anew after taking some out, or read them by place with `.iloc`.", code),)
     size, name = facts.size or 0, facts.index.name if facts.index is not None else facts.key
     if facts.kind == "one_hot" and len(bad.values) == 1 and (bad.value >= 255 or bad.value < 0):
         mask = f"known = {name} != {bad.value}\n"
