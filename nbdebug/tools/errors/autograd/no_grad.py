@@ -193,13 +193,6 @@ def _is_function(call: ast.Call, code: FunctionSource) -> bool:
     return issubclass(type(static_value(base, code)), (types.ModuleType, type)) if base is not None else False
 
 
-def _is_of_numpy(function: Any) -> bool:
-    kind = function if issubclass(type(function), type) else type(function)
-    plain = kind in (types.BuiltinFunctionType, types.FunctionType)
-    module = function.__module__ if plain else type.__getattribute__(kind, "__module__")
-    return str(module).partition(".")[0] == "numpy"
-
-
 def values_put_in(code: FunctionSource, name: str) -> list[Any]:
     """What is put into a container of this name: `name.append(x)`, `name[k] = x`."""
     values: list[Any] = []
@@ -452,7 +445,10 @@ class GradientPath:
         kind = cut_kind(node, _is_function(node, code))
         if kind is not None:
             return self._cut(kind, name, node, operands, code)
-        if function is not UNKNOWN and _is_of_numpy(function):
+        plain = type(function) in (types.BuiltinFunctionType, types.FunctionType)
+        made_by = function if issubclass(type(function), type) else type(function)
+        home = function.__module__ if plain else type.__getattribute__(made_by, "__module__")
+        if function is not UNKNOWN and str(home).partition(".")[0] == "numpy":
             return self._cut("number", ast.unparse(node.func), node, operands, code)
         unknown = [UNSURE] if isinstance(node.func, ast.Call) else []  # `nn.Linear(4, 3)(x)`: a new module is called
         return join_operands([*unknown, *(self.of(part, code) for part in operands)])
@@ -610,6 +606,9 @@ def _facts(context: ErrorContext, what: str, code: FunctionSource, expression: A
     if what in ("input", "unused"):
         text, tensor, expression = input_at_fault(expression, code, roots, what)
     cut, no_path = _cut(context, what, expression, code)
+    mean = None
+    if what == "not scalar" and tensor is not None and 0 < tensor.numel() <= MAX_REDUCED and not tensor.is_meta:
+        mean = float(tensor.detach().double().mean())  # the loss reduced to one number, by torch
     kind = NOT_A_TENSOR.search(context.message)
     models = context.owners.models.items()
     names = (f"{model_name}.{name}" for model_name, m in models for name, p in named_parameters(m) if p is tensor)
@@ -624,7 +623,7 @@ def _facts(context: ErrorContext, what: str, code: FunctionSource, expression: A
         tuple(name for name, model in models if attributes(model).get("training") is False),
         _counts(context),
         tuple(untracked(context)) if what == "no parameters" else (),
-        _mean(tensor) if what == "not scalar" and tensor is not None else None,
+        mean,
         _result_of(expression, code, kind[1] == "NoneType") if kind and expression is not None else None,
         next(names, None),
         _registered(context) if what == "no parameters" else None,
@@ -643,14 +642,6 @@ def _registered(context: ErrorContext) -> Edit | None:
             home = "nn" if any(frame.globals.get("nn") is torch.nn for frame in context.users) else "torch.nn"
             return edit_of(file, {lines[0].value: f"{home}.{kind}({{raw}})"})
     return None
-
-
-def _mean(tensor: Any) -> float | None:
-    """The loss reduced to one number, by torch."""
-    if not 0 < tensor.numel() <= MAX_REDUCED or tensor.device.type == "meta":
-        return None
-    with torch.no_grad():
-        return float(tensor.detach().double().mean())
 
 
 def _counts(context: ErrorContext) -> tuple[tuple[str, int, int], ...]:
@@ -825,19 +816,13 @@ def _frozen(context: ErrorContext, path: GradientPath) -> GraphCut:
         outer = None if isinstance(code.node, ast.Module) else code.source.outer(code.node)
         for scope in [code, *([code.in_scope(outer)] if outer is not None else [])]:
             for statement in scope.statements():
-                if _freezes(statement):
+                sets = isinstance(statement, ast.Assign) and _is_false(statement.value)
+                frozen = sets and any(last_name(t) == "requires_grad" for t in targets(statement))
+                calls = calls_in(statement) if isinstance(statement, ast.Expr) else []
+                if frozen or any(last_name(c.func) == "requires_grad_" and any(map(_is_false, c.args)) for c in calls):
                     text, where = ast.unparse(statement), scope.where(statement)
                     return GraphCut("frozen", "requires_grad", text, function=scope.name, where=where, names=names)
     return GraphCut("frozen", "requires_grad", names=names)
-
-
-def _freezes(statement: Any) -> bool:
-    """Whether it is `p.requires_grad = False` or `model.requires_grad_(False)`."""
-    if isinstance(statement, ast.Assign):
-        return _is_false(statement.value) and any(last_name(t) == "requires_grad" for t in targets(statement))
-    return isinstance(statement, ast.Expr) and any(
-        last_name(call.func) == "requires_grad_" and any(map(_is_false, call.args)) for call in calls_in(statement)
-    )
 
 
 def _is_false(node: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Link, Where
@@ -185,10 +186,6 @@ def _one_hot(facts: IndexFacts, bad: OutOfRange) -> str:
     )
 
 
-def _negative(facts: IndexFacts, bad: OutOfRange) -> str:
-    return f"{_first(_entry(facts, bad))}, but {facts.table or 'counting'} takes no negative numbers{_more(bad)}"
-
-
 def _sequence(facts: IndexFacts, bad: OutOfRange) -> str:
     size = facts.size or 0
     along = f" along dimension {facts.dim}" if facts.dim is not None and len(facts.shape) > 1 else ""
@@ -198,29 +195,23 @@ def _sequence(facts: IndexFacts, bad: OutOfRange) -> str:
     return title + _promised(facts)
 
 
-def _random(facts: IndexFacts, bad: OutOfRange) -> str:
-    return (
-        f"The range of the random number, from {facts.least} up to but not including {bad.value}, is empty: the length "
-        "that it is computed from is too small"
-    )
-
-
-def _label(facts: IndexFacts, bad: OutOfRange) -> str:
-    return (
+_TITLES: dict[str, Callable[[IndexFacts, OutOfRange], str]] = {
+    "label": lambda facts, bad: (
         f"{_first(_entry(facts, bad))}, which is no label of `{facts.table}`: rows were taken out, and the labels of "
         f"the {facts.size} that are left go from {bad.low} to {bad.high}"
-    )
-
-
-_TITLES = {
-    "label": _label,
+    ),
     "embedding": _embedding,
     "target": _target,
     "tensor": _tensor,
     "one_hot": _one_hot,
-    "negative": _negative,
+    "negative": lambda facts, bad: (
+        f"{_first(_entry(facts, bad))}, but {facts.table or 'counting'} takes no negative numbers{_more(bad)}"
+    ),
     "sequence": _sequence,
-    "random": _random,
+    "random": lambda facts, bad: (
+        f"The range of the random number, from {facts.least} up to but not including {bad.value}, is empty: the length "
+        "that it is computed from is too small"
+    ),
 }
 
 

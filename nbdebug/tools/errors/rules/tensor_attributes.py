@@ -223,12 +223,6 @@ def _mask(facts: DtypeFacts, odd: ArgumentFact) -> str:
     return ", but a mask must be bool"
 
 
-def _integers(facts: DtypeFacts, odd: ArgumentFact) -> str:
-    if facts.expected == "bool":
-        return ", but `&`, `|` and `~` take masks and integers: compare first, as in `(a > 0) & (b > 0)`"
-    return f", but {_of(facts)} takes integers"
-
-
 def _array(facts: DtypeFacts, odd: ArgumentFact) -> str:
     if odd.fact.dtype == "bfloat16":
         return ", which NumPy does not have"
@@ -248,7 +242,11 @@ _dtype_REASONS = {
     "index": _index,
     "mask": _mask,
     "whole": lambda facts, odd: f", but {_of(facts)} is defined only for floating-point numbers",
-    "integers": _integers,
+    "integers": lambda facts, odd: (
+        ", but `&`, `|` and `~` take masks and integers: compare first, as in `(a > 0) & (b > 0)`"
+        if facts.expected == "bool"
+        else f", but {_of(facts)} takes integers"
+    ),
     "in-place": lambda facts, odd: f", but the result, which is written into it, is {facts.expected}",
     "half": lambda facts, odd: f", but {_of(facts)} has no kernel for it{' on the CPU' * (odd.fact.device == 'cpu')}",
     "array": _array,
@@ -271,7 +269,11 @@ def _dtype_fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
     if facts.kind == "mask" and facts.odd is not None and facts.odd.fact.dtype == "bool":
         return _masks(facts, facts.odd)
     if facts.cure is not None and facts.odd is not None:
-        fixes.append(facts.cure.fix(_conversion_title(facts), _assigned(facts, facts.odd)))
+        title = {
+            "in-place": "Use a dtype that can hold the result.",
+            "complex": "Use the magnitude, or work on the real and the imaginary part.",
+        }.get(facts.kind, f"Convert it to {facts.expected} before this line.")
+        fixes.append(facts.cure.fix(title, _assigned(facts, facts.odd)))
     ours = (
         facts.origin is not None
         and facts.odd is not None
@@ -295,14 +297,6 @@ def _masks(facts: DtypeFacts, odd: ArgumentFact) -> tuple[Fix, ...]:
     partner = bracketed(facts.partner.name)
     count = cure.fix("Convert the mask to numbers.", f"{first}.float() - {partner}.float()")
     return count, Fix("Or mark where the two differ.", f"{first} ^ {partner}")
-
-
-def _conversion_title(facts: DtypeFacts) -> str:
-    if facts.kind == "in-place":
-        return "Use a dtype that can hold the result."
-    if facts.kind == "complex":
-        return "Use the magnitude, or work on the real and the imaginary part."
-    return f"Convert it to {facts.expected} before this line."
 
 
 def _assigned(facts: DtypeFacts, odd: ArgumentFact) -> str:
@@ -462,12 +456,14 @@ def _device_title(facts: DeviceFacts) -> str | None:
     if facts.why in _device_TITLES:
         return _device_TITLES[facts.why](facts, odd)
     source = f" (computed from `{facts.source}`)" if facts.source and facts.why in ("variable", "batch") else ""
-    others = (
-        f"{facts.partner.phrase} is on {facts.partner.fact.device}"
-        if facts.partner
-        else f"the others are on {facts.home}"
-    )
-    return f"{subject}{source} is on {device}, but {others}" + _device_REASONS.get(facts.why, lambda facts: "")(facts)
+    return f"{subject}{source} is on {device}, but {_elsewhere(facts)}" + _device_REASONS.get(
+        facts.why, lambda facts: ""
+    )(facts)
+
+
+def _elsewhere(facts: DeviceFacts) -> str:
+    partner = facts.partner
+    return f"{partner.phrase} is on {partner.fact.device}" if partner else f"the others are on {facts.home}"
 
 
 def _generator(facts: DeviceFacts) -> str:
@@ -480,20 +476,10 @@ def _generator(facts: DeviceFacts) -> str:
     return f"{name} is on another device than {facts.home}, where the random numbers must be generated"
 
 
-def _created(facts: DeviceFacts) -> str:
-    call = facts.origin.call if facts.origin is not None else ""
-    return f": `{call}` creates it on the CPU, because it gets no device"
-
-
-def _model(facts: DeviceFacts, odd: ArgumentFact) -> str:
-    partner = facts.partner
-    return f"`{facts.owner}` is still on {odd.fact.device} (`{odd.name}`), but " + (
-        f"{partner.phrase} is on {partner.fact.device}" if partner else f"the others are on {facts.home}"
-    )
-
-
 _device_TITLES: dict[str, Callable[[DeviceFacts, ArgumentFact], str]] = {
-    "model": _model,
+    "model": lambda facts, odd: (
+        f"`{facts.owner}` is still on {odd.fact.device} (`{odd.name}`), but {_elsewhere(facts)}"
+    ),
     "part": lambda facts, odd: (
         f"`{facts.owner}` is on {odd.fact.device}, but the rest of its model is on {facts.home}: it was added after "
         "the model was moved"
@@ -515,7 +501,9 @@ _device_REASONS: dict[str, Callable[[DeviceFacts], str]] = {
     "dropped": lambda facts: (
         f": `.to` returns a new tensor, and the line that calls it ({facts.dropped.place}) does not keep it"
     ),
-    "made": _created,
+    "made": lambda facts: (
+        f": `{facts.origin.call if facts.origin else ''}` creates it on the CPU, because it gets no device"
+    ),
     "batch": lambda facts: ": it comes from the loader, and nothing moves it",
     "holder": lambda facts: f": `{facts.holder}` is not a module, so nothing moves its `{facts.attribute}`",
 }
