@@ -386,7 +386,10 @@ def _under_no_grad(context: ErrorContext, facts: InPlaceFacts) -> InPlaceFacts:
 def _changed_before_backward(context: ErrorContext, message: re.Match[str] | None) -> InPlaceFacts:
     """Detected in backward: the node that misses its value, and the statement that changed it."""
     graph = node_distances(backward_roots(context))
-    missing = _missing_value(modified_values(graph), message)
+    # the node that torch's message is about: of the named op, nearest to the loss
+    named, values = op_of_name(message[3] or "") if message else "", modified_values(graph)
+    of_op = [v for v in values if named and v.producer is not None and op_of(v.producer) == named]
+    missing = next(iter(of_op or values), None)
     shape = tuple(int(n) for n in message[2].split(",") if n.strip()) if message else None
     version = int(message[4]) if message else None
     leaf = missing.leaf if missing is not None else None
@@ -420,13 +423,6 @@ def _changed_before_backward(context: ErrorContext, message: re.Match[str] | Non
         fix_passes(best, saved_by, shape),
         loss_text(context, traceback_functions(context)),
     )
-
-
-def _missing_value(values: list[ModifiedValue], message: re.Match[str] | None) -> ModifiedValue | None:
-    """Of the nodes that miss a value the one that torch's message is about: of the named op, nearest to the loss."""
-    op = op_of_name(message[3] or "") if message else ""
-    of_op = [v for v in values if op and v.producer is not None and op_of(v.producer) == op]
-    return next(iter(of_op or values), None)
 
 
 def _parameter_names(context: ErrorContext) -> dict[int, str]:
@@ -598,7 +594,11 @@ def _score(site: ChangeSite | None, change: InPlaceChange, signs: Signs, users: 
         in_block = change.how == "block" and issubclass(type(value), torch.nn.Parameter)  # a loop over the parameters
         return score + 6 if value is signs.leaf else 4 if in_block else 0
     if is_tensor(value):
-        if code.live and not _is_rebound(site) and not _may_be(value, signs):
+        # where it has got another value since, that is not what was changed
+        later = assignments(code, site.node.id, code.line) if isinstance(site.node, ast.Name) else []
+        rebound = any(s.lineno > statement.lineno and not isinstance(s, ast.AugAssign) for s in later)
+        same_size = signs.shape is None or value.numel() == math.prod(signs.shape) or value._is_view()
+        if code.live and not rebound and not (value._version > 0 and same_size):
             return None
         if signs.producer is None or signs.version == value._version:
             score += 3 if signs.producer is None else 2
@@ -607,20 +607,6 @@ def _score(site: ChangeSite | None, change: InPlaceChange, signs: Signs, users: 
     if signs.producer is not None and _last_op(site.node, code, _start(statement)) == op_of(signs.producer).lower():
         score += 4
     return score
-
-
-def _is_rebound(site: ChangeSite) -> bool:
-    """Whether the variable got another value after the change: its value now is not what was changed."""
-    return isinstance(site.node, ast.Name) and any(
-        s.lineno > site.statement.lineno and not isinstance(s, ast.AugAssign)
-        for s in assignments(site.code, site.node.id, site.code.line)
-    )
-
-
-def _may_be(tensor: Any, signs: Signs) -> bool:
-    """Whether a live tensor may be the one that torch's message is about."""
-    same_size = signs.shape is None or tensor.numel() == math.prod(signs.shape)
-    return tensor._version > 0 and (same_size or tensor._is_view())
 
 
 def _order(module: str | None, other: str | None) -> float:

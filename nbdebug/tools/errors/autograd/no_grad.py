@@ -35,6 +35,7 @@ from nbdebug.tools.errors.autograd.functions import (
     failing_node,
     forward_of,
     forward_of_new_module,
+    insertions,
     is_leaf_node,
     is_module,
     is_skipped,
@@ -193,28 +194,6 @@ def _is_function(call: ast.Call, code: FunctionSource) -> bool:
     return issubclass(type(static_value(base, code)), (types.ModuleType, type)) if base is not None else False
 
 
-def values_put_in(code: FunctionSource, name: str) -> list[Any]:
-    """What is put into a container of this name: `name.append(x)`, `name[k] = x`."""
-    values: list[Any] = []
-    for statement in code.statements():
-        if isinstance(statement, ast.Assign) and any(
-            isinstance(t, ast.Subscript) and isinstance(t.value, ast.Name) and t.value.id == name
-            for t in statement.targets
-        ):
-            values.append(statement.value)
-        elif isinstance(statement, ast.Expr):
-            values += [
-                argument
-                for call in calls_in(statement)
-                if last_name(call.func) in ("append", "extend", "insert", "add")
-                and isinstance(call.func, ast.Attribute)
-                and isinstance(call.func.value, ast.Name)
-                and call.func.value.id == name
-                for argument in call.args[-1:]
-            ]
-    return values
-
-
 def target_index(statement: Any, name: str) -> int | None:
     """Which of several targets a variable is: `_, best = …` → 1 for `best`."""
     for whole in getattr(statement, "targets", ()):
@@ -344,7 +323,8 @@ class GradientPath:
     def _assigned(self, name: str, code: FunctionSource, before: int | tuple[int, int]) -> Verdict | None:
         """By the statements that give a variable its value, from the last back to the first that always runs."""
         verdicts: list[Verdict] = []
-        items = [self.of(value, code) for value in values_put_in(code, name)]
+        put = insertions(code.statements(), name, ("append", "extend", "insert", "add"))
+        items = [self.of(value, code) for _, value in put if value is not None]
         for statement in reversed(assignments(code, name, before)):
             if is_skipped(statement, code):
                 continue

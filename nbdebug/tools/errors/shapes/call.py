@@ -651,18 +651,14 @@ def _with_self(context: ErrorContext, frame: Frame) -> Frame:
         for model in context.owners.models.values()
         for _, part in named_modules(model)
         for kind in type(part).__mro__
-        if _has_line(vars(kind).get(frame.site.function), frame)
+        if type(method := vars(kind).get(frame.site.function)) is FunctionType
+        and method.__code__.co_filename == frame.site.file
+        and frame.site.line in [line for *_, line in method.__code__.co_lines()]
     }
     if len(owners) != 1:
         return frame
     module = next(iter(owners.values()))
     return dataclasses.replace(frame, names={"self": module}, module=module)
-
-
-def _has_line(method: Any, frame: Frame) -> bool:
-    if type(method) is not FunctionType or method.__code__.co_filename != frame.site.file:
-        return False
-    return frame.site.line in [line for *_, line in method.__code__.co_lines()]
 
 
 # -- the statements around the line ----------------------------------------------------------------------------------
