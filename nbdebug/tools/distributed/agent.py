@@ -42,7 +42,7 @@ from torch.distributed.algorithms.join import Join
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, dataloader
 
 import nbdebug
-from nbdebug.observe.locations import USER, kind_of
+from nbdebug.observe.locations import USER, code_kind, users_frames
 from nbdebug.observe.sources import is_next, names_loaded, names_stored, nodes_of, slice_of, statement_at
 from nbdebug.process import alive
 from nbdebug.tools.distributed import marks
@@ -74,13 +74,9 @@ PART = 1 << 20
 
 def user_frames() -> Iterator[types.FrameType]:
     """The user's frames of the main thread, from the inside out."""
-    frame: types.FrameType | None = sys._getframe(1)
-    if threading.current_thread() is not threading.main_thread():
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None:
-        if _kind(frame.f_code) == USER:
-            yield frame
-        frame = frame.f_back
+    main = threading.main_thread()
+    here = threading.current_thread() is main
+    return users_frames(sys._getframe(1) if here else sys._current_frames().get(main.ident or 0))
 
 
 def user_lines(frames: Iterable[types.FrameType] | None = None, most: int = 6) -> list[Line]:
@@ -90,7 +86,6 @@ def user_lines(frames: Iterable[types.FrameType] | None = None, most: int = 6) -
 
 
 end_process = os._exit
-_kind = functools.lru_cache(maxsize=4096)(kind_of)
 
 
 def address_of_environment() -> str:
@@ -114,7 +109,7 @@ def bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str,
 
 def described(error: BaseException) -> tuple[dict[str, Any], types.FrameType | None]:
     """An error as plain values, and the user's innermost frame in it."""
-    own = [place for place in traceback.walk_tb(error.__traceback__) if _kind(place[0].f_code) == USER][::-1]
+    own = [place for place in traceback.walk_tb(error.__traceback__) if code_kind(place[0].f_code) == USER][::-1]
     lines = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in own[:8]]
     return {"type": type(error).__name__, "text": str(error)[:2000], "lines": lines}, own[0][0] if own else None
 
@@ -680,7 +675,7 @@ class Agent:
         """What the user's lines open for writing anew: the digest of what is written into it."""
         if isinstance(mode, str) and set(mode) & {"w", "x"} and isinstance(file, (str, os.PathLike)):
             code = sys._getframe(3).f_code
-            own = _kind(code) == USER or code.co_filename.endswith("pathlib.py")
+            own = code_kind(code) == USER or code.co_filename.endswith("pathlib.py")
             if "-packages" in code.co_filename:  # a library, for the user: its caches lie elsewhere
                 own = os.path.realpath(file).startswith(os.getcwd() + os.sep)
             if own and (lines := user_lines()):
@@ -774,12 +769,12 @@ class Agent:
         """Where the main thread stands, and how far its loops are."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         frames = [(each.f_code, line) for each, line in traceback.walk_stack(frame)][::-1]
-        while frames and _kind(frames[0][0]) != USER:  # above the user's first line; none where it has ended
+        while frames and code_kind(frames[0][0]) != USER:  # above the user's first line; none where it has ended
             del frames[0]
         own = []
         for code, line in frames:
             file, text = code.co_filename, linecache.getline(code.co_filename, line).strip()
-            if _kind(code) != USER:  # of a library what is below its folder
+            if code_kind(code) != USER:  # of a library what is below its folder
                 file = file.rpartition("-packages" + os.sep)[2] if "-packages" in file else os.path.basename(file)
             if f"{os.sep}nbdebug{os.sep}" not in code.co_filename and "<frozen" not in file:
                 own.append(f"{file}, line {line}, in {code.co_name}: {text}")

@@ -218,23 +218,17 @@ def value_of(node: ast.AST) -> Any:
 def of_rank(tree: ast.AST) -> set[str]:
     """Names whose value is a rank itself."""
     names = {"rank", "local_rank", "global_rank", "RANK", "LOCAL_RANK"}
-    for node in ast.walk(tree):
-        for target, value in _unpacked(node) if isinstance(node, ast.Assign) else ():
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    for target, given in [(target, node.value) for node in nodes for target in node.targets]:
+        both = isinstance(target, ast.Tuple) and isinstance(given, ast.Tuple)
+        for name, value in zip(target.elts, given.elts) if both else [(target, given)]:  # type: ignore[attr-defined]
             if isinstance(value, ast.Call) and names_in(value.func) == ["int"] and value.args:
                 value = value.args[0]
             own = isinstance(value, ast.Call) and speaks_of_rank(value.func, set()) or isinstance(value, ast.Name)
             own = own or isinstance(value, ast.Subscript) and "environ" in ast.dump(value)
-            if own and speaks_of_rank(value, names):
-                names.add(target)
+            if own and speaks_of_rank(value, names) and isinstance(name, ast.Name):
+                names.add(name.id)
     return names
-
-
-def _unpacked(node: ast.Assign) -> Iterator[tuple[str, ast.AST]]:
-    for target in node.targets:
-        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-            yield from ((n.id, v) for n, v in zip(target.elts, node.value.elts) if isinstance(n, ast.Name))
-        elif isinstance(target, ast.Name):
-            yield target.id, node.value
 
 
 def speaks_of_rank(node: ast.AST, names: set[str]) -> bool:

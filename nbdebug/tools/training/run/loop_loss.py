@@ -42,7 +42,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nbdebug.observe.backward import graph_leaves
-from nbdebug.observe.locations import USER, Site, kind_of, span_of
+from nbdebug.observe.locations import USER, Site, code_kind, span_of, users_frames
 from nbdebug.observe.sources import (
     CONTAINERS,
     function_at,
@@ -98,7 +98,7 @@ class LoopLoss:
     def batch(self, before: Mapping[CodeType, dict[str, Any]]) -> tuple[Any, ...] | None:
         """Of such a loop that is in a call of `backward()`: its batch. before: the variables of its functions at the
         step's first call of a model, since when a hidden state may have been replaced."""
-        for frame in users_frames(sys._getframe(1)):
+        for frame in loop_frames(sys._getframe(1)):
             if (code := frame.f_code) is self.parts[0].loop:
                 values = {**frame.f_globals, **frame.f_locals, **before.get(code, {})}
                 return tuple(values.get(name) for name in self.takes)
@@ -193,7 +193,7 @@ class _EditedLines(ast.NodeTransformer):
 def loop_loss(model: nn.Module, loader: Any) -> LoopLoss | None:
     """The loss of a loop that is in a call of `backward()`, unproved; None where its lines don't tell. loader: whose
     batches the loop reads, None where it reads none. Must be called on the loop's own stack."""
-    frames = users_frames(sys._getframe(1))
+    frames = loop_frames(sys._getframe(1))
     call = _call_in(frames[0], "backward") if frames else None
     if call is None:
         return None
@@ -254,14 +254,9 @@ def _differs(now: Any, before: Any) -> bool:
 # -- frames ------------------------------------------------------------------------------------------------------------
 
 
-def users_frames(frame: FrameType | None) -> list[FrameType]:
+def loop_frames(frame: FrameType | None) -> list[FrameType]:
     """The user's frames, the innermost first, up to the loop's own."""
-    frames = []
-    while frame is not None and frame.f_code.co_filename != CALLER:
-        if kind_of(frame.f_code) == USER:
-            frames.append(frame)
-        frame = frame.f_back
-    return frames
+    return list(users_frames(frame, (CALLER,)))
 
 
 def frame_variables(frame: FrameType) -> dict[str, Any]:
@@ -566,7 +561,7 @@ def _codes(frame: FrameType) -> Iterator[CodeType]:
         members = list(vars(type(value)).values())
         for function in (value, *members):
             code = getattr(function, "__code__", None) if type(function) is types.FunctionType else None
-            if code is not None and kind_of(code) == USER:
+            if code is not None and code_kind(code) == USER:
                 yield code
 
 
