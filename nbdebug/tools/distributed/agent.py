@@ -46,7 +46,7 @@ from nbdebug.observe.locations import USER, code_kind, users_frames
 from nbdebug.observe.sources import is_next, names_loaded, names_stored, nodes_of, slice_of, statement_at
 from nbdebug.process import alive
 from nbdebug.tools.distributed import marks
-from nbdebug.tools.distributed.facts import START, CollectiveCall, Line, Place
+from nbdebug.tools.distributed.facts import START, VARIABLES, CollectiveCall, Line, Place
 
 COLLECTIVE = re.compile(
     r"(all_(reduce|gather|to_all)|broadcast|reduce(_scatter)?|gather|scatter|(monitored_)?barrier)(_\w+)?"
@@ -59,7 +59,7 @@ FUNCTIONAL = (
 REDUCING = re.compile(r"reduce|gather")
 NUMBER = re.compile(r"\d\.\d|\d ?%")
 SHAPELESS = {"all_to_all", "all_to_all_single", "barrier", "monitored_barrier"}
-VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
 PEER = re.compile(
     r"onnection (closed|reset|refused)|timed? ?out|timeout|Broken pipe|by peer|watchdog|ncclRemote|KeyboardInterrupt",
     re.I,
@@ -367,22 +367,16 @@ class Agent:
         self, backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: Any = -1, rank: Any = -1,
         store: Any = None, *_: Any, **__: Any,
     ) -> None:  # fmt: skip
-        world, own = (None if value == -1 else value for value in (world_size, rank))
+        given = {"by_argument": world_size not in (None, -1), "rank_by_argument": rank not in (None, -1)}
+        world = world_size if given["by_argument"] else int(os.environ.get("WORLD_SIZE") or -1)
+        own = rank if given["rank_by_argument"] else int(os.environ.get("RANK") or -1)
         address, lines = address_of_environment(), user_lines()
-        at_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         if init_method not in (None, "env://") or store is not None:
             address = init_method or ""
-        self.write(
-            "init",
-            world=int(os.environ.get("WORLD_SIZE") or -1) if world is None else world,
-            own=int(os.environ.get("RANK") or -1) if own is None else own,
-            by_argument=world is not None,
-            rank_by_argument=own is not None,
-            address=address,
-            launcher=self.launcher_address if at_launcher and address and "file:" not in address else "",
-            timeout=timeout.total_seconds() if timeout else 600.0 if "nccl" in str(backend) else 1800.0,
-            lines=lines,
-        )
+        at_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and address and "file:" not in address
+        seconds = timeout.total_seconds() if timeout else 600.0 if "nccl" in str(backend) else 1800.0
+        place = {"address": address, "launcher": self.launcher_address if at_launcher else "", "lines": lines}
+        self.write("init", world=world, own=own, timeout=seconds, **given, **place)
         self.write("call", op="init_process_group", g=START, root=str(backend or ""), lines=lines)
 
     def group_made(self, *args: Any, **kwargs: Any) -> None:
@@ -608,17 +602,11 @@ class Agent:
             numbers = torch.stack([each.to(sums[0].device) for each in sums]).tolist()
         living = [m.process_group for m in self.models if m.process_group in c10d._world.pg_group_ranks]
         groups = {tuple(dist.get_process_group_ranks(group)) for group in living}
-        self.write(
-            "weights",
-            id=f"{record['id']}/{record['steps']}/{when}/{sorted(groups)}",
-            step=max(record["steps"] - 1, 0),
-            backwards=self.backwards,
-            when=when,
-            values=dict(zip(parameters, numbers)),
-            late=[name for name, p in parameters.items() if some and id(p) not in self.wrapped],
-            lr=[float(g.get("lr") or 0) for g in optimizer.param_groups],
-            lines=record["lines"],
-        )
+        key, step = f"{record['id']}/{record['steps']}/{when}/{sorted(groups)}", max(record["steps"] - 1, 0)
+        late = [name for name, p in parameters.items() if some and id(p) not in self.wrapped]
+        rates = [float(g.get("lr") or 0) for g in optimizer.param_groups]
+        values = {"values": dict(zip(parameters, numbers)), "late": late, "lr": rates, "lines": record["lines"]}
+        self.write("weights", id=key, step=step, backwards=self.backwards, when=when, **values)
 
     # -- data and files -----------------------------------------------------------------------------------------------
 

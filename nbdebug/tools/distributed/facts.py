@@ -15,6 +15,7 @@ Line = tuple[str, int, str]
 """File, line, function."""
 START = "start"
 """The group of the calls that make the default group: all processes take part."""
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 CALLS, MARKS, EVENTS = 500, 20_000, 400
 """What is held of each rank: calls behind the last one that all ranks have made alike, marks, events of a kind."""
 

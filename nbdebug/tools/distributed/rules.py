@@ -16,11 +16,10 @@ from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Link, Where
 from nbdebug.text import clip, count, listed, percent
 from nbdebug.tools.distributed import paths
-from nbdebug.tools.distributed.facts import Place, RanksFacts
+from nbdebug.tools.distributed.facts import VARIABLES, Place, RanksFacts
 
 DDP = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
 DISTRIBUTED = "https://docs.pytorch.org/docs/stable/distributed.html"
-VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 OVERLAP, PADDED = 0.5, 0.1
 """Of the rows of a pass: ranks without samplers share nearly all; DistributedSamplers of one order give none out twice,
 but to make the shares equal."""
