@@ -109,9 +109,8 @@ def _repeated(name: str, value: Any, binding: CellBinding, history: CellHistory)
         fromkeys = isinstance(node, ast.Call) and dotted(node.func) == "dict.fromkeys" and len(node.args) == 2
         each = node.args[1] if fromkeys else None  # type: ignore[union-attr]
     one: Any = items[0] if len(items) > 1 and all(item is items[0] for item in items) else None
-    if type(one) not in MUTABLE or not (
-        _empty(each) and one or isinstance(each, ast.BinOp) and len(set(map(repr, one))) > 1
-    ):
+    made = is_module(one) and isinstance(each, ast.Call)  # a name that is repeated is shared on purpose
+    if not made and (type(one) not in MUTABLE or not _changed_since(each, one)):
         return
     title = (
         f"All {len(items)} items of `{name}` are one {type(one).__name__}, which {named(history.place(binding))} made "
@@ -121,6 +120,11 @@ def _repeated(name: str, value: Any, binding: CellBinding, history: CellHistory)
     code = f"{{key: {text} for key in …}}" if type(value) is dict else f"[{text} for _ in range({len(items)})]"
     used = first_read(history, name, binding.at) or NOWHERE
     yield _told(SHARED, title, (name,), ("Make each of them anew.", f"{name} = {code}"), history.place(binding), used)
+
+
+def _changed_since(each: ast.AST | None, one: Any) -> bool:
+    """Whether a list is no longer as its expression made it."""
+    return bool(_empty(each) and one) or isinstance(each, ast.BinOp) and len(set(map(repr, one))) > 1
 
 
 def _default_shared(

@@ -438,8 +438,10 @@ def cells_too_early(names: Mapping[str, Any], history: CellHistory, error: BaseE
     every = history.bindings(missing, "assign", "def", "class", "import", "for", "del")
     before = [b for b in every if b.at < failed]
     made = [history.place(b) for b in before if b.how != "del"][-1:]
-    if missing not in names and made and before[-1].how == "del":
-        deleted = history.place(before[-1])
+    between = range((number_of(made[0]) or 0) + 1 if made else failed[0], failed[0])
+    cleared = [c.place() for n, c in history.cells.items() if n in between and re.match(r"\s*%reset\b", c.raw)]
+    if missing not in names and made and (cleared or before[-1].how == "del"):
+        deleted = cleared[-1] if cleared else history.place(before[-1])
         title = f"{named(where)} needs `{missing}`, which {named(deleted)} has deleted"
         fix = (f"Run {named(made[0])} again, and delete `{missing}` below its last use.", made[0].text or missing)
         links = ((f"{named(made[0])} made `{missing}`", made[0]), (f"{named(where)} needs it", where))

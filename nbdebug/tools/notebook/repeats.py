@@ -293,7 +293,9 @@ def _wrapped(number: int, statement: ast.stmt, names: Mapping[str, Any], history
     return path if any(type(part) is kind for part in members(thing).values()) and hasattr(kind, "__dict__") else ""
 
 
-MOVES = frozenset("unsqueeze permute transpose swapaxes expand_dims one_hot pad repeat merge join".split())
+MOVES = frozenset(
+    "unsqueeze permute transpose swapaxes movedim moveaxis expand_dims one_hot pad repeat merge join".split()
+)
 """Functions that give another shape, or other columns, when they are applied again."""
 MISFIT = re.compile(r"shape|size|dim|channel|out of|range|bound|KeyError", re.IGNORECASE)
 
