@@ -6,11 +6,10 @@ variables. A detector recognizes one kind of error and reads the frames, a rule 
 and a fix is tried on the operands where that runs none of the user's code.
 
     dispatch          the kinds of errors, the causes of one exception; the report on an error of no known kind
-    context           the traceback's frames; chains, groups and errors of other processes
-    operands, values  the failing op's tensors and where they come from, and the values in the frames
-    sandbox           trials of a fix on copies
+    context           the traceback's frames and the values in them; chains, groups and errors of other processes
+    operands          the failing op's tensors and where they come from
+    sandbox           trials of a fix on copies; `training` goes on with gradients and loops
     kinds, rules      detectors and rules; shapes and autograd have folders of their own
-    facts             facts shared by the kinds
 """
 
 from __future__ import annotations

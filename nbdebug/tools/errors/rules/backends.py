@@ -490,7 +490,7 @@ def _attention_fixes(facts: AttentionFacts) -> tuple[Fix, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """what: one of KINDS in kinds/distributed.py. values: those in the message (rank, port, operation, seconds, …).
+    """what: one of KINDS in kinds/backends.py. values: those in the message (rank, port, operation, seconds, …).
 
     present, missing: the environment variables that a launcher sets; backend: of the process group, "" without one;
     rank, world: as they were set. cards: the number of GPUs that this process sees. version: NCCL's. unused: parameters

@@ -1,6 +1,6 @@
 """The facts of a size, a number of axes or an axis that does not fit, or None.
 
-The message says which kind of misfit it is and gives some numbers (`messages`), the failing call has the operands
+The message says which kind of misfit it is and gives some numbers (`call`), the failing call has the operands
 (`call`); what the message leaves out is read from these (`_complete`). Then come the history of the shape and the fixes
 that fit."""
 

@@ -85,7 +85,7 @@ class ViewDownstream:
 
 @dataclasses.dataclass(frozen=True)
 class ShapeFacts:
-    """kind: what does not fit (see `messages`). op: as the user wrote it ("@", "cat", "view"). axis, expected, actual:
+    """kind: what does not fit (see `call`). op: as the user wrote it ("@", "cat", "view"). axis, expected, actual:
     where, and the two sizes. which: the number of the operand at fault. arguments: the plain ones of the op, each as
     (text, value) (`(("dim", 2),)`, a shape). target: the shape that was expected. user_input: the user's tensor that
     went into the failing module from the user's line. lines: the user's lines that led there. history: how the shape

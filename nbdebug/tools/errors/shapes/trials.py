@@ -1,7 +1,8 @@
 """The op that failed, tried again with another view of one of its operands: transposed, with an axis more or less.
 
 A fix is offered where the call fails as it was and runs as it would be, on copies, within a fraction of a second.
-First come the trials of one call, then the views of an operand that are worth one.
+First come the trials of one call, then the views of an operand that are worth one, then the output shapes of torch's
+layers by their formulas, and the call that made a layer.
 """
 
 from __future__ import annotations
