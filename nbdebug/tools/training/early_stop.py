@@ -28,12 +28,7 @@ class EarlyStop:
     """
 
     def __init__(
-        self,
-        patience: int = 5,
-        min_delta: float = 1e-3,
-        *,
-        better: str = "lower",
-        model: torch.nn.Module | None = None,
+        self, patience: int = 5, min_delta: float = 1e-3, *, better: str = "lower", model: torch.nn.Module | None = None
     ) -> None:
         if patience < 1 or not min_delta >= 0:
             raise ValueError(f"EarlyStop takes a patience from 1 and a min_delta from 0; got {patience}, {min_delta}")

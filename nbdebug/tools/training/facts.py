@@ -66,7 +66,7 @@ class Parameter:
 @dataclasses.dataclass(frozen=True)
 class DetachedAt:
     """Where the graph ends between trained parameters and the loss. how: "detach", "no_grad", "checkpoint" (a reentrant
-    one), "no gradient" (the op has none), "flat" (its derivative is zero) or "left torch"."""
+    one), "no gradient" (the op has none), "flat" (its derivative is zero), "left torch" or "mask" (it hides inputs)."""
 
     op: str
     how: str
@@ -98,7 +98,7 @@ class LossCall:
     model's weights, the output stays in a range (measured; reach is then measured too, for quantities). target_sum: of
     a sample's targets, where its outputs sum to 1 and they do not. smoothing: the share of a label that goes to all
     classes alike; entropy: of labels so smoothed, below which their mean loss can't fall; value: the loss itself, where
-    it is one number.
+    it is one number. noise: the target is drawn at random, and the output has nothing of these numbers.
     """
 
     op: str
@@ -132,6 +132,7 @@ class LossCall:
     smoothing: float = 0.0
     entropy: float = 0.0
     value: float | None = None
+    noise: bool = False
 
 
 SAME_LOSS = 1e-3
@@ -379,7 +380,8 @@ class TriedEdit:
 class StaticFacts:
     """What is known before training. loss_form: how loss_fn is called; optimizer: as a person would write it;
     placed: types and devices of the parameters; normalized: the model has normalization layers; reduction: "mean" or
-    "sum" over the batch, "neither", or "" (not known); attempts: by the cause; drawn: see `Batches.drawn`."""
+    "sum" over the batch, "neither", or "" (not known); attempts: by the cause; drawn, reread:
+    see `Batches`."""
 
     loss_form: str = "loss_fn(model, batch)"
     loss: float | None = None
@@ -405,6 +407,7 @@ class StaticFacts:
     groups: SharedGroups | None = None
     workers: WorkerDraws | None = None
     drawn: tuple[int, int] | None = None
+    reread: str = ""
     weights: tuple[InitialWeight, ...] = ()
     normalized: bool = False
     units: tuple[UnitsFact, ...] = ()
@@ -678,6 +681,7 @@ class TrainingRunFacts:
     """What one run of the loop showed. Fields that could not be measured keep their defaults; `unchecked` says why.
 
     step_numbers: what the callback was given, loss by loss; others_step: an optimizer of another model steps;
+    unused, idle: see UpdateWatch and LoopRun;
     loss_from: the expression of the loop that is taken for the loss, and its line; reward: of a policy gradient, whose
     loss is no measure, the variable with what a step brought ("": none) and its course; follows: a model that gives
     targets and follows this one: the evaluations are then the start and the end against its end; unheld:
@@ -688,9 +692,9 @@ class TrainingRunFacts:
     held_out, factor: see run/experiments.py; recalls: class → (samples or pixels of it in the fixed batches, how many
     of them the model finds at the end); repeats: a plain loop comes to the same losses; severed: where a term of the
     loss is cut off from all parameters that are trained by it; outweighs: the share of the term that the experiment
-    "weaker term" has weakened; edits: by the cause, an edit of the user's own lines that was run. stopped_at: batches
-    of the last pass, where the loop left it early; bad_end: a loss at the end that is not finite, and where, in a
-    sentence; linear: the model as a whole is a linear function of its input.
+    "weaker term" has weakened; one_label: see LoopRun; edits: by the cause, an edit of the user's lines that was run.
+    stopped_at: batches of the last pass, where the loop left it early; bad_end: a loss at the end that is not finite,
+    and where, in a sentence; linear: the model as a whole is a linear function of its input.
     floor, at_floor: see `StaticFacts.floor`. validations: the steps after which the loop read val_loader; None where
     that is not known.
     """
@@ -700,6 +704,8 @@ class TrainingRunFacts:
     optimizer_steps: int = 0
     backwards: int = 0
     others_step: bool = False
+    unused: int = 0
+    idle: tuple[str, ...] = ()
     passes: int = 0
     seconds: float = 0.0
     optimizer: str = ""
@@ -747,6 +753,7 @@ class TrainingRunFacts:
     weighting: ClassWeighting | None = None
     undecided: UndecidedPair | None = None
     outweighs: float = 0.0
+    one_label: float | None = None
     edits: Mapping[str, TriedEdit] = dataclasses.field(default_factory=dict)
     stopped_at: int | None = None
     bad_end: str = ""

@@ -213,8 +213,7 @@ def _ruled_out_data(static: StaticFacts, named: set[str]) -> Iterable[RuledOut]:
         yield RuledOut("inputs of the wrong scale", f"the largest feature has size {figures(largest)}")
     if static.input_shift is not None and "preprocessing-mismatch" not in named:
         yield RuledOut(
-            "different preprocessing in validation",
-            f"means differ by {figures(static.input_shift.shift)} deviations",
+            "different preprocessing in validation", f"means differ by {figures(static.input_shift.shift)} deviations"
         )
     if static.overlap is not None and static.overlap.rows and "leakage" not in named:
         yield RuledOut("validation samples in training", f"{static.overlap.shared} of {static.overlap.rows:,}")

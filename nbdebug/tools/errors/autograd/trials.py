@@ -38,7 +38,6 @@ from nbdebug.observe.variables import (
 )
 from nbdebug.report import Edit, Finding, Fix
 from nbdebug.text import count
-from nbdebug.tools.errors.autograd.functions import callee_word, first_line
 from nbdebug.tools.errors.autograd.in_place import in_place_modules
 from nbdebug.tools.errors.context import ErrorContext, calls_in, statement
 from nbdebug.tools.errors.sandbox import (
@@ -49,11 +48,19 @@ from nbdebug.tools.errors.sandbox import (
     Run,
     TrialResult,
     continued,
-    first_words,
     quiet,
     read_block,
 )
-from nbdebug.tools.errors.training import GRAD_MODES, ROUNDS, ROUNDS_OF_DATA, TRAINING_SECONDS, LoopEnd, TrainingSandbox
+from nbdebug.tools.errors.training import (
+    GRAD_MODES,
+    ROUNDS,
+    ROUNDS_OF_DATA,
+    TRAINING_SECONDS,
+    LoopEnd,
+    TrainingSandbox,
+    callee_word,
+    first_line,
+)
 
 
 def cured(context: ErrorContext, finding: Finding) -> Finding:
@@ -281,8 +288,11 @@ def retried(context: ErrorContext, edit: Edit, rounds: int = 0) -> TrialResult |
 def _same_error(text: str, context: ErrorContext) -> bool:
     """Whether what was raised here is what the user saw; Python's version may have said more before or behind it."""
     whole = context.message or context.type
-    same = text == whole.partition("\n")[0][:60] or len(text) > 12 and text.partition(" (expected")[0] in whole
-    return text != "" and same
+    return text != "" and (text == _start_of(whole) or len(text) > 12 and text.partition(" (expected")[0] in whole)
+
+
+def _start_of(message: str) -> str:
+    return message.partition("\n")[0][:60]
 
 
 def _starts(frame: Frame) -> list[int]:
@@ -352,7 +362,8 @@ def _training(
         except (CannotRun, End):
             return None
         except Exception as error:
-            raised = first_words(error)[:60]
+            message = error.args[0] if error.args and type(error.args[0]) is str else type(error).__name__
+            raised = _start_of(message)
         finally:
             torch._C._set_grad_enabled(enabled)
     return raised, sandbox.calls, sandbox.covered

@@ -81,6 +81,13 @@ the number itself has to be so many of its standard deviations (the root of what
 )
 def input_not_normalized(facts: TrainingFacts) -> Finding | None:
     layers = facts.static.first_layers if facts.static is not None else ()
+    if facts.static is not None and facts.static.reread == "written":
+        return finding(
+            "input-not-normalized",
+            "Reading a sample changes it: the dataset writes in place into what it holds, once more in each pass",
+            ["dataset", "__getitem__", "train_loader"],
+            [Fix("Work on a copy.", "x = self.data[i].clone()  # or x = (x - mean) / std, which makes a new tensor")],
+        )
     raw = [f for f in layers if f.rms > LARGE and f.out > STRONG and f.trained and not f.normalized]
     experiment = None if facts.run is None else facts.run.experiments.get("standardized")
     if not raw and experiment is not None and helps(experiment, 0.5) and helps_validation(experiment, 0.6):

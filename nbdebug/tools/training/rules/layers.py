@@ -159,6 +159,11 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
             "Use the form that is not reentrant.",
             "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
         ),
+        "mask": (
+            "the padding mask is the wrong way round, so that attention sees the padding alone",
+            "Invert the mask: True hides.",
+            "key_padding_mask = ~mask",
+        ),
         "left torch": (
             f"`{cut.op}` takes the values out of torch",
             "Stay in torch: do the same with torch's own functions.",
@@ -175,7 +180,7 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
     )
     cut_off = [name for d in places for name in d.parameters]
     trained = () if facts.static is None else facts.static.trained
-    what = "anything but zeros" if cut.how == "flat" else "a gradient"
+    what = {"flat": "anything but zeros", "mask": "the tokens"}.get(cut.how, "a gradient")
     if places == _severed(facts):
         what = "the gradient of this part of the loss"
     return finding(

@@ -17,6 +17,8 @@ from nbdebug.tools.training.rules.wording import finding, suggestion, tested_fix
 
 CLIPPED = 0.1
 """Share of the scaler's steps in which gradients were clipped before they were unscaled."""
+UNUSED = 9
+"""Of the first twenty calls of backward on batches of their own, those whose gradients are cleared unused."""
 EVALUATED = 0.2
 """Share of the steps that ran in eval mode after a switch; less is a passing phase, such as a calibration."""
 DIFFERS = 0.02
@@ -74,15 +76,25 @@ def gradients_cleared_before_step(facts: TrainingFacts) -> Finding | None:
         return None
     stale, first_steps = run.stale, min(run.stale.steps, 20)
     losses = {evaluation.train for evaluation in run.evaluations}
+    title, name = "", next(iter(run.idle), "optimizer")
     if run.backwards >= 3 and not (run.optimizer_steps or run.others_step) and len(run.evaluations) > 1 == len(losses):
+        title = f"No optimizer steps: of {run.backwards:,} calls of backward, none changes a weight"
+    elif run.idle:
+        title = f"`{name}` never steps: what it holds gets gradients, and stays as it is"
+    elif run.unused > UNUSED and run.backwards > 2 * run.optimizer_steps:
+        title = (
+            f"The optimizer steps {count(run.optimizer_steps, 'time')} in {run.backwards:,} calls of backward: the "
+            "gradients of the others are cleared unused"
+        )
+    if title:
         return finding(
             "gradients-cleared-before-step",
-            f"No optimizer steps: of {run.backwards:,} calls of backward, none changes a weight",
-            ["step", "optimizer", *stale.functions],
-            [Fix("Step the optimizer after each backward.", PLAIN_STEP)],
+            title,
+            ["step", name, *stale.functions],
+            [Fix("Step the optimizer after each backward.", PLAIN_STEP.replace("optimizer", name))],
             run=run,
-            place=run.places.get("backward"),
-            evidence={"calls of backward": run.backwards, "steps of an optimizer": 0},
+            place=run.places.get("optimizer" if run.unused > UNUSED and not run.idle else "backward"),
+            evidence={"calls of backward": run.backwards, "steps of an optimizer": run.optimizer_steps},
         )
     if stale.empty_steps < 3 or stale.empty_steps < 0.9 * first_steps:
         return None
@@ -258,11 +270,16 @@ def scheduler_order(facts: TrainingFacts) -> Finding | None:
     title = None if run is None else _schedule_fault(run)
     if run is None or run.schedule is None or not title:
         return None
-    fix = tested_fix(
+    advice = (
         "Step the scheduler after the optimizer, as often as it was built for.",
         "optimizer.step()\nscheduler.step()",
-        run.experiments.get("level rate"),
     )
+    if signs.rate_passes_peak(run):
+        advice = (
+            "End the warm-up at the optimizer's rate.",
+            "LambdaLR(optimizer, lambda step: min(1, (step + 1) / warmup))",
+        )
+    fix = tested_fix(*advice, run.experiments.get("level rate"))
     return finding(
         "scheduler-order",
         title,
@@ -302,6 +319,12 @@ def _schedule_fault(run: TrainingRunFacts) -> str:
         return (
             f"{schedule.kind} is stepped once a batch ({schedule.calls} times in {run.passes} passes): the learning "
             f"rate went from {figures(max(run.rates))} to {figures(run.rates[-1])}"
+        )
+    if signs.rate_passes_peak(run) and helps(experiment):
+        return (
+            f"{schedule.kind} takes the learning rate beyond the {figures(schedule.peak)} of the optimizer, to "
+            f"{figures(run.rates[-1])} at the end: nothing limits its warm-up. With the former throughout "
+            "the same steps learn"
         )
     if schedule.calls >= 0.9 * run.optimizer_steps and rate_grows(run) and helps(experiment):
         return (
@@ -410,11 +433,12 @@ def lr_too_low(facts: TrainingFacts) -> Finding | None:
     if run is None or best is None:
         return None
     name, experiment = best
-    small, limit = signs.updates_are_small(run), signs.least_gain(run)
+    small = signs.updates_are_small(run)
+    limit = signs.MUCH_BETTER if small else signs.SURELY
     if not signs.helps(experiment, limit) or not signs.helps_validation(experiment, 1.0 if small else 0.5):
         return None
     rate, factor = max(run.rates, default=0.0), float(name.partition("*")[2])
-    fixes = [tested_fix("Raise the learning rate.", _with_rate(run, rate * factor, factor), experiment, limit)]
+    fixes = [tested_fix("Raise the learning rate.", _with_rate(run, rate * factor, factor), experiment)]
     call = next((c for c in facts.static.loss_calls if _is_far(c)), None) if facts.static is not None else None
     if call is not None:
         low, high, *start = (

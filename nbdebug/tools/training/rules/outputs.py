@@ -286,11 +286,7 @@ def batch_mixing(facts: TrainingFacts) -> Finding | None:
         [mixing.module, "forward", mixing.op],
         [fix],
         place=mixing.where,
-        evidence={
-            "sample replaced": mixing.sample,
-            "other samples changed": mixing.others,
-            "batch size": mixing.batch,
-        },
+        evidence={"sample replaced": mixing.sample, "other samples changed": mixing.others, "batch size": mixing.batch},
     )
 
 

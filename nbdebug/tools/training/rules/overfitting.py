@@ -260,6 +260,8 @@ def _partly_drawn(weights: int, samples: int) -> Finding:
 def label_noise(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     held_out = run.held_out if run is not None else None
+    if (unknown := _unknowable(facts.static)) is not None:
+        return unknown
     if run is not None and run.undecided is not None and _is_known(run.undecided.val_apart):
         return _exchanged(run, run.undecided)
     if run is None or held_out is None or held_out.what not in ("noise", "unrelated"):
@@ -285,6 +287,19 @@ def label_noise(facts: TrainingFacts) -> Finding | None:
         run=run,
         evidence={"share of suspect labels": held_out.share, **confused(held_out)},
     )
+
+
+def _unknowable(static: StaticFacts | None) -> Finding | None:
+    """Targets that have nothing to do with what the model is given, by the way in which they come about."""
+    call = next((c for c in static.loss_calls if c.noise), None) if static is not None else None
+    if static is None or call is None and static.reread != "apart":
+        return None
+    title = "A sample that is read again comes with the same inputs and another target: each is drawn for itself"
+    if call is not None:
+        title = f"`{call.op}` compares the outputs with random numbers that are in nothing that the model is given"
+    fix = Fix("Draw once, and use the same for input and target.", "noise = torch.randn_like(x)  # or: flip = …")
+    place = call.where if call is not None else None
+    return finding("label-noise", title, ["target", "noise", "dataset", "train_loader"], [fix], place=place)
 
 
 def _is_known(apart: float | None) -> bool:
@@ -436,6 +451,12 @@ def zero_loss(facts: TrainingFacts) -> Finding | None:
     zeros = [abs(v) <= NOTHING for v in run.losses]
     if _rounded(run, zeros):
         return _rounding(run, sum(zeros))
+    if run.one_label is not None:
+        title = f"Both adversaries are told one label, {figures(run.one_label)}, of all that they see: none can learn"
+        fix = Fix("Give what is generated another label.", "loss = real_loss + criterion(D(fake.detach()), zeros)")
+        return finding(
+            "zero-loss", title, ["label", "loss", "discriminator"], [fix], run=run, place=run.places.get("backward")
+        )
     if facts.static is not None and signs.both_zero(run) and (title := _one_target(facts.static)):
         return finding("zero-loss", title, ["loss_fn", "train_loader"], [PRINT_LOSS_INPUTS], run=run)
     if not all(zeros[:ZEROS]) or sum(zeros) < 0.5 * len(zeros):

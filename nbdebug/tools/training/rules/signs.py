@@ -80,8 +80,6 @@ AMONG_TEN = 3.0
 """Standard errors of a gain: the best of ten trials is two of them ahead by chance."""
 WORTH = 0.02
 """Share of the validation loss that a regularizer has to save."""
-AT_LAST = 0.95
-"""The same, of a higher rate where nothing at all has been learned: any loss that falls then tells the cause."""
 SURELY = 0.4
 """A higher rate has to end at this share of the loss where the updates are no smaller than usual."""
 
@@ -188,16 +186,6 @@ def updates_are_small(run: TrainingRunFacts) -> bool:
     return bool(updates(run)) and max(updates(run)) < 1e-3 and loss_left(run) > 0.8
 
 
-def least_gain(run: TrainingRunFacts) -> float:
-    """The share of the loss at which, or below, a higher rate has to end to be called the cure."""
-    return AT_LAST if stands_still(run) else MUCH_BETTER if updates_are_small(run) else SURELY
-
-
-def stands_still(run: TrainingRunFacts) -> bool:
-    """Nothing has been learned, and no layer moves by more than a ten-thousandth of itself in a step."""
-    return bool(updates(run)) and max(updates(run)) < 1e-4 and loss_left(run) > 0.99
-
-
 def rate_may_be_low(run: TrainingRunFacts) -> bool:
     """Long enough to tell, little of the loss is gone, and it is still falling by small steps."""
     if len(run.losses) < 60 or not updates(run) or settled(run) or not_finite(run):
@@ -230,6 +218,11 @@ def rate_grows(run: TrainingRunFacts) -> bool:
         return False
     middle, later = rates[len(rates) // 2], rates[-1 - len(rates) // 8]
     return middle > 2 * rates[0] and rates[-1] > 2 * middle and rates[-1] > 1.05 * later
+
+
+def rate_passes_peak(run: TrainingRunFacts) -> bool:
+    """The schedule ends at twice the largest rate that it was built to give."""
+    return run.schedule is not None and bool(run.rates) and run.rates[-1] > 2 * run.schedule.peak > 0
 
 
 def rate_stays_low(run: TrainingRunFacts) -> bool:

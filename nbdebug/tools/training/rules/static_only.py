@@ -8,12 +8,9 @@ from __future__ import annotations
 from nbdebug.report import Finding, Fix
 from nbdebug.text import listed, percent
 from nbdebug.tools.training.facts import TrainingFacts
+from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.rules.wording import GLOROT_INIT, HE_INIT, PRINT_LOSS_INPUTS, SHUFFLE, finding
 
-DEAD = 0.9
-"""Share of a layer's units that are zero for every sample of several batches (torch-audit: over 90% zeros)."""
-SATURATED = 0.5
-"""Share of values at which the slope is below a hundredth of its largest (TheDeepChecker: over 50%)."""
 SORTED = 0.3
 """Runs of equal labels over what a shuffled order would have."""
 NOTHING = 1e-12
@@ -23,7 +20,7 @@ NOTHING = 1e-12
 def dead_relu(facts: TrainingFacts) -> Finding | None:
     """Dead at the start, over several batches, so that next to no gradient comes through."""
     static = facts.static
-    dead = [u for u in static.units if (u.dead or 0.0) >= DEAD and u.units > 1] if static is not None else []
+    dead = [u for u in static.units if (u.dead or 0.0) >= signs.DEAD and u.units > 1] if static is not None else []
     if static is None or not dead:
         return None
     first = dead[0]
@@ -51,7 +48,9 @@ def dead_relu(facts: TrainingFacts) -> Finding | None:
 def saturated_activation(facts: TrainingFacts) -> Finding | None:
     """On the flat ends at the start, where a layer follows."""
     static = facts.static
-    flat = [u for u in static.units if u.hidden and (u.saturated or 0.0) >= SATURATED] if static is not None else []
+    flat = (
+        [u for u in static.units if u.hidden and (u.saturated or 0.0) >= signs.SATURATED] if static is not None else []
+    )
     if not flat:
         return None
     first = flat[0]

@@ -494,6 +494,28 @@ def mean_and_error(losses: Sequence[float]) -> tuple[float, float]:
     return mean, spread
 
 
+def under(loss_fn: LossFn, context: Callable[[], contextlib.AbstractContextManager[Any]]) -> LossFn:
+    """The same loss, computed inside of a context."""
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        with context():
+            return loss_fn(model, batch)
+
+    return loss
+
+
+class OtherCalls(TorchFunctionMode):
+    """Calls of torch whose result `replacement(name, func, args, kwargs)` gives, where that is not None."""
+
+    def __init__(self, replacement: Callable[[str, Any, Any, Any], Any]):
+        super().__init__()
+        self.replacement = replacement
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = self.replacement(getattr(func, "__name__", ""), func, args, kwargs or {})
+        return func(*args, **(kwargs or {})) if result is None else result
+
+
 class LossInputs(TorchFunctionMode):
     """Records the scores and targets of the losses of labels."""
 

@@ -23,22 +23,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from nbdebug.observe.tensors import tensors_in
-from nbdebug.tools.training.facts import (
-    Experiment,
-    HeldOut,
-    ProbeErrors,
-    SmallFactor,
-    TrainingRunFacts,
-)
+from nbdebug.tools.training.facts import Experiment, HeldOut, ProbeErrors, SmallFactor, TrainingRunFacts
 from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.run.evaluate import (
     FixedBatches,
     LossFn,
     LossInputs,
+    OtherCalls,
     loss_root,
     loss_value,
     mean_and_error,
@@ -47,6 +41,7 @@ from nbdebug.tools.training.run.evaluate import (
     rows_of,
     shuffled,
     targets_of,
+    under,
     with_targets,
 )
 from nbdebug.tools.training.run.retrain import RetrainChange, Retrainer, RetrainResult
@@ -101,11 +96,7 @@ SQUASHING = (nn.Sigmoid, nn.Tanh, nn.Softsign, nn.LogSigmoid)
 
 
 def experiments(
-    run: TrainingRunFacts,
-    retrainer: Retrainer,
-    steps: int,
-    errors: ProbeErrors,
-    as_is: RetrainResult | None = None,
+    run: TrainingRunFacts, retrainer: Retrainer, steps: int, errors: ProbeErrors, as_is: RetrainResult | None = None
 ) -> TrainingRunFacts:
     """The facts with the experiments that they call for, each of so many steps. as_is: the result of the run itself,
     for runs that the retrainer does not repeat; else the retrainer's own repetition is compared with."""
@@ -173,8 +164,9 @@ def _changes(run: TrainingRunFacts, retrainer: Retrainer, errors: ProbeErrors) -
         batches = errors.run("Whether a shuffled order helps", lambda: shuffled(retrainer.batches), None)
         if batches is not None:
             yield "shuffled", RetrainChange(batches=batches)
-    if signs.rate_grows(run):
-        yield "level rate", RetrainChange(level=True, to=run.rates[0])
+    if signs.rate_passes_peak(run) or signs.rate_grows(run):
+        peak = run.schedule.peak if run.schedule is not None else 0.0
+        yield "level rate", RetrainChange(level=True, to=max(peak, run.rates[0]))
     elif signs.rate_fell(run) is not None or signs.rate_stays_low(run):
         low = signs.rate_stays_low(run) and run.schedule is not None
         yield "level rate", RetrainChange(level=True, to=run.schedule.peak if low and run.schedule else None)
@@ -191,8 +183,9 @@ def _changes_of_layers(run: TrainingRunFacts, retrainer: Retrainer) -> Iterator[
         yield "factor 1", RetrainChange(loss_fn=_without_factor(retrainer.loss_fn, run.factor.factor), measured=True)
     if signs.flat_units_matter(run):
         names = [layer.name for layer in run.layers]
-        yield "rescaled", RetrainChange(prepare=_rescale(retrainer.loss_fn, retrainer.batches[0], names))
-        yield "normalized", RetrainChange(prepare=_normalize(retrainer.loss_fn, retrainer.batches[0], names))
+        for name in ("rescaled", "normalized"):
+            by_weights = name == "rescaled"
+            yield name, RetrainChange(prepare=_resize(retrainer.loss_fn, retrainer.batches[0], names, by_weights))
     if signs.vanishing(run, signs.VANISHES_SOMEWHAT) and signs.learns_nothing(run):
         yield "relu", RetrainChange(prepare=_use_relus)
     if signs.explodes(run):
@@ -231,37 +224,24 @@ def _changes_of_penalties(run: TrainingRunFacts, retrainer: Retrainer) -> Iterat
 # Changes of the model
 
 
-def _rescale(loss_fn: LossFn, batch: Any, names: Iterable[str]) -> Callable[[nn.Module], None]:
-    """The named layers, in this order, are scaled so that their outputs on this batch have mean 0 and deviation 1."""
-    layers = list(names)
+def _resize(loss_fn: LossFn, batch: Any, names: Sequence[str], weights: bool) -> Callable[[nn.Module], None]:
+    """The outputs of the named layers, in this order, get mean 0 and deviation 1 on this batch: by their weights, or by
+    a hook, which cures what multiplies a layer's inputs in the forward as well."""
 
     def change(model: nn.Module) -> None:
-        for name in layers:
-            layer = model.get_submodule(name)
+        for layer in map(model.get_submodule, names):
             moments = _output_moments(model, layer, loss_fn, batch) if isinstance(layer, LAYERS) else None
             if moments is None:
                 continue
             mean, std = moments
+            if not weights:
+                layer.register_forward_hook(lambda module, args, out, m=mean, s=std: (out - m) / s)
+                continue
             weight, bias = layer.weight, layer.bias
             with torch.no_grad():
                 weight.div_(std)  # type: ignore[operator]
                 if bias is not None:
                     bias.sub_(mean.flatten().to(bias.dtype)).div_(std)  # type: ignore[operator, arg-type]
-
-    return change
-
-
-def _normalize(loss_fn: LossFn, batch: Any, names: Iterable[str]) -> Callable[[nn.Module], None]:
-    """From each named layer's output its mean on this batch is subtracted, and it is divided by its deviation. The
-    weights stay; what multiplies a layer's inputs in the forward is cured by this, not by `_rescale`."""
-    layers = list(names)
-
-    def change(model: nn.Module) -> None:
-        for name in layers:
-            layer = model.get_submodule(name)
-            moments = _output_moments(model, layer, loss_fn, batch) if isinstance(layer, LAYERS) else None
-            if moments is not None:
-                layer.register_forward_hook(lambda module, args, out, m=moments: (out - m[0]) / m[1])
 
     return change
 
@@ -304,18 +284,6 @@ def _lower_dropout(model: nn.Module) -> None:
             module.p = min(module.p, 0.1)
 
 
-class _Factors(TorchFunctionMode):
-    """Inside, multiplication by this constant changes nothing."""
-
-    def __init__(self, factor: float):
-        super().__init__()
-        self.factor = factor
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        operand, factor = _factor(getattr(func, "__name__", ""), args)
-        return operand if factor == self.factor else func(*args, **(kwargs or {}))
-
-
 def _factor(op: str, args: Sequence[Any]) -> tuple[Any, float | None]:
     """A product's tensor, and the constant that it is multiplied by; None where there is no such constant."""
     if op.strip("_") not in ("mul", "rmul", "imul", "div", "truediv", "itruediv") or len(args) != 2:
@@ -329,11 +297,13 @@ def _factor(op: str, args: Sequence[Any]) -> tuple[Any, float | None]:
 
 
 def _without_factor(loss_fn: LossFn, factor: float) -> LossFn:
-    def loss(model: nn.Module, batch: Any) -> Any:
-        with _Factors(factor):
-            return loss_fn(model, batch)
+    """Multiplication by this constant changes nothing."""
 
-    return loss
+    def same(op: str, func: Any, args: Any, kwargs: Any) -> Any:
+        operand, known = _factor(op, args)
+        return operand if known == factor else None
+
+    return under(loss_fn, lambda: OtherCalls(same))
 
 
 def small_factor(model: nn.Module, loss_fn: LossFn, batch: Any) -> SmallFactor | None:

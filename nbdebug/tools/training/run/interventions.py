@@ -41,7 +41,7 @@ from nbdebug.tools.training.facts import (
 )
 from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.rules.wording import pos_weight
-from nbdebug.tools.training.run.evaluate import LABEL_LOSSES, LossFn, loss_root, mode, preserve_rng
+from nbdebug.tools.training.run.evaluate import LABEL_LOSSES, LossFn, OtherCalls, loss_root, mode, preserve_rng, under
 from nbdebug.tools.training.run.experiments import held_out
 from nbdebug.tools.training.run.retrain import RetrainChange, Retrainer, RetrainResult
 from nbdebug.tools.training.static.one_step import DETACHES, VIEWS, Calls, OpCall, calls_for, detached_at, record
@@ -51,6 +51,8 @@ UNUSED, HARDLY, TASK = 0.3, 0.4, 0.1
 to the second they hardly do). The term itself is a task where its own value rises by more than the third."""
 USED, FALLS, FAR_BELOW = 0.4, 0.7, 0.5
 """… and with a hundredth of the term they use them, and fall to that share (to the last, where they hardly did)."""
+IDLE, TIMES = 0.9, 20.0
+"""Of its share at the start, what a term keeps that learns nothing; how many times as large the other one is."""
 COMMON, FOUND, MISSED = 0.5, 0.9, 0.4
 """Share of the commonest class, its recall, and the mean F1 of the others, from which they may be drowned."""
 CURED, GAIN, APART, RAISED = 0.5, 0.25, 0.15, 0.05
@@ -76,6 +78,7 @@ def interventions(
 ) -> TrainingRunFacts:
     """The facts with the experiments that these signs allow, up to the first that helps."""
     ends = _Ends(retrainer, errors)
+    ends.first = errors.run("The terms of the loss", ends.at_start, [])
     as_is = retrainer.train(RetrainChange(), steps, at_end=ends.measure)
     for name, attempt in _attempts(run, retrainer, steps, static, as_is, ends):
         if retrainer.time_is_up:
@@ -99,12 +102,28 @@ Found = Mapping[str, Any] | None
 
 class _Ends:
     """What is measured with the weights of the end, as the run is. shares: of each term of the loss, then the same with
-    the inputs of other samples; table: of the classes."""
+    the inputs of other samples; first: see `at_start`; table: of the classes."""
 
     def __init__(self, retrainer: Retrainer, errors: ProbeErrors):
         self.retrainer, self.errors = retrainer, errors
         self.shares: list[float] = []
+        self.first: list[tuple[float, float]] = []
         self.table: _ClassTable | None = None
+
+    def at_start(self) -> list[tuple[float, float]]:
+        """The factor and the share of each term in a batch, before the first step."""
+        with preserve_rng(self.retrainer.loss_fn), mode(self.retrainer.model, training=False):
+            return weighted_terms(self.retrainer.model, self.retrainer.loss_fn, self.retrainer.on_train.batches[0])
+
+    def held_down(self) -> list[int]:
+        """The largest term, where it is learned, and one that is not is far smaller though no factor makes it so."""
+        ends = list(zip(self.first, self.shares))
+        if len(self.first) < 2 or len(self.shares) != 2 * len(self.first):
+            return []
+        large = max(range(len(ends)), key=lambda k: self.first[k][1])
+        top = self.first[large][1] / TIMES
+        idle = [j for j, ((w, s), end) in enumerate(ends) if w > 0.99 and s > 0 and end > IDLE * s]
+        return [large] if large not in idle and any(self.first[j][1] < top for j in idle) else []
 
     def measure(self) -> list[float]:
         model, loss_fn = self.retrainer.model, self.retrainer.loss_fn
@@ -135,8 +154,8 @@ def _attempts(
     if kept > 0.1 and any(c.op == "cross_entropy" for c in small):
         change = RetrainChange(loss_fn=_with_scale(retrainer.loss_fn), measured=True)
         yield "scores*10", compare("scores*10", change)
-    if (kept > 0.05 or signs.last_loss(run) < 0) and len(ends.shares) > 2:
-        yield "weaker term", lambda: outweighing_term(run, retrainer, steps, as_is, ends.shares)
+    if ends.held_down() or (kept > 0.05 or signs.last_loss(run) < 0) and len(ends.shares) > 2:
+        yield "weaker term", lambda: outweighing_term(run, retrainer, steps, as_is, ends)
     if static.reduction in ("mean", "sum"):  # else samples do not stand for themselves
         yield "held out", lambda: _unseen(run, retrainer, steps)
     table = ends.table
@@ -173,19 +192,6 @@ def _unseen(run: TrainingRunFacts, retrainer: Retrainer, steps: int) -> Found:
 # Scores, inputs
 
 
-class _LossInput(TorchFunctionMode):
-    """Calls of cross_entropy get other scores, or all losses of labels other weights."""
-
-    def __init__(self, replacement: Callable[[str, Any, Any, Any], Any]):
-        super().__init__()
-        self.replacement = replacement
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        result = self.replacement(name, func, args, kwargs) if name in PROBABILITY_LOSSES else None
-        return func(*args, **kwargs) if result is None else result
-
-
 def _with_scale(loss_fn: LossFn) -> LossFn:
     def scaled(name: str, func: Any, args: Any, kwargs: Any) -> Any:
         if name != "cross_entropy":
@@ -194,11 +200,7 @@ def _with_scale(loss_fn: LossFn) -> LossFn:
             func(SCALE * args[0], *args[1:], **kwargs) if args else func(**{**kwargs, "input": SCALE * kwargs["input"]})
         )
 
-    def loss(model: nn.Module, batch: Any) -> Any:
-        with _LossInput(scaled):
-            return loss_fn(model, batch)
-
-    return loss
+    return under(loss_fn, lambda: OtherCalls(scaled))
 
 
 def _input_moments(retrainer: Retrainer) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -247,12 +249,14 @@ def _standardize(mean: torch.Tensor, std: torch.Tensor) -> Callable[[nn.Module],
 
 
 def outweighing_term(
-    run: TrainingRunFacts, retrainer: Retrainer, steps: int, as_is: RetrainResult, ends: Sequence[float]
+    run: TrainingRunFacts, retrainer: Retrainer, steps: int, as_is: RetrainResult, measured: _Ends
 ) -> Found:
-    """A term that keeps the rest of the loss from using the inputs, and does not use them itself. ends: see _Ends."""
-    model, loss_fn, batch, count = retrainer.model, retrainer.loss_fn, retrainer.batches[0], len(ends) // 2
+    """A term that keeps the rest of the loss from using the inputs, and does not use them itself; or is a task beside
+    which another is not learned."""
+    model, loss_fn, batch, ends = retrainer.model, retrainer.loss_fn, retrainer.batches[0], measured.shares
+    count, held = len(ends) // 2, measured.held_down()
     before = _Shares(ends, count)
-    suspects = [k for k in range(count) if before.is_suspect(k)]
+    suspects = [k for k in range(count) if before.is_suspect(k) or k in held]
     for k in sorted(suspects, key=lambda k: -abs(before.plain[k]))[:2]:
         change = RetrainChange(loss_fn=weaken(loss_fn, k, 0.01))
         weaker = retrainer.train(change, steps, at_end=lambda: _shares_and_dealt(retrainer))
@@ -261,9 +265,9 @@ def outweighing_term(
         falls = FALLS if before.rise(k) < UNUSED * before.rest(k) else FAR_BELOW
         # below zero: the two balance each other, as a density and its log-determinant do
         if 0 <= after.rest(k) < falls * before.rest(k) and rise > max(USED * after.rest(k), 3 * before.rise(k)):
-            rests = before.rest(k), after.rest(k)
             with preserve_rng(loss_fn):
                 place = term_site(model, loss_fn, batch, k)
+            rests = before.rest(k), after.rest(k)
             experiment = Experiment("weaker term", tuple(as_is.losses), tuple(weaker.losses), *rests)
             return {
                 "experiments": {"weaker term": experiment},
@@ -510,11 +514,11 @@ def _class_table(model: nn.Module, loss_fn: LossFn, batches: Sequence[Any]) -> _
     rows: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def note(name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        if len(args) > 1:
+        if name in PROBABILITY_LOSSES and len(args) > 1:
             pair = _scores_and_labels(name, args[0].detach().cpu().float(), args[1].detach().cpu())
             rows.extend([pair] if pair is not None else [])
 
-    with preserve_rng(loss_fn), torch.no_grad(), mode(model, training=False), _LossInput(note):
+    with preserve_rng(loss_fn), torch.no_grad(), mode(model, training=False), OtherCalls(note):
         for batch in batches:
             loss_fn(model, batch)
     if not rows or len({r[0].shape[1] for r in rows}) > 1:
@@ -538,7 +542,8 @@ def _scores_and_labels(name: str, o: torch.Tensor, t: torch.Tensor) -> tuple[tor
 
 def _weighted(loss_fn: LossFn, weights: torch.Tensor) -> LossFn:
     def weigh(name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        if len(args) > 3 or len(args) < 2 or kwargs.get("reduction", "mean") != "mean":
+        known = name in PROBABILITY_LOSSES and 2 <= len(args) <= 3
+        if not known or kwargs.get("reduction", "mean") != "mean":
             return None
         args = args[:2]
         own = weights.to(args[0].device)
@@ -551,11 +556,7 @@ def _weighted(loss_fn: LossFn, weights: torch.Tensor) -> LossFn:
         each = torch.where(args[1] > 0.5, own[1], own[0])
         return (func(*args, **{**kwargs, "reduction": "none"}) * each).sum() / each.sum()
 
-    def loss(model: nn.Module, batch: Any) -> Any:
-        with _LossInput(weigh):
-            return loss_fn(model, batch)
-
-    return loss
+    return under(loss_fn, lambda: OtherCalls(weigh))
 
 
 # Terms of a loss
@@ -624,11 +625,16 @@ class TermRecorder(TorchFunctionMode):
 
 def shares(model: nn.Module, loss_fn: LossFn, batch: Any) -> list[float]:
     """What each term adds to the loss of this batch; raises what the loss raises."""
+    return [share for _, share in weighted_terms(model, loss_fn, batch)]
+
+
+def weighted_terms(model: nn.Module, loss_fn: LossFn, batch: Any) -> list[tuple[float, float]]:
+    """The same, each after the factor that the loss gives the term."""
     with torch.enable_grad(), TermRecorder() as recorder:
         loss = loss_root(loss_fn(model, batch))
         terms = recorder.terms(loss, lambda t: t.requires_grad)
     slopes = torch.autograd.grad(loss.sum(), terms, allow_unused=True)
-    return [0.0 if g is None else float((g * t.detach()).sum()) for g, t in zip(slopes, terms)]
+    return [(0.0, 0.0) if g is None else (float(g.sum()), float((g * t.detach()).sum())) for g, t in zip(slopes, terms)]
 
 
 def term_site(model: nn.Module, loss_fn: LossFn, batch: Any, number: int) -> Where:

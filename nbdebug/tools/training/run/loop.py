@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import re
 import statistics
 import sys
 import time
@@ -28,19 +29,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from nbdebug.observe.backward import Backward, EngineWatch, OptimizerWatch
+from nbdebug.observe.backward import Backward, EngineWatch, OptimizerWatch, graph_nodes
 from nbdebug.observe.locations import USER, kind_of, locate
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.step_hooks import StepHook
 from nbdebug.observe.tensors import read_scalars
-from nbdebug.tools.training.facts import (
-    BatchEvaluation,
-    LayerFact,
-    ModuleMode,
-    ProbeErrors,
-    ScalerFact,
-    StaleGradients,
-)
+from nbdebug.tools.training.facts import BatchEvaluation, LayerFact, ModuleMode, ProbeErrors, ScalerFact, StaleGradients
 from nbdebug.tools.training.run.evaluate import FixedBatches, LoaderWatch, SavedBatches, preserve_rng, save_torch_rng
 from nbdebug.tools.training.run.interventions import graph_signature
 from nbdebug.tools.training.run.loop_loss import (
@@ -50,10 +44,11 @@ from nbdebug.tools.training.run.loop_loss import (
     RewardWatch,
     frame_variables,
     is_policy_gradient,
-    loop_frames,
     loop_loss,
     proved,
+    users_frames,
 )
+from nbdebug.tools.training.run.retrain import wants_closure
 from nbdebug.tools.training.static.one_step import is_fresh
 
 # -- modes, gradients and updates --------------------------------------------------------------------------------------
@@ -70,6 +65,8 @@ FIRST_STEPS = 20
 """Steps in which it is checked whether gradients that backward has filled are gone when the optimizer steps."""
 SAME = 0.02
 """Divided by one constant (accumulation), norms keep their ratio to this; clipping brings them to one size instead."""
+TARGETED = re.compile("BinaryCrossEntropy|MseLoss")
+"""Nodes of losses whose targets may be one label for all of a batch, as those of a discriminator are."""
 REMEMBERED = 20_000
 """Calls of backward of which it is noted which optimizers stepped after them."""
 
@@ -252,6 +249,7 @@ class UpdateWatch:
         self.functions: tuple[str, ...] = ()
         self.backward_site: Any = None
         self.step_site: Any = None
+        self.labels: set[float] = set()
         self.root: float | None = None
         self.roots: list[float] = []
         self.signatures: list[Counter[str]] = []
@@ -304,6 +302,9 @@ class UpdateWatch:
             self.roots += [self.root] * (len(self.roots) < FIRST_STEPS)
         if len(self.signatures) < FIRST_STEPS:
             self.signatures.append(graph_signature(call.roots[0]))
+            for node in graph_nodes([call.roots[0].grad_fn]):
+                if TARGETED.match(type(node).__name__):
+                    self.labels |= set(node._saved_target.unique()[:3].tolist())
         if self.begun is not None:
             self.begun(call)
         self._note_backward()
@@ -422,6 +423,12 @@ class UpdateWatch:
     def gradient_norms(self) -> tuple[float, ...]:
         return tuple(read_scalars(self.norms))
 
+    @property
+    def unused(self) -> int:
+        """Of the first calls of backward, those on a batch of their own whose gradients no step has used."""
+        alone = len(self.optimizers) == 1 and len(set(self.used[:FIRST_STEPS])) == len(self.used[:FIRST_STEPS])
+        return self.waiting[0] if alone and not self.waiting[1] and not wants_closure(self.optimizers[0]) else 0
+
     def stale_gradients(self) -> StaleGradients:
         """How often an optimizer stepped on gradients that held older ones; the worst optimizer counts."""
         shares = [(self.stale_steps.get(key, 0) / max(steps - 1, 1), steps) for key, steps in self.steps_of.items()]
@@ -510,6 +517,10 @@ def _with_gradient(keys: set[int], parameters: dict[int, torch.Tensor]) -> set[i
     return {k for (k, _), size in zip(dense, sizes) if size != 0}
 
 
+def _ids(optimizer: Any) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
 def _is_round(norm: float) -> bool:
     """Whether this is a limit that somebody typed, such as 1.0, 0.5 or 10: two digits, to a ten-thousandth."""
     return abs(norm - float(f"{norm:.1e}")) < 1e-4 * norm
@@ -545,7 +556,7 @@ class LoopRun:
     evaluations: the course on fixed batches. on_step: called with each step's loss, for a progress bar; taken: with
     each optimizer that is first seen when it steps, where there were none before. learned: called where the loss of a
     batch is taken from the loop's own lines, which are then loss_fn: where there was none, it takes no such batch, or
-    is only guessed and gives another loss. stepping: the ids of all optimizers that stepped; rewards: of a policy
+    is only guessed and gives another loss. stepping: all optimizers that stepped, by id; rewards: of a policy
     gradient; names: models, optimizers and schedulers by the loop's own names; takes_own: its batches come from no
     loader.
     """
@@ -602,7 +613,7 @@ class LoopRun:
         self._ours = self._began = 0.0
         self._scheduler_step: tuple[Any, Any] | None = None
         self._next = 0
-        self.stepping: set[int] = set()
+        self.stepping: dict[int, Any] = {}
 
     @property
     def adversaries(self) -> bool:
@@ -619,7 +630,7 @@ class LoopRun:
             "each backward and each step": self.updates,
         }
         began = time.perf_counter()
-        hooks: list[Any] = [StepHook(lambda optimizer, *_: self.stepping.add(id(optimizer)))]
+        hooks: list[Any] = [StepHook(lambda optimizer, *_: self.stepping.setdefault(id(optimizer), optimizer))]
         try:
             for topic, part in parts.items():
                 self.errors.run(f"What {topic} shows", part.attach, None)
@@ -668,7 +679,7 @@ class LoopRun:
     def _begun(self, call: Backward) -> None:
         """Before a backward: which lines of the loop made the loss. Of a loop with another backward beside the first
         one, or with numbers in its loss that change, there is no loss of a batch."""
-        first, frames = self.updates.backwards == 0, loop_frames(sys._getframe(1))
+        first, frames = self.updates.backwards == 0, users_frames(sys._getframe(1))
         if first:
             for frame in reversed(frames):
                 self.names |= {n: v for n, v in frame_variables(frame).items() if isinstance(v, KEPT)}
@@ -716,16 +727,31 @@ class LoopRun:
     @property
     def unheld(self) -> dict[str, nn.Module]:
         """Those that get gradients and stay as they were made: no optimizer that steps holds them."""
-        known = [*self.updates.optimizers, *(v for v in self.names.values() if isinstance(v, torch.optim.Optimizer))]
-        stepped = [o for o in known if id(o) in self.stepping]
-        held = {id(p) for o in stepped for g in o.param_groups for p in g["params"]}
-        found = {}
+        held, found = self._held(), {}
         for name, (model, versions) in self._others.items():
             own = [p for p in model.parameters() if p.grad is not None and bool(p.grad.any())]
-            still = stepped and versions == [p._version for p in model.parameters()]
+            still = held and versions == [p._version for p in model.parameters()]
             if still and own and held.isdisjoint(map(id, own)) and all(is_fresh(p) for p in own if p.dim() > 1):
                 found[name] = model
         return found
+
+    @property
+    def idle(self) -> list[str]:
+        """Optimizers that never step, though what they hold gets gradients and is held by no other."""
+        known = {**{type(o).__name__: o for o in self.updates.optimizers}, **self.names}
+        known = {n: o for n, o in known.items() if isinstance(o, torch.optim.Optimizer) and id(o) not in self.stepping}
+        held = self._held()
+        return [n for n, o in known.items() if held and norm_of(o) and held.isdisjoint(_ids(o))][-1:]
+
+    @property
+    def one_label(self) -> float | None:
+        """What all losses of adversaries that have both stepped take for their target; None where they differ."""
+        first = set().union(*self.updates.stepped[:FIRST_STEPS])
+        known = self.adversaries and len(first) > 1 and len(self.updates.labels) == 1
+        return next(iter(self.updates.labels)) if known else None
+
+    def _held(self) -> set[int]:
+        return set().union(*map(_ids, self.stepping.values()))
 
     def _forget_loss(self) -> None:
         self.loss_fn = self.on_train.loss_fn = self.on_val.loss_fn = None
@@ -746,7 +772,7 @@ class LoopRun:
         if self._drawn or self.modes.paused or self.saved.full or not torch.is_grad_enabled():
             return
         self._draw, self._drawn = save_torch_rng(), self.takes_own or not self.updates.backwards
-        frames = loop_frames(sys._getframe(1)) if self._drawn else ()
+        frames = users_frames(sys._getframe(1)) if self._drawn else ()
         self._before = {
             f.f_code: {n: v for n, v in f.f_locals.items() if getattr(v, "grad_fn", None) is None} for f in frames
         }

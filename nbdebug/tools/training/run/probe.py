@@ -472,8 +472,7 @@ class _EditTrials:
         tried = {n: e for n, e in self.facts.experiments.items() if starts is not None and n.startswith(starts)}
         best = min(tried, key=lambda n: tried[n].end_changed, default=None)
         optimizers = self.arguments.optimizers
-        limit = signs.least_gain(self.facts) if starts == "lr*" else signs.BETTER
-        if best is None or not optimizers or not signs.helps(tried[best], limit):
+        if best is None or not optimizers or not signs.helps(tried[best]):
             return None
         groups, argument = (
             [g for o in optimizers for g in o.param_groups],
@@ -513,6 +512,9 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         optimizer_steps=updates.steps,
         backwards=updates.backwards,
         others_step=bool(run.stepping) and not updates.steps,
+        unused=updates.unused,
+        one_label=run.one_label,
+        idle=tuple(run.idle),
         passes=run.reading.passes,
         seconds=run.seconds,
         optimizer=" and ".join(type(o).__name__ for o in arguments.optimizers),

@@ -35,6 +35,7 @@ from nbdebug.tools.training.run.evaluate import (
     parts_of,
     preserve_rng,
     targets_of,
+    under,
 )
 from nbdebug.tools.training.run.retrain import RetrainChange, Retrainer
 from nbdebug.tools.training.static.fixes import PatchedCalls
@@ -412,11 +413,7 @@ def _smoothed(loss_fn: LossFn, share: float) -> LossFn:
     def replaced(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return func(**{**dict(zip(CROSS_ENTROPY, args)), **kwargs, "label_smoothing": share})
 
-    def smoothed(model: Any, batch: Any) -> Any:
-        with PatchedCalls(("cross_entropy",), NOWHERE, replaced):
-            return loss_fn(model, batch)
-
-    return smoothed
+    return under(loss_fn, lambda: PatchedCalls(("cross_entropy",), NOWHERE, replaced))
 
 
 def _dropouts(model: nn.Module) -> list[Any]:

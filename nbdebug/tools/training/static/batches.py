@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, Subset, WeightedRandomSampler
 
 from nbdebug.observe.tensors import fingerprint, output_tensors, tensors_in
@@ -49,6 +49,8 @@ from nbdebug.tools.training.static.signals import tensors_at, unmasked_tensors_a
 
 CLASSES = 1000
 """More kinds of labels than this are no classes but numbers of things."""
+READS = 16
+"""Times that a sample is read: an image that is flipped in two ways comes out twice alike."""
 ENDS = 32
 """Samples at either end of a dataset that tell whether it drifts."""
 SUBJECTS = re.compile(
@@ -95,6 +97,31 @@ class Batches:
         sampler, samples = getattr(self.loader, "sampler", None), self.samples
         weights = len(sampler.weights) if isinstance(sampler, WeightedRandomSampler) else None
         return None if weights is None or samples is None or weights >= samples else (weights, samples)
+
+    def reread(self) -> str:
+        """What reading a sample again shows: "written" where that changes what the dataset holds, "apart" where the
+        same inputs come with a target's same values in other places, or with another label; "" for neither."""
+        dataset: Any = getattr(self.loader, "dataset", None)
+        order = [*self.inputs, self.target]
+        if not hasattr(dataset, "__getitem__") or self.target is None or not self.inputs:
+            return ""
+        seen, first = list[list[torch.Tensor]](), list[torch.Tensor]()
+        for _ in range(READS):
+            row = [torch.as_tensor(v) for v in tree_leaves(dataset[0]) if hasattr(v, "__array__") or isinstance(v, int)]
+            if len(row) != len(output_tensors(self.train[0])):
+                return ""
+            seen.append([row[i] for i in order if i is not None])
+            first = first or [t.clone() for t in seen[0]]
+            if any(not torch.equal(view, own) for view, own in zip(seen[0], first)):
+                for view, own in zip(seen[0], first):
+                    view.copy_(own)
+                return "written"
+        for one, other in itertools.combinations(seen, 2):
+            *alike, same = (torch.equal(a, b) for a, b in zip(one, other))
+            values = [row[-1].flatten().sort().values for row in (one, other)]
+            if all(alike) and not same and (one[-1].dim() == 0 or torch.equal(*values)):
+                return "apart"
+        return ""
 
     def find_roles(self, step: StepGraph, loss_calls: Sequence[LossCall]) -> None:
         """Which tensors are targets and inputs, by their use in the step."""

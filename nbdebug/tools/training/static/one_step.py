@@ -406,10 +406,7 @@ ROUND_DEVIATIONS = (0.001, 0.01, 0.02, 0.05, 0.1, 1.0)
 
 
 def parameter_table(
-    model: nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer],
-    step: StepGraph,
-    of_loss: Mapping[int, str],
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], step: StepGraph, of_loss: Mapping[int, str]
 ) -> tuple[Parameter, ...]:
     """One row for each parameter that the model has or that the loss reaches under a name. of_loss: names of
     those of the loss function, by id."""

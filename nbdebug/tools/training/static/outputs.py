@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import inspect
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch.utils._pytree import tree_map_only
 
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.report import Where
-from nbdebug.tools.training.facts import BatchMixing, Broadcast, LossCall, SeesAhead, describe
+from nbdebug.tools.training.facts import BatchMixing, Broadcast, DetachedAt, LossCall, SeesAhead, describe
 from nbdebug.tools.training.run.evaluate import LossFn, loss_value, preserve_rng
 from nbdebug.tools.training.static.one_step import VIEWS, Calls, OpCall, calls_for, record
 from nbdebug.tools.training.static.signals import tensors_at
@@ -65,6 +66,7 @@ LOSSES = CLASSES | BINARY | REGRESSION | LOGS
 REGRESSIONS = REGRESSION | {"difference"}
 PRODUCTS = frozenset("matmul __matmul__ mm bmm linear einsum inner".split())
 NORMS = frozenset("norm linalg_vector_norm linalg_norm vector_norm".split())
+DRAWN = re.compile("rand|normal|bernoulli|uniform|poisson|multinomial")
 DIFFERENCES = frozenset({"sub", "__sub__", "rsub", "__rsub__"})
 UNLIKE = 0.2
 """Mean distance of the targets' sum from 1; smoothed and mixed labels sum to 1."""
@@ -86,6 +88,8 @@ def outputs_and_targets(calls: Calls) -> list[tuple[OpCall, torch.Tensor, torch.
     for call in calls.calls:
         if call.op in LOSSES:
             output, target = call.argument(0, "input"), call.argument(1, "target")
+            if call.op in REGRESSION and not calls.dependence(output).params:
+                output, target = target, output  # as good
             if calls.dependence(output).params and isinstance(target, torch.Tensor):
                 result.append((call, output, target))
     if result:
@@ -100,6 +104,8 @@ def _loss_call(calls: Calls, call: OpCall, output: torch.Tensor, target: torch.T
     if call.op in DIFFERENCES:
         return _regression_loss(calls, _describe(calls, "difference", call, output, target), output, target)
     loss = _describe(calls, call.op, call, output, target)
+    if call.op in REGRESSION:
+        loss = dataclasses.replace(loss, noise=_is_noise(calls, output, target))
     if call.op in CLASSES:
         return dataclasses.replace(_class_loss(loss, call, o, t), softmax_dim=_wrong_softmax_dim(calls, output))
     if call.op in BINARY:
@@ -109,6 +115,35 @@ def _loss_call(calls: Calls, call: OpCall, output: torch.Tensor, target: torch.T
         total = float(o.exp().sum(dim).mean()) if o.dim() else 0.0
         return dataclasses.replace(loss, probabilities=_are_probabilities(o, dim), log_sum=_log(total))
     return _regression_loss(calls, loss, output, target)
+
+
+def _is_noise(calls: Calls, output: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether the target is nothing but numbers drawn at random, around zero, which the output has nothing of."""
+    made = {i: frozenset({-1}) for i, known in calls.dependences.items() if known.maker is None}
+    for call in calls.calls:
+        own = (
+            frozenset({call.index})
+            if DRAWN.match(call.op)
+            else frozenset().union(*(made.get(id(t), ()) for t in call.inputs))
+        )
+        made |= {id(t): own for t in call.outputs}
+    drawn, values = made.get(id(target), frozenset()), target.detach().float()
+    unknown = drawn and -1 not in drawn and drawn.isdisjoint(made.get(id(output), ()))
+    return bool(unknown) and float(values.mean().abs()) < float(values.std())
+
+
+def hiding_masks(calls: Calls, batch: Any) -> Iterator[DetachedAt]:
+    """Attention whose key_padding_mask leaves one and the same value of the batch visible, and hides the others."""
+    for call in calls.calls:
+        mask: Any = call.kwargs.get("key_padding_mask") if call.op == "multi_head_attention_forward" else None
+        for x in output_tensors(batch) if mask is not None and mask.dim() == 2 else ():
+            hidden = mask[:, -x.shape[1] if x.dim() > 1 else 0 :] != 0
+            if x.shape[:2] != hidden.shape or not 0 < int(hidden.sum()) < hidden.numel() - 1:
+                continue
+            seen, unseen = x[~hidden], x[hidden]
+            if bool((seen == seen[0]).all()) and not bool((unseen == unseen[0]).all()):
+                yield DetachedAt("key_padding_mask", "mask", (call.module,), call.where)
+                return
 
 
 def _describe(calls: Calls, op: str, call: OpCall, output: torch.Tensor, target: torch.Tensor) -> LossCall:

@@ -54,6 +54,7 @@ from nbdebug.tools.training.static.outputs import (
     batch_mixing,
     batch_size,
     broadcasts,
+    hiding_masks,
     loss_calls,
     over_all_batches,
     refused_labels,
@@ -247,7 +248,12 @@ class _Probes:
                 name for name, p in step.calls.parameters if name and has_nonfinite(step.gradients.get(id(p)))
             ),
             detached=self._probe(
-                "Cuts of the graph", lambda: detached_places(step, table, has_optimizer, loss_again), ()
+                "Cuts of the graph",
+                lambda: (
+                    *detached_places(step, table, has_optimizer, loss_again),
+                    *hiding_masks(step.calls, batches.train[0]),
+                ),
+                (),
             ),
             foreign=self._probe(
                 "Tensors of another model in the optimizer",
@@ -272,6 +278,7 @@ class _Probes:
             "overlap": self._probe("Rows in both training and validation", batches.overlap, None),
         }
         facts["drawn"] = self._probe("The sampler's weights", batches.drawn, None)
+        facts["reread"] = self._probe("A sample that is read again", batches.reread, "")
         facts["answers"] = self._probe("Answers among the inputs", batches.answers_among_inputs, None)
         facts["groups"] = self._probe(
             "Subjects in both training and validation", lambda: batches.groups(self.users_loss_fn), None
@@ -297,9 +304,7 @@ class _Probes:
             ),
             "mixing_checked": topic not in self.errors.by_topic and not self._late and not why,
             "ignores_input": self._probe(
-                "Whether the input matters",
-                lambda: ignores_input(self.work, self.loss_fn, batch, batches.inputs),
-                None,
+                "Whether the input matters", lambda: ignores_input(self.work, self.loss_fn, batch, batches.inputs), None
             ),
         }
         self.tick("activations")
