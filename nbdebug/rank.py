@@ -21,37 +21,34 @@ import time
 import types
 from typing import Any
 
-from nbdebug.tools.distributed import launch
+from nbdebug.tools.distributed import launch, marks
+from nbdebug.tools.distributed.agent import Agent, end_process
 
 
 def main() -> None:
-    own = sys.argv[1:2] == ["--starts-ranks"]
-    if len(sys.argv) > 2 and sys.argv[1] == "--compare":
-        sys.exit(launch.compare(pathlib.Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))
-    if len(sys.argv) < 2 + own:
-        sys.exit("usage: torchrun ... -m nbdebug.rank script.py [arguments]")
-    if own:
-        start_ranks(pathlib.Path(os.environ[launch.FOLDER]), sys.argv[2], sys.argv[3:])
-    elif launch.FOLDER in os.environ:
-        run(pathlib.Path(os.environ[launch.FOLDER]), sys.argv[1], sys.argv[2:])
-    else:
-        run_with_comparer(sys.argv[1], sys.argv[2:])
+    match sys.argv[1:]:
+        case ["--compare", folder, local, launched]:
+            sys.exit(launch.compare(pathlib.Path(folder), int(local), int(launched)))
+        case ["--starts-ranks", script, *arguments]:
+            start_ranks(pathlib.Path(os.environ[launch.FOLDER]), script, arguments)
+        case [script, *arguments] if launch.FOLDER in os.environ:
+            run(pathlib.Path(os.environ[launch.FOLDER]), script, arguments)
+        case [script, *arguments]:
+            run_with_comparer(script, arguments)
+        case _:
+            sys.exit("usage: torchrun ... -m nbdebug.rank script.py [arguments]")
 
 
-def prepared(folder: pathlib.Path, script: str, rank: int | None) -> Any:
+def prepared(folder: pathlib.Path, script: str, rank: int | None) -> Agent:
     """An agent in this process, which watches what is imported below the script's folder, too."""
-    from nbdebug.tools.distributed import agent, marks
-
-    own = agent.Agent(folder, rank)
+    own = Agent(folder, rank)
     own.install()
     marks.mark_imports(os.path.dirname(script), own.listed)
     return own
 
 
-def execute(agent: Any, path: str, name: str = "__main__") -> None:
+def execute(agent: Agent, path: str, name: str = "__main__") -> None:
     """Run a script, with marks in it, as the main module."""
-    from nbdebug.tools.distributed import marks
-
     module = types.ModuleType(name)
     module.__file__, module.__builtins__ = path, builtins  # type: ignore[attr-defined]
     sys.modules["__main__"] = sys.modules[name] = module
@@ -74,8 +71,6 @@ def run(folder: pathlib.Path, script: str, arguments: list[str]) -> None:
 def run_with_comparer(script: str, arguments: list[str]) -> None:
     """Without our launcher the first rank of this machine starts a comparer, and all wait for its verdict at their end:
     their exit status is 1 where it found a fault."""
-    from nbdebug.tools.distributed import agent
-
     folder = shared_folder()
     if os.environ.get("LOCAL_RANK", "0") == "0":
         command = [sys.executable, "-m", "nbdebug.rank", "--compare", str(folder)]
@@ -85,12 +80,12 @@ def run_with_comparer(script: str, arguments: list[str]) -> None:
     try:
         run(folder, script, arguments)
     finally:
-        until = time.monotonic() + 5
-        while time.monotonic() < until and not (folder / "verdict").exists():
+        verdict, until = folder / "verdict", time.monotonic() + 5
+        while time.monotonic() < until and not verdict.exists():
             time.sleep(0.05)
-        if (folder / "verdict").exists() and (folder / "verdict").read_text() == "1":
+        if verdict.exists() and verdict.read_text() == "1":
             sys.stdout.flush()
-            agent.end_process(1)
+            end_process(1)
 
 
 def shared_folder() -> pathlib.Path:
@@ -117,8 +112,7 @@ def start_ranks(folder: pathlib.Path, script: str, arguments: list[str]) -> None
     from torch.multiprocessing.spawn import ProcessContext
 
     path = as_started(script, arguments)
-    agent = prepared(folder, path, None)
-    ranks_of(agent)
+    agent = rank_or_none(folder, path)
     ranks: list[Any] = []
     process = multiprocessing.process.BaseProcess
     start, line = process.start, multiprocessing.spawn.get_command_line
@@ -136,22 +130,13 @@ def start_ranks(folder: pathlib.Path, script: str, arguments: list[str]) -> None
             (folder / f"launched-{one.nbdebug_rank}").touch()
         start(one)
 
-    def joins(owner: Any) -> None:
-        join = owner.join
-
-        def joined(*args: Any, **kwargs: Any) -> Any:
-            (folder / "all-launched").touch()
-            return join(*args, **kwargs)
-
-        owner.join = joined
-
     def command(**pipes: Any) -> list[str]:
         *words, code, last = line(**pipes)
         return [*words, f"import nbdebug.rank; nbdebug.rank.spawned({str(folder)!r}, {path!r}); {code}", last]
 
     process.start = started  # type: ignore
-    joins(process)
-    joins(ProcessContext)
+    for owner in (process, ProcessContext):
+        agent.wrap(owner, "join", lambda *_, **__: (folder / "all-launched").touch(), "each")
     multiprocessing.spawn.get_command_line = command
     if hasattr(multiprocessing.context, "ForkServerProcess"):  # its server would know nothing of this
         multiprocessing.context.ForkServerProcess._Popen = multiprocessing.context.SpawnProcess._Popen  # type: ignore
@@ -161,14 +146,13 @@ def start_ranks(folder: pathlib.Path, script: str, arguments: list[str]) -> None
 
 def spawned(folder: str, script: str) -> None:
     """In a new process, before it imports the script."""
-    agent = prepared(pathlib.Path(folder), script, None)
-    ranks_of(agent)
+    agent = rank_or_none(pathlib.Path(folder), script)
     multiprocessing.spawn._fixup_main_from_path = lambda path: execute(agent, path, "__mp_main__")  # type: ignore
 
 
-def ranks_of(agent: Any) -> None:
-    """A process that is started with a rank's number begins its log when it runs."""
-    process = multiprocessing.process.BaseProcess
+def rank_or_none(folder: pathlib.Path, script: str) -> Agent:
+    """An agent that begins its log when this process, or one that it forks, runs with a rank's number."""
+    process, agent = multiprocessing.process.BaseProcess, prepared(folder, script, None)
     plain = process.run
 
     def run(one: Any) -> None:
@@ -176,10 +160,11 @@ def ranks_of(agent: Any) -> None:
         if agent.rank is None:
             plain(one)
         else:
-            agent.begin(agent.folder)
+            agent.begin(folder)
             agent.observe(plain, one)
 
     process.run = run  # type: ignore
+    return agent
 
 
 if __name__ == "__main__":

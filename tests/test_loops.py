@@ -217,6 +217,8 @@ def test_a_trainer_s_own_train_is_a_loop(tmp_path: pathlib.Path) -> None:
     rows = [{"x": row, "labels": label} for row, label in zip(x, (x @ torch.randn(8, 3)).argmax(1), strict=True)]
     options = {"learning_rate": 0.05, "report_to": [], "disable_tqdm": True, "use_cpu": True}
     trainer = Trainer(Net(), TrainingArguments(str(tmp_path), **options), train_dataset=rows)
+    before = nbdebug.preflight(trainer)  # its optimizer is still to be made
+    assert before.verdict == "healthy" and "AdamW" in before.subject
     report = nbdebug.diagnose(trainer.train, progress=False)
     assert report.verdict == "healthy" and report.steps == 24
     assert nbdebug.preflight(trainer.train).verdict == "healthy"

@@ -20,6 +20,7 @@ import os
 import re
 import sys
 import sysconfig
+from collections.abc import Container, Iterator
 from importlib.machinery import SourceFileLoader
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
@@ -84,6 +85,20 @@ def kind_of(code: CodeType) -> int:
     if _PACKAGES.search(file) or file.endswith(_COMPILED):
         return LIBRARY
     return SKIP if file.startswith(_STDLIB) else USER
+
+
+@functools.lru_cache(maxsize=4096)
+def code_kind(code: CodeType) -> int:
+    """The same, found once for each code."""
+    return kind_of(code)
+
+
+def users_frames(frame: FrameType | None, until: Container[CodeType | str] = ()) -> Iterator[FrameType]:
+    """The frames of the user's own code, the innermost first, up to one whose code, or file, is in `until`."""
+    while frame is not None and frame.f_code not in until and frame.f_code.co_filename not in until:
+        if code_kind(frame.f_code) == USER:
+            yield frame
+        frame = frame.f_back
 
 
 def is_users_file(file: str) -> bool:
@@ -238,7 +253,10 @@ def code_fingerprint(code: CodeType) -> tuple[Any, ...]:
     """The instructions of a code object and of those nested in it, as plain values: equal code, equal fingerprint."""
     names = (code.co_name, code.co_argcount, code.co_kwonlyargcount, code.co_varnames, code.co_freevars)
     instructions = [i for i in dis.get_instructions(code) if i.opname not in _SKIPPED]
-    return *names, tuple([(i.opname, _comparable(i.argval)) for i in instructions])
+    names_of_calls = (
+        i.opname.replace("LOAD_METHOD", "LOAD_ATTR") for i in instructions
+    )  # of `nn.Linear(…)`: autoreload's
+    return *names, tuple([(name, _comparable(i.argval)) for name, i in zip(names_of_calls, instructions)])
 
 
 def same_code(one: CodeType, other: CodeType) -> bool:

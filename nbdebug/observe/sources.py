@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
+import torch
+
 from nbdebug.observe.locations import Site, cell_name, edited_since_import, span_of
 from nbdebug.report import Edit
 
@@ -59,6 +61,8 @@ _PURE_METHODS = frozenset(
     "abs view flatten reshape squeeze unsqueeze float double half long bool detach sum size dim numel t transpose "
     "permute expand contiguous to square".split()
 )
+CONTAINERS = (list, dict, set)
+"""What a statement such as `outputs.append(out)` fills."""
 ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Tuple, ast.List)
 
 
@@ -304,6 +308,73 @@ def _span(node: ast.AST) -> tuple[int, int, int, int]:
 def _head_end(node: ast.stmt) -> int:
     body = getattr(node, "body", None)
     return max(node.lineno, body[0].lineno - 1) if body else node.end_lineno or node.lineno
+
+
+# -- statements that a value depends on --------------------------------------------------------------------------------
+
+
+def slice_of(statements: list[ast.stmt], needed: set[str], space: Mapping[str, Any]) -> tuple[list[ast.stmt], set[str]]:
+    """(those of which these names depend, the names that are needed before them). space: the variables' values."""
+    kept: list[ast.stmt] = []
+    for statement in reversed(statements):
+        if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            stored = set().union(*map(names_stored, targets))
+            if stored & needed and statement.value is not None:
+                plain = isinstance(statement, ast.Assign) and all(isinstance(t, (ast.Name, ast.Tuple)) for t in targets)
+                needed = (needed - stored if plain else needed) | names_loaded(statement)
+                kept.insert(0, statement)
+        elif isinstance(statement, (ast.With, ast.AsyncWith)):
+            inner, before = slice_of(statement.body, needed, space)
+            if inner:
+                needed = before | set().union(*(names_loaded(i) for i in statement.items))
+                kept.insert(0, ast.With(statement.items, inner))
+        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            if _filled(statement.value, space) & needed:
+                needed = needed | names_loaded(statement)
+                kept.insert(0, statement)
+        elif hasattr(statement, "body") and _changed_inside(statement, space) & needed:
+            needed = needed | names_loaded(statement)  # what runs in turns, or not at all, is taken whole
+            kept.insert(0, statement)
+    return kept, needed
+
+
+def is_next(node: ast.AST) -> bool:
+    """Whether it is a call of `next`."""
+    return isinstance(node, ast.Call) and name_of(node) == "next"
+
+
+def names_loaded(node: ast.AST) -> set[str]:
+    """The variables that an expression or a statement reads."""
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def names_stored(target: ast.AST) -> set[str]:
+    """The variables that an assignment changes: `x`, `x[0]`, `(x, y)`; `x.y` changes an object, which is none."""
+    if isinstance(target, ast.Name):
+        return {target.id}
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return set().union(*map(names_stored, target.elts))
+    return names_stored(target.value) if isinstance(target, (ast.Subscript, ast.Starred)) else set()
+
+
+def _filled(call: ast.Call, space: Mapping[str, Any]) -> set[str]:
+    """The variable that a call such as `outputs.append(out)` or `x.mul_(2)` changes."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    value = space.get(owner.id) if isinstance(owner, ast.Name) else None
+    fills = isinstance(value, CONTAINERS) or isinstance(value, torch.Tensor) and name_of(call).endswith("_")
+    return {owner.id} if isinstance(owner, ast.Name) and fills else set()
+
+
+def _changed_inside(statement: ast.stmt, space: Mapping[str, Any]) -> set[str]:
+    """The variables that statements inside of this one change; none where they train or leave the loop."""
+    inside = list(ast.walk(statement))
+    calls = [node for node in inside if isinstance(node, ast.Call)]
+    leaves = any(isinstance(node, (ast.Continue, ast.Return, ast.Raise)) for node in inside)
+    if leaves or any(name_of(call) in ("backward", "step", "zero_grad") for call in calls):
+        return set()
+    stores = [node for node in inside if isinstance(getattr(node, "ctx", None), ast.Store)]
+    return set().union(*map(names_stored, stores), *(_filled(call, space) for call in calls))
 
 
 # -- the program as edited ---------------------------------------------------------------------------------------------

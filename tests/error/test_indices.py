@@ -219,6 +219,12 @@ def crop_of_a_small_picture():
     return torch.randint(0, picture.shape[1] - 8, (1,))
 
 
+def row_that_a_filter_took_out():
+    frame = pd.DataFrame({"size": [1.0, 2.0, 3.0], "kind": [0, 1, 1]})
+    frame = frame[frame["size"] > 1]
+    return [frame["kind"][row] for row in range(len(frame))]
+
+
 SITUATIONS = [
     (token, ["`ids[1, 1]` is 11", "`reader.words` has 10 rows", "`vocabulary` has 12 entries", "nn.Embedding(12, 4)"]),
     (
@@ -259,6 +265,7 @@ SITUATIONS = [
     (numpy_column, ["`column` is 7", "`grid` has 4 entries along dimension 1"]),
     (layer_that_is_not_there, ["is 2", "`stack` has 2 entries"]),
     (row_of_a_frame, ["`row` is 5", "frame", "1 entry"]),
+    (row_that_a_filter_took_out, ["`row` is 0", "no label of `frame`", "from 1 to 2", "reset_index(drop=True)"]),
     (crop_of_a_small_picture, ["is empty", "from 0 up to but not including 0"]),
 ]
 TRIED = {classes_from_one}
@@ -304,12 +311,23 @@ def key_of_a_dict():
     return vocabulary["zz"]
 
 
+def label_that_never_was():
+    return pd.Series([1.0, 2.0], index=[4, 5])[9]
+
+
 def mask_of_another_size():
     samples, mask = torch.randn(3, 4), torch.ones(4, dtype=torch.bool)
     return samples[mask]
 
 
-OTHERS = [their_own_check, deeper_than_the_line, what_a_call_gave, key_of_a_dict, mask_of_another_size]
+OTHERS = [
+    their_own_check,
+    deeper_than_the_line,
+    what_a_call_gave,
+    key_of_a_dict,
+    label_that_never_was,
+    mask_of_another_size,
+]
 
 
 @pytest.mark.parametrize("call", OTHERS)

@@ -129,6 +129,20 @@ def broken_stretch(fixed):
     )
 
 
+def rate_of_a_millionth(fixed):
+    """Few steps of a language model: at a thousand times the rate the loss falls clearly, but not far."""
+    tokens = (torch.arange(10) * 3 + torch.arange(400)[:, None]) % 30
+    model = nn.Sequential(nn.Embedding(30, 16), nn.LayerNorm(16), nn.Linear(16, 30))
+    for layer in (model[0], model[2]):
+        nn.init.normal_(layer.weight, std=0.02)
+
+    def loss_fn(model, batch):
+        return F.cross_entropy(model(batch[0][:, :-1]).flatten(0, 1), batch[0][:, 1:].flatten())
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2 if fixed else 1e-6)
+    return made(model, optimizer, loss_fn, dealt(tokens, batch=8), 1)
+
+
 PROGRAMS = {
     actor_and_critic: ("detached-graph", "actor.weight"),
     criterion_with_weights: ("parameters-not-in-optimizer", "criterion.proxies"),
@@ -136,6 +150,7 @@ PROGRAMS = {
     lesions: ("class-imbalance", "loss_fn"),
     recurrence_that_grows: ("exploding-gradients", "rnn"),
     broken_stretch: ("loss-spike", "train_loader"),
+    rate_of_a_millionth: ("lr-too-low", "lr"),
 }
 
 

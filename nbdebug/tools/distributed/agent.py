@@ -21,6 +21,7 @@ import os
 import pathlib
 import re
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -28,7 +29,7 @@ import traceback
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy
@@ -41,17 +42,15 @@ from torch.distributed.algorithms.join import Join
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, dataloader
 
 import nbdebug
-from nbdebug.observe.locations import USER, kind_of
+from nbdebug.observe.locations import USER, code_kind, users_frames
+from nbdebug.observe.sources import is_next, names_loaded, names_stored, nodes_of, slice_of, statement_at
 from nbdebug.process import alive
-from nbdebug.tools.distributed import marks, paths
-from nbdebug.tools.distributed.facts import START, CollectiveCall, Place
+from nbdebug.tools.distributed import marks
+from nbdebug.tools.distributed.facts import START, VARIABLES, CollectiveCall, Line, Place
 
-COLLECTIVES = (
-    "all_reduce broadcast reduce all_gather all_gather_into_tensor all_gather_single gather scatter reduce_scatter "
-    "reduce_scatter_tensor reduce_scatter_single all_to_all all_to_all_single barrier monitored_barrier "
-    "all_gather_object broadcast_object_list gather_object scatter_object_list all_reduce_coalesced "
-    "all_gather_coalesced"
-).split()
+COLLECTIVE = re.compile(
+    r"(all_(reduce|gather|to_all)|broadcast|reduce(_scatter)?|gather|scatter|(monitored_)?barrier)(_\w+)?"
+)
 FUNCTIONAL = (
     "all_reduce broadcast all_gather_tensor all_gather_single reduce_scatter_tensor reduce_scatter_single "
     "all_to_all_single"
@@ -60,7 +59,7 @@ FUNCTIONAL = (
 REDUCING = re.compile(r"reduce|gather")
 NUMBER = re.compile(r"\d\.\d|\d ?%")
 SHAPELESS = {"all_to_all", "all_to_all_single", "barrier", "monitored_barrier"}
-VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
 PEER = re.compile(
     r"onnection (closed|reset|refused)|timed? ?out|timeout|Broken pipe|by peer|watchdog|ncclRemote|KeyboardInterrupt",
     re.I,
@@ -73,21 +72,20 @@ PART = 1 << 20
 """Bytes of the log after which a new file is begun: the comparer removes those that it has read."""
 
 
-def user_lines(frame: types.FrameType | None, most: int = 6) -> list[tuple[str, int, str]]:
-    """The user's lines on a stack, from the inside out; in another thread than the main one, those of that."""
-    if threading.current_thread() is not threading.main_thread():
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    lines: list[tuple[str, int, str]] = []
-    while frame is not None and len(lines) < most:
-        code = frame.f_code
-        if _kind(code) == USER:
-            lines.append((code.co_filename, frame.f_lineno, code.co_name))
-        frame = frame.f_back
-    return lines
+def user_frames() -> Iterator[types.FrameType]:
+    """The user's frames of the main thread, from the inside out."""
+    main = threading.main_thread()
+    here = threading.current_thread() is main
+    return users_frames(sys._getframe(1) if here else sys._current_frames().get(main.ident or 0))
+
+
+def user_lines(frames: Iterable[types.FrameType] | None = None, most: int = 6) -> list[Line]:
+    """The user's lines of the main thread, or of these frames, from the inside out."""
+    frames = user_frames() if frames is None else frames
+    return [(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in itertools.islice(frames, most)]
 
 
 end_process = os._exit
-_kind = functools.lru_cache(maxsize=4096)(kind_of)
 
 
 def address_of_environment() -> str:
@@ -111,7 +109,7 @@ def bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str,
 
 def described(error: BaseException) -> tuple[dict[str, Any], types.FrameType | None]:
     """An error as plain values, and the user's innermost frame in it."""
-    own = [place for place in traceback.walk_tb(error.__traceback__) if _kind(place[0].f_code) == USER][::-1]
+    own = [place for place in traceback.walk_tb(error.__traceback__) if code_kind(place[0].f_code) == USER][::-1]
     lines = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in own[:8]]
     return {"type": type(error).__name__, "text": str(error)[:2000], "lines": lines}, own[0][0] if own else None
 
@@ -127,22 +125,17 @@ class Agent:
         self.agree: Callable[[CollectiveCall], None] | None = None
         self.hook: Any = None
         self.locating = False
-        self.models: list[weakref.ref[Any]] = []
-        self.parts: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self.whole: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self.wrapped: dict[int, str] = {}
+        self.models, self.parts, self.whole = (weakref.WeakSet[Any]() for _ in range(3))
+        self.wrapped: set[int] = set()
         self.waiting: dict[int, Any] = {}
-        self.ordered: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
-        self.optimizers: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-        self.loaders: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self.data: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self.samplers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.ordered, self.optimizers, self.pending = (weakref.WeakKeyDictionary[Any, Any]() for _ in range(3))
+        self.loaders, self.samplers, self.data = (weakref.WeakKeyDictionary[Any, Any]() for _ in range(3))
         self.opening: dict[str, Any] | None = None
         self.passes: list[dict[str, Any]] = []
         self.synced: Counter[str] = Counter()
-        self.late_loss: tuple[Any, ...] | None = None
+        self.loss: tuple[Any, ...] | None = None
         self.last_message: dict[str, Any] | None = None
-        self.pending: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
         self.after_backward, self.ordinals = False, itertools.count()
         if rank is not None:
             self.begin(folder)
@@ -153,15 +146,12 @@ class Agent:
         parts = [int(path.suffixes[0][1:]) for path in folder.glob(f"rank-{self.rank}.*.jsonl")]  # of a rank before it
         self.finished, self.part, self.written = False, max(parts, default=-1) + 1, 0
         self.open()
-        self.numbers, self.pass_counts, self.writes = Counter[str](), Counter[str](), Counter[str]()
-        self.backwards, self.joining, self.bypassed, self.located = 0, 0, 0, False
-        self.handled = 0
+        self.counts = Counter[tuple[str, ...]]()
+        self.backwards = self.joining = self.handled = 0
         self.score: dict[str, Any] | None = None
-        self.scores, self.messages = 0, Counter[str]()
-        self.trail.clear()
-        self.passes.clear()
-        self.synced.clear()
-        self.waiting.clear()
+        held: Any
+        for held in (self.trail, self.passes, self.synced, self.waiting):
+            held.clear()
         for record in self.optimizers.values():
             record.update(steps=0, reduced=False, stepped=[])
         self.write("start", pid=self.process, version=torch.__version__)
@@ -185,6 +175,11 @@ class Agent:
                 self.part, self.written = self.part + 1, 0
                 self.open()
 
+    def number(self, *key: str) -> int:
+        """How often this was asked for before in this log."""
+        self.counts[key] += 1
+        return self.counts[key] - 1
+
     def listed(self, place: Place) -> None:
         self.places.append(place)
         self.write("place", **vars(place))
@@ -201,11 +196,10 @@ class Agent:
         if not isinstance(group, dist.ProcessGroup):
             return  # this rank is no member
         name = str(group.group_name)
-        number = self.numbers[name]
+        number = self.number("call", name)
         new: dict[str, Any] = {} if number else {"ranks": dist.get_process_group_ranks(group)}
         new |= {"async": True} if later else {}
-        self.numbers[name] += 1
-        lines = user_lines(sys._getframe(2))
+        lines = user_lines()
         if (error := sys.exc_info()[1]) is not None and id(error) != self.handled:  # in `except` or `finally`
             self.handled = id(error)
             self.write("raised", **described(error)[0])
@@ -249,11 +243,9 @@ class Agent:
                 record["reduced"] = True
             late = record["stepped"]
             again = self.synced and id(own) in self.wrapped
-            if own is not None and (late or again) and not self.numbers["gradients"]:
-                self.numbers["gradients"] += 1
-                lines = user_lines(sys._getframe(1))
-                beside = [line for line in lines for step in late[:1] if line[2] == step[2]]  # in the step's function
-                self.write("gradients", late=bool(late), lines=beside or lines)
+            if own is not None and (late or again) and not self.number("gradients"):
+                beside = [line for line in user_lines() for step in late[:1] if line[2] == step[2]]  # in its function
+                self.write("gradients", late=bool(late), lines=beside or user_lines())
 
     def message(self, name: str) -> Callable[..., None]:
         """What notes the messages from rank to rank. Those of one pair, group and tag are numbered."""
@@ -269,9 +261,8 @@ class Agent:
                 return  # from any rank
             way = "send" if end == "dst" else "receive"
             key = f"{group.group_name}/{named['tag']}/{peer}"
-            number, self.messages[key + way] = self.messages[key + way], self.messages[key + way] + 1
-            event = {"way": way, "peer": peer, "key": key, "n": number}
-            self.last_message = {**event, "lines": user_lines(sys._getframe(3))}
+            event = {"way": way, "peer": peer, "key": key, "n": self.number(way, key)}
+            self.last_message = {**event, "lines": user_lines()}
             self.write("message", waits=name in ("recv", "send"), **self.last_message)
 
         return note
@@ -283,7 +274,7 @@ class Agent:
 
     def waits(self, work: Any, *_: Any, **__: Any) -> None:
         if self.pending and (event := self.pending.pop(work, None)) is not None:
-            self.write("message", waits=True, again=True, **{**event, "lines": user_lines(sys._getframe(2))})
+            self.write("message", waits=True, again=True, **{**event, "lines": user_lines()})
 
     def attempt(self, note: Callable[..., Any] | None, /, *args: Any, **kwargs: Any) -> None:
         """The error boundary: a fault of ours does not reach the user's program, and is told in the report."""
@@ -322,8 +313,9 @@ class Agent:
                 setattr(place, name, noted)
 
     def install(self) -> None:
-        for owner, names in ((c10d, COLLECTIVES), (functional, FUNCTIONAL)):
-            for name in filter(functools.partial(hasattr, owner), names):
+        calls = [name for name, own in vars(c10d).items() if type(own) is types.FunctionType]
+        for owner, names in ((c10d, filter(COLLECTIVE.fullmatch, calls)), (functional, FUNCTIONAL)):
+            for name in [name for name in names if hasattr(owner, name)]:
                 self.wrap(owner, name, self.collective(owner, name))
         for name in ("send", "recv", "isend", "irecv"):
             self.wrap(c10d, name, self.message(name), "message", self.receives if name == "irecv" else None)
@@ -336,7 +328,7 @@ class Agent:
         self.wrap(c10d, "new_group", self.group_made)
         self.wrap(torch.Tensor, "backward", self.backward, "backward")
         self.wrap(torch.autograd, "backward", lambda tensors, *_, **__: self.backward(tensors), "backward")
-        self.wrap(torch, "manual_seed", lambda seed: self.write("seed", value=seed, lines=user_lines(sys._getframe(2))))
+        self.wrap(torch, "manual_seed", lambda seed: self.write("seed", value=seed, lines=user_lines()))
         ddp = nn.parallel.DistributedDataParallel
         self.wrap(ddp, "__init__", self.wrapper_begins, then=self.wrapper_made)
         self.wrap(ddp, "forward", self.forward, "each", self.forward_over)
@@ -351,17 +343,19 @@ class Agent:
         self.look(True)
         self.wrap(builtins, "print", self.shown, "print")
         self.wrap(logging.Logger, "handle", lambda _, record: self.shown(record.getMessage()), "print")
-        self.install_loader()
-        self.install_files()
+        iterator = dataloader._BaseDataLoaderIter
+        self.wrap(DataLoader, "__iter__", self.pass_begins, "each", self.pass_begun)
+        self.wrap(iterator, "_next_index", flag="each", then=self.rows_drawn)
+        self.wrap(iterator, "__next__", flag="each", then=self.batch_read)
+        self.wrap(builtins, "open", flag="each", then=self.opened)
         self.wrap(os, "_exit", lambda code: self.write("end", code=code), "exit")  # of a thread, too: nothing is read
-        sys.addaudithook(self.audit)
-        self.install_environment()
+        self.wrap(subprocess.Popen, "__init__", self.child, "each")
+        self.wrap(os._Environ, "__getitem__", self.variable_read, "each")
         vars(builtins).update({marks.MARK: self.trail.mark, marks.TURNS: self.trail.turns})
 
     def made(self, places: Any, _: None, thing: Any, *__: Any, **___: Any) -> None:
-        lines = user_lines(sys._getframe(3))
-        ordinal = sum(line == lines[:1] for line, _ in places.values())
-        places[thing] = (lines[:1], ordinal)
+        lines = user_lines(most=1)
+        places[thing] = (lines, sum(line == lines for line, _ in places.values()))
 
     def joins(self, change: int, *_: Any, **__: Any) -> None:
         """Within `join()` a rank that has run out answers for the others: nothing is compared."""
@@ -373,22 +367,16 @@ class Agent:
         self, backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: Any = -1, rank: Any = -1,
         store: Any = None, *_: Any, **__: Any,
     ) -> None:  # fmt: skip
-        world, own = (None if value == -1 else value for value in (world_size, rank))
-        address, lines = address_of_environment(), user_lines(sys._getframe(2))
-        at_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        given = {"by_argument": world_size not in (None, -1), "rank_by_argument": rank not in (None, -1)}
+        world = world_size if given["by_argument"] else int(os.environ.get("WORLD_SIZE") or -1)
+        own = rank if given["rank_by_argument"] else int(os.environ.get("RANK") or -1)
+        address, lines = address_of_environment(), user_lines()
         if init_method not in (None, "env://") or store is not None:
             address = init_method or ""
-        self.write(
-            "init",
-            world=int(os.environ.get("WORLD_SIZE") or -1) if world is None else world,
-            own=int(os.environ.get("RANK") or -1) if own is None else own,
-            by_argument=world is not None,
-            rank_by_argument=own is not None,
-            address=address,
-            launcher=self.launcher_address if at_launcher and address and "file:" not in address else "",
-            timeout=timeout.total_seconds() if timeout else 600.0 if "nccl" in str(backend) else 1800.0,
-            lines=lines,
-        )
+        at_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and address and "file:" not in address
+        seconds = timeout.total_seconds() if timeout else 600.0 if "nccl" in str(backend) else 1800.0
+        place = {"address": address, "launcher": self.launcher_address if at_launcher else "", "lines": lines}
+        self.write("init", world=world, own=own, timeout=seconds, **given, **place)
         self.write("call", op="init_process_group", g=START, root=str(backend or ""), lines=lines)
 
     def group_made(self, *args: Any, **kwargs: Any) -> None:
@@ -401,26 +389,15 @@ class Agent:
         self.finish()
         self.write("destroy", g="all" if whole else str(group.group_name))
 
-    def install_environment(self) -> None:
-        """Variables of other launchers that the user's lines read and that are not set."""
-        plain = os._Environ.__getitem__
+    def variable_read(self, variables: Any, name: Any) -> None:
+        """One of another launcher that the user's lines read and that is not set."""
+        unset = RANKS.search(str(name)) and variables.encodekey(name) not in variables._data
+        if unset and (lines := user_lines(most=1)):
+            self.write("unset", name=str(name), lines=lines)
 
-        def read(variables: Any, name: Any) -> Any:
-            try:
-                return plain(variables, name)
-            except KeyError:
-                lines = user_lines(sys._getframe(1), 1) if RANKS.search(str(name)) else []
-                if lines:
-                    self.write("unset", name=str(name), lines=lines)
-                raise
-
-        os._Environ.__getitem__ = read  # type: ignore[method-assign]
-
-    def audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if event == "subprocess.Popen" and os.getpid() == self.process:
-            variables = os.environ if args[3] is None else args[3]
-            missing = [name for name in VARIABLES if name not in variables and name.encode() not in variables]
-            self.write("child", missing=missing, lines=user_lines(sys._getframe(1)))
+    def child(self, *_: Any, env: Any = None, **__: Any) -> None:
+        names = set(map(os.fsdecode, os.environ if env is None else env))
+        self.write("child", missing=[name for name in VARIABLES if name not in names], lines=user_lines())
 
     # -- gradients and weights ----------------------------------------------------------------------------------------
 
@@ -430,9 +407,9 @@ class Agent:
         self.call("DistributedDataParallel()", kwargs.get("process_group"), shape)
 
     def wrapper_made(self, _: None, wrapper: Any, *__: Any, **___: Any) -> None:
-        self.models.append(weakref.ref(wrapper))
-        self.wrapped |= {id(p): name for name, p in wrapper.module.named_parameters()}
-        self.write("wrapper", lines=user_lines(sys._getframe(2)))
+        self.models.add(wrapper)
+        self.wrapped.update(map(id, wrapper.module.parameters()))
+        self.write("wrapper", lines=user_lines())
         self.parts.update(wrapper.module.modules())
         self.whole.update((wrapper, wrapper.module))
 
@@ -443,16 +420,8 @@ class Agent:
             return
         if not torch.is_grad_enabled() and self.is_whole(module):
             self.evaluated(inputs[0] if inputs else ())
-        if module not in self.parts or not torch.is_grad_enabled() or not module.training:
-            return
-        frame: types.FrameType | None = sys._getframe(1)
-        if self.bypassed < 3:
-            self.bypassed += 1
-            while frame is not None and (
-                _kind(frame.f_code) != USER or isinstance(frame.f_locals.get("self"), nn.Module)
-            ):
-                frame = frame.f_back
-            self.write("past", lines=user_lines(frame))
+        if module in self.parts and torch.is_grad_enabled() and module.training and self.number("past") < 3:
+            self.write("past", lines=user_lines(f for f in user_frames() if not is_method_of_module(f)))
 
     def look(self, on: bool) -> None:
         """The hook of all modules that calls `past`; off within a wrapper's forward, where each module would pay it."""
@@ -464,15 +433,13 @@ class Agent:
 
     def is_whole(self, module: nn.Module) -> bool:
         """Whether it is a wrapped model; where none is wrapped, one that the user's lines call, and no other module."""
-        if self.models:
-            return module in self.whole
-        frame = user_frame(sys._getframe(2))
-        return frame is not None and not isinstance(frame.f_locals.get("self"), nn.Module)
+        frame = None if self.models else next(user_frames(), None)
+        return module in self.whole if self.models else frame is not None and not is_method_of_module(frame)
 
     def evaluated(self, inputs: Any) -> None:
         """A forward without gradients: what it is given, and which numbers are shown before the next backward."""
         if self.score is None:
-            self.score = {"digests": [], "reduced": False, "lines": user_lines(sys._getframe(2)), "prints": []}
+            self.score = {"digests": [], "reduced": False, "lines": user_lines(), "prints": []}
         tensors = [part for part in inputs if isinstance(part, torch.Tensor) and part.numel()]
         if tensors and len(self.score["digests"]) < 50:
             self.score["digests"].append(tensors[0].detach().double().sum().item())
@@ -482,12 +449,12 @@ class Agent:
         if self.score is None or self.score["reduced"] or len(self.score["prints"]) > 4:
             return
         if any(NUMBER.search(str(value)) for value in values):
-            self.score["prints"] += user_lines(sys._getframe(2), 1)
+            self.score["prints"] += user_lines(most=1)
 
     def end_score(self) -> None:
         if self.score is not None:
-            self.write("score", id=self.scores, **self.score)
-            self.scores, self.score = self.scores + 1, None
+            self.write("score", id=self.number("score"), **self.score)
+            self.score = None
 
     def forward(self, wrapper: Any, *_: Any, **__: Any) -> None:
         self.inside.forward = 1
@@ -508,7 +475,7 @@ class Agent:
     def backward(self, tensors: Any = None, *_: Any, **__: Any) -> None:
         self.forward_over()
         self.end_score()
-        lines = user_lines(sys._getframe(2))
+        lines = user_lines()
         for wrapper in self.waiting.values():
             self.call("backward of DistributedDataParallel", wrapper.process_group)
             if wrapper.static_graph or not wrapper.find_unused_parameters:
@@ -522,41 +489,35 @@ class Agent:
         for one in self.passes:
             one["backwards"] += 1
 
-    def note_loss(self, tensors: Any, lines: list[tuple[str, int, str]]) -> None:
+    def note_loss(self, loss: Any, lines: list[Line]) -> None:
         """On a GPU the value is copied where it stands, and read when the optimizer steps: by then the forward is long
         over, so that the read waits for nothing that is still to be done."""
-        self.read_late_loss()
-        frame = user_frame(sys._getframe(3))
-        if (
-            isinstance(tensors, torch.Tensor)
-            and tensors.numel() == 1
-            and tensors.dtype in (torch.float32, torch.float64, torch.bfloat16)
-            and not (tensors.is_cuda and torch.cuda.is_current_stream_capturing())
-        ):
-            loss = tensors.detach().reshape(())
-            if not loss.is_cuda:
-                self.write_loss(float(loss), self.backwards, lines, frame, frame.f_lineno if frame else 0)
-                return
-            value = torch.empty((), dtype=loss.dtype, pin_memory=True, device="cpu").copy_(loss, non_blocking=True)
-            (event := torch.cuda.Event()).record()
-            place = (frame.f_code, frame.f_lineno) if frame else (None, 0)
-            self.late_loss = (value, event, self.backwards, lines, *place)
-
-    def read_late_loss(self) -> None:
-        if self.late_loss is None:
+        self.read_loss()
+        kinds, event = (torch.float32, torch.float64, torch.bfloat16), None
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.dtype not in kinds:
             return
-        (value, event, n, lines, code, line), self.late_loss = self.late_loss, None
-        event.synchronize()
-        frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code is not code:  # the function that called backward, if it still runs
-            frame = frame.f_back
-        self.write_loss(float(value), n, lines, frame, line)
+        value = loss.detach().reshape(())
+        if loss.is_cuda:
+            if torch.cuda.is_current_stream_capturing():
+                return
+            value = torch.empty((), dtype=loss.dtype, pin_memory=True, device="cpu").copy_(value, non_blocking=True)
+            (event := torch.cuda.Event()).record()
+        frame = next(user_frames(), None)
+        self.loss = (value, event, self.backwards, lines, frame and frame.f_code, frame.f_lineno if frame else 0)
+        if event is None:
+            self.read_loss()
 
-    def write_loss(self, value: float, n: int, lines: Any, frame: types.FrameType | None, line: int) -> None:
-        """frame: of the user's function that called backward, at this line."""
+    def read_loss(self) -> None:
+        if self.loss is None:
+            return
+        (tensor, event, n, lines, code, line), self.loss = self.loss, None
+        if event is not None:
+            event.synchronize()
+        value = float(tensor)
+        frame = next((f for f in user_frames() if f.f_code is code), None)  # that called backward, if it still runs
         bad = not math.isfinite(value)
         blamed = marks.culprit(frame, line) if bad and frame is not None else None
-        locates, self.located = bad and frame is not None and not self.located, self.located or bad
+        locates = bad and frame is not None and not self.number("located")
         self.write("loss", id=n, bad=bad, value=str(value), lines=[blamed] if blamed else lines, locates=locates)
         if locates and frame is not None:
             self.write("trace", id=n, finding=self.locate(frame, line))
@@ -569,14 +530,20 @@ class Agent:
         names = {**frame.f_globals, **frame.f_locals}
         trail, loops = list(self.trail.passed), dict(self.trail.loops)
         try:
-            body, loss = paths.computation(ast.parse("".join(linecache.getlines(file))), line)
-            last = ast.copy_location(ast.Return(loss), loss)
-            step = ast.parse("def nbdebug_step(): pass")
-            step.body[0].body = [*body, last]  # type: ignore[attr-defined]
-            exec(compile(step, file, "exec"), names)
-            models = [
-                v for n, v in names.items() if isinstance(v, nn.Module) and any(n in paths.names_in(s) for s in body)
-            ]
+            here: Any = statement_at(file, line)
+            loss = here.value.args[0] if here.value.args else here.value.func.value
+            bodies = (getattr(node, name, None) for node in nodes_of(file) for name in ("body", "orelse", "finalbody"))
+            above = next(body[: body.index(here)] for body in bodies if isinstance(body, list) and here in body)
+            drawn = [n for n, each in enumerate(above) if any(map(is_next, ast.walk(each)))]  # from a stream
+            kept, _ = slice_of(above[max(drawn, default=-1) + 1 :], names_loaded(loss), names)
+            parts = [part for each in (*kept, loss) for part in ast.walk(each)]
+            stored = set().union(*(names_stored(p) for p in parts if isinstance(getattr(p, "ctx", None), ast.Store)))
+            own = names.keys() & stored  # each run begins with these
+            step = ast.parse(f"def nbdebug_step({', '.join(f'{name}={name}' for name in own)}): pass")
+            step.body[0].body = [*kept, ast.copy_location(ast.Return(loss), loss)]  # type: ignore[attr-defined]
+            exec(compile(ast.fix_missing_locations(step), file, "exec"), names)
+            used = [names.get(part.id) for part in parts if isinstance(part, ast.Name)]
+            models = list(dict.fromkeys(value for value in used if isinstance(value, nn.Module)))
             self.locating = True
             nn.parallel.DistributedDataParallel.forward = lambda model, *a, **k: model.module(*a, **k)  # type: ignore
             finding = nbdebug.nan_trace(names["nbdebug_step"], model=models or None, restore=True).findings[0]
@@ -592,14 +559,13 @@ class Agent:
         return {"title": finding.title, "code": finding.code, "op": where.op, "module": where.module, "line": place}
 
     def optimizer_made(self, _: None, optimizer: Any, *__: Any, **___: Any) -> None:
-        lines = user_lines(sys._getframe(2))
-        record = {"id": next(self.ordinals), "steps": 0, "lines": lines, "reduced": False, "stepped": []}
+        record = {"id": next(self.ordinals), "steps": 0, "lines": user_lines(), "reduced": False, "stepped": []}
         self.optimizers[optimizer] = record
 
     def before_step(self, optimizer: Any, *_: Any) -> None:
         if optimizer not in self.optimizers:  # a copy
             self.optimizer_made(None, optimizer)
-        self.read_late_loss()
+        self.read_loss()
         record = self.optimizers[optimizer]
         if record["steps"] < 3 and self.models:
             none = [name for name, p in self.names(optimizer).items() if p.grad is None and p.requires_grad]
@@ -610,7 +576,7 @@ class Agent:
     def after_step(self, optimizer: Any, *_: Any) -> None:
         record = self.optimizers[optimizer]
         record["steps"] += 1
-        record["stepped"] = user_lines(sys._getframe(1))
+        record["stepped"] = user_lines()
         self.after_backward = False
         if self.synced:
             self.write("step", id=f"{record['id']}/{record['steps']}", synced=dict(self.synced))
@@ -621,8 +587,7 @@ class Agent:
 
     def names(self, optimizer: Any) -> dict[str, Any]:
         """An optimizer's parameters by their names in a wrapped model, else by their numbers."""
-        models = [model for made in self.models if (model := made()) is not None]
-        live = {id(p): name for model in models for name, p in model.module.named_parameters()}
+        live = {id(p): name for model in self.models for name, p in model.module.named_parameters()}
         parameters = [p for g in optimizer.param_groups for p in g["params"]]
         return {live.get(id(p), f"parameter {n}"): p for n, p in enumerate(parameters)}
 
@@ -635,121 +600,75 @@ class Agent:
         with torch.no_grad():  # without copies in float64; one read
             sums = [torch.stack((p.sum(**double), torch.linalg.vector_norm(p, **double))) for p in parameters.values()]
             numbers = torch.stack([each.to(sums[0].device) for each in sums]).tolist()
-        groups = {
-            tuple(dist.get_process_group_ranks(m.process_group))
-            for made in self.models
-            if (m := made()) is not None and m.process_group in c10d._world.pg_group_ranks
-        }
-        self.write(
-            "weights",
-            id=f"{record['id']}/{record['steps']}/{when}/{sorted(groups)}",
-            step=max(record["steps"] - 1, 0),
-            backwards=self.backwards,
-            when=when,
-            values=dict(zip(parameters, numbers)),
-            late=[name for name, p in parameters.items() if some and id(p) not in self.wrapped],
-            lr=[float(g.get("lr") or 0) for g in optimizer.param_groups],
-            lines=record["lines"],
-        )
+        living = [m.process_group for m in self.models if m.process_group in c10d._world.pg_group_ranks]
+        groups = {tuple(dist.get_process_group_ranks(group)) for group in living}
+        key, step = f"{record['id']}/{record['steps']}/{when}/{sorted(groups)}", max(record["steps"] - 1, 0)
+        late = [name for name, p in parameters.items() if some and id(p) not in self.wrapped]
+        rates = [float(g.get("lr") or 0) for g in optimizer.param_groups]
+        values = {"values": dict(zip(parameters, numbers)), "late": late, "lr": rates, "lines": record["lines"]}
+        self.write("weights", id=key, step=step, backwards=self.backwards, when=when, **values)
 
     # -- data and files -----------------------------------------------------------------------------------------------
 
-    def install_loader(self) -> None:
-        plain_iter, plain_index, plain_next = (
-            DataLoader.__iter__,
-            dataloader._BaseDataLoaderIter._next_index,
-            dataloader._BaseDataLoaderIter.__next__,
-        )
-        agent = self
-
-        def begin(loader: DataLoader) -> Any:
-            agent.end_passes()
-            lines, ordinal = agent.loaders.get(loader, ((), 0))
-            sampler = loader.sampler
-            own = agent.samplers.get(sampler, ((), 0)) if isinstance(sampler, DistributedSampler) else ((), 0)
-            streams = isinstance(loader.dataset, IterableDataset)
-            agent.opening = {
-                "loader": f"{lines[:1]}#{ordinal}", "lines": list(lines), "sampler": list(own[0]), "rows": [],
-                "shuffles": bool(getattr(sampler, "shuffle", False)), "backwards": 0, "complete": False,
-                "streams": streams, "data": agent.fingerprint(loader), "content": [],
-            }  # fmt: skip
-            agent.passes.append(agent.opening)
-            iterator = plain_iter(loader)
-            vars(iterator)["_nbdebug_pass"], agent.opening = agent.opening, None
-            return iterator
-
-        def index(self: Any) -> Any:
-            rows = plain_index(self)
-            current = agent.opening or getattr(self, "_nbdebug_pass", None)  # workers are given indices at the start
-            if current is not None and not current["streams"] and len(current["rows"]) < ROWS:
-                current["rows"] += [r for r in (rows if isinstance(rows, list) else [rows]) if isinstance(r, int)]
-            return rows
-
-        def following(self: Any) -> Any:
-            current = getattr(self, "_nbdebug_pass", None)
-            try:
-                batch = plain_next(self)
-            except StopIteration:
-                if current is not None:
-                    current["complete"] = True
-                raise
-            if current is not None:
-                part = current["rows" if current["streams"] else "content"]
-                if len(part) < (ROWS if current["streams"] else CONTENT):
-                    with contextlib.suppress(Exception):  # of the user's values
-                        part += marks.rows_of(batch)
-            return batch
-
-        DataLoader.__iter__ = begin  # type: ignore[method-assign]
-        dataloader._BaseDataLoaderIter._next_index = index  # type: ignore[method-assign]
-        dataloader._BaseDataLoaderIter.__next__ = following  # type: ignore[method-assign]
-
-    def fingerprint(self, loader: DataLoader) -> str:
-        """Of what a loader's dataset holds: ranks whose datasets are not the same may read rows of the same numbers."""
-        if loader not in self.data:
+    def pass_begins(self, loader: DataLoader) -> None:
+        self.end_passes()
+        if loader not in self.data:  # ranks whose datasets are not the same may read rows of the same numbers
             self.data[loader] = ""
             with contextlib.suppress(Exception):  # of the user's values
                 self.data[loader] = marks.digest(loader.dataset, 1000)
-        return self.data[loader]
+        (lines, ordinal), sampler = self.loaders.get(loader, ([], 0)), loader.sampler
+        own, _ = self.samplers.get(sampler, ([], 0)) if isinstance(sampler, DistributedSampler) else ([], 0)
+        self.opening = {
+            "loader": f"{lines}#{ordinal}", "lines": lines, "sampler": own, "rows": [], "content": [],
+            "shuffles": bool(getattr(sampler, "shuffle", False)), "backwards": 0, "complete": False,
+            "streams": isinstance(loader.dataset, IterableDataset), "data": self.data[loader],
+            "left": marks.length_of(loader),
+        }  # fmt: skip
+        self.passes.append(self.opening)
+
+    def pass_begun(self, iterator: Any, _: DataLoader) -> None:
+        vars(iterator)["_nbdebug_pass"], self.opening = self.opening, None
+
+    def rows_drawn(self, rows: Any, iterator: Any) -> None:
+        one = self.opening or vars(iterator).get("_nbdebug_pass")  # workers are given indices at the start
+        if one is not None and not one["streams"] and len(one["rows"]) < ROWS:
+            one["rows"] += [r for r in (rows if isinstance(rows, list) else [rows]) if isinstance(r, int)]
+
+    def batch_read(self, batch: Any, iterator: Any) -> None:
+        if (one := vars(iterator).get("_nbdebug_pass")) is None:
+            return
+        one["left"] = one["left"] and one["left"] - 1
+        one["complete"] = one["left"] == 0
+        part, most = (one["rows"], ROWS) if one["streams"] else (one["content"], CONTENT)
+        if len(part) < most:
+            with contextlib.suppress(Exception):  # of the user's values
+                part += marks.rows_of(batch)
 
     def end_passes(self) -> None:
         """Passes that are over, or will not go on: written once."""
-        counts = self.pass_counts
         for one in [one for one in self.passes if one["complete"] or one["backwards"]]:
             self.passes.remove(one)
-            self.write("pass", id=f"{one['loader']}/{counts[one['loader']]}", **one)
-            counts[one["loader"]] += 1
+            self.write("pass", id=f"{one['loader']}/{self.number('pass', one['loader'])}", **one)
 
     def saved(self, path: Any, value: Callable[[], str]) -> None:
         if isinstance(path, (str, os.PathLike)):
-            lines = user_lines(sys._getframe(3))
-            self.file_written(path, lines, value())
+            self.file_written(path, user_lines(), value())
 
     def file_written(self, path: Any, lines: Any, value: str) -> None:
         full = os.path.realpath(os.fspath(path))
         if not full.startswith(("/dev/", "/proc/")):
-            self.write("file", id=f"{full}/{self.writes[full]}", path=full, digest=value, lines=lines)
-            self.writes[full] += 1
+            self.write("file", id=f"{full}/{self.number('file', full)}", path=full, digest=value, lines=lines)
 
-    def install_files(self) -> None:
+    def opened(self, stream: Any, file: Any, mode: str = "r", *_: Any, **__: Any) -> None:
         """What the user's lines open for writing anew: the digest of what is written into it."""
-        plain, agent = builtins.open, self
-
-        @functools.wraps(plain)
-        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            stream = plain(file, mode, *args, **kwargs)
-            if isinstance(mode, str) and set(mode) & {"w", "x"} and isinstance(file, (str, os.PathLike)):
-                frame = sys._getframe(1)
-                own = _kind(frame.f_code) == USER or frame.f_code.co_filename.endswith("pathlib.py")
-                if "-packages" in frame.f_code.co_filename:  # a library, for the user: its caches lie elsewhere
-                    own = os.path.realpath(file).startswith(os.getcwd() + os.sep)
-                lines = user_lines(frame) if own else []
-                if lines:
-                    over = functools.partial(agent.attempt, agent.file_written, file, lines)
-                    marks.follow_writes(stream, over, functools.partial(agent.attempt, agent.shown))
-            return stream
-
-        builtins.open = opened
+        if isinstance(mode, str) and set(mode) & {"w", "x"} and isinstance(file, (str, os.PathLike)):
+            code = sys._getframe(3).f_code
+            own = code_kind(code) == USER or code.co_filename.endswith("pathlib.py")
+            if "-packages" in code.co_filename:  # a library, for the user: its caches lie elsewhere
+                own = os.path.realpath(file).startswith(os.getcwd() + os.sep)
+            if own and (lines := user_lines()):
+                over = functools.partial(self.attempt, self.file_written, file, lines)
+                marks.follow_writes(stream, over, functools.partial(self.attempt, self.shown))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -759,7 +678,7 @@ class Agent:
             return
         self.finished = True
         self.end_score()
-        self.read_late_loss()
+        self.read_loss()
         for optimizer, record in list(self.optimizers.items()):
             if record["steps"] >= EARLY:
                 self.weights(optimizer, record, "after")
@@ -773,27 +692,15 @@ class Agent:
         own, frame = described(error)
         text = str(error)
         bad, blamed = marks.within(1.0, marks.nonfinite, frame) or ([], None)
-        names = self.unused_names(text)
-        peer = (
-            bool(PEER.search(text))
-            and isinstance(error, (RuntimeError, OSError))
-            or isinstance(error, (KeyboardInterrupt, CallsDiffer))
-        )
-        self.write(
-            "error", **own, peer=peer,
-            nonfinite=bad, blamed=blamed, step=self.backwards, names=names,
-            unset=[name for name in VARIABLES if name not in os.environ],
-        )  # fmt: skip
+        told = re.search(r"did not receive grad[^:]*: ([\d ]+)", text)  # parameters by their numbers
+        known = [n for model in self.models for n, p in model.module.named_parameters() if p.requires_grad]
+        names = [known[n] for n in map(int, told[1].split() if told else ()) if n < len(known)]
+        peer = isinstance(error, (RuntimeError, OSError)) and PEER.search(text) is not None
+        peer |= isinstance(error, (KeyboardInterrupt, CallsDiffer))
+        unset = [name for name in VARIABLES if name not in os.environ]
+        found = {"nonfinite": bad, "blamed": blamed, "names": names, "unset": unset}
+        self.write("error", **own, **found, peer=peer, step=self.backwards)
         self.write("loops", loops=self.loops(rest))
-
-    def unused_names(self, text: str) -> list[str]:
-        """The parameters that torch's message gives by their numbers."""
-        match = re.search(r"did not receive grad[^:]*: ([\d ]+)", text)
-        model = next((m for made in self.models if (m := made()) is not None), None)
-        if match is None or model is None:
-            return []
-        names = [name for name, p in model.module.named_parameters() if p.requires_grad]
-        return [names[int(n)] for n in match[1].split() if int(n) < len(names)]
 
     def loops(self, rest: bool = True) -> dict[int, int]:
         """The turns of each loop as it ran last; of one that goes on, with those that are left (looked for 1 s). rest:
@@ -850,16 +757,16 @@ class Agent:
         """Where the main thread stands, and how far its loops are."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         frames = [(each.f_code, line) for each, line in traceback.walk_stack(frame)][::-1]
-        while frames and _kind(frames[0][0]) != USER:  # above the user's first line; none where it has ended
+        while frames and code_kind(frames[0][0]) != USER:  # above the user's first line; none where it has ended
             del frames[0]
         own = []
         for code, line in frames:
             file, text = code.co_filename, linecache.getline(code.co_filename, line).strip()
-            if _kind(code) != USER:  # of a library what is below its folder
+            if code_kind(code) != USER:  # of a library what is below its folder
                 file = file.rpartition("-packages" + os.sep)[2] if "-packages" in file else os.path.basename(file)
             if f"{os.sep}nbdebug{os.sep}" not in code.co_filename and "<frozen" not in file:
                 own.append(f"{file}, line {line}, in {code.co_name}: {text}")
-        self.write("stack", lines=user_lines(frame) if frame else [], stack=own[-12:])
+        self.write("stack", lines=user_lines(), stack=own[-12:])
         self.write("loops", loops=self.loops(rest))
 
     def leave(self) -> None:
@@ -871,7 +778,5 @@ class Agent:
             time.sleep(0.05)
 
 
-def user_frame(frame: types.FrameType | None) -> types.FrameType | None:
-    while frame is not None and _kind(frame.f_code) != USER:
-        frame = frame.f_back
-    return frame
+def is_method_of_module(frame: types.FrameType) -> bool:
+    return isinstance(frame.f_locals.get("self"), nn.Module)

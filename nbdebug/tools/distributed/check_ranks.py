@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import functools
 import math
 import os
 import pickle
 import platform
+import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -88,7 +88,7 @@ def check_ranks(
         notes=(*notes, *epochs(loader), *advice(communication), *buffers(own)),
         steps=1,
         facts={"ranks": everyone, "seconds": seconds, **communication},
-        tables=(Table("The ranks", ("rank", *columns), rows, open=True), *tables(communication), *variables()),
+        tables=(Table("The ranks", ("rank", *columns), rows, open=True), *(t for t in tables(communication) if t.rows)),
     )
 
 
@@ -123,31 +123,21 @@ def facts_of(loader: Any, model: nn.Module | None) -> dict[str, Any]:
     return facts
 
 
-def variables() -> list[Table]:
-    rows = [[name, os.environ[name], effect] for name, effect in EFFECTS.items() if os.environ.get(name)]
-    return [Table("Variables that are set on this rank", ("name", "value", "effect"), rows, open=True)] if rows else []
-
-
 def precision(model: nn.Module) -> list[str]:
     """The policies of FSDP's parts, of both kinds of FSDP: "param bfloat16, reduce float32"; "" for none."""
     states = [own() for module in model.modules() if (own := getattr(module, "_get_fsdp_state", None)) is not None]
     policies = [state._mp_policy for state in states] + [getattr(m, "mixed_precision", None) for m in model.modules()]
-    kinds = [(p, k, getattr(p, f"{k}_dtype", None)) for p in policies for k in ("param", "reduce", "buffer", "output")]
-    return [
-        ", ".join(f"{kind} {str(dtype).removeprefix('torch.')}" for own, kind, dtype in kinds if own is p and dtype)
-        for p in policies
-    ]
+    kinds = [[(k, getattr(p, f"{k}_dtype", None)) for k in ("param", "reduce", "buffer", "output")] for p in policies]
+    return [", ".join(f"{k} {str(dtype).removeprefix('torch.')}" for k, dtype in own if dtype) for own in kinds]
 
 
 def buffers(own: dict[str, Any]) -> list[str]:
     """Where FSDP keeps buffers in float32 beside parameters in half precision, which is often meant for the loss."""
-    mixed = [one for one in own.get("precision", "").split("; ") if "param" in one and "buffer float32" in one]
-    if not any("param float16" in one or "param bfloat16" in one for one in mixed):
-        return []
-    return [
+    mixed = re.search(r"param b?float16[^;]*buffer float32", own.get("precision", ""))
+    text = (
         "FSDP's buffer_dtype=torch.float32 keeps buffers (running statistics, for instance) in float32 and moves no op "
-        "there: parameters and ops are in half precision. Compute the loss with .float()."
-    ]
+    )
+    return [text + "there: parameters and ops are in half precision. Compute the loss with .float()."] if mixed else []
 
 
 def epochs(loader: Any) -> list[str]:
@@ -202,21 +192,11 @@ def differences(everyone: Sequence[dict[str, Any]]) -> list[Symptom]:
 # -- communication ----------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class BucketTimes:
-    """Seconds of a step and of one in no_sync: the fastest, the median, the slowest, of the ranks' slowest medians."""
+class BucketTimes(NamedTuple):
+    """Seconds of a step and of one in no_sync: the fastest, the largest of the ranks' medians, the slowest."""
 
     step: tuple[float, float, float]
     no_sync: tuple[float, float, float]
-
-    @classmethod
-    def of(cls, step: Sequence[float], no_sync: Sequence[float], device: str) -> BucketTimes:
-        """The same on all ranks. Collective."""
-        times = [(-min(own), statistics.median(own), max(own)) for own in (step, no_sync)]
-        numbers = torch.tensor(times, dtype=torch.float64, device=device)
-        dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
-        pairs = [(-low, middle, high) for low, middle, high in numbers.tolist()]
-        return cls(*pairs)
 
     @property
     def waits(self) -> float:
@@ -228,11 +208,9 @@ def communicated(model: nn.Module, step: Callable[[nn.Module], Any]) -> dict[str
     """collectives: (kind, number, bytes) of one step; tried: buckets → times; empty for a model that is shared out over
     the ranks, which cannot be copied."""
     cuda = next((p.is_cuda for p in model.parameters()), False)
-    sharded = any(map(is_shared_out, model.parameters()))
-    tried: dict[str, BucketTimes] = {}
+    gradients, tried = [p.grad for p in model.parameters()], dict[str, BucketTimes]()
     with torch.random.fork_rng(devices=[torch.cuda.current_device()] if cuda else []):
-        if sharded:
-            gradients = [p.grad for p in model.parameters()]
+        if any(map(is_shared_out, model.parameters())):
             collectives = counted(lambda: step(model))
             for p, gradient in zip(model.parameters(), gradients):
                 p.grad = gradient
@@ -242,15 +220,17 @@ def communicated(model: nn.Module, step: Callable[[nn.Module], Any]) -> dict[str
             run = functools.partial(step, wrapper)
             for _ in range(2):  # the second forward puts the buckets in order
                 timed(run, cuda)
-            if not tried:
-                collectives = counted(run)
-            with_sync, without = [], []
+            collectives = collectives if tried else counted(run)
+            times: list[list[float]] = [[], []]
             for _ in range(PAIRS):
-                with_sync.append(timed(run, cuda))
+                times[0].append(timed(run, cuda))
                 with wrapper.no_sync():
-                    without.append(timed(run, cuda))
+                    times[1].append(timed(run, cuda))
                 wrapper.zero_grad()
-            tried[name] = BucketTimes.of(with_sync, without, "cuda" if cuda else "cpu")
+            ends = [(-min(own), statistics.median(own), max(own)) for own in times]
+            numbers = torch.tensor(ends, dtype=torch.float64, device="cuda" if cuda else "cpu")
+            dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
+            tried[name] = BucketTimes(*((-low, middle, high) for low, middle, high in numbers.tolist()))
             del wrapper, run
     return {"collectives": collectives, "tried": tried}
 
@@ -268,13 +248,12 @@ def wrapped(model: nn.Module, megabytes: float) -> DistributedDataParallel:
 
 def timed(run: Callable[[], Any], cuda: bool) -> float:
     """Seconds of what all ranks begin together."""
+    finish = torch.cuda.synchronize if cuda else lambda: None
     dist.barrier()
-    if cuda:
-        torch.cuda.synchronize()
+    finish()
     began = time.perf_counter()
     run()
-    if cuda:
-        torch.cuda.synchronize()
+    finish()
     return time.perf_counter() - began
 
 
@@ -313,13 +292,10 @@ def advice(communication: dict[str, Any]) -> list[str]:
     notes = [f"{percent(usual.waits)} of a step waits for communication (tried: a step in no_sync)."]
     parts = (usual.step[1] + (PARTS - 1) * usual.no_sync[1]) / PARTS
     if parts < (1 - GAIN) * usual.step[1]:
-        notes.append(
-            f"A batch in {PARTS} parts, all but the last in no_sync, takes {percent(1 - parts / usual.step[1])} less "
-            "time than with a reduction in each."
-        )
-    best = min(others, key=lambda one: one.step[1])
+        less = f"takes {percent(1 - parts / usual.step[1])} less time than with a reduction in each."
+        notes.append(f"A batch in {PARTS} parts, all but the last in no_sync, {less}")
+    name, best = min(tried.items(), key=lambda pair: pair[1].step[1])
     if best.step[2] < usual.step[0] and best.step[1] < (1 - GAIN) * usual.step[1]:
-        name = next(name for name, one in tried.items() if one is best)
         notes.append(f"Buckets of {name} make the step {percent(1 - best.step[1] / usual.step[1])} shorter (tried).")
     late = others[-1]
     if late.step[0] > usual.step[2] and late.step[1] > (1 + GAIN) * usual.step[1]:
@@ -328,21 +304,14 @@ def advice(communication: dict[str, Any]) -> list[str]:
     return notes
 
 
-def tables(communication: dict[str, Any]) -> list[Table]:
-    rows = [[kind, number, size(total)] for kind, number, total in communication.get("collectives", ())]
-    tried = communication.get("tried", {})
-    times = [
-        [name, *(f"{figures(1000 * each[1])} ms" for each in (one.step, one.no_sync)), percent(one.waits)]
-        for name, one in tried.items()
-    ]
-    return [
-        table
-        for table in (
-            Table("A step's collectives, of this rank", ("kind", "number", "bytes"), rows, open=True),
-            Table("Tried on copies", ("buckets", "a step", "in no_sync", "waits"), times, open=True),
-        )
-        if table.rows
-    ]
+def tables(communication: dict[str, Any]) -> Iterator[Table]:
+    rows: list[list[Any]] = [[kind, n, size(total)] for kind, n, total in communication.get("collectives", ())]
+    yield Table("A step's collectives, of this rank", ("kind", "number", "bytes"), rows, open=True)
+    tried: dict[str, BucketTimes] = communication.get("tried", {})
+    rows = [[name, *(f"{figures(1000 * t[1])} ms" for t in one), percent(one.waits)] for name, one in tried.items()]
+    yield Table("Tried on copies", ("buckets", "a step", "in no_sync", "waits"), rows, open=True)
+    rows = [[name, os.environ[name], effect] for name, effect in EFFECTS.items() if os.environ.get(name)]
+    yield Table("Variables that are set on this rank", ("name", "value", "effect"), rows, open=True)
 
 
 if __name__ == "__main__":

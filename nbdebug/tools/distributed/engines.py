@@ -112,18 +112,15 @@ class Engines:
             host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(),
             timeout=datetime.timedelta(seconds=30),
         )  # fmt: skip
-        place = {"world": len(self.ids), "host": host, "port": port, "folder": str(self.folder)}
-        place["backend"] = self.backend
         controller = getattr(getattr(self.cluster, "controller", None), "pid", None)
-        for rank in range(len(self.ids)):
-            self._ask(rank, f"join(rank={rank}, controller={controller!r}, local={local}, **{place!r})")
-        self._wait([self._ask(rank, "member()") for rank in range(len(self.ids))], 120)
+        place = len(self.ids), host, port, str(self.folder), self.backend, controller, local
+        self._ask(lambda rank: f"join({rank}, *{place!r})", 120)
         self.processes = [int(self.store.get(f"process/{rank}")) for rank in range(len(self.ids))]
 
-    def _ask(self, rank: int, call: str) -> Any:
-        """A function of this module in a rank's process; no name is left among the user's."""
-        module = f'__import__("{__name__}", fromlist=["_"])'
-        return self.client[self.ids[rank]].execute(f"{module}.{call}", block=False)
+    def _ask(self, call: Callable[[int], str], seconds: float) -> None:
+        """Call a function of this module in each rank's process; no name is left among the user's."""
+        asked = ((own, f'__import__("{__name__}", fromlist=["_"]).{call(rank)}') for rank, own in enumerate(self.ids))
+        self._wait([self.client[own].execute(text, block=False) for own, text in asked], seconds)
 
     def _wait(self, results: Sequence[Any], seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -175,8 +172,7 @@ class Engines:
         folder = self.folder / f"cell-{self.cell}"
         folder.mkdir(mode=0o700)
         number = re.sub(r"\D", "", name) or "0"
-        begin = f"member().begin({self.cell}, {name!r}, {number}, {self.broken})"
-        self._wait([self._ask(rank, begin) for rank in range(len(self.ids))], 60)
+        self._ask(lambda _: f"member.begin({self.cell}, {name!r}, {number}, {self.broken})", 60)
         self.broken = False
         run = _Run(self, source, folder, show)
         try:
@@ -234,13 +230,13 @@ class _Run:
     def follow(self) -> CellOutcome:
         __tracebackhide__ = True
         for _ in self.running():
-            if self.errors or certain(self.comparer.facts):
-                self.settle()
-                break
-        for result in self.results:
-            if result.ready():
-                with contextlib.suppress(Exception):
-                    result.wait_for_output(1)
+            if self.errors or certain(self.comparer.facts):  # the others may end by themselves, else they are freed
+                for seconds in self.running():
+                    if seconds > (LOCATE if locates(self.comparer.facts) else GRACE):
+                        self.free()
+        for result in filter(lambda result: result.ready(), self.results):
+            with contextlib.suppress(Exception):
+                result.wait_for_output(1)
         self.collect(last=True)
         return self.outcome()
 
@@ -265,12 +261,6 @@ class _Run:
                 if len(self.errors) == 1 and not told:
                     self.show(rank, "stderr", text)
 
-    def settle(self) -> None:
-        """A rank has failed, or a verdict is certain: the others may end by themselves, else they are freed."""
-        for seconds in self.running():
-            if seconds > (LOCATE if locates(self.comparer.facts) else GRACE):
-                self.free()
-
     def free(self, interrupt: bool = False) -> None:
         """End the cell on all ranks."""
         engines, waits = self.engines, [0.0 if interrupt else FREE, INTERRUPT]
@@ -287,19 +277,16 @@ class _Run:
     def outcome(self) -> CellOutcome:
         self.comparer.read()
         facts = self.comparer.facts
-        own = {rank: error for rank, log in facts.ranks.items() if (error := log.one("error"))}
-        raised = [rank for rank in self.errors if rank in own and not own[rank]["peer"]]
+        own = {error["rank"]: error for error in facts.all("error")}
+        raised = [error for rank, error in self.errors.items() if rank in own and not own[rank]["peer"]]
         facts.over = not own and not self.engines.lost
-        first = self.errors[raised[0]] if raised else None
         alike = len({(e["type"], e["text"]) for e in own.values()}) == 1 and len(raised) == len(facts.ranks)
-        report: Report | None = report_of(facts, "%%ranks")
-        if report is not None and not report.findings and not report.symptoms or alike:
-            report = None
-        if first is None and report is None and self.errors:
-            first = next(iter(self.errors.values()))  # a syntax error, an interrupt
+        report = report_of(facts, "%%ranks")
+        told = not alike and bool(report.findings or report.symptoms)
+        first = next(iter(raised or (() if told else self.errors.values())), None)  # else a syntax error, an interrupt
         if gone := self.engines.gone():
             first = RuntimeError(gone)
-        return CellOutcome(self.errors, report, first)
+        return CellOutcome(self.errors, report if told else None, first)
 
 
 # -- in each process --------------------------------------------------------------------------------------------------
@@ -311,8 +298,7 @@ class Member:
     def __init__(self, rank: int, folder: str) -> None:
         self.sockets: list[int] = []
         self.cell, self.active, self.name = 0, False, ""
-        self.shell = running_shell()
-        self.main = threading.get_ident()
+        self.shell, self.main = running_shell(), threading.get_ident()
         helper = c10d._new_process_group_helper
 
         def noting(*args: Any, **kwargs: Any) -> Any:
@@ -364,7 +350,7 @@ class Member:
         models = []
         if dist.is_initialized():
             old = c10d._get_default_group()
-            models = [m for made in self.agent.models if (m := made()) is not None and m.process_group is old]
+            models = [m for m in self.agent.models if m.process_group is old]
             dist.destroy_process_group()
         self.sockets.clear()
         more: dict[str, Any] = {}
@@ -459,17 +445,11 @@ def sockets() -> set[int]:
     return found
 
 
-_member: Member | None = None
+member: Any = None
 
 
-def join(**place: Any) -> None:
-    global _member
-    _member = _member or Member(place["rank"], place["folder"])
-    _member.connect(**place)
-
-
-def member() -> Member:
-    """Raises RuntimeError where `join` has failed."""
-    if _member is None:
-        raise RuntimeError("this process has not joined the ranks")
-    return _member
+def join(rank: int, world: int, host: str, port: int, folder: str, *place: Any) -> None:
+    """Become a rank of these processes, as `Member.connect` says."""
+    global member
+    member = member or Member(rank, folder)
+    member.connect(rank, world, host, port, folder, *place)

@@ -15,6 +15,7 @@ Line = tuple[str, int, str]
 """File, line, function."""
 START = "start"
 """The group of the calls that make the default group: all processes take part."""
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 CALLS, MARKS, EVENTS = 500, 20_000, 400
 """What is held of each rank: calls behind the last one that all ranks have made alike, marks, events of a kind."""
 
@@ -67,8 +68,8 @@ class Place:
 
 class RankLog:
     """What one rank did. calls: of each group, the latest; events: kind → in order; trail: numbers of marks, the latest
-    of `marks` in all; turns: how often each was passed; sent, received: "group/tag/rank" → messages; message: the one
-    that its last event waits for, or waits to get rid of."""
+    of `marks` in all; turns: how often each was passed; messages: ("send" or "receive", "group/tag/rank") → how many;
+    message: the one that its last event waits for, or waits to get rid of."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -79,8 +80,7 @@ class RankLog:
         self.events: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
         self.last: CollectiveCall | None = None
         self.marks = 0
-        self.sent: collections.Counter[str] = collections.Counter()
-        self.received: collections.Counter[str] = collections.Counter()
+        self.messages: collections.Counter[tuple[str, str]] = collections.Counter()
         self.message: Mapping[str, Any] | None = None
         self.time = 0.0
 
@@ -93,21 +93,19 @@ class RankLog:
             self.time = event.get("t", 0.0)
             if event.get("peer") is not True:
                 self.message = event if event["k"] == "message" and event["waits"] else None
+        order = self.last.order + 1 if self.last else 0
         if event["k"] == "message":
-            counter = self.sent if event["way"] == "send" else self.received
-            counter[event["key"]] += not event.get("again")
+            self.messages[event["way"], event["key"]] += not event.get("again")
         elif event["k"] == "call":
-            group = event.get("g", "0")
-            lines = tuple((str(file), int(line), str(name)) for file, line, name in event.get("lines", ()))
-            op, shape, dtype, root = (str(event.get(name, "")) for name in ("op", "shape", "dtype", "root"))
-            order, waits = self.last.order + 1 if self.last else 0, not event.get("async")
-            self.last = CollectiveCall(self.made(group), group, op, shape, dtype, root, lines, self.marks, waits, order)
+            group, lines = event.get("g", "0"), tuple((file, line, name) for file, line, name in event.get("lines", ()))
+            op, shape, dtype, root = (event.get(name, "") for name in ("op", "shape", "dtype", "root"))
+            waits, n = not event.get("async"), self.made(group)
+            self.last = CollectiveCall(n, group, op, shape, dtype, root, lines, self.marks, waits, order)
             self.calls[group].append(self.last)
             if "ranks" in event:
                 self.members[group] = tuple(event["ranks"])
         else:
-            order = self.last.order + 1 if self.last else 0
-            self.events[event["k"]].append({**event, "at": self.marks, "order": order})
+            self.events[event["k"]].append({**event, "rank": self.rank, "at": self.marks, "order": order})
 
     def made(self, group: str) -> int:
         """How many calls it has made in a group."""
@@ -123,20 +121,6 @@ class RankLog:
         """The marks passed between two of their numbers, as far as they are held."""
         dropped = self.marks - len(self.trail)
         return self.trail[max(begin - dropped, 0) : max(end - dropped, 0)]
-
-    def forget(self, group: str, n: int) -> None:
-        """Drop the calls of a group before number n, but for the last one made."""
-        own = self.calls[group]
-        if own:
-            del own[: min(max(n - own[0].n, 0), len(own) - 1)]
-
-    def trim(self) -> None:
-        """Drop old marks, and of the events of each kind those in the middle."""
-        if len(self.trail) > 2 * MARKS:
-            del self.trail[:-MARKS]
-        for events in self.events.values():
-            if len(events) > 2 * EVENTS:
-                del events[EVENTS // 2 : -EVENTS // 2]
 
     def one(self, kind: str) -> dict[str, Any] | None:
         """The last event of a kind."""
@@ -192,8 +176,13 @@ class RanksFacts:
         own = {rank for log in self.ranks.values() for rank in log.members.get(group, ())}
         return {rank: log for rank, log in self.ranks.items() if rank in own or not own}
 
+    def absent(self, call: CollectiveCall) -> set[int]:
+        """The ranks of its group that have not come to a call."""
+        return {rank for rank, log in self.members(call.group).items() if log.made(call.group) <= call.n}
+
     def forget(self) -> None:
-        """Compare what has come, and drop what is alike and old."""
+        """Compare what has come; drop calls that are alike and old, old marks, and of many events of a kind those in
+        the middle."""
         for group in {group for log in self.ranks.values() for group in log.calls}:
             logs, n = self.members(group), self.alike.get(group, 0)
             expected = max(len(log.members.get(group, ())) for log in logs.values()) or self.launched or math.inf
@@ -203,10 +192,14 @@ class RanksFacts:
                     break
                 n += 1
             self.alike[group] = n
-            for log in logs.values():
-                log.forget(group, n - CALLS)
+            for own in (log.calls[group] for log in logs.values() if log.calls.get(group)):
+                del own[: max(min(n - CALLS - own[0].n, len(own) - 1), 0)]
         for log in self.ranks.values():
-            log.trim()
+            if len(log.trail) > 2 * MARKS:
+                del log.trail[:-MARKS]
+            for events in log.events.values():
+                if len(events) > 2 * EVENTS:
+                    del events[EVENTS // 2 : -EVENTS // 2]
 
     def text(self, line: Sequence[Any]) -> str:
         """The text of a user's line, with its indentation."""
@@ -216,24 +209,20 @@ class RanksFacts:
     def body(self, place: Place) -> str:
         return "\n".join(self.sources.get(place.file, "").split("\n")[place.first - 1 : place.last])
 
-    def all(self, kind: str) -> list[tuple[int, dict[str, Any]]]:
-        """The events of a kind, with their ranks."""
-        return [(rank, event) for rank, log in self.ranks.items() for event in log.events.get(kind, ())]
+    def all(self, kind: str) -> list[dict[str, Any]]:
+        """The events of a kind, with their ranks under "rank"."""
+        return [event for log in self.ranks.values() for event in log.events.get(kind, ())]
 
     def timeout(self) -> float:
         """Seconds that a call waits for the others, as the group was made."""
-        return min((event["timeout"] for _, event in self.all("init")), default=1800.0)
+        return min((event.get("timeout", 1800.0) for event in self.all("init")), default=1800.0)
 
     def pairs(self, kind: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Events of a kind with equal keys ("id") on two ranks, each of the others beside the first that has it."""
         first: dict[str, dict[str, Any]] = {}
-        pairs = []
-        for rank, event in self.all(kind):
-            event = {**event, "rank": rank}
-            if (other := first.setdefault(event["id"], event)) is not event:
-                pairs.append((other, event))
-        return pairs
+        pairs = [(first.setdefault(event["id"], event), event) for event in self.all(kind)]
+        return [(one, other) for one, other in pairs if one is not other]
 
     def fault(self) -> str:
         """What failed in nbdebug itself while it watched a rank; "" for nothing."""
-        return next((event["error"] for _, event in self.all("fault")), "")
+        return next((event["error"] for event in self.all("fault")), "")

@@ -30,12 +30,13 @@ def hang_watch(after: float = 60.0) -> Iterator[None]:
     if not dist.is_initialized():
         raise RuntimeError("hang_watch watches the ranks of a process group: call init_process_group first")
     watch = _Watch(after)
-    watch.thread.start()
+    thread = threading.Thread(target=watch.run, daemon=True, name="nbdebug hang_watch")
+    thread.start()
     try:
         yield
     finally:
         watch.over.set()
-        watch.thread.join(timeout=5)
+        thread.join(timeout=5)
 
 
 class _Watch:
@@ -46,13 +47,12 @@ class _Watch:
         self.main = threading.get_ident()
         self.store = c10d._get_default_store().clone()  # type: ignore[attr-defined]
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.thread = threading.Thread(target=self.run, daemon=True, name="nbdebug hang_watch")
 
     def place(self) -> tuple[bool, str]:
         """(whether the main thread is in a function of torch.distributed or in backward, its lines)."""
         stack = [(f.f_code, line) for f, line in traceback.walk_stack(sys._current_frames().get(self.main))]
         inside = any(f"torch{os.sep}distributed" in code.co_filename for code, _ in stack[:4])
-        inside = inside or any(kind_of(code) == ENGINE for code, _ in stack)
+        inside |= any(kind_of(code) == ENGINE for code, _ in stack)
         own = [Site(code.co_filename, line, code.co_name) for code, line in stack if kind_of(code) == USER][:6]
         lines = [f"    {site.file}, line {site.line}, in {site.function}: {source_text(site)}" for site in own]
         return inside, "\n".join(reversed(lines))
@@ -63,7 +63,7 @@ class _Watch:
             inside, lines = self.place()
             now = time.monotonic()
             if lines != last or not inside:
-                since, last, printed = (now, lines, False) if lines != last else (now, last, printed)
+                since, last, printed = now, lines, printed and lines == last
             with contextlib.suppress(Exception):  # the store goes with the first rank
                 self.store.set(f"nbdebug/{self.rank}", f"{'waits' if inside else 'is elsewhere'}\n{lines}")
                 if inside and now - since > self.after and not printed:

@@ -8,6 +8,7 @@ machine starts `compare`. Both read the ranks' files every 0.1 s. A verdict abou
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -19,8 +20,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from nbdebug.process import alive
@@ -41,34 +42,35 @@ class Comparer:
 
     def __init__(self, folder: pathlib.Path, launched: int) -> None:
         self.folder, self.launched, self.facts = folder, launched, RanksFacts(launched)
-        self.positions: dict[pathlib.Path, int] = {}
+        self.positions = Counter[pathlib.Path]()
         self.began = self.still = time.monotonic()
         self.noticed: list[Any] = []
 
     def read(self) -> bool:
         """Whether there is something to judge: new events, or none for a while. A rank begins a file anew after 1 MiB;
         those that were read are removed."""
-        new = False
-        paths = sorted(self.folder.glob("rank-*.jsonl"), key=lambda path: int(path.suffixes[0][1:]))
-        last = {path.name.partition(".")[0]: path for path in paths}
-        for path in paths:
+        new, names = False, [re.split("[-.]", path.name) for path in self.folder.glob("rank-*.jsonl")]
+        parts = sorted((int(part), int(rank)) for _, rank, part, _ in names)
+        last = {rank: part for part, rank in parts}
+        for part, rank in parts:
+            path = self.folder / f"rank-{rank}.{part}.jsonl"
             with open(path, "rb") as file:
-                file.seek(self.positions.get(path, 0))
-                data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            self.positions[path] = self.positions.get(path, 0) + len(whole)
-            for line in whole.splitlines():
-                event, rank = json.loads(line), int(re.findall(r"\d+", path.name)[0])
-                known = self.facts.ranks
+                file.seek(self.positions[path])
+                whole = (data := file.read())[: data.rfind(b"\n") + 1]
+            self.positions[path] += len(whole)
+            for event in map(json.loads, whole.splitlines()):
+                known, new = self.facts.ranks, True
                 complete = rank in known or 0 < self.facts.launched <= len(known)
                 if event["k"] == "start" and complete and all(map(RankLog.ended, known.values())):
                     self.facts.over = True  # the script starts other ranks, after these
                     before = name_cause(self.facts)
                     self.facts = RanksFacts(self.launched, sources=self.facts.sources, before=before)
                 self.facts.add(rank, event)
-                self.read_source(event)
-                new = True
-            if path not in last.values():
+                for name in {*(line[0] for line in event.get("lines", ())), event.get("file")} - {None, ""}:
+                    if name not in self.facts.sources:
+                        with contextlib.suppress(OSError, UnicodeDecodeError):
+                            self.facts.sources[name] = pathlib.Path(name).read_text(encoding="utf-8")
+            if part < last[rank]:
                 path.unlink()
         self.facts.now = time.time()
         if not self.facts.launched and (self.folder / "all-launched").exists():
@@ -79,12 +81,6 @@ class Comparer:
         elif time.monotonic() > self.still + 2 * STILL:
             self.still, new = time.monotonic(), True
         return new
-
-    def read_source(self, event: dict[str, Any]) -> None:
-        for file in [*(line[0] for line in event.get("lines", ())), event.get("file")]:
-            if file and file not in self.facts.sources:
-                with contextlib.suppress(OSError, UnicodeDecodeError):
-                    self.facts.sources[file] = pathlib.Path(file).read_text(encoding="utf-8")
 
     def notice(self) -> None:
         """Tell once of each line at which ranks wait long for another: where that stands. The run goes on."""
@@ -115,13 +111,7 @@ class Comparer:
                 own = os.getpgid(process) == process
                 (os.killpg if own else os.kill)(process, signal.SIGKILL)
 
-    def follow(
-        self,
-        question: str,
-        over: Callable[[], bool],
-        printed: Iterable[str] = (),
-        status: Callable[[], int | None] = int,
-    ) -> Report:
+    def follow(self, question: str, over: Callable[[], bool], printed: Iterable[str] = (), status: Any = int) -> Report:
         """Until the run is over, or a fault is certain: the ranks are then ended first. status: of the launcher."""
         while not over():
             if self.read():
@@ -160,15 +150,11 @@ def run_script(
     (folder / "launcher").write_text(str(os.getpid()))
     own = starts_ranks(pathlib.Path(script).read_text(encoding="utf-8", errors="replace"))
     command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}", "-m", "nbdebug.rank"]
-    process = subprocess.Popen(
-        [sys.executable, *(["-m", "nbdebug.rank", "--starts-ranks"] if own else command), script, *arguments],
-        env={**os.environ, FOLDER: str(folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    command = [sys.executable, *(["-m", "nbdebug.rank", "--starts-ranks"] if own else command), script, *arguments]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}
+    process = subprocess.Popen(command, env={**os.environ, FOLDER: str(folder)}, **pipes)
     comparer, printed = Comparer(folder, 0 if own else nproc), deque[str](maxlen=400)
-    reader = threading.Thread(target=pass_on, args=(process, printed, echo), daemon=True)
+    reader = threading.Thread(target=pass_on, args=(process.stdout, printed, echo), daemon=True)
     reader.start()
 
     def over() -> bool:
@@ -186,15 +172,13 @@ def run_script(
 
 def starts_ranks(source: str) -> bool:
     """Whether a script starts its ranks itself, by torch.multiprocessing."""
-    if not re.search(r"\bmultiprocessing\b", source):
-        return False
-    own = r"\b(init_method|MASTER_PORT)\b" if re.search(r"\bProcess\(", source) else r"(?!)"
-    return bool(re.search(r"\b(spawn|start_processes)\(", source) or re.search(own, source))
+    says = functools.partial(re.search, string=source)
+    by_hand = says(r"\bProcess\(") and says(r"\b(init_method|MASTER_PORT)\b")
+    return bool(says(r"\bmultiprocessing\b") and (by_hand or says(r"\b(spawn|start_processes)\(")))
 
 
-def pass_on(process: subprocess.Popen[bytes], printed: deque[str], echo: bool) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
+def pass_on(stream: Iterable[bytes], printed: deque[str], echo: bool) -> None:
+    for line in stream:
         text = line.decode("utf-8", "replace")
         printed.append(text)
         if echo:
@@ -246,33 +230,28 @@ def report_of(facts: RanksFacts, question: str, seconds: float = 0.0, status: in
         symptoms.append(Symptom("nbdebug failed while it watched a rank: nothing was compared.", fault))
     calls = sum(log.made(group) for log in facts.ranks.values() for group in log.calls)
     steps = max((len(log.events.get("loss", ())) for log in facts.ranks.values()), default=0)
+    well = "All ranks made the same calls, and nothing differs that should be the same."
     return Report(
         question,
         (finding,) if finding is not None else (),
         subject=f"{count(len(facts.ranks), 'rank')}, {count(calls, 'collective')} compared",
         facts={"ranks": {rank: log.marks for rank, log in facts.ranks.items()}, "seconds": round(seconds, 2)},
-        headline=""
-        if finding is not None or symptoms
-        else "All ranks made the same calls, and nothing differs that should be the same.",
+        headline="" if finding is not None or symptoms else well,
         symptoms=tuple(symptoms),
         notes=(f"The verdict came {figures(seconds)} s after the start.",) if seconds and finding is not None else (),
         steps=steps or int(bool(calls)),
-        tables=tuple(table for table in (state(facts), stacks(facts)) if table.rows),
+        tables=tuple(table for table in tables(facts) if table.rows),
     )
 
 
-def state(facts: RanksFacts) -> Table:
-    """The last call of each rank."""
-    rows = []
+def tables(facts: RanksFacts) -> Iterator[Table]:
+    """The last call of each rank, and where it stood."""
+    last, frames = [], []
     for rank, log in facts.ranks.items():
         line = log.last.lines[0] if log.last and log.last.lines else None
         place = f"{line[0].rpartition('/')[2]}, line {line[1]}" if line else ""
         ended = error["type"] if (error := log.one("error")) else "ended" if log.one("end") else "running"
-        rows.append([rank, sum(map(log.made, log.calls)), str(log.last or "none"), place, ended])
-    return Table("The last call of each rank", ("rank", "calls", "last call", "line", "state"), rows, open=True)
-
-
-def stacks(facts: RanksFacts) -> Table:
-    last = {rank: log.one("stack") for rank, log in facts.ranks.items()}
-    rows = [[rank, line] for rank, event in last.items() if event for line in event["stack"]]
-    return Table("Where each rank stood", ("rank", "frame"), rows, "the main thread, its last 12 frames", open=False)
+        last.append([rank, sum(map(log.made, log.calls)), str(log.last or "none"), place, ended])
+        frames += [[rank, line] for line in (log.one("stack") or {}).get("stack", ())]
+    yield Table("The last call of each rank", ("rank", "calls", "last call", "line", "state"), last, open=True)
+    yield Table("Where each rank stood", ("rank", "frame"), frames, "the main thread, its last 12 frames", open=False)

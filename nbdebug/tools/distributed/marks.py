@@ -13,7 +13,6 @@ import functools
 import hashlib
 import importlib.machinery
 import itertools
-import linecache
 import math
 import operator
 import os
@@ -26,8 +25,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdebug.observe.sources import tree_of
+from nbdebug.observe.tensors import fingerprint, tensors_in
 from nbdebug.tools.distributed import paths
-from nbdebug.tools.distributed.facts import Place
+from nbdebug.tools.distributed.facts import Line, Place
 
 MARK, TURNS = "nbdebug_mark", "nbdebug_turns"
 
@@ -179,42 +180,32 @@ def is_bad(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def nonfinite(frame: types.FrameType | None) -> tuple[list[str], tuple[str, int, str] | None]:
+def nonfinite(frame: types.FrameType) -> tuple[list[str], Line | None]:
     """The names of single numbers among a frame's variables that are not finite, and where they came about."""
-    numbers = {
-        name: value
-        for name, value in (frame.f_locals.items() if frame is not None else ())
-        if not name.startswith("_") and (isinstance(value, torch.Tensor) and value.numel() == 1 or type(value) is float)
-    }
-    names = [name for name, value in numbers.items() if is_bad(value)]
-    return names, culprit(frame, frame.f_lineno, names) if names and frame is not None else None
+    values = [(name, value) for name, value in frame.f_locals.items() if name[0] != "_"]
+    single = [(n, v) for n, v in values if type(v) is float or isinstance(v, torch.Tensor) and v.numel() == 1]
+    names = [name for name, value in single if is_bad(value)]
+    return names, culprit(frame, frame.f_lineno, names) if names else None
 
 
-def culprit(frame: types.FrameType, line: int, names: list[str] | None = None) -> tuple[str, int, str] | None:
+def culprit(frame: types.FrameType, line: int, names: list[str] | None = None) -> Line | None:
     """The assignment in which a number that is not finite came about: that of the loss, or of the model's output that
     went into it, where that is bad already."""
-    file = frame.f_code.co_filename
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return None
+    file, tree = frame.f_code.co_filename, tree_of(frame.f_code.co_filename) or ast.Module([], [])
     wanted, best = names or paths.names_in(paths.statement(tree, line)), None
     variables = {**frame.f_globals, **frame.f_locals}
+    models = {name for name, value in variables.items() if isinstance(value, nn.Module)}
     for _ in range(8):
         made = [paths.assignments(tree, name, line)[:1] for name in wanted if is_bad(variables.get(name))]
-        calls = [node for each in made for node in each if node.lineno <= line]
+        nodes = [node for each in made for node in each if node.lineno <= line]
         if best is not None:
-            calls = [node for node in calls if _calls_model(node, variables)]
-        if not calls:
+            calls = [(node, getattr(part, "func", None)) for node in nodes for part in ast.walk(paths.value_of(node))]
+            nodes = [node for node, called in calls if getattr(called, "id", "") in models]
+        if not nodes:
             break
-        best = calls[0]
+        best = nodes[0]
         line, wanted = best.lineno, [n for n in paths.names_in(paths.value_of(best)) if n in variables]
     return None if best is None else (file, best.lineno, frame.f_code.co_name)
-
-
-def _calls_model(node: ast.AST, variables: dict[str, Any]) -> bool:
-    roots = (getattr(part.func, "id", None) for part in ast.walk(paths.value_of(node)) if isinstance(part, ast.Call))
-    return any(isinstance(variables.get(name), nn.Module) for name in roots if name)
 
 
 def digest(value: Any, most: int | None = None) -> str:
@@ -267,10 +258,5 @@ def follow_writes(stream: Any, over: Callable[[str], None], shown: Callable[[Any
 
 def rows_of(batch: Any) -> list[str]:
     """A digest of each row of a batch's first tensor that is no single number a row."""
-    parts = list(batch.values()) if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else [batch]
-    tensors = [part for part in parts if isinstance(part, torch.Tensor) and part.dim() > 0]
-    if not tensors:
-        return []
-    best = max(tensors, key=lambda part: part.numel())
-    rows = best.detach().cpu().reshape(len(best), -1).contiguous().view(torch.uint8)
-    return [hashlib.sha256(row.numpy().tobytes()).hexdigest()[:12] for row in rows]
+    best = max((part for part in tensors_in(batch) if part.dim()), key=torch.Tensor.numel, default=None)
+    return [] if best is None else [str(fingerprint(row)[-1]) for row in best.detach().cpu()]

@@ -8,7 +8,7 @@ that the ranks have passed since their last common call.
 from __future__ import annotations
 
 import ast
-import dataclasses
+import contextlib
 import functools
 import re
 from collections import Counter
@@ -24,19 +24,12 @@ COMMUNICATES = re.compile(r"no_sync|backward|barrier|dist\.")
 WRAPPERS = {"enumerate", "zip", "tqdm", "iter", "list", "reversed", "range", "len"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Parting:
+class Parting(NamedTuple):
     """calls: what each of the ranks called as number n of the group; None for one that has ended without."""
 
     group: str
     n: int
     calls: Mapping[int, CollectiveCall | None]
-
-    def common(self) -> list[int]:
-        """The ranks of the larger side; of two equal ones, those of the lower rank."""
-        sides = Counter(call and call.key for call in self.calls.values())
-        most = max(sides, key=lambda key: sides[key])
-        return [rank for rank, call in self.calls.items() if (call and call.key) == most]
 
 
 class Departure(NamedTuple):
@@ -50,10 +43,14 @@ class Departure(NamedTuple):
 def parting(facts: RanksFacts) -> Parting | None:
     """The first certain one of each group, the group of the lowest name first; else where ranks wait for each other, in
     calls of groups of their own: the smallest of these, as others wait for its ranks."""
-    groups = sorted({group for log in facts.ranks.values() for group in log.calls})
-    parted = next((parted for group in groups if (parted := _parting_in(facts, group)) is not None), None)
-    if parted is not None:
-        return parted
+    late = {(call.group, call.n) for call, _ in waiting(facts, PATIENCE * facts.timeout())}
+    for group in sorted({group for log in facts.ranks.values() for group in log.calls}):
+        logs = facts.members(group)
+        for n in range(facts.alike.get(group, 0), max((log.made(group) for log in logs.values()), default=0)):
+            made = {rank: log.call(group, n) for rank, log in logs.items()}
+            known = {r: c for r, c in made.items() if c or logs[r].has_left(group) or (group, n) in late}
+            if len({call and call.key for call in known.values()}) > 1:
+                return Parting(group, n, known)
     calls = {rank: call for rank in blocked(facts) if (call := pending(facts, facts.ranks[rank])) is not None}
     for own in sorted(calls.values(), key=lambda call: (len(facts.members(call.group)), call.group)):
         inside = {rank: call for rank in facts.members(own.group) if (call := calls.get(rank)) is not None}
@@ -64,12 +61,7 @@ def parting(facts: RanksFacts) -> Parting | None:
 
 def pending(facts: RanksFacts, log: RankLog) -> CollectiveCall | None:
     """The first call that a rank cannot leave, as a member of the group has not come to it."""
-    calls = (
-        call
-        for group, own in log.calls.items()
-        for call in own
-        if call.waits and any(other.made(group) <= call.n for other in facts.members(group).values())
-    )
+    calls = (call for own in log.calls.values() for call in own if call.waits and facts.absent(call))
     return min(calls, key=lambda call: call.order, default=None)
 
 
@@ -78,8 +70,7 @@ def waiting(facts: RanksFacts, seconds: float) -> Iterator[tuple[CollectiveCall,
     for log in facts.ranks.values():
         call = pending(facts, log) if facts.now - log.time > seconds and not log.one("end") else None
         if call is not None and call is log.last:
-            others = facts.members(call.group).items()
-            yield call, {r for r, o in others if o.made(call.group) <= call.n and not o.has_left(call.group)}
+            yield call, {r for r in facts.absent(call) if not facts.ranks[r].has_left(call.group)}
 
 
 def blocked(facts: RanksFacts) -> set[int]:
@@ -91,8 +82,7 @@ def blocked(facts: RanksFacts) -> set[int]:
             if log.message is not None and peer is not None:
                 missing[rank] = {peer.rank} if answers(log, peer) <= log.message["n"] else set()
             elif call is not None:
-                others = facts.members(call.group).items()
-                missing[rank] = {r for r, other in others if other.made(call.group) <= call.n}
+                missing[rank] = facts.absent(call)
     left = {rank for rank, log in facts.ranks.items() if log.has_left("all")}
     while freed := {rank for rank, others in missing.items() if not others & (missing.keys() | left)}:
         missing = {rank: others for rank, others in missing.items() if rank not in freed}
@@ -103,22 +93,8 @@ def answers(log: RankLog, peer: RankLog) -> int:
     """How many messages a peer has sent to a rank that waits for one of it, or has received of one that sends."""
     assert log.message is not None
     group, tag, _ = log.message["key"].split("/")
-    return (peer.sent if log.message["way"] == "receive" else peer.received)[f"{group}/{tag}/{log.rank}"]
-
-
-def _parting_in(facts: RanksFacts, group: str) -> Parting | None:
-    logs = facts.members(group)
-    late = {call.n for call, _ in waiting(facts, PATIENCE * facts.timeout()) if call.group == group}
-    for n in range(facts.alike.get(group, 0), max((log.made(group) for log in logs.values()), default=0)):
-        calls: dict[int, CollectiveCall | None] = {}
-        for rank, log in logs.items():
-            if (call := log.call(group, n)) is not None:
-                calls[rank] = call
-            elif log.has_left(group) or n in late:
-                calls[rank] = None
-        if len({call and call.key for call in calls.values()}) > 1:
-            return Parting(group, n, calls)
-    return None
+    way = "send" if log.message["way"] == "receive" else "receive"
+    return peer.messages[way, f"{group}/{tag}/{log.rank}"]
 
 
 def missing(facts: RanksFacts, parted: Parting) -> list[int]:
@@ -131,21 +107,21 @@ def departure(facts: RanksFacts, parted: Parting) -> Departure:
     for rank in missing(facts, parted):
         stack = facts.ranks[rank].one("stack")
         return Departure(rank, stack["lines"][0] if stack and stack["lines"] else None)
-    common = parted.common()
-    one = facts.ranks[common[0]]
-    other = facts.ranks[next(rank for rank in parted.calls if rank not in common)]
+    sides = {rank: call and call.key for rank, call in parted.calls.items()}
+    (most, number), *_ = Counter(sides.values()).most_common(1)  # of two equal sides that of the lower rank
+    one, other = (facts.ranks[next(r for r, key in sides.items() if (key == most) is same)] for same in (True, False))
     windows = _windows(parted, one, other)
-    for mine, log in ((0, one), (1, other)):
-        loop = _ran_out(facts, windows[mine], windows[1 - mine])
-        if loop is not None:
-            fewer = log.turns[loop.number] < max(one.turns[loop.number], other.turns[loop.number])
-            peer = other if log is one else one
-            return (None if fewer else _skipped(facts, loop, log, peer)) or Departure(log.rank, loop.head, loop)
+    for log, peer, mine, theirs in ((one, other, *windows), (other, one, *windows[::-1])):
+        for number in dict.fromkeys(-mark for mark in mine if mark < 0):  # a loop ended, and the other made a turn more
+            loop = facts.places.get(number)
+            if loop is not None and -number not in theirs and theirs.count(number) > mine.count(number):
+                left = [] if log.turns[number] < peer.turns[number] else _skipped(facts, loop, log, peer)
+                return Departure(log.rank, [*left, loop][0].head, [*left, loop][0])
     arms = sorted(_arms(facts, parted, (one, other), windows), key=lambda arm: arm[0])
     if arms:
         _, rank, place = arms[0]
-        most = 2 * len(common) > len(parted.calls)  # what most ranks go through is the common path
-        return Departure(other.rank if most else rank, place.head, place)
+        usual = 2 * number > len(sides)  # what most ranks go through is the common path
+        return Departure(other.rank if usual else rank, place.head, place)
     calls = [call for log in (other, one) if (call := parted.calls[log.rank]) is not None]
     lines = [call.lines[:1] for call in calls]
     return Departure(None if lines[1:] == lines[:1] else other.rank, next(iter(lines[0]), None))
@@ -162,24 +138,12 @@ def _windows(parted: Parting, one: RankLog, other: RankLog) -> tuple[list[int], 
     return one.window(begin[0], ends[0]), other.window(begin[1], ends[1])
 
 
-def _ran_out(facts: RanksFacts, mine: list[int], theirs: list[int]) -> Place | None:
-    """The loop that ended in one window while the other made a further turn."""
-    for number in dict.fromkeys(-mark for mark in mine if mark < 0):
-        if -number not in theirs and theirs.count(number) > mine.count(number) and number in facts.places:
-            return facts.places[number]
-    return None
-
-
-def _skipped(facts: RanksFacts, loop: Place, log: RankLog, peer: RankLog) -> Departure | None:
-    """In a loop that ran out after no fewer turns: the arm that this rank has taken more often, one that ends a turn
-    early first, then one that speaks of communication."""
-    arms = [
-        place
-        for number, place in facts.places.items()
-        if place.kind == "arm" and loop.holds(place.head) and log.turns[number] > peer.turns[number]
-    ]
-    arms.sort(key=lambda place: (not jumps(facts, place), not COMMUNICATES.search(facts.body(place))))
-    return Departure(log.rank, arms[0].head, arms[0]) if arms else None
+def _skipped(facts: RanksFacts, loop: Place, log: RankLog, peer: RankLog) -> list[Place]:
+    """In a loop that ran out after no fewer turns: the arms that this rank has taken more often, those that end a turn
+    early first, then those that speak of communication."""
+    inside = [p for p in facts.places.values() if p.kind == "arm" and loop.holds(p.head)]
+    more = [place for place in inside if log.turns[place.number] > peer.turns[place.number]]
+    return sorted(more, key=lambda place: (not jumps(facts, place), not COMMUNICATES.search(facts.body(place))))
 
 
 def _arms(
@@ -206,17 +170,14 @@ def jumps(facts: RanksFacts, place: Place) -> bool:
 # -- where a value comes from -----------------------------------------------------------------------------------------
 
 
+_parsed = functools.lru_cache(maxsize=64)(ast.parse)
+
+
 def parsed(facts: RanksFacts, file: str) -> ast.Module:
     """The syntax of a file; of none where it can't be read."""
-    return _parsed(facts.sources.get(file, ""))
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed(text: str) -> ast.Module:
-    try:
-        return ast.parse(text)
-    except SyntaxError:
-        return ast.parse("")
+    with contextlib.suppress(SyntaxError):
+        return _parsed(facts.sources.get(file, ""))
+    return ast.Module([], [])
 
 
 def statement(tree: ast.AST, line: int) -> ast.stmt | None:
@@ -257,35 +218,24 @@ def value_of(node: ast.AST) -> Any:
 def of_rank(tree: ast.AST) -> set[str]:
     """Names whose value is a rank itself."""
     names = {"rank", "local_rank", "global_rank", "RANK", "LOCAL_RANK"}
-    for node in ast.walk(tree):
-        for target, value in _unpacked(node) if isinstance(node, ast.Assign) else ():
-            is_int = isinstance(value, ast.Call) and names_in(value.func) == ["int"] and value.args
-            inner = value.args[0] if is_int else value  # type: ignore[attr-defined]
-            plain = isinstance(inner, ast.Call) and speaks_of_rank(inner.func, set()) or isinstance(inner, ast.Name)
-            plain = plain or isinstance(inner, ast.Subscript) and "environ" in ast.dump(inner)
-            if plain and speaks_of_rank(inner, names):
-                names.add(target)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    for target, given in [(target, node.value) for node in nodes for target in node.targets]:
+        both = isinstance(target, ast.Tuple) and isinstance(given, ast.Tuple)
+        for name, value in zip(target.elts, given.elts) if both else [(target, given)]:  # type: ignore[attr-defined]
+            if isinstance(value, ast.Call) and names_in(value.func) == ["int"] and value.args:
+                value = value.args[0]
+            own = isinstance(value, ast.Call) and speaks_of_rank(value.func, set()) or isinstance(value, ast.Name)
+            own = own or isinstance(value, ast.Subscript) and "environ" in ast.dump(value)
+            if own and speaks_of_rank(value, names) and isinstance(name, ast.Name):
+                names.add(name.id)
     return names
 
 
-def _unpacked(node: ast.Assign) -> Iterator[tuple[str, ast.AST]]:
-    for target in node.targets:
-        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-            yield from ((n.id, v) for n, v in zip(target.elts, node.value.elts) if isinstance(n, ast.Name))
-        elif isinstance(target, ast.Name):
-            yield target.id, node.value
-
-
 def speaks_of_rank(node: ast.AST, names: set[str]) -> bool:
-    return any(
-        isinstance(part, ast.Name)
-        and part.id in names
-        or isinstance(part, ast.Attribute)
-        and part.attr in ("get_rank", "get_node_local_rank", "rank", "process_index")
-        or isinstance(part, ast.Constant)
-        and str(part.value).endswith("RANK")
-        for part in ast.walk(node)
-    )
+    calls = ("get_rank", "get_node_local_rank", "rank", "process_index")
+    parts = list(ast.walk(node))
+    named = any(getattr(part, "id", "") in names or getattr(part, "attr", "") in calls for part in parts)
+    return named or any(isinstance(part, ast.Constant) and str(part.value).endswith("RANK") for part in parts)
 
 
 def iterable_line(facts: RanksFacts, loop: Place, lines: Sequence[Line] = ()) -> Line:
@@ -300,8 +250,7 @@ def iterable_line(facts: RanksFacts, loop: Place, lines: Sequence[Line] = ()) ->
             expression = next((call.args[0] for call in calls if names_in(call.func) == ["next"] and call.args), None)
     if expression is None:
         return loop.head
-    caller = _argument_of(facts, tree, loop, expression, lines)
-    file, expression, line = caller or (loop.file, expression, loop.line)
+    file, expression, line = _argument_of(facts, tree, loop, expression, lines)
     tree = parsed(facts, file)
     names = of_rank(tree)
     if speaks_of_rank(expression, names):
@@ -313,22 +262,18 @@ def iterable_line(facts: RanksFacts, loop: Place, lines: Sequence[Line] = ()) ->
 
 def _argument_of(
     facts: RanksFacts, tree: ast.Module, loop: Place, expression: ast.AST, lines: Sequence[Line]
-) -> tuple[str, ast.AST, int] | None:
-    """(file, argument, line) of the call that gave a function what its loop goes over; None where that is not known."""
+) -> tuple[str, ast.AST, int]:
+    """(file, argument, line) of the call that gave a function what its loop goes over; else of the loop itself."""
     around = _function(tree, loop.line)
     depth = next((n for n, line in enumerate(lines) if loop.holds(line)), len(lines))
-    if around is None or depth + 1 >= len(lines):
-        return None
-    names = [a.arg for a in around.args.args]
-    file, line, _ = lines[depth + 1]
-    call = statement(parsed(facts, file), line)
-    for part in ast.walk(call) if call else ():
-        if isinstance(part, ast.Call) and names_in(part.func)[-1:] == [around.name]:
-            values = {**dict(zip(names, part.args)), **{k.arg: k.value for k in part.keywords if k.arg}}
-            for name in names_in(expression):
-                if name in values:
+    for file, line, _ in lines[depth + 1 : depth + 2] if around is not None else ():
+        for part in ast.walk(statement(parsed(facts, file), line) or ast.Pass()):
+            if around is not None and isinstance(part, ast.Call) and names_in(part.func)[-1:] == [around.name]:
+                values = dict(zip([a.arg for a in around.args.args], part.args))
+                values |= {k.arg: k.value for k in part.keywords if k.arg}
+                for name in filter(values.__contains__, names_in(expression)):
                     return file, values[name], line
-    return None
+    return loop.file, expression, loop.line
 
 
 def origins(tree: ast.AST, expression: ast.AST | None, line: int) -> Iterator[ast.stmt]:
@@ -381,15 +326,14 @@ def score_line(facts: RanksFacts, stack: Sequence[Line], shown: Line) -> Line | 
     if not names & {name for node in (printing, *chain) for name in names_in(value_of(node))}:
         return None
     while depth and not isinstance(block, BLOCKS):  # a function of the user's evaluates: it returns the score
-        depth -= 1
+        depth, chain = depth - 1, []
         file, number, _ = stack[depth]
-        inner = parsed(facts, file)
-        around = _function(inner, number)
-        returns = [part.lineno for part in ast.walk(around) if isinstance(part, ast.Return)] if around else []
+        tree = parsed(facts, file)
+        returns = [n.lineno for n in ast.walk(_function(tree, number) or ast.Pass()) if isinstance(n, ast.Return)]
         if not returns:
             return (file, number, function)
-        line, chain = returns[-1], []
-        block = _around(inner, number, line)
+        line = returns[-1]
+        block = _around(tree, number, line)
     later = [node.lineno for node in chain if node.lineno > stack[depth][1] and names & set(names_in(value_of(node)))]
     return (file, later[0] if later else line, function)
 
@@ -421,42 +365,3 @@ def _assigned(block: ast.stmt | None) -> set[str]:
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("append", "extend", "update", "add_"):
             names.add(getattr(node.func.value, "id", ""))  # type: ignore[attr-defined]
     return names
-
-
-def _changed(node: ast.stmt) -> set[str]:
-    """The names whose value a statement changes in place: `x[0] = 1`, `x.data = y`, `x.mul_(2)`."""
-    parts: list[ast.AST] = []
-    for part in ast.walk(node):
-        if isinstance(part, (ast.Subscript, ast.Attribute)) and isinstance(part.ctx, ast.Store):
-            parts.append(part.value)
-        elif isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr.endswith("_"):
-            parts.append(part.func.value)
-    return {name for part in parts for name in names_in(part)[:1]}
-
-
-def computation(tree: ast.Module, line: int) -> tuple[list[ast.stmt], ast.expr]:
-    """The statements of a block that make the loss whose backward is at a line, and that loss. Raises ValueError
-    where the loss is not made in this block."""
-    here = statement(tree, line)
-    call = here.value if isinstance(here, ast.Expr) else None
-    if here is None or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-        raise ValueError("no backward")
-    loss = call.args[0] if call.args else call.func.value
-    lists = [getattr(node, name, None) for node in ast.walk(tree) for name in ("body", "orelse", "finalbody")]
-    block: list[ast.stmt] = next(each for each in lists if isinstance(each, list) and here in each)
-    wanted, fixed, body = set(names_in(loss)), set[str](), list[ast.stmt]()
-    for node in reversed(block[: block.index(here)]):
-        own, changed = _assigned(node), _changed(node)
-        fixed |= changed  # in place: the value is there
-        wanted -= changed
-        if not own & wanted:
-            continue
-        if not isinstance(node, ast.Assign) or own & fixed or "next" in names_in(node.value):
-            fixed |= own  # a branch, a loop, a stream: what it has made is there
-            wanted -= own
-        else:
-            body.insert(0, node)
-            wanted |= set(names_in(node.value))
-    if not any(isinstance(part, ast.Call) for part in [*body, *ast.walk(loss)] for part in ast.walk(part)):
-        raise ValueError("the loss is made elsewhere")
-    return body, loss

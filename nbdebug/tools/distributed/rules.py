@@ -7,7 +7,6 @@ which a finished run tells.
 from __future__ import annotations
 
 import ast
-import functools
 import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,11 +16,10 @@ from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Link, Where
 from nbdebug.text import clip, count, listed, percent
 from nbdebug.tools.distributed import paths
-from nbdebug.tools.distributed.facts import Place, RanksFacts
+from nbdebug.tools.distributed.facts import VARIABLES, Place, RanksFacts
 
 DDP = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
 DISTRIBUTED = "https://docs.pytorch.org/docs/stable/distributed.html"
-VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 OVERLAP, PADDED = 0.5, 0.1
 """Of the rows of a pass: ranks without samplers share nearly all; DistributedSamplers of one order give none out twice,
 but to make the shares equal."""
@@ -36,9 +34,13 @@ CHANGES = re.compile(
 )
 """What a line says that changes weights or gradients."""
 ANY, STEP = re.compile(""), re.compile(r"\.step\(")
-FLAG = "leave = torch.tensor(float(condition))\ndist.all_reduce(leave, op=dist.ReduceOp.MAX)\nif leave:\n    ..."
+DECIDE = Fix(
+    "Let all ranks decide alike.",
+    "leave = torch.tensor(float(condition))\ndist.all_reduce(leave, op=dist.ReduceOp.MAX)\nif leave:\n    ...",
+)
 JOIN = "with model.join():\n    for batch in loader: ..."
 LONGER = "A longer timeout only makes the wait longer: the call that is missing never comes."
+FROM_LAUNCHER = Fix("Read it from the launcher.", 'dist.init_process_group("gloo")  # torchrun sets what it reads')
 
 
 def at(facts: RanksFacts, line: Sequence[Any] | None, rank: int | None = None, step: int | None = None) -> Where:
@@ -58,9 +60,9 @@ def first(lines: Sequence[Any] | None) -> Any:
     return lines[0] if lines else None
 
 
-def errors(facts: RanksFacts) -> list[tuple[int, dict[str, Any]]]:
+def errors(facts: RanksFacts) -> list[dict[str, Any]]:
     """The ranks' own errors, the earliest first; those that come from another rank's end are left out."""
-    return sorted((p for p in facts.all("error") if not p[1].get("peer")), key=lambda pair: pair[1].get("t", 0))
+    return sorted((e for e in facts.all("error") if not e.get("peer")), key=lambda e: e.get("t", 0))
 
 
 @rule(
@@ -73,37 +75,37 @@ def errors(facts: RanksFacts) -> list[tuple[int, dict[str, Any]]]:
     reference=DISTRIBUTED,
 )
 def world_size_wrong(facts: RanksFacts) -> Finding | None:
-    for log in facts.ranks.values():
-        init = log.one("init")
-        if init is None or init["world"] in (-1, facts.launched) or not facts.launched:
-            continue
-        line = _given_at(facts, init, "world_size" if init.get("by_argument") else "", "WORLD_SIZE")
+    for init in facts.all("init"):
         world, launched = init["world"], facts.launched
-        title = f"The group is made for {count(world, 'process', 'processes')}; {launched} were launched"
-        code = 'dist.init_process_group("gloo")  # RANK and WORLD_SIZE are set by torchrun'
-        fix = Fix("Read it from the launcher.", code)
-        return finding("world-size-wrong", title, at(facts, line), fix, world_size=world, launched=launched)
+        if launched and world not in (-1, launched):
+            line = _given_at(facts, init, "world_size" if init.get("by_argument") else "", "WORLD_SIZE")
+            title = f"The group is made for {count(world, 'process', 'processes')}; {launched} were launched"
+            evidence = {"world size": world, "launched": launched}
+            return finding("world-size-wrong", title, at(facts, line), FROM_LAUNCHER, **evidence)
     return None
 
 
-def _given_at(facts: RanksFacts, init: dict[str, Any], argument: str, variable: str) -> Any:
+def _given_at(facts: RanksFacts, event: dict[str, Any], argument: str, *variables: str) -> Any:
     """Where what a group is made with comes from: an argument of init_process_group, else an environment variable."""
-    line = first(init["lines"])
+    line = first(event["lines"])
     if line and argument:
         line = paths.argument_line(facts, line, argument) if argument in facts.text(line) else line
         return paths.argument_line(facts, line, "", argument)
-    return line and (paths.find(facts, line[0], lambda n: _sets(n, variable)) or line)
+    return line and (paths.find(facts, line[0], lambda node: any(_sets(node, v) for v in variables)) or line)
 
 
 def _sets(node: ast.AST, variable: str) -> bool:
     """Whether a statement gives an environment variable a value, or takes it away."""
-    parts: list[Any] = []
-    if isinstance(node, (ast.Assign, ast.Delete)):
-        parts = node.targets
-    elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("pop", "update", "setdefault"):
+    parts: list[Any] = list(node.targets) if isinstance(node, (ast.Assign, ast.Delete)) else []
+    if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("pop", "update", "setdefault"):
         parts = [*node.args, *node.keywords]
-    inner = (inner for part in parts for inner in ast.walk(part))
-    return any(variable in (getattr(each, "value", None), getattr(each, "arg", None)) for each in inner)
+    return _speaks_of(variable, parts)
+
+
+def _speaks_of(name: str, parts: Iterable[ast.AST]) -> bool:
+    """Whether an attribute or a keyword of this name, or the text of it, stands in one of these."""
+    inner = (each for part in parts for each in ast.walk(part))
+    return any(name == getattr(each, kind, None) for each in inner for kind in ("attr", "arg", "value"))
 
 
 @rule(
@@ -116,33 +118,33 @@ def _sets(node: ast.AST, variable: str) -> bool:
     reference="https://docs.pytorch.org/docs/stable/elastic/run.html",
 )
 def env_incomplete(facts: RanksFacts) -> Finding | None:
-    for rank, error in errors(facts):
-        text = f"{error['type']}: {error['text']}"
-        named = [v for v in VARIABLES if f"variable {v} expected" in text or f"KeyError: '{v}'" in text]
-        named = named or re.findall(r"^KeyError: '([A-Z_]+(?:RANK|PROCID|LOCALID|WORLD_SIZE|NTASKS))'", text)
-        if named and facts.ranks[rank].one("child") is None:
-            own = [v for v in VARIABLES if v in named or v in error.get("unset", ())]
-            missing = [*(v for v in named if v not in VARIABLES), *own]
-            line = first(error["lines"])
-            line = line and (paths.find(facts, line[0], lambda n, m=missing: any(_sets(n, v) for v in m)) or line)
-            return _incomplete(facts, line, missing)
-    if "expected, but not set" in facts.output or "KeyError" in facts.output:
-        for _, child in facts.all("child"):
-            if any(v in facts.output for v in child["missing"]) and child["lines"]:
-                return _incomplete(facts, paths.argument_line(facts, child["lines"][0], "", "env"), child["missing"])
-    inits = [init["own"] for log in facts.ranks.values() if (init := log.one("init")) is not None]
-    if len(inits) == len(facts.ranks) > 1 and len(set(inits)) == 1 and inits[0] >= 0:
-        for _, unset in facts.all("unset"):
-            return _incomplete(facts, first(unset["lines"]), [unset["name"]])
-    return None
-
-
-def _incomplete(facts: RanksFacts, line: Any, missing: list[str]) -> Finding:
+    missing, line = next(_unset(facts), ([], None))
+    if not missing:
+        return None
     title = f"{listed(missing, 4, '')} {'is' if len(missing) == 1 else 'are'} not set where the group is made"
     fix = Fix("Pass the launcher's environment on.", "subprocess.run(command, env={**os.environ, 'NAME': 'value'})")
     if missing[0] not in VARIABLES:
         fix = Fix("Read what torchrun sets, or start with that other launcher.", 'rank = int(os.environ["RANK"])')
     return finding("env-incomplete", title, at(facts, line), fix, variables=tuple(missing))
+
+
+def _unset(facts: RanksFacts) -> Iterator[tuple[list[str], Any]]:
+    """(the variables, a line) of a rank's own error, of what a rank has started, of a number that all ranks share."""
+    for error in errors(facts):
+        text = f"{error['type']}: {error['text']}"
+        named = [v for v in VARIABLES if f"variable {v} expected" in text or f"KeyError: '{v}'" in text]
+        named = named or re.findall(r"^KeyError: '([A-Z_]+(?:RANK|PROCID|LOCALID|WORLD_SIZE|NTASKS))'", text)
+        if named and facts.ranks[error["rank"]].one("child") is None:
+            own = [v for v in VARIABLES if v in named or v in error.get("unset", ())]
+            missing = [*(v for v in named if v not in VARIABLES), *own]
+            yield missing, _given_at(facts, error, "", *missing)
+    if "expected, but not set" in facts.output or "KeyError" in facts.output:
+        for child in facts.all("child"):
+            if any(v in facts.output for v in child["missing"]) and child["lines"]:
+                yield child["missing"], paths.argument_line(facts, child["lines"][0], "", "env")
+    inits = [init["own"] for log in facts.ranks.values() if (init := log.one("init")) is not None]
+    if len(inits) == len(facts.ranks) > 1 and len(set(inits)) == 1 and inits[0] >= 0:
+        yield from (([unset["name"]], first(unset["lines"])) for unset in facts.all("unset"))
 
 
 @rule(
@@ -166,8 +168,7 @@ def rendezvous_mismatch(facts: RanksFacts) -> Finding | None:
     if not of_rank:
         argument, variable = ("init_method" if "://" in init.get("address", "") else "", "MASTER_PORT")
     where = at(facts, _given_at(facts, init, argument, variable), rank)
-    code = 'dist.init_process_group("gloo")  # RANK, MASTER_ADDR and MASTER_PORT are set by torchrun'
-    return finding("rendezvous-mismatch", title, where, Fix("Read it from the launcher.", code), timeout=LONGER)
+    return finding("rendezvous-mismatch", title, where, FROM_LAUNCHER, timeout=LONGER)
 
 
 def _unmet(facts: RanksFacts, inits: dict[int, dict[str, Any]]) -> Iterator[tuple[int | None, str, bool]]:
@@ -199,17 +200,15 @@ def _unmet(facts: RanksFacts, inits: dict[int, dict[str, Any]]) -> Iterator[tupl
     reference="https://docs.pytorch.org/docs/stable/elastic/run.html",
 )
 def port_in_use(facts: RanksFacts) -> Finding | None:
-    for rank, error in errors(facts):
+    for error in errors(facts):
         line, text = first(error["lines"]), error["text"]
         text += facts.output if "CalledProcessError" in error["type"] else ""
-        if line is None or not IN_USE.search(text):
-            continue
-        part = paths.argument_line(facts, line, "port")
-        if part[1] == line[1]:
-            part = paths.find(facts, line[0], lambda n: isinstance(n, ast.Assign) and _sets(n, "MASTER_PORT")) or part
-        fix = Fix("Let the launcher take a free port.", "torchrun --standalone --nproc-per-node=2 script.py")
-        short = clip(error["text"], 160)
-        return finding("port-in-use", "The port is already in use", at(facts, part, rank), fix, error=short)
+        if line is not None and IN_USE.search(text):
+            part = paths.argument_line(facts, line, "port")
+            part = part if part[1] != line[1] else _given_at(facts, error, "", "MASTER_PORT")
+            fix = Fix("Let the launcher take a free port.", "torchrun --standalone --nproc-per-node=2 script.py")
+            where, short = at(facts, part, error["rank"]), clip(error["text"], 160)
+            return finding("port-in-use", "The port is already in use", where, fix, error=short)
     return None
 
 
@@ -224,61 +223,46 @@ def port_in_use(facts: RanksFacts) -> Finding | None:
     reference=DDP,
 )
 def unused_parameters(facts: RanksFacts) -> Finding | None:
-    failed = [(rank, e) for rank, e in errors(facts) if UNFINISHED in e["text"]]
+    failed = [error for error in errors(facts) if UNFINISHED in error["text"]]
     parted = paths.parting(facts)
-    if not failed and parted is None:
-        return None
-    unused: dict[int, list[str]] = {rank: [] for rank in facts.ranks}
-    for rank, event in facts.all("nograd"):
-        unused[rank] = unused[rank] or event["names"]
-    with_unused = [rank for rank, names in unused.items() if names]
+    without = [event for event in facts.all("nograd") if event["names"]]
+    ranks = list(dict.fromkeys(event["rank"] for event in without))
+    names: list[str] = next((event["names"] for event in (*failed, *without) if event.get("names")), [])
     if not failed:
         calls = [*(parted.calls.values() if parted else ()), *(log.last for log in facts.ranks.values())]
         in_backward = any(call is not None and call.op.startswith("backward of") for call in calls)
-        if not in_backward or len(with_unused) in (0, len(facts.ranks)):
+        if parted is None or not in_backward or len(ranks) == len(facts.ranks):
             return None
-    names = next((names for names in (*(e.get("names") for _, e in failed), *unused.values()) if names), [])
     if not names:
         return None
-    alone = len(with_unused) == 1 < len(facts.ranks) and len({rank for rank, _ in failed}) < len(facts.ranks)
-    lone = with_unused[0] if alone else None
+    alone = len(ranks) == 1 < len(facts.ranks) and len({error["rank"] for error in failed}) < len(facts.ranks)
+    lone = ranks[0] if alone else None
     title = f"{count(len(names), 'parameter')} without a gradient: {listed(names)}"
     title += f", on rank {lone} alone" if alone else ""
+    use = Fix("Use the part in the forward, or take it out of the model.", f"# {names[0].rpartition('.')[0]}")
     search = "DistributedDataParallel(model, find_unused_parameters=True)"
-    return finding(
-        "unused-parameters",
-        title,
-        at(facts, _made_at(facts, names[0], alone), lone),
-        Fix("Use the part in the forward, or take it out of the model.", f"# {names[0].rpartition('.')[0]}"),
-        Fix("Let the wrapper look for unused parameters.", search),
-        parameters=tuple(names),
-    )
+    where, look = at(facts, _made_at(facts, names[0], alone), lone), Fix("Let the wrapper look for them.", search)
+    return finding("unused-parameters", title, where, use, look, parameters=tuple(names))
 
 
 def _made_at(facts: RanksFacts, parameter: str, of_one: bool = False, late: bool = False) -> Any:
     """Where the module of a parameter is made: below the line of the wrapper, where it came `late`; or the branch that
     speaks of it, where it concerns one rank alone. Else the line of the wrapper."""
-    begin = first([e["lines"][0] for _, e in facts.all("wrapper") if e["lines"]])
+    begin = first([event["lines"][0] for event in facts.all("wrapper") if event["lines"]])
     module = parameter.split(".")[:-1] or [parameter]
+    kinds = [(ast.If, ast.IfExp)] * of_one + [ast.Assign] + [ast.Call] * late  # `model.add_module("head", …)`
     for part in [p for p in module if not p.isdigit()] or module:
         for file in facts.sources:
             low = begin[1] if late and begin and begin[0] == file else 0
-            for wanted in ("branch",) * of_one + ("assignment",) + ("name",) * late:
-                look = functools.partial(_speaks_of, part, wanted)
-                if place := paths.find(facts, file, lambda n, low=low, look=look: n.lineno > low and look(n)):
+            for kind in kinds:
+
+                def made(node: Any, kind: Any = kind, low: int = low, part: str = part) -> bool:
+                    parts = getattr(node, "targets", None) or getattr(node, "args", [node])
+                    return isinstance(node, kind) and node.lineno > low and _speaks_of(part, parts)
+
+                if place := paths.find(facts, file, made):
                     return place
     return begin
-
-
-def _speaks_of(name: str, wanted: str, node: ast.AST) -> bool:
-    """wanted: a "branch" that has the attribute in it, its "assignment", or `model.add_module("head", …)`: a "name"."""
-    if wanted == "name":
-        return isinstance(node, ast.Call) and any(getattr(a, "value", None) == name for a in node.args)
-    if wanted == "branch":
-        parts = list(ast.walk(node)) if isinstance(node, (ast.If, ast.IfExp)) else []
-    else:
-        parts = [e for t in getattr(node, "targets", ()) for e in (t.elts if isinstance(t, ast.Tuple) else [t])]
-    return any(isinstance(part, ast.Attribute) and part.attr == name for part in parts)
 
 
 @rule(
@@ -291,31 +275,22 @@ def _speaks_of(name: str, wanted: str, node: ast.AST) -> bool:
     reference=DDP,
 )
 def rank_nonfinite(facts: RanksFacts) -> Finding | None:
-    losses = facts.all("loss")
-    if bad := sorted((e["id"], rank) for rank, e in losses if e["bad"]):
-        step, rank = bad[0]
-        others = [e for r, e in losses if r != rank and e["id"] == step]
-        if not all(e["bad"] for e in others):
-            event = next(e for r, e in losses if r == rank and e["id"] == step)
-            trace = next((e["finding"] for r, e in facts.all("trace") if r == rank and e["id"] == step), None)
-            return _nonfinite(facts, rank, step, event["value"], first(event["lines"]), trace)
-    failed = [(rank, e) for rank, e in errors(facts) if e.get("nonfinite")]
-    if len({rank for rank, _ in failed}) == 1:
-        rank, error = failed[0]
-        line = error.get("blamed") or first(error["lines"])
-        return _nonfinite(facts, rank, error.get("step"), listed(error["nonfinite"]), line)
-    return None
-
-
-def _nonfinite(
-    facts: RanksFacts, rank: int, step: int | None, value: str, line: Any, trace: dict[str, Any] | None = None
-) -> Finding:
-    """trace: what nan_trace has found on that rank."""
-    fix = Fix("Look for the op on that rank.", f"if rank == {rank}:\n    print(nbdebug.nan_trace(step, model=model))")
+    losses, failed = facts.all("loss"), [error for error in errors(facts) if error.get("nonfinite")]
+    bad = min((e for e in losses if e["bad"]), key=lambda e: (e["id"], e["rank"]), default=None)
+    if bad is not None and not all(e["bad"] for e in losses if e["id"] == bad["id"] and e is not bad):
+        value, step, line = bad["value"], bad["id"], first(bad["lines"])
+    elif len({error["rank"] for error in failed}) == 1:
+        bad = failed[0]
+        value, step, line = listed(bad["nonfinite"]), bad.get("step"), bad.get("blamed") or first(bad["lines"])
+    else:
+        return None
+    rank = bad["rank"]
     title = f"The loss of rank {rank} is {value} at step {step}, and finite on the others"
     where = at(facts, line, rank, step)
+    trace = next((e["finding"] for e in facts.all("trace") if (e["rank"], e["id"]) == (rank, step)), None)
     if trace is None:
-        return finding("rank-nonfinite", title, where, fix, loss=value)
+        code = f"if rank == {rank}:\n    print(nbdebug.nan_trace(step, model=model))"
+        return finding("rank-nonfinite", title, where, Fix("Look for the op on that rank.", code), loss=value)
     link = Link(f"nan_trace, on rank {rank}: {trace['title']}", at(facts, trace["line"], rank))
     return finding("rank-nonfinite", title, where, chain=[link], loss=value, cause=trace["code"], op=trace["op"])
 
@@ -330,13 +305,13 @@ def _nonfinite(
     reference=DISTRIBUTED,
 )
 def rank_raised(facts: RanksFacts) -> Finding | None:
-    failed = [(rank, e) for rank, e in errors(facts) if UNFINISHED not in e["text"]]
+    failed = [error for error in errors(facts) if UNFINISHED not in error["text"]]
     if not failed and (raised := facts.all("raised")) and (parted := paths.parting(facts)) is not None:
         orders = {rank: call.order for rank, call in parted.calls.items() if call is not None}
-        failed = [(rank, e) for rank, e in raised if orders.get(rank) == e["order"]]  # a call in `except` or `finally`
-    rank, error = next(iter(failed), (None, None))
-    if error is None:
+        failed = [e for e in raised if orders.get(e["rank"]) == e["order"]]  # a call in `except` or `finally`
+    if not failed:
         return None
+    error, rank = failed[0], failed[0]["rank"]
     text = f"{error['type']}: {clip(error['text'].split(chr(10))[0], 160)}"
     who, fixes = f"Rank {rank}", [Fix("Ask what the error is about.", "nbdebug.explain(error)  # or %explain")]
     if len(errors(facts)) == len(facts.ranks) > 1:
@@ -361,7 +336,7 @@ def uneven_steps(facts: RanksFacts) -> Finding | None:
     left = None if parted is None else paths.departure(facts, parted)
     if parted is None or left is None or left.place is None:
         return None
-    by_hand = left.place.kind == "arm" and "except StopIteration" in facts.text(left.place.head)
+    by_hand = "except StopIteration" in facts.text(left.place.head)
     if left.place.kind == "arm" and not by_hand:
         return None
     loops = [place for place in facts.places.values() if place.kind == "loop" and place.holds(left.place.head)]
@@ -375,16 +350,10 @@ def uneven_steps(facts: RanksFacts) -> Finding | None:
     inside = [stack for stack in stacks if any(map(loop.holds, stack))]
     line = paths.iterable_line(facts, left.place, first(inside) or ())
     numbers = ", ".join(f"rank {rank} has {n}" for rank, n in steps.items())
-    return finding(
-        "uneven-steps",
-        f"The ranks have unlike numbers of batches: {numbers}",
-        at(facts, line, left.rank),
-        Fix("Give each rank the same number.", "DistributedSampler(rows, drop_last=True)"),
-        Fix("Or let those that have run out answer for the others.", JOIN),
-        chain=waits(facts, parted),
-        steps=steps,
-        timeout=LONGER,
-    )
+    title, where = f"The ranks have unlike numbers of batches: {numbers}", at(facts, line, left.rank)
+    same = Fix("Give each rank the same number.", "DistributedSampler(rows, drop_last=True)")
+    join = Fix("Or let those that have run out answer for the others.", JOIN)
+    return finding("uneven-steps", title, where, same, join, chain=waits(facts, parted), steps=steps, timeout=LONGER)
 
 
 def waits(facts: RanksFacts, parted: paths.Parting) -> list[Link]:
@@ -423,7 +392,7 @@ def collective_mismatch(facts: RanksFacts) -> Finding | None:
     fix = Fix("Make the same calls on all ranks.", same)
     if left.place is not None and paths.jumps(facts, left.place):
         who = f"Rank {left.rank} takes a branch that leaves out calls of the others"
-        fix = Fix("Let all ranks decide alike.", FLAG)
+        fix = DECIDE
     each = "; ".join(re.sub(",? (its number|after) .*", "", link.what).replace("left", "ended") for link in chain)
     where = at(facts, left.line, left.rank)
     title = f"{who} at call {parted.n + 1}: {each}"
@@ -521,7 +490,7 @@ def _reason(
     if late and len(late) == len(apart):
         whole = Fix("Wrap the model when it is whole.", "model = DistributedDataParallel(model)")
         return f"{listed(late)} came in after the wrapper was made", _made_at(facts, late[0], late=True), None, whole
-    if (after := next((e["lines"] for _, e in facts.all("gradients") if e["late"]), None)) is not None:
+    if (after := next((e["lines"] for e in facts.all("gradients") if e["late"]), None)) is not None:
         order = Fix("Reduce first.", "loss.backward()\nreduce_gradients(model)\noptimizer.step()")
         return "the gradients are reduced after the optimizer's step has used them", first(after), None, order
     broadcast = "for tensor in model.state_dict().values():\n    dist.broadcast(tensor, src=0)"
@@ -536,32 +505,23 @@ def _reason(
         steps = [place for place in facts.places.values() if place.kind == "arm" and STEP.search(facts.body(place))]
         smallest = min(steps, key=lambda place: place.last - place.first, default=None)
         place = arm[1].head if arm else smallest.head if smallest else line
-        return (
-            f"rank {rank} has left out a step of the optimizer",
-            place,
-            rank,
-            Fix("Let all ranks decide alike.", FLAG),
-        )
+        return f"rank {rank} has left out a step of the optimizer", place, rank, DECIDE
     if arm is not None:
         alike = Fix("Do the same on all ranks, or share the weights out afterwards.", broadcast)
         return f"rank {arm[0]} alone went through line {arm[1].line}", arm[1].head, arm[0], alike
     if one["lr"] != other["lr"]:
-        if line and one["step"]:  # they were alike at first: a scheduler goes by a number of each rank's own
-            line = paths.find(facts, line[0], _steps_by_value) or line
+        if line and one["step"]:  # they were alike at first: `scheduler.step(loss)` goes by each rank's own number
+            calls = (n for n in ast.walk(paths.parsed(facts, line[0])) if isinstance(n, ast.Call) and n.args)
+            line = next(((line[0], n.lineno, "") for n in calls if getattr(n.func, "attr", "") == "step"), line)
         line = line and paths.argument_line(facts, line, "", "lr")
         code = "dist.all_reduce(loss, op=dist.ReduceOp.AVG)  # gloo: the sum, divided\nscheduler.step(loss)"
         return "their learning rates differ", line, None, Fix("Use one rate: a scheduler goes by a mean.", code)
-    past = next((e["lines"] for _, e in facts.all("past") if e["lines"]), None)
+    past = next((e["lines"] for e in facts.all("past") if e["lines"]), None)
     if past is not None:
         wrapper = Fix("Call the wrapper itself.", "output = model(batch)  # not model.module")
         return "the forward passes the wrapper by, so that no gradient is reduced", first(past), None, wrapper
     reason = "they were not the same when training began" if before else "their gradients are not the same"
     return reason, line, None, begin
-
-
-def _steps_by_value(node: ast.AST) -> bool:
-    """`scheduler.step(loss)`"""
-    return isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "step" and bool(node.args)
 
 
 def _arm_of_one(
@@ -574,12 +534,10 @@ def _arm_of_one(
         log = facts.ranks[event["rank"]]
         before = [e["at"] for e in log.events["weights"] if e["at"] < event["at"]]
         windows.append(log.window(before[-1] if before else 0, event["at"]))
-    for mine, event in ((0, one), (1, other)):
-        for number in dict.fromkeys(windows[mine]):
-            place = facts.places.get(number)
-            alone = place is not None and place.kind == "arm" and number not in windows[1 - mine]
-            if place is not None and alone and says.search(facts.body(place)):
-                return event["rank"], place
+    for event, mine, theirs in zip((one, other), windows, windows[::-1]):
+        for place in (facts.places[number] for number in mine if number in facts.places and number not in theirs):
+            if place.kind == "arm" and says.search(facts.body(place)):
+                return int(event["rank"]), place
     return None
 
 
@@ -695,7 +653,7 @@ def no_sync_missing(facts: RanksFacts) -> Finding | None:
     reference=DDP,
 )
 def reduced_twice(facts: RanksFacts) -> Finding | None:
-    for _, event in facts.all("gradients"):
+    for event in facts.all("gradients"):
         if not event["late"]:
             title = "Gradients that DistributedDataParallel has averaged over the ranks are reduced again"
             fix = Fix("Leave it to the wrapper.", "loss.backward()  # averages over the ranks\noptimizer.step()")
@@ -715,19 +673,15 @@ def reduced_twice(facts: RanksFacts) -> Finding | None:
 def metric_not_reduced(facts: RanksFacts) -> Finding | None:
     for one, other in facts.pairs("score"):
         mine, theirs = set(one["digests"]), set(other["digests"])
-        prints = one["prints"] or other["prints"]
-        if one["reduced"] or other["reduced"] or not mine or not theirs or bool(one["prints"]) == bool(other["prints"]):
+        shown, common = one if one["prints"] else other, len(mine & theirs)
+        by_one = bool(one["prints"]) != bool(other["prints"]) and not one["reduced"] and not other["reduced"]
+        if not by_one or not mine or not theirs or common > OVERLAP * min(len(mine), len(theirs)):
             continue
-        if len(mine & theirs) > OVERLAP * min(len(mine), len(theirs)):
-            continue
-        shown = one if one["prints"] else other
-        line = next((place for p in prints if (place := paths.score_line(facts, shown["lines"], p))), None)
-        if line is None:
-            continue
-        title = f"Rank {shown['rank']} shows a score of its own rows: no rank hears of the others'"
-        code = "totals = torch.tensor([hits, rows])\ndist.all_reduce(totals)\nscore = totals[0] / totals[1]"
-        fix = Fix("Add up over the ranks, then divide.", code)
-        return finding("metric-not-reduced", title, at(facts, line), fix, batches_in_common=len(mine & theirs))
+        for line in filter(None, (paths.score_line(facts, shown["lines"], place) for place in shown["prints"])):
+            title = f"Rank {shown['rank']} shows a score of its own rows: no rank hears of the others'"
+            code = "totals = torch.tensor([hits, rows])\ndist.all_reduce(totals)\nscore = totals[0] / totals[1]"
+            fix = Fix("Add up over the ranks, then divide.", code)
+            return finding("metric-not-reduced", title, at(facts, line), fix, batches_in_common=common)
     return None
 
 
@@ -750,7 +704,7 @@ def name_cause(facts: RanksFacts) -> Finding | None:
 
 def locates(facts: RanksFacts) -> bool:
     """Whether a rank still looks for the op that has made its loss not finite."""
-    return any(e.get("locates") and not facts.ranks[rank].events.get("trace") for rank, e in facts.all("loss"))
+    return any(e.get("locates") and not facts.ranks[e["rank"]].events.get("trace") for e in facts.all("loss"))
 
 
 def certain(facts: RanksFacts) -> bool:

@@ -37,7 +37,7 @@ import torch
 
 from nbdebug.observe.frames import Frame, Owners, frames, phase, running_module
 from nbdebug.observe.locations import USER, Site, kind_of
-from nbdebug.observe.sources import SCOPES, nodes, parents, parse, tree_of
+from nbdebug.observe.sources import SCOPES, functions, nodes, parents, parse, tree_of
 from nbdebug.observe.tensors import base_name
 from nbdebug.observe.variables import class_attribute, members, named_children, user_variables
 from nbdebug.report import Link, Where
@@ -236,6 +236,13 @@ def parsed_expression(text: str) -> ast.expr | None:
     tree = parse(text)
     only = tree.body[0] if tree is not None and len(tree.body) == 1 else None
     return only.value if isinstance(only, ast.Expr) else None
+
+
+def functions_around(tree: ast.Module | None, line: int) -> list[Any]:
+    """The functions and lambdas over a line, the innermost first."""
+    around: tuple[Any, ...] | list[Any] = functions(tree) if tree is not None else ()
+    around = [n for n in around if n.lineno <= line <= (n.end_lineno or 0)]
+    return sorted(around, key=lambda n: (n.end_lineno or 0) - n.lineno)
 
 
 def kind_of_message(table: Mapping[str, str], message: str) -> str | None:
@@ -574,20 +581,14 @@ def _sites(text: str) -> Iterator[Site]:
 
 def with_remote_frames(carried: RemoteException, live: list[Frame]) -> list[Frame]:
     """The frames: those of this process, which still live, then those that are known from the text."""
-    return [*live, *(_frame(site, live) for site in carried.sites)]
-
-
-def _frame(site: Site, live: list[Frame]) -> Frame:
-    code = cast(Any, SimpleNamespace(co_filename=site.file, co_name=site.function))
-    return Frame(_self(site, live), site, kind_of(code) == USER, None, _globals(site.file))
-
-
-def _globals(file: str) -> Mapping[str, Any]:
-    """Of the module of that file, which this process may have imported as well."""
-    for module in list(sys.modules.values()):
-        if getattr(module, "__file__", None) == file:
-            return vars(module)
-    return {}
+    trail = list(live)
+    modules = list(sys.modules.values())[::-1] if carried.sites else ()
+    files = {getattr(module, "__file__", None): vars(module) for module in modules}  # of one file the first
+    for site in carried.sites:
+        code = cast(Any, SimpleNamespace(co_filename=site.file, co_name=site.function))
+        # the module of that file, which this process may have imported as well
+        trail.append(Frame(_self(site, live), site, kind_of(code) == USER, None, files.get(site.file, {})))
+    return trail
 
 
 def _self(site: Site, live: list[Frame]) -> dict[str, Any]:
@@ -631,7 +632,9 @@ class ErrorContext:
 
     @classmethod
     def of(cls, error: BaseException, names: Mapping[str, Any], led_to: tuple[BaseException, ...] = ()) -> ErrorContext:
-        trail = _shortened([*_outer_frames(error, led_to), *frames(error)])
+        trail = [*_outer_frames(error, led_to), *frames(error)]
+        if len(trail) > sum(ENDS):  # an endless recursion
+            trail = [*trail[: ENDS[0]], *trail[-ENDS[1] :]]
         if sys.version_info >= (3, 12):
             trail = [_with_comprehension(frame, callee) for frame, callee in zip(trail, [*trail[1:], None])]
         elsewhere = remote_exception(type(error).__name__, message_of(error))
@@ -688,16 +691,15 @@ class ErrorContext:
         """The facts that all kinds of errors share."""
         at = self.users[0].where if self.users else Where()
         module, kind = running_module(self.trail, self.owners)
-        where = dataclasses.replace(at, phase=_phase(self.trail), module=module, module_type=kind)
-        reached = tuple(Link(f"in {_function_phrase(frame)}", frame.where) for frame in self.trail if frame.users)
-        return Raised(
-            self.type,
-            self.message,
-            where,
-            reached,
-            tuple(f"{type(e).__name__}: {message_of(e)}" for e in self.led_to),
-            self.tensors(),
+        # a loader was fetching samples, and no model ran in it
+        fetching = [i for i, frame in enumerate(self.trail) if LOADER.search(frame.site.file)]
+        fetches = fetching and not any(frame.module is not None for frame in self.trail[fetching[-1] :])
+        where = dataclasses.replace(
+            at, phase="input" if fetches else phase(self.trail), module=module, module_type=kind
         )
+        reached = tuple(Link(f"in {_function_phrase(frame)}", frame.where) for frame in self.trail if frame.users)
+        led_to = tuple(f"{type(e).__name__}: {message_of(e)}" for e in self.led_to)
+        return Raised(self.type, self.message, where, reached, led_to, self.tensors())
 
     def tensors(self) -> tuple[TensorFact, ...]:
         """The tensors among the user's variables, each once, innermost first."""
@@ -728,24 +730,12 @@ def _with_comprehension(frame: Frame, callee: Frame | None) -> Frame:
     return dataclasses.replace(frame, names={**names, **{n: v for n, v in frame.names.items() if n not in names}})
 
 
-def _phase(trail: list[Frame]) -> str:
-    """The phase of the trail; "input" where a loader was fetching samples and no model ran in it."""
-    fetching = [i for i, frame in enumerate(trail) if LOADER.search(frame.site.file)]
-    inside = fetching and not any(frame.module is not None for frame in trail[fetching[-1] :])
-    return "input" if inside else phase(trail)
-
-
 def _function_phrase(frame: Frame) -> str:
     """A function as a person would call it."""
     name = frame.site.function
     if name == "<module>":
         return "the cell" if frame.where.cell else "the program"
     return {"<lambda>": "a lambda", "<genexpr>": "a generator expression"}.get(name, f"`{name}`")
-
-
-def _shortened(trail: list[Frame]) -> list[Frame]:
-    """Without the middle of an endless recursion."""
-    return trail if len(trail) <= sum(ENDS) else [*trail[: ENDS[0]], *trail[-ENDS[1] :]]
 
 
 def _outer_frames(error: BaseException, led_to: tuple[BaseException, ...]) -> list[Frame]:
@@ -775,17 +765,9 @@ def fact(name: str, value: torch.Tensor, *, read: bool = False) -> TensorFact:
     op = base_name(grad_fn.name().removesuffix("0").removesuffix("Backward").lower()) if grad_fn is not None else None
     kind = "parameter" if issubclass(type(value), torch.nn.Parameter) else "tensor"
     low, high, bad = _range(value) if read else (None, None, None)
+    dtype, device = str(tensor_attribute(value, "dtype")).removeprefix("torch."), str(tensor_attribute(value, "device"))
     return TensorFact(
-        name,
-        shape_of(value) or (),
-        str(tensor_attribute(value, "dtype")).removeprefix("torch."),
-        str(tensor_attribute(value, "device")),
-        kind,
-        tensor_attribute(value, "requires_grad"),
-        op,
-        low,
-        high,
-        bad,
+        name, shape_of(value) or (), dtype, device, kind, tensor_attribute(value, "requires_grad"), op, low, high, bad
     )
 
 

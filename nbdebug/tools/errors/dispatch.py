@@ -22,7 +22,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -171,35 +171,22 @@ def hints(context: ErrorContext) -> Iterator[str]:
         )
     elif kind == "TypeError" and "argument" in message:
         yield from _arguments(context, message)
-    yield from (hint for pattern, hint in HINTS if re.search(pattern, message, re.DOTALL))
+    yield from (hint for pattern, hint in HINTS.items() if re.search(pattern, message, re.DOTALL))
 
 
-HINTS = (
-    (
-        r"returned nan values|invalid values:.*\bnan\b",
-        "The NaN is older than this line: `%nan_trace step()` names the op, its line and the rows that made it.",
-    ),
-    (
-        r"negative strides",
-        "The array is a view that runs backwards (`[::-1]`, a flip): its `.copy()` does not.",
-    ),
-    (
-        r"unscale FP16 gradients",
-        "The weights themselves are float16 (`.half()`, `dtype=torch.float16`): a GradScaler works with float32 "
-        "weights and `torch.autocast`; `model.float()` before the optimizer is made.",
-    ),
-    (
-        r"not supported between instances of '(float|int)' and 'str'|instances of 'str' and '(float|int)'",
-        "One of the values is text, perhaps a setting that a file or a command line gave, such as a learning rate "
-        "`1e-3` in YAML; `float(...)` of it is the number.",
-    ),
-    (
-        r"'module' object is not callable",
-        "What is called is a module, not the function or class of the same name in it: `from tqdm import tqdm`, not "
-        "`import tqdm`.",
-    ),
-    (r"params argument given to the optimizer", "One tensor goes in a list: `[weight]`."),
-)
+HINTS = {
+    r"returned nan values|invalid values:.*\bnan\b": "The NaN is older than this line: `%nan_trace step()` names the "
+    "op, its line and the rows that made it.",
+    "negative strides": "The array is a view that runs backwards (`[::-1]`, a flip): its `.copy()` does not.",
+    "unscale FP16 gradients": "The weights themselves are float16 (`.half()`, `dtype=torch.float16`): a GradScaler "
+    "works with float32 weights and `torch.autocast`; `model.float()` before the optimizer is made.",
+    "not supported between instances of '(float|int)' and 'str'|instances of 'str' and '(float|int)'": "One of the "
+    "values is text, perhaps a setting that a file or a command line gave, such as a learning rate `1e-3` in YAML; "
+    "`float(...)` of it is the number.",
+    "'module' object is not callable": "What is called is a module, not the function or class of the same name in it: "
+    "`from tqdm import tqdm`, not `import tqdm`.",
+    "params argument given to the optimizer": "One tensor goes in a list: `[weight]`.",
+}
 """What a message leaves unsaid."""
 
 
@@ -374,7 +361,7 @@ KINDS = (
             "kinds.backends.detect_cudnn rules.backends.cudnn_not_supported": "cudnn|cublas|contiguous|engine|"
             "execution plan|miopen",
             "kinds.indices.detect rules.indices.index_out_of_range": "index|indices|target|out of (range|bounds)|"
-            "out-of-bounds|class values|bincount|'from'",
+            r"out-of-bounds|class values|bincount|'from'|^keyerror: \d+$",
             "autograd.backward_twice.detect autograd.rules.backward_twice": "second time|unpacked|backward",
             "autograd.in_place.detect autograd.rules.inplace_modified": "in-?place|memory location|written-to|out=|"
             "leaf|view",
@@ -496,22 +483,16 @@ def _in_users_names(context: ErrorContext, finding: Finding) -> Finding:
 
 def _proven(context: ErrorContext, finding: Finding, notes: list[str]) -> Finding:
     """With each fix that is called tried as an edit that was tried; all others are suggestions."""
-    if finding.code in CURES and context.users:
+    way = CURES.get(finding.code, "autograd.trials.edits_tried")
+    if context.users and (finding.code in CURES or any(fix.edit is not None for fix in finding.fixes)):
         try:
-            finding = _function(CURES[finding.code])(context, finding)
-        except Exception as error:
-            notes.append(f"nbdebug could not try a fix on the program ({type(error).__name__}).")
-    if finding.code not in CURES and context.users and any(fix.edit is not None for fix in finding.fixes):
-        try:
-            finding = _function("autograd.trials.edits_tried")(context, finding)
+            finding = _function(way)(context, finding)
         except Exception as error:
             notes.append(f"nbdebug could not try a fix on the program ({type(error).__name__}).")
     if all(fix.edit is not None or not fix.verified for fix in finding.fixes):
         return finding
     try:
-        from nbdebug.tools.errors.sandbox import proven  # only where there is a fix to prove
-
-        return proven(context, finding)
+        return cast(Finding, _function("sandbox.proven")(context, finding))
     except Exception as error:
         notes.append(f"nbdebug could not run the program on with a fix ({type(error).__name__}).")
         plain = (dataclasses.replace(fix, verified=None, after={}) if fix.verified else fix for fix in finding.fixes)

@@ -23,7 +23,7 @@ from torch import nn
 
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.locations import Site, at_site, other_cells
-from nbdebug.observe.sources import SCOPES, functions, nodes, nodes_of, tree_of
+from nbdebug.observe.sources import SCOPES, nodes, nodes_of, tree_of
 from nbdebug.observe.variables import (
     MODULES_OWN,
     attributes,
@@ -43,6 +43,7 @@ from nbdebug.tools.errors.context import (
     entries,
     expression,
     fact,
+    functions_around,
     is_tensor,
     operands,
     parsed_expression,
@@ -516,8 +517,7 @@ def _scopes(place: _Lookup, text: str) -> Iterator[tuple[str, ast.AST]]:
     if tree is None:
         return
     if not text.startswith("self."):
-        around = [n for n in functions(tree) if isinstance(n, SCOPES) and n.lineno <= place.line <= (n.end_lineno or 0)]
-        for scope in sorted(around, key=lambda n: (n.end_lineno or 0) - n.lineno):
+        for scope in functions_around(tree, place.line):
             yield place.file, scope
             if any(arg.arg == text for arg in ast.walk(scope.args) if isinstance(arg, ast.arg)):
                 return  # a parameter: its value is the caller's

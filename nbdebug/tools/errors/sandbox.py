@@ -36,7 +36,7 @@ from torch import nn
 
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.locations import USER, kind_of
-from nbdebug.observe.sources import SCOPES, edit_of, functions, parents, parse, tree_of
+from nbdebug.observe.sources import SCOPES, edit_of, parents, parse, tree_of
 from nbdebug.observe.variables import attributes, class_attribute, named_parameters
 from nbdebug.report import Edit, Finding, Fix
 from nbdebug.text import clip
@@ -45,13 +45,14 @@ from nbdebug.tools.errors.context import (
     ErrorContext,
     callee_name,
     expression,
+    functions_around,
     is_tensor,
     statement,
     value_of,
     value_part,
 )
 from nbdebug.tools.errors.operands import CALLS, library_frames
-from nbdebug.tools.errors.rules import TriedFix
+from nbdebug.tools.errors.rules import TriedFix, word_pairs
 
 SMALL = 2_000_000
 """Elements of all tensors together that are copied and computed with: a few hundredths of a second."""
@@ -78,25 +79,11 @@ PYTHON = (len, int, float, tuple, list, range, min, max, torch.device, torch.cud
 TORCH_PYTHON = ("torch.functional", "torch.nn.functional", "torch._tensor", "torch.nn.init", "torch.nn.utils")
 """Modules of torch's whose Python functions compute and do nothing else."""
 ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.MatMult: operator.matmul,
-    ast.Pow: operator.pow,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
+    getattr(ast, kind): getattr(operator, name)
+    for kind, name in word_pairs(
+        "Add:add Sub:sub Mult:mul Div:truediv MatMult:matmul Pow:pow FloorDiv:floordiv Mod:mod BitAnd:and_ BitOr:or_ "
+        "BitXor:xor Eq:eq NotEq:ne Lt:lt LtE:le Gt:gt GtE:ge Is:is_ IsNot:is_not"
+    ).items()
 }
 OF_TEXT: dict[type, Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
@@ -110,10 +97,8 @@ IN_PLACE: dict[type, Callable[[Any, Any], Any]] = {
     if issubclass(kind, ast.operator)
 }
 UNARY: dict[type, Callable[[Any], Any]] = {
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-    ast.Invert: operator.invert,
-    ast.Not: operator.not_,
+    getattr(ast, kind): getattr(operator, name)
+    for kind, name in word_pairs("USub:neg UAdd:pos Invert:invert Not:not_").items()
 }
 
 
@@ -128,10 +113,20 @@ class TrialResult:
     worked: bool
     text: str
 
+    @classmethod
+    def failed(cls, error: Exception) -> TrialResult:
+        return cls(False, clip(first_words(error), 200))
+
     @property
     def after(self) -> dict[str, str]:
         """The proof of a fix."""
         return {"result": self.text} if self.worked else {"it raised": self.text, "runs": "1"}
+
+
+def first_words(error: Exception) -> str:
+    """The first line of a message of torch's or Python's; the class of an exception without one."""
+    message = error.args[0] if error.args and type(error.args[0]) is str else type(error).__name__
+    return str(message).partition("\n")[0]
 
 
 @contextlib.contextmanager
@@ -162,8 +157,7 @@ def _trial(context: ErrorContext, swap: Mapping[int | str, Any]) -> TrialResult 
         except CannotRun:
             return None
         except Exception as error:  # not a fix: the op's own message
-            message = error.args[0] if error.args and type(error.args[0]) is str else type(error).__name__
-            return TrialResult(False, clip(message.partition("\n")[0], 200))
+            return TrialResult.failed(error)
     if type(result) is tuple and result:
         result = result[0]
     if not is_tensor(result):
@@ -616,15 +610,13 @@ def continued(
         except End:
             return _result(run)
         except Exception as error:  # the next op, or the user's next layer, refuses it
-            message = error.args[0] if error.args and type(error.args[0]) is str else type(error).__name__
-            return TrialResult(False, clip(message.partition("\n")[0], 200))
+            return TrialResult.failed(error)
         try:
             _outwards(run, context, frame, value)
         except (CannotRun, End):
             pass
         except Exception as error:
-            message = error.args[0] if error.args and type(error.args[0]) is str else type(error).__name__
-            return TrialResult(False, clip(message.partition("\n")[0], 200))
+            return TrialResult.failed(error)
     return _result(run)
 
 
@@ -702,10 +694,7 @@ def _inserted(context: ErrorContext, code: str) -> Edit | None:
 def before_line(frame: Frame, line: ast.stmt, body: list[ast.stmt]) -> Edit | None:
     """Assignments before a statement. A name of the function around, or of the file, would become local by that: there
     the one new value is written in its place."""
-    tree = tree_of(frame.site.file)
-    scopes: tuple[Any, ...] = functions(tree) if tree is not None else ()
-    around = [n for n in scopes if n.lineno <= line.lineno <= (n.end_lineno or 0)]
-    scope = max(around, key=lambda n: n.lineno, default=None)
+    scope = next(iter(functions_around(tree_of(frame.site.file), line.lineno)), None)
     names = {t.id for n in body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
     inside = list(ast.walk(scope)) if scope is not None else []
     own = {n.arg for n in inside if isinstance(n, ast.arg)}

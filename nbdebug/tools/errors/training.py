@@ -34,7 +34,7 @@ from nbdebug.observe.variables import (
     named_parameters,
 )
 from nbdebug.report import Edit
-from nbdebug.tools.errors.autograd.functions import unwrap
+from nbdebug.tools.errors.autograd.functions import callee_word, first_line, unwrap
 from nbdebug.tools.errors.context import UNKNOWN, is_tensor, value_of
 from nbdebug.tools.errors.sandbox import (
     ATTRIBUTES,
@@ -134,7 +134,10 @@ class TrainingSandbox(ProgramSandbox):
     def __init__(self, frame: Frame, edit: Edit | None, swap: Mapping[int | str, Any] | None = None):
         super().__init__(swap)
         self.edit, self.covered, self.frame = edit, False, frame
-        self.tree = edited_tree(edit) if edit is not None else None
+        self.tree = None
+        if edit is not None:
+            lines = linecache.getlines(edit.file)
+            self.tree = parsed((*lines[: edit.line - 1], edit.new + "\n", *lines[edit.end_line :]))
         self.calls, self.line, self.rounds = 0, frame.site.line, ROUNDS
         self._scalers: dict[int, _Scaler] = {}
         self._schedules: dict[int, _Schedule] = {}
@@ -403,11 +406,9 @@ class TrainingSandbox(ProgramSandbox):
         if kind.__module__ == "torch.optim.lr_scheduler":
             return self.keep(_Schedule(kwargs.get("total_steps")))
         if kind.__module__.startswith("torch."):
-            return (
-                self.keep(kind(*args, **kwargs))
-                if not issubclass(kind, nn.Module)
-                else super().made(kind, args, kwargs)
-            )
+            if not issubclass(kind, nn.Module):
+                return self.keep(kind(*args, **kwargs))
+            return super().made(kind, args, kwargs)
         own = kind.__setattr__ in (nn.Module.__setattr__, object.__setattr__) and kind.__new__ is object.__new__
         if not issubclass(kind, (nn.Module, Dataset)) or not own:
             raise CannotRun
@@ -441,11 +442,9 @@ class TrainingSandbox(ProgramSandbox):
         """A step of a schedule, which may have an end, or watches a value."""
         if type(plan) is torch.optim.lr_scheduler.ReduceLROnPlateau and not values:
             raise TypeError("step() missing 1 required positional argument: 'metrics'")
-        own = (
-            plan
-            if type(plan) is _Schedule
-            else self._schedules.setdefault(id(plan), _Schedule(members(plan).get("total_steps")))
-        )
+        own = plan
+        if type(plan) is not _Schedule:
+            own = self._schedules.setdefault(id(plan), _Schedule(members(plan).get("total_steps")))
         own.steps += 1
         if own.total is not None and own.steps > own.total:
             raise ValueError(f"Tried to step {own.steps} times. The specified number of total steps is {own.total}")
@@ -693,18 +692,3 @@ class TrainingSandbox(ProgramSandbox):
 def has_graph(value: Any) -> bool:
     items = value if type(value) in (list, tuple) else [value]
     return any(is_tensor(item) and item.grad_fn is not None for item in items)
-
-
-def callee_word(node: ast.expr) -> str:
-    """The last word of a decorator or a context: "no_grad" of `torch.no_grad()`."""
-    node = node.func if isinstance(node, ast.Call) else node
-    return getattr(node, "attr", getattr(node, "id", ""))
-
-
-def first_line(node: Any) -> int:
-    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-
-
-def edited_tree(edit: Edit) -> ast.Module | None:
-    lines = linecache.getlines(edit.file)
-    return parsed((*lines[: edit.line - 1], edit.new + "\n", *lines[edit.end_line :]))

@@ -338,6 +338,18 @@ class CellHistory:
                 if cell.number > at[0] or (root.lineno > at[1] if own else inner):  # type: ignore[attr-defined]
                     yield cell, root, own
 
+    def origins(self, name: str, before: At) -> set[tuple[str, At]]:
+        """(variable, place of its statement) of all from which a variable was computed, as it was before this place."""
+        found, todo = set[tuple[str, At]](), [(name, before)]
+        while todo:
+            name, before = todo.pop()
+            made = max((b for b in self.bindings(name) if b.at < before), key=lambda b: b.at, default=None)
+            if made is not None and (name, made.at) not in found:
+                found.add((name, made.at))
+                source = made.node.iter if isinstance(made.node, (ast.For, ast.AsyncFor)) else made.value
+                todo += [(read, made.at) for read in names_in(source)]
+        return found
+
     def _defined(self, name: str, before: int) -> Iterator[ast.AST]:
         """The last definition of this name that a cell up to this one has made; of a class what making one runs."""
         for cell in reversed(self.mentioning(name)):

@@ -21,7 +21,8 @@ from nbdebug.observe.variables import attributes, frame_variables, reachable_obj
 from nbdebug.report import Finding, Report, RuledOut
 from nbdebug.text import count
 from nbdebug.tools.notebook.cells import CellHistory, error_message, traceback_links
-from nbdebug.tools.notebook.facts import NotebookFacts, StaleModule
+from nbdebug.tools.notebook.facts import NotebookFacts, StaleModule, Told
+from nbdebug.tools.notebook.flow import told_of_cells, told_of_error
 from nbdebug.tools.notebook.left_on import (
     cells_too_early,
     hooks_registered_twice,
@@ -33,7 +34,7 @@ from nbdebug.tools.notebook.left_on import (
 from nbdebug.tools.notebook.repeats import applied_twice, runs_twice, splits_drawn_again
 from nbdebug.tools.notebook.rules import name_all, notes_of
 from nbdebug.tools.notebook.stale_code import redefined_classes, stale_modules
-from nbdebug.tools.notebook.stale_objects import ModelsAndOptimizers, missing_parameters, shared_objects, stale_holders
+from nbdebug.tools.notebook.stale_objects import ModelsAndOptimizers, missing_parameters, stale_holders
 
 
 def check_notebook(names: Mapping[str, Any] | None = None, *, shell: Any = None) -> Report:
@@ -83,9 +84,10 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
             "edited files", lambda: stale_modules(variables, history, psutil.Process().create_time())
         ) or ([], [])
         unchecked += broken
-        again = part("cells that ran again", lambda: runs_twice(variables, history, error)) or part(
-            "random splits", lambda: splits_drawn_again({name.partition("[")[0] for name, _ in owners.whole}, history)
-        )
+        again = part("cells that ran again", lambda: runs_twice(variables, history, error))
+        models = {name.partition("[")[0] for name, _ in owners.whole}
+        hooks = part("hooks", lambda: hooks_registered_twice(objects, history))
+        drawn = [] if again else part("random splits", lambda: splits_drawn_again(models, history))
         notes = [
             *part("double runs", lambda: applied_twice(variables, history, [one.name for one in again])),
             *part("settings", lambda: left_on_notes(variables, owners, history)),
@@ -97,16 +99,13 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
             tuple(stale),
             tuple(part("optimizers", lambda: missing_parameters(owners, history))),
             tuple(part("holders", lambda: stale_holders(variables, history, owners))),
-            tuple(part("hooks", lambda: hooks_registered_twice(objects, history))),
             tuple(part("classes", lambda: redefined_classes(variables, objects, history, error))),
             tuple(part("outputs", lambda: kept_outputs(outputs, history, error))),
-            tuple(part("the order of cells", lambda: cells_too_early(variables, history, error))),
-            tuple(part("modes", lambda: modes_left_on(owners, history, error))),
             tuple(notes),
-            tuple(part("shadowed names", lambda: names_shadowed(variables, history, error))),
             tuple(again),
             tuple(unchecked),
-            tuple(part("shared objects", lambda: shared_objects(variables, history))),
+            tuple(part("the last failure", lambda: _of_failure(variables, objects, owners, history, error))),
+            (*hooks, *drawn, *part("what lines read", lambda: list(told_of_cells(variables, history, owners)))),
         )
 
 
@@ -149,6 +148,23 @@ def notebook_report(names: Mapping[str, Any], shell: Any = None, memory: Iterabl
     )
 
 
+def _of_failure(
+    names: Mapping[str, Any],
+    objects: list[tuple[str, Any]],
+    owners: ModelsAndOptimizers,
+    history: CellHistory,
+    error: BaseException | None,
+    whole: bool = True,
+) -> list[Told]:
+    """What the last failure tells. whole: as in `modes_left_on`."""
+    return [
+        *modes_left_on(owners, history, error, whole),
+        *names_shadowed(names, history, error),
+        *cells_too_early(names, history, error),
+        *told_of_error(names, objects, history, error),
+    ]
+
+
 MODULES = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'|cannot import name '(\w+)' from '([\w.]+)'")
 CALLS = re.compile(r"((?:\w+\.)*\w+)\(\) (?:got an unexpected keyword argument '(\w+)'|takes|missing)")
 OBJECTS = re.compile(r"(?:type object )?'(\w+)'(?: object)? has no attribute '(\w+)'")
@@ -167,16 +183,14 @@ def notebook_causes(error: BaseException, names: Mapping[str, Any], shell: Any =
         objects, kinds = objects_from(variables), (TypeError, AttributeError, KeyError)
         refused = issubclass(type(error), kinds) or "pickl" in type(error).__name__.lower()
         classes = redefined_classes(variables, objects, history, error) if refused else []
-        modes = modes_left_on(ModelsAndOptimizers(variables, objects), history, error)
+        owners = ModelsAndOptimizers(variables, objects)
         return tuple(
             name_all(
                 NotebookFacts(
                     stale=tuple(one for one in stale if one.file in files or _is_about(one, message)),
                     classes=tuple(one for one in classes if one.evidence == "exception"),
-                    modes=tuple(one for one in modes if one.kind.endswith(("setting", "changed"))),
-                    early=tuple(cells_too_early(variables, history, error)),
-                    shadowed=tuple(names_shadowed(variables, history, error)),
                     repeated=tuple(one for one in runs_twice(variables, history, error) if one.error),
+                    failed=tuple(_of_failure(variables, objects, owners, history, error, False)),
                 )
             )
         )

@@ -56,39 +56,6 @@ class LeftBehind:
 
 
 @dataclasses.dataclass(frozen=True)
-class StaleHolder:
-    """An object that was created from a variable which a later cell has replaced, and used since then.
-
-    holder: "loader"; path: the attribute with the old value ("loader.collate_fn"); name: the variable; kind: the type
-    of the old value ("DataLoader", "function"). remade: the statement that creates the holder. where: the cell that
-    replaced the variable; created: the cell that created the holder; used: a cell that used it since then."""
-
-    holder: str
-    path: str
-    name: str
-    kind: str
-    remade: str = ""
-    where: Where = NOWHERE
-    created: Where = NOWHERE
-    used: Where = NOWHERE
-
-
-@dataclasses.dataclass(frozen=True)
-class TwiceHook:
-    """A hook that was registered more than once. owners: the modules, parameters or optimizers that have it; hook: the
-    function's name; word: "forward hook"; method: "register_forward_hook"; times: how often on one owner. where: the
-    cell of the second registration; first: of the first."""
-
-    owners: tuple[str, ...]
-    hook: str
-    word: str
-    method: str
-    times: int
-    where: Where = NOWHERE
-    first: Where = NOWHERE
-
-
-@dataclasses.dataclass(frozen=True)
 class Redefined:
     """Objects of a class whose name now stands for another class. name: the class; instances: names of objects
     ("model", "model.blocks.0"), or of subclasses; subclasses: they are classes. changed: methods that differ; renewed:
@@ -131,35 +98,9 @@ class KeptOutput:
 
 
 @dataclasses.dataclass(frozen=True)
-class TooEarly:
-    """A cell failed because a name was missing that a later cell has defined, or an earlier one deleted. where: the
-    failed cell's line; defined: the line that defines the name; deleted: the line that deleted it."""
-
-    name: str
-    where: Where = NOWHERE
-    defined: Where = NOWHERE
-    deleted: Where = NOWHERE
-
-
-@dataclasses.dataclass(frozen=True)
-class Shadowed:
-    """A cell failed because a name no longer stands for what its line means. meant: "builtin", "function", "class",
-    "module", or "import" (of a function or a class); kind: the class of the value that it has now; imported: the
-    import; message: the exception's. where: the cell that gave it this value; failed: the line that failed."""
-
-    name: str
-    meant: str
-    kind: str
-    imported: str = ""
-    message: str = ""
-    where: Where = NOWHERE
-    failed: Where = NOWHERE
-
-
-@dataclasses.dataclass(frozen=True)
 class RunTwice:
     """A statement that consumes its own result ran again. name: the variable; how: "used up" where that is an iterator
-    of which nothing is left, "drawn" where it is a random split; times: how often the statement has been started;
+    of which nothing is left; times: how often the statement has been started;
     error: the class of the exception with which it failed, "" if it did not; renewal: the statement that makes the
     variable anew; where: the line, first: of its first run; fresh: of the renewal."""
 
@@ -175,48 +116,32 @@ class RunTwice:
 
 
 @dataclasses.dataclass(frozen=True)
-class ModeLeft:
-    """A mode that a cell left on. kind: "eval", "grad", "dtype", "device", "setting", or of one object "dtype-changed"
-    and so on; name: the model, or the call; where: the cell that switched it on; after: the cell that went on training,
-    or failed; message: the last exception's message."""
+class Told:
+    """A cause that needs no further words than its own. names: the variables at fault, first the one that is most;
+    where: the cell that brings it in; fixes: (what to do, as code); links: (how it came about, where)."""
 
-    kind: str
-    name: str
-    where: Where = NOWHERE
-    after: Where = NOWHERE
-    message: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class SharedObject:
-    """One object under two names that a cell changed through one of them. name: that one; other: the other ("model" of
-    weights that are put back); statement: the change; weights: `name` is the model's own state dict. where: the cell
-    that changed it, of weights the one that took them; used: the cell that uses the other, or puts the weights back."""
-
-    name: str
-    other: str
-    statement: str
-    weights: bool = False
-    where: Where = NOWHERE
-    used: Where = NOWHERE
+    code: str
+    title: str
+    names: tuple[str, ...]
+    where: Where
+    fixes: tuple[tuple[str, str], ...]
+    links: tuple[tuple[str, Where], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class NotebookFacts:
-    """All of these. cells: how many ran; objects: how many the variables lead to; notes: sentences of their own."""
+    """All of these. cells: how many ran; objects: how many the variables lead to; notes: sentences; failed: what the
+    last failure tells; told: what shows without one."""
 
     cells: int = 0
     objects: int = 0
     stale: tuple[StaleModule, ...] = ()
     untrained: tuple[LeftBehind, ...] = ()
-    holders: tuple[StaleHolder, ...] = ()
-    hooks: tuple[TwiceHook, ...] = ()
+    holders: tuple[Told, ...] = ()
     classes: tuple[Redefined, ...] = ()
     outputs: tuple[KeptOutput, ...] = ()
-    early: tuple[TooEarly, ...] = ()
-    modes: tuple[ModeLeft, ...] = ()
     notes: tuple[str, ...] = ()
-    shadowed: tuple[Shadowed, ...] = ()
     repeated: tuple[RunTwice, ...] = ()
     unchecked: tuple[str, ...] = ()
-    shared: tuple[SharedObject, ...] = ()
+    failed: tuple[Told, ...] = ()
+    told: tuple[Told, ...] = ()

@@ -20,6 +20,7 @@ import torch
 from nbdebug.observe.duplicate_hooks import DuplicateHook, find_duplicate_hooks
 from nbdebug.observe.variables import attributes, class_attribute, is_user_module
 from nbdebug.report import Where
+from nbdebug.text import listed
 from nbdebug.tools.notebook.cells import (
     CellBinding,
     CellHistory,
@@ -33,7 +34,8 @@ from nbdebug.tools.notebook.cells import (
     root_of,
     traceback_links,
 )
-from nbdebug.tools.notebook.facts import NOWHERE, KeptOutput, ModeLeft, Shadowed, TooEarly, TwiceHook
+from nbdebug.tools.notebook.facts import NOWHERE, KeptOutput, Told
+from nbdebug.tools.notebook.rules import named
 from nbdebug.tools.notebook.stale_objects import (
     ModelsAndOptimizers,
     is_tensor,
@@ -75,29 +77,38 @@ PACKAGES = (
 """Packages whose names people give to a file beside the notebook."""
 
 
-def hooks_registered_twice(objects: list[tuple[str, Any]], history: CellHistory) -> list[TwiceHook]:
-    """One entry for each hook function, with all modules that have it more than once."""
+def hooks_registered_twice(objects: list[tuple[str, Any]], history: CellHistory) -> list[Told]:
+    """The hook function that most modules have more than once, with all of them; of the others that there are such."""
     groups: dict[tuple[str, str, str], list[DuplicateHook]] = {}
     for one in find_duplicate_hooks(objects):
         groups.setdefault((one.hook, one.word, one.code.co_filename), []).append(one)
-    return [_duplicate(group, history) for group in groups.values()]
+    told = sorted((_duplicate(group, history) for group in groups.values()), key=lambda one: -len(one.names))
+    same = ((f"the same holds for {one.title.partition(' is registered')[0]}", one.where) for one in told[1:])
+    return [dataclasses.replace(told[0], links=(*told[0].links, *same))] if told else []
 
 
-def _duplicate(group: list[DuplicateHook], history: CellHistory) -> TwiceHook:
-    first = group[0]
-    times = max(len(one.older) for one in group) + 1
-    cells, method = _registrations(first, times, history)
+def _duplicate(group: list[DuplicateHook], history: CellHistory) -> Told:
+    first, owners = group[0], tuple(dict.fromkeys(one.module for one in group))
+    number, root = max(len(one.older) for one in group) + 1, owners[0].partition(".")[0]
+    cells, method = _registrations(first, number, history)
     places = [_place(history, number, method) for number in cells]
     where = places[1] if len(places) > 1 else places[0] if places else _source(first.code, history)
-    return TwiceHook(
-        tuple(dict.fromkeys(one.module for one in group)),
-        first.hook,
-        first.word,
-        method,
-        times,
-        where,
-        places[0] if len(places) > 1 else NOWHERE,
+    before, times = places[0] if len(places) > 1 else NOWHERE, "twice" if number == 2 else f"{number} times"
+    on = listed(owners) if len(owners) > 1 or owners[0] != root else f"`{root}`"
+    title = (
+        f"The {first.word} `{first.hook}` is registered {times} on {on}: {named(where)} called {method} again, and "
+        f"nothing removed the hook of {named(before, 'the earlier run')}"
     )
+    code = (
+        "for handle in handles:  # of the earlier run\n    handle.remove()\n"
+        f"handles = [{root}.{method}({first.hook if first.hook.isidentifier() else 'hook'})]"
+    )
+    fixes = (
+        ("Remove the duplicate hooks; the newest ones stay.", "%free hooks"),
+        ("In the cell, remove the old hooks before it registers new ones.", code),
+    )
+    links = ((f"{named(before)} registered it first", before),)
+    return Told("notebook/hooks-registered-twice", title, (*owners, root, method), where, fixes, links)
 
 
 def _registrations(one: DuplicateHook, times: int, history: CellHistory) -> tuple[list[int], str]:
@@ -182,38 +193,41 @@ def eval_models(owners: ModelsAndOptimizers) -> list[tuple[str, Any]]:
     return models
 
 
-def modes_left_on(owners: ModelsAndOptimizers, history: CellHistory, error: BaseException | None) -> list[ModeLeft]:
-    """The modes that were not left on intentionally: a training cell or the last exception shows it."""
-    modes = [one for name, _ in eval_models(owners) if (one := _eval(root_of(name), history)) is not None]
+def modes_left_on(
+    owners: ModelsAndOptimizers, history: CellHistory, error: BaseException | None, whole: bool = True
+) -> list[Told]:
+    """The modes that were not left on intentionally: a training cell or the last exception shows it. whole: eval
+    mode and torch's own switches count, too, of which the error chapter tells as well."""
+    modes = [one for name, _ in eval_models(owners) if whole and (one := _eval(root_of(name), history)) is not None]
     message = error_message(error)
-    if "does not require grad" in message and not torch.is_grad_enabled():
-        modes += _setting("grad", message, history, "set_grad_enabled", "no_grad", "inference_mode")
-    if torch.get_default_dtype() != torch.float32 and any(word in message for word in ("dtype", "Double", "Half")):
-        modes += _setting("dtype", message, history, *DTYPES)
-    if torch.get_default_device().type != "cpu" and "device" in message:
-        modes += _setting("device", message, history, "set_default_device")
+    shown = {
+        "grad": whole and "does not require grad" in message,
+        "dtype": whole and any(word in message for word in ("dtype", "Double", "Half")),
+        "device": whole and "device" in message,
+        "exact": "deterministic" in message,
+    }
+    on = switches()
+    modes += [one for kind, so in shown.items() if so and on[kind][0] for one in _setting(kind, message, history)]
     if issubclass(type(error), (FloatingPointError, Warning)):
-        modes += _setting("setting", message, history, *STRICT, values=("raise", "error"))
-    if "deterministic" in message and torch.are_deterministic_algorithms_enabled():
-        modes += _setting("setting", message, history, "use_deterministic_algorithms", values=("True",))
-    return modes or _changed({name for name, _ in owners.top}, error, history)
+        modes += _setting("strict", message, history, value="raise|error")
+    return modes or _changed(dict(owners.top), error, history)
 
 
-DTYPES = ("set_default_dtype", "set_default_tensor_type")
-STRICT = ("seterr", "simplefilter", "filterwarnings")
-"""Functions after which what was a warning is an error: numpy's with 'raise', Python's with 'error'."""
+DTYPES, STRICT = "set_default_dtype set_default_tensor_type", "seterr simplefilter filterwarnings"
+"""Functions that set another dtype for new tensors; that make errors of warnings, with 'raise' or 'error'."""
 CHANGES = {
     "dtype": (re.compile(r"dtype|Half|Double|BFloat16"), "half bfloat16 double float to type".split()),
     "attached": (re.compile(r"on Tensor that requires grad"), ["requires_grad_"]),
-    "grad": (re.compile(r"does not require grad"), ["requires_grad_", "detach_"]),
+    "grad": (re.compile(r"does not require grad"), "requires_grad_ detach_ register_forward_hook".split()),
     "device": (re.compile(r"device|CUDA"), "to cuda cpu".split()),
 }
 """Messages, and the methods that change an object so that it fails with them: of a module in place, of a tensor those
 that end with `_`, and those whose result takes the tensor's name."""
 
 
-def _changed(models: set[str], error: BaseException | None, history: CellHistory) -> list[ModeLeft]:
-    """What a cell called on an object of the failing line, where an earlier run of that line was well."""
+def _changed(models: dict[str, Any], error: BaseException | None, history: CellHistory) -> list[Told]:
+    """What a cell called on an object of the failing line, or of what that was computed from, where an earlier run of
+    the line was well. models: the variables that are modules."""
     message, lines = error_message(error), list(cell_lines(error, history))
     kind = next((kind for kind, (said, _) in CHANGES.items() if said.search(message)), "")
     failed = history.cells[lines[0][0]].statement(lines[0][1]) if kind and lines else None
@@ -223,20 +237,36 @@ def _changed(models: set[str], error: BaseException | None, history: CellHistory
     cells = [cell for cell in history.cells.values() if cell.number < at]
     before = max((c.number for c in cells if any(ast.unparse(s) == text for s in c.statements)), default=at)
     read = {name for number, line in lines for name in names_in(history.cells[number].statement(line))}
-    for cell in [cell for cell in reversed(cells) if cell.number > before]:
-        bound = {b.path for b in cell.bindings}
-        for node in nodes(cell.statements):
+    sources = {name for one in read for name, _ in history.origins(one, lines[0])}
+    for at_cell in [one for one in reversed(cells) if one.number > before]:
+        bound = {b.path for b in at_cell.bindings}
+        for node in nodes(at_cell.statements):
             call = node.func if isinstance(node, ast.Call) else None
             if not isinstance(call, ast.Attribute) or call.attr not in CHANGES[kind][1]:
                 continue
-            of = root_of(dotted(call.value))
-            if of in read and (of in models | bound or call.attr.endswith("_")):
+            of, hook = root_of(ast.unparse(call.value)), call.attr == "register_forward_hook"
+            hooked = hook and of in models and _replaces_output(node, models[of], history)  # type: ignore[arg-type]
+            if (
+                hooked
+                and of in sources
+                or not hook
+                and of in read
+                and (of in {*models, *bound} or call.attr.endswith("_"))
+            ):
                 after = history.cells[at].place(lines[0][1])
-                return [ModeLeft(f"{kind}-changed", ast.unparse(node), cell.place_of(node), after, message)]
+                return [_changed_itself(kind, ast.unparse(node), at_cell.place_of(node), after, message)]
     return []
 
 
-def _eval(name: str, history: CellHistory) -> ModeLeft | None:
+def _replaces_output(call: ast.Call, model: Any, history: CellHistory) -> bool:
+    """Whether a hook that is still there gives a module another output."""
+    given = {dotted(value) for value in call.args}
+    made = [f for cell in history.cells.values() for name in given for f in cell.functions.get(name, ())]
+    returns = any(isinstance(n, ast.Return) and n.value is not None for f in made for n in ast.walk(f))
+    return returns and any(attributes(part).get("_forward_hooks") for _, part in modules_of(model))
+
+
+def _eval(name: str, history: CellHistory) -> Told | None:
     """The cell that called eval() between two runs of the same training cell, where no cell called train() since."""
     calls = {cell.number: history.methods(cell.number) for cell in history.reaching(name)}
     switched = [n for n, methods in calls.items() if "eval" in methods and "step" not in methods]
@@ -257,20 +287,54 @@ def _eval(name: str, history: CellHistory) -> ModeLeft | None:
         return None
     calls_eval = (n for n in nodes(history.cells[last].statements) if isinstance(n, ast.Call))
     call = next((n for n in calls_eval if dotted(n.func) == f"{name}.eval"), ast.Pass())
-    return ModeLeft("eval", name, history.cells[last].place_of(call), history.cells[after].place())
+    where, trains = history.cells[last].place_of(call), history.cells[after].place()
+    title = (
+        f"`{name}` has been training in eval mode since {named(where)}: that cell called eval(), and {named(trains)} "
+        "went on training without train()"
+    )
+    fixes = (("Switch back before you train, ideally at the top of the loop.", f"{name}.train()"),)
+    links = ((f"{named(trains)} trains it again", trains),)
+    return Told("training/eval-mode-in-training", title, (name,), where, fixes, links)
 
 
-def _setting(
-    kind: str, message: str, history: CellHistory, *words: str, values: tuple[str, ...] = ("",)
-) -> list[ModeLeft]:
-    """The last call of one of these. values: of which its arguments must hold one."""
-    for cell in reversed(history.reaching(*words)):
-        for node in nodes(history.reach(cell.number)):
-            if isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in words:
-                given = " ".join(map(ast.unparse, arguments_of(node)))
-                if any(value in given for value in values):
-                    return [ModeLeft(kind, ast.unparse(node), cell.place_of(node), message=message)]
+def _setting(kind: str, message: str, history: CellHistory, *words: str, value: str = "") -> list[Told]:
+    """The last call of one of these words, or of those of a switch. value: what must be among its arguments."""
+    _, what, its_words, back, code, effect = switches()[kind]
+    words = words or tuple(its_words.split())
+    for one in reversed(history.reaching(*words)):
+        for node in nodes(history.reach(one.number)):
+            called = isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in words
+            if called and re.search(value, " ".join(map(ast.unparse, arguments_of(node)))):  # type: ignore[arg-type]
+                name, where = ast.unparse(node), one.place_of(node)
+                title = f"{what} since {named(where)} called `{name}`: {effect}"
+                fix = ("Set it back, and where it is needed, set it for a block only.", back or _default_of(name))
+                links = ((f"the last cell failed because of it: {message}", where),)
+                return [Told(code, title, (name,), where, (fix,), links)]
     return []
+
+
+def _default_of(name: str) -> str:
+    return "np.seterr(all='warn')" if "seterr" in name else "warnings.simplefilter('default')"
+
+
+CHANGED = {
+    "dtype": ("error/dtype-mismatch", "it has had another dtype since then"),
+    "device": ("error/device-mismatch", "it has been on another device since then"),
+    "grad": ("error/no-grad-path", "no gradient has reached it since then"),
+    "attached": ("error/attached-to-graph", "its gradients have been recorded since then"),
+}
+"""kind → the code, what has become of one object."""
+
+
+def _changed_itself(kind: str, name: str, where: Where, failed: Where, message: str) -> Told:
+    """name: the call that changed an object, so that a later line failed."""
+    code, says = CHANGED[kind]
+    title = f"`{name}` in {named(where)} has changed the object itself, and no copy: {says}"
+    owner, _, call = name.partition(".")
+    fix = ("Make the object again, and call it on a copy there.", f"import copy\ncopy.deepcopy({owner}).{call}")
+    if "_hook(" in call:
+        fix = ("Keep the handle, and remove the hook there.", f"handle = {name}\nhandle.remove()")
+    return Told(code, title, (name,), where, (fix,), ((f"{named(failed)} failed because of it: {message}", failed),))
 
 
 def left_on_notes(names: Mapping[str, Any], owners: ModelsAndOptimizers, history: CellHistory) -> list[str]:
@@ -283,47 +347,41 @@ def left_on_notes(names: Mapping[str, Any], owners: ModelsAndOptimizers, history
     return [*evals, *_settings(history), *_shadows(names, history), *_files()]
 
 
-def _settings(history: CellHistory) -> list[str]:
-    dtype = str(torch.get_default_dtype()).removeprefix("torch.")
-    device, slow = torch.get_default_device(), "is on, and makes each step several times slower"
-    end, grad = "call its __exit__, or restart the kernel", torch.is_grad_enabled() or torch.is_inference_mode_enabled()
+def switches() -> dict[str, tuple[bool, str, str, str, str, str]]:
+    """By name: whether it is on, what is so, the functions that set it, what sets it back; and where an error shows it,
+    the code and the effect."""
+    dtype, device = str(torch.get_default_dtype()).removeprefix("torch."), torch.get_default_device()
+    grad, set_back = torch.is_grad_enabled() or torch.is_inference_mode_enabled(), "torch.set_default"
     autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
-    exact = torch.are_deterministic_algorithms_enabled()
-    whole = "for the whole session"
-    settings = (
-        (not grad, f"Gradients are off {whole}", "set_grad_enabled no_grad", "torch.set_grad_enabled(True)"),
-        (torch.is_inference_mode_enabled(), f"Inference mode is on {whole}", "inference_mode", end),
-        (autocast, f"Autocast is on {whole}", "autocast", end),
-        (
-            torch.is_anomaly_enabled(),
-            f"Autograd's anomaly mode {slow}",
-            "anomaly",
-            "torch.autograd.set_detect_anomaly(False)",
-        ),
-        (
-            dtype != "float32",
-            f"New tensors are {dtype} by default",
-            " ".join(DTYPES),
-            "torch.set_default_dtype(torch.float32)",
-        ),
-        (
+    end, apart = "call its __exit__, or restart the kernel", "tensors made before it and after it can't be combined"
+    slow, left = "Autograd's anomaly mode is on, and makes each step several times slower", "notebook/setting-left-on"
+    grads, exactly = "set_grad_enabled no_grad inference_mode", "torch.use_deterministic_algorithms(False)"
+    off, lost = "Gradients are off for the whole session", "results computed since then have no graph for backward"
+    fails, exact = "Only deterministic algorithms are allowed", torch.are_deterministic_algorithms_enabled()
+    types, placed = f"New tensors are {dtype} by default", f"New tensors are on {device} by default"
+    inference, anomaly = torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()
+    return {
+        "grad": (not grad, off, grads, "torch.set_grad_enabled(True)", "error/no-grad-path", lost),
+        "inference": (inference, "Inference mode is on for the whole session", "inference_mode", end, left, lost),
+        "autocast": (autocast, "Autocast is on for the whole session", "autocast", end, left, ""),
+        "anomaly": (anomaly, slow, "set_detect_anomaly", "torch.autograd.set_detect_anomaly(False)", left, ""),
+        "dtype": (dtype != "float32", types, DTYPES, f"{set_back}_dtype(torch.float32)", "error/dtype-mismatch", apart),
+        "device": (
             device.type != "cpu",
-            f"New tensors are on {device} by default",
+            placed,
             "set_default_device",
-            "torch.set_default_device('cpu')",
+            f"{set_back}_device('cpu')",
+            "error/device-mismatch",
+            apart,
         ),
-        (
-            exact,
-            "Only deterministic algorithms are allowed, which is slower and makes some ops fail",
-            "deterministic",
-            "torch.use_deterministic_algorithms(False)",
-        ),
-    )
-    return [
-        f"{what}{_since(history, *words.split())}. If that is not intended: `{how}`."
-        for on, what, words, how in settings
-        if on
-    ]
+        "exact": (exact, fails, "use_deterministic_algorithms", exactly, left, "some ops fail, and others are slower"),
+        "strict": (False, "What was a warning is an error", STRICT, "", left, "it holds for all cells"),
+    }
+
+
+def _settings(history: CellHistory) -> list[str]:
+    told = ((what, _since(history, *words.split()), back) for on, what, words, back, *_ in switches().values() if on)
+    return [f"{what}{since}. If that is not intended: `{back}`." for what, since, back in told]
 
 
 def _since(history: CellHistory, *words: str) -> str:
@@ -368,33 +426,36 @@ def _files() -> list[str]:
     return notes
 
 
-def cells_too_early(names: Mapping[str, Any], history: CellHistory, error: BaseException | None) -> list[TooEarly]:
-    """The last failure, if it was a missing name that a later cell has defined and the cell has not run again since."""
+def cells_too_early(names: Mapping[str, Any], history: CellHistory, error: BaseException | None) -> list[Told]:
+    """The last failure, if it was a missing name that a later cell has defined, and the cell has not run again since;
+    or one that a cell has deleted since it was defined."""
     if error is None or not issubclass(type(error), NameError) or issubclass(type(error), UnboundLocalError):
         return []
-    missing = getattr(error, "name", None)
-    failed = next(cell_lines(error, history), None)
+    missing, failed = getattr(error, "name", None), next(cell_lines(error, history), None)
     if type(missing) is not str or failed is None:
         return []
-    if missing not in names:
-        return _deleted(missing, failed, history)
-    later = [b for b in history.bindings(missing) if b.number > failed[0]]
-    if not later:
-        return []
-    line = history.cells[failed[0]].place(failed[1]).text or ""
-    if any(line in cell.raw for number, cell in history.cells.items() if number >= later[0].number):
+    code, where = "notebook/cells-out-of-order", history.cells[failed[0]].place(failed[1])
+    every = history.bindings(missing, "assign", "def", "class", "import", "for", "del")
+    before = [b for b in every if b.at < failed]
+    made = [history.place(b) for b in before if b.how != "del"][-1:]
+    between = range((number_of(made[0]) or 0) + 1 if made else failed[0], failed[0])
+    cleared = [c.place() for n, c in history.cells.items() if n in between and re.match(r"\s*%reset\b", c.raw)]
+    if missing not in names and made and (cleared or before[-1].how == "del"):
+        deleted = cleared[-1] if cleared else history.place(before[-1])
+        title = f"{named(where)} needs `{missing}`, which {named(deleted)} has deleted"
+        fix = (f"Run {named(made[0])} again, and delete `{missing}` below its last use.", made[0].text or missing)
+        links = ((f"{named(made[0])} made `{missing}`", made[0]), (f"{named(where)} needs it", where))
+        return [Told(code, title, (missing,), deleted, (fix,), links)]
+    later = [b for b in every if b.number > failed[0] and b.how != "del"] if missing in names else []
+    if not later or any((where.text or "") in cell.raw for n, cell in history.cells.items() if n >= later[0].number):
         return []  # it ran again since
-    return [TooEarly(missing, history.cells[failed[0]].place(failed[1]), history.place(later[0]))]
-
-
-def _deleted(missing: str, failed: tuple[int, int], history: CellHistory) -> list[TooEarly]:
-    """The same where a cell has deleted the name since it was defined."""
-    before = [b for b in history.bindings(missing, "assign", "def", "class", "import", "for", "del") if b.at < failed]
-    made = [b for b in before if b.how != "del"]
-    if not made or before[-1].how != "del":
-        return []
-    places = [history.place(b) for b in (made[-1], before[-1])]
-    return [TooEarly(missing, history.cells[failed[0]].place(failed[1]), *places)]
+    defined = history.place(later[0])
+    title = (
+        f"{named(where)} needs `{missing}`, which {named(defined)} defined only later: run {named(where)} again, and "
+        "move it below"
+    )
+    fix = (f"Move the cell that defines `{missing}` up, then run the other one again.", defined.text or missing)
+    return [Told(code, title, (missing,), where, (fix,), ((f"{named(defined)} defines `{missing}`", defined),))]
 
 
 UNUSABLE = re.compile(
@@ -403,7 +464,7 @@ UNUSABLE = re.compile(
 )
 
 
-def names_shadowed(names: Mapping[str, Any], history: CellHistory, error: BaseException | None) -> list[Shadowed]:
+def names_shadowed(names: Mapping[str, Any], history: CellHistory, error: BaseException | None) -> list[Told]:
     """The last failure, if its line uses a builtin, a function or a module of a name that a cell has given to another
     value since; else a cell that does so, and must have caught the failure itself."""
     message, lines = error_message(error), list(cell_lines(error, history))
@@ -411,26 +472,26 @@ def names_shadowed(names: Mapping[str, Any], history: CellHistory, error: BaseEx
         for number, line in reversed(lines):
             statement = history.cells[number].statement(line)
             if found := _overwritten(statement, names, history) or _defined_anew(statement, message, history):
-                return [dataclasses.replace(found, message=message, failed=history.cells[number].place(line))]
+                return [_failed(found, message, history.cells[number].place(line))]
             for node in ast.walk(statement) if statement is not None else ():
                 if isinstance(node, ast.Attribute) and node.attr != match[1]:
                     continue
                 if found := _shadowed(node, names, history, max(lines)[0]):
-                    return [dataclasses.replace(found, message=message, failed=history.cells[number].place(line))]
+                    return [_failed(found, message, history.cells[number].place(line))]
     return _imported_over(error, lines, names, history) if lines else _caught(names, history)
 
 
-def _overwritten(statement: ast.stmt | None, names: Mapping[str, Any], history: CellHistory) -> Shadowed | None:
+def _overwritten(statement: ast.stmt | None, names: Mapping[str, Any], history: CellHistory) -> Told | None:
     """The method of an object of the failing line that a cell has given a value: `optimizer.step = 3`."""
     for name in sorted(names_in(statement) & names.keys()):
         for key, value in attributes(names[name]).items():
             made = () if callable(value) else history.bindings(f"{name}.{key}")
             if made and type(class_attribute(names[name], key)) is FunctionType:
-                return Shadowed(f"{name}.{key}", "method", type(value).__name__, where=history.place(made[-1]))
+                return _taken(f"{name}.{key}", "the method", type(value).__name__, history.place(made[-1]))
     return None
 
 
-def _defined_anew(statement: ast.stmt | None, message: str, history: CellHistory) -> Shadowed | None:
+def _defined_anew(statement: ast.stmt | None, message: str, history: CellHistory) -> Told | None:
     """The function that the failing line calls as it was before a cell defined another of its name."""
     match = re.match(r"(\w+)\(\) (?:missing|takes|got an unexpected)", message)
     made = history.bindings(match[1], "def") if match is not None else []
@@ -440,7 +501,7 @@ def _defined_anew(statement: ast.stmt | None, message: str, history: CellHistory
             and dotted(call.func) == made[-1].path
             and any(_fits(b.node, call) for b in made[:-1])
         ):
-            return Shadowed(made[-1].path, "function", "another function", where=history.place(made[-1]))
+            return _taken(made[-1].path, "the function", "another function", history.place(made[-1]))
     return None
 
 
@@ -453,7 +514,7 @@ def _fits(function: Any, call: ast.Call) -> bool:
 
 def _imported_over(
     error: BaseException | None, lines: list[tuple[int, int]], names: Mapping[str, Any], history: CellHistory
-) -> list[Shadowed]:
+) -> list[Told]:
     """The last failure, if its line calls a function of a library that an import has put in the place of Python's own
     of that name: numpy's `max` takes an axis."""
     at, ran, files = lines[-1], max(lines)[0], [link.tb_frame.f_code for link in traceback_links(error)]
@@ -466,17 +527,19 @@ def _imported_over(
             continue
         if history.cell_of(files[-1].co_filename) is None and name not in [code.co_name for code in files]:
             continue  # it failed in another call of the line
-        for cell in [cell for cell in history.mentioning("import") if cell.number <= ran]:
-            for one in [s for s in cell.statements if isinstance(s, ast.ImportFrom)]:
+        for at_cell in [one for one in history.mentioning("import") if one.number <= ran]:
+            for one in [s for s in at_cell.statements if isinstance(s, ast.ImportFrom)]:
                 if any(alias.asname == name or alias.name in ("*", name) for alias in one.names) and (
                     (one.module or "").partition(".")[0] == package
                 ):
                     kind, failed = f"{package}.{name}", history.cells[at[0]].place(at[1])
-                    return [Shadowed(name, "builtin", kind, "", error_message(error), cell.place(one.lineno), failed)]
+                    return [
+                        _failed(_taken(name, BUILTIN, kind, at_cell.place(one.lineno)), error_message(error), failed)
+                    ]
     return []
 
 
-def _caught(names: Mapping[str, Any], history: CellHistory) -> list[Shadowed]:
+def _caught(names: Mapping[str, Any], history: CellHistory) -> list[Told]:
     """The same in a cell that raised nothing."""
     for name in [n for n in (*SHADOWED, *MODULES) if n in names and type(names[n]).__module__ in ("builtins", "torch")]:
         for cell in history.reaching(name):
@@ -485,8 +548,7 @@ def _caught(names: Mapping[str, Any], history: CellHistory) -> list[Shadowed]:
                 for node in nodes([root] if name not in own else ()):
                     found = _shadowed(node, {name: names[name]}, history, cell.number)
                     if found and (number_of(found.where) or 0) < cell.number:
-                        what = "caught there, as it raised nothing"
-                        return [dataclasses.replace(found, message=what, failed=cell.place())]
+                        return [_failed(found, "caught there, as it raised nothing", cell.place())]
     return []
 
 
@@ -494,7 +556,7 @@ def _binds(node: ast.AST) -> bool:
     return isinstance(node, ast.arg) or isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
 
 
-def _shadowed(node: ast.AST, names: Mapping[str, Any], history: CellHistory, ran: int) -> Shadowed | None:
+def _shadowed(node: ast.AST, names: Mapping[str, Any], history: CellHistory, ran: int) -> Told | None:
     """What an expression of a cell that ran last as `ran` uses as what it no longer is."""
     name, attribute = _misused(node, names)
     made = [b for b in history.bindings(name) if b.number <= ran] if name else []
@@ -505,9 +567,31 @@ def _shadowed(node: ast.AST, names: Mapping[str, Any], history: CellHistory, ran
     others = [b for b in made if not first or b.at > first[0].at]  # the first since then
     if not meant or not first and "import" in {b.how for b in made}:
         return None
-    kind = {"import": "module" if attribute else "import", "def": "function"}.get(meant, meant)
+    says = {"import": "the module" if attribute else "what was imported", "def": "the function", "builtin": BUILTIN}
     imported = history.text(first[0]) if meant == "import" else ""
-    return Shadowed(name, kind, type(names[name]).__name__, imported, "", history.place(others[0]))
+    kind = type(names[name]).__name__
+    return _taken(name, says.get(meant, f"the {meant}"), kind, history.place(others[0]), imported)
+
+
+BUILTIN = "Python's own function"
+
+
+def _taken(name: str, meant: str, kind: str, where: Where, imported: str = "") -> Told:
+    """A name that no longer stands for what its line means. kind: the class of the value that it has now; imported: the
+    import that gets it back; where: the cell that gave it this value."""
+    title = f"`{name}` is no longer {meant} of this name: {named(where)} gave the name to another value (now: {kind})"
+    code = f"del {name}" if meant in (BUILTIN, "the method") else f"# run the cell with `{name}` again"
+    other = (f"Give the variable of {named(where)} another name, so that it stays.", f"{name}_value = …")
+    fixes = (("Get it back.", imported or code), other)
+    links = ((f"{named(where)} gives `{name}` another value", where),)
+    return Told("notebook/name-shadowed", title, (name,), where, fixes, links)
+
+
+def _failed(one: Told, message: str, failed: Where) -> Told:
+    says = f"{named(failed)} uses `{one.names[0]}`: {message}"
+    return dataclasses.replace(
+        one, title=f"{one.title}, and {named(failed)} uses it", links=(*one.links, (says, failed))
+    )
 
 
 def _origin(binding: CellBinding) -> str:

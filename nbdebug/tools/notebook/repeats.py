@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
 import functools
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -29,7 +30,8 @@ from nbdebug.tools.notebook.cells import (
     root_of,
     traceback_links,
 )
-from nbdebug.tools.notebook.facts import NOWHERE, RunTwice
+from nbdebug.tools.notebook.facts import NOWHERE, RunTwice, Told
+from nbdebug.tools.notebook.rules import named
 from nbdebug.tools.notebook.stale_objects import is_module, modules_of
 
 SAME = frozenset(
@@ -57,8 +59,9 @@ def runs_twice(names: Mapping[str, Any], history: CellHistory, error: BaseExcept
         if twice := _consumed_by_call(error, names, history):
             return [dataclasses.replace(twice, error=type(error).__name__)]
     for number in reversed(history.cells):
-        for statement in history.cells[number].body:
-            for check in (_used_up, _doubled, _applied_again, _shown):
+        for statement in history.cells[number].statements:
+            outer = statement in history.cells[number].body
+            for check in (_used_up, _doubled, _applied_again, _shown)[: None if outer else 1]:
                 if not isinstance(statement, DEFINED) and (twice := check(number, statement, names, history)):
                     return [twice]
     return []
@@ -98,7 +101,7 @@ def _gone_through(statement: ast.AST) -> set[str]:
         elif isinstance(node, ast.Call):
             of = dotted(node.func)
             owner, _, last = of.rpartition(".")
-            if last in READS:
+            if last in READS or last.startswith("clip_grad_") or issubclass(type(getattr(torch.optim, last, 0)), type):
                 found |= {owner} if last.startswith("read") and not node.args else {dotted(a) for a in node.args[:1]}
     return found - {""}
 
@@ -124,7 +127,7 @@ def _doubled(number: int, statement: ast.stmt, names: Mapping[str, Any], history
 def _applied_again(number: int, statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> RunTwice | None:
     """A statement that divides an array or a column, or takes the logarithm, a second time, and uses it then."""
     at = (number, statement.end_lineno or 0)
-    if not any(word in history.cells[number].source for word in ("/", "div_", *FURTHER)):
+    if not any(word in history.cells[number].source for word in ("/", "div_", "[", *FURTHER)):
         return None
     path, called, given = _chain(statement)
     in_place = "div_" in called and _is_array(names.get(path)) and not any(path in names_in(value) for value in given)
@@ -136,13 +139,21 @@ def _applied_again(number: int, statement: ast.stmt, names: Mapping[str, Any], h
         target = one.targets[0] if isinstance(one, ast.Assign) else one.target
         text, column = ast.unparse(target), isinstance(target, ast.Subscript)
         path = dotted(target.value) if isinstance(target, ast.Subscript) else text
-        if not _acts_again(one, text) or not _is_array(names.get(path)):
+        cut = len(history.cells[number].body) > 1 and type(names.get(path)).__module__.startswith("pandas")
+        cut = cut and _cuts(one.value, text)
+        if not cut and not _acts_again(one, text) or not _is_array(names.get(path)):
             continue
         renewed = _renewed(history, path, text, one) if column else history.bindings(path)[-1].node is not statement
-        used = None if renewed else (first_read if column else first_training_use)(history, path, at)
+        used = None if renewed else (first_read if column or cut else first_training_use)(history, path, at)
         if used is not None and (twice := _run_before(history, number, statement, path)) is not None:
-            return twice
+            first = history.cells[number_of(twice.first) or number].source
+            if not cut or difflib.SequenceMatcher(None, first, history.cells[number].source).ratio() > ALIKE:
+                return twice
     return None
+
+
+ALIKE = 0.7
+"""How alike (difflib's ratio) two texts of a cell are that ran again, perhaps after a change of some lines."""
 
 
 def _chain(statement: ast.stmt) -> tuple[str, list[str], list[ast.expr]]:
@@ -282,7 +293,9 @@ def _wrapped(number: int, statement: ast.stmt, names: Mapping[str, Any], history
     return path if any(type(part) is kind for part in members(thing).values()) and hasattr(kind, "__dict__") else ""
 
 
-MOVES = frozenset("unsqueeze permute transpose swapaxes expand_dims one_hot pad repeat merge join".split())
+MOVES = frozenset(
+    "unsqueeze permute transpose swapaxes movedim moveaxis expand_dims one_hot pad repeat merge join".split()
+)
 """Functions that give another shape, or other columns, when they are applied again."""
 MISFIT = re.compile(r"shape|size|dim|channel|out of|range|bound|KeyError", re.IGNORECASE)
 
@@ -409,6 +422,16 @@ def _acts_again(node: ast.stmt, text: str) -> bool:
     return ast.unparse(left) == text
 
 
+def _cuts(value: ast.expr, text: str) -> bool:
+    """`table = table.iloc[2:]`, `table = table[table.x < table.x.quantile(0.9)]`: once more takes further rows."""
+    if not isinstance(value, ast.Subscript) or ast.unparse(value.value) not in (text, f"{text}.iloc", f"{text}.loc"):
+        return False
+    part, own = value.slice, [n for n in ast.walk(value.slice) if isinstance(n, ast.Call)]
+    ends = [part.lower, part.upper] if isinstance(part, ast.Slice) else []
+    cut = (re.fullmatch(form, ast.unparse(end)) for form, end in zip((r"[1-9]\d*", r"-\d+"), ends) if end is not None)
+    return any(cut) or any(getattr(n.func, "attr", "") in ("quantile", "mean", "std", "median") for n in own)
+
+
 def _consumed(statement: ast.stmt) -> Iterator[str]:
     """The variables that a statement computes from themselves, or takes something out of."""
     for path, how, _, value in bound(statement):
@@ -426,30 +449,26 @@ def _consumed(statement: ast.stmt) -> Iterator[str]:
                 yield dotted(node.func.value)
 
 
-def applied_twice(names: Mapping[str, Any], history: CellHistory, named: Container[str]) -> list[str]:
-    """Notes on cells that ran more than once and compute a tensor or an array from itself: `x = x - 1`. named: the
+def applied_twice(names: Mapping[str, Any], history: CellHistory, told: Container[str]) -> list[str]:
+    """Notes on cells that ran more than once and compute a tensor or an array from itself: `x = x - 1`. told: the
     variables of which a finding tells it."""
-    runs: dict[str, list[int]] = {}
-    for number, cell in history.cells.items():
-        runs.setdefault(cell.source.strip(), []).append(number)
     notes = []
-    for numbers in runs.values():
-        for last in history.cells[numbers[-1]].bindings if len(numbers) > 1 else ():
-            value = last.value
+    for number, ran in history.cells.items():
+        for last in ran.bindings if len(history.same(number)) > 1 else ():
+            value, path = last.value, last.path
+            own = isinstance(value, ast.BinOp) and isinstance(value.op, (ast.Div, ast.Sub, ast.Mult))
             if (
-                last.node in history.cells[last.number].body
-                and isinstance(value, ast.BinOp)
-                and isinstance(value.op, (ast.Div, ast.Sub, ast.Mult))
-                and last.path in names_in(value)
-                and last.path not in named
-                and _is_array(names.get(last.path))
-                and last is history.bindings(last.path)[-1]
-                and not [b for b in history.bindings(last.path) if numbers[-2] < b.number < numbers[-1]]
+                not own
+                or path not in names_in(value)
+                or last.node not in ran.body
+                or last is not history.bindings(path)[-1]
             ):
-                cells = " and ".join(f"In [{number}]" for number in numbers[-2:])
+                continue
+            twice = _run_before(history, number, last.node, path)
+            if twice is not None and path not in told and _is_array(names.get(path)):
                 notes.append(
-                    f"`{history.text(last)}` ran in {cells}: it computes `{last.path}` from itself, so it has been "
-                    f"applied {len(numbers)} times. If once was intended, give the result another name."
+                    f"`{twice.statement}` ran in {named(twice.first)} and {named(twice.where)}: it computes `{path}` "
+                    f"from itself, so it has been applied {twice.times} times. If once was meant, name the result anew."
                 )
     return notes
 
@@ -469,10 +488,10 @@ PASSES = frozenset("DataLoader Subset TensorDataset iter".split())
 """Calls that draw at random, the arguments that fix what is drawn, and what passes it on."""
 
 
-def splits_drawn_again(models: set[str], history: CellHistory) -> list[RunTwice]:
+def splits_drawn_again(models: set[str], history: CellHistory) -> list[Told]:
     """A random split that was drawn again after a model had been trained on the first one, which is then judged by the
     second: what is held out now was trained on. models: their variables."""
-    for number in [cell.number for cell in reversed(history.mentioning(*DRAWS))]:
+    for number in [one.number for one in reversed(history.mentioning(*DRAWS))]:
         for drawn in history.cells[number].bindings:
             calls = [n for n in ast.walk(drawn.node) if isinstance(n, ast.Call)]
             if not any(dotted(n.func).rpartition(".")[2] in DRAWS for n in calls) or "seed(" in (
@@ -483,7 +502,7 @@ def splits_drawn_again(models: set[str], history: CellHistory) -> list[RunTwice]
             if before is None or any(keyword.arg in SEEDS for n in calls for keyword in n.keywords):
                 continue
             split = {b.path for b in history.cells[number].bindings if b.node is drawn.node}
-            for b in [b for cell in history.cells.values() if cell.number >= number for b in cell.bindings]:
+            for b in [b for one in history.cells.values() if one.number >= number for b in one.bindings]:
                 passed = isinstance(b.value, ast.Call) and dotted(b.value.func).rpartition(".")[2] in PASSES
                 if (b.number == number or passed) and split & names_in(b.value):
                     split.add(b.path)
@@ -496,6 +515,12 @@ def splits_drawn_again(models: set[str], history: CellHistory) -> list[RunTwice]
                     if judged is not None and any(
                         isinstance(n, ast.Name) and n.id in kept for n in nodes(history.reach(judged.number))
                     ):
-                        place = history.cells[trained].place()
-                        return [dataclasses.replace(before, name=held, how="drawn", renewal="", fresh=place)]
+                        title = (
+                            f"`{held}` holds rows that the model was trained on: {named(before.where)} drew the split "
+                            f"again at random after In [{trained}] had trained on that of {named(before.first)}"
+                        )
+                        text = "Fix the split, so that the cell draws the same one; then train a new model on it."
+                        fix = (text, "torch.manual_seed(0)\n" + before.statement)
+                        links = ((f"In [{trained}] trained on the earlier split", history.cells[trained].place()),)
+                        return [Told("training/leakage", title, (held,), before.where, (fix,), links)]
     return []

@@ -11,11 +11,10 @@ from nbdebug.text import count, listed, size
 from nbdebug.tools.notebook.facts import (
     KeptOutput,
     LeftBehind,
-    ModeLeft,
     NotebookFacts,
     Redefined,
-    StaleHolder,
     StaleModule,
+    Told,
 )
 
 
@@ -35,7 +34,7 @@ def finding(
     return Finding(code, title, where, {key: names, **rows}, tuple(fixes), tuple(chain))
 
 
-def cell(where: Where, otherwise: str = "a later cell") -> str:
+def named(where: Where, otherwise: str = "a later cell") -> str:
     """ "In [4]", or the file."""
     return where.cell or (where.place if where.line is not None else "") or otherwise
 
@@ -52,45 +51,7 @@ def cell(where: Where, otherwise: str = "a later cell") -> str:
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.register_forward_hook",
 )
 def hooks_registered_twice(facts: NotebookFacts) -> Finding | None:
-    if not facts.hooks:
-        return None
-    one = max(facts.hooks, key=lambda hook: len(hook.owners))
-    others = [hook for hook in facts.hooks if hook is not one]
-    root = one.owners[0].partition(".")[0]
-    times = "twice" if one.times == 2 else f"{one.times} times"
-    on = listed(one.owners) if len(one.owners) > 1 or one.owners[0] != root else f"`{root}`"
-    title = (
-        f"The {one.word} `{one.hook}` is registered {times} on {on}: {cell(one.where)} called "
-        f"{one.method} again, and nothing removed the hook of {cell(one.first, 'the earlier run')}"
-    )
-    chain = [Link(f"{cell(one.first)} registered it first", one.first)] if one.first.cell else []
-    chain += [
-        Link(f"the same holds for the {hook.word} `{hook.hook}` on {listed(hook.owners, 4)}", hook.where)
-        for hook in others
-    ]
-    code = (
-        f"for handle in handles:  # of the earlier run\n    handle.remove()\n"
-        f"handles = [{root}.{one.method}({one.hook if one.hook.isidentifier() else 'hook'})]"
-    )
-    fixes = [
-        Fix(
-            "Remove the duplicate hooks; the newest ones stay.",
-            "%free hooks",
-            None,
-            {"hooks to remove": sum((hook.times - 1) * len(hook.owners) for hook in facts.hooks)},
-        ),
-        Fix("In the cell, remove the old hooks before it registers new ones.", code),
-    ]
-    return finding(
-        "notebook/hooks-registered-twice",
-        title,
-        one.where,
-        [*one.owners, root, one.method],
-        fixes,
-        chain,
-        times=one.times,
-        registered_on=list(one.owners[:20]),
-    )
+    return _told(facts, "notebook/hooks-registered-twice")
 
 
 AUTORELOAD = Fix(
@@ -119,12 +80,12 @@ def stale_import(facts: NotebookFacts) -> Finding | None:
     others = [stale for stale in facts.stale if stale is not one]
     title = _title_of_names(one) if one.names else _title_of_module(one)
     chain = (
-        [Link(f"{one.file} was loaded by {cell(one.first, 'an import')}", one.first)]
+        [Link(f"{one.file} was loaded by {named(one.first, 'an import')}", one.first)]
         if one.first.cell and (one.first != one.where)
         else []
     )
     chain += (
-        [Link(f"{cell(one.edited)} wrote {one.file} again", one.edited)]
+        [Link(f"{named(one.edited)} wrote {one.file} again", one.edited)]
         if one.edited.cell and (one.edited.cell != one.where.cell)
         else []
     )
@@ -145,7 +106,7 @@ def stale_import(facts: NotebookFacts) -> Finding | None:
 
 def _title_of_module(one: StaleModule) -> str:
     how = (
-        f"{cell(one.where)} imported it again, which does not read the file: only a reload does"
+        f"{named(one.where)} imported it again, which does not read the file: only a reload does"
         if one.again
         else "the notebook has not loaded it since then"
     )
@@ -157,7 +118,7 @@ def _title_of_names(one: StaleModule) -> str:
     are = "are" if len(one.names) > 1 else "is"
     return (
         f"{listed(one.names, 4)} in your notebook {are} from an earlier version of `{one.module}`: "
-        f"{cell(one.where, 'a later cell')} reloaded it, and a reload does not change the names that "
+        f"{named(one.where, 'a later cell')} reloaded it, and a reload does not change the names that "
         f"`from {one.module} import …` has bound"
     )
 
@@ -172,85 +133,49 @@ UNREQUESTED = 16 << 20
 SLUGS = {"output": "cell-output-held", "traceback": "traceback-held", "graph": "graph-retained"}
 
 
-def memory_findings(facts: NotebookFacts) -> list[Finding]:
+def memory_findings(facts: NotebookFacts) -> Iterator[Finding]:
     """One finding for each kind of holder: the largest of its kind, with the bytes of all."""
-    findings = []
-    for how in SLUGS:
-        outputs = [
-            one
-            for one in facts.outputs
-            if one.how == how and one.bytes >= (DELETED if one.deleted else REQUESTED if one.statement else UNREQUESTED)
-        ]
-        if outputs:
-            worst = max(outputs, key=lambda one: (one.deleted, one.bytes))
-            findings.append(_FINDINGS[how](worst, sum(one.bytes for one in outputs)))
-    return findings
+    for how, slug in SLUGS.items():
+        limits = (
+            (one, DELETED if one.deleted else REQUESTED if one.statement else UNREQUESTED) for one in facts.outputs
+        )
+        if outputs := [one for one, least in limits if one.how == how and one.bytes >= least]:
+            one, total = max(outputs, key=lambda one: (one.deleted, one.bytes)), sum(one.bytes for one in outputs)
+            title, names, fixes = _held(one, {"would be freed": size(total)})
+            chain = [Link(f"{named(one.freed)} tried to free memory", one.freed)] if one.freed.cell else []
+            evidence = {"bytes": one.bytes, "in_all": total, "what": one.what}
+            yield finding(f"memory/{slug}", title, one.where, names, fixes, chain, **evidence)
 
 
-def _output(one: KeptOutput, total: int) -> Finding:
-    deleted = f", and `{one.statement}` ({cell(one.freed)}) deleted only the variable" if one.deleted else ""
-    what = f"`{one.variable}`" if 0 < len(one.variable) < 60 and "\n" not in one.variable else "a result"
-    title = (
-        f"`{one.name}` still holds {size(one.bytes)}: {cell(one.where, 'a cell')} displayed {what}, and the notebook "
-        f"keeps displayed values in `Out`{deleted}"
-    )
-    fixes = [
-        Fix("Free the outputs that the notebook keeps.", "%free outputs", None, {"would be freed": size(total)}),
-        Fix(
-            "Display a summary, or end the line with a semicolon.",
-            f"{one.variable}.shape" if (one.variable.isidentifier()) else f"{one.variable or 'scores'};",
-        ),
-    ]
-    return _memory_finding("output", one, title, ["Out", one.name, one.variable], fixes, total)
-
-
-def _traceback(one: KeptOutput, total: int) -> Finding:
-    largest = f", mainly `{one.variable}`" if one.variable else ""
-    title = (
-        f"The traceback of the last failed cell holds {size(one.bytes)}: the variables of the calls that failed"
-        + largest
-        + (f", so `{one.statement}` ({cell(one.freed)}) could not free them" if one.statement else "")
-    )
-    return _memory_finding(
-        "traceback",
-        one,
-        title,
-        [one.name, one.variable, "traceback"],
-        [
-            Fix(
-                "Free the traceback; after that, %debug and %tb no longer work for it.",
-                "%free traceback",
-                None,
-                {"would be freed": size(total)},
-            )
-        ],
-        total,
-    )
-
-
-def _graph(one: KeptOutput, total: int) -> Finding:
-    title = f"`{one.name}` keeps {size(one.bytes)}: tensors together with their autograd graphs"
-    return _memory_finding(
-        "graph",
-        one,
-        title,
-        [one.name],
-        [
+def _held(one: KeptOutput, freed: dict[str, str]) -> tuple[str, list[str], list[Fix]]:
+    """(the title, the names of the holder, the fixes) of memory that the shell keeps. freed: what a fix frees."""
+    if one.how == "graph":
+        fixes = [
             Fix("Keep the number, not the tensor.", f"{one.name}.append(loss.item())"),
             Fix("Detach the tensors in it from their graphs.", f"%free {one.name}"),
-        ],
-        total,
+        ]
+        return f"`{one.name}` keeps {size(one.bytes)}: tensors together with their autograd graphs", [one.name], fixes
+    if one.how == "traceback":
+        largest = f", mainly `{one.variable}`" if one.variable else ""
+        title = (
+            f"The traceback of the last failed cell holds {size(one.bytes)}: the variables of the calls that failed"
+            + largest
+            + (f", so `{one.statement}` ({named(one.freed)}) could not free them" if one.statement else "")
+        )
+        text = "Free the traceback; after that, %debug and %tb no longer work for it."
+        return title, [one.name, one.variable, "traceback"], [Fix(text, "%free traceback", None, freed)]
+    deleted = f", and `{one.statement}` ({named(one.freed)}) deleted only the variable" if one.deleted else ""
+    what = f"`{one.variable}`" if 0 < len(one.variable) < 60 and "\n" not in one.variable else "a result"
+    title = (
+        f"`{one.name}` still holds {size(one.bytes)}: {named(one.where, 'a cell')} displayed {what}, and the notebook "
+        f"keeps displayed values in `Out`{deleted}"
     )
-
-
-def _memory_finding(how: str, one: KeptOutput, title: str, holder: list[str], fixes: list[Fix], total: int) -> Finding:
-    chain = [Link(f"{cell(one.freed)} tried to free memory", one.freed)] if one.freed.cell else []
-    return finding(
-        f"memory/{SLUGS[how]}", title, one.where, holder, fixes, chain, bytes=one.bytes, in_all=total, what=one.what
-    )
-
-
-_FINDINGS = {"output": _output, "traceback": _traceback, "graph": _graph}
+    summary = f"{one.variable}.shape" if one.variable.isidentifier() else f"{one.variable or 'scores'};"
+    fixes = [
+        Fix("Free the outputs that the notebook keeps.", "%free outputs", None, freed),
+        Fix("Display a summary, or end the line with a semicolon.", summary),
+    ]
+    return title, ["Out", one.name, one.variable], fixes
 
 
 @rule(
@@ -265,95 +190,12 @@ _FINDINGS = {"output": _output, "traceback": _traceback, "graph": _graph}
     reference="https://numpy.org/doc/stable/reference/generated/numpy.seterr.html",
 )
 def setting_left_on(facts: NotebookFacts) -> Finding | None:
-    one = next((one for one in facts.modes if one.kind == "setting"), None)
-    if one is None:
-        return None
-    back = {"np": "np.seterr(all='warn')", "torch": "torch.use_deterministic_algorithms(False)"}
-    title = (
-        f"{cell(one.where)} called `{one.name}`, which makes an error of what was none before, in all cells since then"
-    )
-    fix = Fix("Set it back.", back.get(one.name.partition(".")[0], "warnings.simplefilter('default')"))
-    return _failed(one, "notebook/setting-left-on", title, [fix])
-
-
-def mode_findings(facts: NotebookFacts) -> list[Finding]:
-    """A finding for each mode that was left on."""
-    return [_eval(one) if one.kind == "eval" else _switch(one) for one in facts.modes if one.kind != "setting"]
-
-
-def _eval(one: ModeLeft) -> Finding:
-    title = (
-        f"`{one.name}` has been training in eval mode since {cell(one.where)}: that cell called eval(), and "
-        f"{cell(one.after)} went on training without train()"
-    )
-    return finding(
-        "training/eval-mode-in-training",
-        title,
-        one.where,
-        [one.name],
-        [Fix("Switch back before you train, ideally at the top of the loop.", f"{one.name}.train()")],
-        [Link(f"{cell(one.after)} trains it again", one.after)],
-    )
-
-
-SWITCHES: dict[str, tuple[str, str, list[Fix]]] = {
-    "grad": (
-        "error/no-grad-path",
-        "Gradients have been off for the whole session since {cell} called `{name}`: results computed since then have "
-        "no graph for backward",
-        [
-            Fix("Switch them on again.", "torch.set_grad_enabled(True)"),
-            Fix("Where they are not needed, switch them off for one block only.", "with torch.no_grad():\n    ..."),
-        ],
-    ),
-    "dtype": (
-        "error/dtype-mismatch",
-        "New tensors have had another dtype since {cell} called `{name}`: tensors made before it and after it can't be "
-        "combined",
-        [Fix("Set it back, or set it in the first cell of all.", "torch.set_default_dtype(torch.float32)")],
-    ),
-    "device": (
-        "error/device-mismatch",
-        "New tensors have been on another device since {cell} called `{name}`: tensors made before it and after it "
-        "can't be combined",
-        [
-            Fix("Set it back, and make the tensors since then again.", "torch.set_default_device('cpu')"),
-            Fix("Where it is needed, set it for one block only.", "with torch.device('meta'):\n    ..."),
-        ],
-    ),
-}
-"""kind → the code, what to say, the fixes."""
-CHANGED = {
-    "dtype-changed": ("error/dtype-mismatch", "it has had another dtype since then"),
-    "device-changed": ("error/device-mismatch", "it has been on another device since then"),
-    "grad-changed": ("error/no-grad-path", "no gradient has reached it since then"),
-    "attached-changed": ("error/attached-to-graph", "its gradients have been recorded since then"),
-}
-"""kind → the code, what has become of one object."""
-
-
-def _switch(one: ModeLeft) -> Finding:
-    if one.kind in SWITCHES:
-        code, title, fixes = SWITCHES[one.kind]
-        title = title.format(cell=cell(one.where), name=one.name)
-    else:
-        code, says = CHANGED[one.kind]
-        title = f"`{one.name}` in {cell(one.where)} has changed the object itself, and no copy: {says}"
-        owner, _, call = one.name.partition(".")
-        fixes = [
-            Fix("Make the object again, and call it on a copy there.", f"import copy\ncopy.deepcopy({owner}).{call}")
-        ]
-    return _failed(one, code, title, fixes)
-
-
-def _failed(one: ModeLeft, code: str, title: str, fixes: list[Fix]) -> Finding:
-    chain = [Link(f"{cell(one.after, 'the last cell')} failed because of it: {one.message}", one.after)]
-    return finding(code, title, one.where, [one.name], fixes, chain)
+    return _told(facts, "notebook/setting-left-on")
 
 
 def _left_behind(facts: NotebookFacts) -> Iterator[LeftBehind]:
     """Those that matter, without optimizers that lie in an object that has the old model itself."""
-    stale = {one.holder for one in facts.holders}
+    stale = {one.names[0] for one in facts.holders}
     return (one for one in facts.untrained if one.used and one.optimizer.partition(".")[0] not in stale)
 
 
@@ -375,9 +217,9 @@ def not_in_optimizer(facts: NotebookFacts) -> Finding | None:
     updated = one.of - len(one.missing)
     title = (
         f"`{one.optimizer}` updates {f'only {updated}' if updated else 'none'} of the {one.of} trained parameters "
-        f"of `{one.model}`: {cell(one.where)} {what} after `{one.optimizer}` was created, and the optimizer {state}"
+        f"of `{one.model}`: {named(one.where)} {what} after `{one.optimizer}` was created, and the optimizer {state}"
     )
-    chain = [Link(f"{cell(one.created)} created `{one.optimizer}`", one.created)] if one.created.cell else []
+    chain = [Link(f"{named(one.created)} created `{one.optimizer}`", one.created)] if one.created.cell else []
     chain += [
         Link(f"the same holds for `{other.model}`", other.where)
         for other in facts.untrained
@@ -403,7 +245,7 @@ def not_in_optimizer(facts: NotebookFacts) -> Finding | None:
 
 def renewal_note(one: LeftBehind) -> str:
     return (
-        f"`{one.optimizer}` was created before {cell(one.where)} changed `{one.model}`, and does not hold "
+        f"`{one.optimizer}` was created before {named(one.where)} changed `{one.model}`, and does not hold "
         f"{len(one.missing):,} of its {one.of:,} trained parameters. Before you train it, make the optimizer again."
     )
 
@@ -420,20 +262,8 @@ def renewal_note(one: LeftBehind) -> str:
     reference="https://docs.python.org/3/reference/executionmodel.html#naming-and-binding",
 )
 def stale_reference(facts: NotebookFacts) -> Finding | None:
-    models = {link.model for link in _left_behind(facts)}
-    one: StaleHolder | None = next((h for h in facts.holders if h.name not in models), None)
-    if one is None:
-        return None
-    title = (
-        f"`{one.holder}` still uses an earlier `{one.name}`, which {cell(one.where)} has replaced: `{one.path}` is the "
-        f"old {one.kind}"
-    )
-    chain = [
-        Link(f"{cell(one.created)} created `{one.holder}` from the earlier `{one.name}`", one.created),
-        Link(f"{cell(one.used)} used `{one.holder}` since then", one.used),
-    ]
-    fix = Fix(f"Create `{one.holder}` again.", one.remade or f"{one.holder} = …({one.name})")
-    return finding("notebook/stale-reference", title, one.where, [one.holder, one.name, one.path], [fix], chain)
+    models = {link.model for link in _left_behind(facts)} | {one.name for one in facts.classes}
+    return next((of_told(one) for one in facts.holders if one.names[1] not in models), None)
 
 
 @rule(
@@ -462,11 +292,11 @@ def class_redefined(facts: NotebookFacts) -> Finding | None:
         if one.module == "__main__"
         else f"reloaded `{one.module}`, and with it `{one.name}`"
     )
-    title = f"`{first}` {what} an earlier definition of `{one.name}`: {cell(one.where)} {again}, {_consequence(one)}"
+    title = f"`{first}` {what} an earlier definition of `{one.name}`: {named(one.where)} {again}, {_consequence(one)}"
     verb = "defined" if one.module == "__main__" else "imported"
-    chain = [Link(f"{cell(one.old)} {verb} `{one.name}` first", one.old)] if one.old.cell else []
+    chain = [Link(f"{named(one.old)} {verb} `{one.name}` first", one.old)] if one.old.cell else []
     chain += (
-        [Link(f"{cell(one.created)} created `{first}`", one.created)]
+        [Link(f"{named(one.created)} created `{first}`", one.created)]
         if one.created.cell and one.created != one.old
         else []
     )
@@ -525,33 +355,7 @@ def _class_fixes(one: Redefined, first: str) -> list[Fix]:
     reference="https://docs.jupyter.org/en/latest/projects/architecture/content-architecture.html",
 )
 def out_of_order(facts: NotebookFacts) -> Finding | None:
-    if not facts.early:
-        return None
-    one = facts.early[0]
-    if one.deleted.cell:
-        title = f"{cell(one.where)} needs `{one.name}`, which {cell(one.deleted)} has deleted"
-        fix = Fix(f"Run {cell(one.defined)} again, and delete `{one.name}` below its last use.", one.defined.text or "")
-        links = [
-            Link(f"{cell(one.defined)} made `{one.name}`", one.defined),
-            Link(f"{cell(one.deleted)} deleted it", one.deleted),
-            Link(f"{cell(one.where)} needs it", one.where),
-        ]
-        return finding("notebook/cells-out-of-order", title, one.deleted, [one.name], [fix], links)
-    title = (
-        f"{cell(one.where)} needs `{one.name}`, which {cell(one.defined)} defined only later: run {cell(one.where)} "
-        "again, and move it below"
-    )
-    fix = Fix(
-        f"Move the cell that defines `{one.name}` up, then run the other one again.", one.defined.text or one.name
-    )
-    return finding(
-        "notebook/cells-out-of-order",
-        title,
-        one.where,
-        [one.name],
-        [fix],
-        [Link(f"{cell(one.defined)} defines `{one.name}`", one.defined)],
-    )
+    return _told(facts, "notebook/cells-out-of-order")
 
 
 @rule(
@@ -566,26 +370,7 @@ def out_of_order(facts: NotebookFacts) -> Finding | None:
     reference="https://docs.python.org/3/library/builtins.html",
 )
 def name_shadowed(facts: NotebookFacts) -> Finding | None:
-    if not facts.shadowed:
-        return None
-    one = facts.shadowed[0]
-    meant = {"builtin": "Python's own function", "import": "what was imported"}.get(one.meant, f"the {one.meant}")
-    title = (
-        f"`{one.name}` is no longer {meant} of this name: {cell(one.where)} gave the name to another value "
-        f"(now: {one.kind}), and {cell(one.failed)} uses it"
-    )
-    code = one.imported or (
-        f"del {one.name}" if one.meant in ("builtin", "method") else f"# run the cell with `{one.name}` again"
-    )
-    fixes = [
-        Fix("Get it back.", code),
-        Fix(f"Give the variable of {cell(one.where)} another name, so that it stays.", f"{one.name}_value = …"),
-    ]
-    chain = [
-        Link(f"{cell(one.where)} gives `{one.name}` another value", one.where),
-        Link(f"{cell(one.failed)} uses `{one.name}`: {one.message}", one.failed),
-    ]
-    return finding("notebook/name-shadowed", title, one.where, [one.name], fixes, chain, now_a=one.kind)
+    return _told(facts, "notebook/name-shadowed")
 
 
 @rule(
@@ -601,44 +386,29 @@ def name_shadowed(facts: NotebookFacts) -> Finding | None:
     reference="https://docs.jupyter.org/en/latest/projects/architecture/content-architecture.html",
 )
 def cell_run_twice(facts: NotebookFacts) -> Finding | None:
-    one = next((one for one in facts.repeated if one.how != "drawn"), None)
+    one = next(iter(facts.repeated), None)
     if one is None:
         return None
     times = "the second time" if one.times == 2 else f"for the {one.times}th time"
     title = (
-        f"Nothing is left of `{one.name}` for `{one.statement}`: {cell(one.first)} has gone through it to its end"
+        f"Nothing is left of `{one.name}` for `{one.statement}`: {named(one.first)} has gone through it to its end"
         if one.how == "used up"
-        else f"`{one.statement}` runs {times} on the same `{one.name}`: {cell(one.first)} has already applied it, and "
+        else f"`{one.statement}` runs {times} on the same `{one.name}`: {named(one.first)} has already applied it, and "
         "it consumes its own result"
     )
     fixes = [Fix("Or give the result another name, so that the cell can run again.", f"{one.name}_new = …")]
     if one.renewal:
         fixes.insert(
-            0, Fix(f"Run {cell(one.fresh)} again, which makes `{one.name}`, then this cell once.", one.renewal)
+            0, Fix(f"Run {named(one.fresh)} again, which makes `{one.name}`, then this cell once.", one.renewal)
         )
-    chain = [Link(f"{cell(one.fresh)} makes `{one.name}`", one.fresh)] if one.renewal else []
+    chain = [Link(f"{named(one.fresh)} makes `{one.name}`", one.fresh)] if one.renewal else []
     chain += [
-        Link(f"{cell(one.first)} replaces it by the result", one.first),
-        Link(f"{cell(one.where)} applies it again" + (f" ({one.error})" if one.error else ""), one.where),
+        Link(f"{named(one.first)} replaces it by the result", one.first),
+        Link(f"{named(one.where)} applies it again" + (f" ({one.error})" if one.error else ""), one.where),
     ]
     return finding(
         "notebook/cell-run-twice", title, one.where, [one.name], fixes, chain, times=one.times, statement=one.statement
     )
-
-
-def split_drawn_again(facts: NotebookFacts) -> Finding | None:
-    """training/leakage, a rule of the training tool, where a cell is the cause."""
-    one = next((one for one in facts.repeated if one.how == "drawn"), None)
-    if one is None:
-        return None
-    title = (
-        f"`{one.name}` holds rows that the model was trained on: {cell(one.where)} drew the split again at random "
-        f"after {cell(one.fresh)} had trained on that of {cell(one.first)}"
-    )
-    text = "Fix the split, so that the cell draws the same one again; then train a new model on it."
-    fixes = [Fix(text, "torch.manual_seed(0)\n" + one.statement)]
-    chain = [Link(f"{cell(one.fresh)} trained on the earlier split", one.fresh)]
-    return finding("training/leakage", title, one.where, [one.name], fixes, chain, statement=one.statement)
 
 
 @rule(
@@ -652,39 +422,25 @@ def split_drawn_again(facts: NotebookFacts) -> Finding | None:
     reference="https://docs.pytorch.org/docs/stable/notes/serialization.html",
 )
 def shared_object(facts: NotebookFacts) -> Finding | None:
-    if not facts.shared:
-        return None
-    one = facts.shared[0]
-    title = (
-        f"`{one.name}` is no copy of the weights of `{one.other}`, but the weights themselves: training changed them, "
-        f"and {cell(one.used)} puts back what is there already"
-        if one.weights
-        else f"`{one.statement}` changes `{one.other}` as well, which {cell(one.used)} uses: both stand for one object"
-    )
-    copied = f"copy.deepcopy({one.statement.partition(' = ')[2]})" if one.weights else f"copy.deepcopy({one.other})"
-    fix = Fix("Make a copy there.", f"import copy\n{one.name} = {copied}")
-    chain = [Link(f"{cell(one.used)} uses it", one.used)]
-    return finding("notebook/shared-object", title, one.where, [one.name, one.other], [fix], chain)
+    return _told(facts, "notebook/shared-object")
 
 
-CHECKS = (
-    name_shadowed,
-    cell_run_twice,
-    split_drawn_again,
-    shared_object,
-    setting_left_on,
-    stale_import,
-    class_redefined,
-    not_in_optimizer,
-    hooks_registered_twice,
-    stale_reference,
-    out_of_order,
-)
+def _told(facts: NotebookFacts, code: str) -> Finding | None:
+    return next((of_told(one) for one in (*facts.failed, *facts.told) if one.code == code), None)
+
+
+def of_told(one: Told) -> Finding:
+    chain = (Link(says, where) for says, where in one.links if where.cell)
+    return finding(one.code, one.title, one.where, one.names, [Fix(*fix) for fix in one.fixes], chain)
+
+
+CHECKS = (cell_run_twice, stale_import, class_redefined, not_in_optimizer, stale_reference)
 
 
 def name_all(facts: NotebookFacts) -> list[Finding]:
     """The findings, most likely first; a cause that an exception proves comes before all others."""
-    findings = [*mode_findings(facts), *(f for check in CHECKS if (f := check(facts)) is not None)]
+    found = (f for check in CHECKS if (f := check(facts)) is not None)
+    findings = [*map(of_told, facts.failed), *found, *map(of_told, facts.told)]
     proven = any(one.evidence == "exception" for one in facts.classes) or any(one.error for one in facts.repeated)
     findings.sort(key=lambda f: not (proven and f.code == "notebook/class-redefined"))
     return [*findings, *memory_findings(facts)]
@@ -699,6 +455,6 @@ def notes_of(facts: NotebookFacts) -> Iterator[str]:
             differ = "differ" if len(one.changed) > 1 else "differs"
             yield (
                 f"{listed(one.instances, 4)} {were} made by an earlier definition of `{one.name}` than that of "
-                f"{cell(one.where)}: {listed(one.changed, 4)} {differ}."
+                f"{named(one.where)}: {listed(one.changed, 4)} {differ}."
             )
     yield from facts.notes

@@ -32,7 +32,8 @@ from nbdebug.tools.notebook.cells import (
     nodes,
     root_of,
 )
-from nbdebug.tools.notebook.facts import NOWHERE, LeftBehind, SharedObject, StaleHolder
+from nbdebug.tools.notebook.facts import NOWHERE, LeftBehind, Told
+from nbdebug.tools.notebook.rules import named
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, types.BuiltinFunctionType)
 ADDS = frozenset(
@@ -274,10 +275,10 @@ def _unfreezes(node: ast.AST) -> bool:
 
 def stale_holders(
     names: Mapping[str, Any], history: CellHistory, owners: ModelsAndOptimizers | None = None
-) -> list[StaleHolder]:
+) -> list[Told]:
     """The variables whose object still uses a value that a later cell has replaced. names: the user's own variables."""
     known = {id(value) for value in names.values()} | (owners.anywhere if owners is not None else set())
-    stale: dict[str, StaleHolder] = {}
+    stale: dict[str, Told] = {}
     for holder, thing in names.items():
         if issubclass(type(thing), PLAIN) or is_tensor(thing) or is_optimizer(thing):
             continue
@@ -314,7 +315,7 @@ def _stale_holder(
     parts: list[tuple[str, Any]],
     creation: CellBinding,
     history: CellHistory,
-) -> StaleHolder | None:
+) -> Told | None:
     new = names[name]
     since = [b for b in history.bindings(name) if b.at > creation.at and not keeps_object(b)]
     if not since:
@@ -331,16 +332,15 @@ def _stale_holder(
         used = next((place for use, user in uses if (place := use(history, root_of(user), at)) is not None), None)
     if used is None:
         return None
-    return StaleHolder(
-        holder,
-        path,
-        name,
-        "function" if type(new) is types.FunctionType else type(new).__name__,
-        history.text(creation),
-        history.place(since[0]),
-        history.place(creation),
-        used,
+    kind, where = "function" if type(new) is types.FunctionType else type(new).__name__, history.place(since[0])
+    title = f"`{holder}` still uses an earlier `{name}`, which {named(where)} has replaced: `{path}` is the old {kind}"
+    made = history.place(creation)
+    links = (
+        (f"{named(made)} created `{holder}` from the earlier `{name}`", made),
+        (f"{named(used)} used `{holder}` since then", used),
     )
+    fix = (f"Create `{holder}` again.", history.text(creation) or f"{holder} = …({name})")
+    return Told("notebook/stale-reference", title, (holder, name, path), where, (fix,), links)
 
 
 def _called_without(holder: str, path: str, creation: CellBinding, since: At, history: CellHistory) -> Where | None:
@@ -379,7 +379,7 @@ def _replaced_holder(
         return False
     if is_tensor(old):  # the weights of a loss; the data of a data set, where they were computed from these
         return _differ(old, new) and (name in names_in(since.value) or _gives_weights(creation))
-    return _is_dataset(new) or class_attribute(new, "__call__") is not None or new_kind.__module__ in SETTINGS
+    return is_dataset(new) or class_attribute(new, "__call__") is not None or new_kind.__module__ in SETTINGS
 
 
 SETTINGS = ("__main__", "types", "argparse")
@@ -402,7 +402,7 @@ def _differ(old: Any, new: Any) -> bool:
     return alike and not torch.equal(old, new)
 
 
-def _is_dataset(thing: Any) -> bool:
+def is_dataset(thing: Any) -> bool:
     """Whether its class has `__getitem__` and `__len__`, or inherits from torch's Dataset."""
     kind = type(thing)
     return (
@@ -437,99 +437,3 @@ def _parts(holder: str, thing: Any) -> Iterator[tuple[str, Any]]:
         yield f"{holder}.{key}", value
         if key in ("lr_lambdas", "dataset", "datasets", "tensors", "transform", "transforms") and value is not thing:
             yield from _parts(f"{holder}.{key}", value)
-
-
-def shared_objects(names: Mapping[str, Any], history: CellHistory) -> list[SharedObject]:
-    """The model's own state dict, put back after a training as if it were a copy; settings or data sets that have two
-    names (`small = base`, the parts of a random split), changed through one of them, where the other is used; a list of
-    a class that all its objects fill."""
-    for name, value in names.items():
-        if issubclass(type(value), type) and (common := _filled_by_all(name, value, history)):
-            return [common]
-        bound = history.bindings(name, "assign")[-1:] if isinstance(value, dict) or _has_parts(value) else []
-        for binding in bound:
-            taken = binding.value if isinstance(binding.value, ast.Call) else None
-            if taken is not None and dotted(taken.func).endswith(".state_dict"):
-                if one := _put_back(
-                    name, value, dotted(taken.func).removesuffix(".state_dict"), binding, names, history
-                ):
-                    return [one]
-            elif one := _changed_through(name, binding, names, history):
-                return [one]
-    return []
-
-
-def _filled_by_all(name: str, kind: type, history: CellHistory) -> SharedObject | None:
-    """A list of a class to which the `__init__` of each object adds, where a second object was made."""
-    lists = [key for key, value in type.__getattribute__(kind, "__dict__").items() if type(value) is list and value]
-    defined = history.bindings(name, "class")[-1:] if lists else []
-    makers = [f for b in defined for f in ast.walk(b.node) if getattr(f, "name", "") == "__init__"]
-    for node in (n for f in makers for n in ast.walk(f) if isinstance(n, ast.Call)):
-        key = dotted(node.func).removeprefix("self.").removesuffix(".append")
-        own = dotted(node.func) == f"self.{key}.append" and key in lists
-        if not own or any("self" in names_in(value) for value in node.args):
-            continue
-        made = [(cell, n) for cell, n in calls_after(history, defined[0].at, name) if dotted(n.func) == name]
-        if len(made) > 1 and f"self.{key} =" not in history.text(defined[0]):
-            cell = history.cells[defined[0].number]
-            places = (cell.place(node.lineno), made[1][0].place_of(made[1][1]))
-            return SharedObject(f"self.{key}", f"{name}.{key}", ast.unparse(node), False, *places)
-    return None
-
-
-def _has_parts(thing: Any) -> bool:
-    """Whether it is settings or a data set."""
-    kind = type(thing)
-    return kind.__module__ in SETTINGS[1:] or not is_module(thing) and _is_dataset(thing)
-
-
-def _put_back(
-    name: str, state: Any, path: str, binding: CellBinding, names: Mapping[str, Any], history: CellHistory
-) -> SharedObject | None:
-    model = names.get(root_of(path))
-    own = {tensor.data_ptr() for _, tensor in parameters_of(model)} if is_module(model) else set()
-    held = [tensor for tensor in state.values() if is_tensor(tensor) and tensor.numel()]
-    if not own or not any(tensor.data_ptr() in own for tensor in held):
-        return None
-    for cell, call in calls_after(history, binding.at, name):
-        back = dotted(call.func).endswith(".load_state_dict") and root_of(dotted(call.func)) == root_of(path)
-        trained = back and any(history.training(binding.number - 1, cell.number + 1))
-        if trained and any(dotted(value) == name for value in call.args):
-            places = (history.place(binding), cell.place_of(call))
-            return SharedObject(name, root_of(path), history.text(binding), True, *places)
-    return None
-
-
-def _changed_through(
-    name: str, binding: CellBinding, names: Mapping[str, Any], history: CellHistory
-) -> SharedObject | None:
-    """Where a cell sets an item or an attribute of a second name of an object, or of the data set of a part of it."""
-    thing, alias = names[name], dotted(binding.value) in names and names.get(dotted(binding.value)) is names[name]
-    whole = attributes(thing).get("dataset") if type(thing).__module__.startswith("torch.utils.data") else None
-    parts = [n for n, v in names.items() if whole is not None and n != name and attributes(v).get("dataset") is whole]
-    others = [dotted(binding.value)] if alias else [n for n in parts if type(names[n]) is type(thing)]
-    for cell in [cell for cell in history.mentioning(name) if others and cell.number >= binding.number]:
-        for statement in cell.statements:
-            target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-            if not isinstance(target, (ast.Attribute, ast.Subscript)) or (cell.number, statement.lineno) <= binding.at:
-                continue
-            if dotted(target.value) != (name if alias else f"{name}.dataset"):
-                continue
-            if first_read(history, name, (cell.number, statement.end_lineno or 0)) is None:
-                continue
-            for other in others:
-                holders = [n for n, v in names.items() if attributes(v).get("dataset") is names[other]]
-                for user in (other, *holders):
-                    used = first_training_use(history, user, (cell.number, statement.lineno)) or first_read(
-                        history, user, (cell.number, statement.lineno)
-                    )
-                    if used is not None:
-                        return SharedObject(
-                            name,
-                            other,
-                            history.text_of(cell.number, statement),
-                            False,
-                            cell.place(statement.lineno),
-                            used,
-                        )
-    return None

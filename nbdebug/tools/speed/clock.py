@@ -20,8 +20,8 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FrameType
+from collections.abc import Callable, Iterable
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +30,7 @@ from torch.utils.data import dataloader
 
 from nbdebug.interrupts import uninterrupted
 from nbdebug.observe.backward import EngineWatch
-from nbdebug.observe.locations import USER, Site, kind_of, locate
+from nbdebug.observe.locations import Site, locate, users_frames
 from nbdebug.observe.step_hooks import StepHook
 from nbdebug.tools.speed.facts import FREE, StepTimes
 
@@ -350,21 +350,8 @@ def waits_in_turn(step: int) -> int:
     return 2 if place >= FREE else int(place == FREE - 1)
 
 
-def users_frames(frame: FrameType | None, until: frozenset[CodeType]) -> Iterator[FrameType]:
-    """The frames of the user's own code, the innermost first, up to the one that drives the loop."""
-    while frame is not None and frame.f_code not in until:
-        if code_kind(frame.f_code) == USER:
-            yield frame
-        frame = frame.f_back
-
-
 DRIVERS: set[CodeType] = set()
 """The functions of ours that call the user's loop: what stands above them is no part of a step."""
-
-
-@functools.lru_cache(maxsize=4096)
-def code_kind(code: CodeType) -> int:
-    return kind_of(code)
 
 
 def users_lines() -> tuple[Site, ...]:

@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
-from nbdebug.observe.locations import USER, Site, at_site
+from nbdebug.observe.locations import USER, Site, at_site, code_kind
 from nbdebug.observe.modules import eager
 from nbdebug.observe.snapshot import accelerators_in_use
 from nbdebug.observe.sources import nodes_of
@@ -34,7 +34,7 @@ from nbdebug.observe.sources import source as text_of
 from nbdebug.observe.step_hooks import stop_training
 from nbdebug.observe.tensors import fingerprint, tensors_in
 from nbdebug.report import Where
-from nbdebug.tools.speed.clock import MOVES, READS, WRITERS, Patches, code_kind, users_lines
+from nbdebug.tools.speed.clock import MOVES, READS, WRITERS, Patches, users_lines
 from nbdebug.tools.speed.driver import Training, apart, drive, endless, workers_without_modes
 from nbdebug.tools.speed.facts import FREE, SpeedCure, SpeedFacts, WorkShare
 from nbdebug.tools.speed.ops import OpWatch, attention_refused

@@ -27,11 +27,11 @@ from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from nbdebug.observe.locations import ENGINE, OPTIMIZER, USER, Site, at_site
+from nbdebug.observe.locations import ENGINE, OPTIMIZER, USER, Site, at_site, code_kind
 from nbdebug.observe.sources import nodes_of
 from nbdebug.observe.tensors import base_name, fingerprint
 from nbdebug.report import Where
-from nbdebug.tools.speed.clock import DRIVERS, Patches, code_kind, users_lines
+from nbdebug.tools.speed.clock import DRIVERS, Patches, users_lines
 from nbdebug.tools.speed.facts import LongerInput, Loop, Reads, WorkShare
 
 READ = "local_scalar_dense"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.arguments import completed, trainer_of
+from nbdebug.arguments import completed, planned_optimizers, trainer_of
 from nbdebug.interrupts import interruptible
 from nbdebug.observe.validation import optimizers_of
 from nbdebug.report import Report
@@ -61,7 +61,9 @@ def preflight(
     model = trainer_of(model) or model
     if loader is None and isinstance(model, (types.FunctionType, types.MethodType, functools.partial)):
         return preflight_loop(model, {**parts, "model": None}, seconds=seconds)[0]
+    names = {"trainer": model}
     parts = completed(model, parts)
+    parts["optimizer"] = parts["optimizer"] or planned_optimizers(names) or None
     trained = " and ".join(type(o).__name__ for o in optimizers_of(parts["optimizer"], CALL).values())
     subject = f"a model of type {type(parts['model']).__name__}" + (f", trained by {trained}" if trained else "")
     return _report(parts, seconds, subject)

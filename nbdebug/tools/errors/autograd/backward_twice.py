@@ -24,6 +24,7 @@ from nbdebug.tools.errors.autograd.functions import (
     callee,
     enclosing_scopes,
     failing_node,
+    insertions,
     is_freed,
     is_module,
     is_skipped,
@@ -43,7 +44,7 @@ from nbdebug.tools.errors.autograd.functions import (
 )
 from nbdebug.tools.errors.autograd.in_place import changes_in_statement
 from nbdebug.tools.errors.autograd.rules import BackwardTwiceFacts, GraphHolder
-from nbdebug.tools.errors.context import UNKNOWN, ErrorContext, calls_in, is_tensor, word_set
+from nbdebug.tools.errors.context import UNKNOWN, ErrorContext, is_tensor, word_set
 from nbdebug.tools.errors.rules import NOWHERE
 
 SECOND = re.compile(r"backward through the graph a second time|already unpacked once")
@@ -94,15 +95,9 @@ def detect(context: ErrorContext) -> BackwardTwiceFacts | None:
         known = {holder.name for holder in shared}
         holders = [each] if each is not None else [*shared, *(h for h in holders if h.name not in known)]
     holders.sort(key=lambda holder: ORDER.index(holder.how))
+    nodes_freed, optimizers = sum(is_freed(node) for node in list(graph)[:MAX_QUERIED]), len(context.owners.optimizers)
     return BackwardTwiceFacts(
-        context.raised(),
-        loss,
-        tuple(holders[:6]),
-        first_backward,
-        first_loss,
-        len(graph),
-        sum(is_freed(node) for node in list(graph)[:MAX_QUERIED]),
-        len(context.owners.optimizers),
+        context.raised(), loss, tuple(holders[:6]), first_backward, first_loss, len(graph), nodes_freed, optimizers
     )
 
 
@@ -341,7 +336,8 @@ def earlier_backward(code: FunctionSource, graph: Graph, loss: str) -> tuple[Whe
     loops = loops_around(code, line) if line is not None else []
     statements = list(statements_of(loops[0]) if loops else code.statements())
     for statement, call, inner in reversed(list(backward_calls(code, [s for s in statements if s.lineno < code.line]))):
-        if _retains_graph(call) or is_skipped(statement, code):
+        retains = [k.value for k in call.keywords if k.arg in ("retain_graph", "create_graph")]
+        if any(isinstance(v, ast.Constant) and v.value for v in retains) or is_skipped(statement, code):
             continue
         argument = _backward_argument(call)
         text = ast.unparse(argument) if argument is not None else ""
@@ -375,13 +371,6 @@ def backward_calls(
             elif depth and (inner := callee(node, code)) is not None:
                 for _, call, where in backward_calls(inner, inner.statements(), depth - 1):
                     yield statement, call, where
-
-
-def _retains_graph(call: ast.Call) -> bool:
-    return any(
-        k.arg in ("retain_graph", "create_graph") and isinstance(k.value, ast.Constant) and k.value.value
-        for k in call.keywords
-    )
 
 
 def _backward_argument(call: ast.Call) -> Any:
@@ -459,7 +448,11 @@ def carry_over(code: FunctionSource, body: Any, text: str) -> tuple[str, Any, An
         return None
     unconditional = [s for s in writes if _is_unconditional(code, s, body, writes)]
     first = unconditional[0] if unconditional else writes[0]
-    sums = [s for s in writes if isinstance(s, ast.AugAssign) or isinstance(s, ast.Assign) and _adds_to(s.value, text)]
+    added = {id(s): s.value for s in writes if isinstance(s, ast.Assign) and isinstance(s.value, ast.BinOp)}
+    added = {
+        k: v for k, v in added.items() if isinstance(v.op, ast.Add) and text in map(ast.unparse, (v.left, v.right))
+    }
+    sums = [s for s in writes if isinstance(s, ast.AugAssign) or id(s) in added]
     if sums and not [s for s in writes if s.lineno < sums[0].lineno and s not in sums]:
         return "sum", sums[0], sums[0]
     early = [s for s in reads if s.lineno < first.lineno or s is first]
@@ -468,11 +461,6 @@ def carry_over(code: FunctionSource, body: Any, text: str) -> tuple[str, Any, An
     if not unconditional:
         return "sometimes", first, next((s for s in reads if s.lineno > first.lineno), reads[0])
     return None
-
-
-def _adds_to(node: Any, text: str) -> bool:
-    is_sum = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)
-    return is_sum and text in (ast.unparse(node.left), ast.unparse(node.right))
 
 
 def _is_unconditional(code: FunctionSource, statement: Any, body: Any, writes: list[Any]) -> bool:
@@ -495,16 +483,4 @@ def insert_into(statements: list[Any], text: str) -> Any | None:
     """The statement that puts something into a container of this name, where none of them binds a new one."""
     if writes_of(statements, text):
         return None
-    for statement in statements:
-        if isinstance(statement, ast.Assign) and any(
-            isinstance(t, ast.Subscript) and ast.unparse(t.value) == text for t in statement.targets
-        ):
-            return statement
-        if isinstance(statement, ast.Expr) and any(
-            last_name(call.func) in INSERTS
-            and isinstance(call.func, ast.Attribute)
-            and ast.unparse(call.func.value) == text
-            for call in calls_in(statement)
-        ):
-            return statement
-    return None
+    return next((statement for statement, _ in insertions(statements, text, INSERTS)), None)

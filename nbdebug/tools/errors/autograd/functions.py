@@ -173,12 +173,12 @@ def frame_source(frame: Frame) -> FunctionSource | None:
     around = [
         n
         for n in functions(file.tree)
-        if isinstance(n, FUNCTIONS) and _first_line(n) <= frame.site.line <= (n.end_lineno or 0)
+        if isinstance(n, FUNCTIONS) and first_line(n) <= frame.site.line <= (n.end_lineno or 0)
     ]
     named = [n for n in around if getattr(n, "name", "<lambda>") == frame.site.function]
     if not named and frame.site.function in ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"):
         named = around
-    node: Any = min(named, key=lambda n: (n.end_lineno or 0) - _first_line(n), default=None)
+    node: Any = min(named, key=lambda n: (n.end_lineno or 0) - first_line(n), default=None)
     return FunctionSource(file, node, frame, live=True) if node is not None else None
 
 
@@ -193,7 +193,7 @@ def function_source(function: Any) -> FunctionSource | None:
         if (
             file is not None
             and isinstance(node, FUNCTIONS)
-            and _first_line(node) == code.co_firstlineno
+            and first_line(node) == code.co_firstlineno
             and getattr(node, "name", "<lambda>") == code.co_name
         ):
             names = closure_variables(function)
@@ -205,7 +205,7 @@ def function_source(function: Any) -> FunctionSource | None:
     return None
 
 
-def _first_line(node: Any) -> int:
+def first_line(node: Any) -> int:
     """The line at which Python says that a function begins: that of its first decorator."""
     return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
 
@@ -317,9 +317,25 @@ def loops_around(code: FunctionSource, node: ast.AST) -> list[Any]:
     return [n for n in code.source.around(node) if isinstance(n, (ast.For, ast.AsyncFor, ast.While))]
 
 
+def insertions(statements: Iterable[Any], text: str, methods: tuple[str, ...]) -> Iterator[tuple[Any, Any]]:
+    """(statement, value) of what is put into a container of this name: `name.append(x)`, `name[k] = x`."""
+    for statement in statements:
+        items = [t for t in getattr(statement, "targets", ()) if isinstance(t, ast.Subscript)]
+        if isinstance(statement, ast.Assign) and any(ast.unparse(t.value) == text for t in items):
+            yield statement, statement.value
+        for call in calls_in(statement) if isinstance(statement, ast.Expr) else ():
+            if last_name(call.func) in methods and ast.unparse(getattr(call.func, "value", call)) == text:
+                yield statement, call.args[-1] if call.args else None
+
+
 def last_name(node: Any) -> str:
     """The last name of an expression: `nn.functional.one_hot` → "one_hot"."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def callee_word(node: Any) -> str:
+    """The last name of a call, a decorator or a context: "no_grad" of `torch.no_grad()`."""
+    return last_name(node.func if isinstance(node, ast.Call) else node)
 
 
 # -- what a call runs --------------------------------------------------------------------------------------------------
@@ -383,14 +399,9 @@ def method_source(module: Any, name: str) -> FunctionSource | None:
     return method.in_frame(names=dict(method.frame.names) | {first: module}, module=module)
 
 
-def is_module_class(value: Any) -> bool:
-    """Whether it is a class of modules."""
-    return issubclass(type(value), type) and issubclass(value, torch.nn.Module)
-
-
 def forward_of_class(kind: Any) -> FunctionSource | None:
     """The forward of a module's class, where the module itself is gone."""
-    if not is_module_class(kind):
+    if not issubclass(type(kind), type) or not issubclass(kind, torch.nn.Module):
         return None
     return function_source(next((vars(k)["forward"] for k in kind.__mro__ if "forward" in vars(k)), None))
 
@@ -405,13 +416,6 @@ def forward_of_new_module(call: ast.Call, code: FunctionSource) -> FunctionSourc
     return forward.in_frame(names={name: value for name, value in forward.frame.names.items() if name != first})
 
 
-def modules_in(container: Any) -> list[Any]:
-    """The modules in a container of modules, as a loop over it gives them."""
-    if is_module(container):
-        return list(named_children(container).values())
-    return [item for item in container if is_module(item)] if type(container) in (list, tuple) else []
-
-
 def loop_modules(name: str, code: FunctionSource) -> list[Any]:
     """The modules that a loop's variable stands for."""
     for statement in assignments(code, name, code.line):
@@ -420,8 +424,10 @@ def loop_modules(name: str, code: FunctionSource) -> list[Any]:
             if isinstance(over, ast.Call):  # enumerate(x), reversed(x), x.items(), x.values()
                 over = over.args[0] if over.args else getattr(over.func, "value", over)
             container = static_value(over, code)
+            if is_module(container):
+                return list(named_children(container).values())
             if container is not UNKNOWN:
-                return modules_in(container)
+                return [item for item in container if is_module(item)] if type(container) in (list, tuple) else []
     return []
 
 

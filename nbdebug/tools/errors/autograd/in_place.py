@@ -61,33 +61,26 @@ from nbdebug.tools.errors.autograd.functions import (
 from nbdebug.tools.errors.autograd.no_grad import no_grad_block
 from nbdebug.tools.errors.autograd.rules import InPlaceChange, InPlaceFacts
 from nbdebug.tools.errors.context import UNKNOWN, ErrorContext, calls_in, is_tensor, kind_of_message, operands
-from nbdebug.tools.errors.rules import NOWHERE
+from nbdebug.tools.errors.rules import NOWHERE, word_pairs
 from nbdebug.tools.errors.sandbox import continued
 
 # -- changes in the source ---------------------------------------------------------------------------------------------
 
 
-ACTIVATION_NODES = {
-    "ReLU6": "Hardtanh",
-    "LeakyReLU": "LeakyRelu",
-    "SELU": "Elu",
-    "CELU": "Elu",
-    "RReLU": "RreluWithNoise",
-    "Dropout": "Mul",
-}
+ACTIVATION_NODES = word_pairs("ReLU6:Hardtanh LeakyReLU:LeakyRelu SELU:Elu CELU:Elu RReLU:RreluWithNoise Dropout:Mul")
 """Activations whose node in the graph has a name of its own."""
-OPERATORS = {
-    ast.Add: ("+", "Add"),
-    ast.Sub: ("-", "Sub"),
-    ast.Mult: ("*", "Mul"),
-    ast.Div: ("/", "Div"),
-    ast.Pow: ("**", "Pow"),
-    ast.FloorDiv: ("//", "FloorDivide"),
-    ast.Mod: ("%", "Remainder"),
-    ast.MatMult: ("@", "Mm"),
-    ast.BitAnd: ("&", "BitwiseAnd"),
-    ast.BitOr: ("|", "BitwiseOr"),
+SIGNS = {
+    getattr(ast, kind): sign
+    for kind, sign in word_pairs("Add:+ Sub:- Mult:* Div:/ Pow:** FloorDiv:// Mod:% MatMult:@ BitAnd:& BitOr:|").items()
 }
+OPERATORS = {
+    getattr(ast, kind): op
+    for kind, op in word_pairs(
+        "Add:Add Sub:Sub Mult:Mul Div:Div Pow:Pow FloorDiv:FloorDivide Mod:Remainder MatMult:Mm BitAnd:BitwiseAnd "
+        "BitOr:BitwiseOr"
+    ).items()
+}
+"""The node of an operator in the graph."""
 HARMLESS = frozenset({"requires_grad_", "retain_grad_", "share_memory_", "rename_", "detach_"})
 """Methods with the underscore of a change that leave a tensor's values as they are."""
 
@@ -143,7 +136,7 @@ def _change_targets(statement: Any, code: FunctionSource) -> Iterator[_Target]:
 
 
 def _augmented_target(statement: ast.AugAssign) -> Iterator[_Target]:
-    sign, op = OPERATORS.get(type(statement.op), ("?", ""))
+    sign, op = SIGNS.get(type(statement.op), "?"), OPERATORS.get(type(statement.op), "")
     target, operand = statement.target, ast.unparse(statement.value)
     text = ast.unparse(target)
     if isinstance(target, ast.Subscript):
@@ -190,11 +183,9 @@ def _call_targets(node: ast.Call, code: FunctionSource) -> Iterator[_Target]:
 def _out_of_place(text: str, method: str, arguments: str) -> str:
     """What to write instead of `text.method_(arguments)`."""
     if method in ("zero", "fill"):
-        return (
-            f"{text} = torch.zeros_like({text})"
-            if method == "zero"
-            else f"{text} = torch.full_like({text}, {arguments})"
-        )
+        if method == "zero":
+            return f"{text} = torch.zeros_like({text})"
+        return f"{text} = torch.full_like({text}, {arguments})"
     if hasattr(torch.Tensor, method):
         return f"{text} = {text}.{method}({arguments})"
     return f"{text} = {text}.clone()\n{text}.{method}_({arguments})"
@@ -274,7 +265,7 @@ SAVED = re.compile(
     r"modified by an inplace operation: \[\S*?(\w+)Tensor \[([\d, ]*)\]\](?:, which is output \d+ of "
     r"(\w+),)? is at version (\d+); expected version (\d+)"
 )
-DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "ComplexFloat": "complex64"}
+DTYPES = word_pairs("Float:float32 Double:float64 Half:float16 ComplexFloat:complex64")
 AT_ONCE = {
     "leaf": "a leaf Variable that requires grad is being used in an in-place",
     "leaf view": "a view of a leaf Variable that requires grad is being used in an in-place",
@@ -286,32 +277,17 @@ AT_ONCE = {
 """Changes that torch refuses on the spot, by its message."""
 ENOUGH = 3
 """The score from which a statement is named: one sign that it is this value, not only that it is in place."""
-NODE_NAMES = {
-    "linear": "addmm",
-    "conv1d": "convolution",
-    "conv2d": "convolution",
-    "conv3d": "convolution",
-    "batchnorm1d": "nativebatchnorm",
-    "batchnorm2d": "nativebatchnorm",
-    "layernorm": "nativelayernorm",
-    "matmul": "mm",
-    "maxpool2d": "maxpool2dwithindices",
-}
+NODE_NAMES = word_pairs(
+    "linear:addmm conv1d:convolution conv2d:convolution conv3d:convolution batchnorm1d:nativebatchnorm "
+    "batchnorm2d:nativebatchnorm layernorm:nativelayernorm matmul:mm maxpool2d:maxpool2dwithindices"
+)
 """Modules and functions whose node has another name, in small letters without underscores."""
-ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.MatMult: "mm"}
 LARGEST = 100_000
 """Elements of a trial; a larger tensor is represented by one of this many."""
 OWN_RESULT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "Relu": torch.relu,
-    "Sigmoid": torch.sigmoid,
-    "Tanh": torch.tanh,
-    "Exp": torch.exp,
-    "Sqrt": torch.sqrt,
+    **{name: getattr(torch, name.lower()) for name in "Relu Sigmoid Tanh Exp Sqrt Reciprocal Rsqrt Expm1".split()},
     "Softmax": lambda x: torch.softmax(x, -1),
     "LogSoftmax": lambda x: torch.log_softmax(x, -1),
-    "Reciprocal": torch.reciprocal,
-    "Rsqrt": torch.rsqrt,
-    "Expm1": torch.expm1,
 }
 """Ops whose derivative is computed from their own result, by the names of their nodes."""
 CHANGES: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
@@ -383,11 +359,9 @@ def _without_change(change: InPlaceChange | None) -> Edit | None:
 def _block_of(file: str, statement: ast.stmt, pad: str) -> dict[ast.AST, str]:
     """The statement and those behind it that write into something in place, indented below no_grad."""
     around = parents(tree_of(file) or ast.Module([], [])).get(id(statement))
-    block = (
-        next((b for b in ast.iter_fields(around) if isinstance(b[1], list) and statement in b[1]), None)
-        if around
-        else None
-    )
+    block = None
+    if around:
+        block = next((b for b in ast.iter_fields(around) if isinstance(b[1], list) and statement in b[1]), None)
     behind = block[1][block[1].index(statement) + 1 :] if block is not None else []
     writes = itertools.takewhile(lambda n: isinstance(n, ast.AugAssign) and not isinstance(n.target, ast.Name), behind)
     changes: dict[ast.AST, str] = {statement: "with torch.no_grad():\n" + pad + "    {raw}"}
@@ -412,7 +386,10 @@ def _under_no_grad(context: ErrorContext, facts: InPlaceFacts) -> InPlaceFacts:
 def _changed_before_backward(context: ErrorContext, message: re.Match[str] | None) -> InPlaceFacts:
     """Detected in backward: the node that misses its value, and the statement that changed it."""
     graph = node_distances(backward_roots(context))
-    missing = _missing_value(modified_values(graph), message)
+    # the node that torch's message is about: of the named op, nearest to the loss
+    named, values = op_of_name(message[3] or "") if message else "", modified_values(graph)
+    of_op = [v for v in values if named and v.producer is not None and op_of(v.producer) == named]
+    missing = next(iter(of_op or values), None)
     shape = tuple(int(n) for n in message[2].split(",") if n.strip()) if message else None
     version = int(message[4]) if message else None
     leaf = missing.leaf if missing is not None else None
@@ -446,13 +423,6 @@ def _changed_before_backward(context: ErrorContext, message: re.Match[str] | Non
         fix_passes(best, saved_by, shape),
         loss_text(context, traceback_functions(context)),
     )
-
-
-def _missing_value(values: list[ModifiedValue], message: re.Match[str] | None) -> ModifiedValue | None:
-    """Of the nodes that miss a value the one that torch's message is about: of the named op, nearest to the loss."""
-    op = op_of_name(message[3] or "") if message else ""
-    of_op = [v for v in values if op and v.producer is not None and op_of(v.producer) == op]
-    return next(iter(of_op or values), None)
 
 
 def _parameter_names(context: ErrorContext) -> dict[int, str]:
@@ -624,7 +594,11 @@ def _score(site: ChangeSite | None, change: InPlaceChange, signs: Signs, users: 
         in_block = change.how == "block" and issubclass(type(value), torch.nn.Parameter)  # a loop over the parameters
         return score + 6 if value is signs.leaf else 4 if in_block else 0
     if is_tensor(value):
-        if code.live and not _is_rebound(site) and not _may_be(value, signs):
+        # where it has got another value since, that is not what was changed
+        later = assignments(code, site.node.id, code.line) if isinstance(site.node, ast.Name) else []
+        rebound = any(s.lineno > statement.lineno and not isinstance(s, ast.AugAssign) for s in later)
+        same_size = signs.shape is None or value.numel() == math.prod(signs.shape) or value._is_view()
+        if code.live and not rebound and not (value._version > 0 and same_size):
             return None
         if signs.producer is None or signs.version == value._version:
             score += 3 if signs.producer is None else 2
@@ -633,20 +607,6 @@ def _score(site: ChangeSite | None, change: InPlaceChange, signs: Signs, users: 
     if signs.producer is not None and _last_op(site.node, code, _start(statement)) == op_of(signs.producer).lower():
         score += 4
     return score
-
-
-def _is_rebound(site: ChangeSite) -> bool:
-    """Whether the variable got another value after the change: its value now is not what was changed."""
-    return isinstance(site.node, ast.Name) and any(
-        s.lineno > site.statement.lineno and not isinstance(s, ast.AugAssign)
-        for s in assignments(site.code, site.node.id, site.code.line)
-    )
-
-
-def _may_be(tensor: Any, signs: Signs) -> bool:
-    """Whether a live tensor may be the one that torch's message is about."""
-    same_size = signs.shape is None or tensor.numel() == math.prod(signs.shape)
-    return tensor._version > 0 and (same_size or tensor._is_view())
 
 
 def _order(module: str | None, other: str | None) -> float:
@@ -685,7 +645,7 @@ def _last_op(node: Any, code: FunctionSource, before: tuple[int, int], depth: in
         argument, caller = code.arguments.get(node.id, (None, None))
         return _last_op(argument, caller, (caller.line, 0), depth - 1) if isinstance(argument, ast.AST) else ""
     if isinstance(node, ast.BinOp):
-        return ARITHMETIC.get(type(node.op), "")
+        return OPERATORS.get(type(node.op), "").lower()
     if isinstance(node, ast.Call):
         function = static_value(node.func, code)
         if is_module(function) and (op := _module_op(function)):

@@ -29,11 +29,13 @@ from nbdebug.tools.errors.autograd.functions import (
     assignments,
     backward_roots,
     callee,
+    callee_word,
     enclosing_scopes,
     entries,
     failing_node,
     forward_of,
     forward_of_new_module,
+    insertions,
     is_leaf_node,
     is_module,
     is_skipped,
@@ -123,7 +125,7 @@ def no_grad_block(node: Any, code: FunctionSource, target: str | None = None) ->
             disabled = _disables_grad(item.context_expr, code)
             if disabled is not None:
                 text = f"with {_short(item.context_expr)}:"
-                op = _manager_name(item.context_expr)
+                op = callee_word(item.context_expr)
                 return _graph_cut("block", op, text, around, code, target=target, statement=node) if disabled else None
         if around is code.node:
             break
@@ -134,18 +136,14 @@ def no_grad_function(code: FunctionSource) -> GraphCut | None:
     """The no_grad that decorates a function of the user's, if one does."""
     for decorator in getattr(code.node, "decorator_list", ()):
         if _disables_grad(decorator, code):
-            cut = _graph_cut("block", _manager_name(decorator), "@" + ast.unparse(decorator), decorator, code)
+            cut = _graph_cut("block", callee_word(decorator), "@" + ast.unparse(decorator), decorator, code)
             return dataclasses.replace(cut, statement=f"def {code.name}(...):")
     return None
 
 
-def _manager_name(manager: Any) -> str:
-    return last_name(manager.func if isinstance(manager, ast.Call) else manager)
-
-
 def _disables_grad(manager: Any, code: FunctionSource) -> bool | None:
     """Whether a context manager, or a decorator, turns gradients off (True) or on (False); None where neither."""
-    name = _manager_name(manager)
+    name = callee_word(manager)
     mode = manager.args[0] if isinstance(manager, ast.Call) and manager.args else None
     if name in ("no_grad", "inference_mode"):
         return mode is None or truth(mode, code) is not False
@@ -194,35 +192,6 @@ def _is_function(call: ast.Call, code: FunctionSource) -> bool:
         return True
     base = call.func.value if isinstance(call.func, ast.Attribute) else None
     return issubclass(type(static_value(base, code)), (types.ModuleType, type)) if base is not None else False
-
-
-def _is_of_numpy(function: Any) -> bool:
-    kind = function if issubclass(type(function), type) else type(function)
-    plain = kind in (types.BuiltinFunctionType, types.FunctionType)
-    module = function.__module__ if plain else type.__getattribute__(kind, "__module__")
-    return str(module).partition(".")[0] == "numpy"
-
-
-def values_put_in(code: FunctionSource, name: str) -> list[Any]:
-    """What is put into a container of this name: `name.append(x)`, `name[k] = x`."""
-    values: list[Any] = []
-    for statement in code.statements():
-        if isinstance(statement, ast.Assign) and any(
-            isinstance(t, ast.Subscript) and isinstance(t.value, ast.Name) and t.value.id == name
-            for t in statement.targets
-        ):
-            values.append(statement.value)
-        elif isinstance(statement, ast.Expr):
-            values += [
-                argument
-                for call in calls_in(statement)
-                if last_name(call.func) in ("append", "extend", "insert", "add")
-                and isinstance(call.func, ast.Attribute)
-                and isinstance(call.func.value, ast.Name)
-                and call.func.value.id == name
-                for argument in call.args[-1:]
-            ]
-    return values
 
 
 def target_index(statement: Any, name: str) -> int | None:
@@ -354,7 +323,8 @@ class GradientPath:
     def _assigned(self, name: str, code: FunctionSource, before: int | tuple[int, int]) -> Verdict | None:
         """By the statements that give a variable its value, from the last back to the first that always runs."""
         verdicts: list[Verdict] = []
-        items = [self.of(value, code) for value in values_put_in(code, name)]
+        put = insertions(code.statements(), name, ("append", "extend", "insert", "add"))
+        items = [self.of(value, code) for _, value in put if value is not None]
         for statement in reversed(assignments(code, name, before)):
             if is_skipped(statement, code):
                 continue
@@ -455,7 +425,10 @@ class GradientPath:
         kind = cut_kind(node, _is_function(node, code))
         if kind is not None:
             return self._cut(kind, name, node, operands, code)
-        if function is not UNKNOWN and _is_of_numpy(function):
+        plain = type(function) in (types.BuiltinFunctionType, types.FunctionType)
+        made_by = function if issubclass(type(function), type) else type(function)
+        home = function.__module__ if plain else type.__getattribute__(made_by, "__module__")
+        if function is not UNKNOWN and str(home).partition(".")[0] == "numpy":
             return self._cut("number", ast.unparse(node.func), node, operands, code)
         unknown = [UNSURE] if isinstance(node.func, ast.Call) else []  # `nn.Linear(4, 3)(x)`: a new module is called
         return join_operands([*unknown, *(self.of(part, code) for part in operands)])
@@ -613,6 +586,9 @@ def _facts(context: ErrorContext, what: str, code: FunctionSource, expression: A
     if what in ("input", "unused"):
         text, tensor, expression = input_at_fault(expression, code, roots, what)
     cut, no_path = _cut(context, what, expression, code)
+    mean = None
+    if what == "not scalar" and tensor is not None and 0 < tensor.numel() <= MAX_REDUCED and not tensor.is_meta:
+        mean = float(tensor.detach().double().mean())  # the loss reduced to one number, by torch
     kind = NOT_A_TENSOR.search(context.message)
     models = context.owners.models.items()
     names = (f"{model_name}.{name}" for model_name, m in models for name, p in named_parameters(m) if p is tensor)
@@ -627,7 +603,7 @@ def _facts(context: ErrorContext, what: str, code: FunctionSource, expression: A
         tuple(name for name, model in models if attributes(model).get("training") is False),
         _counts(context),
         tuple(untracked(context)) if what == "no parameters" else (),
-        _mean(tensor) if what == "not scalar" and tensor is not None else None,
+        mean,
         _result_of(expression, code, kind[1] == "NoneType") if kind and expression is not None else None,
         next(names, None),
         _registered(context) if what == "no parameters" else None,
@@ -646,14 +622,6 @@ def _registered(context: ErrorContext) -> Edit | None:
             home = "nn" if any(frame.globals.get("nn") is torch.nn for frame in context.users) else "torch.nn"
             return edit_of(file, {lines[0].value: f"{home}.{kind}({{raw}})"})
     return None
-
-
-def _mean(tensor: Any) -> float | None:
-    """The loss reduced to one number, by torch."""
-    if not 0 < tensor.numel() <= MAX_REDUCED or tensor.device.type == "meta":
-        return None
-    with torch.no_grad():
-        return float(tensor.detach().double().mean())
 
 
 def _counts(context: ErrorContext) -> tuple[tuple[str, int, int], ...]:
@@ -828,19 +796,13 @@ def _frozen(context: ErrorContext, path: GradientPath) -> GraphCut:
         outer = None if isinstance(code.node, ast.Module) else code.source.outer(code.node)
         for scope in [code, *([code.in_scope(outer)] if outer is not None else [])]:
             for statement in scope.statements():
-                if _freezes(statement):
+                sets = isinstance(statement, ast.Assign) and _is_false(statement.value)
+                frozen = sets and any(last_name(t) == "requires_grad" for t in targets(statement))
+                calls = calls_in(statement) if isinstance(statement, ast.Expr) else []
+                if frozen or any(last_name(c.func) == "requires_grad_" and any(map(_is_false, c.args)) for c in calls):
                     text, where = ast.unparse(statement), scope.where(statement)
                     return GraphCut("frozen", "requires_grad", text, function=scope.name, where=where, names=names)
     return GraphCut("frozen", "requires_grad", names=names)
-
-
-def _freezes(statement: Any) -> bool:
-    """Whether it is `p.requires_grad = False` or `model.requires_grad_(False)`."""
-    if isinstance(statement, ast.Assign):
-        return _is_false(statement.value) and any(last_name(t) == "requires_grad" for t in targets(statement))
-    return isinstance(statement, ast.Expr) and any(
-        last_name(call.func) == "requires_grad_" and any(map(_is_false, call.args)) for call in calls_in(statement)
-    )
 
 
 def _is_false(node: Any) -> bool:

@@ -198,7 +198,15 @@ def no_grad_title(facts: NoGradFacts) -> str:
     if facts.what == "unused":
         return f"{name} is not part of the graph: the outputs were not computed from it"
     if facts.what == "no parameters":
-        return _no_parameters_title(facts)
+        frozen = any(some == 0 for _, some, whole in facts.counts if whole)
+        why = (
+            "those that it could get are frozen (`requires_grad` is False)"
+            if frozen
+            else f"`{facts.expression}` is empty"
+        )
+        if facts.untracked:
+            why = "`{}` is {}, which `parameters()` does not see".format(*facts.untracked[0])
+        return f"The optimizer got no parameters: {why}"
     if facts.what == "not a leaf":
         op = f" but the result of `{tensor.made_by}`" if tensor is not None and tensor.made_by else ""
         return f"{name} is not a leaf{op}: an optimizer can only update leaf tensors"
@@ -238,15 +246,6 @@ def _not_a_tensor_title(facts: NoGradFacts) -> str:
     return f"{name} is a {facts.type_name}, not a tensor, so it has no `backward()`{producer}"
 
 
-def _no_parameters_title(facts: NoGradFacts) -> str:
-    if facts.untracked:
-        name, what = facts.untracked[0]
-        return f"The optimizer got no parameters: `{name}` is {what}, which `parameters()` does not see"
-    if any(some == 0 for _, some, whole in facts.counts if whole):
-        return "The optimizer got no parameters: those that it could get are frozen (`requires_grad` is False)"
-    return f"The optimizer got no parameters: `{facts.expression}` is empty"
-
-
 def _none_grad_title(facts: NoGradFacts) -> str:
     tensor, name = facts.tensor, f"`{facts.expression}`" + (f" (`{facts.parameter}`)" if facts.parameter else "")
     start = f"`{facts.expression}.grad` is None: "
@@ -262,9 +261,16 @@ def cut_title(cut: GraphCut, name: str) -> str:
     target = f"`{cut.target}`" if cut.target else name
     source = f"`{cut.source}`" if cut.source else "its input"
     end = "" if target == name or cut.kind in ("global", "frozen") else f", so {name} has none"
+    function = f" in `{cut.function}`" if cut.function else ""
+    if cut.kind == "block" and "decorated with" in cut.text:
+        decorated = f"`{cut.text.partition(' ')[0]}`, which is decorated with `{cut.op}` and records no graph"
+        return f"{target} comes from {decorated}{end}"
     if cut.kind == "block":
-        return _block_title(cut, target) + end
-    if cut.kind == "number" and _is_inside_more(cut):
+        return f"{target} is computed under `{cut.text.rstrip(':')}`{function}, which records no graph{end}"
+    # a number that is not itself the target, but goes into more of the statement
+    collects = cut.statement.endswith(("}", "]")) or "tensor(" in cut.statement
+    named = cut.target or cut.statement.startswith("return")
+    if cut.kind == "number" and (not named or collects and not cut.statement.endswith(cut.text)):
         return f"{name} has no gradient: `{cut.op}` in `{cut.text}` returns only the value of {source}, not its graph"
     call = cut.op if cut.op.startswith(".") else f".{cut.op}()"
     sentences = {
@@ -282,22 +288,6 @@ def cut_title(cut: GraphCut, name: str) -> str:
         "frozen": f"{name} has no gradient: all parameters of {listed(cut.names)} are frozen (`requires_grad=False`)",
     }
     return sentences[cut.kind] + end
-
-
-def _is_inside_more(cut: GraphCut) -> bool:
-    """Whether the number that a cut returns is not itself the target, but goes into more of the statement."""
-    if not (cut.target or cut.statement.startswith("return")):
-        return True
-    collects = cut.statement.endswith(("}", "]")) or "tensor(" in cut.statement
-    return not cut.statement.endswith(cut.text) and collects
-
-
-def _block_title(cut: GraphCut, target: str) -> str:
-    if "decorated with" in cut.text:
-        function = cut.text.partition(" ")[0]
-        return f"{target} comes from `{function}`, which is decorated with `{cut.op}` and records no graph"
-    function = f" in `{cut.function}`" if cut.function else ""
-    return f"{target} is computed under `{cut.text.rstrip(':')}`{function}, which records no graph"
 
 
 def cut_chain(facts: NoGradFacts) -> tuple[Link, ...]:
@@ -323,25 +313,23 @@ def no_grad_fixes(facts: NoGradFacts) -> tuple[Fix, ...]:
     if cut is not None:
         target = cut.target or facts.expression or "loss"
         assignment = f"{target} = " if cut.target or not cut.function else ""
-        return _CUT_FIXES[cut.kind](cut, target, cut.source or "scores", assignment)
+        return _CUT_FIXES.get(cut.kind, _plain_cut_fixes)(cut, target, cut.source or "scores", assignment)
     if facts.what == "loss" and facts.no_path:
         used = [*_with_graph(facts), "model(x)"][0]
         loss = name if name.isidentifier() else "loss"
         return (Fix("Compute it from the model's output.", f"{loss} = loss_fn({used}, target)"),)
     if facts.what in _FIXES:
         return _FIXES[facts.what](facts, name)
-    return (
-        Fix("Print which tensors on the way still have a gradient.", f"print({name}.requires_grad, {name}.grad_fn)"),
-    )
+    if facts.what == "not scalar":
+        after = {"the mean": facts.mean, "shape": []} if facts.mean is not None else {}
+        first = Fix("Reduce it to a scalar.", f"{name}.mean().backward()", True if after else None, after)
+        return first, Fix("Or give a weight to each of its elements.", f"{name}.backward(torch.ones_like({name}))")
+    return _texts(facts.what, name)
 
 
-def _not_scalar_fixes(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
-    mean = facts.mean
-    after = {"the mean": mean, "shape": []} if mean is not None else {}
-    return (
-        Fix("Reduce it to a scalar.", f"{name}.mean().backward()", True if mean is not None else None, after),
-        Fix("Or give a weight to each of its elements.", f"{name}.backward(torch.ones_like({name}))"),
-    )
+def _texts(what: str, name: str) -> tuple[Fix, ...]:
+    texts = _TEXTS.get(what, _TEXTS[""])
+    return tuple(Fix(title, code.replace("{name}", name)) for title, code in texts.items())
 
 
 def _not_a_tensor_fixes(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
@@ -356,18 +344,6 @@ def _not_a_tensor_fixes(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
     if facts.type_name in ("dict", "OrderedDict"):
         return (Fix("Sum the losses in it.", f"sum({name}.values()).backward()"),)
     return (Fix("Keep the loss a tensor: no float(), .item() or NumPy before backward().", f"print(type({name}))"),)
-
-
-def _requires_grad_fixes(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
-    return (Fix("Let it require a gradient before the forward.", f"{name}.requires_grad_()"),)
-
-
-def _unused_fixes(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
-    title = "Differentiate with respect to the very tensor that went in, not a copy made before or after."
-    return (
-        Fix(title, f"y = f({name})\ntorch.autograd.grad(y.sum(), {name})"),
-        Fix("Or allow unused inputs: their gradient is then None.", "torch.autograd.grad(..., allow_unused=True)"),
-    )
 
 
 def _no_parameters_fixes(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
@@ -386,35 +362,35 @@ def _no_parameters_fixes(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
     return (Fix("Print the parameters, and unfreeze those to train.", code),)
 
 
-def _not_a_leaf_fixes(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
-    code = f"{name} = {name}.detach().requires_grad_()"
-    return (Fix("Make the finished value a leaf, and give that to the optimizer.", code),)
-
-
 def _none_grad_fixes(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
     if facts.tensor is not None and facts.tensor.made_by:
         return (Fix("Let it keep its gradient, before backward().", f"{name}.retain_grad()"),)
     if facts.tensor is not None and not facts.tensor.requires_grad:
-        return _requires_grad_fixes(facts, name)
+        return _texts("input", name)
     return (Fix("Call backward() first, and skip what has no gradient.", f"if {name}.grad is not None:\n    ..."),)
 
 
-def _inference_fixes(facts: NoGradFacts, name: str) -> tuple[Fix, ...]:
-    return (
-        Fix("Use no_grad where the result is used in training later.", "with torch.no_grad():\n    ..."),
-        Fix("Or clone it to a normal tensor.", f"{name} = {name}.clone()"),
-    )
-
-
+_TEXTS = {
+    "input": {"Let it require a gradient before the forward.": "{name}.requires_grad_()"},
+    "unused": {
+        "Differentiate with respect to the very tensor that went in, not a copy made before or after.": "y = f({name})"
+        "\ntorch.autograd.grad(y.sum(), {name})",
+        "Or allow unused inputs: their gradient is then None.": "torch.autograd.grad(..., allow_unused=True)",
+    },
+    "not a leaf": {
+        "Make the finished value a leaf, and give that to the optimizer.": "{name} = {name}.detach().requires_grad_()"
+    },
+    "inference": {
+        "Use no_grad where the result is used in training later.": "with torch.no_grad():\n    ...",
+        "Or clone it to a normal tensor.": "{name} = {name}.clone()",
+    },
+    "": {"Print which tensors on the way still have a gradient.": "print({name}.requires_grad, {name}.grad_fn)"},
+}
+"""Fixes with the name of the tensor alone: title → code."""
 _FIXES: dict[str, Callable[[NoGradFacts, str], tuple[Fix, ...]]] = {
-    "not scalar": _not_scalar_fixes,
     "not a tensor": _not_a_tensor_fixes,
-    "input": _requires_grad_fixes,
-    "unused": _unused_fixes,
     "no parameters": _no_parameters_fixes,
-    "not a leaf": _not_a_leaf_fixes,
     "grad is None": _none_grad_fixes,
-    "inference": _inference_fixes,
 }
 
 PICKS_CLASSES = ("argmax", "max", "topk", "argmin", "one_hot", "multinomial", "sort", ".indices")
@@ -465,29 +441,6 @@ def _new_tensor_fixes(cut: GraphCut, target: str, source: str, assignment: str) 
     return (Fix("Use the tensor itself; join several with stack, which keeps their graphs.", code),)
 
 
-def _sample_fixes(cut: GraphCut, target: str, source: str, assignment: str) -> tuple[Fix, ...]:
-    reparameterized = assignment + cut.text.replace(".sample(", ".rsample(")
-    reinforce = f"loss = -({source}.log_prob({target}) * reward).mean()"
-    return (
-        Fix("Draw a reparameterized sample, where the distribution has one.", reparameterized),
-        Fix("Or use the log-probability of the sample (REINFORCE).", reinforce),
-    )
-
-
-def _checkpoint_fixes(cut: GraphCut, target: str, source: str, assignment: str) -> tuple[Fix, ...]:
-    newer = re.sub(r",? *use_reentrant=\w+", "", cut.text)[:-1] + ", use_reentrant=False)"
-    return (
-        Fix("Use its newer form, which needs no such input.", cut.statement.replace(cut.text, newer)),
-        Fix("Or let an input require a gradient.", f"{source}.requires_grad_()"),
-    )
-
-
-def _gradient_fixes(cut: GraphCut, target: str, source: str, assignment: str) -> tuple[Fix, ...]:
-    called = cut.text.endswith(")")
-    code = f"{assignment}{cut.text[:-1]}, create_graph=True)" if called else "loss.backward(create_graph=True)"
-    return (Fix("Request gradients that have a graph.", code),)
-
-
 def _block_fixes(cut: GraphCut, target: str, source: str, assignment: str) -> tuple[Fix, ...]:
     if "decorated with" in cut.text:
         return (Fix("Call the model itself to train it; this function is for evaluation.", "model(x)"),)
@@ -496,31 +449,39 @@ def _block_fixes(cut: GraphCut, target: str, source: str, assignment: str) -> tu
     return (Fix(title, f"{cut.statement}   # {outside}"),)
 
 
-def _global_fixes(cut: GraphCut, target: str, source: str, assignment: str) -> tuple[Fix, ...]:
-    return (
-        Fix("Turn gradients on again.", "torch.set_grad_enabled(True)"),
-        Fix("From now on, use a block: it restores the setting at its end.", "with torch.no_grad():\n    ..."),
-    )
-
-
-def _frozen_fixes(cut: GraphCut, target: str, source: str, assignment: str) -> tuple[Fix, ...]:
-    name = as_code(cut.names[-1]) if cut.names else "model"
-    return (Fix("Unfreeze what should be trained.", f"{name}.requires_grad_(True)"),)
-
-
 _CUT_FIXES: dict[str, Callable[[GraphCut, str, str, str], tuple[Fix, ...]]] = {
     "whole numbers": _integer_fixes,
     "comparison": _comparison_fixes,
     "detached": _detached_fixes,
     "number": _detached_fixes,
     "rebuilt": _new_tensor_fixes,
-    "sampled": _sample_fixes,
-    "checkpoint": _checkpoint_fixes,
-    "gradient": _gradient_fixes,
     "block": _block_fixes,
-    "global": _global_fixes,
-    "frozen": _frozen_fixes,
 }
+
+
+def _plain_cut_fixes(cut: GraphCut, target: str, source: str, assignment: str) -> tuple[Fix, ...]:
+    newer = re.sub(r",? *use_reentrant=\w+", "", cut.text)[:-1] + ", use_reentrant=False)"
+    graph = f"{assignment}{cut.text[:-1]}, create_graph=True)" if cut.text.endswith(")") else ""
+    frozen = as_code(cut.names[-1]) if cut.names else "model"
+    reinforce = f"loss = -({source}.log_prob({target}) * reward).mean()"
+    texts = {
+        "sampled": {
+            "Draw a reparameterized sample, where the distribution has one.": assignment
+            + cut.text.replace(".sample(", ".rsample("),
+            "Or use the log-probability of the sample (REINFORCE).": reinforce,
+        },
+        "checkpoint": {
+            "Use its newer form, which needs no such input.": cut.statement.replace(cut.text, newer),
+            "Or let an input require a gradient.": f"{source}.requires_grad_()",
+        },
+        "gradient": {"Request gradients that have a graph.": graph or "loss.backward(create_graph=True)"},
+        "global": {
+            "Turn gradients on again.": "torch.set_grad_enabled(True)",
+            "From now on, use a block: it restores the setting at its end.": "with torch.no_grad():\n    ...",
+        },
+        "frozen": {"Unfreeze what should be trained.": f"{frozen}.requires_grad_(True)"},
+    }
+    return tuple(Fix(title, code) for title, code in texts[cut.kind].items())
 
 
 def _without_cut(cut: GraphCut, target: str) -> str:
@@ -815,7 +776,11 @@ def _twice_fixes(
     if first.how == "attribute" and re.search(r"\.(append|extend|insert|add)\(", text):
         return (Fix("Clear it after each backward().", f"self.{first.name.rpartition('.')[2]}.clear()"),)
     title = "Detach it between iterations: the value is kept, the graph is not."
-    return (Fix(title, "\n".join(map(_detached_assignment, alike))),)
+    names = ["self." + h.name.rpartition(".")[2] if h.how == "attribute" else h.name for h in alike]
+    plain = [
+        f"{n}.detach()" if not h.container else f"tuple(part.detach() for part in {n})" for n, h in zip(names, alike)
+    ]
+    return (Fix(title, "\n".join(f"{name} = {value}" for name, value in zip(names, plain))),)
 
 
 def _shared_fixes(first: GraphHolder, facts: BackwardTwiceFacts, loss: str) -> tuple[Fix, ...]:
@@ -829,11 +794,6 @@ def _shared_fixes(first: GraphHolder, facts: BackwardTwiceFacts, loss: str) -> t
     both = Fix(title, f"({first_loss or 'first_loss'} + {loss}).backward()")
     retain = Fix("Or retain the graph for the second loss.", f"{first_loss or 'loss'}.backward(retain_graph=True)")
     return (apart, both, retain) if facts.optimizers > 1 or not first_loss else (both, apart, retain)
-
-
-def _detached_assignment(holder: GraphHolder) -> str:
-    name = holder.name if holder.how != "attribute" else "self." + holder.name.rpartition(".")[2]
-    return f"{name} = tuple(part.detach() for part in {name})" if holder.container else f"{name} = {name}.detach()"
 
 
 def _detached_insert(holder: GraphHolder) -> str:

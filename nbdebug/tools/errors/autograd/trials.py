@@ -38,6 +38,7 @@ from nbdebug.observe.variables import (
 )
 from nbdebug.report import Edit, Finding, Fix
 from nbdebug.text import count
+from nbdebug.tools.errors.autograd.functions import callee_word, first_line
 from nbdebug.tools.errors.autograd.in_place import in_place_modules
 from nbdebug.tools.errors.context import ErrorContext, calls_in, statement
 from nbdebug.tools.errors.sandbox import (
@@ -48,19 +49,11 @@ from nbdebug.tools.errors.sandbox import (
     Run,
     TrialResult,
     continued,
+    first_words,
     quiet,
     read_block,
 )
-from nbdebug.tools.errors.training import (
-    GRAD_MODES,
-    ROUNDS,
-    ROUNDS_OF_DATA,
-    TRAINING_SECONDS,
-    LoopEnd,
-    TrainingSandbox,
-    callee_word,
-    first_line,
-)
+from nbdebug.tools.errors.training import GRAD_MODES, ROUNDS, ROUNDS_OF_DATA, TRAINING_SECONDS, LoopEnd, TrainingSandbox
 
 
 def cured(context: ErrorContext, finding: Finding) -> Finding:
@@ -288,11 +281,8 @@ def retried(context: ErrorContext, edit: Edit, rounds: int = 0) -> TrialResult |
 def _same_error(text: str, context: ErrorContext) -> bool:
     """Whether what was raised here is what the user saw; Python's version may have said more before or behind it."""
     whole = context.message or context.type
-    return text != "" and (text == _start_of(whole) or len(text) > 12 and text.partition(" (expected")[0] in whole)
-
-
-def _start_of(message: str) -> str:
-    return message.partition("\n")[0][:60]
+    same = text == whole.partition("\n")[0][:60] or len(text) > 12 and text.partition(" (expected")[0] in whole
+    return text != "" and same
 
 
 def _starts(frame: Frame) -> list[int]:
@@ -362,8 +352,7 @@ def _training(
         except (CannotRun, End):
             return None
         except Exception as error:
-            message = error.args[0] if error.args and type(error.args[0]) is str else type(error).__name__
-            raised = _start_of(message)
+            raised = first_words(error)[:60]
         finally:
             torch._C._set_grad_enabled(enabled)
     return raised, sandbox.calls, sandbox.covered

@@ -9,7 +9,8 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -89,38 +90,17 @@ def detect_unavailable(context: ErrorContext) -> CardFacts | None:
 
 def card() -> CudaCard:
     """The build of torch, and the first GPU, where one is available."""
-    plain = CudaCard(torch.__version__, torch.version.cuda or "")
+    known = CudaCard(torch.__version__, torch.version.cuda or "")
     try:
         if not torch.cuda.is_available():
-            return plain
-        count = torch.cuda.device_count()
-        major, minor = torch.cuda.get_device_capability(0)
-        described = CudaCard(
-            plain.torch,
-            plain.built,
-            True,
-            count,
-            torch.cuda.get_device_name(0),
-            f"sm_{major}{minor}",
-            tuple(torch.cuda.get_arch_list()),
-        )
-    except Exception:  # a driver that has failed: the build of torch is still known
-        return plain
-    try:
+            return known
+        name, (major, minor) = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
+        count, kernels = torch.cuda.device_count(), tuple(torch.cuda.get_arch_list())
+        known = CudaCard(known.torch, known.built, True, count, name, f"sm_{major}{minor}", kernels)
         free, total = torch.cuda.mem_get_info()
-    except Exception:  # after a failed kernel the GPU can't be queried
-        return described
-    return CudaCard(
-        described.torch,
-        described.built,
-        True,
-        count,
-        described.name,
-        described.capability,
-        described.kernels,
-        free,
-        total,
-    )
+        return dataclasses.replace(known, free=free, total=total)
+    except Exception:  # a driver that has failed, a failed kernel: what was told before is still known
+        return known
 
 
 LOSSES = ("cross_entropy", "nll_loss", "multi_margin_loss")
@@ -166,21 +146,15 @@ class Sources:
             for _, module in named_modules(model):
                 if not is_instance(module, (nn.Embedding, nn.EmbeddingBag)):
                     continue
-                path, called = names.module(module), False
+                path, rows, called = names.module(module), attributes(module)["num_embeddings"], False
                 last = path.rpartition(".")[2]
                 for file, node in self._calls():
                     text = ast.unparse(node.func)
                     if node.args and (text == path or text.startswith("self.") and text.rpartition(".")[2] == last):
                         called = True
-                        yield Use(
-                            "embedding",
-                            path,
-                            attributes(module)["num_embeddings"],
-                            ast.unparse(node.args[0]),
-                            where_of(file, node),
-                        )
+                        yield Use("embedding", path, rows, ast.unparse(node.args[0]), where_of(file, node))
                 if not called:
-                    yield Use("embedding", path, attributes(module)["num_embeddings"], "")
+                    yield Use("embedding", path, rows, "")
 
     def _losses(self) -> Iterator[Use]:
         for file, node in self._calls():
@@ -188,14 +162,8 @@ class Sources:
             if len(node.args) >= 2 and (callee_name(node) in LOSSES or self._is_loss(node, frame)):
                 size, head = self._classes(node.args[0], frame)
                 if size is not None:
-                    yield Use(
-                        "target",
-                        head or callee_name(node),
-                        size,
-                        ast.unparse(node.args[1]),
-                        where_of(file, node),
-                        spared=self._spared(node, frame),
-                    )
+                    spared, target = self._spared(node, frame), ast.unparse(node.args[1])
+                    yield Use("target", head or callee_name(node), size, target, where_of(file, node), spared)
 
     def _spared(self, node: ast.Call, frame: Frame | None) -> int:
         """The label that the loss ignores."""
@@ -238,11 +206,9 @@ class Sources:
         """The names of the copies that can be the index of a use."""
         origins = set(self._sources(use.argument))
         mine = [name for name in self.copies if name in origins]
-        words = (
-            [n for n in self.copies if n.rpartition(".")[2].partition("[")[0].strip("'\"") in LABELS]
-            if use.kind == "target"
-            else []
-        )
+        words = []
+        if use.kind == "target":
+            words = [n for n in self.copies if n.rpartition(".")[2].partition("[")[0].strip("'\"") in LABELS]
         return list(dict.fromkeys([*mine, *(words if not mine else [])]))
 
     def _sources(self, text: str) -> Iterator[str]:
@@ -371,25 +337,11 @@ def detect_index(context: ErrorContext) -> IndexFacts | None:
     copy = Sources(context).copies.get(use.copy)
     if copy is None:
         return None
-    where = dataclasses.replace(
-        facts.raised.where,
-        file=use.where.file,
-        line=use.where.line,
-        text=use.where.text,
-        cell=use.where.cell,
-        module=use.what.partition(".")[2] or use.what,
-    )
-    return IndexFacts(
-        dataclasses.replace(facts.raised, where=where),
-        use.kind,
-        table=use.what,
-        size=use.size,
-        module=use.what if use.kind == "embedding" else "",
-        head=use.what if use.kind == "target" else "",
-        index=ArgumentFact(fact(*copy)),
-        beyond=use.bad,
-        late=facts.raised.where,
-    )
+    late, at, module = facts.raised.where, use.where, use.what.partition(".")[2] or use.what
+    where = dataclasses.replace(late, file=at.file, line=at.line, text=at.text, cell=at.cell, module=module)
+    raised, index = dataclasses.replace(facts.raised, where=where), ArgumentFact(fact(*copy))
+    own: dict[str, Any] = {"module": use.what} if use.kind == "embedding" else {"head": use.what}
+    return IndexFacts(raised, use.kind, table=use.what, size=use.size, index=index, beyond=use.bad, late=late, **own)
 
 
 ENGINE = r"unable to find an engine|Unable to find a valid cuDNN algorithm|No valid execution plans built"
@@ -406,47 +358,25 @@ def detect_cudnn(context: ErrorContext) -> CudnnFacts | None:
     if not CUDNN.search(message) or raised_by_user(context):
         return None
     match = re.search(STATUS, message)
-    status = (
-        match[1]
-        if match
-        else "no engine"
-        if re.search(ENGINE, message)
-        else "not contiguous"
-        if ("contiguous" in message)
-        else "error"
-    )
+    status = match[1] if match else kind_of_message({"no engine": ENGINE, "not contiguous": "contiguous"}, message)
+    status = status or "error"
     parts = [p for p in op_arguments(context) if p.value.ndim and p.value.layout is torch.strided]
     layouts = tuple(
-        Layout(
-            p.plain(),
-            tuple(p.value.stride()),
-            p.value.is_contiguous(),
-            dense(p.value),
-            p.value.numel(),
-        )
+        Layout(p.plain(), tuple(p.value.stride()), p.value.is_contiguous(), dense(p.value), p.value.numel())
         for p in parts[:8]
     )
-    module = failing_module(context)
-    op = (
-        OperandNames(context).module(module)
-        if module is not None
-        else next((frame.site.function for frame in library_frames(context)), "")
-    )
+    module, op = failing_module(context), next((frame.site.function for frame in library_frames(context)), "")
+    if module is not None:
+        op = OperandNames(context).module(module)
     loose: dict[int | str, torch.Tensor] = {
         id(p.value): p.value.detach().contiguous()
         for p in parts
         if not p.value.is_contiguous() and p.value.numel() < SMALL
     }
-    return CudnnFacts(
-        raised_facts(context),
-        "cuBLAS" if "CUBLAS" in status else "cuDNN",
-        status,
-        op,
-        layouts,
-        card(),
-        _tried(context, {}, True),
-        _tried(context, loose, False) if loose else None,
-    )
+    library = "cuBLAS" if "CUBLAS" in status else "cuDNN"
+    without = _tried(context, {}, lambda: torch.backends.cudnn.flags(enabled=False))
+    tried = _tried(context, loose) if loose else None
+    return CudnnFacts(raised_facts(context), library, status, op, layouts, card(), without, tried)
 
 
 def dense(value: torch.Tensor) -> bool:
@@ -459,9 +389,12 @@ def dense(value: torch.Tensor) -> bool:
     return True
 
 
-def _tried(context: ErrorContext, swap: dict[int | str, torch.Tensor], other: bool) -> TriedFix | None:
-    off = (lambda: torch.backends.cudnn.flags(enabled=False)) if other else contextlib.nullcontext
-    trial = rerun(context, swap, off)
+def _tried(
+    context: ErrorContext,
+    swap: dict[int | str, torch.Tensor],
+    inside: Callable[[], AbstractContextManager] = contextlib.nullcontext,
+) -> TriedFix | None:
+    trial = rerun(context, swap, inside)
     return None if trial is None else TriedFix("", trial.worked, trial.after)
 
 
@@ -488,13 +421,10 @@ def detect_attention(context: ErrorContext) -> AttentionFacts | None:
         return None
     parts = [part for part in op_arguments(context) if part.value.is_floating_point()]
     query = next((p for p in parts if p.role == "query"), parts[0] if parts else None)
-    facts = AttentionFacts(
-        raised_facts(context),
-        card(),
-        query=query.plain() if query else None,
-        masked=any("mask" in part.name for part in parts),
-        flash="FlashAttention" in context.message or "flash_attn" in context.message,
-    )
+    raised = raised_facts(context)
+    masked = any("mask" in part.name for part in parts)
+    flash = "FlashAttention" in context.message or "flash_attn" in context.message
+    facts = AttentionFacts(raised, card(), query=query.plain() if query else None, masked=masked, flash=flash)
     for frame in context.users:
         call = _kernels_around(frame)
         if call is None:
@@ -508,14 +438,8 @@ def detect_attention(context: ErrorContext) -> AttentionFacts | None:
             last = inside.elts[-1]
             edit = edit_of(frame.site.file, {last: f"{{raw}}, {ast.unparse(last.value)}.MATH"})
         math = functools.partial(torch.nn.attention.sdpa_kernel, torch.nn.attention.SDPBackend.MATH)
-        trial = rerun(context, {}, math) if edit is not None else None
-        return dataclasses.replace(
-            facts,
-            kernels=tuple(n.attr for n in named),
-            by=where_of(frame.site.file, call),
-            works=TriedFix("", trial.worked, trial.after) if trial is not None else None,
-            edit=edit,
-        )
+        works, by = _tried(context, {}, math) if edit is not None else None, where_of(frame.site.file, call)
+        return dataclasses.replace(facts, kernels=tuple(n.attr for n in named), by=by, works=works, edit=edit)
     return facts
 
 
@@ -659,9 +583,8 @@ def _backend() -> str:
 
 
 def _version() -> str:
-    if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
-        return ""
-    return ".".join(map(str, torch.cuda.nccl.version()))
+    known = torch.cuda.is_available() and torch.distributed.is_nccl_available()
+    return ".".join(map(str, torch.cuda.nccl.version())) if known else ""
 
 
 def _unused(context: ErrorContext) -> tuple[str, tuple[str, ...]]:
@@ -670,15 +593,13 @@ def _unused(context: ErrorContext) -> tuple[str, tuple[str, ...]]:
         wrapped = frame.module
         if wrapped is not None and type(wrapped).__name__ == "DistributedDataParallel":
             inner = registered(wrapped, "_modules").get("module")
-            lacking = (
-                [
+            lacking = []
+            if inner is not None:
+                lacking = [
                     name
                     for name, parameter in torch.nn.Module.named_parameters(inner)
                     if parameter.requires_grad and parameter.grad is None
                 ]
-                if inner is not None
-                else []
-            )
             name = next((n for n, value, _ in context.variables() if value is wrapped and n != "self"), "model")
             return name, tuple(lacking[:30])
     return "", ()

@@ -63,9 +63,10 @@ def detect(context: ErrorContext) -> CallFacts | None:
     return None
 
 
-def _facts(context: ErrorContext, what: str, name: str = "", edit: Edit | None = None, **more: Any) -> CallFacts:
-    fixes = (Fix.of(more.pop("title"), edit),) if edit is not None else ()
-    more.pop("title", None)
+def call_facts(context: ErrorContext, what: str, name: str = "", edit: Edit | None = None, **more: Any) -> CallFacts:
+    """title: of the edit; more: further fields of the facts."""
+    title = more.pop("title", "")
+    fixes = (Fix.of(title, edit),) if edit is not None else ()
     return CallFacts(raised_facts(context), what, name, fixes=fixes, **more)
 
 
@@ -83,23 +84,15 @@ def _signature(context: ErrorContext, frame: Frame, node: ast.AST, call: ast.Cal
     callee = ast.unparse(call.func)
     if UNEXPECTED.search(message):
         title, edit = _without(frame, call, match[2], takes)
-        return _facts(context, "unexpected", match[2], edit, title=title, callee=callee, takes=takes)
+        return call_facts(context, "unexpected", match[2], edit, title=title, callee=callee, takes=takes)
     if TOO_MANY.search(message):
         edit = _with_self(code) if takes[:1] != ("self",) and int(match[3]) == int(match[2]) + 1 else None
         what = "no self" if edit is not None else "too many"
-        return _facts(
-            context,
-            what,
-            match[3],
-            edit,
-            title="Add `self`, the object itself.",
-            callee=callee,
-            takes=takes,
-            value=match[2],
-        )
+        title = "Add `self`, the object itself."
+        return call_facts(context, what, match[3], edit, title=title, callee=callee, takes=takes, value=match[2])
     missing = re.findall(r"'(\w+)'", match[2])
     title, edit = _filled(context, frame, call, missing, takes)
-    return _facts(context, "missing", ", ".join(missing), edit, title=title, callee=callee, takes=takes)
+    return call_facts(context, "missing", ", ".join(missing), edit, title=title, callee=callee, takes=takes)
 
 
 def _code_of(context: ErrorContext, frame: Frame, call: ast.Call, name: str) -> CodeType | None:
@@ -173,16 +166,14 @@ def _filled(
     if type(owner) is torch.optim.LBFGS:
         return "Give it the computation of the loss: it is repeated within one step.", _closure(frame, call)
     if type(owner) is torch.optim.lr_scheduler.ReduceLROnPlateau and not call.args:
-        losses = [name for name, value in frame.names.items() if "loss" in name and _is_number(value)]
+        numbers = {
+            n for n, v in frame.names.items() if type(v) in (int, float) or type(v) is torch.Tensor and v.numel() == 1
+        }
+        losses = [name for name in frame.names if "loss" in name and name in numbers]
         name = max(losses, key=lambda name: ("val" in name, "avg" in name or "mean" in name), default="")
-        return "Give it the value that it watches.", edit_of(
-            file, {call: f"{ast.unparse(call.func)}({name})"}
-        ) if name else None
+        edit = edit_of(file, {call: f"{ast.unparse(call.func)}({name})"}) if name else None
+        return "Give it the value that it watches.", edit
     return "", None
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) or type(value) is torch.Tensor and value.numel() == 1
 
 
 def _closure(frame: Frame, call: ast.Call) -> Edit | None:
@@ -224,20 +215,22 @@ def _kind_of_argument(context: ErrorContext, frame: Frame, node: ast.AST, call: 
     loop = statement(frame) if "'int' object is not iterable" in message else None
     if isinstance(loop, ast.For) and (callee_name(loop.iter) == "len" or type(value_of(loop.iter, frame)) is int):
         edit = edit_of(file, {loop.iter: "range({raw})"})
-        return _facts(context, "number", ast.unparse(loop.iter), edit, title="Count up to it.")
+        return call_facts(context, "number", ast.unparse(loop.iter), edit, title="Count up to it.")
     if "'generator' and 'generator'" in message or "one of the params is Module.parameters" in message:
         return _generators(context, frame, node)
     for part in ast.walk(node) if NOT_ITERABLE.search(message) else ():
-        if not isinstance(part, (ast.Name, ast.Attribute, ast.Subscript)) or _is_callee(node, part):
+        if not isinstance(part, (ast.Name, ast.Attribute, ast.Subscript)) or any(
+            n.func is part for n in calls_in(node)
+        ):
             continue
         value, method = value_of(part, frame), _is_method(part, frame)
         if f"'{'builtin_function_or_method' if method else type(value).__name__}'" not in message:
             continue
         if method or type(value) in METHODS:
-            return _facts(context, "method", ast.unparse(part), edit_of(file, {part: "{}()"}), title="Call it.")
+            return call_facts(context, "method", ast.unparse(part), edit_of(file, {part: "{}()"}), title="Call it.")
         if issubclass(type(value), nn.Module) and call is not None and _takes_parameters(context):
             edit, callee = edit_of(file, {part: "{}.parameters()"}), ast.unparse(call.func)
-            return _facts(context, "module", ast.unparse(part), edit, title="Pass its parameters.", callee=callee)
+            return call_facts(context, "module", ast.unparse(part), edit, title="Pass its parameters.", callee=callee)
     return None
 
 
@@ -250,7 +243,7 @@ def _generators(context: ErrorContext, frame: Frame, node: ast.AST) -> CallFacts
         if len(parts) > 1 and all(callee_name(one) in ("parameters", "named_parameters") for one in parts):
             new = f"[{', '.join('*' + source(frame.site.file, one) for one in parts)}]"
             edit = edit_of(frame.site.file, {part: new})
-            return _facts(context, "generators", ast.unparse(part), edit, title="Put them into one list.")
+            return call_facts(context, "generators", ast.unparse(part), edit, title="Put them into one list.")
     return None
 
 
@@ -279,11 +272,7 @@ def _called(context: ErrorContext, frame: Frame, node: ast.AST) -> CallFacts | N
     if isinstance(func, ast.Attribute):
         key = f"[{ast.unparse(calls[0].args[0])}]" if calls[0].args else ""
         edit = edit_of(frame.site.file, {calls[0]: source(frame.site.file, func) + key})
-    return _facts(context, "called", ast.unparse(func), edit, title="Read it without a call.", value=kind)
-
-
-def _is_callee(node: ast.AST, part: ast.expr) -> bool:
-    return any(isinstance(n, ast.Call) and n.func is part for n in ast.walk(node))
+    return call_facts(context, "called", ast.unparse(func), edit, title="Read it without a call.", value=kind)
 
 
 def _takes_parameters(context: ErrorContext) -> bool:
@@ -303,12 +292,14 @@ def _whole_number(context: ErrorContext, frame: Frame, node: ast.AST, call: ast.
                 for side in (part.left, part.right)
             ]
             title = "Divide whole numbers."
-            return _facts(context, "float", ast.unparse(part), edit_of(file, {part: " // ".join(sides)}), title=title)
+            return call_facts(
+                context, "float", ast.unparse(part), edit_of(file, {part: " // ".join(sides)}), title=title
+            )
     for text, value in operands(frame):
         named = [n for n in ast.walk(node) if isinstance(n, (ast.Name, ast.Attribute)) and ast.unparse(n) == text]
         if type(value) is float and named:
             edit = edit_of(file, {named[0]: "int({raw})"})
-            return _facts(context, "float", text, edit, title="Make it a whole number.", value=f"{value:g}")
+            return call_facts(context, "float", text, edit, title="Make it a whole number.", value=f"{value:g}")
     return None
 
 
@@ -320,29 +311,33 @@ def _of_torch(context: ErrorContext, frame: Frame, node: ast.AST, call: ast.Call
     if message.startswith("cannot assign 'torch.") and isinstance(line, ast.Assign):
         name, made = ast.unparse(line.targets[0]), "nn" if frame.globals.get("nn") is nn else "torch.nn"
         edit = edit_of(file, {line.value: made + ".Parameter({raw})"})
-        return _facts(context, "parameter", name, edit, title="Make it a parameter.")
+        return call_facts(context, "parameter", name, edit, title="Make it a parameter.")
     if call is None:
         return None
     callee, function = ast.unparse(call.func), value_of(call.func, frame)
     values = [value_of(arg, frame) for arg in call.args]
     if "is not a Module subclass" in message and len(values) == 1 and type(values[0]) in (list, tuple, type(UNKNOWN)):
         edit = edit_of(file, {call.args[0]: "*{raw}"})
-        return _facts(context, "layers", ast.unparse(call.args[0]), edit, title="Pass them one by one.", callee=callee)
+        return call_facts(
+            context, "layers", ast.unparse(call.args[0]), edit, title="Pass them one by one.", callee=callee
+        )
     if "must be tuple of Tensors, not Tensor" in message:
         title = "Put the tensors into one tuple."
-        return _facts(context, "tuple", callee, _joined(frame, call, values), title=title, callee=callee)
+        return call_facts(context, "tuple", callee, _joined(frame, call, values), title=title, callee=callee)
     below = [f for f in context.trail if not f.users and f.site.function == "__init__"]
     tensors = any(is_tensor(value) for f in below for value in f.names.values())
     if issubclass(type(function), type) and issubclass(function, nn.Module) and call.args and tensors:
         inside = ", ".join(source(file, k) for k in call.keywords)
         given = ", ".join(source(file, arg) for arg in call.args)
         edit = edit_of(file, {call: f"{callee}({inside})({given})"})
-        return _facts(context, "class", ast.unparse(call.args[0]), edit, title="Make it, then call it.", callee=callee)
+        return call_facts(
+            context, "class", ast.unparse(call.args[0]), edit, title="Make it, then call it.", callee=callee
+        )
     if match := re.search(r"device string: '?(\w+)", message):
         text = next((n for n in ast.walk(node) if isinstance(n, ast.Constant) and n.value == match[1]), None)
         new = '"cuda" if torch.cuda.is_available() else "cpu"'
         edit = edit_of(file, {text: new}) if text is not None and match[1] in ("gpu", "GPU", "nvidia") else None
-        return _facts(context, "device", match[1], edit, title="torch's name for a GPU is cuda.")
+        return call_facts(context, "device", match[1], edit, title="torch's name for a GPU is cuda.")
     return _state(context, frame, call)
 
 
@@ -371,9 +366,8 @@ def _state(context: ErrorContext, frame: Frame, call: ast.Call) -> CallFacts | N
             simple = re.fullmatch(r"[\w.]+", text) is not None
             edit = edit_of(frame.site.file, {call.args[1]: f"({text}, torch.zeros_like({text}))"}) if simple else None
             callee = OperandNames(context).module(below.module)
-            return _facts(
-                context, "state", text, edit, title="Give both: the output's state and the cell's.", callee=callee
-            )
+            title = "Give both: the output's state and the cell's."
+            return call_facts(context, "state", text, edit, title=title, callee=callee)
     return None
 
 
@@ -397,25 +391,20 @@ def detect_module(context: ErrorContext) -> CallFacts | None:
         pad = " " * first.col_offset if first is not None else ""
         edit = edit_of(frame.site.file, {first: f"super().__init__()\n{pad}{{raw}}"}) if first is not None else None
         kind = type(frame.names.get("self")).__name__
-        return _facts(context, "no init", kind, edit, title="Begin with torch's own `__init__`.")
+        return call_facts(context, "no init", kind, edit, title="Begin with torch's own `__init__`.")
     module = next((f.module for f in reversed(context.trail) if f.module is not None and not f.users), None)
     if module is None:
         return None
     if type(module).__module__.startswith("torch."):
-        return _facts(
-            context,
-            "container",
-            OperandNames(context).module(module),
-            _as_sequential(context, frame, module),
-            title="A Sequential calls its layers one after the other.",
-            value=type(module).__name__,
-        )
+        path, edit = OperandNames(context).module(module), _as_sequential(context, frame, module)
+        title = "A Sequential calls its layers one after the other."
+        return call_facts(context, "container", path, edit, title=title, value=type(module).__name__)
     own = [name for kind in type(module).__mro__ for name, value in vars(kind).items() if type(value) is FunctionType]
     own = [name for name in own if not hasattr(nn.Module, name)]
     near = difflib.get_close_matches("forward", [name.lower() for name in own], n=1, cutoff=0.7)
     name = next((name for name in own if near and name.lower() == near[0]), "")
     edit = _renamed(class_attribute(module, name), name) if name else None
-    return _facts(context, "misspelt", type(module).__name__, edit, title="Call it `forward`.", value=name)
+    return call_facts(context, "misspelt", type(module).__name__, edit, title="Call it `forward`.", value=name)
 
 
 def _is_function(node: ast.AST, frame: Frame, name: str) -> bool:
@@ -466,7 +455,7 @@ def detect_order(context: ErrorContext) -> CallFacts | None:
     if match := STEPS.search(message):
         rounds, edit = _rounds(frame, line, owner)
         title = "Plan as many steps as the loops make."
-        return _facts(context, "schedule", owner, edit, title=title, value=match[1], callee=rounds)
+        return call_facts(context, "schedule", owner, edit, title=title, value=match[1], callee=rounds)
     if not any(re.search(r"[\\/]amp[\\/]grad_scaler\.py$", f.site.file) for f in context.trail):
         return None
     if "_scale is None" in message or "No inf checks were recorded" in message:
@@ -475,16 +464,16 @@ def detect_order(context: ErrorContext) -> CallFacts | None:
         edit = edit_of(file, {at: f"{owner}.scale({{raw}})"}) if at is not None else None
         what = "unscaled" if at is not None or "_scale" in message else "no gradients"
         title = "Scale the loss before its backward."
-        return _facts(context, what, owner, edit, title=title, value=ast.unparse(at) if at is not None else "")
+        return call_facts(context, what, owner, edit, title=title, value=ast.unparse(at) if at is not None else "")
     if "has already been called" in message and isinstance(line, ast.Expr):
         late = call.func.attr == "step"
         updates = _calls_near(frame, line, "update", everywhere=True) if late else []
         added = edit_of(file, {line: f"{{raw}}\n{' ' * line.col_offset}{owner}.update()"}) if not updates else None
         edit = added if late else _deleted(file, line) if call.func.attr == "unscale_" else None
         if late:
-            return _facts(context, "no update", owner, edit, title="Update the scale behind each step.")
-        return _facts(context, "twice", owner, edit, title="Leave the second call out.", callee=call.func.attr)
-    return _facts(context, "late", owner, callee=call.func.attr) if "being called after step" in message else None
+            return call_facts(context, "no update", owner, edit, title="Update the scale behind each step.")
+        return call_facts(context, "twice", owner, edit, title="Leave the second call out.", callee=call.func.attr)
+    return call_facts(context, "late", owner, callee=call.func.attr) if "being called after step" in message else None
 
 
 def _deleted(file: str, line: ast.stmt) -> Edit | None:
@@ -553,11 +542,11 @@ def detect_chances(context: ErrorContext) -> CallFacts | None:
     tensor = fact(ast.unparse(part), value, read=True)
     callee = ast.unparse(call.func) if not method else call.func.attr  # type: ignore[attr-defined]
     if tensor.nonfinite or second or tensor.low is None:
-        return _facts(context, "chances", tensor.name, callee=callee, tensor=tensor)
+        return call_facts(context, "chances", tensor.name, callee=callee, tensor=tensor)
     of_two = match[1] == "input"
     title = "Make probabilities of the scores."
     edit = edit_of(frame.site.file, {part: "{}.sigmoid()" if of_two else "{}.softmax(-1)"})
-    return _facts(context, "chances", tensor.name, edit, title=title, callee=callee, tensor=tensor)
+    return call_facts(context, "chances", tensor.name, edit, title=title, callee=callee, tensor=tensor)
 
 
 # -- the length of a data set ------------------------------------------------------------------------------------------
@@ -579,15 +568,15 @@ def detect_length(context: ErrorContext) -> CallFacts | None:
     if "num_samples=0" in message:
         inside = dataset.tensors if type(dataset) is TensorDataset else ()
         texts = [text for f in context.users for text, value in f.names.items() if any(value is t for t in inside)]
-        return _facts(context, "empty", texts[0] if texts else name, value=type(dataset).__name__)
+        return call_facts(context, "empty", texts[0] if texts else name, value=type(dataset).__name__)
     if "with IterableDataset: expected unspecified shuffle" in message and call is not None:
         edit = edit_of(file, with_keyword(file, call, "shuffle", "False"))
-        return _facts(context, "stream", name, edit, title="It gives its samples in its own order: do not shuffle.")
+        return call_facts(context, "stream", name, edit, title="It gives its samples in its own order: do not shuffle.")
     if "Sum of input lengths does not equal" in message and call is not None and len(call.args) > 1:
-        return _facts(context, "split", name, _rest(frame, call), title="Give the rest to the last part.")
+        return call_facts(context, "split", name, _rest(frame, call), title="Give the rest to the last part.")
     if re.search(r"has no len\(\)", message) and dataset is not None and f"'{type(dataset).__name__}'" in message:
         title = "Say how many samples there are."
-        return _facts(context, "no length", name, _with_length(dataset), title=title, value=type(dataset).__name__)
+        return call_facts(context, "no length", name, _with_length(dataset), title=title, value=type(dataset).__name__)
     return None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import contextlib
 import dataclasses
 import inspect
 import linecache
@@ -135,6 +136,8 @@ STARTING = re.compile(r"[\\/]multiprocessing[\\/](reduction|popen_\w+|process|co
 
 
 def detect_dead_worker(context: ErrorContext) -> WorkerDied | None:
+    import psutil
+
     what, signal = _kind(context)
     if what is None:
         return None
@@ -142,11 +145,15 @@ def detect_dead_worker(context: ErrorContext) -> WorkerDied | None:
     name, loader = active_loader(context)
     state = attributes(loader) if loader is not None else {}
     dataset = state.get("dataset", state.get("_dataset"))
-    total, free = _shared()
+    total = free = None
+    with contextlib.suppress(OSError):  # not Linux
+        total, _, free = shutil.disk_usage(SHARED)
     guilty, is_a = next(_unpicklable(state, name), ("", "")) if what == "not picklable" else ("", "")
     dataset_name, count = loader_in_source(context) if dataset is None else ("", None)
     workers = _whole(state.get("num_workers", state.get("_num_workers")))
     parts = list(_parts(dataset)) if dataset is not None else []
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    in_notebook = dataset is not None and type(dataset).__module__ == "__main__" and script is None
     prefetch = state.get("prefetch_factor", state.get("_prefetch_factor"))
     return WorkerDied(
         dataclasses.replace(raised, where=context.raised().where),
@@ -160,12 +167,12 @@ def detect_dead_worker(context: ErrorContext) -> WorkerDied | None:
         _start(state),
         total,
         free,
-        _memory_free(),
+        int(psutil.virtual_memory().available),
         sum(count for _, count in parts if count) if parts else None,
         sum(len(value) for value, _ in parts if type(value) in (list, dict, tuple)) or None,
         guilty,
         is_a,
-        _in_notebook(type(dataset)) if dataset is not None else False,
+        in_notebook,
         _files(),
     )
 
@@ -283,25 +290,6 @@ def _why_not(value: Any) -> str:
         return f"a `{kind.__name__}`"
     qualified = type.__dict__["__qualname__"].__get__(kind)
     return f"an object of `{kind.__name__}`, a class defined inside a function" if "<locals>" in qualified else ""
-
-
-def _in_notebook(kind: type) -> bool:
-    module = sys.modules.get("__main__")
-    return kind.__module__ == "__main__" and getattr(module, "__file__", None) is None
-
-
-def _shared() -> tuple[int | None, int | None]:
-    try:
-        usage = shutil.disk_usage(SHARED)
-    except OSError:  # not Linux
-        return None, None
-    return usage.total, usage.free
-
-
-def _memory_free() -> int | None:
-    import psutil
-
-    return int(psutil.virtual_memory().available)
 
 
 def _files() -> int | None:
@@ -566,12 +554,16 @@ def _indices(fetch: Frame | None, count: int) -> list[int]:
 
 def _mismatch_facts(context: ErrorContext, difference: Difference, samples: Sequence[Any]) -> CollateMismatch:
     loader, dataset, batch = loader_of(context)
-    odd, usual = difference.odd, difference.usual
+    odd, usual, path = difference.odd, difference.usual, difference.path
+    last = path[-1] if path else ""
+    sample = "nested" if len(path) > 1 else ""
+    if len(path) == 1:
+        sample = "named tuple" if isinstance(last, Field) else "dict" if type(last) is str else "tuple"
     return CollateMismatch(
         context.raised(),
         difference.what,
-        "".join(f".{part.name}" if isinstance(part, Field) else f"[{part!r}]" for part in difference.path),
-        _name(difference.path),
+        "".join(f".{part.name}" if isinstance(part, Field) else f"[{part!r}]" for part in path),
+        last.name if isinstance(last, Field) else str(last),
         str(odd or ""),
         str(usual or ""),
         odd.shape if odd else None,
@@ -583,20 +575,8 @@ def _mismatch_facts(context: ErrorContext, difference: Difference, samples: Sequ
         dataset=dataset,
         loader=loader,
         tried=_tried(difference, samples),
-        sample=_sort(difference.path),
+        sample=sample,
     )
-
-
-def _sort(path: Path) -> str:
-    """The container of an entry at the top of a sample."""
-    if len(path) != 1:
-        return "nested" if path else ""
-    return "named tuple" if isinstance(path[0], Field) else "dict" if type(path[0]) is str else "tuple"
-
-
-def _name(path: Path) -> str:
-    last = path[-1] if path else ""
-    return last.name if isinstance(last, Field) else str(last)
 
 
 # -- in a worker ------------------------------------------------------------------------------------------------------
@@ -648,11 +628,9 @@ def _shape_mismatch(
     unknown = position is None
     position = int(match[3]) if position is None else position
     usual, odd = shapes if position else shapes[::-1]
-    tried = (
-        _tried_on_shapes([torch.zeros(shape, device="cpu") for shape in shapes])
-        if sum(map(math.prod, shapes)) <= SMALL
-        else None
-    )
+    tried = None
+    if sum(map(math.prod, shapes)) <= SMALL:
+        tried = _tried_on_shapes([torch.zeros(shape, device="cpu") for shape in shapes])
     result = dataclasses.replace(
         facts,
         odd=str(list(odd)),

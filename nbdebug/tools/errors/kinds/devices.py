@@ -78,12 +78,9 @@ def reason(facts: DeviceFacts, odd: OpArgument, context: ErrorContext) -> Device
     origin = _origin(odd, context)
     looped = origin is not None and any("comes from" in link.what for link in origin.way)
     created = origin is not None and bool(origin.call) and not looped and _runs(origin, context)
-    return dataclasses.replace(
-        facts,
-        why="made" if created else "batch" if looped else "variable",
-        origin=origin,
-        source="" if origin is None or created else _source(origin, odd, context),
-    )
+    why = "made" if created else "batch" if looped else "variable"
+    source = "" if origin is None or created else _source(origin, odd, context)
+    return dataclasses.replace(facts, why=why, origin=origin, source=source)
 
 
 def _source(origin: ValueOrigin, odd: OpArgument, context: ErrorContext) -> str:
@@ -113,12 +110,9 @@ def _registered(facts: DeviceFacts, odd: OpArgument, context: ErrorContext, name
         return dataclasses.replace(facts, why="model", owner=owner)
     counts = Counter(str(t.device) for t in weights(root, buffers=True))
     path, alone = names.module(root), set(counts) == {str(odd.value.device)}
+    why = "model" if alone else "part"
     return dataclasses.replace(
-        facts,
-        why="model" if alone else "part",
-        counts=dict(counts),
-        model=path,
-        owner=path if alone else _highest(root, odd, path) or owner,
+        facts, why=why, counts=dict(counts), model=path, owner=path if alone else _highest(root, odd, path) or owner
     )
 
 
@@ -152,12 +146,7 @@ def _dropped(name: str, context: ErrorContext) -> Where | None:
     for file in dict.fromkeys([*files, *(other_cells(files[0]) if files else [])]):
         for node in nodes_of(file):
             call = node.value if isinstance(node, ast.Expr) else None
-            if (
-                isinstance(call, ast.Call)
-                and isinstance(call.func, ast.Attribute)
-                and call.func.attr in MOVES
-                and (ast.unparse(call.func.value) == name)
-            ):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) in [f"{name}.{move}" for move in MOVES]:
                 return where_of(file, call)
     return None
 
@@ -175,27 +164,19 @@ def _origin(odd: OpArgument, context: ErrorContext) -> ValueOrigin | None:
     way = origin_of(odd.name, context, is_origin, fits, partial=True)
     if not way:
         return None
-    return ValueOrigin(
-        way[0].name,
-        way[0].code,
-        callee_name(way[0].maker) if way[0].maker is not None else "",
-        way[0].where,
-        tuple(Link(binding.phrase, binding.where) for binding in way),
-    )
+    name, code, call = way[0].name, way[0].code, callee_name(way[0].maker) if way[0].maker is not None else ""
+    return ValueOrigin(name, code, call, way[0].where, tuple(Link(binding.phrase, binding.where) for binding in way))
 
 
 def _runs(origin: ValueOrigin, context: ErrorContext) -> bool:
     """Whether the tensor was created in a running function, not in the data or the setup."""
-    for frame in context.users:
-        if frame.site.file == origin.where.file and frame.site.function != "<module>":
-            for node in nodes_of(frame.site.file):
-                if (
-                    isinstance(node, ast.FunctionDef)
-                    and node.name == frame.site.function
-                    and (node.lineno <= (origin.where.line or 0) <= (node.end_lineno or 0))
-                ):
-                    return True
-    return False
+    running = [f.site.function for f in context.users if f.site.file == origin.where.file]
+    return any(
+        isinstance(n, ast.FunctionDef)
+        and n.name in running
+        and n.lineno <= (origin.where.line or 0) <= (n.end_lineno or 0)
+        for n in (nodes_of(origin.where.file) if origin.where.file and running else ())
+    )
 
 
 PATTERNS = {
@@ -262,13 +243,9 @@ def _two(facts: DeviceFacts, parts: list[OpArgument], context: ErrorContext) -> 
     # rather a tensor of the user's than a weight
     odd, partner = away[0], min(there, key=lambda p: (not p.known, p.owner is not None), default=None)
     target = _target(home, partner, context)
+    also = tuple(p.plain() for p in away[1:] if is_plain(p.name) and p.value.ndim)
     facts = dataclasses.replace(
-        facts,
-        odd=odd.plain(),
-        partner=partner.plain() if partner else None,
-        home=home,
-        target=target,
-        also=tuple(p.plain() for p in away[1:] if is_plain(p.name) and p.value.ndim),
+        facts, odd=odd.plain(), partner=partner.plain() if partner else None, home=home, target=target, also=also
     )
     facts = reason(facts, odd, context)
     return _cure(facts, odd, away, home, context)
@@ -328,11 +305,9 @@ def _registration(facts: DeviceFacts, context: ErrorContext) -> Edit | None:
         return None
     file, node = alike[0]
     if facts.why == "list":
-        return (
-            edit_of(file, {node.value: "nn.ModuleList({raw})"})
-            if isinstance(node.value, (ast.List, ast.ListComp))
-            else None
-        )
+        if isinstance(node.value, (ast.List, ast.ListComp)):
+            return edit_of(file, {node.value: "nn.ModuleList({raw})"})
+        return None
     return edit_of(file, {node: f'self.register_buffer("{facts.attribute}", {ast.unparse(node.value)})'})
 
 
@@ -376,14 +351,9 @@ def _parallel(facts: DeviceFacts, context: ErrorContext) -> DeviceFacts:
     module = failing_module(context)
     devices = re.findall(r"device:? ([a-z]+(?::\d+)?)", context.message)
     counts = Counter(str(p.device) for p in (weights(module) if module is not None else ()))
-    return dataclasses.replace(
-        facts,
-        why="model",
-        owner=facts.op,
-        home=devices[0] if devices else "",
-        counts=dict(counts),
-        target=f'"{devices[0]}"' if devices else "device",
-    )
+    home = devices[0] if devices else ""
+    target = f'"{devices[0]}"' if devices else "device"
+    return dataclasses.replace(facts, why="model", owner=facts.op, home=home, counts=dict(counts), target=target)
 
 
 def _state(context: ErrorContext) -> dict[str, Any] | None:
@@ -412,26 +382,9 @@ def _state(context: ErrorContext) -> dict[str, Any] | None:
 
 def _unreadable(facts: DeviceFacts, parts: list[OpArgument], context: ErrorContext) -> DeviceFacts | None:
     """A tensor whose values are needed on the CPU: it is on a GPU, or on meta, without values."""
-    module = next(
-        (
-            frame.names["self"]
-            for frame in reversed(context.trail)
-            if frame.site.function in ("to", "cpu", "cuda", "_apply")
-            and issubclass(type(frame.names.get("self")), nn.Module)
-        ),
-        None,
-    )
-    if facts.kind == "no data" and module is not None:
-        root = next(
-            (
-                f.names["self"]
-                for f in context.trail
-                if f.names.get("self") is not None
-                and f.site.function in ("to", "cpu", "cuda", "_apply")
-                and issubclass(type(f.names["self"]), nn.Module)
-            ),
-            module,
-        )
+    moves = [f.names.get("self") for f in context.trail if f.site.function in ("to", "cpu", "cuda", "_apply")]
+    root: Any = next((thing for thing in moves if issubclass(type(thing), nn.Module)), None)
+    if facts.kind == "no data" and root is not None:
         counts = Counter(str(p.device) for p in weights(root))
         name = OperandNames(context).module(root)
         return dataclasses.replace(facts, why="model", owner=name, home="meta", counts=dict(counts))
@@ -453,10 +406,7 @@ def _generator(facts: DeviceFacts, context: ErrorContext) -> DeviceFacts:
     devices = re.findall(r"'(\w+)'", context.message)
     names = [text for frame in context.users for text, value in operands(frame) if type(value) is torch.Generator]
     loads = any(frame.site.file.endswith(("dataloader.py", "sampler.py")) for frame in context.trail)
-    return dataclasses.replace(
-        facts,
-        why="loader" if loads else "variable",
-        home=devices[0] if devices else "",
-        attribute=names[0] if names else "",
-        target=f'"{devices[0]}"' if devices else "device",
-    )
+    why = "loader" if loads else "variable"
+    home = devices[0] if devices else ""
+    target = f'"{devices[0]}"' if devices else "device"
+    return dataclasses.replace(facts, why=why, home=home, attribute=names[0] if names else "", target=target)

@@ -49,7 +49,7 @@ from nbdebug.tools.errors.operands import (
     weights,
     where_of,
 )
-from nbdebug.tools.errors.rules import ArgumentFact, TensorFact, TriedFix, ValueOrigin, bracketed
+from nbdebug.tools.errors.rules import ArgumentFact, TensorFact, TriedFix, ValueOrigin, bracketed, word_pairs
 from nbdebug.tools.errors.rules.tensor_attributes import CASTS, DtypeFacts, cast
 from nbdebug.tools.errors.sandbox import computed_operands, edited, rerun
 
@@ -149,14 +149,9 @@ def detect_in_worker(facts: DtypeFacts, context: ErrorContext) -> DtypeFacts | N
             (callee_name(n) for n in value_parts(call.args[0]) if callee_name(n) in MAKERS.get(others[0], ())), ""
         )
         partner = ArgumentFact(fact(f"{path}.weight", own[0]), "weight", path)
-        return dataclasses.replace(
-            facts,
-            op=path,
-            expected=dtype,
-            odd=ArgumentFact(TensorFact(text, (), others[0], "cpu")),
-            partner=partner,
-            origin=ValueOrigin(text, text, maker, frame.where) if maker else None,
-        )
+        odd = ArgumentFact(TensorFact(text, (), others[0], "cpu"))
+        origin = ValueOrigin(text, text, maker, frame.where) if maker else None
+        return dataclasses.replace(facts, op=path, expected=dtype, odd=odd, partner=partner, origin=origin)
     return None
 
 
@@ -451,19 +446,10 @@ MAKERS = {
 """dtype → the calls that can give it."""
 
 
-ALIASES = {
-    "long": "int64",
-    "int": "int64",
-    "int_": "int64",
-    "float": "float32",
-    "double": "float64",
-    "half": "float16",
-    "short": "int16",
-    "cfloat": "complex64",
-    "cdouble": "complex128",
-    "bool_": "bool",
-    "byte": "uint8",
-}
+ALIASES = word_pairs(
+    "long:int64 int:int64 int_:int64 float:float32 double:float64 half:float16 short:int16 cfloat:complex64 "
+    "cdouble:complex128 bool_:bool byte:uint8"
+)
 """Further names of a dtype, behind `torch.` or `np.`; `float` alone is float64 in NumPy and float32 in torch."""
 
 

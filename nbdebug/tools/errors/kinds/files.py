@@ -31,6 +31,8 @@ from nbdebug.report import Edit, Where
 from nbdebug.tools.errors.context import (
     COPIED,
     ErrorContext,
+    callee_name,
+    calls_in,
     expression,
     kind_of_message,
     operands,
@@ -39,7 +41,7 @@ from nbdebug.tools.errors.context import (
     value_of,
 )
 from nbdebug.tools.errors.operands import raised_by_user
-from nbdebug.tools.errors.rules import Raised
+from nbdebug.tools.errors.rules import Raised, word_pairs
 from nbdebug.tools.errors.rules.files import FileFacts, ModuleMissing
 
 SURE = 0.6
@@ -144,11 +146,8 @@ def detect_image(context: ErrorContext) -> FileFacts | None:
     """The facts of a file that does not open as an image; None of others."""
     if not IMAGE.search(f"{context.type}: {context.message}"):
         return None
-    return _read(
-        FileFacts(
-            _without_phase(context), "image", _path_of(context) or _quoted(context.message), item=_item_of(context)
-        )
-    )
+    raised = _without_phase(context)
+    return _read(FileFacts(raised, "image", _path_of(context) or _quoted(context.message), item=_item_of(context)))
 
 
 def detect_cut_image(context: ErrorContext) -> FileFacts | None:
@@ -313,17 +312,14 @@ FOLDERS = 400
 """Folders that are searched."""
 DEPTH = 3
 SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "dist-packages", "build", "dist"})
-PIP = dict(
-    pair.split(":")
-    for pair in (
-        "cv2:opencv-python PIL:Pillow sklearn:scikit-learn skimage:scikit-image yaml:PyYAML bs4:beautifulsoup4 "
-        "Crypto:pycryptodome dotenv:python-dotenv attr:attrs dateutil:python-dateutil fitz:PyMuPDF serial:pyserial "
-        "usb:pyusb jwt:PyJWT git:GitPython magic:python-magic docx:python-docx pptx:python-pptx "
-        "Levenshtein:python-Levenshtein umap:umap-learn hydra:hydra-core pytorch_lightning:lightning faiss:faiss-cpu "
-        "google.protobuf:protobuf tensorboardX:tensorboardX clip:open_clip_torch segment_anything:segment-anything "
-        "sentence_transformers:sentence-transformers torch_geometric:torch-geometric albumentations:albumentations "
-        "pycocotools:pycocotools"
-    ).split()
+PIP = word_pairs(
+    "cv2:opencv-python PIL:Pillow sklearn:scikit-learn skimage:scikit-image yaml:PyYAML bs4:beautifulsoup4 "
+    "Crypto:pycryptodome dotenv:python-dotenv attr:attrs dateutil:python-dateutil fitz:PyMuPDF serial:pyserial "
+    "usb:pyusb jwt:PyJWT git:GitPython magic:python-magic docx:python-docx pptx:python-pptx "
+    "Levenshtein:python-Levenshtein umap:umap-learn hydra:hydra-core pytorch_lightning:lightning faiss:faiss-cpu "
+    "google.protobuf:protobuf tensorboardX:tensorboardX clip:open_clip_torch segment_anything:segment-anything "
+    "sentence_transformers:sentence-transformers torch_geometric:torch-geometric albumentations:albumentations "
+    "pycocotools:pycocotools"
 )
 """Modules of training code whose package has another name."""
 
@@ -424,11 +420,6 @@ def importable() -> set[str]:
     return names
 
 
-def submodules(path: Any) -> set[str]:
-    """The modules in a package's `__path__`; none is imported."""
-    return {module.name for module in pkgutil.iter_modules(path)} if type(path) is list else set()
-
-
 def other_environments(top: str) -> str:
     """The interpreter of another environment on the PATH that has this module; "" where there is none."""
     mine = os.path.realpath(sys.prefix)
@@ -468,14 +459,13 @@ def _absent(context: ErrorContext) -> ModuleMissing | None:
     if kind == "ImportError" and (match := NAME.search(message)):
         return _name(context, match[3], match[1], bool(match[2]))
     if kind == "ImportError" and RELATIVE.search(message):
-        return ModuleMissing(context.raised(), "relative", _imported(context), python=_python())
+        lines = [node for frame in context.users if isinstance(node := expression(frame), ast.ImportFrom)]
+        names = ["." * node.level + (node.module or "") for node in lines]
+        return ModuleMissing(context.raised(), "relative", "".join(names[:1]), python=_python())
     if kind == "UnpicklingError" and (match := REFUSED.search(message)) and not _there(match[1]):
+        source = _source(context)
         return dataclasses.replace(
-            _missing(context, match[1], None),
-            name=match[2],
-            pickled=True,
-            source=_source(context),
-            holders=_holders(match[2]),
+            _missing(context, match[1], None), name=match[2], pickled=True, source=source, holders=_holders(match[2])
         )
     if kind == "AttributeError" and (match := PARTIAL.search(message)):
         return ModuleMissing(context.raised(), "circular", match[1], match[2], python=_python())
@@ -483,16 +473,9 @@ def _absent(context: ErrorContext) -> ModuleMissing | None:
         module, name = (match[2], match[1]) if match[1] else (match[3], match[4])
         if not _unpickling(context) and context.carried is None and not _loading(context):
             return None
+        near = _near_names(name, vars(sys.modules[module]) if module in sys.modules else ())
         return ModuleMissing(
-            context.raised(),
-            "class",
-            module,
-            name,
-            True,
-            _source(context),
-            _holders(name),
-            near=_near_names(name, vars(sys.modules[module]) if module in sys.modules else ()),
-            python=_python(),
+            context.raised(), "class", module, name, True, _source(context), _holders(name), near=near, python=_python()
         )
     return None
 
@@ -515,15 +498,9 @@ def _missing(context: ErrorContext, module: str, blocker: str | None) -> ModuleM
     top = module.partition(".")[0]
     if not blocker and not request and not files and (inside := _submodule(module)) is not None:
         parent, name, near = inside
+        raised, taken_by, needed_by = context.raised(), _file_of(parent), _asking_library(context)
         return ModuleMissing(
-            context.raised(),
-            "submodule",
-            module,
-            name,
-            near=near,
-            taken_by=_file_of(parent),
-            python=_python(),
-            needed_by=_asking_library(context),
+            raised, "submodule", module, name, near=near, taken_by=taken_by, python=_python(), needed_by=needed_by
         )
     return ModuleMissing(
         context.raised(),
@@ -553,7 +530,8 @@ def _submodule(module: str) -> tuple[str, str, tuple[str, ...]] | None:
     space = vars(sys.modules[parent]) if parent in sys.modules else {}
     if space.get("__file__") is None or package_of(module) == PIP.get(module, "-"):
         return None  # a namespace, whose parts are installed one by one
-    near = _near_names(last, submodules(space.get("__path__")))
+    path = space.get("__path__")  # none of its modules is imported
+    near = _near_names(last, {module.name for module in pkgutil.iter_modules(path)} if type(path) is list else ())
     alike = [
         name
         for name in list(sys.modules)
@@ -564,15 +542,9 @@ def _submodule(module: str) -> tuple[str, str, tuple[str, ...]] | None:
 
 def _name(context: ErrorContext, module: str, name: str, partial: bool) -> ModuleMissing:
     there = sys.modules.get(module)
-    return ModuleMissing(
-        context.raised(),
-        "circular" if partial else "name",
-        module,
-        name,
-        near=_near_names(name, vars(there)) if there is not None else (),
-        taken_by=_file_of(module),
-        python=_python(),
-    )
+    what = "circular" if partial else "name"
+    near = _near_names(name, vars(there)) if there is not None else ()
+    return ModuleMissing(context.raised(), what, module, name, near=near, taken_by=_file_of(module), python=_python())
 
 
 def _python() -> str:
@@ -600,31 +572,14 @@ def _loading(context: ErrorContext) -> bool:
 
 
 def _load_call(context: ErrorContext) -> ast.Call | None:
-    for frame in context.users:
-        node = expression(frame)
-        for part in ast.walk(node) if node is not None else ():
-            if isinstance(part, ast.Call) and (getattr(part.func, "attr", None) or getattr(part.func, "id", "")) in (
-                "load",
-                "loads",
-                "read_pickle",
-            ):
-                return part
-    return None
+    calls = (call for frame in context.users for call in calls_in(expression(frame)))
+    return next((call for call in calls if callee_name(call) in ("load", "loads", "read_pickle")), None)
 
 
 def _source(context: ErrorContext) -> str:
     """The call that loads, as the user wrote it."""
     call = _load_call(context)
     return ast.unparse(call) if call is not None else ""
-
-
-def _imported(context: ErrorContext) -> str:
-    """What the user's failing line imports: ".models"."""
-    for frame in context.users:
-        node = expression(frame)
-        if isinstance(node, ast.ImportFrom):
-            return "." * node.level + (node.module or "")
-    return ""
 
 
 def _asking_library(context: ErrorContext) -> str:
@@ -641,18 +596,12 @@ def _holders(name: str) -> tuple[str, ...]:
     names = []
     for module_name, module in reversed(list(sys.modules.items())):  # the latest import is the likeliest
         if type(module) is types.ModuleType and name and "." not in name:
-            value = vars(module).get(name)
-            if isinstance(value, type) and (
-                module_name == "__main__" or is_user_module(module_name) or _is_synthetic(module)
-            ):
+            space = vars(module)
+            made = space.get("__file__") is None and space.get("__spec__") is None  # without a file, and not Python's
+            users = module_name == "__main__" or is_user_module(module_name) or made
+            if isinstance(space.get(name), type) and users:
                 names.append(module_name)
     return tuple(names[:5])
-
-
-def _is_synthetic(module: Any) -> bool:
-    """A module without a file that is not one of Python's own."""
-    space = vars(module)
-    return space.get("__file__") is None and space.get("__spec__") is None
 
 
 def _file_of(module: str) -> str:

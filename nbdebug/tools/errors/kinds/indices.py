@@ -69,15 +69,8 @@ def beyond(index: torch.Tensor, least: int, most: int, spared: int | None = None
                 return None
             place = tuple(int(i) for i in bad.nonzero()[0])
             kinds = tuple(int(v) for v in entries[bad].unique()[:6])
-            return OutOfRange(
-                int(entries[place]),
-                place,
-                int(bad.sum()),
-                entries.numel(),
-                int(entries.min()),
-                int(entries.max()),
-                kinds,
-            )
+            value, count = int(entries[place]), int(bad.sum())
+            return OutOfRange(value, place, count, entries.numel(), int(entries.min()), int(entries.max()), kinds)
     except RuntimeError:  # after a device-side assert no value can be read
         return None
 
@@ -197,7 +190,7 @@ def detect(context: ErrorContext) -> IndexFacts | None:
     if interval:
         low, high = int(interval[1]), int(interval[2])
         return dataclasses.replace(facts, kind="random", size=max(0, high - low), least=low, beyond=OutOfRange(high))
-    return sequence_facts(facts, context)
+    return _label(facts, context) if context.type == "KeyError" else sequence_facts(facts, context)
 
 
 def _parts(context: ErrorContext) -> list[OpArgument]:
@@ -283,12 +276,8 @@ def _users_index(argument: OpArgument, context: ErrorContext) -> OpArgument:
     if argument.known:
         return argument
     for name, value, _ in context.variables():
-        if (
-            type(value) is torch.Tensor
-            and value.dtype == argument.value.dtype
-            and not value.is_meta
-            and (value.shape == argument.value.shape and torch.equal(value, argument.value))
-        ):
+        same = type(value) is torch.Tensor and not value.is_meta and value.dtype == argument.value.dtype
+        if same and value.shape == argument.value.shape and torch.equal(value, argument.value):
             return dataclasses.replace(argument, name=name, known=True)
     return argument
 
@@ -338,12 +327,8 @@ def _sized(node: ast.AST) -> list[ast.expr]:
 def _vocabulary(bad: OutOfRange, size: int, context: ErrorContext) -> tuple[str, int] | None:
     """A dict of the user's with more entries than the table has rows, and enough for the largest id."""
     for name, value, _ in context.variables():
-        if (
-            type(value) is dict
-            and size < len(value) <= 4 * size + 1000
-            and (bad.high or 0) < len(value)
-            and all(type(number) is int for number in value.values())
-        ):
+        fits = type(value) is dict and size < len(value) <= 4 * size + 1000 and (bad.high or 0) < len(value)
+        if fits and all(type(number) is int for number in value.values()):
             return name, len(value)
     return None
 
@@ -353,13 +338,10 @@ def _target(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
     scores, target, spared = names.get("input"), names.get("target"), names.get("ignore_index")
     if not is_tensor(scores) or not is_tensor(target):
         both = op_arguments(context)
-        pair = (
-            [p.value for p in both if p.value.dtype.is_floating_point],
-            [p.value for p in both if not p.value.dtype.is_floating_point],
-        )
-        if not pair[0] or not pair[1]:
+        scores = next((p.value for p in both if p.value.dtype.is_floating_point), None)
+        target = next((p.value for p in both if not p.value.dtype.is_floating_point), None)
+        if scores is None or target is None:
             return None
-        scores, target = pair[0][0], pair[1][0]
     assert scores is not None and target is not None
     size = scores.shape[1 if scores.ndim > 1 else 0]
     bad = beyond(target, 0, size - 1, spared if type(spared) is int else -100)
@@ -414,14 +396,9 @@ def _tensor(facts: IndexFacts, context: ErrorContext, value: int, dim: int | Non
     text = _indexed(context)
     mine = [p for p in parts if p.name == text]
     if text and not mine and indices:  # the result of a user's call: its size is in the message
+        index = indices[0][0].plain(read=True)
         return dataclasses.replace(
-            facts,
-            table=text,
-            size=size,
-            dim=dim,
-            least=least,
-            index=indices[0][0].plain(read=True),
-            beyond=indices[0][1],
+            facts, table=text, size=size, dim=dim, least=least, index=index, beyond=indices[0][1]
         )
     tables = mine or [p for p in parts if not any(p is h for h, _ in indices)]
     fits = [p for p in tables if p.value.ndim and size in p.value.shape or dim is None and p.value.numel() == size]
@@ -499,14 +476,8 @@ def sample_of(facts: IndexFacts, context: ErrorContext) -> IndexFacts:
     head, fits = ast.unparse(returned[0]), _fits(facts, parameter, frame)
     if head == fits:  # its length is right: the index is what is wrong
         return facts
-    return dataclasses.replace(
-        facts,
-        head=head,
-        sample=f"`{parameter}` is {value}" if separate else "",
-        data_set=name,
-        promised=promised,
-        fits=fits,
-    )
+    sample = f"`{parameter}` is {value}" if separate else ""
+    return dataclasses.replace(facts, head=head, sample=sample, data_set=name, promised=promised, fits=fits)
 
 
 def _methods(frame: Frame) -> dict[str, ast.FunctionDef]:
@@ -535,15 +506,10 @@ def _fits(facts: IndexFacts, parameter: str, frame: Frame) -> str:
             if isinstance(key, ast.BinOp) and isinstance(key.op, ast.Add) and ast.unparse(key) == facts.key:
                 for mine, more in ((key.left, key.right), (key.right, key.left)):
                     ahead = number(more, frame)
-                    lasting = all(
-                        not isinstance(n, ast.Name) or n.id == "self" or n.id in frame.globals for n in ast.walk(more)
-                    )  # known in `__len__` as well
-                    if (
-                        ast.unparse(mine) == parameter
-                        and lasting
-                        and ahead is not None
-                        and 0 < ahead < (facts.size or 0)
-                    ):
+                    names = {n.id for n in ast.walk(more) if isinstance(n, ast.Name)}
+                    lasting = names <= {"self", *frame.globals}  # known in `__len__` as well
+                    fits = ahead is not None and 0 < ahead < (facts.size or 0)
+                    if ast.unparse(mine) == parameter and lasting and fits:
                         return f"{entries} - {ast.unparse(more)}"
     return ""
 
@@ -557,14 +523,8 @@ def _promise(frame: Frame, context: ErrorContext) -> tuple[str, int | None]:
         if name == type(mine).__name__ and loader:
             name = f"{loader}.dataset"
         return name, _sampler_length(state.get("_sampler_iter"))
-    return next(
-        (
-            name
-            for name, value, _ in context.variables()
-            if value is mine and mine is not None and name.partition(".")[0] != "self"
-        ),
-        "",
-    ), None
+    names = (n for n, value, _ in context.variables() if value is mine and n.partition(".")[0] != "self")
+    return next(names, "") if mine is not None else "", None
 
 
 def _sampler_length(running: Any) -> int | None:
@@ -588,25 +548,41 @@ SAMPLES = 10_000
 EXACT = (list, tuple, str, range, bytes, collections.deque, torch.Size)
 
 
+def _label(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
+    """A row of a pandas table by a number that is no label of it any more, as rows were taken out."""
+    frame, ran = context.frame, context.ran
+    if frame is None or ran is None or not context.message.isdigit():
+        return None
+    missing = int(context.message)
+    for node in [n for n in ast.walk(ran) if isinstance(n, ast.Subscript)]:
+        base: ast.expr = node.value
+        while isinstance(base, (ast.Subscript, ast.Attribute)) and value_of(base, frame) is UNKNOWN:
+            base = base.value
+        table: Any = value_of(base, frame)
+        if type(table).__module__.startswith("pandas") and type(table).__name__ in ("DataFrame", "Series"):
+            labels, text = table.index, "" if isinstance(node.slice, ast.Constant) else ast.unparse(node.slice)
+            if labels.dtype.kind == "i" and len(labels) and missing not in labels and missing <= labels.max():
+                beyond = OutOfRange(missing, low=int(labels.min()), high=int(labels.max()))
+                return dataclasses.replace(
+                    facts, kind="label", table=ast.unparse(base), size=len(labels), key=text, beyond=beyond
+                )
+    return None
+
+
 def sequence_facts(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
     """The subscript of the failing line that is out of range."""
     if context.type != "IndexError" or not WORDS.search(context.message) or not context.users:
         return None
     frame = context.users[0]
     subscripts = _subscripts(frame)
-    alone = (
-        context.carried is not None and len(subscripts) == 1 and context.trail[-1] is frame
-    )  # raised in this very line
+    # raised in this very line
+    alone = context.carried is not None and len(subscripts) == 1 and context.trail[-1] is frame
     for base, key, size, value in subscripts:
         if value is not None and not -size <= value < size or value is None and alone:
             text = "" if isinstance(key, (ast.Constant, ast.UnaryOp)) else ast.unparse(key)
             beyond = OutOfRange(value) if value is not None else OutOfRange(size, total=0)
-            return sample_of(
-                dataclasses.replace(
-                    facts, kind="sequence", table=ast.unparse(base), size=size, least=-size, key=text, beyond=beyond
-                ),
-                context,
-            )
+            facts = dataclasses.replace(facts, kind="sequence", table=ast.unparse(base), size=size, least=-size)
+            return sample_of(dataclasses.replace(facts, key=text, beyond=beyond), context)
     return None
 
 

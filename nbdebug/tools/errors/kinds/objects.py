@@ -16,7 +16,7 @@ from torch import nn
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.sources import edit_of, nodes_of, source, tree_of
 from nbdebug.observe.variables import attributes, class_attribute, key_text, members, named_children, named_modules
-from nbdebug.report import Edit, Fix, Link
+from nbdebug.report import Edit, Link
 from nbdebug.tools.errors.autograd.functions import function_source
 from nbdebug.tools.errors.context import (
     UNKNOWN,
@@ -30,6 +30,7 @@ from nbdebug.tools.errors.context import (
     statement,
     value_of,
 )
+from nbdebug.tools.errors.kinds.calls import call_facts
 from nbdebug.tools.errors.operands import (
     ExpressionBinding,
     OperandNames,
@@ -67,10 +68,9 @@ def detect(context: ErrorContext) -> ObjectFacts | None:
     kinds, need, taker = _wanted(message)
     if need.startswith("`.") and not hasattr(torch.Tensor, need.strip("`.")):
         return None
-    found = next(_objects(context, kinds), None)
-    if found is None:
+    text, value = next(_objects(context, kinds), ("", UNKNOWN))
+    if value is UNKNOWN:
         return None
-    text, value = found
     if value is None:
         return _nothing(context, text)
     maker, source, way = _maker(context, text, value)
@@ -96,19 +96,16 @@ def detect(context: ErrorContext) -> ObjectFacts | None:
 
 def _wanted(message: str) -> tuple[tuple[str, ...], str, str]:
     """(the classes that the object may have, what was wanted of it, the function that got it)."""
-    if match := ARGUMENT.search(message):
-        return (match[2].rpartition(".")[2],), "a tensor", match[1]
-    if match := ATTRIBUTE.search(message):
-        return (match[1].rpartition(".")[2],), f"`.{match[2]}`", ""
-    if match := INDEX.search(message):
-        return (match[1],), "a tensor, which has several axes", ""
     if match := OPERAND.search(message):
         return tuple(kind for kind in (match[2], match[3]) if kind not in ("Tensor", "int", "float")), "a tensor", ""
-    if match := COMBINATION.search(message):
+    if match := ATTRIBUTE.search(message):
+        return (match[1].rpartition(".")[2],), f"`.{match[2]}`", ""
+    if match := ARGUMENT.search(message) or COMBINATION.search(message):
         return (match[2].rpartition(".")[2],), "a tensor", match[1]
     if match := ELEMENT.search(message):
         return (match[1].rpartition(".")[2],), "a tensor", ""
-    return ("dict",), "a tensor, which has several axes", ""
+    match = INDEX.search(message)
+    return (match[1] if match else "dict",), "a tensor, which has several axes", ""
 
 
 def _objects(context: ErrorContext, kinds: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
@@ -121,20 +118,14 @@ def _objects(context: ErrorContext, kinds: tuple[str, ...]) -> Iterator[tuple[st
     named = [(text, value) for frame in context.users[:1] for text, value in operands(frame)]
     yield from ((text, value) for text, value in named if fits(value) and (own is UNKNOWN or value is own))
     if own is None and "NoneType" in kinds:
-        yield from ((t, None) for t, value in named if value is None and _is_receiver(t, context.users[0]))
+        ran = ast.walk(context.ran or ast.Module([], []))
+        asked = {ast.unparse(n.value) for n in ran if isinstance(n, ast.Attribute)}
+        yield from ((text, None) for text, value in named if value is None and text in asked)
     texts = {**argument_texts(context), **{id(value): text for text, value in reversed(named)}}
     passed = (value for frame in library_frames(context) for value in frame.names.values())
     yield from ((texts.get(id(value), ""), value) for value in passed if fits(value))
     if fits(own):
         yield "", own
-
-
-def _is_receiver(text: str, frame: Frame) -> bool:
-    """Whether an attribute of this text is what the failing expression asks for."""
-    node = expression(frame)
-    return any(
-        isinstance(n, ast.Attribute) and ast.unparse(n.value) == text for n in ast.walk(node or ast.Module([], []))
-    )
 
 
 def _entries(text: str, value: Any) -> list[tuple[str, torch.Tensor]]:
@@ -231,10 +222,9 @@ def _whole_dict(context: ErrorContext, value: Any) -> dict[str, Any] | None:
             continue
         more = tuple(key for key in keys if key not in takes)
         name = ast.unparse(node.args[0])
+        new = f"**{name}"
         if more and not code.co_flags & 8:  # no **kwargs
             new = ", ".join(f"{key}={name}[{key!r}]" for key in mine)
-        else:
-            new = f"**{name}"
         return {
             "name": name,
             "taker": OperandNames(context).module(module),
@@ -258,26 +248,23 @@ def _cures(
     if need.strip("`.") in MOVES and frame is not None and text:
         return _moves(frame, text, value)
     beside = [other.dtype for _, other in operands(frame, whole=True) if is_tensor(other)] if frame is not None else []
-    ranked = sorted(
-        entries,
-        key=lambda pair: (
-            next((i for i, k in enumerate(BEST) if k in pair[0].split(text or "it")[-1]), 99),
-            bool(beside) and pair[1].dtype not in beside,
-        ),
-    )
+
+    def rank(pair: tuple[str, torch.Tensor]) -> tuple[int, bool]:
+        main = next((i for i, k in enumerate(BEST) if k in pair[0].split(text or "it")[-1]), 99)
+        return main, bool(beside) and pair[1].dtype not in beside
+
     stacked = _stacked(context, text, value, entries)
     if stacked is not None and frame is not None and node is not None:
         return (stacked,), (edit_of(frame.site.file, {node: stacked.code}),)
     plain: list[tuple[str, torch.Tensor]] = []
-    for name, tensor in ranked[:4]:
+    for name, tensor in sorted(entries, key=rank)[:4]:
         trial = rerun(context, {id(value): tensor.detach()})
         if trial is not None and not trial.worked:
             continue
         edit = edit_of(frame.site.file, {node: "{}" + name.removeprefix(text)}) if frame is not None and node else None
         if trial is not None:
-            return (
-                TriedFix(name if text else "out, state = …", True if edit else None, trial.after if edit else {}),
-            ), (edit,)
+            worked, after = (True, trial.after) if edit else (None, {})
+            return (TriedFix(name if text else "out, state = …", worked, after),), (edit,)
         plain.append((name, tensor))
     if not plain or not text:
         return (), ()
@@ -396,14 +383,9 @@ def detect_exhausted(context: ErrorContext) -> IteratorFacts | None:
             made = [n for b in way for n in ast.walk(b.node) if isinstance(n, ast.Call) and callee_name(n) == "iter"]
             source = ast.unparse(made[-1].args[0]) if made and made[-1].args else ""
         name = ast.unparse(inside)
-        return IteratorFacts(
-            context.raised(),
-            name,
-            source,
-            type(value).__name__ if value is not UNKNOWN else "",
-            drawn if type(drawn) is int else None,
-            _started_again(frame, name, source),
-        )
+        kind = type(value).__name__ if value is not UNKNOWN else ""
+        edit = _started_again(frame, name, source)
+        return IteratorFacts(context.raised(), name, source, kind, drawn if type(drawn) is int else None, edit)
     return None
 
 
@@ -440,9 +422,8 @@ def detect_no_iterator(context: ErrorContext) -> CallFacts | None:
         loader = issubclass(type(value), torch.utils.data.DataLoader)
         if what and frame is not None and (loader or what == "next method" and hasattr(type(value), "__next__")):
             text = ast.unparse(base)
-            edit = edit_of(frame.site.file, {changed: code.replace("{}", text)})
-            fix = (Fix.of("Take it from an iterator.", edit),) if edit is not None else ()
-            return CallFacts(raised_facts(context), what, text, value=type(value).__name__, fixes=fix)
+            edit, title = edit_of(frame.site.file, {changed: code.replace("{}", text)}), "Take it from an iterator."
+            return call_facts(context, what, text, edit, title=title, value=type(value).__name__)
     return None
 
 
@@ -475,10 +456,8 @@ def detect_unpacking(context: ErrorContext) -> CallFacts | None:
     what, edit, title, number = _unpacked(context, frame, target, source_node, loop is not None, match)
     if not what:
         return None
-    fix = (Fix.of(title, edit),) if edit is not None else ()
-    return CallFacts(
-        raised_facts(context), what, ast.unparse(source_node), str(len(target.elts)), value=str(number), fixes=fix
-    )
+    names = str(len(target.elts))
+    return call_facts(context, what, ast.unparse(source_node), edit, title=title, callee=names, value=str(number))
 
 
 def _inner_unpacked(
@@ -488,9 +467,7 @@ def _inner_unpacked(
     file, name = frame.site.file, ast.unparse(node)
     first = ast.unparse(outer.elts[0]) if isinstance(outer, ast.Tuple) else ""
     if loop and COUNTERS.fullmatch(first):
-        edit = edit_of(file, {node: "enumerate({raw})"})
-        fixes = (Fix.of("Count them.", edit),) if edit is not None else ()
-        return CallFacts(raised_facts(context), "number", name, fixes=fixes)
+        return call_facts(context, "number", name, edit_of(file, {node: "enumerate({raw})"}), title="Count them.")
     module = value_of(node.func, frame) if isinstance(node, ast.Call) else UNKNOWN
     if type(module) not in (nn.GRU, nn.RNN):
         return None
@@ -498,8 +475,7 @@ def _inner_unpacked(
     later = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} if tree else set()
     unused = all(ast.unparse(part) not in later for part in inner.elts[1:])
     edit = edit_of(file, {inner: ast.unparse(inner.elts[0])}) if unused else None
-    fixes = (Fix.of("Give it one name.", edit),) if edit is not None else ()
-    return CallFacts(raised_facts(context), "one state", name, str(len(inner.elts)), fixes=fixes)
+    return call_facts(context, "one state", name, edit, title="Give it one name.", callee=str(len(inner.elts)))
 
 
 def _unpacked(
@@ -517,11 +493,7 @@ def _unpacked(
         return "parameters", edit, "Ask for their names, too.", ""
     number = int(match[3]) if match[3] else _number_of(context, frame, node, loop)
     if loop and COUNTERS.fullmatch(first) and len(target.elts) in (2, (number or 0) + 1):
-        inner = (
-            source(file, target.elts[1])
-            if len(target.elts) == 2
-            else ", ".join(source(file, e) for e in target.elts[1:])
-        )
+        inner = ", ".join(source(file, e) for e in target.elts[1:])
         inner = inner if len(target.elts) == 2 else f"({inner})"
         return "number", edit_of(file, {target: f"{first}, {inner}", node: "enumerate({raw})"}), "Count them.", ""
     if match[1] == "too many" and number is not None and number > len(target.elts):
@@ -586,8 +558,8 @@ def _keys_of_batch(context: ErrorContext, frame: Frame) -> CallFacts | None:
             if value in keys:
                 text = ast.unparse(at)
                 edit = edit_of(frame.site.file, {at: f"(batch.values() for batch in {text})"})
-                fixes = (Fix.of("Take the entries of each batch.", edit),) if edit is not None else ()
-                return CallFacts(raised_facts(context), "keys", base.id, text, value=value, fixes=fixes)
+                title = "Take the entries of each batch."
+                return call_facts(context, "keys", base.id, edit, title=title, callee=text, value=value)
     return None
 
 
@@ -605,28 +577,21 @@ def detect_wrapped(context: ErrorContext) -> CallFacts | None:
     value, text, name = value_of(node.value, frame), ast.unparse(node.value), match[1]
     if not type(value).__module__.startswith("torch.") or is_tensor(value):
         return None
-    owners = [k for k, part in members(value).items() if not k.startswith("_") and _has(part, name)]
-    owners = [k for k in owners if k in ("module", "dataset", "_orig_mod", "optimizer", "base_optimizer")]
+    inside = {k: members(value).get(k) for k in ("module", "dataset", "optimizer", "base_optimizer")}
+    owners = [
+        k
+        for k, part in inside.items()
+        if part is not None and (name in members(part) or class_attribute(part, name, UNKNOWN) is not UNKNOWN)
+    ]
     if len(owners) != 1:
         return None
-    inner, new = members(value)[owners[0]], f"{{}}.{owners[0]}.{name}"
-    if type(value) is torch.utils.data.Subset and is_tensor(members(inner).get(name)):
+    held, new = members(inside[owners[0]]).get(name), f"{{}}.{owners[0]}.{name}"
+    if type(value) is torch.utils.data.Subset and is_tensor(held):
         new += "[{}.indices]"
-    elif type(value) is torch.utils.data.Subset and len(_list_in(inner, name)) > max(value.indices, default=0):
+    elif type(value) is torch.utils.data.Subset and type(held) is list and len(held) > max(value.indices, default=0):
         new = "[" + new + "[i] for i in {}.indices]"
-    edit = edit_of(frame.site.file, {node: new.replace("{}", text)})
-    fixes = (Fix.of("Ask the object within.", edit),) if edit is not None else ()
-    return CallFacts(raised_facts(context), "", text, name, value=type(value).__name__, fixes=fixes)
-
-
-def _list_in(thing: Any, name: str) -> list[Any]:
-    """An attribute that is a list, such as the labels of all samples; else none."""
-    value = members(thing).get(name)
-    return value if type(value) is list else []
-
-
-def _has(thing: Any, name: str) -> bool:
-    return name in members(thing) or class_attribute(thing, name, UNKNOWN) is not UNKNOWN
+    edit, kind = edit_of(frame.site.file, {node: new.replace("{}", text)}), type(value).__name__
+    return call_facts(context, "", text, edit, title="Ask the object within.", callee=name, value=kind)
 
 
 # -- copies of a graph -------------------------------------------------------------------------------------------------
@@ -640,11 +605,10 @@ def detect_copy(context: ErrorContext) -> CallFacts | None:
     tensor = last.names.get("self")
     node = expression(frame)
     copied = node.args[0] if isinstance(node, ast.Call) and node.args else None
-    raised = raised_facts(context)
     value: Any = value_of(copied, frame) if copied is not None else UNKNOWN
     if value is tensor and copied is not None:
         edit = edit_of(frame.site.file, {node: source(frame.site.file, copied) + ".detach().clone()"})  # type: ignore[dict-item]
-        return CallFacts(raised, "", ast.unparse(copied), fixes=(Fix.of("Copy its values.", edit),) if edit else ())
+        return call_facts(context, "", ast.unparse(copied), edit, title="Copy its values.")
     for model in [value] if issubclass(type(value), nn.Module) else context.owners.models.values():
         for path, part in named_modules(model):
             for name, held in attributes(part).items():
@@ -652,9 +616,9 @@ def detect_copy(context: ErrorContext) -> CallFacts | None:
                     callee = ".".join(filter(None, (OperandNames(context).module(model), path)))
                     what = "weight norm" if f"{name}_g" in attributes(part).get("_parameters", {}) else "attribute"
                     edit = _without_graph(part, name) if what == "attribute" else None
-                    fixes = (Fix.of("Keep it without its graph.", edit),) if edit is not None else ()
-                    return CallFacts(raised, what, f"{callee}.{name}", callee, fixes=fixes)
-    return CallFacts(raised, "inside", ast.unparse(copied) if copied is not None else "The object")
+                    title = "Keep it without its graph."
+                    return call_facts(context, what, f"{callee}.{name}", edit, title=title, callee=callee)
+    return call_facts(context, "inside", ast.unparse(copied) if copied is not None else "The object")
 
 
 def _without_graph(module: nn.Module, name: str) -> Edit | None:
@@ -714,7 +678,8 @@ def detect_pickle(context: ErrorContext) -> CallFacts | None:
     text = ast.unparse(call.args[0])
     name = f"{text}.{held[0]}" if held else text
     edit = edit_of(frame.site.file, {call.args[0]: "{}.state_dict()"})
-    fixes = (Fix.of("Save the weights alone: they are loaded into a model that the code makes.", edit),) if edit else ()
-    return CallFacts(
-        raised_facts(context), "" if held else "whole", name, text, value=match[1] or match[2] or "", fixes=fixes
+    title, value = (
+        "Save the weights alone: they are loaded into a model that the code makes.",
+        match[1] or match[2] or "",
     )
+    return call_facts(context, "" if held else "whole", name, edit, title=title, callee=text, value=value)

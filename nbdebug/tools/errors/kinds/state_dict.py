@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from nbdebug.observe.frames import Frame
 from nbdebug.observe.variables import attributes, registered
 from nbdebug.tools.errors.context import ErrorContext, expression, shape_of
 from nbdebug.tools.errors.rules.files import OptimizerMismatch, Renamed, Resized, StateMismatch
@@ -54,20 +53,14 @@ def best_change(saved: Shapes, model: Shapes) -> KeyChange | None:
     """The change with the most matching keys, if they are more than without a change."""
     best, most = None, fitting(saved, model)
     for old, new, anywhere in dict.fromkeys(_candidates(saved, model)):
-        change = _evaluated(KeyChange(old, new, anywhere, 0, False), saved, model)
-        if change is not None and (
-            change.fits > most or best is not None and change.fits == most and change.whole and not best.whole
-        ):
-            best, most = change, change.fits
+        change = KeyChange(old, new, anywhere, 0, False)
+        renamed = {change.applied(key): shape for key, shape in saved.items()}
+        fits = fitting(renamed, model)
+        whole = fits == len(saved) == len(model)
+        better = fits > most or best is not None and fits == most and whole and not best.whole
+        if better and len(renamed) == len(saved):  # else two keys would become one
+            best, most = dataclasses.replace(change, fits=fits, whole=whole), fits
     return best
-
-
-def _evaluated(change: KeyChange, saved: Shapes, model: Shapes) -> KeyChange | None:
-    renamed = {change.applied(key): shape for key, shape in saved.items()}
-    if len(renamed) < len(saved):  # two keys would become one
-        return None
-    fits = fitting(renamed, model)
-    return dataclasses.replace(change, fits=fits, whole=fits == len(saved) == len(model))
 
 
 def _candidates(saved: Shapes, model: Shapes) -> Iterator[tuple[str, str, bool]]:
@@ -170,14 +163,16 @@ DICTS = 50
 
 def detect_model(context: ErrorContext) -> StateMismatch | None:
     match = MODEL.search(context.message)
-    frame = _torchs(context, "load_state_dict")
+    loads = (f for f in reversed(context.trail) if f.site.function == "load_state_dict")
+    frame = next((f for f in loads if "self" in f.names and "state_dict" in f.names), None)
     if match is None or (frame is None and match[1] is None):
         return None
     names = frame.names if frame is not None else {}
     model, state = names.get("self"), names.get("state_dict")  # type: Any, Any
     owner, source, code = _load_arguments(context, "load_state_dict")
     kind = type(model).__name__ if model is not None else (match[1] or "the model").rpartition(".")[2]
-    listed = {word: _listed(pattern, context.message) for word, pattern in LISTED.items()}
+    matches = {word: pattern.search(context.message) for word, pattern in LISTED.items()}
+    listed = {word: tuple(re.findall(r'"([^"]*)"', m[1])) if m else () for word, m in matches.items()}
     facts = StateMismatch(
         context.raised(),
         owner or context.owners.paths.get(id(model)) or kind,
@@ -267,11 +262,6 @@ def shapes_of(model: Any, before: str = "", depth: int = 0) -> dict[str, tuple[i
     return shapes
 
 
-def _listed(pattern: re.Pattern[str], message: str) -> tuple[str, ...]:
-    match = pattern.search(message)
-    return tuple(re.findall(r'"([^"]*)"', match[1])) if match else ()
-
-
 def _resized(message: str, model: Any) -> Iterator[Resized]:
     for key, saved, expected in SIZES.findall(message):
         first, second = (tuple(int(side) for side in re.findall(r"\d+", text)) for text in (saved, expected))
@@ -302,17 +292,8 @@ def _argument(model: Any, resized: tuple[Resized, ...]) -> tuple[str, int] | Non
     if not inspect.isfunction(init) or saved is None:
         return None
     fields = attributes(model)
-    names = [
-        name
-        for name, p in inspect.signature(init).parameters.items()
-        if name != "self"
-        and (
-            type(p.default) is int
-            and p.default == expected
-            or type(fields.get(name)) is int
-            and fields[name] == expected
-        )
-    ]
+    values = {name: (p.default, fields.get(name)) for name, p in inspect.signature(init).parameters.items()}
+    names = [n for n, pair in values.items() if n != "self" and any(type(v) is int and v == expected for v in pair)]
     return (names[0], saved) if len(names) == 1 else None
 
 
@@ -320,14 +301,8 @@ def _argument(model: Any, resized: tuple[Resized, ...]) -> tuple[str, int] | Non
 
 
 def detect_optimizer(context: ErrorContext) -> OptimizerMismatch | None:
-    frame = next(
-        (
-            f
-            for f in reversed(context.trail)
-            if f.site.function == "load_state_dict" and "optim" in f.site.file and "self" in f.names
-        ),
-        None,
-    )
+    loads = (f for f in reversed(context.trail) if f.site.function == "load_state_dict" and "optim" in f.site.file)
+    frame = next((f for f in loads if "self" in f.names), None)
     lost = context.type == "KeyError" and "param_groups" in context.message
     if frame is None or not (lost or OPTIMIZER.search(context.message)):
         return None
@@ -352,17 +327,6 @@ def _sizes(groups: Any) -> Iterator[int]:
 
 
 # -- the user's line -----------------------------------------------------------------------------------------------
-
-
-def _torchs(context: ErrorContext, function: str) -> Frame | None:
-    return next(
-        (
-            f
-            for f in reversed(context.trail)
-            if f.site.function == function and "self" in f.names and "state_dict" in f.names
-        ),
-        None,
-    )
 
 
 def _load_arguments(context: ErrorContext, method: str) -> tuple[str | None, str, str | None]:

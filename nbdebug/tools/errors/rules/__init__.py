@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from nbdebug.report import Edit, Link, Where
+from nbdebug.report import Edit, Fix, Link, Where
 
 DECLARED = (
     "autograd.rules rules.backends rules.tensor_attributes rules.indices rules.dataloader rules.files rules.calls "
@@ -24,6 +24,11 @@ DECLARED = (
 """The modules with rules, which the catalogue imports; an exception needs only the one for its kind."""
 
 NOWHERE = Where()
+
+
+def word_pairs(text: str) -> dict[str, str]:
+    """A table of words: "cv2:opencv-python PIL:Pillow"."""
+    return dict(pair.rsplit(":", 1) for pair in text.split())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +111,12 @@ class TriedFix:
     worked: bool | None = None
     after: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     edit: Edit | None = None
+
+    def fix(self, title: str, code: str = "") -> Fix:
+        """As it is offered. code: how it is written, where that is not what was tried."""
+        if self.edit is not None:
+            return Fix.of(title, self.edit, self.worked, self.after)
+        return Fix(title, code or self.code, self.worked, self.after)
 
 
 def as_code(path: str) -> str:

@@ -350,14 +350,13 @@ def _cudnn_fixes(facts: CudnnFacts) -> tuple[Fix, ...]:
         title = "Free memory: use a smaller batch, or delete what is no longer needed."
         fixes.append(Fix(title, "torch.backends.cudnn.benchmark = False   # and a smaller batch_size"))
     elif loose is not None:
-        worked, after = (facts.dense.worked, facts.dense.after) if facts.dense is not None else (None, {})
         code = f"{_name(loose)} = {_name(loose)}.contiguous()"
-        fixes.append(Fix("Pass a contiguous tensor.", code, worked, after))
+        fixes.append((facts.dense or TriedFix(code)).fix("Pass a contiguous tensor.", code))
     if facts.library == "cuDNN":
-        worked, after = (facts.without.worked, facts.without.after) if facts.without is not None else (None, {})
         call = as_code(facts.op) if facts.op else "layer"
+        code = f"with torch.backends.cudnn.flags(enabled=False):\n    out = {call}(x)"
         title = "Or use torch's own kernels." if fixes else "Use torch's own kernels."
-        fixes.append(Fix(title, f"with torch.backends.cudnn.flags(enabled=False):\n    out = {call}(x)", worked, after))
+        fixes.append((facts.without or TriedFix(code)).fix(title, code))
     return tuple(fixes) or (Fix("Try another dtype.", "x = x.float()"),)
 
 
@@ -661,8 +660,9 @@ def _nccl_fixes(facts: Collective) -> list[Fix]:
         title = "With GPUs: move the tensor to the GPU of this process."
         code = f"{moved} = {moved}.to(f'cuda:{{local_rank}}')"
         return [Fix("On the CPU: use gloo.", "torch.distributed.init_process_group('gloo')"), Fix(title, code)]
-    title = "Find the first error among the ranks: it is the cause of the others."
-    return [*SIMPLE.get(facts.what, (Fix(title, "torchrun --log-dir=logs --redirects=3 ... train.py"),)), LOG]
+    first = "Find the first error among the ranks: it is the cause of the others."
+    fixes = SIMPLE.get(facts.what, {first: "torchrun --log-dir=logs --redirects=3 ... train.py"})
+    return [*(Fix(title, code) for title, code in fixes.items()), LOG]
 
 
 def _without_group(facts: Collective) -> list[Fix]:
@@ -685,46 +685,32 @@ def _without_group(facts: Collective) -> list[Fix]:
     return [Fix(alone, code), launched]
 
 
-SIMPLE: dict[str, tuple[Fix, ...]] = {
-    "twice": (
-        Fix(
-            "Initialize it once.",
-            "if not torch.distributed.is_initialized():\n    torch.distributed.init_process_group('nccl')",
-        ),
-    ),
-    "marked twice": (
-        Fix(
-            "Use the non-reentrant checkpoint, and call backward once for each forward.",
-            "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
-        ),
-    ),
-    "other models": (
-        Fix(
-            "Build the same model on every rank: the same configuration and vocabulary.",
-            "print(rank, sum(p.numel() for p in model.parameters()))",
-        ),
-    ),
-    "timeout": (
-        Fix(
-            "Run the same number of steps on all ranks.",
-            "DataLoader(dataset, sampler=DistributedSampler(dataset, drop_last=True), drop_last=True)",
-        ),
-        Fix(
-            "If one rank is only slow (for example, it writes a checkpoint): wait longer.",
-            "torch.distributed.init_process_group('nccl', timeout=datetime.timedelta(minutes=60))",
-        ),
-    ),
-    "mismatch": (
-        Fix(
-            "Call collectives on all ranks or on none.",
-            "if rank == 0:\n    save(model)\ntorch.distributed.barrier()   # outside the if",
-        ),
-    ),
-    "system": (
-        Fix(
-            "Set the network interface; in a container, increase the shared memory.",
-            "NCCL_SOCKET_IFNAME=eth0 torchrun ...   # docker run --shm-size=8g",
-        ),
-    ),
+SIMPLE = {
+    "twice": {
+        "Initialize it once.": "if not torch.distributed.is_initialized():\n    "
+        "torch.distributed.init_process_group('nccl')",
+    },
+    "marked twice": {
+        "Use the non-reentrant checkpoint, and call backward once for each forward.": "torch.utils.checkpoint."
+        "checkpoint(block, x, use_reentrant=False)",
+    },
+    "other models": {
+        "Build the same model on every rank: the same configuration and vocabulary.": "print(rank, sum(p.numel() for p "
+        "in model.parameters()))",
+    },
+    "timeout": {
+        "Run the same number of steps on all ranks.": "DataLoader(dataset, sampler=DistributedSampler(dataset, "
+        "drop_last=True), drop_last=True)",
+        "If one rank is only slow (for example, it writes a checkpoint): wait longer.": "torch.distributed."
+        "init_process_group('nccl', timeout=datetime.timedelta(minutes=60))",
+    },
+    "mismatch": {
+        "Call collectives on all ranks or on none.": "if rank == 0:\n    save(model)\ntorch.distributed.barrier()   "
+        "# outside the if",
+    },
+    "system": {
+        "Set the network interface; in a container, increase the shared memory.": "NCCL_SOCKET_IFNAME=eth0 torchrun "
+        "...   # docker run --shm-size=8g",
+    },
 }
-"""Fixes without names of the user's."""
+"""Fixes without names of the user's: title → code."""

@@ -362,10 +362,7 @@ def _object_fixes(facts: ObjectFacts) -> list[Fix]:
         title = "Pass its entries as arguments." if facts.keywords else "Take the tensor out of it."
         if "for " in cure.code:
             title = "Move each of its tensors."
-        if edit is not None:
-            fixes.append(Fix.of(title, edit, cure.worked, cure.after))
-        else:
-            fixes.append(Fix(title, cure.code, cure.worked, cure.after))
+        fixes.append(dataclasses.replace(cure, edit=edit).fix(title))
     if facts.inner:
         code = "class Output(nn.Module):\n    def forward(self, result):\n        return result[0]"
         fixes = [Fix("Put a module between the two that takes the output out of it.", code)]
@@ -407,12 +404,9 @@ def attached_to_graph(facts: AttachedFacts) -> Finding:
         fixes.append(Fix("Detach it first.", facts.cure.code if facts.cure else f"{facts.name or 'x'}.detach()"))
     fixes.append(Fix("Or compute it without a graph.", "with torch.no_grad():\n    ...   # the forward"))
     subject = f"`{facts.name}`" if facts.name else "A tensor"
+    title, where = f"{subject} can't be given to NumPy{made}", facts.raised.where
     return Finding(
-        "error/attached-to-graph",
-        f"{subject} can't be given to NumPy{made}",
-        facts.raised.where,
-        {key: value for key, value in evidence.items() if value},
-        tuple(fixes),
+        "error/attached-to-graph", title, where, {key: value for key, value in evidence.items() if value}, tuple(fixes)
     )
 
 

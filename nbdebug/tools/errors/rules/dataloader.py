@@ -431,14 +431,10 @@ def _worker_fixes(facts: WorkerDied) -> list[Fix]:
     loader = facts.loader or "loader"
     title = "Run it once without workers: the same code in this process shows the real error."
     apart = Fix(title, f"{loader} = DataLoader(..., num_workers=0)")
-    fewer = (
-        apart
-        if facts.workers == 1
-        else Fix(
-            "Use fewer workers, and prefetch fewer batches.",
-            f"{loader} = DataLoader(..., num_workers={(facts.workers or 4) // 2}, prefetch_factor=1)",
-        )
-    )
+    fewer = apart
+    if facts.workers != 1:
+        code = f"{loader} = DataLoader(..., num_workers={(facts.workers or 4) // 2}, prefetch_factor=1)"
+        fewer = Fix("Use fewer workers, and prefetch fewer batches.", code)
     if facts.what == "shared memory":
         small = facts.shared_total is not None and facts.shared_total < ROOM
         more = Fix(

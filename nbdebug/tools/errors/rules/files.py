@@ -749,11 +749,9 @@ def _placed(facts: StateMismatch) -> Fix:
     ):
         part = "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in change.new.rstrip(".").split("."))
         lines = [f"{facts.source} = {facts.expression}"] if facts.expression else []
+        code, after = "\n".join([*lines, f"{facts.model}{part}.load_state_dict({_source(facts)})"]), _after(facts)
         return Fix(
-            f"Load it into the part of the model that it belongs to: `{change.new.rstrip('.')}`.",
-            "\n".join([*lines, f"{facts.model}{part}.load_state_dict({_source(facts)})"]),
-            True,
-            _after(facts),
+            f"Load it into the part of the model that it belongs to: `{change.new.rstrip('.')}`.", code, True, after
         )
     lines, state = _prepared(facts)
     whole = facts.whole_model or (facts.saved is not None and not facts.unmatched and not facts.lacking)
@@ -815,11 +813,9 @@ def _skipping(facts: StateMismatch, lines: Sequence[str], state: str, fits: int 
         f"fitting = {{key: value for key, value in {state}.items() if key not in skipped}}",
         f"{facts.model}.load_state_dict(fitting, strict=False)",
     ]
-    after = (
-        {}
-        if fits is None
-        else {"keys that then load": f"{fits} of {facts.saved}", "keys that keep their initial values": len(keys)}
-    )
+    after = {}
+    if fits is not None:
+        after = {"keys that then load": f"{fits} of {facts.saved}", "keys that keep their initial values": len(keys)}
     title = "Or leave out what does not match, and train these layers from scratch."
     return Fix(title, "\n".join(code), None if fits is None else True, after)
 
@@ -844,12 +840,9 @@ def _optimizers(facts: OptimizerMismatch) -> Finding:
     if facts.saved is None:
         title = f"`{facts.source}` is not the state of an optimizer"
         title += f"; that is its entry `{facts.inside}`." if facts.inside else "."
-        fix = Fix(
-            "Load the optimizer's own entry.",
-            f"{assignment}{call}({facts.source}{facts.inside or '[...]'})",
-            True if facts.inside else None,
-            {"entries": len(facts.keys)} if facts.inside else {},
-        )
+        code = f"{assignment}{call}({facts.source}{facts.inside or '[...]'})"
+        after = {"entries": len(facts.keys)} if facts.inside else {}
+        fix = Fix("Load the optimizer's own entry.", code, True if facts.inside else None, after)
     else:
         title = (
             f"`{facts.source}` is the state of an optimizer with {_groups(facts.saved)}; `{facts.optimizer}` "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Link, Where
@@ -28,7 +29,8 @@ class OutOfRange:
 @dataclasses.dataclass(frozen=True)
 class IndexFacts:
     """kind: "embedding", "target" (class numbers of a loss), "tensor" (x[i], gather, index_select …), "one_hot",
-    "negative" (bincount, one_hot), "sequence" (list, tuple, array, data set), "random" (an empty range).
+    "negative" (bincount, one_hot), "label" (of a pandas table), "sequence" (list, tuple, array, data set), "random" (an
+    empty range).
 
     table: what is indexed, as the user would write it; module: the path of the module that owns it; size: its number of
     entries; dim: along which dimension; least: the lowest valid index. index: the tensor of indices; key: the text of
@@ -184,10 +186,6 @@ def _one_hot(facts: IndexFacts, bad: OutOfRange) -> str:
     )
 
 
-def _negative(facts: IndexFacts, bad: OutOfRange) -> str:
-    return f"{_first(_entry(facts, bad))}, but {facts.table or 'counting'} takes no negative numbers{_more(bad)}"
-
-
 def _sequence(facts: IndexFacts, bad: OutOfRange) -> str:
     size = facts.size or 0
     along = f" along dimension {facts.dim}" if facts.dim is not None and len(facts.shape) > 1 else ""
@@ -197,21 +195,23 @@ def _sequence(facts: IndexFacts, bad: OutOfRange) -> str:
     return title + _promised(facts)
 
 
-def _random(facts: IndexFacts, bad: OutOfRange) -> str:
-    return (
-        f"The range of the random number, from {facts.least} up to but not including {bad.value}, is empty: the length "
-        "that it is computed from is too small"
-    )
-
-
-_TITLES = {
+_TITLES: dict[str, Callable[[IndexFacts, OutOfRange], str]] = {
+    "label": lambda facts, bad: (
+        f"{_first(_entry(facts, bad))}, which is no label of `{facts.table}`: rows were taken out, and the labels of "
+        f"the {facts.size} that are left go from {bad.low} to {bad.high}"
+    ),
     "embedding": _embedding,
     "target": _target,
     "tensor": _tensor,
     "one_hot": _one_hot,
-    "negative": _negative,
+    "negative": lambda facts, bad: (
+        f"{_first(_entry(facts, bad))}, but {facts.table or 'counting'} takes no negative numbers{_more(bad)}"
+    ),
     "sequence": _sequence,
-    "random": _random,
+    "random": lambda facts, bad: (
+        f"The range of the random number, from {facts.least} up to but not including {bad.value}, is empty: the length "
+        "that it is computed from is too small"
+    ),
 }
 
 
@@ -220,6 +220,9 @@ def _fixes(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
         return _of_embedding(facts, bad)
     if facts.kind == "target":
         return _of_target(facts, bad)
+    if facts.kind == "label":
+        code = f"{facts.table} = {facts.table}.reset_index(drop=True)"
+        return (Fix("Number the rows anew after taking some out, or read them by place with `.iloc`.", code),)
     size, name = facts.size or 0, facts.index.name if facts.index is not None else facts.key
     if facts.kind == "one_hot" and len(bad.values) == 1 and (bad.value >= 255 or bad.value < 0):
         mask = f"known = {name} != {bad.value}\n"
@@ -276,12 +279,8 @@ def _of_embedding(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
             if facts.module
             else (f"nn.Embedding({rows}, {width})")
         )
-        keep = Fix(
-            "Enlarge the table to the largest id, and keep the trained rows.",
-            code,
-            facts.grown.worked,
-            facts.grown.after,
-        )
+        verified = facts.grown.worked
+        keep = Fix("Enlarge the table to the largest id, and keep the trained rows.", code, verified, facts.grown.after)
         if facts.grown.edit is not None:
             title = "Make the table large enough. (Rows that are trained already are kept by the next one.)"
             fixes.append(Fix.of(title, facts.grown.edit, facts.grown.worked, facts.grown.after))
@@ -300,11 +299,10 @@ def _of_embedding(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
 def _of_target(facts: IndexFacts, bad: OutOfRange) -> tuple[Fix, ...]:
     name = facts.index.name if facts.index is not None and is_plain(facts.index.name) else "target"
     if facts.shifted is not None:
-        cure = facts.shifted
-        return (Fix("Count the classes from 0.", assigned(name, f"{name} - 1"), cure.worked, cure.after),)
+        return (facts.shifted.fix("Count the classes from 0.", assigned(name, f"{name} - 1")),)
     if facts.ignored is not None:
         code = f"nn.CrossEntropyLoss(ignore_index={facts.ignored.code})"
-        return (Fix("Ignore these entries in the loss.", code, facts.ignored.worked, facts.ignored.after),)
+        return (facts.ignored.fix("Ignore these entries in the loss.", code),)
     needed = (bad.high or bad.value) + 1
     head = as_code(facts.head) if facts.head else "head"
     title = f"Give the last layer {needed} classes, or map the labels to 0 … {(facts.size or 1) - 1}."

@@ -18,6 +18,7 @@ from nbdebug.tools.errors.rules import (
     as_code,
     bracketed,
     is_plain,
+    word_pairs,
 )
 
 
@@ -53,17 +54,9 @@ class DtypeFacts:
     entry: str = ""
 
 
-CASTS = {
-    "double": "float64",
-    "half": "float16",
-    "bfloat16": "bfloat16",
-    "float": "float32",
-    "long": "int64",
-    "int": "int32",
-    "bool": "bool",
-    "byte": "uint8",
-    "short": "int16",
-}
+CASTS = word_pairs(
+    "double:float64 half:float16 bfloat16:bfloat16 float:float32 long:int64 int:int32 bool:bool byte:uint8 short:int16"
+)
 
 
 def cast(dtype: str) -> str:
@@ -230,12 +223,6 @@ def _mask(facts: DtypeFacts, odd: ArgumentFact) -> str:
     return ", but a mask must be bool"
 
 
-def _integers(facts: DtypeFacts, odd: ArgumentFact) -> str:
-    if facts.expected == "bool":
-        return ", but `&`, `|` and `~` take masks and integers: compare first, as in `(a > 0) & (b > 0)`"
-    return f", but {_of(facts)} takes integers"
-
-
 def _array(facts: DtypeFacts, odd: ArgumentFact) -> str:
     if odd.fact.dtype == "bfloat16":
         return ", which NumPy does not have"
@@ -255,7 +242,11 @@ _dtype_REASONS = {
     "index": _index,
     "mask": _mask,
     "whole": lambda facts, odd: f", but {_of(facts)} is defined only for floating-point numbers",
-    "integers": _integers,
+    "integers": lambda facts, odd: (
+        ", but `&`, `|` and `~` take masks and integers: compare first, as in `(a > 0) & (b > 0)`"
+        if facts.expected == "bool"
+        else f", but {_of(facts)} takes integers"
+    ),
     "in-place": lambda facts, odd: f", but the result, which is written into it, is {facts.expected}",
     "half": lambda facts, odd: f", but {_of(facts)} has no kernel for it{' on the CPU' * (odd.fact.device == 'cpu')}",
     "array": _array,
@@ -278,7 +269,11 @@ def _dtype_fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
     if facts.kind == "mask" and facts.odd is not None and facts.odd.fact.dtype == "bool":
         return _masks(facts, facts.odd)
     if facts.cure is not None and facts.odd is not None:
-        fixes.append(_conversion(facts, facts.odd, facts.cure))
+        title = {
+            "in-place": "Use a dtype that can hold the result.",
+            "complex": "Use the magnitude, or work on the real and the imaginary part.",
+        }.get(facts.kind, f"Convert it to {facts.expected} before this line.")
+        fixes.append(facts.cure.fix(title, _assigned(facts, facts.odd)))
     ours = (
         facts.origin is not None
         and facts.odd is not None
@@ -292,49 +287,25 @@ def _dtype_fixes(facts: DtypeFacts) -> tuple[Fix, ...]:
     return (*fixes, *_dtype_others(facts))
 
 
-def _conversion(facts: DtypeFacts, odd: ArgumentFact, cure: TriedFix) -> Fix:
-    title = _conversion_title(facts)
-    if cure.edit is not None:
-        return Fix.of(title, cure.edit, cure.worked, cure.after)
-    return Fix(title, _assigned(facts, odd), cure.worked, cure.after)
-
-
 def _masks(facts: DtypeFacts, odd: ArgumentFact) -> tuple[Fix, ...]:
     """Fixes for arithmetic with masks."""
     if "Negation" in facts.raised.message:
         return (Fix("Invert a mask with `~`.", f"~{bracketed(odd.name)}"),)
-    first = bracketed(odd.name)
+    first, cure = bracketed(odd.name), dataclasses.replace(facts.cure or TriedFix(""), edit=None)
     if facts.partner is None:
-        worked, after = (facts.cure.worked, facts.cure.after) if facts.cure is not None else (None, {})
-        return Fix("Convert the mask to numbers.", f"{first}.float()", worked, after), Fix(
-            "Or invert the mask.", f"~{first}"
-        )
+        return cure.fix("Convert the mask to numbers.", f"{first}.float()"), Fix("Or invert the mask.", f"~{first}")
     partner = bracketed(facts.partner.name)
-    cure = facts.cure
-    code = f"{first}.float() - {partner}.float()"
-    count = Fix("Convert the mask to numbers.", code, cure.worked if cure else None, cure.after if cure else {})
+    count = cure.fix("Convert the mask to numbers.", f"{first}.float() - {partner}.float()")
     return count, Fix("Or mark where the two differ.", f"{first} ^ {partner}")
-
-
-def _conversion_title(facts: DtypeFacts) -> str:
-    if facts.kind == "in-place":
-        return "Use a dtype that can hold the result."
-    if facts.kind == "complex":
-        return "Use the magnitude, or work on the real and the imaginary part."
-    return f"Convert it to {facts.expected} before this line."
 
 
 def _assigned(facts: DtypeFacts, odd: ArgumentFact) -> str:
     """`x = x.float()` for a variable, the cast in place of the expression for another."""
     assert facts.cure is not None
     plain = odd.known and is_plain(odd.name)
-    return (
-        f"{odd.name} = {facts.cure.code}"
-        if plain
-        else facts.cure.code
-        if odd.known
-        else (f"x = x.to(torch.{facts.expected})   # {odd.name}")
-    )
+    if plain:
+        return f"{odd.name} = {facts.cure.code}"
+    return facts.cure.code if odd.known else (f"x = x.to(torch.{facts.expected})   # {odd.name}")
 
 
 def _dtype_others(facts: DtypeFacts) -> list[Fix]:
@@ -345,11 +316,9 @@ def _dtype_others(facts: DtypeFacts) -> list[Fix]:
     if odd is None:
         code = 'values = frame.select_dtypes("number").to_numpy("float32")'
         tensor = "torch.tensor(values, dtype=torch.float32, requires_grad=True)"
-        return (
-            [Fix("Keep only the numbers, in one dtype.", code)]
-            if facts.kind == "array"
-            else [Fix("Create it with floating-point numbers.", tensor)]
-        )
+        if facts.kind == "array":
+            return [Fix("Keep only the numbers, in one dtype.", code)]
+        return [Fix("Create it with floating-point numbers.", tensor)]
     if facts.kind == "array" and facts.cure is None:
         title = "Remove the entries that are not numbers, or replace them, before you create the tensor."
         return [Fix(title, f"bad = [i for i, value in enumerate({odd.name}) if not isinstance(value, (int, float))]")]
@@ -487,12 +456,14 @@ def _device_title(facts: DeviceFacts) -> str | None:
     if facts.why in _device_TITLES:
         return _device_TITLES[facts.why](facts, odd)
     source = f" (computed from `{facts.source}`)" if facts.source and facts.why in ("variable", "batch") else ""
-    others = (
-        f"{facts.partner.phrase} is on {facts.partner.fact.device}"
-        if facts.partner
-        else f"the others are on {facts.home}"
-    )
-    return f"{subject}{source} is on {device}, but {others}" + _device_REASONS.get(facts.why, lambda facts: "")(facts)
+    return f"{subject}{source} is on {device}, but {_elsewhere(facts)}" + _device_REASONS.get(
+        facts.why, lambda facts: ""
+    )(facts)
+
+
+def _elsewhere(facts: DeviceFacts) -> str:
+    partner = facts.partner
+    return f"{partner.phrase} is on {partner.fact.device}" if partner else f"the others are on {facts.home}"
 
 
 def _generator(facts: DeviceFacts) -> str:
@@ -505,20 +476,10 @@ def _generator(facts: DeviceFacts) -> str:
     return f"{name} is on another device than {facts.home}, where the random numbers must be generated"
 
 
-def _created(facts: DeviceFacts) -> str:
-    call = facts.origin.call if facts.origin is not None else ""
-    return f": `{call}` creates it on the CPU, because it gets no device"
-
-
-def _model(facts: DeviceFacts, odd: ArgumentFact) -> str:
-    partner = facts.partner
-    return f"`{facts.owner}` is still on {odd.fact.device} (`{odd.name}`), but " + (
-        f"{partner.phrase} is on {partner.fact.device}" if partner else f"the others are on {facts.home}"
-    )
-
-
 _device_TITLES: dict[str, Callable[[DeviceFacts, ArgumentFact], str]] = {
-    "model": _model,
+    "model": lambda facts, odd: (
+        f"`{facts.owner}` is still on {odd.fact.device} (`{odd.name}`), but {_elsewhere(facts)}"
+    ),
     "part": lambda facts, odd: (
         f"`{facts.owner}` is on {odd.fact.device}, but the rest of its model is on {facts.home}: it was added after "
         "the model was moved"
@@ -540,7 +501,9 @@ _device_REASONS: dict[str, Callable[[DeviceFacts], str]] = {
     "dropped": lambda facts: (
         f": `.to` returns a new tensor, and the line that calls it ({facts.dropped.place}) does not keep it"
     ),
-    "made": _created,
+    "made": lambda facts: (
+        f": `{facts.origin.call if facts.origin else ''}` creates it on the CPU, because it gets no device"
+    ),
     "batch": lambda facts: ": it comes from the loader, and nothing moves it",
     "holder": lambda facts: f": `{facts.holder}` is not a module, so nothing moves its `{facts.attribute}`",
 }

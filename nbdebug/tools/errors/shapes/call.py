@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from nbdebug.observe.frames import Frame
-from nbdebug.observe.sources import SCOPES, functions, tree_of
+from nbdebug.observe.sources import tree_of
 from nbdebug.observe.variables import attributes, named_modules
 from nbdebug.tools.errors.context import (
     UNKNOWN,
@@ -35,12 +35,14 @@ from nbdebug.tools.errors.context import (
     bindings,
     entries,
     expression,
+    functions_around,
     is_tensor,
     message_of,
     statement,
     value_of,
 )
 from nbdebug.tools.errors.operands import OperandNames, library_frames
+from nbdebug.tools.errors.rules import word_pairs
 from nbdebug.tools.errors.sandbox import Sandbox, quiet
 from nbdebug.tools.errors.shapes.rules import Shape, ShapeOperand
 
@@ -286,22 +288,11 @@ def parse_message(message: str) -> ParsedMessage | None:
 
 
 SYMBOLS = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.MatMult: "@",
-    ast.Pow: "**",
-    ast.FloorDiv: "//",
-    ast.Mod: "%",
-    ast.BitAnd: "&",
-    ast.BitOr: "|",
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-    ast.Lt: "<",
-    ast.Gt: ">",
-    ast.LtE: "<=",
-    ast.GtE: ">=",
+    getattr(ast, kind): sign
+    for kind, sign in word_pairs(
+        "Add:+ Sub:- Mult:* Div:/ MatMult:@ Pow:** FloorDiv:// Mod:% BitAnd:& BitOr:| Eq:== NotEq:!= Lt:< Gt:> LtE:<= "
+        "GtE:>="
+    ).items()
 }
 PASS_THROUGH = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 CONTAINERS = (
@@ -660,18 +651,14 @@ def _with_self(context: ErrorContext, frame: Frame) -> Frame:
         for model in context.owners.models.values()
         for _, part in named_modules(model)
         for kind in type(part).__mro__
-        if _has_line(vars(kind).get(frame.site.function), frame)
+        if type(method := vars(kind).get(frame.site.function)) is FunctionType
+        and method.__code__.co_filename == frame.site.file
+        and frame.site.line in [line for *_, line in method.__code__.co_lines()]
     }
     if len(owners) != 1:
         return frame
     module = next(iter(owners.values()))
     return dataclasses.replace(frame, names={"self": module}, module=module)
-
-
-def _has_line(method: Any, frame: Frame) -> bool:
-    if type(method) is not FunctionType or method.__code__.co_filename != frame.site.file:
-        return False
-    return frame.site.line in [line for *_, line in method.__code__.co_lines()]
 
 
 # -- the statements around the line ----------------------------------------------------------------------------------
@@ -680,11 +667,7 @@ def _has_line(method: Any, frame: Frame) -> bool:
 def _scope(frame: Frame) -> ast.AST | None:
     """The function of a frame as syntax, or the whole file or cell."""
     tree = tree_of(frame.site.file)
-    if tree is None:
-        return None
-    line = frame.site.line
-    around = [n for n in functions(tree) if isinstance(n, SCOPES) and n.lineno <= line <= (n.end_lineno or 0)]
-    return min(around, key=lambda n: (n.end_lineno or 0) - n.lineno, default=tree)
+    return next(iter(functions_around(tree, frame.site.line)), tree)
 
 
 def unflattened(node: ast.AST | None, frame: Frame, rows: int) -> Iterator[tuple[ast.expr, ast.expr, Any]]:

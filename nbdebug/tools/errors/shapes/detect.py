@@ -28,7 +28,7 @@ from nbdebug.tools.errors.context import (
     tensor_attribute,
 )
 from nbdebug.tools.errors.operands import OperandNames, is_instance, library_frames
-from nbdebug.tools.errors.rules import Raised
+from nbdebug.tools.errors.rules import Raised, word_pairs
 from nbdebug.tools.errors.shapes.call import (
     CallOperand,
     FailedCall,
@@ -91,7 +91,12 @@ UNBATCHED_AXES = {f"{kind}{axes}d": axes + 1 for kind in ("Conv", "ConvTranspose
 def detect(context: ErrorContext) -> ShapeFacts | None:
     """The facts of a shape that does not fit, or None where the exception is about something else."""
     message = parse_message(context.message) if context.type in RAISES else None
-    if message is None or _is_of_others(context) or _raised_by_user(context):
+    last = context.trail[-1] if context.trail else None
+    line = statement(last) if last is not None and last.users else None
+    own = isinstance(line, ast.Raise) or isinstance(line, ast.Assert) and context.type == "AssertionError"
+    collates = any("torch/utils/data/_utils/collate.py" in f.site.file.replace("\\", "/") for f in context.trail)
+    # in collate a sample is at fault, in an optimizer its state: other rules report those
+    if message is None or own or collates or phase(context.trail) == "optimizer":
         return None
     names = OperandNames(context)
     call = failed_call(context, message.kind, names)
@@ -161,21 +166,6 @@ def _uneven(context: ErrorContext) -> tuple[str, int, int] | None:
             if all(type(size) is int and size > 0 for size in sizes) and sizes[0] % sizes[1]:  # type: ignore[operator]
                 return by, *sizes  # type: ignore[return-value]
     return None
-
-
-def _is_of_others(context: ErrorContext) -> bool:
-    """In collate a sample is at fault, in an optimizer its state: other rules report those."""
-    collates = "torch/utils/data/_utils/collate.py"
-    return phase(context.trail) == "optimizer" or any(
-        collates in frame.site.file.replace("\\", "/") for frame in context.trail
-    )
-
-
-def _raised_by_user(context: ErrorContext) -> bool:
-    """Whether it is an exception of the user's own, whatever its words."""
-    frame = context.trail[-1] if context.trail else None
-    line = statement(frame) if frame is not None and frame.users else None
-    return isinstance(line, ast.Raise) or isinstance(line, ast.Assert) and context.type == "AssertionError"
 
 
 def _is_of_tensors(call: FailedCall) -> bool:
@@ -282,16 +272,10 @@ def _operands(call: FailedCall, message: ParsedMessage) -> tuple[ShapeOperand, .
 
 MAX_NODES = 60
 """Nodes of a tensor's history that are read."""
-OP_NAMES = {
-    "MaxPool2DWithIndices": "max_pool2d",
-    "MaxPool3DWithIndices": "max_pool3d",
-    "Addmm": "linear",
-    "Mm": "mm",
-    "UnsafeView": "view",
-    "ReshapeAlias": "reshape",
-    "T": "t",
-    "SqueezeBackward1": "squeeze",
-}
+OP_NAMES = word_pairs(
+    "MaxPool2DWithIndices:max_pool2d MaxPool3DWithIndices:max_pool3d Addmm:linear Mm:mm UnsafeView:view "
+    "ReshapeAlias:reshape T:t SqueezeBackward1:squeeze"
+)
 """Nodes of the autograd graph whose op the user knows by another name."""
 WHOLE = (
     nn.RNNBase,

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -58,7 +58,7 @@ from nbdebug.tools.errors.shapes.trials import (
     permute_axes,
     remove_axis,
     resize_image,
-    result_shape,
+    shape_of_run,
     transpose_axes,
     with_method,
 )
@@ -99,10 +99,10 @@ def other_layer_fixes(call: FailedCall, message: ParsedMessage, path: str) -> It
     kind = type(layer).__name__
     if kind.endswith("d") and kind[-2:-1].isdigit() and len(shape) in (3, 4, 5):
         family = getattr(nn, f"{kind[:-2]}{len(shape) - 2}d", None)
-        maker = LAYER_CODE.get(family) if family is not None and family is not type(layer) else None
         size = layer_sizes(layer).get("num_features") or layer_sizes(layer).get("in_channels")
-        if maker is not None and type(size) is int:
-            code = maker(attributes(layer), size)
+        other = family is not None and family is not type(layer) and type(size) is int
+        code = layer_code(family, attributes(layer), size) if other and size is not None else None
+        if code is not None:
             with quiet():
                 yield from CallTrials(call).with_layer(eval(code, {"nn": nn}), code, path, "kind")
     if message.kind == "hidden" and call.function is not None and isinstance(call.node, ast.Call) and call.node.args:
@@ -157,10 +157,9 @@ def _at_layer(levels: list[Any], start: Shape, layer: nn.Module) -> Shape | None
 
 def layer_of_size(layer: nn.Module, size: int | None) -> tuple[nn.Module, str] | None:
     """The layer made for inputs of this size, and the code that makes it."""
-    maker = LAYER_CODE.get(type(layer))
-    if maker is None or size is None or size <= 0:
+    code = layer_code(type(layer), attributes(layer), size) if size is not None and size > 0 else None
+    if code is None:
         return None
-    code = maker(attributes(layer), size)
     with quiet():
         try:
             return eval(code, {"nn": nn}), code  # a text of ours, of numbers of the layer's
@@ -168,50 +167,35 @@ def layer_of_size(layer: nn.Module, size: int | None) -> tuple[nn.Module, str] |
             return None
 
 
-def _linear_code(settings: Settings, size: int) -> str:
-    bias = "" if settings["_parameters"].get("bias") is not None else ", bias=False"
-    return f"nn.Linear({size}, {settings['out_features']}{bias})"
-
-
-def _conv_code(name: str) -> Callable[[Settings, int], str]:
-    def code(settings: Settings, size: int) -> str:
-        arguments = [f"nn.{name}({size}, {settings['out_channels']}, {_one_number(settings['kernel_size'])}"]
-        for key, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
-            value = _one_number(settings[key])
-            arguments += [f"{key}={value!r}"] if value != default else []
-        return ", ".join(arguments) + ")"
-
-    return code
-
-
 def _one_number(value: Any) -> Any:
     return value[0] if type(value) is tuple and len(set(value)) == 1 else value
 
 
-def _norm_code(name: str) -> Callable[[Settings, int], str]:
-    return lambda settings, size: f"nn.{name}({size})"
-
-
-def _recurrent_code(name: str) -> Callable[[Settings, int], str]:
-    def code(settings: Settings, size: int) -> str:
-        more = f", {settings['num_layers']}" if settings.get("num_layers", 1) > 1 else ""
-        more += ", batch_first=True" if settings.get("batch_first") else ""
-        more += ", bidirectional=True" if settings.get("bidirectional") else ""
-        return f"nn.{name}({size}, {settings['hidden_size']}{more})"
-
-    return code
-
-
 _NORMS = [nn.LayerNorm, *(getattr(nn, f"{kind}Norm{axes}d") for kind in ("Batch", "Instance") for axes in (1, 2, 3))]
 _RECURRENT = (nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell)
-LAYER_CODE: dict[type, Callable[[Settings, int], str]] = {
-    nn.Linear: _linear_code,
-    **{kind: _conv_code(kind.__name__) for kind in (*CONVS, *TRANSPOSED_CONVS)},
-    **{kind: _norm_code(kind.__name__) for kind in _NORMS},
-    nn.GroupNorm: lambda settings, size: f"nn.GroupNorm({settings['num_groups']}, {size})",
-    nn.MultiheadAttention: lambda settings, size: f"nn.MultiheadAttention({size}, {settings['num_heads']})",
-    **{kind: _recurrent_code(kind.__name__) for kind in _RECURRENT},
-}
+
+
+def layer_code(kind: Any, settings: Settings, size: int) -> str | None:
+    """The code that makes a layer of this class for inputs of this size, else with the settings of another one."""
+    start = f"nn.{kind.__name__}({size}"
+    if kind is nn.Linear:
+        bias = "" if settings["_parameters"].get("bias") is not None else ", bias=False"
+        return f"{start}, {settings['out_features']}{bias})"
+    if kind in CONVS or kind in TRANSPOSED_CONVS:
+        arguments = [f"{start}, {settings['out_channels']}, {_one_number(settings['kernel_size'])}"]
+        for key, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
+            value = _one_number(settings[key])
+            arguments += [f"{key}={value!r}"] if value != default else []
+        return ", ".join(arguments) + ")"
+    if kind in _RECURRENT:
+        more = f", {settings['num_layers']}" if settings.get("num_layers", 1) > 1 else ""
+        more += "".join(f", {flag}=True" for flag in ("batch_first", "bidirectional") if settings.get(flag))
+        return f"{start}, {settings['hidden_size']}{more})"
+    if kind is nn.GroupNorm:
+        return f"nn.GroupNorm({settings['num_groups']}, {size})"
+    if kind is nn.MultiheadAttention:
+        return f"{start}, {settings['num_heads']})"
+    return start + ")" if kind in _NORMS else None
 
 
 # -- a view that flattens --------------------------------------------------------------------------------------------
@@ -317,13 +301,10 @@ def attention_fixes(call: FailedCall, path: str) -> Iterator[ShapeFix]:
     arguments += ["batch_first=True"] if settings.get("batch_first") else []
     code = f"nn.MultiheadAttention({', '.join(arguments)})"
     small = [(*(min(size, 64) for size in shapes[role][:-1]), *shapes[role][-1:]) for role in ATTENTION_SIZES]
-    with quiet():
-        try:
-            new = eval(code, {"nn": nn})  # a text of ours, of numbers of the layer's
-            result = result_shape(new(*map(torch.zeros, small)))
-        except Exception:  # heads that do not divide, batches that differ: no fix
-            return
-    yield ShapeFix("layer", path, code, True, result)
+    # a text of ours, of numbers of the layer's; heads may not divide, batches may differ
+    result = shape_of_run(lambda: eval(code, {"nn": nn})(*map(torch.zeros, small)))
+    if result is not None:
+        yield ShapeFix("layer", path, code, True, result)
 
 
 # -- fixes as edits ----------------------------------------------------------------------------------------------------
@@ -527,8 +508,8 @@ def _rank(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes
         )
 
 
-def _in_front(image: torch.Tensor, axis: int) -> torch.Tensor:
-    return image.squeeze(axis)[None, None]
+def _in_front(axis: int) -> Callable[[Any], Any]:
+    return lambda image: image.squeeze(axis)[None, None]
 
 
 def _whole_image(call: FailedCall, which: int, operand: CallOperand) -> Iterator[FixIdea]:
@@ -543,7 +524,7 @@ def _whole_image(call: FailedCall, which: int, operand: CallOperand) -> Iterator
             axis = ast.unparse(node.args[0])
             if axis in ("0", "1", "2") and shape[int(axis)] == 1:
                 code, k = f"{ast.unparse(method.value)}[None, None]", int(axis)
-                yield FixIdea("unsqueeze", which, code, functools.partial(_in_front, axis=k))
+                yield FixIdea("unsqueeze", which, code, _in_front(k))
                 return
 
 
@@ -654,12 +635,6 @@ def _order(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixe
             yield _expression_fix(call, trials, "order", f"{with_method(operand)}.mT")
 
 
-def _expand(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes:
-    """An axis more, beside those that have their size already."""
-    for i, op in known_operands(call)[:1]:
-        yield from _tried(trials, [*add_axis(i, op), *remove_axis(i, op), *transpose_axes(i, op)])
-
-
 def _scalar(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes:
     """The mean as the one number; tensors in a list stacked."""
     node = call.node
@@ -680,17 +655,13 @@ def _index(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixe
             code = f"{ast.unparse(node.value)}[{':, ' * axes[0]}{operand.text}]"
             yield _expression_fix(call, trials, "axis", code)
     if call.op == "topk" and isinstance(node, ast.Call) and call.operands and call.operands[0].shape:
-        yield _expression_fix(call, trials, "topk", _topk(call, node))
+        axis = next((value for text, value in call.arguments[1:] if type(value) is int), -1)
+        name, k = with_method(call.operands[0]), call.arguments[0][0] if call.arguments else "k"
+        code = ast.unparse(node).replace(f"({k}", f"(min({k}, {name}.shape[{axis}])", 1)  # no more than there are
+        yield _expression_fix(call, trials, "topk", code)
     for i, operand in known_operands(call)[1:2]:
         ideas = remove_axis(i, operand), add_axis(i, operand), transpose_axes(i, operand)
         yield next(trials.first_fixes(*ideas), None)
-
-
-def _topk(call: FailedCall, node: ast.Call) -> str:
-    """No more than there are."""
-    axis = next((value for text, value in call.arguments[1:] if type(value) is int), -1)
-    name, k = with_method(call.operands[0]), call.arguments[0][0] if call.arguments else "k"
-    return ast.unparse(node).replace(f"({k}", f"(min({k}, {name}.shape[{axis}])", 1)
 
 
 def _of_role(role: str) -> Callable[[FailedCall, ParsedMessage, CallTrials], Fixes]:
@@ -699,18 +670,15 @@ def _of_role(role: str) -> Callable[[FailedCall, ParsedMessage, CallTrials], Fix
     def fixes(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes:
         for i, op in known_operands(call):
             if role in op.role and (message.b is None or op.shape is None or op.shape in (message.a, message.b)):
-                heads, rows = _repeat_for_heads(call, i, op), _rows_of_state(call, i, op)
-                yield from trials.first_fixes(transpose_axes(i, op), heads, rows, add_axis(i, op), remove_axis(i, op))
+                heads = getattr(call.layer, "num_heads", None) if type(call.layer) is nn.MultiheadAttention else None
+                masks = []
+                if type(heads) is int and len(op.shape or ()) == 3:  # one mask for each head
+                    code = f"{with_method(op)}.repeat_interleave({heads}, 0)"
+                    masks = [FixIdea("heads", i, code, operator.methodcaller("repeat_interleave", heads, 0))]
+                rows = _rows_of_state(call, i, op)
+                yield from trials.first_fixes(transpose_axes(i, op), masks, rows, add_axis(i, op), remove_axis(i, op))
 
     return fixes
-
-
-def _repeat_for_heads(call: FailedCall, which: int, operand: CallOperand) -> Iterator[FixIdea]:
-    """One mask for each head, as a mask of three axes must have them."""
-    heads = getattr(call.layer, "num_heads", None) if type(call.layer) is nn.MultiheadAttention else None
-    if type(heads) is int and len(operand.shape or ()) == 3:
-        code = f"{with_method(operand)}.repeat_interleave({heads}, 0)"
-        yield FixIdea("heads", which, code, lambda x: x.repeat_interleave(heads, 0))
 
 
 def _rows_of_state(call: FailedCall, which: int, operand: CallOperand) -> Iterator[FixIdea]:
@@ -743,12 +711,6 @@ def _lengths(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fi
         yield trials.fix(FixIdea("transpose", i, code, lambda x: x.transpose(0, 1)))
 
 
-def _zero(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes:
-    """Single numbers stacked."""
-    if isinstance(call.node, ast.Call) and call.op == "cat":
-        yield ShapeFix("stack", "", ast.unparse(call.node).replace("cat", "stack", 1))
-
-
 def _picture(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes:
     """The channels last, as matplotlib has them; a batch of one, or one channel, without that axis."""
     for _, operand in known_operands(call)[:1]:
@@ -760,12 +722,11 @@ def _picture(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fi
             yield ShapeFix("permute", operand.text, f"{name}.{method}(1, 2, 0)")
 
 
-def _grid(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes:
-    for i, operand in known_operands(call)[1:2]:
-        yield from _tried(trials, permute_axes(i, operand))
-
-
 # -- losses ----------------------------------------------------------------------------------------------------------
+
+
+def _without_position(batch: int, kept: slice) -> Callable[[Any], Any]:
+    return lambda x: x.unflatten(0, (batch, -1))[:, kept].flatten(0, 1)
 
 
 def _loss(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes:
@@ -779,11 +740,9 @@ def _loss(call: FailedCall, message: ParsedMessage, trials: CallTrials) -> Fixes
         return
     (i, scores), (j, target) = by_role["input"], by_role["target"]
     shape = scores.shape or ()
-    last = (
-        list(_classes_second(i, scores))
-        if call.op in CLASS_LOSSES and len(shape) > 2 and target.shape == shape[:-1]
-        else []
-    )
+    last = []
+    if call.op in CLASS_LOSSES and len(shape) > 2 and target.shape == shape[:-1]:
+        last = list(_classes_second(i, scores))
     one_hot = [FixIdea("classes", j, f"{with_method(target)}.argmax(1)", lambda x: x.argmax(1))]
     lacks_axis = len(shape) == len(target.shape or ()) + 1 and message.expected is None
     fixes = list(
@@ -844,16 +803,12 @@ def token_shift(call: FailedCall, trials: CallTrials | None = None) -> tuple[Shi
         code = ast.unparse(source).replace(name, (name if simple else f"({name})") + index, 1)
         code = code.replace(".view(", ".reshape(")  # as a cut tensor needs
         target_name = f"{operand.text} = " if isinstance(operand.node, ast.Name) and source is not operand.node else ""
-        idea = FixIdea("shift", which, code, _without_position(batch, longer))
+        # the flat operand without the position of each row that the other side does not have
+        ends = slice(1, None) if longer == "target" else slice(None, -1)
+        idea = FixIdea("shift", which, code, _without_position(batch, ends))
         shape = trials.result([idea]) if trials is not None else None
         return shift, ShapeFix("shift", name, f"{target_name}{code}", True if shape is not None else None, shape)
     return None
-
-
-def _without_position(batch: int, longer: str) -> Callable[[Any], Any]:
-    """The flat operand without the position of each row that the other side does not have."""
-    ends = slice(1, None) if longer == "target" else slice(None, -1)
-    return lambda x: x.unflatten(0, (batch, -1))[:, ends].flatten(0, 1)
 
 
 BY_KIND: dict[str, Callable[[FailedCall, ParsedMessage, CallTrials], Fixes]] = {
@@ -869,16 +824,26 @@ BY_KIND: dict[str, Callable[[FailedCall, ParsedMessage, CallTrials], Fixes]] = {
     "axis": _axis,
     "order": _order,
     "index": _index,
-    "expand": _expand,
+    "expand": lambda call, message, trials: (
+        fix
+        for i, op in known_operands(call)[:1]
+        for fix in _tried(trials, [*add_axis(i, op), *remove_axis(i, op), *transpose_axes(i, op)])
+    ),
     "assign": _any_view,
     "hidden": _of_role("h"),
     "mask": _of_role("mask"),
     "attention": _any_view,
     "lengths": _lengths,
-    "grid": _grid,
+    "grid": lambda call, message, trials: (
+        fix for i, op in known_operands(call)[1:2] for fix in _tried(trials, permute_axes(i, op))
+    ),
     "samples": _any_view,
     "scalar": _scalar,
     "picture": _picture,
-    "zero": _zero,
+    "zero": lambda call, message, trials: iter(
+        [ShapeFix("stack", "", ast.unparse(call.node).replace("cat", "stack", 1))]
+        if isinstance(call.node, ast.Call) and call.op == "cat"
+        else []
+    ),
     "square": _product,
 }

@@ -12,7 +12,7 @@ from typing import Any
 from nbdebug.registry import rule
 from nbdebug.report import Edit, Finding, Fix, Link
 from nbdebug.text import count, listed
-from nbdebug.tools.errors.rules import Raised
+from nbdebug.tools.errors.rules import Raised, word_pairs
 
 Shape = tuple[int, ...]
 
@@ -113,22 +113,10 @@ class ShapeFacts:
     fixes: tuple[ShapeFix, ...] = ()
 
 
-UNITS = {
-    "Conv": "channels",
-    "Batch": "channels",
-    "Group": "channels",
-    "Instance": "channels",
-    "Layer": "features",
-    "RMS": "features",
-    "Linear": "features",
-    "Bilinear": "features",
-    "PReLU": "channels",
-    "RNN": "features",
-    "LSTM": "features",
-    "GRU": "features",
-    "Multihead": "features",
-    "Transformer": "features",
-}
+UNITS = word_pairs(
+    "Conv:channels Batch:channels Group:channels Instance:channels Layer:features RMS:features Linear:features "
+    "Bilinear:features PReLU:channels RNN:features LSTM:features GRU:features Multihead:features Transformer:features"
+)
 EINSUM_LETTER = re.compile(r"subscript (\w) has size (\d+) for operand \d+ .*?previously seen size (\d+)")
 RECURRENT = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
 
@@ -292,10 +280,6 @@ def _clash(a: Shape, b: Shape) -> str:
     return ""
 
 
-def _in_place(facts: ShapeFacts) -> str:
-    return f"{with_shape(inputs(facts)[0])} can't hold the result of {op_name(facts)}, which has another shape"
-
-
 def _into(facts: ShapeFacts) -> str:
     """Assigning and expanding: the place has one shape, the value another."""
     known = _known(facts)
@@ -356,19 +340,6 @@ def _count(facts: ShapeFacts) -> str:
     return elements + f"but {view} needs {fixed}{rows}"
 
 
-def _strides(facts: ShapeFacts) -> str:
-    return (
-        f"{with_shape(inputs(facts)[0])} is not contiguous in memory, as after an exchange of axes, so `view` can't "
-        "give it another shape"
-    )
-
-
-def _split(facts: ShapeFacts) -> str:
-    sizes = list(facts.target or ())
-    first = with_shape(inputs(facts)[0])
-    return f"{first} has {facts.actual} entries on axis {facts.axis}, but the sizes {sizes} add up to {sum(sizes)}"
-
-
 def _axis(facts: ShapeFacts) -> str:
     first = _first_input(facts)
     if facts.op == "[]":
@@ -407,16 +378,6 @@ def _index(facts: ShapeFacts) -> str:
         same = f"{op_name(facts)} needs the same number"
         return f"The index {with_shape(index)} has {axes(a)} and {with_shape(first)} has {axes(b)}: {same}"
     return f"The index {with_shape(index)} does not match {with_shape(first)} in {op_name(facts)}"
-
-
-def _square(facts: ShapeFacts) -> str:
-    return f"{with_shape(inputs(facts)[0])} is not a square matrix, which {op_name(facts)} needs"
-
-
-def _gradient(facts: ShapeFacts) -> str:
-    name = facts.raised.message.partition(" returned")[0].rpartition(" ")[2].removesuffix("Backward")
-    shape = list(facts.target or ())
-    return f"The backward of `{name}` returns a gradient whose shape is not that of its input, {shape}"
 
 
 # -- layers ----------------------------------------------------------------------------------------------------------
@@ -506,11 +467,6 @@ def _small(facts: ShapeFacts) -> str:
     if "reaches" in arrives or "input" in arrives:
         return f"The input is too small for {layer_name(facts)}{size}: {arrives}"
     return f"{arrives} is too small for {layer_name(facts)}{size}"
-
-
-def _single(facts: ShapeFacts) -> str:
-    arrives = _what_arrives(facts, inputs(facts)[0])
-    return f"{layer_name(facts)} can't compute a mean and a variance of one value in training mode: {arrives}"
 
 
 def _divide(facts: ShapeFacts) -> str:
@@ -622,19 +578,6 @@ def _scalar(facts: ShapeFacts) -> str:
     return f"{name} has several elements, but {op_name(facts)} needs a single one"
 
 
-def _truth(facts: ShapeFacts) -> str:
-    known = inputs(facts)
-    name = with_shape(known[0]) if known else "a tensor"
-    elements = "no elements" if "no values" in facts.raised.message else "several elements"
-    return f"The truth value of {name} is ambiguous: it has {elements}"
-
-
-def _ragged(facts: ShapeFacts) -> str:
-    if facts.actual is None:
-        return f"{op_name(facts)} gets parts of different shapes"
-    return f"{op_name(facts)} gets rows of different lengths: {facts.actual} where the first has {facts.expected}"
-
-
 def _other(facts: ShapeFacts) -> str:
     known = [operand for operand in facts.operands if operand.shape is not None][:3]
     names = listed(map(with_shape, known), quote="")
@@ -644,32 +587,53 @@ def _other(facts: ShapeFacts) -> str:
 SENTENCES: dict[str, Callable[[ShapeFacts], str]] = {
     "product": _product,
     "broadcast": _broadcast,
-    "inplace": _in_place,
+    "inplace": lambda facts: (
+        f"{with_shape(inputs(facts)[0])} can't hold the result of {op_name(facts)}, which has another shape"
+    ),
     "expand": _into,
     "assign": _into,
     "join": _join,
     "count": _count,
-    "strides": _strides,
-    "split": _split,
+    "strides": lambda facts: (
+        f"{with_shape(inputs(facts)[0])} is not contiguous in memory, as after an exchange of axes, so `view` can't "
+        "give it another shape"
+    ),
+    "split": lambda facts: (
+        f"{with_shape(inputs(facts)[0])} has {facts.actual} entries on axis {facts.axis}, but the sizes "
+        f"{list(facts.target or ())} add up to {sum(facts.target or ())}"
+    ),
     "axis": _axis,
     "order": _order,
     "index": _index,
-    "square": _square,
-    "gradient": _gradient,
+    "square": lambda facts: f"{with_shape(inputs(facts)[0])} is not a square matrix, which {op_name(facts)} needs",
+    "gradient": lambda facts: (
+        f"The backward of `{facts.raised.message.partition('Backward returned')[0].rpartition(' ')[2]}` returns a "
+        f"gradient whose shape is not that of its input, {list(facts.target or ())}"
+    ),
     "features": _features,
     "rank": _rank,
     "hidden": _hidden,
     "mask": _mask,
     "attention": _attention,
     "small": _small,
-    "single": _single,
+    "single": lambda facts: (
+        f"{layer_name(facts)} can't compute a mean and a variance of one value in training mode: "
+        f"{_what_arrives(facts, inputs(facts)[0])}"
+    ),
     "divide": _divide,
     "loss": _loss,
     "lengths": _lengths,
     "unpack": _unpack,
     "scalar": _scalar,
-    "truth": _truth,
-    "ragged": _ragged,
+    "truth": lambda facts: (
+        f"The truth value of {with_shape(inputs(facts)[0]) if inputs(facts) else 'a tensor'} is ambiguous: it has "
+        f"{'no' if 'no values' in facts.raised.message else 'several'} elements"
+    ),
+    "ragged": lambda facts: (
+        f"{op_name(facts)} gets parts of different shapes"
+        if facts.actual is None
+        else f"{op_name(facts)} gets rows of different lengths: {facts.actual} where the first has {facts.expected}"
+    ),
     "zero": lambda facts: (
         f"{op_name(facts)} joins along an axis, but gets single numbers (shape []), such as losses: they can be stacked"
     ),

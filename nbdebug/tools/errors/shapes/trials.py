@@ -28,6 +28,7 @@ from nbdebug.tools.errors.context import (
     ErrorContext,
     callee_name,
 )
+from nbdebug.tools.errors.rules import word_pairs
 from nbdebug.tools.errors.sandbox import CannotRun, Sandbox, quiet
 from nbdebug.tools.errors.shapes.call import CallOperand, FailedCall, is_array
 from nbdebug.tools.errors.shapes.rules import Shape, ShapeFix
@@ -89,33 +90,20 @@ class CallTrials:
         """The output shape of the call with these changes; None where it fails, or was not run."""
         if not self.fails or time.monotonic() > self.until:
             return None
-        with quiet():
-            try:
-                return result_shape(self._run({idea.which: idea.change for idea in ideas}))
-            except Exception:  # CannotRun, and whatever torch or NumPy raise where an idea is no fix
-                return None
+        return shape_of_run(lambda: self._run({idea.which: idea.change for idea in ideas}))
 
     def result_of(self, node: ast.AST) -> Shape | None:
         """The output shape of another expression in the place of the one that failed; None where it fails."""
-        if not self.fails or self.call.frame is None:
-            return None
-        with quiet():
-            try:
-                return result_shape(Sandbox().evaluate(node, self.call.frame))
-            except Exception:
-                return None
+        frame = self.call.frame
+        return shape_of_run(lambda: Sandbox().evaluate(node, frame)) if self.fails and frame is not None else None
 
     def without(self, role: str) -> Shape | None:
         """The output shape of the layer without one of its arguments."""
-        call = self.call
-        if call.inner is None or call.function is None:
+        call, function = self.call, self.call.function
+        if call.inner is None or function is None:
             return None
-        with quiet():
-            try:
-                names = dict(call.inner.names) | {role: None, call.operands[0].role: call.operands[0].value}
-                return result_shape(Sandbox().call_function(call.function, names, {}, call.layer))
-            except Exception:
-                return None
+        names = dict(call.inner.names) | {role: None, call.operands[0].role: call.operands[0].value}
+        return shape_of_run(lambda: Sandbox().call_function(function, names, {}, call.layer))
 
     def with_layer(self, module: nn.Module, code: str, path: str, slug: str = "layer") -> Iterator[ShapeFix]:
         """Another layer in the place of the one that failed: by its formula, else by running it."""
@@ -182,6 +170,16 @@ class CallTrials:
         channels = attributes(layer)["in_channels"]
         corner = [slice(0, ROWS), *(slice(None if size == channels else SIDE) for size in operand.value.shape[1:])]
         return {operand.role: operand.value.detach()[tuple(corner)]}
+
+
+def shape_of_run(run: Callable[[], Any]) -> Shape | None:
+    """The shape of what a trial gives; None where it raises: CannotRun, or whatever torch or NumPy raise where it is no
+    fix."""
+    with quiet():
+        try:
+            return result_shape(run())
+        except Exception:
+            return None
 
 
 def result_shape(result: Any) -> Shape:
@@ -442,7 +440,7 @@ FORMULAS: dict[type, Callable[[Settings, Shape], Shape]] = {
     nn.Embedding: lambda settings, shape: (*shape, settings["embedding_dim"]),
     **dict.fromkeys(PADS, _pad_shape),
 }
-OUT_SIZES = {"Linear": "out_features", "Conv1d": "out_channels", "Conv2d": "out_channels", "Conv3d": "out_channels"}
+OUT_SIZES = word_pairs("Linear:out_features Conv1d:out_channels Conv2d:out_channels Conv3d:out_channels")
 
 
 def constructor(context: ErrorContext, layer: nn.Module) -> tuple[str, ast.Call] | None:

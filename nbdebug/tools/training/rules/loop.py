@@ -433,12 +433,11 @@ def lr_too_low(facts: TrainingFacts) -> Finding | None:
     if run is None or best is None:
         return None
     name, experiment = best
-    small = signs.updates_are_small(run)
-    limit = signs.MUCH_BETTER if small else signs.SURELY
+    small, limit = signs.updates_are_small(run), signs.least_gain(run)
     if not signs.helps(experiment, limit) or not signs.helps_validation(experiment, 1.0 if small else 0.5):
         return None
     rate, factor = max(run.rates, default=0.0), float(name.partition("*")[2])
-    fixes = [tested_fix("Raise the learning rate.", _with_rate(run, rate * factor, factor), experiment)]
+    fixes = [tested_fix("Raise the learning rate.", _with_rate(run, rate * factor, factor), experiment, limit)]
     call = next((c for c in facts.static.loss_calls if _is_far(c)), None) if facts.static is not None else None
     if call is not None:
         low, high, *start = (

@@ -80,6 +80,8 @@ AMONG_TEN = 3.0
 """Standard errors of a gain: the best of ten trials is two of them ahead by chance."""
 WORTH = 0.02
 """Share of the validation loss that a regularizer has to save."""
+AT_LAST = 0.95
+"""The same, of a higher rate where nothing at all has been learned: any loss that falls then tells the cause."""
 SURELY = 0.4
 """A higher rate has to end at this share of the loss where the updates are no smaller than usual."""
 
@@ -184,6 +186,16 @@ def rate_may_be_high(run: TrainingRunFacts) -> bool:
 def updates_are_small(run: TrainingRunFacts) -> bool:
     """The loss has hardly come down, and no layer moves by more than a thousandth of itself in a step."""
     return bool(updates(run)) and max(updates(run)) < 1e-3 and loss_left(run) > 0.8
+
+
+def least_gain(run: TrainingRunFacts) -> float:
+    """The share of the loss at which, or below, a higher rate has to end to be called the cure."""
+    return AT_LAST if stands_still(run) else MUCH_BETTER if updates_are_small(run) else SURELY
+
+
+def stands_still(run: TrainingRunFacts) -> bool:
+    """Nothing has been learned, and no layer moves by more than a ten-thousandth of itself in a step."""
+    return bool(updates(run)) and max(updates(run)) < 1e-4 and loss_left(run) > 0.99
 
 
 def rate_may_be_low(run: TrainingRunFacts) -> bool:

@@ -44,9 +44,9 @@ from nbdebug.tools.training.run.loop_loss import (
     RewardWatch,
     frame_variables,
     is_policy_gradient,
+    loop_frames,
     loop_loss,
     proved,
-    users_frames,
 )
 from nbdebug.tools.training.run.retrain import wants_closure
 from nbdebug.tools.training.static.one_step import is_fresh
@@ -679,7 +679,7 @@ class LoopRun:
     def _begun(self, call: Backward) -> None:
         """Before a backward: which lines of the loop made the loss. Of a loop with another backward beside the first
         one, or with numbers in its loss that change, there is no loss of a batch."""
-        first, frames = self.updates.backwards == 0, users_frames(sys._getframe(1))
+        first, frames = self.updates.backwards == 0, loop_frames(sys._getframe(1))
         if first:
             for frame in reversed(frames):
                 self.names |= {n: v for n, v in frame_variables(frame).items() if isinstance(v, KEPT)}
@@ -772,7 +772,7 @@ class LoopRun:
         if self._drawn or self.modes.paused or self.saved.full or not torch.is_grad_enabled():
             return
         self._draw, self._drawn = save_torch_rng(), self.takes_own or not self.updates.backwards
-        frames = users_frames(sys._getframe(1)) if self._drawn else ()
+        frames = loop_frames(sys._getframe(1)) if self._drawn else ()
         self._before = {
             f.f_code: {n: v for n, v in f.f_locals.items() if getattr(v, "grad_fn", None) is None} for f in frames
         }

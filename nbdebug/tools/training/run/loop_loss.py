@@ -42,16 +42,23 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nbdebug.observe.backward import graph_leaves
-from nbdebug.observe.locations import USER, Site, kind_of, span_of
-from nbdebug.observe.sources import function_at, name_of, nodes_of
+from nbdebug.observe.locations import USER, Site, code_kind, span_of, users_frames
+from nbdebug.observe.sources import (
+    CONTAINERS,
+    function_at,
+    is_next,
+    name_of,
+    names_loaded,
+    names_stored,
+    nodes_of,
+    slice_of,
+)
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.observe.variables import attributes, closure_variables
 from nbdebug.report import Edit
 from nbdebug.tools.training.run.evaluate import loss_root, preserve_rng, spared_buffers
 from nbdebug.tools.training.run.interventions import graph_signature
 
-CONTAINERS = (list, dict, set)
-"""What a statement such as `outputs.append(out)` fills."""
 CALLER = os.path.join(os.path.dirname(__file__), "probe.py")
 """What calls the loop: beyond it is whoever called diagnose."""
 BATCH = ast.Name("__batch__", ast.Load())
@@ -91,7 +98,7 @@ class LoopLoss:
     def batch(self, before: Mapping[CodeType, dict[str, Any]]) -> tuple[Any, ...] | None:
         """Of such a loop that is in a call of `backward()`: its batch. before: the variables of its functions at the
         step's first call of a model, since when a hidden state may have been replaced."""
-        for frame in users_frames(sys._getframe(1)):
+        for frame in loop_frames(sys._getframe(1)):
             if (code := frame.f_code) is self.parts[0].loop:
                 values = {**frame.f_globals, **frame.f_locals, **before.get(code, {})}
                 return tuple(values.get(name) for name in self.takes)
@@ -186,7 +193,7 @@ class _EditedLines(ast.NodeTransformer):
 def loop_loss(model: nn.Module, loader: Any) -> LoopLoss | None:
     """The loss of a loop that is in a call of `backward()`, unproved; None where its lines don't tell. loader: whose
     batches the loop reads, None where it reads none. Must be called on the loop's own stack."""
-    frames = users_frames(sys._getframe(1))
+    frames = loop_frames(sys._getframe(1))
     call = _call_in(frames[0], "backward") if frames else None
     if call is None:
         return None
@@ -247,14 +254,9 @@ def _differs(now: Any, before: Any) -> bool:
 # -- frames ------------------------------------------------------------------------------------------------------------
 
 
-def users_frames(frame: FrameType | None) -> list[FrameType]:
+def loop_frames(frame: FrameType | None) -> list[FrameType]:
     """The user's frames, the innermost first, up to the loop's own."""
-    frames = []
-    while frame is not None and frame.f_code.co_filename != CALLER:
-        if kind_of(frame.f_code) == USER:
-            frames.append(frame)
-        frame = frame.f_back
-    return frames
+    return list(users_frames(frame, (CALLER,)))
 
 
 def frame_variables(frame: FrameType) -> dict[str, Any]:
@@ -310,7 +312,7 @@ def _parts(
     outer = _call_in(frames[1], frame.f_code.co_name) if len(frames) > 1 and path else None
     if outer is None:
         return None
-    needed = _slice(whole, set().union(*map(_names_in, wanted.values())), space)[1]
+    needed = slice_of(whole, set().union(*map(names_loaded, wanted.values())), space)[1]
     arguments = _arguments(outer, frame, frames[1])
     if arguments is None:
         return None
@@ -367,20 +369,14 @@ def _drawn(statements: list[ast.stmt]) -> list[ast.stmt]:
     """The statements from the last `x, y = next(batches)` on, which gets the batch there; none without one."""
     for place in reversed(range(len(statements))):
         for node in ast.walk(statements[place]):
-            if isinstance(node, ast.Assign) and any(_is_next(part) for part in ast.walk(node.value)):
+            if isinstance(node, ast.Assign) and any(is_next(part) for part in ast.walk(node.value)):
                 return [_FromBatch().visit(copy.deepcopy(node)), *statements[place + 1 :]]
     return []
 
 
-def _is_next(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and name_of(node) == "next"
-
-
 class _FromBatch(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        return (
-            ast.copy_location(ast.Name("__batch__", ast.Load()), node) if _is_next(node) else self.generic_visit(node)
-        )
+        return ast.copy_location(ast.Name("__batch__", ast.Load()), node) if is_next(node) else self.generic_visit(node)
 
 
 def _path_to(frame: FrameType, call: ast.Call) -> list[tuple[ast.AST, list[ast.stmt]]]:
@@ -461,8 +457,8 @@ def _part(
     """The code that gives what is wanted, of these statements only those that it needs. None where that needs nothing
     of the batch, or of what was given for the frame's parameters."""
     space = {**frame.f_globals, **frame.f_locals}
-    needed = set().union(*map(_names_in, wanted.values())) if wanted else set()
-    kept, before = _slice(statements, needed, space)
+    needed = set().union(*map(names_loaded, wanted.values())) if wanted else set()
+    kept, before = slice_of(statements, needed, space)
     if not before & (given or {"__batch__"}):
         return None
     result = ast.Dict([ast.Constant(name) for name in wanted], list(wanted.values()))
@@ -493,10 +489,10 @@ def _own_batch(
     the loops in the path. takes: gets the variables that are the batch: what the loops around, or the function's
     arguments and statements, give before the model comes in; where that is no tensor, the tensors from outside, too."""
     space, statements = {**frame.f_globals, **frame.f_locals}, _flat(path[places[-1] :] if places else path)
-    needed = set().union(*map(_names_in, wanted.values()))
-    kept, _ = _slice(statements, needed, space)
+    needed = set().union(*map(names_loaded, wanted.values()))
+    kept, _ = slice_of(statements, needed, space)
     rest = kept[next((i for i, statement in enumerate(kept) if _calls_model(statement, space)), len(kept)) :]
-    _, before = _slice(rest, needed, space)
+    _, before = slice_of(rest, needed, space)
     loads = [node for s in [*rest, *wanted.values()] for node in ast.walk(s) if isinstance(node, ast.Name)]
     names = [n for n in dict.fromkeys(node.id for node in sorted(loads, key=_position)) if n in before and n in space]
     code = frame.f_code
@@ -505,7 +501,7 @@ def _own_batch(
         return []
     around = [path[i][0] for i in places] or statements
     stores = [n for s in around for n in ast.walk(s) if isinstance(getattr(n, "ctx", None), ast.Store)]
-    made = given.union(*map(_bases, stores))
+    made = given.union(*map(names_stored, stores))
     own = [
         n for n in names if n in made and (tensors_in(space[n]) or _is_data(space[n]) or type(space[n]) in (int, float))
     ]
@@ -543,64 +539,6 @@ def _is_model(value: Any) -> bool:
     return isinstance(value, nn.Module) and any(True for _ in value.parameters())
 
 
-def _slice(statements: list[ast.stmt], needed: set[str], space: Mapping[str, Any]) -> tuple[list[ast.stmt], set[str]]:
-    """(those of which these names depend, the names that are needed before them)."""
-    kept: list[ast.stmt] = []
-    for statement in reversed(statements):
-        if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            stored = set().union(*map(_bases, targets))
-            if stored & needed and statement.value is not None:
-                plain = isinstance(statement, ast.Assign) and all(isinstance(t, (ast.Name, ast.Tuple)) for t in targets)
-                needed = (needed - stored if plain else needed) | _names_in(statement)
-                kept.insert(0, statement)
-        elif isinstance(statement, (ast.With, ast.AsyncWith)):
-            inner, before = _slice(statement.body, needed, space)
-            if inner:
-                needed = before | set().union(*(_names_in(i) for i in statement.items))
-                kept.insert(0, ast.With(statement.items, inner))
-        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-            if _filled(statement.value, space) & needed:
-                needed = needed | _names_in(statement)
-                kept.insert(0, statement)
-        elif hasattr(statement, "body") and _changed_inside(statement, space) & needed:
-            needed = needed | _names_in(statement)  # what runs in turns, or not at all, is taken whole
-            kept.insert(0, statement)
-    return kept, needed
-
-
-def _names_in(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-
-
-def _bases(target: ast.AST) -> set[str]:
-    """The variables that an assignment changes: `x`, `x[0]`, `(x, y)`; `x.y` changes an object, which is none."""
-    if isinstance(target, ast.Name):
-        return {target.id}
-    if isinstance(target, (ast.Tuple, ast.List)):
-        return set().union(*map(_bases, target.elts))
-    return _bases(target.value) if isinstance(target, (ast.Subscript, ast.Starred)) else set()
-
-
-def _filled(call: ast.Call, space: Mapping[str, Any]) -> set[str]:
-    """The variable that a call such as `outputs.append(out)` or `x.mul_(2)` changes."""
-    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    value = space.get(owner.id) if isinstance(owner, ast.Name) else None
-    fills = isinstance(value, CONTAINERS) or isinstance(value, torch.Tensor) and name_of(call).endswith("_")
-    return {owner.id} if isinstance(owner, ast.Name) and fills else set()
-
-
-def _changed_inside(statement: ast.stmt, space: Mapping[str, Any]) -> set[str]:
-    """The variables that statements inside of this one change; none where they train or leave the loop."""
-    inside = list(ast.walk(statement))
-    calls = [node for node in inside if isinstance(node, ast.Call)]
-    leaves = any(isinstance(node, (ast.Continue, ast.Return, ast.Raise)) for node in inside)
-    if leaves or any(name_of(call) in ("backward", "step", "zero_grad") for call in calls):
-        return set()
-    stores = [node for node in inside if isinstance(getattr(node, "ctx", None), ast.Store)]
-    return set().union(*map(_bases, stores), *(_filled(call, space) for call in calls))
-
-
 def _is_plain(value: Any) -> bool:
     kinds = (nn.Module, type, types.ModuleType)
     return not isinstance(value, kinds) and isinstance(getattr(value, "__dict__", None), dict)
@@ -623,7 +561,7 @@ def _codes(frame: FrameType) -> Iterator[CodeType]:
         members = list(vars(type(value)).values())
         for function in (value, *members):
             code = getattr(function, "__code__", None) if type(function) is types.FunctionType else None
-            if code is not None and kind_of(code) == USER:
+            if code is not None and code_kind(code) == USER:
                 yield code
 
 

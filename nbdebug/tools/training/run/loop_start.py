@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from nbdebug.arguments import Subject, around, discover, part, trains
 from nbdebug.tools.training.run.evaluate import LoaderWatch, OpenPass, save_rng, save_torch_rng
-from nbdebug.tools.training.run.loop_loss import JointModel, frame_variables, users_frames
+from nbdebug.tools.training.run.loop_loss import JointModel, frame_variables, loop_frames
 from nbdebug.trainers import held
 
 
@@ -119,7 +119,7 @@ class LoopStart:
 
     def _subject(self, module: nn.Module) -> LoopSubject | None:
         names: dict[str, Any] = {}
-        for frame in users_frames(sys._getframe(1)):
+        for frame in loop_frames(sys._getframe(1)):
             names = {**frame_variables(frame), **names}
         models = _each_once(discover("model", names) | held("model", names))
         models = {n: m for n, m in models.items() if any(True for _ in m.parameters())}

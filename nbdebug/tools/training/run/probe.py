@@ -472,7 +472,8 @@ class _EditTrials:
         tried = {n: e for n, e in self.facts.experiments.items() if starts is not None and n.startswith(starts)}
         best = min(tried, key=lambda n: tried[n].end_changed, default=None)
         optimizers = self.arguments.optimizers
-        if best is None or not optimizers or not signs.helps(tried[best]):
+        limit = signs.least_gain(self.facts) if starts == "lr*" else signs.BETTER
+        if best is None or not optimizers or not signs.helps(tried[best], limit):
             return None
         groups, argument = (
             [g for o in optimizers for g in o.param_groups],

@@ -1,0 +1,480 @@
+"""Data flow between cells: what a line reads is not what it was written for.
+
+One object stands where each name, item or call was to have its own; a function reads the notebook's variable, not its
+argument; a copied line has one name of the original; a loop took the name of the data; the cell that made something ran
+again, and what had been done to it since did not. Each is told only where the cells and the objects show both sides.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import re
+from collections.abc import Iterator, Mapping
+from types import FunctionType
+from typing import Any
+
+from nbdebug.observe.variables import attributes, class_attribute, is_user_module
+from nbdebug.report import Where
+from nbdebug.tools.notebook.cells import (
+    FUNCTIONS,
+    CellBinding,
+    CellHistory,
+    arguments_of,
+    calls_after,
+    cell_lines,
+    dotted,
+    error_message,
+    first_read,
+    first_training_use,
+    keeps_object,
+    names_in,
+    nodes,
+    number_of,
+    root_of,
+)
+from nbdebug.tools.notebook.facts import NOWHERE, Told
+from nbdebug.tools.notebook.repeats import MISFIT
+from nbdebug.tools.notebook.rules import named
+from nbdebug.tools.notebook.stale_objects import (
+    SETTINGS,
+    ModelsAndOptimizers,
+    is_dataset,
+    is_module,
+    is_tensor,
+    parameters_of,
+)
+
+SHARED = "notebook/shared-object"
+
+
+def _told(
+    code: str, title: str, names: tuple[str, ...], fix: tuple[str, str], where: Where, used: Where = NOWHERE
+) -> Told:
+    return Told(code, title, names, where, (fix,), ((f"{named(used)} uses it", used),))
+
+
+MUTABLE = (list, dict, set)
+
+
+def told_of_cells(names: Mapping[str, Any], history: CellHistory, owners: ModelsAndOptimizers) -> Iterator[Told]:
+    """All that the cells and the variables tell without an exception."""
+    for name, value in names.items():
+        made = history.bindings(name, "assign", "def", "class")[-1:]
+        for binding in made:
+            yield from _of_one(name, value, binding, names, history)
+    yield from _late(history)
+    yield from _copied(names, history)
+    yield from _saved_untrained(history, owners)
+    yield from _rate_left(history, owners)
+    yield from _output_redirected(history)
+
+
+def _of_one(
+    name: str, value: Any, binding: CellBinding, names: Mapping[str, Any], history: CellHistory
+) -> Iterator[Told]:
+    """What one variable tells, by the statement that made it."""
+    if binding.how != "assign":
+        yield from _default_shared(name, value, binding, names, history)
+        yield from _unread(name, value, binding, names, history)
+        if issubclass(type(value), type):
+            yield from _filled_by_all(name, value, binding, history)
+        return
+    taken = dotted(binding.value.func) if isinstance(binding.value, ast.Call) else ""
+    if type(value) in (list, dict):
+        yield from _repeated(name, value, binding, history)
+    if isinstance(value, dict) and taken.endswith(".state_dict"):
+        yield from _put_back(name, value, taken.removesuffix(".state_dict"), binding, names, history)
+    elif (
+        isinstance(value, dict) or type(value).__module__ in SETTINGS[1:] or not is_module(value) and is_dataset(value)
+    ):
+        yield from _changed_through(name, binding, names, history)
+    if class_attribute(value, "reset") is not None:
+        yield from _counted_on(name, value, binding, history)
+
+
+def _empty(node: ast.AST | None) -> bool:
+    """Whether an expression makes an empty list, dict or set."""
+    if isinstance(node, ast.Call):
+        return dotted(node.func) in ("list", "dict", "set") and not arguments_of(node)
+    return isinstance(node, ast.List) and not node.elts or isinstance(node, ast.Dict) and not node.keys
+
+
+def _repeated(name: str, value: Any, binding: CellBinding, history: CellHistory) -> Iterator[Told]:
+    """`[[]] * 3`, `dict.fromkeys(names, [])`, `[[0] * 4] * 3`, once the one list in it has been changed."""
+    node, items = binding.value, list(value.values() if type(value) is dict else value)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.left, ast.List):
+        each = node.left.elts[0] if len(node.left.elts) == 1 else None
+    else:
+        fromkeys = isinstance(node, ast.Call) and dotted(node.func) == "dict.fromkeys" and len(node.args) == 2
+        each = node.args[1] if fromkeys else None  # type: ignore[union-attr]
+    one: Any = items[0] if len(items) > 1 and all(item is items[0] for item in items) else None
+    made = is_module(one) and isinstance(each, ast.Call)  # a name that is repeated is shared on purpose
+    if not made and (type(one) not in MUTABLE or not _changed_since(each, one)):
+        return
+    title = (
+        f"All {len(items)} items of `{name}` are one {type(one).__name__}, which {named(history.place(binding))} made "
+        "once: what is added to one of them is in each"
+    )
+    text = ast.unparse(each) if each is not None else ""
+    code = f"{{key: {text} for key in …}}" if type(value) is dict else f"[{text} for _ in range({len(items)})]"
+    used = first_read(history, name, binding.at) or NOWHERE
+    yield _told(SHARED, title, (name,), ("Make each of them anew.", f"{name} = {code}"), history.place(binding), used)
+
+
+def _changed_since(each: ast.AST | None, one: Any) -> bool:
+    """Whether a list is no longer as its expression made it."""
+    return bool(_empty(each) and one) or isinstance(each, ast.BinOp) and len(set(map(repr, one))) > 1
+
+
+def _default_shared(
+    name: str, value: Any, binding: CellBinding, names: Mapping[str, Any], history: CellHistory
+) -> Iterator[Told]:
+    """`def train(losses=[])`, where two variables, or their attributes, hold the one list by now."""
+    function = class_attribute(value, "__init__") if issubclass(type(value), type) else value
+    defaults = function.__defaults__ or () if type(function) is FunctionType else ()
+    for default in [one for one in defaults if type(one) in MUTABLE and one]:
+        place = function.__code__.co_argcount - len(defaults) + [one is default for one in defaults].index(True)
+        parameter = function.__code__.co_varnames[place]
+        written = [a for n in ast.walk(binding.node) for a in getattr(getattr(n, "args", None), "defaults", ())]
+        held = [n for n, v in names.items() if v is default or any(a is default for a in attributes(v).values())]
+        if len(held) > 1 and any(map(_empty, written)):
+            kind = type(default).__name__
+            title = (
+                f"`{held[0]}` and `{held[1]}` hold one {kind}: the default of `{parameter}` is made once, when "
+                f"{named(history.place(binding))} defines `{name}`, and each call goes on with it"
+            )
+            code = f"{parameter}=None\n    {parameter} = {kind}() if {parameter} is None else {parameter}"
+            fix = ("Make it in the function.", code)
+            yield _told(SHARED, title, (name, parameter, *held), fix, history.place(binding))
+
+
+def _filled_by_all(name: str, kind: type, binding: CellBinding, history: CellHistory) -> Iterator[Told]:
+    """A list of a class to which the `__init__` of each object adds, where a second object was made."""
+    lists = [key for key, value in type.__getattribute__(kind, "__dict__").items() if type(value) is list and value]
+    makers = [f for f in ast.walk(binding.node) if lists and getattr(f, "name", "") == "__init__"]
+    for node in (n for f in makers for n in ast.walk(f) if isinstance(n, ast.Call)):
+        key = dotted(node.func).removeprefix("self.").removesuffix(".append")
+        own = dotted(node.func) == f"self.{key}.append" and key in lists
+        if not own or any("self" in names_in(value) for value in node.args):
+            continue
+        made = [(cell, n) for cell, n in calls_after(history, binding.at, name) if dotted(n.func) == name]
+        if len(made) > 1 and f"self.{key} =" not in history.text(binding):
+            title = f"`{ast.unparse(node)}` adds to `{name}.{key}`, which all objects of `{name}` share"
+            fix = ("Make one for each object, in `__init__`.", f"self.{key} = []")
+            where, used = history.cells[binding.number].place(node.lineno), made[1][0].place_of(made[1][1])
+            yield _told(SHARED, title, (f"self.{key}", f"{name}.{key}"), fix, where, used)
+
+
+def _put_back(
+    name: str, state: Any, path: str, binding: CellBinding, names: Mapping[str, Any], history: CellHistory
+) -> Iterator[Told]:
+    """The model's own state dict, put back after a training as if it were a copy."""
+    model = names.get(root_of(path))
+    own = {tensor.data_ptr() for _, tensor in parameters_of(model)} if is_module(model) else set()
+    held = [tensor for tensor in state.values() if is_tensor(tensor) and tensor.numel()]
+    if not own or not any(tensor.data_ptr() in own for tensor in held):
+        return
+    for at, call in calls_after(history, binding.at, name):
+        back = dotted(call.func).endswith(".load_state_dict") and root_of(dotted(call.func)) == root_of(path)
+        trained = back and any(history.training(binding.number - 1, at.number + 1))
+        if trained and any(dotted(value) == name for value in call.args):
+            title = (
+                f"`{name}` is no copy of the weights of `{root_of(path)}`, but the weights themselves: training "
+                f"changed them, and In [{at.number}] puts back what is there already"
+            )
+            fix = ("Make a copy there.", f"import copy\n{name} = copy.deepcopy({path}.state_dict())")
+            yield _told(SHARED, title, (name, root_of(path)), fix, history.place(binding), at.place_of(call))
+            return
+
+
+def _changed_through(name: str, binding: CellBinding, names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
+    """Where a cell sets an item or an attribute of a second name of an object (`small = base`), or of the data set of a
+    part of it, and the other is used."""
+    thing, alias = names[name], dotted(binding.value) in names and names.get(dotted(binding.value)) is names[name]
+    whole = attributes(thing).get("dataset") if type(thing).__module__.startswith("torch.utils.data") else None
+    parts = [n for n, v in names.items() if whole is not None and n != name and attributes(v).get("dataset") is whole]
+    others = [dotted(binding.value)] if alias else [n for n in parts if type(names[n]) is type(thing)]
+    for at in [at for at in history.mentioning(name) if others and at.number >= binding.number]:
+        for statement in at.statements:
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+            if not isinstance(target, (ast.Attribute, ast.Subscript)) or (at.number, statement.lineno) <= binding.at:
+                continue
+            if dotted(target.value) != (name if alias else f"{name}.dataset"):
+                continue
+            if first_read(history, name, (at.number, statement.end_lineno or 0)) is None:
+                continue
+            for other in others:
+                holders = [n for n, v in names.items() if attributes(v).get("dataset") is names[other]]
+                since = (at.number, statement.lineno)
+                uses = ((use, user) for user in (other, *holders) for use in (first_training_use, first_read))
+                used = next((place for use, user in uses if (place := use(history, user, since))), None)
+                if used is not None:
+                    text = history.text_of(at.number, statement)
+                    title = f"`{text}` changes `{other}` as well, which {named(used)} uses: both stand for one object"
+                    fix = ("Make a copy there.", f"import copy\n{name} = copy.deepcopy({other})")
+                    yield _told(SHARED, title, (name, other), fix, at.place(statement.lineno), used)
+                    return
+
+
+def _counted_on(name: str, value: Any, binding: CellBinding, history: CellHistory) -> Iterator[Told]:
+    """A metric that counts a second evaluation on top of the first, though the model was trained in between."""
+    codes = (getattr(class_attribute(value, word), "__code__", None) for word in READ)
+    if any("reset" in code.co_names for code in codes if code is not None):
+        return
+    counted: list[int] = []
+    for at, call in calls_after(history, binding.at, name):
+        method = dotted(call.func).removeprefix(f"{name}.") if dotted(call.func).startswith(name) else ""
+        if method == "reset":
+            counted = []
+        elif method in ("update", "add", "add_batch", name) and "backward" not in history.methods(at.number):
+            read = any(f"{name}.{word}" in map(dotted, nodes(history.reach(at.number))) for word in READ)
+            if read and counted and any(history.training(counted[-1], at.number)):
+                title = (
+                    f"`{name}` counts the rows of In [{at.number}] on top of those of In [{counted[-1]}], before the "
+                    "training: nothing has reset it"
+                )
+                fix = ("Reset it before each evaluation.", f"{name}.reset()")
+                yield _told("notebook/cell-run-twice", title, (name,), fix, at.place_of(call))
+                return
+            counted += [at.number] * read
+
+
+READ = ("compute", "result", "value", "avg", "mean")
+"""What a metric is read by."""
+KEEPS = re.compile(r"append|insert|setdefault|register_\w*hook")
+"""Methods that keep a function which they are given."""
+
+
+def _late(history: CellHistory) -> Iterator[Told]:
+    """Functions made in a loop and kept, which read its variable when they are called."""
+    for at in history.mentioning("for"):
+        loops = [n for s in at.body for n in ast.walk(s) if isinstance(n, (ast.For, ast.ListComp, ast.DictComp))]
+        for loop, function, kept in [(one, *kept) for one in loops for kept in _kept(one, at.body)]:
+            targets = names_in(loop.target) if isinstance(loop, ast.For) else names_in(loop.generators[0].target)
+            own = {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}
+            body = function.body if isinstance(function.body, list) else [function.body]
+            late = sorted(set().union(*map(names_in, body)) & targets - own)
+            roots = {kept} if kept not in targets else names_in(loop.iter) if isinstance(loop, ast.For) else set()
+            end = (at.number, loop.end_lineno or 0)
+            used = next((place for root in sorted(roots) if (place := first_read(history, root, end))), None)
+            again = [b for b in history.bindings(late[0], "for", "assign") if b.at > end] if late else []
+            if used is not None and late and not again:
+                title = (
+                    f"All functions that In [{at.number}] makes in its loop read `{late[0]}` when they are called, and "
+                    f"not when they are made: in {named(used)} each of them sees the last one"
+                )
+                fix = ("Give each function its own, as a default.", f"lambda …, {late[0]}={late[0]}: …")
+                yield _told(SHARED, title, (late[0], *roots), fix, at.place(function.lineno), used)
+                return
+
+
+def _kept(loop: Any, body: list[ast.stmt]) -> Iterator[tuple[Any, str]]:
+    """(function, variable that keeps it) of the functions that a loop makes and keeps."""
+    if not isinstance(loop, ast.For):
+        made = loop.elt if isinstance(loop, ast.ListComp) else loop.value
+        kept = [s.targets[0] for s in body if isinstance(s, ast.Assign) and s.value is loop]
+        yield from ((made, dotted(target)) for target in kept if isinstance(made, ast.Lambda))
+        return
+    inside = list(ast.walk(loop))
+    if any(isinstance(n, ast.Break) or isinstance(n, ast.Attribute) and n.attr == "remove" for n in inside):
+        return
+    defined = {n.name: n for n in inside if isinstance(n, FUNCTIONS)}
+    for n in inside:
+        values: list[ast.expr] = []
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and KEEPS.fullmatch(n.func.attr):
+            values, into = arguments_of(n), n.func.value
+        elif isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Subscript):
+            values, into = [n.value], n.targets[0].value
+        for value in values:
+            function = value if isinstance(value, ast.Lambda) else defined.get(dotted(value))
+            if function is not None:
+                yield function, root_of(ast.unparse(into))
+
+
+def _unread(
+    name: str, value: Any, binding: CellBinding, names: Mapping[str, Any], history: CellHistory
+) -> Iterator[Told]:
+    """A function that reads a variable of the notebook in place of the argument of that kind which it is given."""
+    if type(value) is not FunctionType or not isinstance(binding.node, FUNCTIONS):
+        return
+    read = set().union(*map(names_in, binding.node.body))
+    parameters = [a.arg for a in (*binding.node.args.posonlyargs, *binding.node.args.args)]
+    for at, call in calls_after(history, binding.at, name) if set(parameters) - read else ():
+        given = {**dict(zip(parameters, call.args)), **{k.arg: k.value for k in call.keywords if k.arg in parameters}}
+        for parameter in [p for p in given if p not in read and dotted(call.func) == name]:
+            passed = dotted(given[parameter])
+            for other in sorted(read & names.keys() - {passed, *parameters}):
+                if passed in names and _stands_for(names[passed], names[other]):
+                    inside = (n for s in binding.node.body for n in ast.walk(s) if isinstance(n, ast.Name))
+                    line = next(n.lineno for n in inside if n.id == other)
+                    title = (
+                        f"`{name}` does not read its argument `{parameter}`, but the notebook's `{other}`: "
+                        f"In [{at.number}] gives it `{passed}`, and gets the answer for `{other}`"
+                    )
+                    where = history.cells[binding.number].place(line)
+                    fix = ("Read the argument.", (where.text or other).replace(other, parameter))
+                    blamed = (name, parameter, other, passed)
+                    yield _told("notebook/stale-reference", title, blamed, fix, where, at.place_of(call))
+                    return
+
+
+def _stands_for(one: Any, other: Any) -> bool:
+    """Whether two different objects can be taken for each other: two models, two tensors of one shape, two loaders."""
+    if one is other or is_tensor(one) and is_tensor(other) and one.shape != other.shape:
+        return False
+    kinds = type(one), type(other)
+    return is_module(one) and is_module(other) or kinds[0] is kinds[1] and kinds[0].__module__.startswith("torch")
+
+
+def _copied(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
+    """`val_loader = DataLoader(train_set)` below `train_loader = DataLoader(train_set)`, where nothing reads
+    `val_set`."""
+    last = {n: b[-1] for n in names if "_" in n and (b := history.bindings(n, "assign"))}
+
+    def called(name: str) -> str:
+        return dotted(getattr(last[name].value, "func", None))
+
+    for name, binding in last.items():
+        reads = sorted(names_in(binding.value) & last.keys())
+        for read, theirs, own in [(r, t, o) for r in reads for t in r.split("_") for o in name.split("_") if t != o]:
+            other, meant = (
+                "_".join(new if part == old else part for part in text.split("_"))
+                for text, old, new in ((name, own, theirs), (read, theirs, own))
+            )
+            first = last.get(other)
+            if first is None or meant not in last or other == name or meant == name or first.at >= binding.at:
+                continue
+            alike = called(name) == called(other) != "" and read in names_in(first.value)
+            used = first_read(history, name, binding.at)
+            if alike and used is not None and first_read(history, meant, last[meant].at) is None:
+                code = "training/leakage" if "train" in theirs else "notebook/stale-reference"
+                title = (
+                    f"`{name}` is made from `{read}`, as `{other}` is: nothing reads `{meant}`, which this line was "
+                    "most likely to take"
+                )
+                fix = ("Change the name in the copied line.", re.sub(rf"\b{read}\b", meant, history.text(binding)))
+                yield _told(code, title, (name, read, meant), fix, history.place(binding), used)
+                return
+
+
+REVIVES = re.compile(r"fit|train|load|from_pretrained|step|copy_|_?init")
+"""Methods after which a model may no longer be as its class makes it."""
+
+
+def _saved_untrained(history: CellHistory, owners: ModelsAndOptimizers) -> Iterator[Told]:
+    """A model that had been trained, was made anew by its cell, and saved with nothing done to it in between."""
+    for name, _ in owners.whole:
+        made = [b for b in history.bindings(name, "assign") if not keeps_object(b)]
+        trained = list(history.training(made[-2].number - 1, made[-1].number)) if len(made) > 1 else []
+        since = made[-1].at if trained else (1 << 30, 0)
+        for at, call in calls_after(history, since, name):
+            if not dotted(call.func).rpartition(".")[2].startswith("save") or history.same(at.number)[0] < trained[0]:
+                continue  # it saved the untrained one in the first round, too
+            between = [c.number for c in history.cells.values() if since[0] <= c.number <= at.number]
+            done = first_training_use(history, name, since)
+            methods = set().union(*map(history.methods, between))
+            if not any(map(REVIVES.match, methods)) and (done is None or (number_of(done) or 0) > at.number):
+                title = (
+                    f"In [{at.number}] saves `{name}` as it was made, with random weights: In [{since[0]}] made it "
+                    "again after the training, and nothing has trained it since then"
+                )
+                fix = ("Train it before it is saved.", f"# run In [{trained[-1]}] again, then save")
+                where = history.place(made[-1])
+                yield _told("notebook/cells-out-of-order", title, (name,), fix, where, at.place_of(call))
+                return
+
+
+def _sets_rate(node: ast.AST) -> bool:
+    """`group["lr"] = rate`, `group["lr"] *= 1.2`; a schedule computes what it sets."""
+    target = node.targets[0] if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) else None
+    target = node.target if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Mult) else target
+    return isinstance(target, ast.Subscript) and getattr(target.slice, "value", "") == "lr"
+
+
+def _rate_left(history: CellHistory, owners: ModelsAndOptimizers) -> Iterator[Told]:
+    """A test of many learning rates that left the optimizer at the last of them, where a later cell trains with it."""
+    for name, optimizer in owners.optimizers:
+        held = attributes(optimizer)
+        first, now = (held.get("defaults") or {}).get("lr"), [group.get("lr") for group in held.get("param_groups", ())]
+        if not isinstance(first, float) or not all(isinstance(rate, float) and rate >= 10 * first for rate in now):
+            continue
+        for at in reversed(history.reaching("param_groups")):
+            sets = [n for n in nodes(history.reach(at.number)) if _sets_rate(n)]
+            if not sets or not {"backward", "step"} <= history.methods(at.number):
+                continue
+            for trained in history.training(at.number, 1 + max(history.cells)):
+                if not any(map(_sets_rate, nodes(history.reach(trained)))) and name in (
+                    {n.id for n in nodes(history.reach(trained)) if isinstance(n, ast.Name)}
+                ):
+                    title = (
+                        f"`{name}` has a learning rate of {now[0]:g} in In [{trained}], and was made with {first:g}: "
+                        f"In [{at.number}] tried one rate after the other, and left lr at the last"
+                    )
+                    fix = ("Try rates on a copy, or make both again.", f"trial = copy.deepcopy((model, {name}))")
+                    where, used = at.place_of(sets[0]), history.cells[trained].place()
+                    yield _told("notebook/setting-left-on", title, (name, "lr"), fix, where, used)
+                    return
+
+
+def _output_redirected(history: CellHistory) -> Iterator[Told]:
+    """`sys.stdout = open(…)`, with cells that print after it."""
+    for binding in history.bindings("sys.stdout", "assign")[-1:]:
+        value = binding.value
+        opened = history.bindings(dotted(value), "assign")[-1:] if dotted(value) else []
+        value = opened[0].value if opened else value
+        if not isinstance(value, ast.Call) or dotted(value.func).rpartition(".")[2] not in ("open", "StringIO"):
+            continue
+        printing = [c for c in history.reaching("print") if c.number > binding.number]
+        if printing:
+            title = f"Nothing is printed here since In [{binding.number}]: sys.stdout is no longer the notebook's"
+            code = "with contextlib.redirect_stdout(log):\n    ..."
+            fix = ("Set it back (`sys.stdout = sys.__stdout__`, or restart), and use a block.", code)
+            used = printing[0].place()
+            yield _told("notebook/setting-left-on", title, ("sys.stdout",), fix, history.place(binding), used)
+
+
+def told_of_error(
+    names: Mapping[str, Any], objects: list[tuple[str, Any]], history: CellHistory, error: BaseException | None
+) -> list[Told]:
+    """What the last failure tells of the way in which its values came about."""
+    message = error_message(error)
+    lines = list(cell_lines(error, history)) if MISFIT.search(f"{type(error).__name__}: {message}") else []
+    for number, line in reversed(lines):
+        statement = history.cells[number].statement(line)
+        for name in sorted(names_in(statement) & names.keys()):
+            made = [b for b in history.bindings(name) if b.at < (number, line)]
+            first = [b for b in made if b.how == "assign" and b.number < made[-1].number][-1:]
+            if not first or made[-1].how != "for" or made[-1].number == number:
+                continue
+            mixed = [
+                n for n in names_in(statement) - {name} if (name, first[0].at) in history.origins(n, (number, line))
+            ]
+            if mixed:
+                where = history.place(made[-1])
+                title = (
+                    f"`{name}` is what the loop of {named(where)} left in it, and no longer that of "
+                    f"{named(history.place(first[0]))}, from which `{mixed[0]}` was computed"
+                )
+                fix = ("Give the loop names of its own.", f"for {name}_batch, … in …:")
+                used = history.cells[number].place(line)
+                return [_told("notebook/name-shadowed", title, (name, mixed[0]), fix, where, used)]
+    return list(_lacks(message, objects, history))
+
+
+def _lacks(message: str, objects: list[tuple[str, Any]], history: CellHistory) -> Iterator[Told]:
+    """An object that lacks what its class's `__init__` sets by now, as autoreload has changed the class."""
+    match = re.search(r"'(\w+)' object has no attribute '(\w+)'", message)
+    kind, lacking = match.groups() if match is not None and history.mentioning("autoreload") else ("", "")
+    for name, thing in [one for one in objects if kind and type(one[1]).__name__ == kind]:
+        make, made = class_attribute(thing, "__init__"), history.bindings(root_of(name))[-1:]
+        own = type(make) is FunctionType and is_user_module(type(thing).__module__)
+        sets = {i.argval for i in dis.get_instructions(make) if i.opname == "STORE_ATTR"} if own else set()
+        if lacking in sets and made:
+            title = (
+                f"`{name}` was made before its class was edited: autoreload gave `{kind}` another `__init__`, which "
+                f"sets `{lacking}`, and that has not run for `{name}`"
+            )
+            fix = (f"Make `{root_of(name)}` again.", history.text(made[0]))
+            yield _told("notebook/class-redefined", title, (name, kind), fix, history.place(made[0]))
+            return
