@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import CodeType, FunctionType, MethodType, UnionType
 from typing import Any
 
@@ -114,19 +114,10 @@ def _duplicate(group: list[DuplicateHook], history: CellHistory) -> Told:
 def _registrations(one: DuplicateHook, times: int, history: CellHistory) -> tuple[list[int], str]:
     """The cells that registered the hook, oldest first, and the method that they called."""
     methods = METHODS.get(one.word, ("register",))
-    calling: dict[int, list[ast.Call]] = {}
-    for number in [cell.number for cell in history.reaching(*methods)]:
-        calls = [
-            n
-            for n in nodes(history.reach(number))
-            if isinstance(n, ast.Call)
-            and dotted(n.func).rpartition(".")[2] in methods
-            or isinstance(n, ast.Call)
-            and isinstance(n.func, ast.Attribute)
-            and n.func.attr in methods
-        ]
-        if calls:
-            calling[number] = calls
+    calling = _calls(history, methods)
+    in_file = {} if calling else _calls(history, (_maker(one.newest),))
+    if in_file:  # a function of a file registers it
+        return list(in_file)[-times:], methods[0]
     defining = [n for hook in (*[h for _, _, h in one.older], one.newest) for n in [history.cell_of(_code(hook))] if n]
     naming = [n for n, calls in calling.items() if any(one.hook in _argument_names(call) for call in calls)]
     method = next((_method(call) for calls in calling.values() for call in calls), methods[0])
@@ -136,6 +127,19 @@ def _registrations(one: DuplicateHook, times: int, history: CellHistory) -> tupl
         if len(cells) >= min(2, times):
             return cells[-times:], _method(calling[cells[-1]][0])
     return list(calling)[-1:], method
+
+
+def _calls(history: CellHistory, names: Sequence[str]) -> dict[int, list[ast.Call]]:
+    """The calls of functions or methods of these names that each cell runs."""
+    ran = {cell.number: nodes(history.reach(cell.number)) for cell in history.reaching(*names)}
+    calls = {number: [n for n in of if isinstance(n, ast.Call) and _method(n) in names] for number, of in ran.items()}
+    return {number: of for number, of in calls.items() if of}
+
+
+def _maker(hook: Any) -> str:
+    """The function around the hook's own."""
+    function = getattr(_function(hook), "__qualname__", "")
+    return function.partition(".<locals>")[0].rpartition(".")[2]
 
 
 def _argument_names(call: ast.Call) -> set[str]:
@@ -149,9 +153,13 @@ def _method(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else dotted(call.func)
 
 
-def _code(hook: Any) -> str:
+def _function(hook: Any) -> Any:
     hook = getattr(hook, "func", hook)  # of a functools.partial
-    function = hook.__func__ if type(hook) is MethodType else hook
+    return hook.__func__ if type(hook) is MethodType else hook
+
+
+def _code(hook: Any) -> str:
+    function = _function(hook)
     return function.__code__.co_filename if type(function) is FunctionType else ""
 
 
