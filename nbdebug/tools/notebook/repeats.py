@@ -130,7 +130,10 @@ def _applied_again(number: int, statement: ast.stmt, names: Mapping[str, Any], h
     if not any(word in history.cells[number].source for word in ("/", "div_", "[", *FURTHER)):
         return None
     path, called, given = _chain(statement)
-    in_place = "div_" in called and _is_array(names.get(path)) and not any(path in names_in(value) for value in given)
+    of_itself = any(
+        path in names_in(v) and f"{path}.new_" not in ast.unparse(v) for v in given
+    )  # its values, not its type
+    in_place = "div_" in called and _is_array(names.get(path)) and not of_itself
     if in_place and first_training_use(history, path, at) is not None:
         return _run_before(history, number, statement, path)
     for one in ast.walk(statement):
