@@ -51,6 +51,8 @@ CLASSES = 1000
 """More kinds of labels than this are no classes but numbers of things."""
 READS = 16
 """Times that a sample is read: an image that is flipped in two ways comes out twice alike."""
+READING = 1.0
+"""Seconds for that."""
 ENDS = 32
 """Samples at either end of a dataset that tell whether it drifts."""
 SUBJECTS = re.compile(
@@ -102,20 +104,27 @@ class Batches:
         """What reading a sample again shows: "written" where that changes what the dataset holds, "apart" where the
         same inputs come with a target's same values in other places, or with another label; "" for neither."""
         dataset: Any = getattr(self.loader, "dataset", None)
-        order = [*self.inputs, self.target]
+        order = [i for i in (*self.inputs, self.target) if i is not None]
         if not hasattr(dataset, "__getitem__") or self.target is None or not self.inputs:
             return ""
-        seen, first = list[list[torch.Tensor]](), list[torch.Tensor]()
-        for _ in range(READS):
+
+        def read() -> list[torch.Tensor]:
             row = [torch.as_tensor(v) for v in tree_leaves(dataset[0]) if hasattr(v, "__array__") or isinstance(v, int)]
-            if len(row) != len(output_tensors(self.train[0])):
-                return ""
-            seen.append([row[i] for i in order if i is not None])
-            first = first or [t.clone() for t in seen[0]]
-            if any(not torch.equal(view, own) for view, own in zip(seen[0], first)):
-                for view, own in zip(seen[0], first):
-                    view.copy_(own)
-                return "written"
+            return [row[i] for i in order] if len(row) == len(output_tensors(self.train[0])) else []
+
+        seen, first, until = list[list[torch.Tensor]](), list[torch.Tensor](), time.monotonic() + READING
+        with preserve_rng(self.loader):
+            while len(seen) < READS and (len(seen) < 2 or time.monotonic() < until):
+                seen.append(read())
+                if not all(seen):
+                    return ""
+                first = first or [t.clone() for t in seen[0]]
+                if not all(map(torch.equal, seen[0], first)):
+                    changed = [t.clone() for t in seen[0]]
+                    _put_back(seen[0], first)
+                    again = [t.clone() for t in read()]
+                    _put_back(seen[0], first)
+                    return "written" if all(map(torch.equal, again, changed)) else ""  # else one buffer for all
         for one, other in itertools.combinations(seen, 2):
             *alike, same = (torch.equal(a, b) for a, b in zip(one, other))
             values = [row[-1].flatten().sort().values for row in (one, other)]
@@ -540,3 +549,8 @@ def _generator_of(dataset: Any) -> str:
                     below.append((f"{path}{key}.", value))
         level, depth = below, depth + 1
     return ""
+
+
+def _put_back(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    for tensor, value in zip(tensors, values):
+        tensor.copy_(value)
