@@ -609,7 +609,8 @@ def frozen_in_run(facts: TrainingFacts) -> Finding | None:
     matrices = [f for f in run.frozen if f.matrix]
     fresh = bool(matrices) and all(f.fresh for f in matrices)  # what has been trained is frozen on purpose
     held = ", and the optimizer holds them" * any(f.held for f in matrices)
-    if not zeros and not (fresh and signs.helps(experiment)):
+    scaled = signs.helps(run.experiments.get("factor 1"), signs.MUCH_BETTER)  # what is trained is enough, without it
+    if not zeros and not (fresh and not scaled and signs.helps(experiment)):
         return None
     blamed = [f.name for f in (_with_neighbours(run, zeros) if zeros else run.frozen)]
     why = (
