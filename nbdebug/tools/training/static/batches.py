@@ -105,7 +105,8 @@ class Batches:
         same inputs come with a target's same values in other places, or with another label; "" for neither."""
         dataset: Any = getattr(self.loader, "dataset", None)
         order = [i for i in (*self.inputs, self.target) if i is not None]
-        if not hasattr(dataset, "__getitem__") or self.target is None or not self.inputs:
+        readable = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
+        if not readable or self.target is None or not self.inputs:
             return ""
 
         def read() -> list[torch.Tensor]:
