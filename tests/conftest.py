@@ -82,6 +82,8 @@ ONLY_WITH_ALL = (
     "test_a_wrapped_model_goes_over_to_the_new_group",
     "distributed/test_healthy.py",
     "distributed/test_ranks.py::test_a_healthy_program_is_not_disturbed",
+    "distributed/test_ranks.py::test_a_script_that_starts_its_ranks_itself[2-start",
+    "distributed/test_ranks.py::test_a_script_that_starts_its_ranks_itself[3-mp",
     "distributed/test_engines.py::test_engines_of_the_users_own_cluster_in_two_sets",
     "test_magics.py::test_a_kernel_names_its_cells_too",
     "test_magics_explain.py::test_in_a_kernel_the_report_stands_below_the_traceback",

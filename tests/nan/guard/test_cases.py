@@ -21,7 +21,7 @@ def test_a_case_trips_is_named_and_leaves_the_weights_intact() -> None:
     if not (CASES / "nan").is_dir():
         pytest.skip("no ../shared/cases/nan beside this checkout")
     cases = find([CASES / "nan"])
-    results = list(run(cases if os.environ.get("NBDEBUG_ALL_TESTS") else cases[::8], by="guard"))
+    results = list(run(cases if os.environ.get("NBDEBUG_ALL_TESTS") else cases[::16], by="guard"))
     assert results and all("intact" in r.right for r in results if r.twin == "broken" and r.ok is not None)
     wrong = [row(result) for result in results if not result.ok]
     assert not wrong, "\n" + "\n".join(wrong)
