@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pathlib
 import time
 import types
@@ -16,6 +17,7 @@ from nbdebug.observe.duplicate_hooks import find_duplicate_hooks
 from nbdebug.tools.notebook.cells import CellHistory, bound
 from nbdebug.tools.notebook.check_notebook import notebook_causes
 from nbdebug.tools.notebook.left_on import _first_append, _largest
+from nbdebug.tools.notebook.stale_code import EditedModule
 from tests.notebook.books import BOOKS, HOOK, MODEL, OPT, SETUP, TRAIN
 from tests.shell import of_cells
 
@@ -235,3 +237,16 @@ def test_explain_tells_the_cell_that_changed_the_object() -> None:
         finding = nbdebug.explain(error, shell=shell).findings[0]
     assert finding.code == "error/dtype-mismatch" and finding.chain[0].where.cell == "In [5]"
     assert "net.half()" in finding.chain[0].what
+
+
+def test_a_function_that_a_decorator_has_made_from_text_was_not_edited(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hypothesis gives its wrapper the name of the file and the line of the function."""
+    file = tmp_path / "properties_zz.py"
+    file.write_text("from hypothesis import given, strategies\n@given(strategies.integers())\ndef holds(x): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("properties_zz")
+    assert EditedModule(module, str(file)).changed == []
+    file.write_text(file.read_text().replace("@given(strategies.integers())\n", "") + "def more(): ...\n")
+    assert EditedModule(module, str(file)).changed == ["more"]

@@ -93,7 +93,9 @@ class EditedModule:
         return list(dict.fromkeys(names))
 
     def _from_here(self, thing: Any) -> bool:
-        kind = type(thing)
+        kind, own = type(thing), vars(self.module)
+        if kind is types.FunctionType and thing.__code__.co_filename == self.file and thing.__globals__ is not own:
+            return False  # made from text by a decorator (of hypothesis), which gives it the file's name
         return (
             kind is types.FunctionType
             or hasattr_own(thing, "__wrapped__")
