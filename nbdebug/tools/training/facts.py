@@ -380,7 +380,7 @@ class TriedEdit:
 class StaticFacts:
     """What is known before training. loss_form: how loss_fn is called; optimizer: as a person would write it;
     placed: types and devices of the parameters; normalized: the model has normalization layers; reduction: "mean" or
-    "sum" over the batch, "neither", or "" (not known); attempts: by the cause; drawn, reread:
+    "sum" over the batch, "neither", or "" (not known); attempts: by the cause; drawn, reread, padding:
     see `Batches`."""
 
     loss_form: str = "loss_fn(model, batch)"
@@ -408,6 +408,7 @@ class StaticFacts:
     workers: WorkerDraws | None = None
     drawn: tuple[int, int] | None = None
     reread: str = ""
+    padding: float = 0.0
     weights: tuple[InitialWeight, ...] = ()
     normalized: bool = False
     units: tuple[UnitsFact, ...] = ()
@@ -486,7 +487,7 @@ class ModuleMode:
     mode. switched_at: first step of the second kind after one of the first; from_start: the first step was of the
     second kind. no_grad_train: calls in train mode without gradients while validation batches were read (or, where that
     is not known, now and then); no_grad_eval: the same in eval mode. frozen: none of its parameters, nor of its
-    parent's, is trained.
+    parent's, is trained. momentum: of running statistics.
     """
 
     module: str
@@ -498,6 +499,7 @@ class ModuleMode:
     no_grad_train: int = 0
     no_grad_eval: int = 0
     frozen: bool = False
+    momentum: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

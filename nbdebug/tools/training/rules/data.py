@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
-from nbdebug.text import figures, listed, percent
+from nbdebug.text import count, figures, listed, percent
 from nbdebug.tools.training.facts import (
     AnswersAmongInputs,
     ClassWeighting,
@@ -17,6 +17,7 @@ from nbdebug.tools.training.facts import (
     SharedGroups,
     TellingFeature,
     TrainingFacts,
+    TrainingRunFacts,
 )
 from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.rules.signs import helps, helps_validation
@@ -39,6 +40,12 @@ COMMON, ALONE = 0.9, 0.98
 """Share of the commonest label (SageMaker Debugger: 10 to 1): the first where a run has shown that the others are not
 found, the second where nothing but the labels is known
 (traintools: 95%; with three in a hundred that are easy to tell apart a model does without weights)."""
+WORSE, MATTERS = 3.0, 0.1
+"""Validation in eval mode over that in train mode; the difference, as a share of the first loss."""
+BEHIND = 0.01
+"""Share of the statistics of the start that is left in running ones: (1 - momentum) to the power of the steps."""
+FOLLOWED = 44
+"""Steps after which torch's own momentum, 0.1, leaves no more than that."""
 FEW, RECALL = 10, 0.2
 """… not found: less than that share of at least so many. A rare class that is learned well is no fault."""
 ENOUGH = 100
@@ -136,6 +143,8 @@ def preprocessing_mismatch(facts: TrainingFacts) -> Finding | None:
     held_out = None if facts.run is None else facts.run.held_out
     if held_out is not None and held_out.what == "unlike":
         return _unlike(held_out)
+    if (otherwise := _normalized_otherwise(facts.run)) is not None:
+        return otherwise
     if shift is None:
         return None
     wider = max(shift.ratio, 1 / shift.ratio if shift.ratio else math.inf)
@@ -167,6 +176,27 @@ def preprocessing_mismatch(facts: TrainingFacts) -> Finding | None:
             "validation deviation over training deviation": shift.ratio,
             "samples": f"{shift.samples[0]:,} and {shift.samples[1]:,}",
         },
+    )
+
+
+def _normalized_otherwise(run: TrainingRunFacts | None) -> Finding | None:
+    """Validation is far worse in eval mode than in train mode, where dropout can only harm."""
+    if run is None or run.mode_losses is None:
+        return None
+    (in_train, in_eval), first = run.mode_losses, signs.first_loss(run)
+    matters = in_eval > WORSE * in_train >= 0 and in_eval - in_train > MATTERS * first > 2 * MATTERS * in_train
+    behind = [m for m in run.modes if m.momentum is not None and (1 - m.momentum) ** m.train_steps > BEHIND]
+    own = [m.module for m in behind if "BatchNorm" in m.kind and m.train_steps >= FOLLOWED]
+    if not own or not matters:
+        return None
+    return finding(
+        "preprocessing-mismatch",
+        f"After {count(behind[0].train_steps, 'step')} with momentum={behind[0].momentum:g} the running statistics of "
+        f"batch normalization are not yet those of the data: the validation loss is {figures(in_eval)} in eval mode, "
+        f"and {figures(in_train)} with the statistics of each batch",
+        ["momentum", "running_mean", "BatchNorm", *own],
+        [Fix("Let them follow the data: torch's momentum is the share of the new batch.", "momentum=0.1")],
+        run=run,
     )
 
 

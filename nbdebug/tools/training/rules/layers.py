@@ -35,6 +35,8 @@ ENOUGH = 200
 TIMES = 3.0
 """Deviation of a weight over that of He's scheme (SageMaker Debugger: ten times the variance). torch's own
 initialization is at 0.41, Glorot's at about 0.7, a trained layer's rarely above 2."""
+PADDED = 0.3
+"""Share of the time steps that are padding at the end."""
 SMALL = 0.1
 """… and below this part of it a signal fades by ten in each layer."""
 FADED = 1e-3
@@ -525,8 +527,8 @@ def vanishing_gradients(facts: TrainingFacts) -> Finding | None:
     if run.optimizers > 1 and not signs.helps(experiment):
         return None  # the losses of adversaries need not fall
     weak = signs.vanishing(run, signs.VANISHES_SOMEWHAT if signs.helps(experiment) else signs.VANISHES)
-    if not weak:
-        return _in_time(run)
+    if not weak or facts.static is not None and facts.static.padding > PADDED:
+        return _in_time(facts, run)
     strongest = max(run.layers, key=lambda layer: layer.first_gradient)
     times = strongest.first_gradient / weak[0].first_gradient
     title = (
@@ -572,28 +574,35 @@ def _scaled_down(run: TrainingRunFacts, small: SmallFactor) -> Finding:
     )
 
 
-def _in_time(run: TrainingRunFacts) -> Finding | None:
+def _in_time(facts: TrainingFacts, run: TrainingRunFacts) -> Finding | None:
     """The same through the time steps of a sequence, where a network that sees all of them at once does learn."""
     gradient, reference = signs.vanishing_in_time(run), (run.reference or {}).get("train")
     loss = run.evaluations[-1].train if run.evaluations else None
-    if gradient is None or reference is None or loss is None or not reference < signs.MUCH_BETTER * loss:
+    padding = facts.static.padding if facts.static is not None else 0.0
+    learned = reference is not None and loss is not None and reference < signs.MUCH_BETTER * loss
+    if gradient is None or not (padding > PADDED or learned):
         return None
     title = (
         f"Gradients vanish on the way back through time: in `{gradient.module}` the gradient at the first of "
         f"{gradient.steps} time steps is {gradient.last / max(gradient.first, 1e-38):.1e} times smaller than at the "
-        f"last, and the loss stays at {figures(signs.last_loss(run))}; a network that sees all time steps at once "
-        f"reaches {figures(reference)}"
+        f"last, and {_loss_stays(run)}; "
     )
-    fix = Fix(
-        "Use a gated cell (GRU, LSTM), attention, or shorter sequences.",
-        "torch.nn.GRU(...)  # in place of RNN",
-        None,
-        {"why not": "another cell changes more of the model than can be tried automatically"},
-    )
+    if padding > PADDED:
+        title += f"{percent(padding)} of the steps are padding at the end, which the last state has come through"
+        advice = "Take the state after each sequence's own last step, or pack the sequences."
+        fix = Fix(advice, "last = output[torch.arange(len(output)), lengths - 1]")
+    else:
+        title += f"a network that sees all time steps at once reaches {figures(reference or 0.0)}"
+        fix = Fix(
+            "Use a gated cell (GRU, LSTM), attention, or shorter sequences.",
+            "torch.nn.GRU(...)  # in place of RNN",
+            None,
+            {"why not": "another cell changes more of the model than can be tried automatically"},
+        )
     return finding(
         "vanishing-gradients",
         title,
-        [gradient.module],
+        [gradient.module, *["padding"] * (padding > PADDED)],
         [fix],
         run=run,
         evidence={"gradient at the first time step": gradient.first, "at the last": gradient.last},

@@ -207,6 +207,7 @@ class ModeWatch:
             counts["train"] + (rare if 0 < rare <= RARE * self.steps else 0),
             counts["eval"],
             bool(own) and not any(p.requires_grad for p in own),
+            getattr(module, "momentum", None),
         )
 
 

@@ -53,6 +53,8 @@ READS = 16
 """Times that a sample is read: an image that is flipped in two ways comes out twice alike."""
 READING = 1.0
 """Seconds for that."""
+ENDS_ALIKE = 0.9
+"""Share of the sequences that end in the same token."""
 ENDS = 32
 """Samples at either end of a dataset that tell whether it drifts."""
 SUBJECTS = re.compile(
@@ -132,6 +134,20 @@ class Batches:
             if all(alike) and not same and (one[-1].dim() == 0 or torch.equal(*values)):
                 return "apart"
         return ""
+
+    def padding(self) -> float:
+        """Of sequences of tokens of which nearly all end in the same one, the share of the places that this fills."""
+        x = next(
+            (t for t in tensors_at(self.train[0], self.inputs) if t.dim() == 2 and not t.is_floating_point()), None
+        )
+        if x is None or x.shape[1] < 2:
+            return 0.0
+        own = x == x[:, -1].mode().values
+        return (
+            float(own.flip(1).long().cumprod(1).float().mean())
+            if float(own[:, -1].float().mean()) > ENDS_ALIKE
+            else 0.0
+        )
 
     def find_roles(self, step: StepGraph, loss_calls: Sequence[LossCall]) -> None:
         """Which tensors are targets and inputs, by their use in the step."""

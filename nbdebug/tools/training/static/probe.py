@@ -279,6 +279,7 @@ class _Probes:
         }
         facts["drawn"] = self._probe("The sampler's weights", batches.drawn, None)
         facts["reread"] = self._probe("A sample that is read again", batches.reread, "")
+        facts["padding"] = self._probe("Padding", batches.padding, 0.0)
         facts["answers"] = self._probe("Answers among the inputs", batches.answers_among_inputs, None)
         facts["groups"] = self._probe(
             "Subjects in both training and validation", lambda: batches.groups(self.users_loss_fn), None
