@@ -366,9 +366,9 @@ class OpWatch(TorchDispatchMode):
         forward = sum(op.seconds for op in self.last if op.phase == "forward") or 1e-9
         deep = {site: depth for op in ops for depth, site in enumerate(op.lines)}
         large = [s for s in inside if inside[s] >= 0.5 * total]
-        able = [[s for s in large if inside[s] >= pure * whole[s]] for pure in (0.999, 0.95, 0.8, 0.0)]
-        choice: list[Site] = next(filter(None, able), [])
-        site = min(choice, key=lambda s: deep[s], default=None)
+        pure = {s: inside[s] / (whole[s] or 1e-9) for s in large}
+        best = max(pure.values(), default=0.0) - 0.005  # what a view or two take on a busy machine
+        site = min((s for s in large if pure[s] >= best), key=lambda s: deep[s], default=None)
         return WorkShare(at_site(Where(phase="forward"), site), total / self.seconds(), what, total / forward)
 
     def growth(self) -> LongerInput | None:
