@@ -129,16 +129,19 @@ def run_loop(code: CodeType, names: dict[str, Any], ask: Callable[[Callable[[Any
 
 
 def loop_parts(
-    shell: Any, magic: str, text: str, cell: str | None, local_ns: dict[str, Any] | None
+    shell: Any, magic: str, text: str, cell: str | None, local_ns: dict[str, Any] | None, **named: str | None
 ) -> tuple[str, str, dict[str, Any]]:
     """(question, what was taken, model, batch, loss_fn and optimizer) of a loop, as its first steps tell them; the loop
-    is stopped there, and everything put back."""
+    is stopped there, and everything put back. named: the user's expressions for those that need not be told."""
     from nbdebug.tools.training.diagnose import first_steps  # imports torch: %load_ext must stay quick
     from nbdebug.tools.training.run.evaluate import preserve_rng
 
     question, code, names = loop_code(shell, magic, text, cell, local_ns)
-    known, taken = run_loop(code, names, lambda train: first_steps(train, {}, names))
+    own = {kind: evaluate(expression, names) for kind, expression in named.items() if expression is not None}
+    given = {"model": own.get("model"), "loss_fn": own.get("loss_fn")}
+    known, taken = run_loop(code, names, lambda train: first_steps(train, given, names))
     with preserve_rng(known.train_loader):
-        batch = next(iter(known.train_loader))
+        batch = own["batch"] if "batch" in own else next(iter(known.train_loader))
     optimizer = known.optimizers[0] if len(known.optimizers) == 1 else None
-    return question, taken, {"model": known.model, "batch": batch, "loss_fn": known.loss_fn, "optimizer": optimizer}
+    parts = {"model": known.model, "batch": batch, "loss_fn": known.loss_fn}
+    return question, taken, {**parts, "optimizer": own.get("optimizer", optimizer)}

@@ -222,7 +222,9 @@ class MemoryMagics(Magics):
             %fit --memory 24GiB --loop train()
 
         It shows the peak and what it is made of, the largest batch that fits, and what each remedy saves and costs.
-        Nothing is computed, and nothing of yours changes. In a script: nbdebug.fit(model, batch, loss_fn).
+        Nothing is computed, and nothing of yours changes. With --loop, or above the cell that is the loop (%%fit), its
+        first steps run, tell model, batch, loss and optimizer, and are put back. In a script: nbdebug.fit(model, batch,
+        loss_fn).
         """
         __tracebackhide__ = True
         args = parse(self.fit, line)
@@ -232,7 +234,8 @@ class MemoryMagics(Magics):
 
         names = variables(self.shell, local_ns)
         if cell is not None or args.loop:
-            question, taken, parts = loop_parts(self.shell, "fit", unquote(args.loop or ""), cell, local_ns)
+            named = {kind: getattr(args, kind) for kind in ("model", "batch", "loss_fn", "optimizer")}
+            question, taken, parts = loop_parts(self.shell, "fit", unquote(args.loop or ""), cell, local_ns, **named)
         else:
             question, (taken, parts) = f"%fit {line.strip().rstrip(';')}".strip(), _parts(args, names)
         with usage_errors():

@@ -90,7 +90,8 @@ class PrecisionMagics(Magics):
             return None
         text, names = step_text(line, args.train), variables(self.shell, local_ns)
         if cell is not None or text:
-            question, subject, parts = loop_parts(self.shell, "precision", text, cell, local_ns)
+            named = {"model": (args.model or [None])[-1], "batch": args.batch, "loss_fn": args.loss_fn}
+            question, subject, parts = loop_parts(self.shell, "precision", text, cell, local_ns, **named)
         else:
             question, (subject, parts) = "%precision", self._parts(args, names)
         if args.optimizer is not None:

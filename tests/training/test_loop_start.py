@@ -605,6 +605,10 @@ def test_precision_and_fit_take_the_call_of_a_loop() -> None:
         half = book.run("%precision --mode cast main(3)").result
         fits = book.run("%fit --memory 1MiB --loop main(3)").result
         assert book.run("%precision 3").error is None  # IPython's own
+        named = book.run("%precision --batch (X[:5],Y[:5]) --loss-fn F.cross_entropy main(3)").result
+        assert (
+            list(named.fp32_modules) == ["2"] and book.run("%fit m (X[:5],Y[:5]) --loop main(3)").error is not None
+        )  # there is no m
     assert list(half.fp32_modules) == ["2"] and half.question == "%precision --dtype float16 --mode cast main(3)"
     assert fits.question == "%fit main(3)" and not fits.ok
 
