@@ -136,6 +136,8 @@ def healthy(backend: str, names: str) -> None:
     for name, text in PROGRAMS.items():
         if names and not re.search(names, name):
             continue
+        if backend == "nccl":
+            text = text.replace("torch.Generator()", 'torch.Generator("cuda")')
         if backend == "nccl" and re.search(r"DataLoader\(|Accelerator", text):
             continue
         began = time.time()
