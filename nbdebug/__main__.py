@@ -26,6 +26,12 @@ from nbdebug.text import count, figures, in_a_line, in_colour
 from nbdebug.tools.environment import machine
 
 DEMO = "00_first_aid.ipynb"
+RUN = """Run a script, unchanged, under the guard and the gradient watch. A step that is not finite is
+stopped before it changes a weight, and its cause is named; an exception is explained below its
+traceback; a record of every step is written. What nbdebug says goes to stderr, and the status is
+the script's own."""
+ON_TRIP = """a bad step: trace names its cause and raises (the default), raise only raises, record drops it, names
+its cause and goes on, skip only drops it"""
 EXPECTED = """what it is meant to be, such as '{"mode": "RGB", "caption_extension": ".txt"}'"""
 CAUSE = re.compile(r"^(?:Cause|Most likely): \S+/\S+$", re.MULTILINE)
 """The line that every report with a finding has. The text above the report's next heading is its verdict."""
@@ -74,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        status = int(args.call(args))
+        status = int(args.call(args) or 0)
         sys.stdout.flush()
     except BrokenPipeError:  # "| head" has read enough; what is left is not written at the exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -93,194 +99,161 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"nbdebug {nbdebug.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog="nbdebug", help=argparse.SUPPRESS)
 
-    def command(name: str, call: Callable[[argparse.Namespace], int], about: str, *examples: str, check: bool = True):  # type: ignore[no-untyped-def]
-        """A command. check: it prints a report, in full or as JSON."""
+    def command(name: str, call: Callable[[argparse.Namespace], object], about: str, *examples: str) -> Any:
+        """A command. call: gives its exit status, or nothing for 0."""
         epilog = "\n".join(["examples:", *(f"  nbdebug {example}" for example in examples)]) if examples else None
         made = commands.add_parser(name, description=about, epilog=epilog, formatter_class=raw)
         made.set_defaults(call=call)
-        if check:
-            made.add_argument("--full", action="store_true", help="show all of the report")
-            made.add_argument("--json", action="store_true", help="print the report as JSON")
-        return made
+        return made.add_argument
 
-    _before_a_run(command)
-    _a_run(command)
-    _after_a_run(command)
+    def printing(add: Any) -> Any:
+        add("--full", action="store_true", help="show all of the report")
+        add("--json", action="store_true", help="print the report as JSON")
+        return add
+
+    def check(name: str, report: Callable[..., Report | None], about: str, *examples: str) -> Any:
+        """A command that prints a report. report: of its arguments, and of each of its paths where it takes several."""
+        return printing(command(name, functools.partial(print_reports, report), about, *examples))
+
+    add = check("check", check_any, "Look at a file or a folder, whatever it is.", "check run.yaml", "check runs/")
+    add("paths", metavar="PATH", nargs="+", help="settings, a checkpoint, a log, a data set, or a folder of them")
+    about = "What is wrong with files of settings."
+    add = check("check-config", check_config, about, "check-config conf/*.yaml --schema s.json")
+    add("paths", metavar="FILE", nargs="+", help="JSON, YAML or TOML")
+    add("--schema", metavar="FILE", help="what each key may be, as a JSON Schema or a draft of schema_from")
+    about = "Look at a checkpoint, or a folder of them, without loading it."
+    add = check("check-checkpoint", lambda args: nbdebug.check_checkpoint(args.path), about)
+    add("path", metavar="PATH", help="a file (.pt, .ckpt, .safetensors, ...), or a folder")
+    add = check("check-data", check_data, "What is wrong with a data set.", "check-data photos/ --json")
+    add("path", metavar="PATH", help="a folder, a table, or a file of records")
+    add("--expected", metavar="JSON", default="{}", help=EXPECTED)
+    add("--save", metavar="FILE", help="write the report as well (.csv, .html, .json or .txt)")
+    add = check("check-environment", check_environment, "What will stop a run on this machine.")
+    add("--requirements", metavar="FILE", help="compared with what is installed")
+    add("--facts", metavar="FILE", help="another machine's, as `facts` prints them there")
+    add("--save", metavar="FILE", help="write the report as well (.html, .json or .txt)")
+
+    dropping = "run --on-trip record train.py      # drop a bad step, write it down, go on"
+    add = command("run", run, RUN, "run train.py --lr 0.1", dropping)
+    add("--record", metavar="PATH", help="the folder of the record (default: SCRIPT.nbdebug, numbered)")
+    add("--no-record", action="store_true", help="write no record")
+    add("--on-trip", choices=("trace", "raise", "record", "skip"), default="trace", help=ON_TRIP)
+    add("--save", metavar="FILE", help="write the report of the run as well (.html, .json or .txt)")
+    add("script", metavar="SCRIPT", help="run as it is, as __main__")
+    add("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="of the script")
+    about = "What makes a training script slow."
+    add = printing(command("bottleneck", bottleneck, about, "bottleneck train.py -- --epochs 1"))
+    add("script", metavar="SCRIPT", help="run as it is, and ended after N steps")
+    add("arguments", nargs="*", metavar="ARG", help="of the script; behind -- where they are options")
+    add("--steps", type=int, default=20, metavar="N", help="steps that are timed (default 20)")
+    add("--goal", type=float, metavar="N", help="steps a second that you want")
+    add("--no-cures", action="store_true", help="try no cures: only time the steps")
+    add("--against", metavar="FILE", help="an earlier --json: exit status 1 where a step is slower")
+    add("--slower-than", default="5%", metavar="SHARE", help="how much slower it may be (default 5%%)")
+    add = check("ranks", ranks, "Which of several processes leaves the common path.", "ranks --nproc 4 train.py")
+    add("script", metavar="SCRIPT", nargs="?", help="run as it is, on torchrun")
+    add("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="of the script")
+    add("--nproc", type=int, default=2, metavar="N", help="processes (default 2)")
+    add("--check", action="store_true", help="no script: look at the ranks themselves")
+
+    add = command("open", open_record, "The report of a record.", "open train.nbdebug")
+    add("path", metavar="PATH", help="the folder of the record; the run may still be going on")
+    add("--save", metavar="FILE", help="write the report to FILE (.html, .json or .txt) instead")
+    about = "What the log of a run shows, and on which line."
+    add = check("read-log", lambda args: nbdebug.read_log(args.path), about, "read-log train.log")
+    add("path", metavar="PATH", help="a log (text, JSON Lines, CSV, TensorBoard, ...), or a folder of them")
+    about = "The page of a cause; or why a run failed, from the words of its traceback."
+    add = check("explain", explain, about, "explain nan/overflow", "explain - < train.log")
+    add("--pages", metavar="FILE", action="append", default=[], help="pages of your own (add_pages)")
+    add("code", metavar="CODE", help="such as nan/overflow (overflow will do); -: a traceback from stdin")
+    add = command("catalogue", catalogue, "List every cause that can be named.")
+    add("--pages", metavar="FILE", action="append", default=[], help="pages of your own (add_pages)")
+    about = "This machine's facts as JSON, for check-environment elsewhere; needs no torch."
+    command("facts", lambda args: print(json.dumps(machine.machine_facts(), indent=1)), about)
+    about = "Run the first-aid notebook in a fresh kernel, and print what was found."
+    command("demo", lambda args: demo(), about)
     return parser
-
-
-def _before_a_run(command: Any) -> None:
-    one = command("check", check_any, "Look at a file or a folder, whatever it is.", "check run.yaml", "check runs/")
-    one.add_argument(
-        "paths", metavar="PATH", nargs="+", help="settings, a checkpoint, a log, a data set, or a folder of them"
-    )
-    one = command(
-        "check-config",
-        check_config,
-        "What is wrong with files of settings.",
-        "check-config conf/*.yaml --schema s.json",
-    )
-    one.add_argument("paths", metavar="FILE", nargs="+", help="JSON, YAML or TOML")
-    one.add_argument(
-        "--schema", metavar="FILE", help="what each key may be, as a JSON Schema or a draft of schema_from"
-    )
-    one = command(
-        "check-checkpoint",
-        lambda args: print_checks([lambda: nbdebug.check_checkpoint(args.path)], args),
-        "Look at a checkpoint, or a folder of them, without loading it.",
-    )
-    one.add_argument("path", metavar="PATH", help="a file (.pt, .ckpt, .safetensors, ...), or a folder")
-    one = command(
-        "check-data",
-        lambda args: print_checks([lambda: data_of(args.path, args.expected, args.save)], args),
-        "What is wrong with a data set.",
-        "check-data photos/ --json",
-    )
-    one.add_argument("path", metavar="PATH", help="a folder, a table, or a file of records")
-    one.add_argument("--expected", metavar="JSON", default="{}", help=EXPECTED)
-    one.add_argument("--save", metavar="FILE", help="write the report as well (.csv, .html, .json or .txt)")
-    one = command(
-        "check-environment",
-        lambda args: print_checks([lambda: environment_of(args.requirements, args.facts, args.save)], args),
-        "What will stop a run on this machine.",
-    )
-    one.add_argument("--requirements", metavar="FILE", help="compared with what is installed")
-    one.add_argument("--facts", metavar="FILE", help="another machine's, as `facts` prints them there")
-    one.add_argument("--save", metavar="FILE", help="write the report as well (.html, .json or .txt)")
-
-
-def _a_run(command: Any) -> None:
-    one = command(
-        "run",
-        run,
-        "Run a script, unchanged, under the guard and the gradient watch. A step that is not finite is\n"
-        "stopped before it changes a weight, and its cause is named; an exception is explained below its\n"
-        "traceback; a record of every step is written. What nbdebug says goes to stderr, and the status is\n"
-        "the script's own.",
-        "run train.py --lr 0.1",
-        "run --on-trip record train.py      # drop a bad step, write it down, go on",
-        check=False,
-    )
-    one.add_argument("--record", metavar="PATH", help="the folder of the record (default: SCRIPT.nbdebug, numbered)")
-    one.add_argument("--no-record", action="store_true", help="write no record")
-    one.add_argument(
-        "--on-trip",
-        choices=("trace", "raise", "record", "skip"),
-        default="trace",
-        help="a bad step: trace names its cause and raises (the default), raise only raises, record drops it, "
-        "names its cause and goes on, skip only drops it",
-    )
-    one.add_argument("--save", metavar="FILE", help="write the report of the run as well (.html, .json or .txt)")
-    one.add_argument("script", metavar="SCRIPT", help="run as it is, as __main__")
-    one.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="of the script")
-    one = command("bottleneck", bottleneck, "What makes a training script slow.", "bottleneck train.py -- --epochs 1")
-    one.add_argument("script", metavar="SCRIPT", help="run as it is, and ended after N steps")
-    one.add_argument("arguments", nargs="*", metavar="ARG", help="of the script; behind -- where they are options")
-    one.add_argument("--steps", type=int, default=20, metavar="N", help="steps that are timed (default 20)")
-    one.add_argument("--goal", type=float, metavar="N", help="steps a second that you want")
-    one.add_argument("--no-cures", action="store_true", help="try no cures: only time the steps")
-    one.add_argument("--against", metavar="FILE", help="an earlier --json: exit status 1 where a step is slower")
-    one.add_argument("--slower-than", default="5%", metavar="SHARE", help="how much slower it may be (default 5%%)")
-    one = command("ranks", ranks, "Which of several processes leaves the common path.", "ranks --nproc 4 train.py")
-    one.add_argument("script", metavar="SCRIPT", nargs="?", help="run as it is, on torchrun")
-    one.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARG", help="of the script")
-    one.add_argument("--nproc", type=int, default=2, metavar="N", help="processes (default 2)")
-    one.add_argument("--check", action="store_true", help="no script: look at the ranks themselves")
-
-
-def _after_a_run(command: Any) -> None:
-    one = command(
-        "open",
-        lambda args: print_record(args.path, args.save),
-        "The report of a record.",
-        "open train.nbdebug",
-        check=False,
-    )
-    one.add_argument("path", metavar="PATH", help="the folder of the record; the run may still be going on")
-    one.add_argument("--save", metavar="FILE", help="write the report to FILE (.html, .json or .txt) instead")
-    one = command(
-        "read-log",
-        lambda args: print_checks([lambda: nbdebug.read_log(args.path)], args),
-        "What the log of a run shows, and on which line.",
-        "read-log train.log",
-    )
-    one.add_argument(
-        "path", metavar="PATH", help="a log (text, JSON Lines, CSV, TensorBoard, ...), or a folder of them"
-    )
-    one = command(
-        "explain",
-        explain,
-        "The page of a cause; or why a run failed, from the words of its traceback.",
-        "explain nan/overflow",
-        "explain - < train.log",
-        check=True,
-    )
-    one.add_argument("--pages", metavar="FILE", action="append", default=[], help="pages of your own (add_pages)")
-    one.add_argument("code", metavar="CODE", help="such as nan/overflow (overflow will do); -: a traceback from stdin")
-    one = command("catalogue", catalogue, "List every cause that can be named.", check=False)
-    one.add_argument("--pages", metavar="FILE", action="append", default=[], help="pages of your own (add_pages)")
-    command(
-        "facts", facts, "This machine's facts as JSON, for check-environment elsewhere; needs no torch.", check=False
-    )
-    command(
-        "demo",
-        lambda args: demo(),
-        "Run the first-aid notebook in a fresh kernel, and print what was found.",
-        check=False,
-    )
 
 
 # -- the commands -----------------------------------------------------------------------------------------------------
 
 
-def check_any(args: argparse.Namespace) -> int:
+def print_reports(report_of: Callable[..., Report | None], args: argparse.Namespace) -> int:
+    """Print the report, or that of each path, several as a JSON list. 1 where one has a problem, 2 and the reason where
+    there is nothing to check."""
+    paths = getattr(args, "paths", None)
+    status, plain = 0, []
+    for given in [(args, path) for path in paths] if paths else [(args,)]:
+        try:
+            report = report_of(*given)
+            saved = report.save(args.save) if report is not None and getattr(args, "save", None) else None
+        except (OSError, ValueError, TypeError, ImportError) as error:
+            print(error, file=sys.stderr)
+            status = 2
+            continue
+        if report is None:  # it has printed a page
+            continue
+        if saved:
+            print(saved, file=sys.stderr)
+        status = max(status, int(not report.ok))
+        if args.json:
+            plain.append(report.to_dict())
+        else:
+            print(report.full() if args.full else report)
+    if args.json and plain:
+        print(json.dumps(plain if len(paths or ()) > 1 else plain[0], indent=1))
+    return status
+
+
+def check_any(args: argparse.Namespace, path: str) -> Report:
     from IPython.core.error import UsageError
 
     from nbdebug.magics.check import check_of
 
-    def report(path: str) -> Report:
-        if not os.path.exists(path):
-            raise FileNotFoundError(f"there is no file or folder {path}")
-        try:
-            return check_of(pathlib.Path(path))[1]()
-        except UsageError as program:
-            raise ValueError(str(program)) from None
-
-    return print_checks([functools.partial(report, path) for path in args.paths], args)
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"there is no file or folder {path}")
+    try:
+        return check_of(pathlib.Path(path))[1]()
+    except UsageError as program:
+        raise ValueError(str(program)) from None
 
 
-def check_config(args: argparse.Namespace) -> int:
-    return print_checks(
-        [functools.partial(nbdebug.check_config, path, schema=args.schema) for path in args.paths], args
-    )
+def check_config(args: argparse.Namespace, path: str) -> Report:
+    return nbdebug.check_config(path, schema=args.schema)
 
 
-def facts(args: argparse.Namespace) -> int:
-    print(json.dumps(machine.machine_facts(), indent=1))
-    return 0
+def check_data(args: argparse.Namespace) -> Report:
+    report = nbdebug.check_data(args.path, expected=json.loads(args.expected))
+    if not any(report.facts["looked at"].values()):
+        raise ValueError(f"{args.path}: {report.headline}")
+    return report
 
 
-def explain(args: argparse.Namespace) -> int:
-    """The page of a code; of a text from stdin the report."""
+def check_environment(args: argparse.Namespace) -> Report:
+    known = json.loads(pathlib.Path(args.facts).read_text(encoding="utf-8")) if args.facts else None
+    return nbdebug.check_environment(requirements=args.requirements, facts=known)
+
+
+def explain(args: argparse.Namespace) -> Report | None:
+    """The page of a code, printed; of a text from stdin the report."""
     for path in args.pages:
         registry.add_pages(path)
-    if args.code != "-":
-        try:
-            print(registry.look_up(args.code).text(colour=in_colour(sys.stdout)))
-        except KeyError as unknown:
-            raise ValueError(unknown.args[0]) from None
-        return 0
-    text = sys.stdin.read()
-    if len(text.split()) < 2:
-        raise ValueError("explain - takes a traceback or a message from stdin")
-    return print_checks([lambda: nbdebug.explain(f"{text.strip()}\n ")], args)
+    if args.code == "-":
+        text = sys.stdin.read()
+        if len(text.split()) < 2:
+            raise ValueError("explain - takes a traceback or a message from stdin")
+        return nbdebug.explain(f"{text.strip()}\n ")
+    try:
+        print(registry.look_up(args.code).text(colour=in_colour(sys.stdout)))
+    except KeyError as unknown:
+        raise ValueError(unknown.args[0]) from None
+    return None
 
 
-def catalogue(args: argparse.Namespace) -> int:
+def catalogue(args: argparse.Namespace) -> None:
     for path in args.pages:
         registry.add_pages(path)
     print(registry.listing())
-    return 0
 
 
 def run(args: argparse.Namespace) -> int:
@@ -295,16 +268,6 @@ def run(args: argparse.Namespace) -> int:
     return done.status
 
 
-def data_of(path: str, expected: str, save: str | None) -> Report:
-    """The report of a data set, written to a file as well where one is named."""
-    report = nbdebug.check_data(path, expected=json.loads(expected))
-    if not any(report.facts["looked at"].values()):
-        raise ValueError(f"{path}: {report.headline}")
-    if save:
-        report.save(save)
-    return report
-
-
 def bottleneck(args: argparse.Namespace) -> int:
     """Time a script; 1 where it has a cause, or is slower than an earlier run, 2 and the reason where it can't be."""
     from nbdebug.tools.speed import watch
@@ -313,62 +276,27 @@ def bottleneck(args: argparse.Namespace) -> int:
     earlier = watch.load_times(args.against) if args.against else None
     limit = watch.share_of(args.slower_than)
     report = bottleneck_of_script(args.script, args.arguments, args.steps, args.goal, not args.no_cures)
-    compared = None if earlier is None else watch.slower(report.facts["speed"], earlier, limit)
-    print(json.dumps(report.to_dict(), indent=1) if args.json else report.full() if args.full else report)
-    if compared is None:
-        return int(not report.ok)
-    print(compared[1], file=sys.stderr if args.json else sys.stdout)
-    return int(compared[0])
+    status = print_reports(lambda args: report, args)
+    if earlier is None:
+        return status
+    slower, sentence = watch.slower(report.facts["speed"], earlier, limit)
+    print(sentence, file=sys.stderr if args.json else sys.stdout)
+    return int(slower)
 
 
-def ranks(args: argparse.Namespace) -> int:
+def ranks(args: argparse.Namespace) -> Report:
     """The report of a script on several processes, or of the processes alone."""
     from nbdebug.tools.distributed import check_ranks, launch
 
-    def report() -> Report:
-        script = check_ranks.__file__ if args.check else args.script
-        if not script or args.nproc < 1:
-            raise ValueError("ranks takes a script (or --check), and at least one process")
-        return launch.run_script(str(script), args.arguments, args.nproc)
-
-    return print_checks([report], args)
+    script = check_ranks.__file__ if args.check else args.script
+    if not script or args.nproc < 1:
+        raise ValueError("ranks takes a script (or --check), and at least one process")
+    return launch.run_script(str(script), args.arguments, args.nproc)
 
 
-def environment_of(requirements: str | None, facts: str | None, save: str | None) -> Report:
-    """The report of this machine, or of the facts in a file."""
-    known = json.loads(pathlib.Path(facts).read_text(encoding="utf-8")) if facts else None
-    report = nbdebug.check_environment(requirements=requirements, facts=known)
-    if save:
-        print(report.save(save), file=sys.stderr)
-    return report
-
-
-def print_checks(checks: Sequence[Callable[[], Report]], args: argparse.Namespace) -> int:
-    """Reports, printed, several as a JSON list; 1 where one has a problem, 2 and the reason where there is nothing to
-    check."""
-    status, plain = 0, []
-    for check in checks:
-        try:
-            report = check()
-        except (OSError, ValueError, TypeError, ImportError) as error:
-            print(error, file=sys.stderr)
-            status = 2
-            continue
-        status = max(status, int(not report.ok))
-        if args.json:
-            plain.append(report.to_dict())
-        else:
-            print(report.full() if args.full else report)
-    if args.json and plain:
-        print(json.dumps(plain if len(checks) > 1 else plain[0], indent=1))
-    return status
-
-
-def print_record(path: str, save: str | None = None) -> int:
-    """The report of a record, printed or saved."""
-    report = nbdebug.open_record(path).report()
-    print(report.save(save) if save else report)
-    return 0
+def open_record(args: argparse.Namespace) -> None:
+    report = nbdebug.open_record(args.path).report()
+    print(report.save(args.save) if args.save else report)
 
 
 # -- a script, watched ------------------------------------------------------------------------------------------------
