@@ -265,6 +265,13 @@ class Report:
         return self.verdict == HEALTHY
 
     @property
+    def sentence(self) -> str:
+        """What it says, in one sentence: of its first finding, its first symptom, or its headline."""
+        if self.findings:
+            return self.findings[0].title
+        return self.symptoms[0].what if self.symptoms else self.headline
+
+    @property
     def examined(self) -> bool:
         """Whether anything was judged: a table of memory, or a stop in a layer, is neither healthy nor not."""
         return bool(self.steps or self.losses or self.ruled_out)

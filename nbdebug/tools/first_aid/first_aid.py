@@ -10,7 +10,7 @@ import time
 import traceback
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import nbdebug
 from nbdebug.arguments import discover
@@ -52,29 +52,27 @@ class FirstAidReport(Report):
         )
 
     def __str__(self) -> str:
-        return self._joined("text", "render")
+        return self._joined("render")
 
     def __repr__(self) -> str:
-        return self._joined("text", "for_terminal")
+        return self._joined("for_terminal")
 
-    def _joined(self, view: str, function: str) -> str:
-        if not isinstance(self.tool, Report) or not self.folded:
-            steps = str(dataclasses.replace(self._steps(), folded=False)._view(view, function))
+    def _joined(self, function: str) -> str:
+        steps = self._steps()
+        if self.tool is None or not self.folded:
+            text = str(steps.full()._view("text", function))
         else:  # a line each, up to the one that counts, whose report is below
-            short = self._steps()
-            short.tables = [_without_unreached(self.tables[0])]
-            steps = str(short._view(view, function, len(short.tables[0].rows) + 4 + 2 * len(short.notes)))
-        if not isinstance(self.tool, Report):
-            return steps
-        left = max(14, 28 - steps.count("\n"))
+            steps.tables = [_without_unreached(self.tables[0])]
+            text = str(steps._view("text", function, len(steps.tables[0].rows) + 4 + 2 * len(steps.notes)))
+        if self.tool is None:
+            return text
+        left = max(14, 28 - text.count("\n"))
         tool = dataclasses.replace(self.tool, folded=self.folded, subject="")
-        return f"{steps}\n\n{tool._view(view, function, left)}"
+        return f"{text}\n\n{tool._view('text', function, left)}"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        parts = [self._steps()]
-        if isinstance(self.tool, Report):
-            parts.append(dataclasses.replace(self.tool, folded=self.folded))
-        html = "\n".join(str(part._view("html", "render")) for part in parts)
+        tools = [dataclasses.replace(self.tool, folded=self.folded)] if self.tool is not None else []
+        html = "\n".join(str(part._view("html", "render")) for part in (self._steps(), *tools))
         return {"text/plain": repr(self), "text/html": html}
 
 
@@ -96,8 +94,7 @@ class StepOutcome:
         return [MARKS[self.state], f"{number}. {self.step.what}", self.step.magic, takes, text]
 
 
-@dataclasses.dataclass(frozen=True)
-class LogEntry:
+class LogEntry(NamedTuple):
     """One first aid. settings: of the run then; changed: since the one before."""
 
     at: str
@@ -152,19 +149,16 @@ def first_aid(
     with contextlib.ExitStack() as same:
         for loader in discover("loader", names).values() or [None]:
             same.enter_context(own_random_numbers(loader))
-        outcomes = list(_walk(procedure, a, all_steps or whole))
+        outcomes, known = [], False
+        for step in procedure.steps:
+            skipped = known and not (all_steps or whole or step.always)
+            outcomes.append(StepOutcome(step) if skipped else _run(step, a))
+            known = known or outcomes[-1].state == CAUSE
     entry = _remember(name, outcomes, names)
     return _report(name, procedure, outcomes, entry, a, whole)
 
 
 # -- the walk ---------------------------------------------------------------------------------------------------------
-
-
-def _walk(procedure: Procedure, a: Surroundings, all_steps: bool) -> Iterator[StepOutcome]:
-    known = False
-    for step in procedure.steps:
-        yield (outcome := StepOutcome(step) if known and not (all_steps or step.always) else _run(step, a))
-        known = known or outcome.state == CAUSE
 
 
 def _run(step: Step, a: Surroundings) -> StepOutcome:
@@ -177,32 +171,19 @@ def _run(step: Step, a: Surroundings) -> StepOutcome:
         return StepOutcome(step, NOT_NEEDED, str(reason))
     except Exception as error:
         return _failed(step, error, a, time.perf_counter() - began)
-    seconds = time.perf_counter() - began
-    text = _sentence(report)
-    if report.verdict == FOUND:
-        return StepOutcome(step, CAUSE, text, seconds, report)
-    return StepOutcome(step, UNWELL if not report.ok else WELL, text, seconds, report)
+    state = CAUSE if report.verdict == FOUND else WELL if report.ok else UNWELL
+    return StepOutcome(step, state, report.sentence, time.perf_counter() - began, report)
 
 
 def _failed(step: Step, error: Exception, a: Surroundings, seconds: float) -> StepOutcome:
     """An exception of the user's own step is a cause; of a step that was made here, or of a tool, it is none: the step
     could not run."""
-    if a.own_step is not None and _passes_through(error, a.own_step.__code__):
+    frames = [frame for one in exception_chain(error) for frame, _ in traceback.walk_tb(one.__traceback__)]
+    if a.own_step is not None and any(frame.f_code is a.own_step.__code__ for frame in frames):
         report = nbdebug.explain(error, names=dict(a.names), shell=a.shell)
         if report.verdict == FOUND:
-            return StepOutcome(step, CAUSE, _sentence(report), seconds, report)
+            return StepOutcome(step, CAUSE, report.sentence, seconds, report)
     return StepOutcome(step, NEEDS, f"it could not run here ({in_a_line(error)})", seconds)
-
-
-def _passes_through(error: BaseException, code: types.CodeType) -> bool:
-    frames = (frame for one in exception_chain(error) for frame, _ in traceback.walk_tb(one.__traceback__))
-    return any(frame.f_code is code for frame in frames)
-
-
-def _sentence(report: Report) -> str:
-    if report.findings:
-        return report.findings[0].title
-    return report.symptoms[0].what if report.symptoms else report.headline
 
 
 # -- the reports ------------------------------------------------------------------------------------------------------
@@ -216,8 +197,7 @@ def _report(
     table = Table("The steps", ("", "step", "by", "takes", "what came out"), rows, open=True)
     causes = [o for o in outcomes if o.state == CAUSE]
     unwell = [o for o in outcomes if o.state == UNWELL]
-    shown = next(iter(causes or unwell), None)
-    tool = shown.report if shown is not None else None
+    tool = next((o.report for o in (*causes, *unwell)), None)
     findings = tuple(f for o in causes for f in (o.report.findings if o.report else ()))
     symptoms = tuple(s for o in unwell for s in (o.report.symptoms if o.report else ()))
     return FirstAidReport(
@@ -226,7 +206,7 @@ def _report(
         tuple(RuledOut(o.step.what, o.text or "nothing was found") for o in outcomes if o.state == WELL),
         tuple(f"{o.step.what}: {o.text}" for o in outcomes if o.state == NEEDS),
         (*_notes(entry), *_loop_in_a_cell(name, outcomes, a)),
-        headline=_headline(outcomes, causes, unwell, title),
+        headline=_headline(outcomes, title),
         symptoms=symptoms,
         independent=whole or len(causes) > 1,
         tables=(table, *(tool.tables if tool else ())),
@@ -245,15 +225,15 @@ def _without_unreached(table: Table) -> Table:
     return dataclasses.replace(table, rows=[*table.rows[:reached], *([row] if rest > 1 else table.rows[reached:])])
 
 
-def _headline(outcomes: list[StepOutcome], causes: list[StepOutcome], unwell: list[StepOutcome], title: str) -> str:
+def _headline(outcomes: list[StepOutcome], title: str) -> str:
     ran = sum(o.state in (WELL, CAUSE, UNWELL) for o in outcomes)
     done = f"{ran} of {count(len(outcomes), 'step')} ran"
-    places = [number for number, outcome in enumerate(outcomes, 1) if outcome in (causes or unwell)]
+    causes, unwell = ([n for n, o in enumerate(outcomes, 1) if o.state == state] for state in (CAUSE, UNWELL))
     if causes:
         noun = "step" if len(causes) == 1 else "steps"
-        return f"{title}: a cause was found in {noun} {listed(places, 9, quote='')} of {len(outcomes)}."
+        return f"{title}: a cause was found in {noun} {listed(causes, 9, quote='')} of {len(outcomes)}."
     if unwell:
-        return f"{title}: step {places[0]} saw something that is not well, with no known cause. {done}."
+        return f"{title}: step {unwell[0]} saw something that is not well, with no known cause. {done}."
     return f"{title}: no cause was found. {done}." if ran else f"{title}: no step could run. Each says what it needs."
 
 
@@ -336,8 +316,8 @@ def _remember(symptom: str, outcomes: list[StepOutcome], names: Mapping[str, Any
     before = LOG[-1].settings if LOG else settings
     told = next((o for state in (CAUSE, UNWELL) for o in outcomes if o.state == state), None)
     if told is not None:
-        codes = [f.code for f in told.report.findings[:1]] if told.report else []
-        outcome = f"{codes[0] if codes else told.state}: {told.text}"
+        code = told.report.findings[0].code if told.report and told.report.findings else told.state
+        outcome = f"{code}: {told.text}"
     else:
         outcome = "no cause" if any(o.state == WELL for o in outcomes) else "no step could run"
     entry = LogEntry(time.strftime("%H:%M:%S"), symptom, outcome, settings, tuple(_changes(before, settings)))

@@ -121,6 +121,10 @@ class Surroundings:
         return value
 
     @property
+    def loss_fn(self) -> Any:
+        return self.usual("loss_fn", "a loss: loss_fn(model, batch), or a criterion")
+
+    @property
     def loop_cell(self) -> str:
         """ "In [4]": the last cell with a backward of its own, where no function has it; "" without one."""
         cells = [n for n, text in enumerate(getattr(self.shell, "user_ns", {}).get("In", ())) if ".backward(" in text]
@@ -160,15 +164,15 @@ class Surroundings:
             function = self.names.get(name)
             if type(function) is not types.FunctionType:
                 continue
-            needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+            needed = _needed(function)
             own = [p for p in needed if p not in BATCHES]
             if len(needed) - len(own) > 1 or any(p not in self.names for p in own):
                 continue
             values = {p: self.names[p] for p in own}
-            word = next((p for p in needed if p in BATCHES), None)
-            text = f"{name}({', '.join(needed)})"
+            words = [p for p in needed if p in BATCHES]
             self.own_step = function
-            return text, functools.partial(_called, function, values, word), word is not None
+            text = f"{name}({', '.join(needed)})"
+            return text, functools.partial(_called, function, values, words), bool(words)
         return None
 
     def step(self) -> tuple[str, Callable[[Any], Any], bool]:
@@ -179,7 +183,7 @@ class Surroundings:
         from nbdebug.observe.validation import loss_call
 
         model, optimizers = self.subject.model, list(self.subject.optimizers.values())
-        loss_of, _ = loss_call(self.usual("loss_fn", "a loss: loss_fn(model, batch), or a criterion"))
+        loss_of, _ = loss_call(self.loss_fn)
 
         def step(batch: Any) -> Any:
             for optimizer in optimizers:
@@ -238,9 +242,14 @@ class Surroundings:
         return found
 
 
-def _called(function: Callable[..., Any], values: Mapping[str, Any], word: str | None, batch: Any) -> Any:
+def _called(function: Callable[..., Any], values: Mapping[str, Any], words: list[str], batch: Any) -> Any:
     """The user's own step, with the variables that it takes, and the batch under its name."""
-    return function(**values, **({} if word is None else {word: batch}))
+    return function(**values, **dict.fromkeys(words, batch))
+
+
+def _needed(function: types.FunctionType) -> list[str]:
+    """The parameters that a call must give."""
+    return [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
 
 
 # -- what the steps run -----------------------------------------------------------------------------------------------
@@ -251,7 +260,8 @@ def last_error(a: Surroundings) -> Report:
         raise NotNeeded("there is no last error")
     if not a.fresh:
         raise NotNeeded(f"the last error ({type(a.error).__name__}) is of an earlier cell")
-    if isinstance(a.error, (KeyboardInterrupt, SystemExit, SyntaxError)) or _is_usage(a.error):
+    usage = type(a.error).__name__ == "UsageError" and type(a.error).__module__.startswith("IPython")
+    if isinstance(a.error, (KeyboardInterrupt, SystemExit, SyntaxError)) or usage:
         raise NotNeeded(f"the last cell ended with {type(a.error).__name__}, which explains itself")
     return nbdebug.explain(a.error, names=dict(a.names), shell=a.shell)
 
@@ -275,8 +285,7 @@ def traced_step(a: Surroundings) -> Report:
 
 
 def before_training(a: Surroundings) -> Report:
-    model = a.subject.model
-    loss_fn = a.usual("loss_fn", "a loss: loss_fn(model, batch), or a criterion")
+    model, loss_fn = a.subject.model, a.loss_fn
     others = {kind: a.usual(kind) for kind in ("val_loader", "scheduler")}
     return nbdebug.preflight(model, a.loader, loss_fn, optimizer=a.subject.optimizer, **others)
 
@@ -300,23 +309,15 @@ def data(a: Surroundings) -> Report:
 def half_precision(a: Surroundings) -> Report:
     import torch
 
-    model, loss_fn = a.subject.model, a.usual("loss_fn", "a loss: loss_fn(model, batch), or a criterion")
+    model, loss_fn = a.subject.model, a.loss_fn
     functions = [loss_fn, type(model).forward, *(a.names.get(name) for name in (*STEPS, *LOOPS))]
-    words = set().union(*map(_names_in, functions))
+    codes = [code for function in functions if (code := getattr(function, "__code__", None)) is not None]
+    words = {word for code in codes for word in (*code.co_names, *code.co_consts) if isinstance(word, str)}
     types_of = {p.dtype for p in model.parameters()}
     if not words & set(HALF) and not types_of & {torch.float16, torch.bfloat16} and not discover("scaler", a.names):
         raise NotNeeded("nothing of yours uses half precision")
     dtype = "bfloat16" if "bfloat16" in words and "float16" not in words else "float16"
     return nbdebug.precision(model, next(iter(a.batches())), loss_fn, dtype, budget=60)
-
-
-def _names_in(function: Any) -> set[str]:
-    code = getattr(function, "__code__", None)
-    return set() if code is None else {*code.co_names, *(text for text in code.co_consts if isinstance(text, str))}
-
-
-def environment(a: Surroundings) -> Report:
-    return nbdebug.check_environment()
 
 
 def notebook(a: Surroundings) -> Report:
@@ -333,10 +334,6 @@ def kept(a: Surroundings) -> Report:
     return dataclasses.replace(report, findings=findings, headline=headline)
 
 
-def memory_now(a: Surroundings) -> Report:
-    return nbdebug.mem(names=dict(a.names))
-
-
 def memory_of_steps(a: Surroundings) -> Report:
     with a.put_back():
         text, step, _ = a.repeated(1)
@@ -349,37 +346,30 @@ def memory_needed(a: Surroundings) -> Report:
 
     if not torch.accelerator.is_available():
         raise Missing("a card, or its size: %fit --memory 24GiB")
-    loss_fn = a.usual("loss_fn", "a loss: loss_fn(model, batch), or a criterion")
-    optimizers = list(a.subject.optimizers.values())
-    return nbdebug.fit(
-        a.subject.model, next(iter(a.batches())), loss_fn, optimizer=optimizers[0] if optimizers else None
-    )
+    loss_fn = a.loss_fn
+    optimizer = next(iter(a.subject.optimizers.values()), None)
+    return nbdebug.fit(a.subject.model, next(iter(a.batches())), loss_fn, optimizer=optimizer)
 
 
 def times(a: Surroundings) -> Report:
     text, of_batch, takes_batch = a.step()
-    subject, names = a.subject, dict(a.names)
-    own: dict[str, Any] = {"model": subject.models, "optimizer": subject.optimizers, "names": names, "steps": TIMED}
+    subject, own = a.subject, {"names": dict(a.names), "steps": TIMED}
     with a.put_back():
-        if takes_batch:
-            report = nbdebug.bottleneck(of_batch, loader=a.loader, **own)
-        else:
-            report = nbdebug.bottleneck(lambda: of_batch(None), **own)
+        step, loader = (of_batch, {"loader": a.loader}) if takes_batch else (lambda: of_batch(None), {})
+        report = nbdebug.bottleneck(step, model=subject.models, optimizer=subject.optimizers, **own, **loader)
     return dataclasses.replace(report, question=f"%bottleneck {text}")
 
 
 def loop(a: Surroundings) -> Report:
     for name in LOOPS:
         function = a.names.get(name)
-        if type(function) is types.FunctionType:
-            needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
-            if needed in ([], ["callback"]):
-                try:
-                    subject, kinds = a.subject, ("loss_fn", "train_loader", "val_loader", "scheduler")
-                except Missing:  # none, or several: the loop tells
-                    return nbdebug.diagnose(function)
-                parts = {kind: a.usual(kind) for kind in kinds}
-                return nbdebug.diagnose(function, model=subject.model, optimizer=subject.optimizer, **parts)
+        if type(function) is types.FunctionType and _needed(function) in ([], ["callback"]):
+            try:
+                subject = a.subject
+            except Missing:  # none, or several: the loop tells
+                return nbdebug.diagnose(function)
+            parts = {kind: a.usual(kind) for kind in ("loss_fn", "train_loader", "val_loader", "scheduler")}
+            return nbdebug.diagnose(function, model=subject.model, optimizer=subject.optimizer, **parts)
     raise Missing("your loop as a function `train()` or `train(callback)`, or type %%diagnose above its cell")
 
 
@@ -520,16 +510,7 @@ def recorded_losses(names: Mapping[str, Any]) -> tuple[str, list[float]]:
     return "", []
 
 
-def watched(a: Surroundings) -> Report:
-    """What the watches of the training that are on have seen."""
-    return _running(a, ("GradWatch", "Guard"), "a watch: %grad_watch on, before the run")
-
-
-def machine_watched(a: Surroundings) -> Report:
-    return _running(a, ("Monitor",), "a monitor: %monitor on, before the run")
-
-
-def _running(a: Surroundings, kinds: tuple[str, ...], missing: str) -> Report:
+def watched(a: Surroundings, kinds: tuple[str, ...], missing: str) -> Report:
     """The report of the first watch of these kinds that a magic, or a variable, holds."""
     registry = getattr(getattr(a.shell, "magics_manager", None), "registry", {})
     watches = [getattr(registry.get(f"{kind}Magics"), "running", None) for kind in kinds]
@@ -540,15 +521,14 @@ def _running(a: Surroundings, kinds: tuple[str, ...], missing: str) -> Report:
     raise Missing(missing)
 
 
-def _is_usage(error: BaseException) -> bool:
-    return type(error).__name__ == "UsageError" and type(error).__module__.startswith("IPython")
-
-
 # -- the lists --------------------------------------------------------------------------------------------------------
 
 STATE = Step("Cells: order, and what is stale", "%check_notebook", 0.2, notebook)
-MACHINE = Step("Machine and versions", "%check_environment", 0.2, environment)
+MACHINE = Step("Machine and versions", "%check_environment", 0.2, lambda a: nbdebug.check_environment())
 ERROR = Step("The last error and its values", "%explain", 0.2, last_error)
+NOW = Step("What is held now", "%mem", 0.2, lambda a: nbdebug.mem(names=dict(a.names)))
+GRADIENTS = functools.partial(watched, kinds=("GradWatch", "Guard"), missing="a watch: %grad_watch on, before the run")
+BESIDE = functools.partial(watched, kinds=("Monitor",), missing="a monitor: %monitor on, before the run")
 SYMPTOMS: dict[str, Procedure] = {
     "nan": Procedure(
         "a NaN or an inf",
@@ -572,7 +552,7 @@ SYMPTOMS: dict[str, Procedure] = {
             Step("What the notebook keeps alive", "%check_notebook", 0.2, kept),
             Step("Three steps: peak, and what stays", "%%mem", 1, memory_of_steps),
             Step("Does a step fit, what would help", "%fit", 1, memory_needed),
-            Step("What is held now", "%mem", 0.2, memory_now),
+            NOW,
         ),
         ("oom", "leak", "ram"),
     ),
@@ -664,10 +644,10 @@ CHECKLISTS: dict[str, Procedure] = {
         "during training",
         "a run is going on, or has just been interrupted",
         (
-            Step("Gradients and losses, watched", "%grad_watch", 0.1, watched),
+            Step("Gradients and losses, watched", "%grad_watch", 0.1, GRADIENTS),
             Step("The losses so far", "losses", 0.1, losses),
-            Step("Card, memory, disk, beside steps", "%monitor", 0.1, machine_watched),
-            Step("Memory, by owner", "%mem", 0.2, memory_now),
+            Step("Card, memory, disk, beside steps", "%monitor", 0.1, BESIDE),
+            dataclasses.replace(NOW, what="Memory, by owner"),
             Step("The speed of a step", "%bottleneck", 2, times),
             Step("A sample of the outputs", "%check_outputs", 1, outputs),
             Step("Newest checkpoint: does it load", "%check_checkpoint", 0.5, checkpoint),

@@ -134,7 +134,7 @@ COMMON = ("root", "user", "admin", "localhost", "home", "notebook", "python", "t
 
 def _markdown(given: Sequence[GivenReport], told: Sequence[GivenReport], title: str) -> str:
     findings = _findings(told)
-    title = title or (findings[0][1].title if findings else _first_words(told[0].report))
+    title = title or (findings[0][1].title if findings else told[0].report.sentence)
     parts = _problem(told), _facts(given), _causes(findings), _cures(findings, given), _prevention(findings)
     body = "\n\n".join(f"## {number}. {name}\n\n{text}" for number, (name, text) in enumerate(zip(PARTS, parts), 1))
     return f"# Incident: {_line(title, 160)}\n\n{body}\n"
@@ -150,19 +150,13 @@ def _findings(told: Sequence[GivenReport]) -> list[tuple[GivenReport, Finding]]:
     return list(first.values())[:MOST]
 
 
-def _first_words(report: Report) -> str:
-    if report.findings:
-        return report.findings[0].title
-    return report.symptoms[0].what if report.symptoms else report.headline
-
-
 def _line(text: Any, most: int = 300) -> str:
     return clip(" ".join(str(text).split()), most)
 
 
 def _problem(told: Sequence[GivenReport]) -> str:
     seen = dict.fromkeys(
-        _line(text) for one in told for text in [s.what for s in one.report.symptoms] or [_first_words(one.report)]
+        _line(text) for one in told for text in [s.what for s in one.report.symptoms] or [one.report.sentence]
     )
     when = [one.when for one in told if one.when]
     first = f"First seen {_clock(when[0])}." if when else ""
