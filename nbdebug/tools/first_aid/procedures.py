@@ -320,6 +320,10 @@ def half_precision(a: Surroundings) -> Report:
     return nbdebug.precision(model, next(iter(a.batches())), loss_fn, dtype, budget=60)
 
 
+def environment(a: Surroundings) -> Report:
+    return nbdebug.check_environment()
+
+
 def notebook(a: Surroundings) -> Report:
     if a.shell is None:
         raise NotNeeded("this is no notebook")
@@ -332,6 +336,10 @@ def kept(a: Surroundings) -> Report:
     findings = tuple(finding for finding in report if finding.chapter == "memory")
     headline = report.headline if findings or not report.findings else "The notebook itself keeps nothing large."
     return dataclasses.replace(report, findings=findings, headline=headline)
+
+
+def memory_now(a: Surroundings) -> Report:
+    return nbdebug.mem(names=dict(a.names))
 
 
 def memory_of_steps(a: Surroundings) -> Report:
@@ -353,10 +361,10 @@ def memory_needed(a: Surroundings) -> Report:
 
 def times(a: Surroundings) -> Report:
     text, of_batch, takes_batch = a.step()
-    subject, own = a.subject, {"names": dict(a.names), "steps": TIMED}
+    own: dict[str, Any] = {"model": a.subject.models, "optimizer": a.subject.optimizers, "names": dict(a.names)}
+    step = of_batch if takes_batch else functools.partial(of_batch, None)
     with a.put_back():
-        step, loader = (of_batch, {"loader": a.loader}) if takes_batch else (lambda: of_batch(None), {})
-        report = nbdebug.bottleneck(step, model=subject.models, optimizer=subject.optimizers, **own, **loader)
+        report = nbdebug.bottleneck(step, loader=a.loader if takes_batch else None, steps=TIMED, **own)
     return dataclasses.replace(report, question=f"%bottleneck {text}")
 
 
@@ -524,9 +532,9 @@ def watched(a: Surroundings, kinds: tuple[str, ...], missing: str) -> Report:
 # -- the lists --------------------------------------------------------------------------------------------------------
 
 STATE = Step("Cells: order, and what is stale", "%check_notebook", 0.2, notebook)
-MACHINE = Step("Machine and versions", "%check_environment", 0.2, lambda a: nbdebug.check_environment())
+MACHINE = Step("Machine and versions", "%check_environment", 0.2, environment)
 ERROR = Step("The last error and its values", "%explain", 0.2, last_error)
-NOW = Step("What is held now", "%mem", 0.2, lambda a: nbdebug.mem(names=dict(a.names)))
+NOW = Step("What is held now", "%mem", 0.2, memory_now)
 GRADIENTS = functools.partial(watched, kinds=("GradWatch", "Guard"), missing="a watch: %grad_watch on, before the run")
 BESIDE = functools.partial(watched, kinds=("Monitor",), missing="a monitor: %monitor on, before the run")
 SYMPTOMS: dict[str, Procedure] = {
