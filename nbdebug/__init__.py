@@ -63,7 +63,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "EarlyStop": "tools.training.early_stop",
+    "EarlyStop": "tools.training.regularizers",
     "Edit": "report",
     "Finding": "report",
     "Fix": "report",

@@ -229,7 +229,7 @@ ASK = {
 }
 
 
-BEFORE_TRAINING = {f"nbdebug.tools.training.rules.{name}" for name in ("outputs", "data")} | {
+BEFORE_TRAINING = {"nbdebug.tools.training.rules.data"} | {
     f"training/{code}" for code in ("frozen-parameters", "detached-graph", "parameters-not-in-optimizer", "bad-init")
 }
 

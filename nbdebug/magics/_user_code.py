@@ -133,8 +133,8 @@ def loop_parts(
 ) -> tuple[str, str, dict[str, Any]]:
     """(question, what was taken, model, batch, loss_fn and optimizer) of a loop, as its first steps tell them; the loop
     is stopped there, and everything put back. named: the user's expressions for those that need not be told."""
-    from nbdebug.tools.training.diagnose import first_steps  # imports torch: %load_ext must stay quick
-    from nbdebug.tools.training.run.evaluate import preserve_rng
+    from nbdebug.tools.training.evaluate import preserve_rng
+    from nbdebug.tools.training.probe import first_steps  # imports torch: %load_ext must stay quick
 
     question, code, names = loop_code(shell, magic, text, cell, local_ns)
     own = {kind: evaluate(expression, names) for kind, expression in named.items() if expression is not None}

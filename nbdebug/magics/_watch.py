@@ -24,7 +24,7 @@ from nbdebug.report import Report
 from nbdebug.text import listed
 
 if TYPE_CHECKING:
-    from nbdebug.tools.training.run.loop_start import LoopSubject
+    from nbdebug.tools.training.loop_frames import LoopSubject
 
 NO_OPTIMIZER = " and no optimizer"
 WAITS = "There is no optimizer{} yet: each one that trains {} is taken at its first step."
@@ -177,7 +177,7 @@ class WatchMagics(Magics):
 
     def _wait(self, args: Any) -> str:
         """Watch the first model that a loop calls and trains; the message."""
-        from nbdebug.tools.training.run.loop_start import LoopStart  # here, so that %load_ext nbdebug stays quick
+        from nbdebug.tools.training.loop_frames import LoopStart  # here, so that %load_ext nbdebug stays quick
 
         if args is not self._typed:
             self.close()

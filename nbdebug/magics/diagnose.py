@@ -244,7 +244,7 @@ def _uses(code: CodeType, names: dict[str, Any], model: tuple[str, Any]) -> bool
 def first_batches(loader: Any) -> Any:
     """The loader; of one that can be read once its first batches, from a copy of the process: none is taken from it."""
     from nbdebug.process import can_copy, in_copy
-    from nbdebug.tools.training.run.evaluate import is_iterator
+    from nbdebug.tools.training.evaluate import is_iterator
 
     if loader is None or not can_copy() or not is_iterator(loader):
         return loader

@@ -17,7 +17,7 @@ from nbdebug.report import Report
 from nbdebug.text import count
 
 if TYPE_CHECKING:
-    from nbdebug.tools.training.run.loop_start import LoopSubject
+    from nbdebug.tools.training.loop_frames import LoopSubject
 
 
 @magics_class

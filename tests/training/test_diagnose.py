@@ -302,7 +302,7 @@ def test_the_report_is_drawn_and_saved(tmp_path):
 
 def test_the_whole_takes_no_more_than_a_few_times_the_loop(monkeypatch):
     """The budget is kept by the clock: with none left, experiments are reported as not done."""
-    from nbdebug.tools.training.run import probe
+    from nbdebug.tools.training import probe
 
     monkeypatch.setattr(probe, "TIMES", 0.0)
     monkeypatch.setattr(probe, "LEAST_SECONDS", 0.0)

@@ -19,7 +19,7 @@ __all__ = ["one_thread"]  # a fixture for every test
 
 
 def test_a_fault_of_ours_is_told_with_what_is_not_known_for_it(monkeypatch) -> None:
-    from nbdebug.tools.training.run import loop, probe
+    from nbdebug.tools.training import loop, probe
 
     def broken(*given):
         raise LookupError("ours")

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import nbdebug
-from nbdebug.tools.training.run.evaluate import ACCELERATOR_BYTES, SavedBatches
-from nbdebug.tools.training.run.loop_start import LoopStart, LoopSubject
+from nbdebug.tools.training.evaluate import ACCELERATOR_BYTES, SavedBatches
+from nbdebug.tools.training.loop_frames import LoopStart, LoopSubject
 from tests.shell import started
 
 SETUP = """

@@ -12,7 +12,7 @@ import nbdebug
 from nbdebug.tools.training.facts import RegularizerTrial, StaticFacts, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.report import diagnose_report
 from nbdebug.tools.training.rules.signs import OTHER_ORDER, weights_follow
-from nbdebug.tools.training.static.signals import target_columns
+from nbdebug.tools.training.signals import target_columns
 from tests.training.loops import clusters, cross_entropy, made, mse
 
 SMOOTHED = "label smoothing 0.1"

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import nbdebug
 from nbdebug.observe.snapshot import Snapshot
-from nbdebug.tools.training.static.probe import _placed, static_facts
+from nbdebug.tools.training.preflight import _placed, static_facts
 from tests.training.loops import clusters, cross_entropy, loaders, mse, shapes
 
 

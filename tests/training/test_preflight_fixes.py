@@ -15,8 +15,8 @@ from torch.nn import functional as F
 import nbdebug
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.report import Where
-from nbdebug.tools.training.static import probe
-from nbdebug.tools.training.static.fixes import PatchedCalls, verdict
+from nbdebug.tools.training import preflight as probe
+from nbdebug.tools.training.fixes import PatchedCalls, verdict
 from tests.training.loops import clusters, cross_entropy, loaders, mse, shapes
 
 

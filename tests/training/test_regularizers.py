@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import nbdebug
+from nbdebug.tools.training.regularizers import _half_the_blocks, _half_the_width
 from nbdebug.tools.training.rules.signs import OTHER_ORDER
-from nbdebug.tools.training.run.regularizers import _half_the_blocks, _half_the_width
 from tests.training.loops import cross_entropy, loaders, made, shapes
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import nbdebug
 from nbdebug.observe.snapshot import Snapshot
-from nbdebug.tools.training.run.retrain import LoopSchedule, loop_schedule, loss_share
+from nbdebug.tools.training.retrain import LoopSchedule, loop_schedule, loss_share
 from tests.training.healthy import KINDS
 from tests.training.loops import clusters, cross_entropy, cured_loss, loaders
 

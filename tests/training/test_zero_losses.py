@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import nbdebug
-from nbdebug.tools.training.static import signals
+from nbdebug.tools.training import signals
 from tests.training.loops import clusters
 
 

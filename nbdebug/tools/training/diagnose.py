@@ -8,7 +8,7 @@ is left as it was.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,18 +16,13 @@ import torch
 from nbdebug.arguments import completed, trainer_of, with_callback
 from nbdebug.interrupts import interruptible
 from nbdebug.live import progress_bar
-from nbdebug.observe.validation import OUTPUT_FORM, check_loss, check_model, loss_call, optimizers_of
 from nbdebug.report import Report
 from nbdebug.tools.training.facts import StaticFacts, TrainingFacts, TrainingRunFacts
+from nbdebug.tools.training.loop_frames import LoopStart, LoopSubject
+from nbdebug.tools.training.preflight import static_facts
+from nbdebug.tools.training.probe import NO_MODEL, LoopArguments, checked_arguments, late_facts, run_facts
 from nbdebug.tools.training.report import diagnose_report
 from nbdebug.tools.training.rules import name_all
-from nbdebug.tools.training.run.loop import TAKEN
-from nbdebug.tools.training.run.loop_start import LoopStart, LoopSubject
-from nbdebug.tools.training.run.probe import LoopArguments, late_facts, run_facts
-from nbdebug.tools.training.static.probe import static_facts
-
-CALL = "diagnose(train, model=, optimizer=)"
-NO_MODEL = "your code called no model of your variables with gradients: name it, --model NAME or model="
 
 
 @interruptible
@@ -94,7 +89,7 @@ def diagnose_loop(
 
     def found(what: LoopSubject) -> LoopArguments:
         nonlocal arguments, subject
-        arguments = _arguments(what.model, parts, what.part)
+        arguments = checked_arguments(what.model, parts, what.part, _static)
         arguments = dataclasses.replace(arguments, regularize=regularize, names=what.names, start=start)
         subject = str(what)
         return arguments
@@ -107,7 +102,8 @@ def diagnose_loop(
     if model is not None:
         parts = completed(model, parts)
         model = parts["model"]
-        arguments = dataclasses.replace(_arguments(parts.pop("model"), parts, usual), regularize=regularize)
+        arguments = checked_arguments(parts.pop("model"), parts, usual, _static)
+        arguments = dataclasses.replace(arguments, regularize=regularize)
     facts: TrainingFacts | None
     try:
         with progress_bar("your loop, watched", "steps", wanted=progress) as bar:
@@ -127,63 +123,6 @@ def diagnose_loop(
     if facts is None:
         raise ValueError(NO_MODEL)
     return answer(facts)
-
-
-def first_steps(train: Any, given: Mapping[str, Any], names: Mapping[str, Any] | None) -> tuple[LoopArguments, str]:
-    """What the first steps of a loop tell of it, and in words what that is; then it is stopped, and everything put back
-    but what it has made itself. given: the parts that were named, and "model". Raises ValueError where it calls no
-    model with gradients, or its lines don't tell the loss of a batch; whatever it raises itself passes."""
-    start, taken, run = LoopStart(names), list[tuple[LoopArguments, str]](), with_callback(train)
-    given = {**dict.fromkeys(("model", "optimizer", "loss_fn", "train_loader", "val_loader", "scheduler")), **given}
-
-    def found(what: LoopSubject) -> LoopArguments:
-        parts = {kind: value for kind, value in given.items() if kind != "model"}
-        model = what.model if given["model"] is None else given["model"]
-        arguments = _arguments(model, parts, what.part)
-        arguments = dataclasses.replace(arguments, names=what.names, start=start, static=lambda _: StaticFacts())
-        taken.append((arguments, str(what)))
-        return arguments
-
-    def on_step(steps: int, loss: float) -> None:
-        if steps >= (TAKEN if taken[0][0].takes_own else 1):
-            raise _EnoughError
-
-    def begun(callback: Any) -> None:
-        run(callback)
-        raise _EnoughError
-
-    try:
-        late_facts(begun, start, found, on_step=on_step)
-    except _EnoughError:
-        start.restore_rng()
-    if not taken:
-        raise ValueError(NO_MODEL)
-    known = taken[0][0]
-    if known.loss_fn is None or known.train_loader is None:
-        what = "loss of a batch: name it, --loss-fn NAME" if known.loss_fn is None else "batches"
-        raise ValueError(f"the lines of your loop don't tell the {what}")
-    return taken[0]
-
-
-class _EnoughError(BaseException):
-    """Ends the user's loop; their `except Exception` does not hold it up."""
-
-
-def _arguments(model: Any, given: Mapping[str, Any], usual: Callable[[str], Any]) -> LoopArguments:
-    """The arguments, checked. Raises TypeError, quoting what was given."""
-    check_model(model, CALL)
-    parts = {kind: usual(kind) if value is None else value for kind, value in given.items()}
-    optimizers = list(optimizers_of(parts["optimizer"], CALL).values())
-    loaders = parts["train_loader"], parts["val_loader"]
-    for name, loader in zip(("train_loader", "val_loader"), loaders):
-        if loader is not None and not isinstance(loader, Iterable):
-            raise TypeError(f"{name} takes something to iterate over, such as a DataLoader; got {loader!r}")
-    loss_fn, form = parts["loss_fn"], ""
-    if loss_fn is not None:
-        check_loss(loss_fn, CALL)
-        loss_fn, form = loss_call(loss_fn)
-    guessed = given["loss_fn"] is None and form == OUTPUT_FORM
-    return LoopArguments(model, optimizers, loss_fn, *loaders, parts["scheduler"], _static, guessed=guessed)
 
 
 def _static(arguments: LoopArguments) -> StaticFacts:

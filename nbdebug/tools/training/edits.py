@@ -1,7 +1,7 @@
 """The fix of a cause as an edit of the user's own statement, found in the syntax tree of their files.
 
-    in_loss       in the forward or the loss function: run as edited on one batch (static/fixes.py)
-    in_loop       in the loop: the user's own loop runs again as edited (run/probe.py)
+    in_loss       in the forward or the loss function: run as edited on one batch (fixes.py)
+    in_loop       in the loop: the user's own loop runs again as edited (EditTrials)
     in_call       an argument of a call that made the optimizer or a layer: set there, as the call would have set it
 
 Each gives the edits that can be written, the gentlest first, and none where the statement can't be told.
@@ -10,20 +10,40 @@ Each gives the edits that can be written, the gentlest first, and none where the
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import inspect
+import io
+import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import nn
 
 from nbdebug.observe import sources
+from nbdebug.observe.backward import EngineWatch
 from nbdebug.observe.locations import is_users_file, other_cells
+from nbdebug.observe.snapshot import Snapshot, StepState
+from nbdebug.observe.sources import edited_functions
+from nbdebug.observe.validation import names_used_by
 from nbdebug.report import Edit, Where
-from nbdebug.tools.training.facts import Broadcast, DetachedAt, LossCall, StaticFacts
+from nbdebug.text import count, listed
+from nbdebug.tools.training.evaluate import no_warnings
+from nbdebug.tools.training.facts import (
+    Broadcast,
+    DetachedAt,
+    LossCall,
+    StaticFacts,
+    TrainingFacts,
+    TrainingRunFacts,
+    TriedEdit,
+)
+from nbdebug.tools.training.rules import name_all, signs, slug
+from nbdebug.tools.training.rules.wording import pos_weight, tensor_of
 
 CLIP = 1.0
 """The limit that nearly all published recipes clip at."""
@@ -546,3 +566,160 @@ def _number(node: ast.expr | None) -> float | None:
     except ValueError:
         return None
     return float(value) if isinstance(value, (int, float)) else None
+
+
+# Edits of what a run shows, tried
+
+LONGEST_LOOP = 60.0
+"""Seconds of a loop that runs once more, with a fix in it."""
+
+
+FAR_ABOVE = 3.0
+"""Times the loss of an answer that knows nothing: a run that ends above it is not cured."""
+
+
+@dataclasses.dataclass
+class EditTrials:
+    """The fixes of what the rules name, as edits of the user's own lines: of the loop, which runs again as edited; or
+    of a call that made the optimizer or takes the labels, whose argument an experiment has set. arguments, run: of
+    diagnose, and its watched run; severed: where a term of the loss is cut off, as things stand."""
+
+    train: Callable[..., Any]
+    arguments: Any
+    run: Any
+    facts: TrainingRunFacts
+    static: StaticFacts
+    start: Snapshot
+    restore_rng: Callable[[], None]
+    severed: Callable[[], DetachedAt | None]
+
+    def all(self) -> dict[str, TriedEdit]:
+        tried = {}
+        for name in map(slug, name_all(TrainingFacts(self.static, self.facts))):
+            edit = self._of_call(name) or self._of_loop(name) or self._of_cut(name) or self._of_labels(name)
+            if edit is not None:
+                tried[name] = edit
+        return tried
+
+    def _of_loop(self, name: str) -> TriedEdit | None:
+        arguments = self.arguments
+        names = {**names_used_by(self.train), **self.run.names, **arguments.names}
+        for edit in in_loop(name, names, arguments.model, arguments.optimizers, arguments.scheduler, self.facts.places):
+            end = self._rerun(edit)
+            if end is not None:
+                return self._judged(name, edit, *end)
+        return None
+
+    def _judged(self, name: str, edit: Edit, losses: list[float], train: float, val: float | None) -> TriedEdit:
+        facts, before, first = self.facts, signs.last_loss(self.facts), abs(signs.first_loss(self.facts))
+        learns = name in ("eval-mode-in-training", "train-mode-in-eval")  # with dropout the loss need not be lower
+        learns |= name == "scheduler-order" and facts.schedule is not None and facts.schedule.before_first
+        most = first if learns else min(signs.BETTER * before, first)
+        if name == "exploding-gradients" and self.static.guess:  # less than before is no cure yet
+            most = min(most, FAR_ABOVE * self.static.guess)
+        well = all(map(math.isfinite, [train, *losses]))
+        last = facts.evaluations[-1].val if facts.evaluations else None
+        numbers = _before_and_after(before, train if well else math.nan, last, val)
+        return TriedEdit(edit, well and train <= most, f"your whole loop, {count(len(losses), 'step')}", numbers)
+
+    def _rerun(self, edit: Edit) -> tuple[list[float], float, float | None] | None:
+        """The losses of the user's loop as edited, and the loss on fixed batches at its end; None where it can't run
+        again."""
+        if self.run.seconds > LONGEST_LOOP:
+            return None
+        arguments = self.arguments
+        optimizers = {str(i): optimizer for i, optimizer in enumerate(arguments.optimizers)}
+        state = StepState.take(self.train, {"model": arguments.model}, optimizers)
+        if state.why_not:
+            return None
+        losses: list[float] = []
+        roots = EngineWatch(lambda call: losses.append(float(call.roots[0].detach().sum())), lambda call, result: None)
+        made: list[Any] = []
+        waiting = contextlib.nullcontext() if arguments.start is None else arguments.start.waiting(made.append)
+        try:
+            (arguments.start or self).restore_rng()
+            with edited_functions(edit) as exchanged, no_warnings(), contextlib.redirect_stdout(io.StringIO()), waiting:
+                if not exchanged:
+                    return None
+                if not self.run.has_callback:
+                    roots.attach()
+                self.train(lambda step, loss, *more, **named: losses.append(float(loss)))
+            roots.detach()
+            model = made[0].model if made else arguments.model
+            end, val = self.run.on_train.losses_of(model), self.run.on_val.losses_of(model)
+            return (losses, fmean(end), fmean(val) if val else None) if end and losses else None
+        except Exception:  # the edit is no fix here
+            return None
+        finally:
+            roots.detach()
+            state.leave()
+            self.start.restore()
+            self.restore_rng()
+
+    def _of_cut(self, name: str) -> TriedEdit | None:
+        """The gradient of a part of the loss arrives once the cut is out."""
+        cut = self.facts.severed if name == "detached-graph" else None
+        for edit in joined(cut) if cut is not None else ():
+            with edited_functions(edit) as exchanged:
+                left = self.severed() if exchanged else cut
+            self.start.restore()
+            if left is None and cut is not None:
+                arrives = {"gradient": f"arrives at {listed(cut.parameters)}"}
+                return TriedEdit(edit, True, "the loss of one batch", arrives)
+        return None
+
+    def _of_labels(self, name: str) -> TriedEdit | None:
+        """The weights of the experiment, or a label that does not count, as arguments of the loss."""
+        weighting, calls = self.facts.weighting, self.static.loss_calls
+        on_cpu = all(p.device.type == "cpu" for p in self.arguments.model.parameters())
+        if name != "class-imbalance" or weighting is None or len(calls) != 1 or not on_cpu:
+            return None
+        binary = calls[0].op == "binary_cross_entropy_with_logits"
+        argument = ("weight", tensor_of(weighting.weights))
+        if weighting.left_out:
+            argument = ("ignore_index", weighting.common)
+        elif weighting.inverse:
+            argument = ("pos_weight" if binary else "weight", "1 / {}")
+        elif binary:
+            argument = ("pos_weight", tensor_of([pos_weight(weighting.weights)]))
+        for edit in in_label_loss(self._files(), calls[0], *argument):
+            numbers = {"score of the other classes": weighting.before, "with the fix": weighting.after}
+            return TriedEdit(edit, True, _from_the_start(weighting.steps), numbers)
+        return None
+
+    def _files(self) -> list[str]:
+        known = self.facts.places.get("backward", Where()).file
+        return users_files(self.arguments.model, self.train, self.arguments.loss_fn, file=known)
+
+    def _of_call(self, name: str) -> TriedEdit | None:
+        """Learning rate and weight decay."""
+        start = {"lr-too-high": "lr/", "lr-too-low": "lr*", "over-regularized": "no weight decay"}.get(name)
+        tried = {n: e for n, e in self.facts.experiments.items() if start is not None and n.startswith(start)}
+        best = min(tried, key=lambda n: tried[n].end_changed, default=None)
+        optimizers = self.arguments.optimizers
+        limit = signs.least_gain(self.facts) if start == "lr*" else signs.BETTER
+        if best is None or not optimizers or not signs.helps(tried[best], limit):
+            return None
+        argument, factor = "weight_decay", 0.0
+        if best.startswith("lr"):
+            argument, factor = "lr", 1 / float(best[3:]) if best[2] == "/" else float(best[3:])
+        groups = [g for o in optimizers for g in o.param_groups]
+        old = {float(g.get("initial_lr", g["lr"]) if argument == "lr" else g[argument]) for g in groups}
+        if len(old) != 1 or any("max_lr" in group for group in groups):
+            return None
+        before, kinds, e = old.pop(), [type(o).__name__ for o in optimizers], tried[best]
+        for edit in in_call(self._files(), kinds, argument, before, f"{before * factor:g}"):
+            numbers = _before_and_after(e.end_as_is, e.end_changed, e.val_as_is, e.val_changed)
+            return TriedEdit(edit, True, _from_the_start(len(e.changed)), numbers)
+        return None
+
+
+def _before_and_after(before: float, after: float, val: float | None, val_after: float | None) -> dict[str, Any]:
+    numbers = {"loss as it is": before, "loss with the fix": after}
+    if val is not None and val_after is not None:
+        numbers |= {"validation as it is": val, "validation with the fix": val_after}
+    return {name: value if math.isfinite(value) else "not finite" for name, value in numbers.items()}
+
+
+def _from_the_start(steps: int) -> str:
+    return f"{count(steps, 'step')} from the start of your run"

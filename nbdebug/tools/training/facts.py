@@ -13,8 +13,8 @@ TrainingFacts
     ├── layers, start_units, end_units, layer_calls, time_gradients     gradients, updates and activations
     └── experiments, reference     the same start again, with one thing changed at a time
 
-Either of the two may be None: not examined. What a probe of ours could not measure is no error of the user's loop:
-`ProbeErrors` makes a line of `unchecked` of it.
+`static` is empty and `run` is None where that was not examined. What a probe of ours could not measure is no error of
+the user's loop: `ProbeErrors` makes a line of `unchecked` of it.
 """
 
 from __future__ import annotations
@@ -286,6 +286,10 @@ class Labels:
     batches: int
     complete: bool
     sequential: bool
+
+    def one_label(self, least: int) -> str:
+        """The one label of a whole pass of at least so many; "" where there are others."""
+        return next(iter(self.counts)) if len(self.counts) == 1 and self.complete and self.total >= least else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -691,7 +695,7 @@ class TrainingRunFacts:
     adversaries: several optimizers, given or not, step after
     backward passes of their own; places: the user's lines, by what they do; mode_losses: the
     validation loss in train mode and in eval mode; regularization: the largest weight decay and dropout; spike,
-    held_out, factor: see run/experiments.py; recalls: class → (samples or pixels of it in the fixed batches, how many
+    held_out, factor: see experiments.py; recalls: class → (samples or pixels of it in the fixed batches, how many
     of them the model finds at the end); repeats: a plain loop comes to the same losses; severed: where a term of the
     loss is cut off from all parameters that are trained by it; outweighs: the share of the term that the experiment
     "weaker term" has weakened; one_label: see LoopRun; edits: by the cause, an edit of the user's lines that was run.
@@ -770,8 +774,11 @@ class TrainingRunFacts:
 class TrainingFacts:
     """See the top of the file."""
 
-    static: StaticFacts | None = None
+    static: StaticFacts = dataclasses.field(default_factory=StaticFacts)
     run: TrainingRunFacts | None = None
+
+    def experiment(self, name: str) -> Experiment | None:
+        return None if self.run is None else self.run.experiments.get(name)
 
 
 # What could not be measured

@@ -1,24 +1,83 @@
-"""`preflight(model, loader, loss_fn, ...)`: everything that can be known before training."""
+"""`preflight(model, loader, loss_fn, ...)`: everything that can be known before training.
+
+Each probe in turn (`static_facts`), on a copy, with everything put back. Where model and optimizer can't be copied,
+they are used themselves and put back afterwards. Random numbers, the loader's included, are as before.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import dataclasses
 import functools
+import math
+import sys
+import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from nbdebug.arguments import completed, planned_optimizers, trainer_of
 from nbdebug.interrupts import interruptible
-from nbdebug.observe.validation import optimizers_of
-from nbdebug.report import Report
-from nbdebug.tools.training.diagnose import first_steps
-from nbdebug.tools.training.facts import TrainingFacts
+from nbdebug.live import progress_bar
+from nbdebug.observe.snapshot import Snapshot
+from nbdebug.observe.tensors import kinds_of
+from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
+from nbdebug.report import Finding, Report
+from nbdebug.text import size
+from nbdebug.tools.training.batches import (
+    Batches,
+    drawn_validation,
+    environment_notes,
+    ignores_input,
+    loss_reduction,
+    worker_draws,
+)
+from nbdebug.tools.training.evaluate import LossFn, is_iterator, preserve_rng
+from nbdebug.tools.training.facts import Attempt, OverfitResult, Parameter, ProbeErrors, StaticFacts, TrainingFacts
+from nbdebug.tools.training.fixes import attempt, edit_fixes, fix_for, overfit_batch, patched
+from nbdebug.tools.training.one_step import (
+    StepGraph,
+    calls_for,
+    detached_places,
+    foreign_tensors,
+    has_nonfinite,
+    held_elsewhere,
+    loss_parameters,
+    optimizer_code,
+    parameter_table,
+    step_graph,
+)
+from nbdebug.tools.training.outputs import (
+    batch_mixing,
+    batch_size,
+    broadcasts,
+    hiding_masks,
+    loss_calls,
+    over_all_batches,
+    refused_labels,
+    repeatable_loss,
+    sees_ahead,
+    with_measured_reach,
+)
+from nbdebug.tools.training.probe import LoopArguments, first_steps
 from nbdebug.tools.training.report import preflight_report
-from nbdebug.tools.training.rules import name_all
-from nbdebug.tools.training.run.probe import LoopArguments
-from nbdebug.tools.training.static.probe import CALL, SECONDS, static_facts
+from nbdebug.tools.training.rules import name_all, slug
+from nbdebug.tools.training.signals import activation_units, first_layers, initial_weights
+
+CALL = "preflight(model, loader, loss_fn)"
+LARGE = 2 << 30
+"""Bytes of parameters above which no further copies are made."""
+UNITS_FROM = 4
+"""Batches over which a unit has to be zero to count as dead."""
+SECONDS = 60.0
+"""The time for all probes."""
+RUN_SHOWS = frozenset({"frozen-parameters", "dead-relu", "saturated-activation", "zero-loss", "unshuffled-data"})
+"""Causes whose fix a watched run tries better."""
 
 
 @interruptible
@@ -84,3 +143,330 @@ def _report(parts: dict[str, Any], seconds: float, subject: str) -> Report:
     static = static_facts(model, loader, loss_fn, **parts, seconds=seconds)
     how = f"{subject}; the loss was taken as {static.loss_form}"
     return preflight_report(static, name_all(TrainingFacts(static)), how)
+
+
+def static_facts(
+    model: nn.Module,
+    loader: Any,
+    loss_fn: Callable[..., Any],
+    *,
+    optimizer: Any = None,
+    val_loader: Any = None,
+    scheduler: Any = None,
+    overfit: bool = True,
+    seconds: float = SECONDS,
+) -> StaticFacts:
+    """Everything that can be known before training, and for the causes that it names, whether their fix helps.
+
+    overfit: also try to overfit one batch (up to 600 steps); without it a watched run is to follow, which tries some of
+    the fixes itself. seconds: what has not begun by then is not examined, and `unchecked` says so; tries stop there.
+    Exceptions of the model, the loss and the loader pass unchanged. Raises TypeError or ValueError for arguments that
+    make no sense, among them a loader that can be read only once and one without batches.
+    """
+    began = time.monotonic()
+    optimizers = _checked(model, loader, loss_fn, optimizer)
+    others = [scheduler] if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) else []
+    start = Snapshot.take(model, optimizers, others=others)
+    try:
+        with _eager(), _bar() as tick, preserve_rng(loader, val_loader, loss_fn):
+            probes = _Probes(model, loader, loss_fn, optimizers, val_loader, tick, began, seconds)
+            facts = probes.run(overfit)
+    finally:
+        start.restore()
+    return dataclasses.replace(
+        facts, seconds=time.monotonic() - began, scheduler="" if scheduler is None else type(scheduler).__name__
+    )
+
+
+def _checked(model: Any, loader: Any, loss_fn: Any, optimizer: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers as a list. Raises TypeError for what is no model, no loader, no function or no optimizer."""
+    check_model(model, CALL)
+    check_loss(loss_fn, CALL)
+    readable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
+    if not readable or is_iterator(loader):
+        raise TypeError(
+            "loader must be something that can be read more than once, such as a DataLoader or a list of "
+            f"batches; got {type(loader).__name__}, which goes on where it was left (check_loader says more)"
+        )
+    return list(optimizers_of(optimizer, CALL).values())
+
+
+def _placed(model: nn.Module) -> str:
+    """ "float32 on cpu; buffers on cuda:0": buffers only where no parameter is on their device."""
+    parameters = list(model.parameters())
+    apart = {str(b.device) for b in model.buffers()} - {str(p.device) for p in parameters}
+    others = f"; buffers on {', '.join(sorted(apart))}" if apart and parameters else ""
+    return kinds_of(parameters) + others if parameters else ""
+
+
+class _Probes:
+    """The probes of one call. work: the model that is used, a copy wherever there can be one; loss_fn: as
+    loss_fn(model, batch)."""
+
+    loss_fn: LossFn
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loader: Any,
+        loss_fn: Any,
+        optimizers: Sequence[torch.optim.Optimizer],
+        val_loader: Any,
+        tick: Callable[[str], None],
+        began: float,
+        seconds: float,
+    ):
+        self.model, self.loader, self.users_loss_fn, self.val_loader = model, loader, loss_fn, val_loader
+        self.tick, self.deadline, self.seconds = tick, began + seconds, seconds
+        self.errors = ProbeErrors()
+        self.unchecked: list[str] = []
+        self.users_optimizers = list(optimizers)
+        try:
+            self.work, self.optimizers = copy.deepcopy((model, self.users_optimizers))
+        except Exception:  # lambdas, locks, tensors with a history: then the original is used, and put back
+            self.work, self.optimizers = model, self.users_optimizers
+
+    def run(self, overfit: bool) -> StaticFacts:
+        """Each probe in turn."""
+        self.tick("reading")
+        batches = Batches.read(self.loader, self.val_loader)
+        if not batches.train:
+            raise ValueError("loader gave no batch: there is nothing to examine")
+        batch = batches.train[0]
+        self.loss_fn, form = loss_call(self.users_loss_fn)
+        self.tick("one step")
+        step = self._step(batch)
+        if isinstance(step, StaticFacts):  # the loss refuses its targets
+            calls = tuple(over_all_batches(call, batches.train) for call in step.loss_calls)
+            facts = dataclasses.replace(step, loss_form=form, loss_calls=calls)
+            return self._finished(dataclasses.replace(facts, attempts=self._attempts(facts, batches, overfit)))
+        facts = dataclasses.replace(self._step_facts(step, batches), loss_form=form)
+        measured = self._probe(
+            "What the outputs can reach",
+            lambda: with_measured_reach(self.work, self.loss_fn, batch, facts.loss_calls),
+            facts.loss_calls,
+        )
+        facts = dataclasses.replace(facts, loss_calls=measured)
+        self._probe("Inputs and targets", lambda: batches.find_roles(step, facts.loss_calls), None)
+        facts = dataclasses.replace(facts, **self._data_facts(batches))
+        facts = dataclasses.replace(facts, **self._model_facts(batch, batches))
+        facts = dataclasses.replace(facts, attempts=self._attempts(facts, batches, overfit))
+        if overfit and not any(a.verified for a in facts.attempts.values()):
+            facts = dataclasses.replace(facts, overfit=self._overfit(batch, facts.floor[0]))
+        return self._finished(facts)
+
+    def _finished(self, facts: StaticFacts) -> StaticFacts:
+        missing = []
+        if not self.users_optimizers:
+            missing.append("Which parameters an optimizer holds: no optimizer was given")
+        if self.val_loader is None:
+            missing.append("Training against validation: no val_loader was given")
+        return dataclasses.replace(facts, unchecked=(*self.unchecked, *self.errors.lines, *missing))
+
+    def _step(self, batch: Any) -> StepGraph | StaticFacts:
+        """One forward and backward; on the original where the loss is not that of the model it is given."""
+        for attempts in range(3):
+            calls = calls_for(self.work, batch)
+            try:
+                step = step_graph(calls, self.loss_fn, batch)
+            except Exception as error:
+                refusal = refused_labels(calls)
+                if refusal is not None:
+                    return StaticFacts(loss_calls=(refusal,), has_optimizer=bool(self.users_optimizers))
+                if attempts or not self._moves_batches(error):
+                    raise
+                continue
+            own = {id(p) for p in self.model.parameters()}
+            if self.work is not self.model and any(id(p) in own for _, p in calls.parameters):
+                # loss_fn uses a model of its own: the original
+                self.work, self.optimizers = self.model, self.users_optimizers
+                continue
+            return step
+        return step
+
+    def _moves_batches(self, error: Exception) -> bool:
+        """Batches come on the CPU and the loop moves them: do the same from now on."""
+        device = next((p.device for p in self.work.parameters()), torch.device("cpu"))
+        if device.type == "cpu" or not isinstance(error, (RuntimeError, TypeError)):
+            return False
+        inner = self.loss_fn
+        self.loss_fn = lambda model, batch: inner(model, tree_map_only(torch.Tensor, lambda t: t.to(device), batch))
+        return True
+
+    def _parameter_table(self, step: StepGraph) -> tuple[Parameter, ...]:
+        """A loss function's own parameters are not copied: the optimizers that were given hold them."""
+        every = [*self.optimizers, *self.users_optimizers]
+        optimizers = self.optimizers if self.work is self.model else every
+        table = parameter_table(self.work, optimizers, step, loss_parameters(self.users_loss_fn, self.work))
+        return held_elsewhere(table, self.model, every)
+
+    def _step_facts(self, step: StepGraph, batches: Batches) -> StaticFacts:
+        table = self._probe("The parameters", lambda: self._parameter_table(step), ())
+        has_optimizer = bool(self.users_optimizers)
+
+        def loss_again() -> float:
+            return repeatable_loss(self.work, self.loss_fn, batches.train[0])
+
+        return StaticFacts(
+            loss=step.value,
+            finite=math.isfinite(step.value),
+            has_optimizer=has_optimizer,
+            optimizer=optimizer_code(self.users_optimizers),
+            parameters=table,
+            placed=_placed(self.model),
+            bad_gradients=tuple(
+                name for name, p in step.calls.parameters if name and has_nonfinite(step.gradients.get(id(p)))
+            ),
+            detached=self._probe(
+                "Cuts of the graph",
+                lambda: (
+                    *detached_places(step, table, has_optimizer, loss_again),
+                    *hiding_masks(step.calls, batches.train[0]),
+                ),
+                (),
+            ),
+            foreign=self._probe(
+                "Tensors of another model in the optimizer",
+                lambda: foreign_tensors(self.work, self.optimizers, step),
+                None,
+            ),
+            loss_calls=self._probe("The inputs of the loss", lambda: loss_calls(step.calls), ()),
+            broadcasts=self._probe("Shapes in the loss", lambda: broadcasts(step.calls), ()),
+            first_layers=self._probe("The scale of the inputs", lambda: first_layers(step), ()),
+            weights=self._probe("The initial weights", lambda: initial_weights(step), ()),
+            normalized=any("Norm" in type(m).__name__ for m in self.work.modules()),
+            samples=batches.samples,
+            batch_size=batch_size(batches.train[0]),
+            eval_mode=not self.model.training,
+        )
+
+    def _data_facts(self, batches: Batches) -> dict[str, Any]:
+        self.tick("data")
+        facts: dict[str, Any] = {
+            "labels": self._probe("The labels", batches.labels, None),
+            "input_shift": self._probe("Training against validation inputs", batches.input_shift, None),
+            "overlap": self._probe("Rows in both training and validation", batches.overlap, None),
+        }
+        facts["drawn"] = self._probe("The sampler's weights", batches.drawn, None)
+        facts["reread"] = self._probe("A sample that is read again", batches.reread, "")
+        facts["padding"] = self._probe("Padding", batches.padding, 0.0)
+        facts["answers"] = self._probe("Answers among the inputs", batches.answers_among_inputs, None)
+        facts["groups"] = self._probe(
+            "Subjects in both training and validation", lambda: batches.groups(self.users_loss_fn), None
+        )
+        self.tick("workers")
+        facts["workers"], why = self._probe(
+            "What the workers draw",
+            lambda: worker_draws(self.loader, max(1.0, (self.deadline - time.monotonic()) / 2)),
+            (None, ""),
+        )
+        self.unchecked += [why] * bool(why)
+        return facts
+
+    def _model_facts(self, batch: Any, batches: Batches) -> dict[str, Any]:
+        self.tick("samples")
+        topic = "Whether samples mix"
+        mixing, why = self._probe(topic, lambda: batch_mixing(self.work, self.loss_fn, batch), (None, ""))
+        self.unchecked += [why] * bool(why)
+        facts: dict[str, Any] = {
+            "mixing": mixing,
+            "ahead": self._probe(
+                "Whether outputs see what they predict", lambda: sees_ahead(self.work, self.loss_fn, batch), None
+            ),
+            "mixing_checked": topic not in self.errors.by_topic and not self._late and not why,
+            "ignores_input": self._probe(
+                "Whether the input matters", lambda: ignores_input(self.work, self.loss_fn, batch, batches.inputs), None
+            ),
+        }
+        self.tick("activations")
+        facts["units"] = self._probe(
+            "Dead and saturated units",
+            lambda: activation_units(self.work, self.loss_fn, batches.train[:UNITS_FROM])[0],
+            (),
+        )
+        facts["reduction"] = self._probe(
+            "Half batches against the whole", lambda: loss_reduction(self.work, self.loss_fn, batch), ""
+        )
+        drawn = self._probe("Whether validation items are drawn", lambda: [*drawn_validation(self.val_loader)], [])
+        facts["notes"] = (*environment_notes(self.model, self.loader, self.users_loss_fn), *drawn)
+        return facts
+
+    def _overfit(self, batch: Any, floor: float) -> OverfitResult | None:
+        topic = "Overfitting one batch"
+        if self._too_large:
+            self.unchecked.append(f"{topic}: {self._too_large}")
+            return None
+        self.tick("one batch")
+        return self._probe(
+            topic, lambda: overfit_batch(self.work, self.optimizers, self.loss_fn, batch, self.deadline, floor), None
+        )
+
+    def _attempts(self, facts: StaticFacts, batches: Batches, overfit: bool) -> dict[str, Attempt]:
+        """The fixes of the causes that these facts name, tried; by the cause."""
+        self.tick("fixes")
+        attempts: dict[str, Attempt] = {}
+        for finding in name_all(TrainingFacts(facts)):
+            name = slug(finding)
+            if overfit or name not in RUN_SHOWS:
+                attempts[name] = self._probe(
+                    f"Whether the fix of {name} helps",
+                    lambda f=finding: self._attempt(f, facts, batches),  # type: ignore[misc]
+                    Attempt(why="there was no time" if self._late else "trying it failed"),
+                )
+        return attempts
+
+    def _attempt(self, finding: Finding, facts: StaticFacts, batches: Batches) -> Attempt:
+        """As an edit of the user's own lines, where one can be written and run; else as an experiment."""
+        if self._too_large:
+            return Attempt(why=self._too_large)
+        tries = (self.work, self.optimizers, self.loss_fn, batches.train[0])
+        undecided = None
+        for fix in edit_fixes(finding, facts, self.work):
+            result = attempt(*tries, fix, self.deadline)
+            if finding.code == "training/batch-mixing" and fix.patch is not None and result.fixed:
+                left = batch_mixing(self.work, patched(self.loss_fn, fix), batches.train[0])
+                result = dataclasses.replace(result, verified=left == (None, ""), others=0 if left[0] is None else None)
+            if result.verified:
+                return result
+            undecided = result if undecided is None and result.verified is None and result.fixed else undecided
+        other = fix_for(finding, facts, self.work, batches.train, batches.inputs)
+        if undecided is not None:
+            return undecided
+        return Attempt(why=other) if isinstance(other, str) else attempt(*tries, other, self.deadline)
+
+    @property
+    def _too_large(self) -> str:
+        parameters = sum(p.numel() * p.element_size() for p in self.work.parameters())
+        return f"it takes copies, and the model is large ({size(parameters)})" if parameters > LARGE else ""
+
+    @property
+    def _late(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    def _probe(self, topic: str, probe: Callable[[], Any], default: Any) -> Any:
+        """The border: where a probe of ours fails, or no time is left for it, the report says so, and others go on."""
+        if self._late:
+            self.unchecked.append(f"{topic}: the {self.seconds:g} s for preflight were over")
+            return default
+        return self.errors.run(topic, probe, default)
+
+
+@contextlib.contextmanager
+def _eager() -> Iterator[None]:
+    """Compiled code runs in eager, so that every call is recorded."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Callable[[str], None]]:
+    with progress_bar("preflight", "checks", 8) as bar:
+
+        def tick(what: str) -> None:
+            bar.set_description_str(f"preflight: {what}", refresh=False)
+            bar.update()
+
+        yield tick

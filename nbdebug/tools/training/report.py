@@ -105,13 +105,12 @@ def _symptoms_at_start(static: StaticFacts) -> list[Symptom]:
 
 
 def _with_attempts(
-    findings: Sequence[Finding], static: StaticFacts | None, run: TrainingRunFacts | None = None
+    findings: Sequence[Finding], static: StaticFacts, run: TrainingRunFacts | None = None
 ) -> list[Finding]:
     """The findings, each with what came of its first fix: as an edit in the run, or on one batch."""
-    attempts = {} if static is None else static.attempts
     result = []
     for finding in findings:
-        attempt = attempts.get(slug(finding))
+        attempt = static.attempts.get(slug(finding))
         first, *others = finding.fixes or (None,)
         edit = None if run is None else run.edits.get(slug(finding))
         if edit is not None and first is not None:
@@ -316,12 +315,12 @@ def diagnose_report(facts: TrainingFacts, findings: list[Finding], question: str
     named = {slug(f) for f in findings}
     findings, gains = [_with_reason(f, run) for f in _with_attempts(findings, static, run)], _gains(run)
     findings = [dataclasses.replace(f, fixes=(*f.fixes, *gains)) if slug(f) in OVERFITS else f for f in findings]
-    before = _ruled_out_static(static, named) if static is not None and static.loss is not None else ()
+    before = _ruled_out_static(static, named) if static.loss is not None else ()
     return Report(
         question,
         tuple(findings),
         tuple({r.what: r for r in (*before, *_ruled_out_run(run, named))}.values()),
-        tuple(dict.fromkeys((*(static.unchecked if static is not None else ()), *run.unchecked))),
+        tuple(dict.fromkeys((*static.unchecked, *run.unchecked))),
         (
             _course(run),
             *[NOT_FINITE] * (bool(findings) and signs.not_finite(run)),
@@ -339,10 +338,10 @@ def diagnose_report(facts: TrainingFacts, findings: list[Finding], question: str
     )
 
 
-def _floor_note(static: StaticFacts | None, run: TrainingRunFacts | None = None) -> Iterable[str]:
+def _floor_note(static: StaticFacts, run: TrainingRunFacts | None = None) -> Iterable[str]:
     """What smoothed labels leave of the loss at best, and whether the run has come down to that."""
-    floor = run.floor if run is not None else static.floor[0] if static is not None else 0.0
-    if not floor or static is None:
+    floor = run.floor if run is not None else static.floor[0]
+    if not floor:
         return
     call, end = static.loss_calls[0], signs.last_loss(run) if run is not None and signs.at_floor(run) else 0.0
     yield verdict.floor_note(floor, call.smoothing, call.classes or 0, end)
@@ -415,7 +414,7 @@ def _measure_note(run: TrainingRunFacts) -> Iterable[str]:
 
 def _both_zero(facts: TrainingFacts, named: set[str]) -> Iterable[str]:
     run, static = facts.run, facts.static
-    if run is None or static is None or not signs.both_zero(run) or named & {"leakage", "zero-loss"}:
+    if run is None or not signs.both_zero(run) or named & {"leakage", "zero-loss"}:
         return
     yield (
         "Both losses end next to zero. No label among the inputs, no copied rows, no single class or target and no "
@@ -437,7 +436,7 @@ NOT_FINITE = "The loss became NaN or inf during the run: %nan_trace (or nbdebug.
 
 def _symptoms(facts: TrainingFacts) -> list[Symptom]:
     """What is not well in the course of the run, or could not be seen of it."""
-    run, static = facts.run, facts.static or StaticFacts()
+    run, static = facts.run, facts.static
     assert run is not None, "diagnose has watched it"
     if not run.losses and (not run.evaluations or any(text.startswith("The run: ") for text in run.unchecked)):
         why = next((text for text in run.unchecked if text.startswith("The run: ")), "The run: no loss was seen")

@@ -4,11 +4,10 @@ One fault gives one finding. Calls that are wrong or missing, data that is wrong
 are causes; a loss that stays, rises or overfits follows from them. So where a cause of the first kind is found, its
 consequences become a part of its chain; among the others the first of ORDER is kept.
 
-    outputs, data   the losses and what they take in; what the loaders give
+    data            what the loaders give, what the losses take in: all that can be asked before training
     layers          parameters that are not trained though they should be, initial weights, single layers
     loop            the calls that the loop makes, and the size of its steps
     overfitting     what the run reaches
-    static_only     what preflight says of causes that only a run shows for certain
     signs           what the course of a run shows, before anything is tried
     wording         findings, fixes and places in sentences
 """
@@ -20,9 +19,9 @@ import dataclasses
 from nbdebug.registry import rules
 from nbdebug.report import Finding, Link
 from nbdebug.tools.training.facts import TrainingFacts
-from nbdebug.tools.training.rules import data, layers, loop, outputs, overfitting, static_only
+from nbdebug.tools.training.rules import data, layers, loop, overfitting
 
-DECLARED = (layers, outputs, data, loop, overfitting)
+DECLARED = (layers, data, loop, overfitting)
 """Where the rules stand: to import these modules is to declare them."""
 
 ORDER = (
@@ -73,7 +72,6 @@ def name_all(facts: TrainingFacts) -> list[Finding]:
     """The findings, most likely first, with consequences folded into their cause."""
     checks = [layers.frozen_in_run, *(r.check for r in rules("training"))]
     findings = list({f.code: f for check in reversed(checks) if (f := check(facts)) is not None}.values())
-    findings += [f for check in static_only.CHECKS if facts.run is None and (f := check(facts)) is not None]
     findings.sort(key=lambda f: ORDER.index(slug(f)) if slug(f) in ORDER else len(ORDER))
     if not findings:
         return []

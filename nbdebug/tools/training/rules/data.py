@@ -1,8 +1,11 @@
-"""Rules over the data as the loaders give it: scale, training against validation, labels, workers, shared rows."""
+"""Rules over what goes in, all of which can be asked before training. The data as the loaders give it: scale, training
+against validation, labels, workers, shared rows. The loss functions: outputs and losses that do not fit, shapes that do
+not, mixed samples."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 from nbdebug.registry import rule
@@ -10,8 +13,11 @@ from nbdebug.report import Finding, Fix
 from nbdebug.text import count, figures, listed, percent
 from nbdebug.tools.training.facts import (
     AnswersAmongInputs,
+    BatchMixing,
     ClassWeighting,
+    Experiment,
     HeldOut,
+    LossCall,
     Overlap,
     SeesAhead,
     SharedGroups,
@@ -20,16 +26,18 @@ from nbdebug.tools.training.facts import (
     TrainingRunFacts,
 )
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.signs import helps, helps_validation
+from nbdebug.tools.training.rules.signs import MUCH_BETTER, helps, helps_validation
 from nbdebug.tools.training.rules.wording import (
     at_line,
     confused,
     feature_name,
     finding,
     pos_weight,
+    shape,
     suggestion,
     tensor_of,
     tested_fix,
+    without_call,
 )
 
 LARGE = 10.0
@@ -87,8 +95,8 @@ the number itself has to be so many of its standard deviations (the root of what
     reference="https://doi.org/10.1007/978-3-642-35289-8_3",
 )
 def input_not_normalized(facts: TrainingFacts) -> Finding | None:
-    layers = facts.static.first_layers if facts.static is not None else ()
-    if facts.static is not None and facts.static.reread == "written":
+    layers = facts.static.first_layers
+    if facts.static.reread == "written":
         return finding(
             "input-not-normalized",
             "Reading a sample changes it: the dataset writes in place into what it holds, once more in each pass",
@@ -96,7 +104,7 @@ def input_not_normalized(facts: TrainingFacts) -> Finding | None:
             [Fix("Work on a copy.", "x = self.data[i].clone()  # or x = (x - mean) / std, which makes a new tensor")],
         )
     raw = [f for f in layers if f.rms > LARGE and f.out > STRONG and f.trained and not f.normalized]
-    experiment = None if facts.run is None else facts.run.experiments.get("standardized")
+    experiment = facts.experiment("standardized")
     if not raw and experiment is not None and helps(experiment, 0.5) and helps_validation(experiment, 0.6):
         raw = list(layers)
     if not raw:
@@ -110,13 +118,11 @@ def input_not_normalized(facts: TrainingFacts) -> Finding | None:
     fix = Fix(
         "Scale inputs to mean 0 and deviation 1, in training and validation alike.", "x = (x - train_mean) / train_std"
     )
-    if experiment is not None:
-        fix = tested_fix(fix.title, fix.code, experiment)
     return finding(
         "input-not-normalized",
         title,
         ["train_loader", "dataset", first.module],
-        [fix],
+        [fix if experiment is None else tested_fix(fix.title, fix.code, experiment)],
         module=first.module,
         evidence={
             "inputs": f"from {figures(first.low)} to {figures(first.high)}",
@@ -139,14 +145,13 @@ def input_not_normalized(facts: TrainingFacts) -> Finding | None:
     reference="https://github.com/JeasunLok/ResNet-pytorch/issues/1",
 )
 def preprocessing_mismatch(facts: TrainingFacts) -> Finding | None:
-    shift = None if facts.static is None else facts.static.input_shift
+    shift = facts.static.input_shift
     held_out = None if facts.run is None else facts.run.held_out
     if held_out is not None and held_out.what == "unlike":
         return _unlike(held_out)
-    if (otherwise := _normalized_otherwise(facts.run)) is not None:
+    otherwise = _normalized_otherwise(facts.run)
+    if otherwise is not None or shift is None:
         return otherwise
-    if shift is None:
-        return None
     wider = max(shift.ratio, 1 / shift.ratio if shift.ratio else math.inf)
     scaled = wider > WIDER * (1 + 2 / min(shift.samples) ** 0.5)
     far = FAR if shift.drift > STEADY else APART
@@ -230,7 +235,7 @@ def _unlike(held_out: HeldOut) -> Finding:
     reference="https://github.com/pytorch/pytorch/issues/5059",
 )
 def same_seed_workers(facts: TrainingFacts) -> Finding | None:
-    draws = None if facts.static is None else facts.static.workers
+    draws = facts.static.workers
     if draws is None or not draws.random or not (draws.alike or draws.repeats):
         return None
     holder = f" (from the dataset's `{draws.holder}`)" if draws.holder else ""
@@ -270,7 +275,7 @@ def class_imbalance(facts: TrainingFacts) -> Finding | None:
         return upside_down
     if run is not None and run.weighting is not None and not run.weighting.inverse:
         return _drowned(run.weighting, facts)
-    if static is None or any(call.weighted for call in static.loss_calls):
+    if any(call.weighted for call in static.loss_calls):
         return None
     labels = static.labels
     known = labels is not None and len(labels.counts) > 1 and labels.total >= ENOUGH
@@ -289,8 +294,8 @@ def class_imbalance(facts: TrainingFacts) -> Finding | None:
 def _upside_down(facts: TrainingFacts) -> Finding | None:
     """The common classes have the large weights: certain where the weights are the counts, else shown by a run."""
     static, weighting = facts.static, None if facts.run is None else facts.run.weighting
-    call = next((c for c in static.loss_calls if c.weights), None) if static is not None else None
-    if static is None or call is None:
+    call = next((c for c in static.loss_calls if c.weights), None)
+    if call is None:
         return None
     inverse = weighting if weighting is not None and weighting.inverse else None
     counts = static.labels.counts if static.labels is not None else inverse.counts if inverse is not None else {}
@@ -300,13 +305,12 @@ def _upside_down(facts: TrainingFacts) -> Finding | None:
     total = sum(counts.values())
     common = max(counts, key=lambda k: counts[k])
     rare = min((k for k in counts if counts[k]), key=lambda k: counts[k])
-    shares = [
+    weights = [
         f"{k} ({percent(counts[k] / total)} of the labels) {figures(call.weights[int(k)])}" for k in (common, rare)
     ]
     name = "pos_weight" if call.op.startswith("binary") else "weight"
-    title = (
-        f"The class weights are upside down: they grow with how common a class is. Label {' and label '.join(shares)}"
-    )
+    title = "The class weights are upside down: they grow with how common a class is. "
+    title += f"Label {' and label '.join(weights)}"
     fix = Fix("Weight the classes by how rare they are.", f"{name} = 1 / {name}")
     if inverse is not None:
         title += (
@@ -327,7 +331,7 @@ def _upside_down(facts: TrainingFacts) -> Finding | None:
 
 def _drowned(weighting: ClassWeighting, facts: TrainingFacts) -> Finding:
     """A run with all classes alike has found the others."""
-    total, losses = sum(weighting.counts.values()), facts.static.loss_calls if facts.static is not None else ()
+    total, losses = sum(weighting.counts.values()), facts.static.loss_calls
     share, common = percent(weighting.counts[weighting.common] / total), weighting.common
     if weighting.left_out:
         what = (
@@ -374,7 +378,7 @@ def _missed(recalls: Mapping[str, tuple[int, int]]) -> str:
 
 
 def _imbalance(counts: Mapping[str, int], missed: str, facts: TrainingFacts) -> Finding:
-    total, losses = sum(counts.values()), facts.static.loss_calls if facts.static is not None else ()
+    total, losses = sum(counts.values()), facts.static.loss_calls
     label, most = max(counts.items(), key=lambda pair: pair[1])
     rare, few = min(counts.items(), key=lambda pair: pair[1])
     title = (
@@ -425,16 +429,15 @@ def _as_number(pair: tuple[str, int]) -> float:
     reference="https://doi.org/10.1016/j.patter.2023.100804",
 )
 def leakage(facts: TrainingFacts) -> Finding | None:
-    overlap = None if facts.static is None else facts.static.overlap
-    if facts.static is not None and (answers := facts.static.answers) is not None:
-        if answers.columns:
-            return _answer_among_inputs(answers)
-        if answers.feature is not None and answers.feature.others is not None:
-            return _one_feature_tells(answers.feature, answers.feature.others)
-    if facts.static is not None and facts.static.ahead is not None:
-        return _sees_ahead(facts.static.ahead)
-    if facts.static is not None and facts.static.groups is not None:
-        return _on_both_sides(facts.static.groups)
+    static, overlap, answers = facts.static, facts.static.overlap, facts.static.answers
+    if answers is not None and answers.columns:
+        return _answer_among_inputs(answers)
+    if answers is not None and answers.feature is not None and answers.feature.others is not None:
+        return _one_feature_tells(answers.feature, answers.feature.others)
+    if static.ahead is not None:
+        return _sees_ahead(static.ahead)
+    if static.groups is not None:
+        return _on_both_sides(static.groups)
     if overlap is not None and overlap.near > max(NEAR, 3 * overlap.near_by_chance + 0.1) and not overlap.shared:
         return _near_copies(overlap)
     if overlap is None or not overlap.rows or overlap.shared < 3:
@@ -578,3 +581,319 @@ def _near_copies(overlap: Overlap) -> Finding:
         ],
         evidence={"near copies": overlap.near, "by chance": overlap.near_by_chance},
     )
+
+
+SQUASHES = ("softmax", "softmin", "sigmoid", "hardsigmoid")
+LEAST_FLOOR = 0.05
+"""A lowest loss below this is in nobody's way (nats; a probability of 95%)."""
+OUT_OF_REACH = 0.05
+"""Share of the targets' variance that the output can never explain. A few noisy targets below zero stay under it."""
+SUMS_TO_MORE = 0.1
+"""Log of what the exponentials sum to. Log-probabilities give 0; rounding and smoothing stay below this."""
+
+
+@rule(
+    code="training/double-softmax",
+    title="Softmax (or sigmoid) is applied twice: by the model and by the loss.",
+    symptom="The loss falls slowly to a floor far above zero and stays there, although the predictions become right.",
+    cause="`cross_entropy` and `binary_cross_entropy_with_logits` apply it themselves and expect raw scores. "
+    "Probabilities lie between 0 and 1, so that the second softmax can hardly tell them apart.",
+    confirm="`output.sum(1)` is 1 for each row. The lowest possible loss with K classes is ln(1 + (K - 1) / e): 1.46 "
+    "for 10 classes.",
+    fix="Return the raw scores from the model; apply softmax only where you want to read probabilities.",
+    reference="https://github.com/pytorch/pytorch/issues/55902",
+)
+def double_softmax(facts: TrainingFacts) -> Finding | None:
+    for call in facts.static.loss_calls:
+        twice = call.op == "cross_entropy" and (call.probabilities or call.activation in ("softmax", "softmin"))
+        logits = call.op == "binary_cross_entropy_with_logits" and call.activation in SQUASHES
+        if (twice or logits) and call.softmax_size != 1 and (call.floor or 0.0) > LEAST_FLOOR:
+            where = call.activation_where
+            squash = call.activation if call.activation in SQUASHES else "softmax"
+            what = f"the output of `{squash}`" if call.activation == squash else "probabilities"
+            return finding(
+                "double-softmax",
+                f"`{call.op}` expects raw scores and gets {what}{at_line(where)}: the loss can never fall below "
+                f"{figures(call.floor or 0.0)}",
+                ["forward", squash, where.module or "", "loss_fn"],
+                [Fix("Give the loss the raw scores.", without_call(where.text, squash) or "return scores")],
+                place=where if where.line else call.where,
+                evidence={
+                    "lowest loss possible": call.floor,
+                    "loss now": facts.static.loss,
+                    "outputs": f"from {figures(call.low)} to {figures(call.high)}",
+                    "classes": call.classes,
+                },
+            )
+    return None
+
+
+@rule(
+    code="training/missing-log-softmax",
+    title="The loss expects log-probabilities and gets something else.",
+    symptom="The loss is negative, or falls without end while the predictions stay at chance.",
+    cause="`nll_loss` uses its input's value at the label as it is: raw scores can grow for ever, and with "
+    "probabilities its slope vanishes. Only log-probabilities, which sum to one, make it a likelihood.",
+    confirm="`output.exp().sum(1)` should be 1 for each row.",
+    fix="Use `F.cross_entropy(scores, target)` with raw scores, or put `F.log_softmax(scores, dim=1)` before "
+    "`nll_loss`.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.NLLLoss.html",
+)
+def missing_log_softmax(facts: TrainingFacts) -> Finding | None:
+    for call in facts.static.loss_calls:
+        if call.op not in ("nll_loss", "kl_div", "ctc_loss") or call.log_sum is None or call.softmax_size == 1:
+            continue
+        if call.softmax_dim is not None:
+            return _wrong_dimension(call)
+        above = call.log_sum > SUMS_TO_MORE or call.high > 1e-4 and abs(call.log_sum) > SUMS_TO_MORE
+        if call.probabilities or above:
+            what = "probabilities" if call.probabilities else "raw scores"
+            sums = math.exp(min(call.log_sum, 700))
+            fix = (
+                Fix("Use the loss that expects raw scores.", "F.cross_entropy(scores, target)")
+                if call.op == "nll_loss" and not call.probabilities
+                else Fix("Give it log-probabilities.", "F.log_softmax(scores, dim=-1)  # in place of softmax, if any")
+            )
+            return finding(
+                "missing-log-softmax",
+                f"`{call.op}` expects log-probabilities and gets {what}{at_line(call.where)}, from {figures(call.low)} "
+                f"to {figures(call.high)}: their exponentials sum to {figures(sums)} instead of 1",
+                ["loss_fn", call.op, "forward"],
+                [fix],
+                place=call.where,
+                evidence={"lowest": call.low, "highest": call.high, "sum of exponentials": sums},
+            )
+    return None
+
+
+def _wrong_dimension(call: LossCall) -> Finding:
+    """Normalized along another dimension than that of the classes."""
+    where = call.activation_where
+    title = (
+        f"`{call.activation}` runs over dimension {call.softmax_dim}{at_line(where)}, which has size "
+        f"{call.softmax_size}, and not over the {call.classes} classes: `{call.op}` gets no log-probabilities"
+    )
+    return finding(
+        "missing-log-softmax",
+        title,
+        ["forward", call.activation or "", "loss_fn", call.op],
+        [Fix("Normalize over the classes.", "F.log_softmax(scores, dim=1)")],
+        place=where if where.line else call.where,
+        evidence={"dimension": call.softmax_dim, "shape": list(call.shape)},
+    )
+
+
+@rule(
+    code="training/wrong-loss-shape",
+    title="Outputs and targets are broadcast against each other.",
+    symptom="The loss stays near the variance of the targets, and every prediction drifts to their mean. Torch warns "
+    "once that the sizes differ.",
+    cause="(N, 1) against (N,) gives (N, N): each prediction is compared with all targets, and then the best "
+    "prediction is their mean.",
+    confirm="Print `output.shape` and `target.shape` where the loss is computed.",
+    fix="Make the shapes the same: `target.squeeze(-1)` or `output.squeeze(-1)`.",
+    reference="https://github.com/pytorch/pytorch/issues/16045",
+)
+def wrong_loss_shape(facts: TrainingFacts) -> Finding | None:
+    if not facts.static.broadcasts:
+        return None
+    broadcast = facts.static.broadcasts[0]
+    return finding(
+        "wrong-loss-shape",
+        f"The loss compares each output with all targets: the output has shape {shape(broadcast.output)}, the target "
+        f"{shape(broadcast.target)}{at_line(broadcast.where)}. The best it can reach is the targets' variance, "
+        f"{figures(broadcast.variance)}",
+        ["loss_fn", broadcast.op],
+        [Fix("Give both the same shape.", "target = target.view_as(output)")],
+        place=broadcast.where,
+        evidence={
+            "output shape": list(broadcast.output),
+            "target shape": list(broadcast.target),
+            "shape when compared": list(broadcast.result),
+            "variance of the targets": broadcast.variance,
+            "loss of a perfect model": 2 * broadcast.variance,
+        },
+    )
+
+
+@rule(
+    code="training/wrong-output-activation",
+    title="The last activation keeps the targets out of reach.",
+    symptom="The loss stops half-way. Some targets are reached, those beyond an edge never are.",
+    cause="A ReLU gives nothing below zero, a sigmoid nothing outside 0 to 1, a tanh nothing outside -1 to 1. Where "
+    "the targets lie beyond, no weights can reach them; where the loss expects scores, they cannot become certain.",
+    confirm="Compare `output.min(), output.max()` with `target.min(), target.max()`.",
+    fix="Leave the last activation out, or scale the targets into its range.",
+    reference="https://github.com/tsinghua-rll/VoxelNet-tensorflow/issues/10",
+)
+def wrong_output_activation(facts: TrainingFacts) -> Finding | None:
+    for call in facts.static.loss_calls:
+        where, name, scaled = call.activation_where, call.activation or "", facts.experiment("scores*10")
+        if call.target_sum is not None and (call.floor is None or call.floor > LEAST_FLOOR):
+            title = (
+                f"The outputs of a sample sum to 1{at_line(where)}, and its targets to {figures(call.target_sum, 2)} "
+                "on average: each target is there or not by itself, and they can't all be reached"
+            )
+        elif call.unreachable > OUT_OF_REACH and call.reach is not None and call.bounded:
+            title = (
+                f"Whatever the weights, the output gives {_interval(call.reach)} (measured with random weights), and "
+                f"the targets range from {figures(call.target_low or 0.0)} to {figures(call.target_high or 0.0)}: "
+                f"{percent(call.unreachable)} of their variance is out of reach"
+            )
+        elif name == "cosine_similarity" and _keeps_scores_small(call) and (scaled is None or helps(scaled)):
+            title = (
+                f"`{call.op}` gets cosines{at_line(where)}, which lie between -1 and 1: without a scale the loss can "
+                f"never fall below {figures(call.floor or 0.0)}"
+            )
+        elif call.bounded and call.op == "cross_entropy" and helps(scaled, MUCH_BETTER):
+            title = (
+                f"Whatever the weights, the scores stay small (from {figures(call.low)} to {figures(call.high)} at the "
+                f"start){at_line(call.where)}, so that `{call.op}` can't become certain"
+            )
+        elif call.unreachable > OUT_OF_REACH and call.reach is not None:
+            title = (
+                f"The output comes from `{name}`{at_line(where)}, which gives {_interval(call.reach)}, and the targets "
+                f"range from {figures(call.target_low or 0.0)} to {figures(call.target_high or 0.0)}: "
+                f"{percent(call.unreachable)} of their variance is out of reach"
+            )
+        elif call.softmax_size == 1 and name in ("softmax", "log_softmax"):
+            title = f"`{name}` runs over a single output{at_line(where)}: it gives the same number for any input"
+        elif _keeps_scores_small(call) and name != "cosine_similarity":
+            title = (
+                f"`{call.op}` expects raw scores and gets the output of `{name}`{at_line(where)}, which gives "
+                f"{_interval(call.reach or (0, 1))}: the loss can never fall below {figures(call.floor or 0.0)}"
+            )
+        else:
+            continue
+        return finding(
+            "wrong-output-activation",
+            title,
+            [where.module or "", name, "forward", *(["normalize"] if name == "cosine_similarity" else [])],
+            [_other_output(call, scaled)],
+            place=where if where.line else call.where,
+            evidence={
+                "output": f"from {figures(call.low)} to {figures(call.high)}",
+                "share of variance out of reach": call.unreachable,
+                "lowest loss possible": call.floor,
+            },
+        )
+    return None
+
+
+def _other_output(call: LossCall, scaled: Experiment | None) -> Fix:
+    text, name = call.activation_where.text or "", call.activation or ""
+    if call.target_sum is not None:
+        code = re.sub(r"\bsoftmax\((.*?)(, *(dim=)?-?\d+)?\)", r"sigmoid(\1)", text) if "softmax(" in text else ""
+        return Fix("Use a sigmoid: each output stands for itself.", code or "torch.sigmoid(scores)  # no softmax")
+    if name == "cosine_similarity" or call.op == "cross_entropy" and call.bounded:
+        return tested_fix("Multiply the scores by a scale.", "scores = 10 * scores  # or a learned scale", scaled)
+    if call.bounded:
+        return Fix("Let the output reach the targets.", "# no bound at the end, or targets scaled into the range")
+    return Fix("Leave the last activation out.", without_call(text, name) or f"# without {name}")
+
+
+def _keeps_scores_small(call: LossCall) -> bool:
+    """Scores that an activation keeps from becoming certain, for a loss that expects them free."""
+    return (
+        call.op in ("cross_entropy", "binary_cross_entropy_with_logits")
+        and not call.probabilities  # that is softmax twice
+        and call.activation not in ("softmax", "softmin", "log_softmax", "logsigmoid", None)
+        and (call.floor is not None and call.floor > LEAST_FLOOR)
+        and not (call.op.startswith("binary") and call.activation in SQUASHES)
+    )
+
+
+def _interval(reach: tuple[float, float]) -> str:
+    low, high = reach
+    if math.isinf(high):
+        return f"nothing below {figures(low)}"
+    return f"nothing above {figures(high)}" if math.isinf(low) else f"only {figures(low)} to {figures(high)}"
+
+
+@rule(
+    code="training/batch-mixing",
+    title="One sample's output depends on other samples of the batch.",
+    symptom="With a batch size of one it learns; with larger batches it hardly does, and a sample's score changes with "
+    "its neighbours.",
+    cause="A `view` or `reshape` where a `transpose` was needed (both give the same shape), a recurrent layer without "
+    "`batch_first`, a softmax or a mean over dimension 0.",
+    confirm="Change one row of the input in eval mode: only its own row of the output may change.",
+    fix="Use `transpose` or `permute` to exchange dimensions, `reshape` only to join neighbours; check `batch_first` "
+    "and `dim`.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.GRU.html",
+)
+def batch_mixing(facts: TrainingFacts) -> Finding | None:
+    mixing = facts.static.mixing
+    if mixing is None:
+        return None
+    if mixing.rows is not None:
+        return _mixed_rows(mixing)
+    who = f"`{mixing.op}`{at_line(mixing.where)}" if mixing.op else "The model"
+    fix = Fix(
+        "Move the batch dimension to the front before you join dimensions.",
+        "x = x.transpose(0, 1)  # then: x.reshape(len(x), -1)",
+    )
+    if mixing.layer:
+        fix = Fix(f"Tell `{mixing.layer}` that the batch comes first.", f"nn.{mixing.kind}(…, batch_first=True)")
+    return finding(
+        "batch-mixing",
+        f"{who} mixes the samples: replacing sample {mixing.sample} of the batch changes the outputs of "
+        f"{mixing.others} of the {mixing.batch - 1} others",
+        [mixing.module, "forward", mixing.op],
+        [fix],
+        place=mixing.where,
+        evidence={"sample replaced": mixing.sample, "other samples changed": mixing.others, "batch size": mixing.batch},
+    )
+
+
+def _mixed_rows(mixing: BatchMixing) -> Finding:
+    """Outputs beside the targets of other samples."""
+    outputs, targets = (", ".join(map(str, rows)) for rows in mixing.rows or ((), ()))
+    fix = Fix(
+        "Put both into the same order before they are flattened.",
+        "output = output.transpose(0, 1)  # batch first, as the targets; then: output.flatten(0, 1)",
+    )
+    return finding(
+        "batch-mixing",
+        f"`{mixing.op}` compares outputs with targets of other samples{at_line(mixing.where)}: the outputs of sample "
+        f"{mixing.sample} are in rows {outputs} …, its targets in rows {targets} …",
+        ["loss_fn", "forward", mixing.op],
+        [fix],
+        place=mixing.where,
+        evidence={"rows of the outputs": outputs, "rows of the targets": targets, "batch size": mixing.batch},
+    )
+
+
+@rule(
+    code="training/label-out-of-range",
+    title="A target is beyond the classes that the output has.",
+    symptom="`IndexError: Target … is out of bounds` on the CPU, a device-side assert on a GPU.",
+    cause="Labels count from 1, a class was added, or the padding label is not the loss's ignore_index.",
+    confirm="`target.min(), target.max()` must lie in 0 to `output.shape[1] - 1`.",
+    fix="Make the output as wide as there are classes, or map the labels to 0 … K - 1; mark padding with "
+    "`ignore_index=…`.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
+)
+def label_out_of_range(facts: TrainingFacts) -> Finding | None:
+    for call in facts.static.loss_calls:
+        if call.outside and call.classes:
+            low, high = call.target_low or 0.0, call.target_high or 0.0
+            title = (
+                f"{call.outside:,} of {math.prod(call.target_shape):,} targets lie outside 0 to {call.classes - 1}, "
+                f"the classes of the output{at_line(call.where)}: they range from {figures(low)} to {figures(high)}"
+            )
+            from_one = low >= 1 and call.target_high == call.classes
+            fix = (
+                Fix("Count the labels from 0.", "target = target - 1")
+                if from_one
+                else Fix("Make room for all labels, or map them.", f"nn.Linear(…, {int(high) + 1})")
+            )
+            return finding(
+                "label-out-of-range",
+                title,
+                ["train_loader", "loss_fn", call.op],
+                [fix],
+                place=call.where,
+                evidence={"targets outside": call.outside, "classes": call.classes},
+            )
+    return None

@@ -10,7 +10,6 @@ from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import count, figures, listed, percent
 from nbdebug.tools.training.facts import (
-    DetachedAt,
     FrozenParameter,
     InitialWeight,
     Parameter,
@@ -60,8 +59,6 @@ SURPRISED = 3.0
 )
 def frozen_parameters(facts: TrainingFacts) -> Finding | None:
     static = facts.static
-    if static is None or not static.parameters:
-        return None
     why, frozen = _frozen(static)
     if not frozen:
         return None
@@ -139,7 +136,8 @@ def _unfreeze(names: Sequence[str]) -> Fix:
     reference="https://docs.pytorch.org/docs/stable/generated/torch.Tensor.detach.html",
 )
 def detached_graph(facts: TrainingFacts) -> Finding | None:
-    places = (*(() if facts.static is None else facts.static.detached), *_severed(facts))
+    severed = () if facts.run is None or facts.run.severed is None else (facts.run.severed,)
+    places = (*facts.static.detached, *severed)
     if not places:
         return None
     cut = places[0]
@@ -181,9 +179,8 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
         ),
     )
     cut_off = [name for d in places for name in d.parameters]
-    trained = () if facts.static is None else facts.static.trained
     what = {"flat": "anything but zeros", "mask": "the tokens"}.get(cut.how, "a gradient")
-    if places == _severed(facts):
+    if places == severed:
         what = "the gradient of this part of the loss"
     return finding(
         "detached-graph",
@@ -195,13 +192,9 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
         evidence={
             "cut by": cut.op,
             "without gradient": cut_off[:20],
-            "trained parameters cut off": f"{len(cut_off)} of {len(trained)}",
+            "trained parameters cut off": f"{len(cut_off)} of {len(facts.static.trained)}",
         },
     )
-
-
-def _severed(facts: TrainingFacts) -> tuple[DetachedAt, ...]:
-    return () if facts.run is None or facts.run.severed is None else (facts.run.severed,)
 
 
 @rule(
@@ -221,8 +214,6 @@ def parameters_not_in_optimizer(facts: TrainingFacts) -> Finding | None:
     static = facts.static
     if facts.run is not None and facts.run.unheld:
         return _model_not_held(facts.run)
-    if static is None:
-        return None
     reached = [p for p in static.parameters if p.trained and p.reached]
     unregistered = [p for p in reached if not p.registered and not p.held]
     if unregistered:
@@ -315,8 +306,6 @@ def _in_a_container(unregistered: list[Parameter]) -> Finding:
 )
 def bad_init(facts: TrainingFacts) -> Finding | None:
     static = facts.static
-    if static is None or not static.weights:
-        return None
     for fault in (_copies, _zeros, _too_large, _too_small):
         title, weights = fault(static)
         if weights:
@@ -420,7 +409,9 @@ WHOLE = 0.98
 )
 def dead_relu(facts: TrainingFacts) -> Finding | None:
     run = facts.run
-    if run is None or not signs.flat_units_matter(run):
+    if run is None:
+        return _dead_before_training(facts.static)
+    if not signs.flat_units_matter(run):
         return None
     early = bool(signs.dead(run.start_units))
     places = signs.dead(run.start_units) or signs.dead(run.end_units)
@@ -455,6 +446,32 @@ def dead_relu(facts: TrainingFacts) -> Finding | None:
     )
 
 
+def _dead_before_training(static: StaticFacts) -> Finding | None:
+    """Over several batches, so that next to no gradient comes through."""
+    dead = [u for u in static.units if (u.dead or 0.0) >= signs.DEAD and u.units > 1]
+    if not dead:
+        return None
+    first = dead[0]
+    layer = first.layer or first.module
+    silent = [p.name for p in static.trained if p.reached and p.gradient == 0.0]
+    title = (
+        f"`{layer}` is dead before training begins: {percent(first.dead or 0.0)} of the {first.units} units after its "
+        f"{first.op} are zero for every sample"
+    )
+    return finding(
+        "dead-relu",
+        title,
+        _names(dead),
+        [Fix(*HE_INIT)],
+        chain=[title, f"no gradient passes: that of {listed(silent)} is exactly zero"] if silent else [],
+        module=layer,
+        evidence={
+            "dead by layer": {u.layer or u.module: u.dead for u in dead},
+            "without gradient": silent[:12] or None,
+        },
+    )
+
+
 def _names(places: list[UnitsFact]) -> list[str]:
     return [name for place in places for name in (place.layer, place.module)]
 
@@ -478,30 +495,34 @@ def _loss_stays(run: TrainingRunFacts) -> str:
     reference="https://proceedings.mlr.press/v9/glorot10a.html",
 )
 def saturated_activation(facts: TrainingFacts) -> Finding | None:
-    run = facts.run
-    if run is None or not signs.flat_units_matter(run) or not signs.helps(signs.rescaling(run)):
+    run, when = facts.run, "before training begins"
+    if run is None:
+        places = signs.saturated(facts.static.units)
+    elif signs.flat_units_matter(run) and signs.helps(signs.rescaling(run)):
+        early = signs.saturated(run.start_units)
+        places, when = early or signs.saturated(run.end_units), "from the start" if early else "at the end of the run"
+    else:
         return None
-    places = signs.saturated(run.start_units) or signs.saturated(run.end_units)
     if not places:
         return None
-    first, when = places[0], "from the start" if signs.saturated(run.start_units) else "at the end of the run"
+    first = places[0]
     layer, share = first.layer or first.module, percent(first.saturated or 0.0)
-    title = (
-        f"`{layer}` saturates its {first.op} {when}: at {share} of the values the slope is below a hundredth of its "
-        "maximum"
-    )
+    chain = [
+        f"{share} of the values of the {first.op} after `{layer}` are saturated",
+        "it passes next to no gradient",
+    ]
     return finding(
         "saturated-activation",
-        title,
+        f"`{layer}` saturates its {first.op} {when}: at {share} of the values the slope is below a hundredth of its "
+        "maximum",
         _names(places),
-        [tested_fix(*GLOROT_INIT, signs.rescaling(run))],
+        [Fix(*GLOROT_INIT) if run is None else tested_fix(*GLOROT_INIT, signs.rescaling(run))],
         run=run,
-        evidence=_by_layer(places, "saturated"),
-        chain=[
-            f"{share} of the values of the {first.op} after `{layer}` are saturated",
-            "it passes next to no gradient",
-            _loss_stays(run),
-        ],
+        module=layer,
+        evidence={"saturated by layer": {u.layer or u.module: u.saturated for u in places}}
+        if run is None
+        else _by_layer(places, "saturated"),
+        chain=[] if run is None else [*chain, _loss_stays(run)],
     )
 
 
@@ -527,7 +548,7 @@ def vanishing_gradients(facts: TrainingFacts) -> Finding | None:
     if run.optimizers > 1 and not signs.helps(experiment):
         return None  # the losses of adversaries need not fall
     weak = signs.vanishing(run, signs.VANISHES_SOMEWHAT if signs.helps(experiment) else signs.VANISHES)
-    if not weak or facts.static is not None and facts.static.padding > PADDED:
+    if not weak or facts.static.padding > PADDED:
         return _in_time(facts, run)
     strongest = max(run.layers, key=lambda layer: layer.first_gradient)
     times = strongest.first_gradient / weak[0].first_gradient
@@ -578,7 +599,7 @@ def _in_time(facts: TrainingFacts, run: TrainingRunFacts) -> Finding | None:
     """The same through the time steps of a sequence, where a network that sees all of them at once does learn."""
     gradient, reference = signs.vanishing_in_time(run), (run.reference or {}).get("train")
     loss = run.evaluations[-1].train if run.evaluations else None
-    padding = facts.static.padding if facts.static is not None else 0.0
+    padding = facts.static.padding
     learned = reference is not None and loss is not None and reference < signs.MUCH_BETTER * loss
     if gradient is None or not (padding > PADDED or learned):
         return None

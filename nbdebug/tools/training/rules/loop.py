@@ -438,7 +438,7 @@ def lr_too_low(facts: TrainingFacts) -> Finding | None:
         return None
     rate, factor = max(run.rates, default=0.0), float(name.partition("*")[2])
     fixes = [tested_fix("Raise the learning rate.", _with_rate(run, rate * factor, factor), experiment, limit)]
-    call = next((c for c in facts.static.loss_calls if _is_far(c)), None) if facts.static is not None else None
+    call = next((c for c in facts.static.loss_calls if _is_far(c)), None)
     if call is not None:
         low, high, *start = (
             figures(value or 0.0) for value in (call.target_low, call.target_high, call.low, call.high)

@@ -11,6 +11,7 @@ from nbdebug.text import count, figures, percent
 from nbdebug.tools.training.facts import (
     Experiment,
     HeldOut,
+    Labels,
     StaticFacts,
     TrainingFacts,
     TrainingRunFacts,
@@ -43,6 +44,9 @@ TOLD_APART = 0.9
 """Of pairs of validation samples with two labels, whose scores come in one order (or as often in the other)."""
 TARGETS = 32
 """Targets of which one value is no accident."""
+
+SORTED = 0.3
+"""Runs of equal labels over what a shuffled order would have."""
 DECIMALS = 5
 """A loss with fewer is rounded."""
 ZEROS = 5
@@ -182,8 +186,7 @@ def underfit(facts: TrainingFacts) -> Finding | None:
 
 def _is_a_guess(facts: TrainingFacts, loss: float) -> bool:
     """The loss is that of an answer that does not look at the inputs."""
-    calls = facts.static.loss_calls if facts.static is not None else ()
-    return any(call.guess is not None and loss > NO_BETTER * call.guess for call in calls)
+    return any(call.guess is not None and loss > NO_BETTER * call.guess for call in facts.static.loss_calls)
 
 
 @rule(
@@ -198,11 +201,12 @@ def _is_a_guess(facts: TrainingFacts, loss: float) -> bool:
     reference="https://github.com/pytorch/vision/issues/7818",
 )
 def unshuffled_data(facts: TrainingFacts) -> Finding | None:
-    if facts.static is not None and facts.static.drawn is not None:
+    run, experiment = facts.run, facts.experiment("shuffled")
+    if facts.static.drawn is not None:
         return _partly_drawn(*facts.static.drawn)
-    run = facts.run
-    experiment = None if run is None else run.experiments.get("shuffled")
-    if run is None or experiment is None:
+    if run is None:
+        return _in_runs(facts.static.labels)
+    if experiment is None:
         return None
     order = run.order
     if not (signs.helps(experiment) if order.spread > signs.UNFAIR else signs.order_harms(run)):
@@ -226,6 +230,30 @@ def unshuffled_data(facts: TrainingFacts) -> Finding | None:
             "classes in a batch": order.classes,
             "classes": order.all_classes,
             "read in the dataset's order": order.sequential,
+        },
+    )
+
+
+def _in_runs(labels: Labels | None) -> Finding | None:
+    """Before training: labels in long runs, read in the order of the dataset, or one run for each class."""
+    if labels is None or len(labels.counts) < 2 or labels.batches < 4 or labels.total < 8 * len(labels.counts):
+        return None
+    classes = len(labels.counts)
+    in_runs = labels.runs <= 2 * classes or labels.sequential and labels.runs < SORTED * labels.expected
+    if not in_runs or labels.per_batch > max(1, classes / 2):
+        return None
+    return finding(
+        "unshuffled-data",
+        f"The training data is not shuffled: {labels.total:,} labels come in {labels.runs:,} runs of equal labels, "
+        f"and a shuffled order has about {labels.expected:,.0f}; a batch holds {labels.per_batch:g} of {classes} "
+        "classes",
+        ["train_loader"],
+        [Fix(*SHUFFLE)],
+        evidence={
+            "runs of equal labels": labels.runs,
+            "expected when shuffled": round(labels.expected),
+            "classes": classes,
+            "classes in a batch": labels.per_batch,
         },
     )
 
@@ -289,10 +317,10 @@ def label_noise(facts: TrainingFacts) -> Finding | None:
     )
 
 
-def _unknowable(static: StaticFacts | None) -> Finding | None:
+def _unknowable(static: StaticFacts) -> Finding | None:
     """Targets that have nothing to do with what the model is given, by the way in which they come about."""
-    call = next((c for c in static.loss_calls if c.noise), None) if static is not None else None
-    if static is None or call is None and static.reread != "apart":
+    call = next((c for c in static.loss_calls if c.noise), None)
+    if call is None and static.reread != "apart":
         return None
     title = "A sample that is read again comes with the same inputs and another target: each is drawn for itself"
     if call is not None:
@@ -446,7 +474,9 @@ def _overfit(run: TrainingRunFacts, slug: str, size: str, names: list[str]) -> F
 )
 def zero_loss(facts: TrainingFacts) -> Finding | None:
     run = facts.run
-    if run is None or len(run.losses) < ZEROS:
+    if run is None:
+        return _zero_before_training(facts.static)
+    if len(run.losses) < ZEROS:
         return None
     zeros = [abs(v) <= NOTHING for v in run.losses]
     if _rounded(run, zeros):
@@ -457,7 +487,7 @@ def zero_loss(facts: TrainingFacts) -> Finding | None:
         return finding(
             "zero-loss", title, ["label", "loss", "discriminator"], [fix], run=run, place=run.places.get("backward")
         )
-    if facts.static is not None and signs.both_zero(run) and (title := _one_target(facts.static)):
+    if signs.both_zero(run) and (title := _one_target(facts.static)):
         return finding("zero-loss", title, ["loss_fn", "train_loader"], [PRINT_LOSS_INPUTS], run=run)
     if not all(zeros[:ZEROS]) or sum(zeros) < 0.5 * len(zeros):
         return None
@@ -474,11 +504,32 @@ def zero_loss(facts: TrainingFacts) -> Finding | None:
     )
 
 
+def _zero_before_training(static: StaticFacts) -> Finding | None:
+    """Exactly zero at the start with no gradient at all, or every label the same."""
+    labels, call = static.labels, next(iter(static.loss_calls), None)
+    if static.loss is None:
+        return None
+    if abs(static.loss) <= NOTHING and static.trained and not any(p.gradient for p in static.trained):
+        why = "nothing is left to compare"
+        if call is not None and 1 in (call.classes, call.softmax_size):
+            why = "its softmax runs over a single class"
+        elif call is not None and call.ignored == 1:
+            why = "all targets are ignored"
+        title = f"The loss is exactly zero before training begins, and no parameter gets a gradient: {why}"
+    elif labels is not None and labels.one_label(TARGETS):
+        title = f"All {labels.total:,} labels are {labels.one_label(TARGETS)}: the loss goes to zero and the model "
+        title += "learns nothing"
+    else:
+        return None
+    place = None if call is None else call.where
+    evidence = {"loss": static.loss}
+    return finding("zero-loss", title, ["loss_fn", "train_loader"], [PRINT_LOSS_INPUTS], place=place, evidence=evidence)
+
+
 def _one_target(static: StaticFacts) -> str:
     """What all targets are, in a sentence; "" where they differ."""
     labels, call = static.labels, next(iter(static.loss_calls), None)
-    if labels is not None and len(labels.counts) == 1 and labels.complete and labels.total >= TARGETS:
-        label = next(iter(labels.counts))
+    if labels is not None and (label := labels.one_label(TARGETS)):
         return f"Both losses go to zero because all {labels.total:,} labels are {label}: there is one class"
     if call is None or call.target_low is None or (static.batch_size or 0) < TARGETS // 4:
         return ""

@@ -27,10 +27,10 @@ from torch.utils._pytree import tree_map_only
 
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.report import Where
+from nbdebug.tools.training.evaluate import LossFn, loss_value, preserve_rng
 from nbdebug.tools.training.facts import BatchMixing, Broadcast, DetachedAt, LossCall, SeesAhead, describe
-from nbdebug.tools.training.run.evaluate import LossFn, loss_value, preserve_rng
-from nbdebug.tools.training.static.one_step import VIEWS, Calls, OpCall, calls_for, record
-from nbdebug.tools.training.static.signals import tensors_at
+from nbdebug.tools.training.one_step import VIEWS, Calls, OpCall, calls_for, record
+from nbdebug.tools.training.signals import tensors_at
 
 INF = math.inf
 REACH = {

@@ -30,6 +30,8 @@ from nbdebug.observe.backward import graph_leaves, graph_nodes
 from nbdebug.observe.locations import at_site, locate
 from nbdebug.observe.tensors import output_tensors, tensors_in
 from nbdebug.report import Where
+from nbdebug.tools.training.evaluate import LABEL_LOSSES, LossFn, OtherCalls, loss_root, mode, preserve_rng, under
+from nbdebug.tools.training.experiments import held_out
 from nbdebug.tools.training.facts import (
     ClassWeighting,
     DetachedAt,
@@ -39,12 +41,10 @@ from nbdebug.tools.training.facts import (
     TrainingRunFacts,
     UndecidedPair,
 )
+from nbdebug.tools.training.one_step import DETACHES, VIEWS, Calls, OpCall, calls_for, detached_at, record
+from nbdebug.tools.training.retrain import RetrainChange, Retrainer, RetrainResult
 from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.rules.wording import pos_weight
-from nbdebug.tools.training.run.evaluate import LABEL_LOSSES, LossFn, OtherCalls, loss_root, mode, preserve_rng, under
-from nbdebug.tools.training.run.experiments import held_out
-from nbdebug.tools.training.run.retrain import RetrainChange, Retrainer, RetrainResult
-from nbdebug.tools.training.static.one_step import DETACHES, VIEWS, Calls, OpCall, calls_for, detached_at, record
 
 UNUSED, HARDLY, TASK = 0.3, 0.4, 0.1
 """Inputs dealt to other samples raise what the other terms amount to by less than this share: they do not use them (up

@@ -29,12 +29,12 @@ from nbdebug.observe.sources import edited_functions
 from nbdebug.report import Edit, Finding, Where
 from nbdebug.text import count, figures, listed
 from nbdebug.tools.training.edits import as_batch_first, as_identity, in_loss
+from nbdebug.tools.training.evaluate import LossFn, loss_root
 from nbdebug.tools.training.facts import Attempt, LossCall, OverfitResult, StaticFacts, describe
-from nbdebug.tools.training.run.evaluate import LossFn, loss_root
-from nbdebug.tools.training.run.loop_loss import LoopLoss
-from nbdebug.tools.training.run.retrain import wants_closure
-from nbdebug.tools.training.static.one_step import GETTERS, hidden_parameters, leaves_of
-from nbdebug.tools.training.static.signals import tensors_at
+from nbdebug.tools.training.loop_frames import LoopLoss
+from nbdebug.tools.training.one_step import GETTERS, hidden_parameters, leaves_of
+from nbdebug.tools.training.retrain import wants_closure
+from nbdebug.tools.training.signals import tensors_at
 
 STEPS = 100
 SECONDS = 6.0

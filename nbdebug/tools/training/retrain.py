@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from nbdebug.observe.snapshot import Snapshot
+from nbdebug.tools.training.evaluate import FixedBatches, LossFn, loss_root, loss_value, no_warnings
 from nbdebug.tools.training.facts import Experiment
-from nbdebug.tools.training.run.evaluate import FixedBatches, LossFn, loss_root, loss_value, no_warnings
 
 NEAR = 0.15
 """Relative difference up to which a loss counts as divided by that number: dropout may draw other numbers."""

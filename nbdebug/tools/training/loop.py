@@ -34,10 +34,10 @@ from nbdebug.observe.locations import USER, kind_of, locate
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.step_hooks import StepHook
 from nbdebug.observe.tensors import read_scalars
+from nbdebug.tools.training.evaluate import FixedBatches, LoaderWatch, SavedBatches, preserve_rng, save_torch_rng
 from nbdebug.tools.training.facts import BatchEvaluation, LayerFact, ModuleMode, ProbeErrors, ScalerFact, StaleGradients
-from nbdebug.tools.training.run.evaluate import FixedBatches, LoaderWatch, SavedBatches, preserve_rng, save_torch_rng
-from nbdebug.tools.training.run.interventions import graph_signature
-from nbdebug.tools.training.run.loop_loss import (
+from nbdebug.tools.training.interventions import graph_signature
+from nbdebug.tools.training.loop_frames import (
     CALLER,
     JointModel,
     LoopLoss,
@@ -48,8 +48,8 @@ from nbdebug.tools.training.run.loop_loss import (
     loop_loss,
     proved,
 )
-from nbdebug.tools.training.run.retrain import wants_closure
-from nbdebug.tools.training.static.one_step import is_fresh
+from nbdebug.tools.training.one_step import is_fresh
+from nbdebug.tools.training.retrain import wants_closure
 
 # -- modes, gradients and updates --------------------------------------------------------------------------------------
 

@@ -32,6 +32,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSam
 from nbdebug.observe.tensors import fingerprint, output_tensors, tensors_in
 from nbdebug.observe.variables import attributes
 from nbdebug.text import count, listed
+from nbdebug.tools.training import signals
+from nbdebug.tools.training.evaluate import LossFn, batches_of, preserve_rng
 from nbdebug.tools.training.facts import (
     AnswersAmongInputs,
     InputShift,
@@ -41,11 +43,9 @@ from nbdebug.tools.training.facts import (
     SharedGroups,
     WorkerDraws,
 )
-from nbdebug.tools.training.run.evaluate import LossFn, batches_of, preserve_rng
-from nbdebug.tools.training.static import signals
-from nbdebug.tools.training.static.one_step import StepGraph
-from nbdebug.tools.training.static.outputs import batch_size, repeatable_loss
-from nbdebug.tools.training.static.signals import tensors_at, unmasked_tensors_at
+from nbdebug.tools.training.one_step import StepGraph
+from nbdebug.tools.training.outputs import batch_size, repeatable_loss
+from nbdebug.tools.training.signals import tensors_at, unmasked_tensors_at
 
 CLASSES = 1000
 """More kinds of labels than this are no classes but numbers of things."""

@@ -29,8 +29,8 @@ from nbdebug.observe.locations import Site, at_site, locate
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.observe.variables import closure_variables
 from nbdebug.report import Where
+from nbdebug.tools.training.evaluate import LossFn, loss_root
 from nbdebug.tools.training.facts import DetachedAt, ForeignTensors, Parameter
-from nbdebug.tools.training.run.evaluate import LossFn, loss_root
 
 VIEWS = frozenset(
     "view reshape permute transpose squeeze unsqueeze flatten unflatten contiguous __getitem__ to float double half "

@@ -26,9 +26,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from nbdebug.observe.tensors import tensors_in
-from nbdebug.tools.training.facts import Experiment, HeldOut, ProbeErrors, SmallFactor, TrainingRunFacts
-from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.run.evaluate import (
+from nbdebug.tools.training.evaluate import (
     FixedBatches,
     LossFn,
     LossInputs,
@@ -44,8 +42,10 @@ from nbdebug.tools.training.run.evaluate import (
     under,
     with_targets,
 )
-from nbdebug.tools.training.run.retrain import RetrainChange, Retrainer, RetrainResult
-from nbdebug.tools.training.static.one_step import calls_for, record
+from nbdebug.tools.training.facts import Experiment, HeldOut, ProbeErrors, SmallFactor, TrainingRunFacts
+from nbdebug.tools.training.one_step import calls_for, record
+from nbdebug.tools.training.retrain import RetrainChange, Retrainer, RetrainResult
+from nbdebug.tools.training.rules import signs
 
 RATES = (("lr/10", 0.1), ("lr/100", 0.01), ("lr/1000", 0.001))
 HEALTHY = (1e-3, 0.2)

@@ -3,43 +3,25 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 import dataclasses
-import io
+import functools
 import itertools
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from statistics import fmean
 from typing import Any
 
 import torch
 from torch import nn
 
-from nbdebug.observe.backward import EngineWatch
+from nbdebug.arguments import with_callback
 from nbdebug.observe.locations import at_site
-from nbdebug.observe.snapshot import Snapshot, StepState
-from nbdebug.observe.sources import edited_functions
-from nbdebug.observe.validation import names_used_by
-from nbdebug.report import Edit, Where
-from nbdebug.text import count, figures, listed
-from nbdebug.tools.training.edits import in_call, in_label_loss, in_loop, joined, users_files
-from nbdebug.tools.training.facts import (
-    SAME_LOSS,
-    BatchEvaluation,
-    DetachedAt,
-    FrozenParameter,
-    ProbeErrors,
-    Schedule,
-    StaticFacts,
-    TrainingFacts,
-    TrainingRunFacts,
-    TriedEdit,
-    UnitsFact,
-)
-from nbdebug.tools.training.rules import name_all, signs, slug
-from nbdebug.tools.training.rules.wording import pos_weight, tensor_of
-from nbdebug.tools.training.run.evaluate import (
+from nbdebug.observe.snapshot import Snapshot
+from nbdebug.observe.validation import OUTPUT_FORM, check_loss, check_model, loss_call, names_used_by, optimizers_of
+from nbdebug.report import Where
+from nbdebug.text import count, figures
+from nbdebug.tools.training.edits import EditTrials
+from nbdebug.tools.training.evaluate import (
     MOST,
     FixedBatches,
     LoaderWatch,
@@ -55,7 +37,7 @@ from nbdebug.tools.training.run.evaluate import (
     save_rng,
     target_order,
 )
-from nbdebug.tools.training.run.experiments import (
+from nbdebug.tools.training.experiments import (
     EMPTY_STEPS,
     RATE,
     experiments,
@@ -64,19 +46,32 @@ from nbdebug.tools.training.run.experiments import (
     reference,
     small_factor,
 )
-from nbdebug.tools.training.run.interventions import (
+from nbdebug.tools.training.facts import (
+    SAME_LOSS,
+    BatchEvaluation,
+    DetachedAt,
+    FrozenParameter,
+    ProbeErrors,
+    Schedule,
+    StaticFacts,
+    TrainingFacts,
+    TrainingRunFacts,
+    UnitsFact,
+)
+from nbdebug.tools.training.interventions import (
     graph_signature,
     interventions,
     optimizers_behind,
     severed_term,
     undecided_pair,
 )
-from nbdebug.tools.training.run.layers import Order, activation_units, gradient_flow
-from nbdebug.tools.training.run.loop import LoopRun, norm_of
-from nbdebug.tools.training.run.loop_start import LoopStart, LoopSubject
-from nbdebug.tools.training.run.regularizers import regularizers
-from nbdebug.tools.training.run.retrain import LoopSchedule, RetrainChange, Retrainer, RetrainResult, loop_schedule
-from nbdebug.tools.training.static.one_step import is_fresh
+from nbdebug.tools.training.loop import TAKEN, LoopRun, norm_of
+from nbdebug.tools.training.loop_frames import LoopStart, LoopSubject
+from nbdebug.tools.training.one_step import is_fresh
+from nbdebug.tools.training.regularizers import regularizers
+from nbdebug.tools.training.retrain import LoopSchedule, RetrainChange, Retrainer, RetrainResult, loop_schedule
+from nbdebug.tools.training.rules import name_all, signs, slug
+from nbdebug.tools.training.signals import Order, activation_units, gradient_flow
 
 TIMES = 3.0
 """Experiments may take this many times the run's own time …"""
@@ -87,11 +82,7 @@ MOST_STEPS = 600
 SOME = 0.2
 """Below this share of the first loss nobody asks what more could have been learned."""
 
-LONGEST_LOOP = 60.0
-"""Seconds of a loop that runs once more, with a fix in it."""
 
-FAR_ABOVE = 3.0
-"""Times the loss of an answer that knows nothing: a run that ends above it is not cured."""
 LOOP = "What the run shows beside its losses: schedule, order of calls, layers"
 STOPPED = "How the run ends"
 UNITS = "Dead and saturated units"
@@ -277,8 +268,9 @@ def _watched_facts(
             facts = _without_experiments(facts, f"{type(error).__name__}: {error}")
         if not keep:
             start.restore()
-            edits = _EditTrials(train, arguments, run, facts, start, restore_rng)
-            tried = errors.run("Whether the fix helps as an edit of your lines", lambda: edits.all(static), {})
+            cut = functools.partial(_severed, arguments, run)
+            edits = EditTrials(train, arguments, run, facts, static, start, restore_rng, cut)
+            tried = errors.run("Whether the fix helps as an edit of your lines", edits.all, {})
             facts = dataclasses.replace(facts, edits=tried)
         unchecked = (*facts.unchecked, *errors.lines, *_failed_evaluations(run))
         return TrainingFacts(static, dataclasses.replace(facts, unchecked=unchecked))
@@ -332,170 +324,6 @@ def _failed_evaluations(run: LoopRun) -> Iterator[str]:
 
 
 # Edits
-
-
-class _EditTrials:
-    """The fixes of what the rules name, as edits of the user's own lines: of the loop, which runs again as edited; or
-    of a call that made the optimizer, whose argument an experiment has set."""
-
-    def __init__(
-        self,
-        train: Callable[..., Any],
-        arguments: LoopArguments,
-        run: LoopRun,
-        facts: TrainingRunFacts,
-        start: Snapshot,
-        restore_rng: Callable[[], None],
-    ):
-        self.train, self.arguments, self.run, self.facts = train, arguments, run, facts
-        self.start, self.restore_rng = start, restore_rng
-        self.guess: float | None = None
-
-    def all(self, static: StaticFacts) -> dict[str, TriedEdit]:
-        tried = {}
-        self.guess = static.guess
-        for finding in name_all(TrainingFacts(static, self.facts)):
-            name = slug(finding)
-            edit = self._of_call(name) or self._of_loop(name) or self._of_cut(name) or self._of_labels(name, static)
-            if edit is not None:
-                tried[name] = edit
-        return tried
-
-    def _of_loop(self, name: str) -> TriedEdit | None:
-        arguments = self.arguments
-        names = {**names_used_by(self.train), **self.run.names, **arguments.names}
-        for edit in in_loop(name, names, arguments.model, arguments.optimizers, arguments.scheduler, self.facts.places):
-            end = self._rerun(edit)
-            if end is not None:
-                return self._judged(name, edit, *end)
-        return None
-
-    def _judged(self, name: str, edit: Edit, losses: list[float], train: float, val: float | None) -> TriedEdit:
-        before, last = signs.last_loss(self.facts), self.facts.evaluations[-1] if self.facts.evaluations else None
-        first = abs(signs.first_loss(self.facts))
-        learns = name in ("eval-mode-in-training", "train-mode-in-eval")  # with dropout the loss need not be lower
-        learns |= name == "scheduler-order" and self.facts.schedule is not None and self.facts.schedule.before_first
-        most = first if learns else min(signs.BETTER * before, first)
-        if name == "exploding-gradients" and self.guess:  # less than before is no cure yet
-            most = min(most, FAR_ABOVE * self.guess)
-        well = math.isfinite(train) and all(map(math.isfinite, losses))
-        numbers: dict[str, Any] = {
-            "loss as it is": before if math.isfinite(before) else "not finite",
-            "loss with the fix": train if well else "not finite",
-        }
-        if last is not None and last.val is not None and val is not None:
-            numbers |= {"validation as it is": last.val, "validation with the fix": val}
-        helps = well and train <= most
-        return TriedEdit(edit, helps, f"your whole loop, {count(len(losses), 'step')}", numbers)
-
-    def _rerun(self, edit: Edit) -> tuple[list[float], float, float | None] | None:
-        """The losses of the user's loop as edited, and the loss on fixed batches at its end; None where it can't run
-        again."""
-        if self.run.seconds > LONGEST_LOOP:
-            return None
-        arguments = self.arguments
-        models = {"model": arguments.model}
-        optimizers = {str(i): optimizer for i, optimizer in enumerate(arguments.optimizers)}
-        state = StepState.take(self.train, models, optimizers)
-        if state.why_not:
-            return None
-        losses: list[float] = []
-        roots = EngineWatch(lambda call: losses.append(float(call.roots[0].detach().sum())), lambda call, result: None)
-        made: list[Any] = []
-        waiting = contextlib.nullcontext() if arguments.start is None else arguments.start.waiting(made.append)
-        try:
-            (arguments.start or self).restore_rng()
-            with edited_functions(edit) as exchanged, no_warnings(), contextlib.redirect_stdout(io.StringIO()), waiting:
-                if not exchanged:
-                    return None
-                if not self.run.has_callback:
-                    roots.attach()
-                self.train(lambda step, loss, *more, **named: losses.append(float(loss)))
-            roots.detach()
-            model = made[0].model if made else arguments.model
-            end, val = self.run.on_train.losses_of(model), self.run.on_val.losses_of(model)
-            return (losses, fmean(end), fmean(val) if val else None) if end and losses else None
-        except Exception:  # the edit is no fix here
-            return None
-        finally:
-            roots.detach()
-            state.leave()
-            self.start.restore()
-            self.restore_rng()
-
-    def _of_cut(self, name: str) -> TriedEdit | None:
-        """The gradient of a part of the loss arrives once the cut is out."""
-        cut = self.facts.severed if name == "detached-graph" else None
-        for edit in joined(cut) if cut is not None else ():
-            with edited_functions(edit) as exchanged:
-                left = _severed(self.arguments, self.run) if exchanged else cut
-            self.start.restore()
-            if left is None and cut is not None:
-                arrives = {"gradient": f"arrives at {listed(cut.parameters)}"}
-                return TriedEdit(edit, True, "the loss of one batch", arrives)
-        return None
-
-    def _of_labels(self, name: str, static: StaticFacts) -> TriedEdit | None:
-        """The weights of the experiment, or a label that does not count, as arguments of the loss."""
-        weighting, calls = self.facts.weighting, static.loss_calls
-        on_cpu = all(p.device.type == "cpu" for p in self.arguments.model.parameters())
-        if name != "class-imbalance" or weighting is None or len(calls) != 1 or not on_cpu:
-            return None
-        binary = calls[0].op == "binary_cross_entropy_with_logits"
-        argument = ("weight", tensor_of(weighting.weights))
-        if weighting.left_out:
-            argument = ("ignore_index", weighting.common)
-        elif weighting.inverse:
-            argument = ("pos_weight" if binary else "weight", "1 / {}")
-        elif binary:
-            argument = ("pos_weight", tensor_of([pos_weight(weighting.weights)]))
-        files = users_files(
-            self.arguments.model,
-            self.train,
-            self.arguments.loss_fn,
-            file=self.facts.places.get("backward", Where()).file,
-        )
-        for edit in in_label_loss(files, calls[0], *argument):
-            numbers = {"score of the other classes": weighting.before, "with the fix": weighting.after}
-            return TriedEdit(edit, True, f"{count(weighting.steps, 'step')} from the start of your run", numbers)
-        return None
-
-    def _files(self) -> list[str]:
-        known = self.facts.places.get("backward", Where()).file
-        return users_files(
-            self.arguments.model, self.train, self.arguments.train_loader, self.arguments.loss_fn, file=known
-        )
-
-    def _of_call(self, name: str) -> TriedEdit | None:
-        """lr, weight decay and dropout."""
-        starts = {"lr-too-high": "lr/", "lr-too-low": "lr*", "over-regularized": "no weight decay"}.get(name)
-        tried = {n: e for n, e in self.facts.experiments.items() if starts is not None and n.startswith(starts)}
-        best = min(tried, key=lambda n: tried[n].end_changed, default=None)
-        optimizers = self.arguments.optimizers
-        limit = signs.least_gain(self.facts) if starts == "lr*" else signs.BETTER
-        if best is None or not optimizers or not signs.helps(tried[best], limit):
-            return None
-        groups, argument = (
-            [g for o in optimizers for g in o.param_groups],
-            "lr" if best.startswith("lr") else "weight_decay",
-        )
-        old = {float(g.get("initial_lr", g["lr"]) if argument == "lr" else g[argument]) for g in groups}
-        if len(old) != 1 or any("max_lr" in group for group in groups):
-            return None
-        before = old.pop()
-        factor = 0.0 if argument != "lr" else 1 / float(best[3:]) if best[2] == "/" else float(best[3:])
-        files = self._files()
-        for edit in in_call(files, [type(o).__name__ for o in optimizers], argument, before, f"{before * factor:g}"):
-            experiment = tried[best]
-            numbers = {"loss as it is": experiment.end_as_is, "loss with the fix": experiment.end_changed}
-            if experiment.val_as_is is not None and experiment.val_changed is not None:
-                validation = experiment.val_as_is, experiment.val_changed
-                numbers |= dict(zip(("validation as it is", "validation with the fix"), validation))
-            numbers = {k: v if math.isfinite(v) else "not finite" for k, v in numbers.items()}  # type: ignore[misc]
-            return TriedEdit(
-                edit, True, f"{count(len(experiment.changed), 'step')} from the start of your run", numbers
-            )
-        return None
 
 
 # The loop
@@ -846,3 +674,71 @@ def _is_linear(retrainer: Retrainer) -> bool:
 
 def _without_experiments(facts: TrainingRunFacts, why: str) -> TrainingRunFacts:
     return dataclasses.replace(facts, unchecked=(*facts.unchecked, f"Experiments: {why}"))
+
+
+# Arguments
+
+
+CALL = "diagnose(train, model=, optimizer=)"
+
+
+NO_MODEL = "your code called no model of your variables with gradients: name it, --model NAME or model="
+
+
+def first_steps(train: Any, given: Mapping[str, Any], names: Mapping[str, Any] | None) -> tuple[LoopArguments, str]:
+    """What the first steps of a loop tell of it, and in words what that is; then it is stopped, and everything put back
+    but what it has made itself. given: the parts that were named, and "model". Raises ValueError where it calls no
+    model with gradients, or its lines don't tell the loss of a batch; whatever it raises itself passes."""
+    start, taken, run = LoopStart(names), list[tuple[LoopArguments, str]](), with_callback(train)
+    given = {**dict.fromkeys(("model", "optimizer", "loss_fn", "train_loader", "val_loader", "scheduler")), **given}
+
+    def found(what: LoopSubject) -> LoopArguments:
+        parts = {kind: value for kind, value in given.items() if kind != "model"}
+        model = what.model if given["model"] is None else given["model"]
+        arguments = checked_arguments(model, parts, what.part, lambda _: StaticFacts())
+        arguments = dataclasses.replace(arguments, names=what.names, start=start)
+        taken.append((arguments, str(what)))
+        return arguments
+
+    def on_step(steps: int, loss: float) -> None:
+        if steps >= (TAKEN if taken[0][0].takes_own else 1):
+            raise _EnoughError
+
+    def begun(callback: Any) -> None:
+        run(callback)
+        raise _EnoughError
+
+    try:
+        late_facts(begun, start, found, on_step=on_step)
+    except _EnoughError:
+        start.restore_rng()
+    if not taken:
+        raise ValueError(NO_MODEL)
+    known = taken[0][0]
+    if known.loss_fn is None or known.train_loader is None:
+        what = "loss of a batch: name it, --loss-fn NAME" if known.loss_fn is None else "batches"
+        raise ValueError(f"the lines of your loop don't tell the {what}")
+    return taken[0]
+
+
+class _EnoughError(BaseException):
+    """Ends the user's loop; their `except Exception` does not hold it up."""
+
+
+def checked_arguments(
+    model: Any, given: Mapping[str, Any], usual: Callable[[str], Any], static: Callable[[LoopArguments], StaticFacts]
+) -> LoopArguments:
+    """The arguments, checked. usual: gives the parts that nobody named. Raises TypeError, quoting what was given."""
+    check_model(model, CALL)
+    parts = {kind: usual(kind) if value is None else value for kind, value in given.items()}
+    optimizers = list(optimizers_of(parts["optimizer"], CALL).values())
+    loaders = parts["train_loader"], parts["val_loader"]
+    for name, loader in zip(("train_loader", "val_loader"), loaders):
+        if loader is not None and not isinstance(loader, Iterable):
+            raise TypeError(f"{name} takes something to iterate over, such as a DataLoader; got {loader!r}")
+    loss_fn, form = parts["loss_fn"], ""
+    if loss_fn is not None:
+        check_loss(loss_fn, CALL)
+        loss_fn, form = loss_call(loss_fn)
+    guessed = given["loss_fn"] is None and form == OUTPUT_FORM
+    return LoopArguments(model, optimizers, loss_fn, *loaders, parts["scheduler"], static, guessed=guessed)
