@@ -33,7 +33,7 @@ from nbdebug.observe.tensors import fingerprint, output_tensors, tensors_in
 from nbdebug.observe.variables import attributes
 from nbdebug.text import count, listed
 from nbdebug.tools.training import signals
-from nbdebug.tools.training.evaluate import LossFn, batches_of, preserve_rng
+from nbdebug.tools.training.evaluate import LossFn, batches_of, is_generator, preserve_rng
 from nbdebug.tools.training.facts import (
     AnswersAmongInputs,
     InputShift,
@@ -279,59 +279,39 @@ class Batches:
         return known[0].detach().cpu().float().flatten(1) if floating else None
 
     def _keys_of_batches(self, loss_fn: Any) -> Iterator[tuple[str, Any, Any]]:
-        roles = {
-            id(t) for t in tensors_at(self.train[0], [*self.inputs, *([] if self.target is None else [self.target])])
-        }
-        first = self.train[0]
-        items = (
-            first.items()
-            if isinstance(first, Mapping)
-            else enumerate(first)
-            if isinstance(first, (tuple, list))
-            else ()
-        )
-        others = [(key, value) for key, value in items if id(value) not in roles and _keys(value) is not None]
+        first, target = self.train[0], [] if self.target is None else [self.target]
+        roles = {id(t) for t in tensors_at(first, [*self.inputs, *target])}
+        items: Any = first.items() if isinstance(first, Mapping) else ()
+        items = enumerate(first) if isinstance(first, (tuple, list)) else items
+        others = [key for key, value in items if id(value) not in roles and _keys(value) is not None]
         code = getattr(loss_fn, "__code__", None)
         names = [n for n in (*code.co_varnames, *code.co_names) if SUBJECTS.search(n)] if code is not None else []
-        for key, _ in others:
-            named = isinstance(key, str) and SUBJECTS.search(key) is not None
-            name = (
-                str(key)
-                if isinstance(key, str)
-                else names[0]
-                if len(others) == len(set(names)) == 1
-                else f"batch[{key}]"
-            )
-            if isinstance(key, str) and not named:
+        for key in others:
+            named, name = isinstance(key, str), str(key)
+            if named and not SUBJECTS.search(name):
                 continue
-            sides = []
-            for part in (self.train, self.val):
-                rows = [
-                    (self._row(b), _keys(b[key]), tensors_at(b, [self.target] if self.target is not None else []))
-                    for b in part
-                ]
-                sides.append(
-                    [
-                        (x, k, t[0] if t else None)
-                        for x, k, t in rows
-                        if x is not None and k is not None and len(x) == len(k)
-                    ]
-                )
-            train, val = (signals.Grouped.of(rows, MOST_COMPARED) for rows in sides)
+            if not named:
+                name = names[0] if len(others) == len(set(names)) == 1 else f"batch[{key}]"
+            train, val = (self._grouped([(b, _keys(b[key])) for b in part]) for part in (self.train, self.val))
             if train is None or val is None:
                 continue
             # a finer label looks like a group whose samples all have one label, as does the label that no loss uses
             if named or not name.startswith("batch") or (train.targets is not None and train.is_mixed()):
                 yield name, train, val
 
+    def _grouped(self, keyed: Sequence[tuple[Any, list[Any] | None]]) -> signals.Grouped | None:
+        """Batches, each with a key for each sample."""
+        rows = []
+        for batch, keys in keyed:
+            x, target = self._row(batch), tensors_at(batch, [] if self.target is None else [self.target])
+            if x is not None and keys is not None and len(x) == len(keys):
+                rows.append((x, keys, target[0] if target else None))
+        return signals.Grouped.of(rows, MOST_COMPARED)
+
     def _keys_of_datasets(self) -> Iterator[tuple[str, Any, Any]]:
         sides = [s for s in map(_dataset_and_indices, (self.loader, self.val_loader)) if s is not None]
-        if len(sides) < 2:
-            return
-        names = [
-            n for n, v in getattr(sides[0][0], "__dict__", {}).items() if SUBJECTS.search(n) and _keys(v) is not None
-        ]
-        for name in names:
+        members = getattr(sides[0][0], "__dict__", {}) if len(sides) == 2 else {}
+        for name in [n for n, v in members.items() if SUBJECTS.search(n) and _keys(v) is not None]:
             both = []
             for (data, indices), loader in zip(sides, (self.loader, self.val_loader)):
                 keys = _keys(getattr(data, name, None))
@@ -340,15 +320,7 @@ class Batches:
                 some = indices[:: max(1, len(indices) // MOST_COMPARED)][:MOST_COMPARED]
                 with preserve_rng(data):
                     batch = loader.collate_fn([data[i] for i in some])
-                target = tensors_at(batch, [self.target]) if self.target is not None else []
-                x = self._row(batch)
-                both.append(
-                    None
-                    if x is None
-                    else signals.Grouped.of(
-                        [(x, [keys[i] for i in some], target[0] if target else None)], MOST_COMPARED
-                    )
-                )
+                both.append(self._grouped([(batch, [keys[i] for i in some])]))
             if len(both) == 2 and both[0] is not None and both[1] is not None:
                 yield name, *both
 
@@ -557,12 +529,9 @@ def _generator_of(dataset: Any) -> str:
         below = []
         for path, owner in level:
             for key, value in attributes(owner).items():
-                kind = type(value)  # isinstance would ask the object for its class
-                if issubclass(kind, (random.Random, torch.Generator)) or (
-                    kind.__module__.startswith("numpy.random") and kind.__name__ in ("Generator", "RandomState")
-                ):
+                if is_generator(value):
                     return f"{path}{key}"
-                if not issubclass(kind, (torch.nn.Module, type, types.ModuleType)):
+                if not issubclass(type(value), (torch.nn.Module, type, types.ModuleType)):
                     below.append((f"{path}{key}.", value))
         level, depth = below, depth + 1
     return ""

@@ -139,6 +139,13 @@ def _state(generator: Any) -> tuple[Callable[[Any], Any], Any]:
     return generator.set_state, generator.get_state()
 
 
+def is_generator(value: Any) -> bool:
+    """Of random numbers: torch's, Python's or NumPy's."""
+    kind = type(value)  # isinstance would ask the object for its class
+    of_numpy = kind.__module__.startswith("numpy.random") and kind.__name__ in ("Generator", "RandomState")
+    return of_numpy or issubclass(kind, (torch.Generator, random.Random))
+
+
 def _generators(owner: Any) -> Iterator[Any]:
     """Generators among the members of an object, and of those members' own, a few steps deep."""
     todo, visited = [(owner, 0)], set()
@@ -147,10 +154,7 @@ def _generators(owner: Any) -> Iterator[Any]:
         if id(item) in visited or depth > DEPTH or isinstance(item, (torch.Tensor, torch.nn.Module, str, bytes, type)):
             continue
         visited.add(id(item))
-        kind = type(item)
-        if isinstance(item, (torch.Generator, random.Random)) or (
-            kind.__module__.startswith("numpy.random") and kind.__name__ in ("Generator", "RandomState")
-        ):
+        if is_generator(item):
             yield item
         elif isinstance(item, (list, tuple)):
             todo += [(member, depth + 1) for member in item[:64]]
@@ -188,26 +192,20 @@ class LoaderWatch:
         self.per_pass: int | None = None
         self.validated_at: list[int] | None = None
         self._open: list[Any] = []
-        self._patched: list[tuple[type, Any]] = []
+        self._patched: list[tuple[type, Callable[[], None]]] = []
 
     def attach(self) -> None:
         for kind in {type(loader) for loader in (self.train, self.val) if loader is not None}:
-            own = kind.__dict__.get("__iter__")
             method = getattr(kind, "__iter__", None)
             if method is None or kind.__module__ == "builtins" or hasattr(kind, "__next__"):
                 continue
-            self._patched.append((kind, own))
-            kind.__iter__ = _watched_iter(method, self)
+            self._patched.append((kind, exchanged(kind, "__iter__", _watched_iter(method, self))))
             if type(self.val) is kind:
                 self.validated_at = []
 
     def detach(self) -> None:
         while self._patched:
-            kind, own = self._patched.pop()
-            if own is None:
-                del kind.__iter__  # type: ignore[attr-defined]
-            else:
-                kind.__iter__ = own  # type: ignore[attr-defined]
+            self._patched.pop()[1]()
 
     def evaluating(self) -> bool | None:
         """Whether validation batches are being read; None where this is not known."""
@@ -255,6 +253,13 @@ class LoaderWatch:
     def _note(self, batch: Any, count: int, draw: Callable[[], None] | None = None) -> None:
         self.stopped_at = count
         self.take(batch, draw, own=False)
+
+
+def exchanged(kind: Any, name: str, method: Any) -> Callable[[], None]:
+    """Put a method on a class; the result puts back what was there."""
+    own = vars(kind).get(name)
+    setattr(kind, name, method)
+    return lambda: delattr(kind, name) if own is None else setattr(kind, name, own)
 
 
 def _watched_iter(original: Any, watch: LoaderWatch) -> Any:
@@ -433,17 +438,23 @@ def loss_value(loss: Any) -> float:
 
 
 @contextlib.contextmanager
-def mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """All modules in train or eval mode; buffers that a forward in train mode would move stay as they are."""
+def modes_put_back(model: nn.Module) -> Iterator[None]:
+    """Train and eval mode of each module are afterwards as they were."""
     flags = [(m, m.training) for m in model.modules()]
     try:
-        for module, _ in flags:
-            module.training = training
-        with spared_buffers([m for m, _ in flags] if training else []):
-            yield
+        yield
     finally:
         for module, flag in flags:
             module.training = flag
+
+
+@contextlib.contextmanager
+def mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """All modules in train or eval mode; buffers that a forward in train mode would move stay as they are."""
+    with modes_put_back(model), spared_buffers(model.modules() if training else ()):
+        for module in model.modules():
+            module.training = training
+        yield
 
 
 @contextlib.contextmanager
@@ -538,18 +549,15 @@ def recalls(model: nn.Module, loss_fn: LossFn, batches: Sequence[Any]) -> Mappin
     """class → (how many there are, how many are found); empty where the loss takes no labels."""
     counts: dict[str, tuple[int, int]] = {}
     outputs: list[Any] = []
-    handle = model.register_forward_hook(lambda module, args, out: outputs.append(out))
-    try:
-        with preserve_rng(loss_fn), torch.no_grad(), mode(model, training=False):
-            for batch in batches:
-                outputs.clear()
-                with LossInputs() as inputs:
-                    loss_fn(model, batch)
-                for scores, target, name, ignored in inputs.calls[:1]:
-                    own = [o for o in outputs if isinstance(o, torch.Tensor) and o.shape == scores.shape]
-                    _count(counts, [scores, *own], target, name, ignored)
-    finally:
-        handle.remove()
+    noting = model.register_forward_hook(lambda module, args, out: outputs.append(out))
+    with noting, preserve_rng(loss_fn), torch.no_grad(), mode(model, training=False):
+        for batch in batches:
+            outputs.clear()
+            with LossInputs() as inputs:
+                loss_fn(model, batch)
+            for scores, target, name, ignored in inputs.calls[:1]:
+                own = [o for o in outputs if isinstance(o, torch.Tensor) and o.shape == scores.shape]
+                _count(counts, [scores, *own], target, name, ignored)
     return counts if len(counts) <= CLASSES else {}
 
 

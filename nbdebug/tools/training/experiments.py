@@ -12,7 +12,6 @@ The most telling come first: when the time is up, what is left is reported as no
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import math
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.tools.training.evaluate import (
@@ -251,12 +250,8 @@ def _output_moments(
 ) -> tuple[torch.Tensor, float] | None:
     """Mean by channel, shaped as the output is, and deviation over all, of a layer's output."""
     outputs: list[torch.Tensor] = []
-    handle = layer.register_forward_hook(lambda module, args, out: outputs.append(out.detach()))
-    try:
-        with torch.no_grad():
-            loss_fn(model, batch)
-    finally:
-        handle.remove()
+    with layer.register_forward_hook(lambda module, args, out: outputs.append(out.detach())), torch.no_grad():
+        loss_fn(model, batch)
     if not outputs:
         return None
     out = outputs[0].float()
@@ -331,13 +326,13 @@ def penalty(model: nn.Module, loss_fn: LossFn, batch: Any) -> float:
     values = [p.detach().clone() for p in weights]
     try:
         with preserve_rng(loss_fn), torch.no_grad():
-            with _output_hook(model, outputs.append):
+            with model.register_forward_hook(lambda module, args, out: outputs.append(out)):
                 whole = loss_value(loss_fn(model, batch))
             if len(outputs) != 1:
                 return 0.0
             for p in weights:
                 p.zero_()
-            with _output_hook(model, lambda out: outputs[0]):
+            with model.register_forward_hook(lambda module, args, out: outputs[0]):
                 return whole - loss_value(loss_fn(model, batch))
     finally:
         with torch.no_grad():
@@ -351,22 +346,12 @@ def _without_penalty(loss_fn: LossFn) -> LossFn:
     def loss(model: nn.Module, batch: Any) -> Any:
         whole = loss_root(loss_fn(model, batch))
         state = torch.get_rng_state()
-        with _output_hook(model, lambda out: tree_map(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, out)):
+        with model.register_forward_hook(lambda *call: tree_map_only(torch.Tensor, torch.Tensor.detach, call[-1])):
             direct = loss_root(loss_fn(model, batch))
         torch.set_rng_state(state)
         return whole - direct + direct.detach() if direct.requires_grad else whole
 
     return loss
-
-
-@contextlib.contextmanager
-def _output_hook(model: nn.Module, change: Callable[[Any], Any]) -> Iterator[None]:
-    """Inside, `change` gets the model's output; what it returns, where that is not None, takes its place."""
-    handle = model.register_forward_hook(lambda module, args, out: change(out))
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 # Samples that the model has not seen
@@ -636,27 +621,22 @@ def reference(retrainer: Retrainer, steps: int) -> dict[str, float] | None:
     place by its form. Raises what the loss raises, which may want something of the model that the network has not."""
     model, loss_fn, batches = retrainer.model, retrainer.loss_fn, retrainer.batches
     calls: list[tuple[Any, Any]] = []
-    handle = model.register_forward_hook(lambda module, args, out: calls.append((args, out)))
-    try:
-        with preserve_rng(loss_fn), torch.enable_grad():
-            with torch.no_grad(), mode(model, training=False):
-                loss_fn(model, batches[0])
-            handle.remove()
-            args, out = calls[0]
-            inputs = tensors_in(args)
-            if len(calls) != 1 or len(inputs) != 1 or not isinstance(out, torch.Tensor) or len(out) != len(inputs[0]):
-                return None
-            if inputs[0][0].numel() > MOST_INPUTS or out[0].numel() > MOST_INPUTS or out.dtype != torch.float32:
-                return None
-            torch.manual_seed(0)
-            network = Reference(inputs[0], out).to(out.device)
-            optimizer = torch.optim.Adam(network.parameters(), RATE)
-            for step in range(steps):
-                optimizer.zero_grad()
-                loss_root(loss_fn(network, batches[step % len(batches)])).backward()
-                optimizer.step()
-            losses = {"train": retrainer.on_train.losses_of(network), "val": retrainer.on_val.losses_of(network)}
-            means = {name: mean_and_error(values)[0] for name, values in losses.items() if values}
-            return means | {"parameters": float(sum(p.numel() for p in network.parameters()))}
-    finally:
-        handle.remove()
+    noting = model.register_forward_hook(lambda module, args, out: calls.append((args, out)))
+    with preserve_rng(loss_fn), torch.enable_grad():
+        with noting, torch.no_grad(), mode(model, training=False):
+            loss_fn(model, batches[0])
+        args, out = calls[0]
+        inputs = tensors_in(args)
+        if len(calls) != 1 or len(inputs) != 1 or not isinstance(out, torch.Tensor) or len(out) != len(inputs[0]):
+            return None
+        if inputs[0][0].numel() > MOST_INPUTS or out[0].numel() > MOST_INPUTS or out.dtype != torch.float32:
+            return None
+        torch.manual_seed(0)
+        network = Reference(inputs[0], out).to(out.device)
+        optimizer = torch.optim.Adam(network.parameters(), RATE)
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss_root(loss_fn(network, batches[step % len(batches)])).backward()
+            optimizer.step()
+        losses = {"train": retrainer.on_train.losses_of(network), "val": retrainer.on_val.losses_of(network)}
+        return {name: mean_and_error(values)[0] for name, values in losses.items() if values}

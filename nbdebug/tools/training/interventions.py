@@ -206,13 +206,10 @@ def _with_scale(loss_fn: LossFn) -> LossFn:
 def _input_moments(retrainer: Retrainer) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Mean and deviation, by channel or feature, of the model's first argument, where these are off."""
     rows: list[torch.Tensor] = []
-    handle = retrainer.model.register_forward_pre_hook(lambda module, args: rows.extend(_inputs(args)))
-    try:
-        with preserve_rng(retrainer.loss_fn), torch.no_grad(), mode(retrainer.model, training=False):
-            for batch in retrainer.batches[:32]:
-                retrainer.loss_fn(retrainer.model, batch)
-    finally:
-        handle.remove()
+    noting = retrainer.model.register_forward_pre_hook(lambda module, args: rows.extend(_inputs(args)))
+    with noting, preserve_rng(retrainer.loss_fn), torch.no_grad(), mode(retrainer.model, training=False):
+        for batch in retrainer.batches[:32]:
+            retrainer.loss_fn(retrainer.model, batch)
     if not rows or any(r.shape[1:] != rows[0].shape[1:] for r in rows):
         return None
     x = torch.cat(rows).float()
@@ -320,12 +317,10 @@ def _inputs_dealt(model: nn.Module, batch: Any) -> Iterator[None]:
     def deal(module: nn.Module, args: Any) -> Any:
         return tree_map_only(torch.Tensor, lambda t: t.roll(1, 0) if t.data_ptr() in own else t, args)
 
-    handles = [module.register_forward_pre_hook(deal) for module in model.modules()]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_pre_hook(deal))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 # Classes
@@ -339,22 +334,11 @@ def missed_classes(retrainer: Retrainer, steps: int, before: _ClassTable) -> Fou
     dense = len(before.labels) > 2 * samples and before.scores.shape[1] > 2
     if not before.may_be_drowned(dense):
         return None
-    tables: list[_ClassTable] = []
-
-    def measure() -> list[float]:
-        table = _class_table(retrainer.model, retrainer.loss_fn, batches)
-        if table is not None:
-            tables.append(table)
-        return []
-
     for leave_out in (True, False) if dense else (False,):
-        tables.clear()
         weights = before.weights(leave_out)
-        change = RetrainChange(loss_fn=_weighted(retrainer.loss_fn, weights))
-        retrainer.train(change, steps, at_end=measure)
-        if not tables:
+        after = _table_with(weights, retrainer, steps)
+        if after is None:
             continue
-        after = tables[0]
         if leave_out:
             values = before.apart(before.common), after.apart(before.common)
             cured = values[1] > max(CURED, values[0] + APART)
@@ -366,6 +350,18 @@ def missed_classes(retrainer: Retrainer, steps: int, before: _ClassTable) -> Fou
             row = tuple(f"{weight:g}" for weight in weights.tolist())
             return {"weighting": ClassWeighting(counts, str(before.common), leave_out, row, steps, *values)}
     return None
+
+
+def _table_with(weights: torch.Tensor, retrainer: Retrainer, steps: int) -> _ClassTable | None:
+    """What is found of each class at the end of the run with these weights of the classes."""
+    tables: list[_ClassTable | None] = []
+
+    def measure() -> list[float]:
+        tables.append(_class_table(retrainer.model, retrainer.loss_fn, _judged(retrainer)))
+        return []
+
+    retrainer.train(RetrainChange(loss_fn=_weighted(retrainer.loss_fn, weights)), steps, at_end=measure)
+    return next(iter(tables), None)
 
 
 def undecided_pair(model: nn.Module, loss_fn: LossFn, train: Sequence[Any], val: Sequence[Any]) -> UndecidedPair | None:
@@ -409,17 +405,11 @@ def _undecided(table: _ClassTable | None, batches: Sequence[Any], judged: _Class
 
 def inverse_weights(retrainer: Retrainer, steps: int, before: _ClassTable, weights: Sequence[float]) -> Found:
     """Whether classes are found better with one over each of the user's weights, which grow with their counts."""
-    tables: list[_ClassTable | None] = []
-
-    def measure() -> list[float]:
-        tables.append(_class_table(retrainer.model, retrainer.loss_fn, _judged(retrainer)))
-        return []
-
     inverse = torch.tensor([1 / w if w > 0 else w for w in weights], device="cpu")
-    retrainer.train(RetrainChange(loss_fn=_weighted(retrainer.loss_fn, inverse)), steps, at_end=measure)
-    if not tables or tables[0] is None:
+    after = _table_with(inverse, retrainer, steps)
+    if after is None:
         return None
-    values = before.others(), tables[0].others(before.common)
+    values = before.others(), after.others(before.common)
     if not values[1] > values[0] + RAISED:
         return None
     row = tuple(f"{weight:.3g}" for weight in inverse.tolist())

@@ -34,7 +34,14 @@ from nbdebug.observe.locations import USER, kind_of, locate
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.step_hooks import StepHook
 from nbdebug.observe.tensors import read_scalars
-from nbdebug.tools.training.evaluate import FixedBatches, LoaderWatch, SavedBatches, preserve_rng, save_torch_rng
+from nbdebug.tools.training.evaluate import (
+    FixedBatches,
+    LoaderWatch,
+    SavedBatches,
+    exchanged,
+    preserve_rng,
+    save_torch_rng,
+)
 from nbdebug.tools.training.facts import BatchEvaluation, LayerFact, ModuleMode, ProbeErrors, ScalerFact, StaleGradients
 from nbdebug.tools.training.interventions import graph_signature
 from nbdebug.tools.training.loop_frames import (
@@ -271,26 +278,22 @@ class UpdateWatch:
         self._live_scalers: dict[int, Any] = {}
         self._engine = EngineWatch(errors.wrap(ORDER, self._backward_begins), errors.wrap(ORDER, self._backward_ended))
         self._steps = OptimizerWatch(errors.wrap(ORDER, self._step_begins), errors.wrap(ORDER, self._stepped))
-        self._unscales, self._scales = (
-            errors.wrap(SCALER, self._unscale_begins),
-            errors.wrap(SCALER, self._scale_begins),
-        )
-        self._unpatched: Any = None
+        self._unscales = errors.wrap(SCALER, self._unscale_begins)
+        self._scales = errors.wrap(SCALER, self._scale_begins)
+        self._undo: list[Callable[[], None]] = []
 
     def attach(self) -> None:
         self._engine.attach()
         self._steps.attach()
         kind = torch.amp.GradScaler
-        self._unpatched = kind.unscale_, kind.scale
-        kind.unscale_ = _preceded(kind.unscale_, self._unscales)  # type: ignore[method-assign]
-        kind.scale = _preceded(kind.scale, self._scales)  # type: ignore[method-assign]
+        for name, note in (("unscale_", self._unscales), ("scale", self._scales)):
+            self._undo.append(exchanged(kind, name, _preceded(getattr(kind, name), note)))
 
     def detach(self) -> None:
         self._engine.detach()
         self._steps.detach()
-        if self._unpatched is not None:
-            torch.amp.GradScaler.unscale_, torch.amp.GradScaler.scale = self._unpatched  # type: ignore[method-assign]
-            self._unpatched = None
+        while self._undo:
+            self._undo.pop()()
 
     def _backward_begins(self, call: Backward) -> None:
         if not call.accumulate:
@@ -612,7 +615,7 @@ class LoopRun:
         self.has_callback = False
         self.end = math.nan
         self._ours = self._began = 0.0
-        self._scheduler_step: tuple[Any, Any] | None = None
+        self._unwatch_scheduler: Callable[[], None] = lambda: None
         self._next = 0
         self.stepping: dict[int, Any] = {}
 
@@ -834,8 +837,7 @@ class LoopRun:
         """By its class: what stands on the scheduler itself goes into its state_dict, and can't be saved."""
         if self.scheduler is None:
             return
-        kind = type(self.scheduler)
-        self._scheduler_step, own = (kind, vars(kind).get("step")), kind.step
+        own = type(self.scheduler).step
 
         def note(metric: Any) -> None:
             self.schedule_calls.append(self.updates.steps)
@@ -850,16 +852,7 @@ class LoopRun:
                 guarded(kwargs.get("metrics", args[0] if args else None))
             return own(scheduler, *args, **kwargs)
 
-        kind.step = step
-
-    def _unwatch_scheduler(self) -> None:
-        if self._scheduler_step is not None:
-            kind, before = self._scheduler_step
-            self._scheduler_step = None
-            if before is None:
-                del kind.step
-            else:
-                kind.step = before
+        self._unwatch_scheduler = exchanged(type(self.scheduler), "step", step)
 
     def _evaluate(self, last: bool = False) -> None:
         step = len(self.losses)

@@ -10,6 +10,7 @@ the graph is cut between trained parameters and the loss.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import math
@@ -69,14 +70,22 @@ def calls_for(model: nn.Module, batch: Any) -> Calls:
 
 def record(calls: Calls, loss_fn: LossFn, batch: Any) -> Any:
     """Call the loss function and record. The user's own exceptions pass; `calls.failed` then tells where."""
-    handles = calls.hooks()
     try:
-        with calls:
+        with modules_followed(calls.model, calls.enter, calls.leave), calls:
             return loss_fn(calls.model, batch)
     finally:
-        for handle in handles:
-            handle.remove()
         calls.stack.clear()
+
+
+@contextlib.contextmanager
+def modules_followed(model: nn.Module, enter: Callable[..., None], leave: Callable[..., None]) -> Iterator[None]:
+    """Inside, these are called before and after each module's forward. Scripted modules take no hooks."""
+    with contextlib.ExitStack() as stack:
+        for module in model.modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                stack.enter_context(module.register_forward_pre_hook(enter))
+                stack.enter_context(module.register_forward_hook(leave, always_call=True))
+        yield
 
 
 def step_graph(calls: Calls, loss_fn: LossFn, batch: Any) -> StepGraph:
@@ -210,22 +219,10 @@ class Calls(TorchFunctionMode):
             self.dependences[id(parameter)] = Dependence(params=1 << len(self.parameters))
             self.parameters.append((name, parameter))
 
-    def hooks(self) -> list[Any]:
-        """Handles of hooks that follow which module runs; to be removed by the caller. Scripted modules take none."""
-        modules = [m for m in self.model.modules() if not isinstance(m, torch.jit.ScriptModule)]
-        return [
-            handle
-            for m in modules
-            for handle in (
-                m.register_forward_pre_hook(self._enter),
-                m.register_forward_hook(self._leave, always_call=True),
-            )
-        ]
-
-    def _enter(self, module: nn.Module, args: Any) -> None:
+    def enter(self, module: nn.Module, args: Any) -> None:
         self.stack.append(self.names.get(id(module), ""))
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if self.stack:
             self.stack.pop()
         if not self.stack and output is not None:

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_map_only
 
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.report import Where
-from nbdebug.tools.training.evaluate import LossFn, loss_value, preserve_rng
+from nbdebug.tools.training.evaluate import LossFn, loss_value, modes_put_back, preserve_rng
 from nbdebug.tools.training.facts import BatchMixing, Broadcast, DetachedAt, LossCall, SeesAhead, describe
 from nbdebug.tools.training.one_step import VIEWS, Calls, OpCall, calls_for, record
 from nbdebug.tools.training.signals import tensors_at
@@ -530,16 +530,12 @@ def batch_size(batch: Any) -> int | None:
 @contextlib.contextmanager
 def deterministic(model: nn.Module) -> Iterator[None]:
     """Normalization and dropout in eval mode; other modules as they are."""
-    flags = [(m, m.training) for m in model.modules()]
     with_dropout = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer)
-    try:
-        for module, _ in flags:
+    with modes_put_back(model):
+        for module in model.modules():
             if "Norm" in type(module).__name__ or isinstance(module, with_dropout):
                 module.training = False
         yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
 
 
 def repeatable_loss(model: nn.Module, loss_fn: LossFn, batch: Any) -> float:
@@ -633,13 +629,9 @@ def _on_purpose(model: nn.Module, loss_fn: LossFn, batch: Any, n: int, mixing: B
     kind = type(modules[mixing.module]).__name__.lower() if mixing.module in modules else ""
     if mixing.op in MEETING or any(word in kind for word in ("norm", "batch")) or kind.endswith("bn"):
         return True
-    flags = [(m, m.training) for m in modules.values()]
-    try:
+    with modes_put_back(model):
         model.eval()
         return _mixing(model, loss_fn, batch, n)[0] is None
-    finally:
-        for module, flag in flags:
-            module.training = flag
 
 
 def _with_row_replaced(batch: Any, n: int, row: int) -> Any:

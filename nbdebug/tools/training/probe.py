@@ -657,11 +657,8 @@ def _with_reference(facts: TrainingRunFacts, retrainer: Retrainer, steps: int, e
 def _is_linear(retrainer: Retrainer) -> bool:
     """Whether the output at the middle between two samples is the middle of their outputs, wherever these lie."""
     inputs: list[Any] = []
-    handle = retrainer.model.register_forward_pre_hook(lambda module, args: inputs.append(args))
-    try:
+    with retrainer.model.register_forward_pre_hook(lambda module, args: inputs.append(args)):
         retrainer.loss_fn(retrainer.model, retrainer.batches[0])
-    finally:
-        handle.remove()
     x = inputs[0][0] if len(inputs) == 1 and len(inputs[0]) == 1 else None
     if not isinstance(x, torch.Tensor) or not x.is_floating_point() or len(x) < 2:
         return False

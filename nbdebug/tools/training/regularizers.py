@@ -30,7 +30,6 @@ from nbdebug.tools.training.evaluate import (
     MOST,
     FixedBatches,
     LossFn,
-    loss_root,
     mean_and_error,
     mode,
     parts_of,
@@ -294,14 +293,11 @@ def _seen(model: nn.Module, loss_fn: LossFn, batch: Any) -> _Seen:
         seen.inputs.extend(t.shape for t in tensors_in((args, kwargs)))
         seen.outputs.extend(t.shape for t in tensors_in(out))
 
-    handles = [m.register_forward_hook(look_up) for m in model.modules() if isinstance(m, nn.Embedding)]
-    handles.append(model.register_forward_hook(whole, with_kwargs=True))
-    try:
-        with preserve_rng(loss_fn), torch.no_grad(), mode(model, training=False):
-            loss_root(loss_fn(model, batch))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as hooks, preserve_rng(loss_fn), torch.no_grad(), mode(model, training=False):
+        for embedding in (m for m in model.modules() if isinstance(m, nn.Embedding)):
+            hooks.enter_context(embedding.register_forward_hook(look_up))
+        hooks.enter_context(model.register_forward_hook(whole, with_kwargs=True))
+        loss_fn(model, batch)
     return seen
 
 

@@ -6,7 +6,9 @@ Every ReLU, sigmoid and tanh is recorded, whether it is a module or a function: 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import math
 import statistics
@@ -31,7 +33,7 @@ from nbdebug.tools.training.facts import (
     TimeGradient,
     UnitsFact,
 )
-from nbdebug.tools.training.one_step import WEIGHTED_OPS, Calls, OpCall, StepGraph, rms
+from nbdebug.tools.training.one_step import WEIGHTED_OPS, Calls, OpCall, StepGraph, modules_followed, rms
 
 NORMS = frozenset(
     "batch_norm layer_norm group_norm instance_norm rms_norm native_layer_norm native_batch_norm normalize".split()
@@ -629,14 +631,10 @@ def activation_units(
     if loss_fn is None or not batches:
         return (), {}
     recorder = _ActivationRecorder(model)
-    handles = recorder.hooks(model)
-    try:
-        with preserve_rng(loss_fn), torch.no_grad(), mode(model, training=True), recorder:
-            for recorder.batch, batch in enumerate(batches[:BATCHES]):
-                loss_fn(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
+    following = modules_followed(model, recorder.enter, recorder.leave)
+    with following, preserve_rng(loss_fn), torch.no_grad(), mode(model, training=True), recorder:
+        for recorder.batch, batch in enumerate(batches[:BATCHES]):
+            loss_fn(model, batch)
     return tuple(place.fact() for place in recorder.places.values()), recorder.order
 
 
@@ -660,8 +658,7 @@ class _Activation:
 
 
 class _ActivationRecorder(TorchFunctionMode):
-    """Records activations by the module in which they run, and the order in which modules with parameters are "
-    "called."""
+    """Records activations by the module in which they run, and in which order modules with parameters are called."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -672,17 +669,7 @@ class _ActivationRecorder(TorchFunctionMode):
         self.last = ""
         self.batch = 0
 
-    def hooks(self, model: nn.Module) -> list[Any]:
-        return [
-            handle
-            for module in model.modules()
-            for handle in (
-                module.register_forward_pre_hook(self._enter),
-                module.register_forward_hook(self._leave, always_call=True),
-            )
-        ]
-
-    def _enter(self, module: nn.Module, args: Any) -> None:
+    def enter(self, module: nn.Module, args: Any) -> None:
         name = self.names.get(id(module), "")
         self.stack.append(name)
         if module._parameters:
@@ -693,7 +680,7 @@ class _ActivationRecorder(TorchFunctionMode):
                 for place in self.places.values():
                     place.hidden = place.hidden or place.layer != name
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if self.stack:
             self.stack.pop()
 
@@ -731,24 +718,17 @@ def gradient_flow(
     calls: list[tuple[str, torch.Tensor, list[torch.Tensor]]] = []
     sequences: list[tuple[str, list[torch.Tensor]]] = []
     leaves: list[torch.Tensor] = []  # inputs of recurrent modules with no trained parameter before them
-    handles = []
-    for name, module in model.named_modules():
-        if any(p.dim() > 1 for p in module._parameters.values() if p is not None):
-            handles.append(module.register_forward_hook(lambda module, args, out, name=name: _follow(calls, name, out)))
-        if isinstance(module, nn.RNNBase):
-            handles.append(
-                module.register_forward_pre_hook(
-                    lambda module, args, name=name: _follow_in_time(sequences, leaves, name, module, args)
-                )
-            )
     trained = [p for p in model.parameters() if p.requires_grad]
-    try:
-        with preserve_rng(loss_fn), torch.enable_grad():
-            root = loss_root(loss_fn(model, batch))
-            torch.autograd.grad(root, [*trained, *leaves], allow_unused=True)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as hooks, preserve_rng(loss_fn), torch.enable_grad():
+        for name, module in model.named_modules():
+            if any(p.dim() > 1 for p in module._parameters.values() if p is not None):
+                follow = functools.partial(_follow, calls, name)
+                hooks.enter_context(module.register_forward_hook(follow))
+            if isinstance(module, nn.RNNBase):
+                follow = functools.partial(_follow_in_time, sequences, leaves, name)
+                hooks.enter_context(module.register_forward_pre_hook(follow))
+        root = loss_root(loss_fn(model, batch))
+        torch.autograd.grad(root, [*trained, *leaves], allow_unused=True)
     with_gradient = [(name, size, grads[0]) for name, size, grads in calls if grads]
     sizes = read_scalars([size.float() for _, size, _ in with_gradient])
     norms = read_scalars([norm.float() for _, _, norm in with_gradient])
@@ -759,7 +739,7 @@ def gradient_flow(
     return layer_calls, (*in_time, *_handwritten_recurrences(layer_calls))
 
 
-def _follow(calls: list[Any], name: str, out: Any) -> None:
+def _follow(calls: list[Any], name: str, module: nn.Module, args: Any, out: Any) -> None:
     """Record the size of a layer's output, and the norm of the gradient there when it comes."""
     outputs = [t for t in output_tensors(out) if t.is_floating_point() and t.requires_grad]
     if not outputs or len(calls) >= MOST:

@@ -306,6 +306,8 @@ def _in_a_container(unregistered: list[Parameter]) -> Finding:
 )
 def bad_init(facts: TrainingFacts) -> Finding | None:
     static = facts.static
+    if not static.weights:
+        return None
     for fault in (_copies, _zeros, _too_large, _too_small):
         title, weights = fault(static)
         if weights:
