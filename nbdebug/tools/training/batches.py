@@ -33,7 +33,7 @@ from nbdebug.observe.tensors import fingerprint, output_tensors, tensors_in
 from nbdebug.observe.variables import attributes
 from nbdebug.text import count, listed
 from nbdebug.tools.training import signals
-from nbdebug.tools.training.evaluate import LossFn, batches_of, is_generator, preserve_rng
+from nbdebug.tools.training.evaluate import LossFn, batches_of, is_generator, preserve_rng, samples_of
 from nbdebug.tools.training.facts import (
     AnswersAmongInputs,
     InputShift,
@@ -91,10 +91,7 @@ class Batches:
 
     @property
     def samples(self) -> int | None:
-        try:
-            return len(self.loader.dataset)
-        except (AttributeError, TypeError):
-            return None
+        return samples_of(self.loader)
 
     def drawn(self) -> tuple[int, int] | None:
         """(weights of the sampler, samples of the dataset), where there are fewer: the others are never drawn."""

@@ -67,7 +67,8 @@ def in_loss(slug: str, static: StaticFacts, call: LossCall | None, model: nn.Mod
     elif slug == "wrong-loss-shape":
         yield from _same_shape(static.broadcasts[0])
     elif slug == "label-out-of-range":
-        yield from _from_zero(next(call for call in static.loss_calls if call.outside))
+        for outside in [call for call in static.loss_calls if call.outside][:1]:
+            yield from _at_operand(outside.where, outside.op, 1, "{} - 1") if outside.from_one else ()
     elif slug == "detached-graph" and static.detached:
         yield from joined(static.detached[0])
 
@@ -139,20 +140,22 @@ def _log_softmax(call: LossCall) -> Iterator[Edit]:
             if dim is not None:
                 yield from _edited(where.file, {dim: "1"})
         return
-    for node in _calls(where, "softmax") if call.probabilities else ():
+    if call.probabilities:
+        yield from _renamed(where, "softmax", "log_softmax")
+        yield from _at_operand(call.where, call.op, 0, "{}.clamp_min(1e-12).log()")
+        return
+    if call.op == "nll_loss":
+        yield from _renamed(call.where, "nll_loss", "cross_entropy")
+    yield from _at_operand(call.where, call.op, 0, f"{{}}.log_softmax({1 if call.op == 'nll_loss' else -1})")
+
+
+def _renamed(where: Where, op: str, name: str) -> Iterator[Edit]:
+    """Another function of torch's in the place of an op's."""
+    for node in _calls(where, op):
         function = getattr(node, "func", None)
         if function is not None:
             text = sources.source(where.file or "", function)
-            yield from _edited(where.file, {function: text.replace("softmax", "log_softmax")})
-    if call.probabilities:
-        yield from _at_operand(call.where, call.op, 0, "{}.clamp_min(1e-12).log()")
-        return
-    for node in _calls(call.where, "nll_loss") if call.op == "nll_loss" else ():
-        function = getattr(node, "func", None)
-        if function is not None:
-            text = sources.source(call.where.file or "", function)
-            yield from _edited(call.where.file, {function: text.replace("nll_loss", "cross_entropy")})
-    yield from _at_operand(call.where, call.op, 0, f"{{}}.log_softmax({1 if call.op == 'nll_loss' else -1})")
+            yield from _edited(where.file, {function: text.replace(op, name)})
 
 
 def _same_shape(broadcast: Broadcast) -> Iterator[Edit]:
@@ -171,11 +174,6 @@ def _same_shape(broadcast: Broadcast) -> Iterator[Edit]:
             operand = sources.operand(node, place)
             if operand is not None and text is not None:
                 yield from _edited(broadcast.where.file, {operand: text})
-
-
-def _from_zero(call: LossCall) -> Iterator[Edit]:
-    if call.target_low is not None and call.target_low >= 1 and call.target_high == call.classes:
-        yield from _at_operand(call.where, call.op, 1, "{} - 1")
 
 
 def joined(cut: DetachedAt) -> Iterator[Edit]:
@@ -276,16 +274,7 @@ def _edited(file: str | None, changes: Mapping[ast.AST, str]) -> Iterator[Edit]:
 # In the loop
 
 
-def in_loop(
-    slug: str,
-    names: Mapping[str, Any],
-    model: nn.Module,
-    optimizers: Iterable[Any],
-    scheduler: Any,
-    places: Mapping[str, Where],
-) -> Iterator[Edit]:
-    """names: the variables of the loop; places: the user's lines, by what they do, as a watched run gives them."""
-    loop = _Loop(names, model, list(optimizers), scheduler, places)
+def in_loop(slug: str, loop: LoopStatements) -> Iterator[Edit]:
     yield from {
         "zero-grad-missing": loop.cleared,
         "gradients-cleared-before-step": loop.cleared_first,
@@ -297,20 +286,19 @@ def in_loop(
     }.get(slug, lambda: iter(()))()
 
 
-class _Loop:
-    """The function in which the user's loop calls backward. names: the variables that the loop uses."""
+@dataclasses.dataclass
+class LoopStatements:
+    """The function in which the user's loop calls backward. names: the variables of the loop; places: the user's lines,
+    by what they do, as a watched run gives them."""
 
-    def __init__(
-        self,
-        names: Mapping[str, Any],
-        model: nn.Module,
-        optimizers: list[Any],
-        scheduler: Any,
-        places: Mapping[str, Where],
-    ) -> None:
-        self.names, self.model, self.optimizers, self.scheduler = names, model, optimizers, scheduler
-        self.places = places
-        where = places.get("backward", Where())
+    names: Mapping[str, Any]
+    model: nn.Module
+    optimizers: Sequence[Any]
+    scheduler: Any
+    places: Mapping[str, Where]
+
+    def __post_init__(self) -> None:
+        where = self.places.get("backward", Where())
         self.file, self.backward = where.file or "", _statement(where)
         self.function = sources.function_at(self.file, where.line) if self.backward is not None and where.line else None
 
@@ -604,7 +592,8 @@ class EditTrials:
     def _of_loop(self, name: str) -> TriedEdit | None:
         arguments = self.arguments
         names = {**names_used_by(self.train), **self.run.names, **arguments.names}
-        for edit in in_loop(name, names, arguments.model, arguments.optimizers, arguments.scheduler, self.facts.places):
+        given = arguments.model, arguments.optimizers, arguments.scheduler
+        for edit in in_loop(name, LoopStatements(names, *given, self.facts.places)):
             end = self._rerun(edit)
             if end is not None:
                 return self._judged(name, edit, *end)

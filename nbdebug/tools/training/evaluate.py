@@ -279,6 +279,14 @@ def is_loader(loader: Any, known: Any) -> bool:
     return isinstance(loader, DataLoader) and loader.dataset is getattr(known, "dataset", None)
 
 
+def samples_of(loader: Any) -> int | None:
+    """How many samples its dataset has, where that can be told."""
+    try:
+        return len(loader.dataset)
+    except (AttributeError, TypeError):
+        return None
+
+
 def batches_of(loader: Any, most: int, seconds: float = MOST_SECONDS, passes: bool = False) -> list[Any]:
     """The first `most` batches, as the user's loop would get them next, with all random numbers put back.
 

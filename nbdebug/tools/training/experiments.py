@@ -169,7 +169,7 @@ def _changes(run: TrainingRunFacts, retrainer: Retrainer, errors: ProbeErrors) -
     elif signs.rate_fell(run) is not None or signs.rate_stays_low(run):
         low = signs.rate_stays_low(run) and run.schedule is not None
         yield "level rate", RetrainChange(level=True, to=run.schedule.peak if low and run.schedule else None)
-    if any(f.held or f.fresh or (f.zero and f.matrix) for f in run.frozen) and signs.has_room(run):
+    if any(f.held or f.fresh or (f.zero and f.dims > 1) for f in run.frozen) and signs.has_room(run):
         yield "unfrozen", RetrainChange(unfreeze=tuple(f.name for f in run.frozen))
     layers, rates = _changes_of_layers(run, retrainer), _changes_of_rates(run)
     # what died may have died of the rate
@@ -377,7 +377,8 @@ def held_out(run: TrainingRunFacts, retrainer: Retrainer, steps: int) -> tuple[H
     means = [float(part.mean()) for part in (own, held, valid, dealt)]
     facts = HeldOut("", len(held), most, means[0], means[1], means[2], means[3])
     if signs.validation_learns_nothing(run):
-        gain, own_gain = (_signs(a - b) for a, b in ((dealt, held), (_means([*one[0], *other[0]], 1), own)))
+        more = dealt - held, _means([*one[0], *other[0]], 1) - own
+        gain, own_gain = (d[d != 0].sign() for d in more)  # single losses may be huge
         enough = len(held) > max(ENOUGH_SAMPLES, tensors_in(batches[0])[0][0].numel())
         if enough and float(gain.mean()) + 2 / len(gain) ** 0.5 < UNRELATED * float(own_gain.mean()):
             return dataclasses.replace(facts, what="unrelated"), None
@@ -465,11 +466,6 @@ def _means(rows: Iterable[_Judged], column: int) -> torch.Tensor:
     """The mean loss of each sample; with the column 1 that of the targets of others."""
     parts = (row.dealt if column else row.losses for row in rows)
     return torch.cat([part.float().reshape(len(part), -1).mean(1) for part in parts])
-
-
-def _signs(differences: torch.Tensor) -> torch.Tensor:
-    """Of those that differ at all: single losses may be huge."""
-    return differences[differences != 0].sign()
 
 
 def _above(a: torch.Tensor, b: torch.Tensor) -> float:

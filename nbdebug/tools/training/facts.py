@@ -134,6 +134,11 @@ class LossCall:
     value: float | None = None
     noise: bool = False
 
+    @property
+    def from_one(self) -> bool:
+        """The labels seem to count from 1."""
+        return (self.target_low or 0.0) >= 1 and self.target_high == self.classes
+
 
 SAME_LOSS = 1e-3
 """Relative difference of the loss of a batch and of the one call in it, below which there is nothing else in it."""
@@ -566,20 +571,6 @@ class TargetOrder:
 
 
 @dataclasses.dataclass(frozen=True)
-class FrozenParameter:
-    """A parameter that is not trained though the forward uses it. zero: it holds nothing but zeros; held: an optimizer
-    has it; normal: it belongs to a normalization layer; fresh: its values are still those of an initialization."""
-
-    name: str
-    zero: bool
-    held: bool
-    matrix: bool
-    elements: int
-    normal: bool = False
-    fresh: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
 class Schedule:
     """The learning rate scheduler. calls: how often it was stepped; before_first: the rate had changed before the first
     step of the optimizer; planned: the number of steps that it was built for; peak: the largest rate that it was built
@@ -737,7 +728,7 @@ class TrainingRunFacts:
     evaluations: tuple[BatchEvaluation, ...] = ()
     mode_losses: tuple[float, float] | None = None
     order: TargetOrder = TargetOrder()
-    frozen: tuple[FrozenParameter, ...] = ()
+    frozen: tuple[Parameter, ...] = ()
     trained_elements: int = 0
     samples: int | None = None
     root_evaluated: bool = False

@@ -60,7 +60,6 @@ WHY_NOT = {
 }
 """Causes whose fix one batch can't show."""
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Replacement = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
 """The result in place of `func(*args, **kwargs)`."""
 Change = Callable[[nn.Module, Sequence[torch.optim.Optimizer]], None]
@@ -105,14 +104,21 @@ def first_argument(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     return args[0] if args else kwargs.get("input")
 
 
-def _with_input(value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
-    """The same arguments with another one in the first place."""
-    return ((value, *args[1:]), dict(kwargs)) if args else ((), {**kwargs, "input": value})
+def changed_argument(place: int, name: str, change: Callable[[Any], Any]) -> Replacement:
+    """The same call with another argument: `change` gets the one that stands at this place, or has this name."""
+
+    def call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if len(args) > place:
+            args = (*args[:place], change(args[place]), *args[place + 1 :])
+        else:
+            kwargs = {**kwargs, name: change(kwargs[name])}
+        return func(*args, **kwargs)
+
+    return call
 
 
-def _with_target(value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
-    """The same arguments of a loss with another target, its second."""
-    return ((args[0], value, *args[2:]), dict(kwargs)) if len(args) > 1 else (args, {**kwargs, "target": value})
+def _log_of(probabilities: torch.Tensor) -> torch.Tensor:
+    return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
 
 
 # Fixes
@@ -233,12 +239,7 @@ def _without_activation(call: LossCall | None, model: nn.Module) -> TrainingFix 
     if not call.probabilities:
         return "the op that makes the output can't be told from other calls"
 
-    def scores(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        probabilities = first_argument(func, args, kwargs)
-        tiny = torch.finfo(probabilities.dtype).tiny
-        args, kwargs = _with_input(probabilities.clamp_min(tiny).log(), args, kwargs)
-        return func(*args, **kwargs)
-
+    scores = changed_argument(0, "input", _log_of)
     return TrainingFix(
         "with the scores behind these probabilities", patch=lambda: PatchedCalls({call.op}, call.where, scores)
     )
@@ -271,16 +272,10 @@ def _with_log_softmax(call: LossCall | None) -> TrainingFix | str:
 
         return TrainingFix("over the classes", patch=lambda: PatchedCalls({op}, where, over_classes), comparable=False)
 
-    def logs(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        output = first_argument(func, args, kwargs)
-        log = (
-            output.clamp_min(torch.finfo(output.dtype).tiny).log()
-            if call.probabilities
-            else torch.log_softmax(output, 1 if call.op == "nll_loss" and output.dim() > 1 else -1)
-        )
-        args, kwargs = _with_input(log, args, kwargs)
-        return func(*args, **kwargs)
+    def log_softmax(output: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax(output, 1 if call.op == "nll_loss" and output.dim() > 1 else -1)
 
+    logs = changed_argument(0, "input", _log_of if call.probabilities else log_softmax)
     return TrainingFix(
         "with log-probabilities", patch=lambda: PatchedCalls({call.op}, call.where, logs), comparable=False
     )
@@ -293,11 +288,10 @@ def _same_shape(static: StaticFacts) -> TrainingFix | str:
 
     def alike(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         a, b = first_argument(func, args, kwargs), args[1] if len(args) > 1 else kwargs.get("target")
-        if tuple(a.shape) == broadcast.output:
-            args, kwargs = _with_target(b.reshape(a.shape), args, kwargs)
-        elif tuple(b.shape) == broadcast.output:
-            args, kwargs = _with_input(a.reshape(b.shape), args, kwargs)
-        return func(*args, **kwargs)
+        if broadcast.output not in (tuple(a.shape), tuple(b.shape)):
+            return func(*args, **kwargs)
+        place = (1, "target") if tuple(a.shape) == broadcast.output else (0, "input")
+        return changed_argument(*place, lambda t: t.reshape(broadcast.output))(func, args, kwargs)
 
     return TrainingFix(
         "with targets in the shape of the outputs", patch=lambda: PatchedCalls({broadcast.op}, broadcast.where, alike)
@@ -306,14 +300,10 @@ def _same_shape(static: StaticFacts) -> TrainingFix | str:
 
 def _counted_from_zero(static: StaticFacts) -> TrainingFix | str:
     call = next(call for call in static.loss_calls if call.outside)
-    if call.target_low is None or call.target_low < 1 or call.target_high != call.classes:
+    if not call.from_one:
         return "an output for more classes is another model"
 
-    def shifted(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        target = args[1] if len(args) > 1 else kwargs["target"]
-        args, kwargs = _with_target(torch.where(target > 0, target - 1, target), args, kwargs)
-        return func(*args, **kwargs)
-
+    shifted = changed_argument(1, "target", lambda target: torch.where(target > 0, target - 1, target))
     return TrainingFix(
         "with labels counted from 0", patch=lambda: PatchedCalls({call.op}, call.where, shifted), raises=True
     )
@@ -613,6 +603,10 @@ def train_on(
             module.eval()
     members = [p for o in optimizers for g in o.param_groups for p in g["params"]]
     losses: list[float] = []
+
+    def closure() -> Any:  # for an optimizer that computes the loss itself
+        return torch.tensor(_loss_and_gradients(model, loss_fn, batch, members), device="cpu")
+
     while True:
         losses.append(_loss_and_gradients(model, loss_fn, batch, members))
         value, first = losses[-1], losses[0]
@@ -621,16 +615,7 @@ def train_on(
         if time.monotonic() > until:
             return losses
         for optimizer in optimizers:
-            optimizer.step(
-                functools.partial(_closure, model, loss_fn, batch, members)
-                if wants_closure(optimizer)
-                else functools.partial(float, value)
-            )
-
-
-def _closure(model: nn.Module, loss_fn: LossFn, batch: Any, members: Sequence[torch.Tensor]) -> Any:
-    """For an optimizer that computes the loss itself."""
-    return torch.tensor(_loss_and_gradients(model, loss_fn, batch, members), device="cpu")
+            optimizer.step(closure if wants_closure(optimizer) else functools.partial(float, value))
 
 
 def _loss_and_gradients(model: nn.Module, loss_fn: LossFn, batch: Any, members: Sequence[torch.Tensor]) -> float:

@@ -32,6 +32,7 @@ import ast
 import contextlib
 import copy
 import dataclasses
+import operator
 import os
 import re
 import sys
@@ -286,15 +287,12 @@ def _call_in(frame: FrameType, name: str) -> ast.Call | None:
     """The call of a function that a frame is in, or the one that gets it to call it (`optimizer.step(closure)`)."""
     file, line = frame.f_code.co_filename, frame.f_lineno
     calls = [n for n in nodes_of(file) if isinstance(n, ast.Call) and n.lineno <= line <= (n.end_lineno or 0)]
-    calls = [c for c in calls if name_of(c) == name] or [c for c in calls if any(_is_named(a, name) for a in c.args)]
+    passed = [c for c in calls if any(isinstance(a, ast.Name) and a.id == name for a in c.args)]
+    calls = [c for c in calls if name_of(c) == name] or passed
     span = span_of(frame.f_code, frame.f_lasti) if len(calls) > 1 else None
     if span is not None:
         calls = [c for c in calls if (c.lineno, c.end_lineno, c.col_offset, c.end_col_offset) == span] or calls
     return calls[0] if len(calls) == 1 else None
-
-
-def _is_named(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
 
 
 def _loss_of(call: ast.Call) -> ast.expr:
@@ -332,7 +330,8 @@ def _parts(
     arguments = _arguments(outer, frame, frames[1])
     if arguments is None:
         return None
-    free = {n for n in needed - arguments.keys() if _is_data(value := space.get(n)) and _named(frames[1], n) is value}
+    around = {**frames[1].f_globals, **frames[1].f_locals}
+    free = {n for n in needed - arguments.keys() if _is_data(value := space.get(n)) and around.get(n) is value}
     arguments |= {name: ast.Name(name, ast.Load()) for name in free}
     before = _parts(frames[1:], outer, arguments, loader, takes)
     last = _part(frame, whole, wanted, set(arguments))
@@ -370,10 +369,6 @@ def _entry(owner: ast.expr, key: Any) -> ast.expr:
     return ast.Subscript(owner, ast.Constant(key), ast.Load())
 
 
-def _named(frame: FrameType, name: str) -> Any:
-    return frame.f_locals.get(name, frame.f_globals.get(name))
-
-
 def _is_data(value: Any) -> bool:
     """Whether it is a tensor without a graph, an array, or holds one."""
     values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
@@ -402,15 +397,12 @@ def _path_to(frame: FrameType, call: ast.Call) -> list[tuple[ast.AST, list[ast.s
     while node is not None:
         bodies = [getattr(node, name, None) for name in ("body", "orelse", "finalbody")]
         bodies += [handler.body for handler in getattr(node, "handlers", ())]
-        places = ((b, i) for b in bodies if isinstance(b, list) for i, s in enumerate(b) if _holds(s, call))
+        known = [(b, i, s) for b in bodies if isinstance(b, list) for i, s in enumerate(b)]
+        places = ((b, i) for b, i, s in known if any(part is call for part in ast.walk(s)))
         body, place = next(places, ([], 0))
         path += [(node, body[: place + 1])] * bool(body)
         node = body[place] if body and hasattr(body[place], "body") else None
     return path
-
-
-def _holds(statement: ast.AST, call: ast.Call) -> bool:
-    return any(node is call for node in ast.walk(statement))
 
 
 def _flat(path: list[tuple[ast.AST, list[ast.stmt]]]) -> list[ast.stmt]:
@@ -510,7 +502,8 @@ def _own_batch(
     rest = kept[next((i for i, statement in enumerate(kept) if _calls_model(statement, space)), len(kept)) :]
     _, before = slice_of(rest, needed, space)
     loads = [node for s in [*rest, *wanted.values()] for node in ast.walk(s) if isinstance(node, ast.Name)]
-    names = [n for n in dict.fromkeys(node.id for node in sorted(loads, key=_position)) if n in before and n in space]
+    at = operator.attrgetter("lineno", "col_offset")
+    names = [n for n in dict.fromkeys(node.id for node in sorted(loads, key=at)) if n in before and n in space]
     code = frame.f_code
     given = set() if places else set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
     if any(t.requires_grad for n in names if n in given and not _is_model(space[n]) for t in tensors_in(space[n])):
@@ -526,10 +519,6 @@ def _own_batch(
     takes += own
     batch = ast.Tuple([ast.Name(name, ast.Store()) for name in own], ast.Store())
     return [ast.Assign([batch], BATCH), *rest] if any(_is_data(space[n]) for n in own) else []
-
-
-def _position(node: ast.Name) -> tuple[int, int]:
-    return node.lineno, node.col_offset
 
 
 def _calls_model(statement: ast.stmt, space: Mapping[str, Any]) -> bool:

@@ -295,15 +295,13 @@ class Calls(TorchFunctionMode):
 
     def _propagate(self, call: OpCall) -> None:
         for tensor in call.outputs:
-            if any(tensor is p for p in call.inputs) and self._is_parameter(tensor):
+            known = self.dependences.get(id(tensor))
+            parameter = known is not None and known.maker is None and known.params
+            if parameter and any(tensor is p for p in call.inputs):
                 continue  # an op that returns a parameter itself makes nothing new
             if call.op in VIEWS and any(tensor is t for t in call.inputs):
                 continue  # nor does `x.to(x.dtype)`, which returns x itself
             self.dependences[id(tensor)] = Dependence(call.params, call.leaves, call)
-
-    def _is_parameter(self, tensor: torch.Tensor) -> bool:
-        dependence = self.dependences.get(id(tensor))
-        return dependence is not None and dependence.maker is None and bool(dependence.params)
 
     def _input_stats(self, op: str, inputs: list[torch.Tensor]) -> tuple[Any, ...] | None:
         """Of a floating input that no weight has touched yet, `by_feature`."""

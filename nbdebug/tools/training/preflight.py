@@ -14,7 +14,7 @@ import math
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -169,7 +169,7 @@ def static_facts(
     start = Snapshot.take(model, optimizers, others=others)
     try:
         with _eager(), _bar() as tick, preserve_rng(loader, val_loader, loss_fn):
-            probes = _Probes(model, loader, loss_fn, optimizers, val_loader, tick, began, seconds)
+            probes = _Probes(model, loader, loss_fn, optimizers, val_loader, tick, began + seconds, seconds)
             facts = probes.run(overfit)
     finally:
         start.restore()
@@ -199,32 +199,26 @@ def _placed(model: nn.Module) -> str:
     return kinds_of(parameters) + others if parameters else ""
 
 
+@dataclasses.dataclass
 class _Probes:
     """The probes of one call. work: the model that is used, a copy wherever there can be one; loss_fn: as
     loss_fn(model, batch)."""
 
-    loss_fn: LossFn
+    model: nn.Module
+    loader: Any
+    users_loss_fn: Any
+    users_optimizers: list[torch.optim.Optimizer]
+    val_loader: Any
+    tick: Callable[[str], None]
+    deadline: float
+    seconds: float
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loader: Any,
-        loss_fn: Any,
-        optimizers: Sequence[torch.optim.Optimizer],
-        val_loader: Any,
-        tick: Callable[[str], None],
-        began: float,
-        seconds: float,
-    ):
-        self.model, self.loader, self.users_loss_fn, self.val_loader = model, loader, loss_fn, val_loader
-        self.tick, self.deadline, self.seconds = tick, began + seconds, seconds
-        self.errors = ProbeErrors()
-        self.unchecked: list[str] = []
-        self.users_optimizers = list(optimizers)
-        try:
-            self.work, self.optimizers = copy.deepcopy((model, self.users_optimizers))
-        except Exception:  # lambdas, locks, tensors with a history: then the original is used, and put back
-            self.work, self.optimizers = model, self.users_optimizers
+    def __post_init__(self) -> None:
+        self.errors, self.unchecked = ProbeErrors(), list[str]()
+        self.loss_fn: LossFn
+        self.work, self.optimizers = self.model, self.users_optimizers
+        with contextlib.suppress(Exception):  # lambdas, locks, tensors with a history: then the original is used
+            self.work, self.optimizers = copy.deepcopy((self.model, self.users_optimizers))
 
     def run(self, overfit: bool) -> StaticFacts:
         """Each probe in turn."""

@@ -34,6 +34,7 @@ from nbdebug.tools.training.evaluate import (
     no_warnings,
     preserve_rng,
     recalls,
+    samples_of,
     save_rng,
     target_order,
 )
@@ -50,7 +51,7 @@ from nbdebug.tools.training.facts import (
     SAME_LOSS,
     BatchEvaluation,
     DetachedAt,
-    FrozenParameter,
+    Parameter,
     ProbeErrors,
     Schedule,
     StaticFacts,
@@ -362,7 +363,7 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         evaluations=tuple(run.evaluations),
         frozen=_frozen(arguments, order),
         trained_elements=sum(p.numel() for p in arguments.model.parameters() if p.requires_grad),
-        samples=_samples(arguments.train_loader),
+        samples=samples_of(arguments.train_loader),
         regularization=_regularization(arguments),
         batches_per_pass=run.reading.per_pass,
         validations=None
@@ -407,7 +408,7 @@ def _schedule(arguments: LoopArguments, run: LoopRun) -> Schedule | None:
     )
 
 
-def _frozen(arguments: LoopArguments, order: Iterable[str]) -> tuple[FrozenParameter, ...]:
+def _frozen(arguments: LoopArguments, order: Iterable[str]) -> tuple[Parameter, ...]:
     """Parameters that the forward uses and that are not trained."""
     held = {id(p) for o in arguments.optimizers for g in o.param_groups for p in g["params"]}
     used, frozen = set(order), []
@@ -416,16 +417,9 @@ def _frozen(arguments: LoopArguments, order: Iterable[str]) -> tuple[FrozenParam
         if p.requires_grad or (used and owner not in used):
             continue
         normal = "Norm" in type(arguments.model.get_submodule(owner)).__name__
-        zero = not bool(p.detach().any())
-        frozen.append(FrozenParameter(name, zero, id(p) in held, p.dim() > 1, p.numel(), normal, is_fresh(p)))
+        row = Parameter(name, owner, p.numel(), p.dim(), False, id(p) in held, True, False, None)
+        frozen.append(dataclasses.replace(row, zero=not bool(p.detach().any()), normal=normal, fresh=is_fresh(p)))
     return tuple(frozen)
-
-
-def _samples(loader: Any) -> int | None:
-    try:
-        return len(loader.dataset)
-    except (AttributeError, TypeError):
-        return None
 
 
 def _regularization(arguments: LoopArguments) -> dict[str, float]:
@@ -518,12 +512,13 @@ def _experiment_facts(
     updates = run.updates
     read = run.read_at[-1] if len(set(updates.used)) > 1 else 0  # else all of it was read ahead
     clears = updates.waiting[0] > updates.waiting[1]
-    schedule, why = loop_schedule(updates.stepped, run.backward_at, read, arguments.optimizers, clears)
-    if schedule is None and len(arguments.optimizers) > 1:
+    known, why = loop_schedule(updates.stepped, run.backward_at, read, arguments.optimizers, clears)
+    if known is None and len(arguments.optimizers) > 1:
         return _without_experiments(facts, why)
+    schedule = known or LoopSchedule()
     most = min(MOST_STEPS, len(run.saved.batches)) if run.takes_own else MOST_STEPS  # others can't be read again
-    steps = (schedule or LoopSchedule()).steps_within(most, len(run.losses))
-    count = (schedule or LoopSchedule()).until(steps - 1) if steps else 0
+    steps = schedule.steps_within(most, len(run.losses))
+    count = schedule.until(steps - 1) if steps else 0
     batches, draws = _batches(arguments, run, schedule, count)
     if not count or not batches:
         return facts
@@ -539,17 +534,17 @@ def _experiment_facts(
         run.on_train,
         run.on_val,
         schedule,
+        evaluated=frozenset(m.module for m in facts.modes if m.from_start),
+        draws=draws,
+        zero=facts.stale.share <= signs.STALE,
+        clip=updates.clip_limit()[0],
+        until=time.perf_counter() + max(TIMES * run.seconds, LEAST_SECONDS),
     )
-    retrainer.draws = draws
-    retrainer.zero = facts.stale.share <= signs.STALE
-    retrainer.clip = updates.clip_limit()[0]
-    retrainer.evaluated = frozenset(m.module for m in facts.modes if m.from_start)
-    retrainer.until = time.perf_counter() + max(TIMES * run.seconds, LEAST_SECONDS)
     facts = errors.run("How the run begins", lambda: _start_facts(facts, run, retrainer, errors), facts)
     start.restore()
     if facts.repeats or _is_known_to_differ(facts):
         facts = experiments(facts, retrainer, steps, errors, _result_as_is(facts, steps))
-        if facts.repeats and not _names_a_cause(static, facts):
+        if facts.repeats and all(slug(f) in WEAK for f in name_all(TrainingFacts(static, facts))):
             facts = interventions(facts, retrainer, steps, static, errors)
         if arguments.regularize:
             facts = errors.run("Regularization", lambda: regularizers(facts, retrainer, steps, static), facts)
@@ -559,12 +554,11 @@ def _experiment_facts(
 
 
 def _batches(
-    arguments: LoopArguments, run: LoopRun, schedule: LoopSchedule | None, count: int
+    arguments: LoopArguments, run: LoopRun, schedule: LoopSchedule, count: int
 ) -> tuple[list[Any], list[Callable[[], None]]]:
     """The batches that the loop used, and what puts the random numbers of each back: those that it had read last, or,
     where it reads ahead, one after the other. Where they were not saved, the loader is read again."""
-    several = schedule is not None and schedule.batches_at
-    indices = (run.updates.used if several else [at - 1 for at in run.read_at])[:count]
+    indices = (run.updates.used if schedule.batches_at else [at - 1 for at in run.read_at])[:count]
     batches, draws = run.saved.at(indices)
     if batches and all(a < b for a, b in itertools.pairwise(indices)):
         return batches, draws
@@ -575,10 +569,6 @@ def _batches(
 
 WEAK = frozenset({"underfit", "overfit", "model-too-large-for-data", "vanishing-gradients", "class-imbalance"})
 """Causes that may be consequences of one that only an intervention shows."""
-
-
-def _names_a_cause(static: StaticFacts, facts: TrainingRunFacts) -> bool:
-    return any(slug(f) not in WEAK for f in name_all(TrainingFacts(static, facts)))
 
 
 def _start_facts(facts: TrainingRunFacts, run: LoopRun, retrainer: Retrainer, errors: ProbeErrors) -> TrainingRunFacts:

@@ -153,7 +153,9 @@ class _Trials:
         yield _Trial(signs.OTHER_ORDER, "", RetrainChange(batches=self.judge.batches[::-1]))  # what noise alone does
 
     def dropout(self) -> Iterator[_Trial]:
-        layers, hidden = _dropouts(self.judge.model), _hidden_activations(self.judge.model)
+        model = self.judge.model
+        layers = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in model.modules())
+        hidden = _hidden_activations(model)
         for p in DROPOUTS if layers or hidden else ():
             code = (
                 f'model.apply(lambda m: "Dropout" in type(m).__name__ and setattr(m, "p", {p}))'
@@ -413,10 +415,6 @@ def _smoothed(loss_fn: LossFn, share: float) -> LossFn:
         return func(**{**dict(zip(CROSS_ENTROPY, args)), **kwargs, "label_smoothing": share})
 
     return under(loss_fn, lambda: PatchedCalls(("cross_entropy",), NOWHERE, replaced))
-
-
-def _dropouts(model: nn.Module) -> list[Any]:
-    return [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
 
 
 def _hidden_activations(model: nn.Module) -> list[str]:

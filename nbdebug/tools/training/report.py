@@ -18,6 +18,7 @@ from nbdebug.tools.training.facts import (
     TrainingRunFacts,
     TriedEdit,
     UndecidedPair,
+    UnitsFact,
 )
 from nbdebug.tools.training.rules import signs, slug
 from nbdebug.tools.training.rules.wording import CURES, EXPERIMENT, NOT_REPEATED, feature_name, in_words, suggestion
@@ -232,13 +233,17 @@ def _ruled_out_data(static: StaticFacts, named: set[str]) -> Iterable[RuledOut]:
         )
 
 
-def _ruled_out_signals(static: StaticFacts, named: set[str]) -> Iterable[RuledOut]:
-    dead = [u.dead for u in static.units if u.dead is not None]
+def _ruled_out_units(units: Iterable[UnitsFact], named: set[str]) -> Iterable[RuledOut]:
+    dead = [u.dead for u in units if u.dead is not None]
     if dead and "dead-relu" not in named and max(dead) < signs.DEAD:
         yield RuledOut("dead units", f"at most {percent(max(dead))} of a layer")
-    flat = [u.saturated for u in static.units if u.saturated is not None and u.hidden]
+    flat = [u.saturated for u in units if u.saturated is not None and u.hidden]
     if flat and "saturated-activation" not in named and max(flat) < signs.SATURATED:
         yield RuledOut("saturated activations", f"at most {percent(max(flat))} of a layer's values")
+
+
+def _ruled_out_signals(static: StaticFacts, named: set[str]) -> Iterable[RuledOut]:
+    yield from _ruled_out_units(static.units, named)
     ratios = [w.std / w.he_std for w in static.weights if w.trained]
     if ratios and "bad-init" not in named:
         yield RuledOut("initial weights of the wrong size", f"{figures(min(ratios))} to {figures(max(ratios))} of He's")
@@ -541,12 +546,7 @@ def _ruled_out_run(run: TrainingRunFacts, named: set[str]) -> Iterable[RuledOut]
 
 
 def _ruled_out_layers(run: TrainingRunFacts, named: set[str]) -> Iterable[RuledOut]:
-    dead = [u.dead for u in run.end_units if u.dead is not None]
-    if dead and "dead-relu" not in named and max(dead) < signs.DEAD:
-        yield RuledOut("dead units", f"at most {percent(max(dead))} of a layer")
-    flat = [u.saturated for u in run.end_units if u.saturated is not None and u.hidden]
-    if flat and "saturated-activation" not in named and max(flat) < signs.SATURATED:
-        yield RuledOut("saturated activations", f"at most {percent(max(flat))} of a layer's values")
+    yield from _ruled_out_units(run.end_units, named)
     gradients = [layer.first_gradient for layer in run.layers if layer.first_gradient > 0]
     if len(gradients) > 2 and "vanishing-gradients" not in named:
         share = percent(min(gradients) / max(gradients))

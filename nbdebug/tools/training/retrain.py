@@ -187,6 +187,7 @@ class RetrainResult:
         return Experiment(name, *losses, as_is.train, self.train, as_is.val, self.val)
 
 
+@dataclasses.dataclass(eq=False)
 class Retrainer:
     """Trains from the start of the run. start: the state to begin at; rates: the learning rates of all groups at each
     step; batches: those of the run, in order. A step is as much as the user's loop does for one loss of its callback.
@@ -194,28 +195,21 @@ class Retrainer:
     zero: False where the user's loop clears no gradients; clip: the largest gradient norm that it lets pass; draws: for
     each batch, what puts its random numbers back."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizers: list[Any],
-        loss_fn: LossFn,
-        batches: list[Any],
-        start: Snapshot,
-        rates: Sequence[Sequence[float]],
-        on_train: FixedBatches,
-        on_val: FixedBatches,
-        schedule: LoopSchedule | None = None,
-    ):
-        self.model, self.optimizers, self.loss_fn, self.batches = model, optimizers, loss_fn, batches
-        self.schedule = schedule or LoopSchedule()
-        self.start, self.on_train, self.on_val = start, on_train, on_val
-        self.rates = [list(row) for row in rates]
-        self.evaluated: frozenset[str] = frozenset()
-        self.draws: Sequence[Callable[[], None]] = ()
-        self.zero = True
-        self.clip: float | None = None
-        self.until = math.inf
-        self._broke = False
+    model: nn.Module
+    optimizers: list[Any]
+    loss_fn: LossFn
+    batches: Sequence[Any]
+    start: Snapshot
+    rates: Sequence[Sequence[float]]
+    on_train: FixedBatches
+    on_val: FixedBatches
+    schedule: LoopSchedule = LoopSchedule()
+    evaluated: frozenset[str] = frozenset()
+    draws: Sequence[Callable[[], None]] = ()
+    zero: bool = True
+    clip: float | None = None
+    until: float = math.inf
+    _broke: bool = False
 
     @property
     def time_is_up(self) -> bool:
@@ -240,7 +234,8 @@ class Retrainer:
         for shared in (False, True)[: 1 + (share != 1)]:
             for reduce in REDUCTIONS:
                 schedule = dataclasses.replace(self.schedule, reduce=reduce, shared=shared)
-                if all(_alike(schedule.loss(part), loss) for part, loss in zip(parts, losses)):
+                pairs = ((schedule.loss(part), loss) for part, loss in zip(parts, losses))
+                if all(math.isclose(*pair, rel_tol=ALIKE, abs_tol=1e-8 * ALIKE) for pair in pairs):
                     self.schedule = schedule
                     return True
         return False
@@ -328,6 +323,7 @@ class Retrainer:
 
     def _set_rates(self, change: RetrainChange, step: int) -> None:
         groups = [g for o in self.optimizers for g in o.param_groups]
+        rates: Sequence[float]
         if change.level and self.rates:
             rates = [max(column) for column in zip(*self.rates)]
         else:
@@ -395,7 +391,3 @@ class _BatchStepper:
         if self.clip is not None and optimizers:
             members = [p for o in optimizers for g in o.param_groups for p in g["params"]]
             torch.nn.utils.clip_grad_norm_(members, self.clip)
-
-
-def _alike(a: float, b: float) -> bool:
-    return abs(a - b) <= ALIKE * max(abs(a), abs(b), 1e-8)

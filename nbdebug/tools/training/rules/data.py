@@ -882,10 +882,9 @@ def label_out_of_range(facts: TrainingFacts) -> Finding | None:
                 f"{call.outside:,} of {math.prod(call.target_shape):,} targets lie outside 0 to {call.classes - 1}, "
                 f"the classes of the output{at_line(call.where)}: they range from {figures(low)} to {figures(high)}"
             )
-            from_one = low >= 1 and call.target_high == call.classes
             fix = (
                 Fix("Count the labels from 0.", "target = target - 1")
-                if from_one
+                if call.from_one
                 else Fix("Make room for all labels, or map them.", f"nn.Linear(…, {int(high) + 1})")
             )
             return finding(

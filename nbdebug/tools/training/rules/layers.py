@@ -10,7 +10,6 @@ from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import count, figures, listed, percent
 from nbdebug.tools.training.facts import (
-    FrozenParameter,
     InitialWeight,
     Parameter,
     SmallFactor,
@@ -637,14 +636,17 @@ def frozen_in_run(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     if run is None or not run.frozen or not signs.has_room(run):
         return None
-    experiment, zeros = run.experiments.get("unfrozen"), [f for f in run.frozen if f.zero and f.matrix]
-    matrices = [f for f in run.frozen if f.matrix]
+    experiment, zeros = run.experiments.get("unfrozen"), [f for f in run.frozen if f.zero and f.dims > 1]
+    matrices = [f for f in run.frozen if f.dims > 1]
     fresh = bool(matrices) and all(f.fresh for f in matrices)  # what has been trained is frozen on purpose
     held = ", and the optimizer holds them" * any(f.held for f in matrices)
     scaled = signs.helps(run.experiments.get("factor 1"), signs.MUCH_BETTER)  # what is trained is enough, without it
     if not zeros and not (fresh and not scaled and signs.helps(experiment)):
         return None
-    blamed = [f.name for f in (_with_neighbours(run, zeros) if zeros else run.frozen)]
+    owners = {f.module for f in zeros}
+    blamed = [f.name for f in zeros] + [
+        f.name for f in run.frozen if f not in zeros and (not zeros or f.module in owners)
+    ]
     why = (
         f"`{zeros[0].name}` is frozen at zero, so that the part of the model that it belongs to does nothing"
         if zeros
@@ -664,9 +666,3 @@ def frozen_in_run(facts: TrainingFacts) -> Finding | None:
             "frozen elements": sum(f.elements for f in run.frozen),
         },
     )
-
-
-def _with_neighbours(run: TrainingRunFacts, zeros: Sequence[FrozenParameter]) -> list[FrozenParameter]:
-    """The zero ones, and the frozen parameters of the same modules."""
-    owners = {f.name.rpartition(".")[0] for f in zeros}
-    return [*zeros, *(f for f in run.frozen if f not in zeros and f.name.rpartition(".")[0] in owners)]

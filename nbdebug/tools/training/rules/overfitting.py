@@ -89,7 +89,8 @@ def over_regularized(facts: TrainingFacts) -> Finding | None:
     run = facts.run
     if run is None:
         return None
-    helpful = [(name, e) for name, e in run.experiments.items() if name in PENALTIES and _helps_everywhere(e)]
+    done = ((name, e) for name, e in run.experiments.items() if name in PENALTIES)
+    helpful = [(name, e) for name, e in done if signs.helps(e) and signs.helps_validation(e)]
     if not helpful:
         return None
     name, experiment = min(helpful, key=lambda pair: pair[1].end_changed)
@@ -126,12 +127,6 @@ def _outweighing_term(run: TrainingRunFacts, experiment: Experiment) -> Finding:
         place=place,
         evidence={"the term at the end": run.outweighs, "the others": experiment.end_as_is},
     )
-
-
-def _helps_everywhere(experiment: Experiment) -> bool:
-    """It helps on training data, and does no harm on validation data."""
-    as_is, changed = experiment.val_as_is, experiment.val_changed
-    return signs.helps(experiment) and (as_is is None or changed is None or changed < as_is)
 
 
 @rule(
@@ -290,8 +285,10 @@ def label_noise(facts: TrainingFacts) -> Finding | None:
     held_out = run.held_out if run is not None else None
     if (unknown := _unknowable(facts.static)) is not None:
         return unknown
-    if run is not None and run.undecided is not None and _is_known(run.undecided.val_apart):
-        return _exchanged(run, run.undecided)
+    pair = None if run is None else run.undecided
+    apart = None if pair is None else pair.val_apart
+    if run is not None and pair is not None and apart is not None and not 1 - TOLD_APART < apart < TOLD_APART:
+        return _exchanged(run, pair)
     if run is None or held_out is None or held_out.what not in ("noise", "unrelated"):
         return None
     if held_out.what == "unrelated":
@@ -328,10 +325,6 @@ def _unknowable(static: StaticFacts) -> Finding | None:
     fix = Fix("Draw once, and use the same for input and target.", "noise = torch.randn_like(x)  # or: flip = …")
     place = call.where if call is not None else None
     return finding("label-noise", title, ["target", "noise", "dataset", "train_loader"], [fix], place=place)
-
-
-def _is_known(apart: float | None) -> bool:
-    return apart is not None and not 1 - TOLD_APART < apart < TOLD_APART
 
 
 def _exchanged(run: TrainingRunFacts, pair: UndecidedPair) -> Finding:
