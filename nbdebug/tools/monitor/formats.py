@@ -21,7 +21,7 @@ import os
 import pathlib
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 MOST_ROWS = 50_000
@@ -73,23 +73,9 @@ PLACE = re.compile(r"\[\s*(\d+)\s*/\s*(\d+)\b")
 NUMERIC = ("loss", "nan", "epoch", "step", "iter", "lr", "norm", "/")
 """A line without any of these holds no number of a training."""
 WORDS = (
-    *("traceback", "error", "exception", "warn", "kill", "signal", "interrupt", "exit", "fault", "terminat", "cancel"),
-    *(
-        "finish",
-        "complete",
-        "done",
-        "stop",
-        "resum",
-        "restor",
-        "load",
-        "restart",
-        "time limit",
-        "preempt",
-        "dumped",
-        "watchdog",
-        "memory",
-    ),
-    *("runtime", "training", "best", "final", "test", "save", "w0", "w1"),
+    *"traceback error exception warn kill signal interrupt exit fault terminat cancel limit preempt dumped".split(),
+    *"finish complete done stop resum restor load restart watchdog memory runtime training best final test".split(),
+    *"save w0 w1".split(),
 )
 """… and without any of these, no event."""
 WARNING = re.compile(r"\b(?:[A-Z]\w*Warning: |WARN(?:ING)?\b|warning: )|^W\d{4} ")
@@ -106,12 +92,7 @@ ENDED = re.compile(
     r"|final (?:loss|model|results?|test|accuracy)|test (?:acc|loss|set)|saved? (?:final|last) ",
     re.IGNORECASE,
 )
-CHAINED = (
-    "Traceback (most recent",
-    "Original Traceback (most",
-    "During handling of the above",
-    "The above exception was",
-)
+CHAINED = ("Traceback (most", "Original Traceback (most", "During handling of the above", "The above exception was")
 RESUMED = re.compile(
     r"\b(?:resum(?:ed?|ing)|restor(?:ed|ing)|restarting|load(?:ed|ing) (?:the )?(?:model |state |latest )?"
     r"checkpoint)\b",
@@ -198,22 +179,14 @@ class LogRows:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def add(
-        self,
-        line: int,
-        values: Mapping[str, float],
-        *,
-        step: float = NAN,
-        epoch: float = NAN,
-        place: float = NAN,
-        total: float = NAN,
-        rank: int = -1,
-    ) -> None:
+    def add(self, line: int, values: Mapping[str, float], where: Mapping[str, float], rank: int = -1) -> None:
+        """A row. where: its step, epoch, place and total, as far as they are known."""
         row = len(self)
         self.lines.append(line)
         self.ranks.append(rank)
-        for column, value in ((self.steps, step), (self.epochs, epoch), (self.places, place), (self.totals, total)):
-            column.append(value)
+        columns = {"step": self.steps, "epoch": self.epochs, "place": self.places, "total": self.totals}
+        for name, own in columns.items():
+            own.append(where.get(name, NAN))
         for key, value in values.items():
             if key not in self.series and len(self.series) >= 2000:
                 continue
@@ -228,26 +201,23 @@ class LogRows:
 
     def add_mapping(self, line: int, values: Mapping[str, Any], rank: int = -1) -> None:
         """A row of names and values, such as an object of JSON Lines."""
-        place: dict[str, float] = {}
+        where: dict[str, float] = {}
         numbers: dict[str, float] = {}
         for key, value in _flat(values):
             number = number_of(value)
             role = role_of(key)
             if number is None or not role:
                 self.note_plan(key, number)
-                continue
-            if role == "step":  # the count of all, where there are several
-                place[role] = max(number, place.get(role, number))
+            elif role == "step":  # the count of all, where there are several
+                where[role] = max(number, where.get(role, number))
             elif role in ("epoch", "batch", "rank"):
-                place.setdefault(role, number)
+                where.setdefault("place" if role == "batch" else role, number)
             else:
                 numbers[key] = number
         if "train_runtime" in values:
             self.ends.append(line)
         if numbers:
-            rank = int(place["rank"]) if math.isfinite(place.get("rank", NAN)) else rank
-            step, batch = place.get("step", NAN), place.get("batch", NAN)
-            self.add(line, numbers, step=step, epoch=place.get("epoch", NAN), place=batch, rank=rank)
+            self.add(line, numbers, where, int(where["rank"]) if math.isfinite(where.get("rank", NAN)) else rank)
 
     def note_plan(self, key: str, number: float | None) -> None:
         """The end that the settings name."""
@@ -436,21 +406,20 @@ class TextLog:
 
     def _numbers(self, number: int, text: str, rank: int) -> None:
         rows = self.rows
-        counters, values = self._pairs(text)
-        place, total = counters.get("place", NAN), counters.get("total", NAN)
+        where, values = self._pairs(text)
         if "<" in text and (bar := BAR.search(text)) is not None and bar[2] != "?":
-            place, total = float(bar[1].replace(",", "")), float(bar[2].replace(",", ""))
-            rows.bar = int(place), int(total), number
+            where["place"], where["total"] = float(bar[1].replace(",", "")), float(bar[2].replace(",", ""))
+            rows.bar = int(where["place"]), int(where["total"]), number
         if ("/step" in text or "ETA" in text) and (bar := KERAS.match(text)) is not None and bar[1] != bar[2]:
             return  # the mean of an epoch that goes on
         rest = self._epoch(text)
-        step = counters.get("step", NAN)
-        if math.isnan(place) and math.isnan(step) and (inside := PLACE.search(rest)) is not None:
-            place, total = float(inside[1]), float(inside[2])
-        if math.isnan(place) and math.isnan(step) and rows.bar is not None and rows.bar[2] == number:
-            place, total, rows.bar = float(rows.bar[0]), float(rows.bar[1]), None  # this text has written over the bar
+        if not {"place", "step"} & {*where} and (inside := PLACE.search(rest)) is not None:
+            where["place"], where["total"] = float(inside[1]), float(inside[2])
+        if not {"place", "step"} & {*where} and rows.bar is not None and rows.bar[2] == number:
+            where["place"], where["total"] = map(float, rows.bar[:2])  # this text has written over the bar
+            rows.bar = None
         if values:
-            rows.add(number, values, step=step, epoch=self.epoch, place=place, total=total, rank=rank)
+            rows.add(number, values, {**where, "epoch": self.epoch}, rank)
 
     def _epoch(self, text: str) -> str:
         """Note the epoch that a line names. Returns what stands behind it."""
@@ -512,12 +481,10 @@ class JsonLines(TextLog):
             self.rows.broken.append(number)
 
 
-class CsvLines:
+class CsvLines(TextLog):
     """A row for each step, under a line of names; blank cells are no numbers."""
 
-    def __init__(self, rows: LogRows, rank: int = -1) -> None:
-        self.rows, self.rank, self.delimiter = rows, rank, ","
-        self.names: list[str] = []
+    delimiter = ","
 
     def line(self, number: int, text: str) -> None:
         self.rows.line = number
@@ -537,11 +504,8 @@ class CsvLines:
         else:
             self.rows.add_mapping(number, dict(zip(self.names, cells)), self.rank)
 
-    def end(self) -> None:
-        pass
 
-
-READERS: dict[str, Callable[[LogRows, int], Any]] = {"text": TextLog, "JSON Lines": JsonLines, "CSV": CsvLines}
+READERS = {"text": TextLog, "JSON Lines": JsonLines, "CSV": CsvLines}
 
 
 # -- whole files ------------------------------------------------------------------------------------------------------
@@ -555,40 +519,26 @@ def read_json(rows: LogRows) -> None:
         value = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    rows.line = text.count("\n") + 1
+    rows.line, start = text.count("\n") + 1, 0
     if isinstance(value, dict) and isinstance(value.get("log_history"), list):
         rows.kind = "trainer_state.json"
         rows.add_mapping(0, {k: value[k] for k in ("max_steps", "num_train_epochs") if k in value})
         value, start = value["log_history"], text.find('"log_history"')
-    else:
-        start = 0
     if isinstance(value, dict):
         columns = {k: v for k, v in value.items() if isinstance(v, list) and role_of(str(k))}
-        if not columns:
-            raise ValueError("it holds no history of a loss")
-        length = max(map(len, columns.values()))
-        value = [{"epoch": i, **{k: v[i] for k, v in columns.items() if i < len(v)}} for i in range(length)]
+        length = max(map(len, columns.values()), default=0)
+        value = [{"epoch": i, **{k: v[i] for k, v in columns.items() if i < len(v)}} for i in range(length)] or None
         rows.kind = "JSON history"
     if not isinstance(value, list):
         raise ValueError("it holds no history of a loss")
     entries = [entry for entry in value if isinstance(entry, dict)]
-    for entry, line in zip(entries, _entry_lines(text, start, len(entries), rows.kind)):
+    begins = [] if rows.kind == "JSON history" else [m.start() for m in re.finditer(r"\{", text[start:])]
+    if len(begins) < len(entries):  # the objects can't be told apart: the line of the list
+        begins = [0] * len(entries)
+    line, at = text.count("\n", 0, start) + 1, start
+    for entry, begin in zip(entries, begins if rows.kind == "trainer_state.json" else begins[-len(entries) :]):
+        line, at = line + text.count("\n", at, start + begin), start + begin
         rows.add_mapping(line, entry)
-
-
-def _entry_lines(text: str, start: int, number: int, kind: str) -> list[int]:
-    """The line on which each object of the list begins; that of the list where the objects can't be told apart."""
-    first = text.count("\n", 0, start) + 1
-    begins = [m.start() for m in re.finditer(r"\{", text[start:])] if kind != "JSON history" else []
-    if len(begins) < number:
-        return [first] * number
-    lines, at, line = [], 0, first
-    body = text[start:]
-    for begin in begins[-number:] if kind != "trainer_state.json" else begins[:number]:
-        line += body.count("\n", at, begin)
-        at = begin
-        lines.append(line)
-    return lines
 
 
 def read_events(rows: LogRows, data: bytes) -> int:
@@ -607,7 +557,7 @@ def read_events(rows: LogRows, data: bytes) -> int:
         at += 16 + length
         for tag, value in scalars.items():
             if role_of(tag):
-                rows.add(rows.line, {tag: value}, step=float(step))
+                rows.add(rows.line, {tag: value}, {"step": float(step)})
     rows.open_end = at < len(data)
     return at
 
@@ -724,25 +674,20 @@ def sources(folder: pathlib.Path, most: int = 200) -> list[pathlib.Path]:
     found: list[pathlib.Path] = []
     for root, folders, names in os.walk(folder):
         here = pathlib.Path(root)
-        depth = len(here.relative_to(folder).parts)
-        folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in ("wandb-cache", "__pycache__"))
-        if depth >= 4:
-            folders[:] = []
-        for name in sorted(names):
-            path = here / name
-            wanted = "tfevents" in name or any(path.match(pattern) for pattern in NAMES)
-            if not wanted or name.lower() in NO_LOGS or path.is_symlink() or not path.is_file():
-                continue
-            if name.endswith(".json") and name != "trainer_state.json" and "histor" not in name:
-                continue
-            found.append(path)
+        deep = len(here.relative_to(folder).parts) >= 4
+        skipped = {f for f in folders if deep or f.startswith(".") or f in ("wandb-cache", "__pycache__")}
+        folders[:] = sorted({*folders} - skipped)
+        for path in (here / name for name in sorted(names)):
+            named = "tfevents" in path.name or any(path.match(pattern) for pattern in NAMES)
+            other = path.suffix == ".json" and path.name != "trainer_state.json" and "histor" not in path.name
+            if named and not other and path.name.lower() not in NO_LOGS and not path.is_symlink() and path.is_file():
+                found.append(path)
     states = [path for path in found if path.name == "trainer_state.json"]
     newest: dict[pathlib.Path, pathlib.Path] = {}
     for path in sorted(states, key=lambda p: (p.stat().st_mtime, str(p))):
         run = path.parent.parent if re.fullmatch(r"checkpoint-\d+", path.parent.name) else path.parent
         newest[run] = path
-    found = [path for path in found if path not in states or path in newest.values()]
-    return found[:most]
+    return [path for path in found if path not in states or path in newest.values()][:most]
 
 
 def texts_of(path: pathlib.Path, numbers: set[int]) -> dict[int, str]:
@@ -768,8 +713,7 @@ class Follower:
         self.kind = kind_of(self.path)
         self.rows, self.at, self.size = LogRows(self.path, self.kind), 0, -1
         self.lines = LineFeed()
-        reader = READERS.get(self.kind)
-        self.reader = reader(self.rows, rank_of(self.path)) if reader is not None else None
+        self.reader = READERS.get(self.kind, TextLog)(self.rows, rank_of(self.path))
 
     def read(self, progress: Callable[[int], object] = lambda read: None) -> bool:
         """Take in what is new; whether there was anything. A file that is shorter than before begins anew."""
@@ -781,34 +725,28 @@ class Follower:
             self.rows.stride = max(1, size // (MOST_ROWS * ROW_BYTES))
         self.size = size
         if self.kind == "JSON":
-            self.rows.kind = "JSON"
             read_json(self.rows)
-            return True
-        if self.kind == "events":
-            self.rows.kind = "TensorBoard events"
-            with self.path.open("rb") as file:
-                file.seek(self.at)
-                self.at += read_events(self.rows, file.read(MOST_WHOLE))
             return True
         with self.path.open("rb") as file:
             file.seek(self.at)
+            if self.kind == "events":
+                self.rows.kind = "TensorBoard events"
+                self.at += read_events(self.rows, file.read(MOST_WHOLE))
+                return True
             while data := file.read(2**20):
                 self.at += len(data)
                 progress(len(data))
-                self._feed(self.lines.feed(data))
+                for line in self.lines.feed(data):
+                    self.reader.line(*line)
         self.rows.open_end = bool(self.lines.rest.strip())
         return True
 
-    def _feed(self, lines: Iterable[tuple[int, str]]) -> None:
-        assert self.reader is not None, "JSON and events have none"
-        for number, text in lines:
-            self.reader.line(number, text)
-
     def end(self) -> None:
         """The file will not grow: its last line is read as it is, though it has no end."""
-        if self.reader is not None:
+        if self.kind in READERS:
             broken = len(self.rows.broken)
-            self._feed(self.lines.end())
+            for line in self.lines.end():
+                self.reader.line(*line)
             if self.rows.open_end and len(self.rows.broken) > broken:
                 self.rows.broken.pop()  # cut off, not damaged
             elif self.kind != "text":
