@@ -171,19 +171,13 @@ def _clock(when: float, form: str = "%Y-%m-%d, %H:%M UTC") -> str:
 
 
 def _facts(given: Sequence[GivenReport]) -> str:
-    rows = []
+    rows = [("time", "cell", "asked", "verdict", "cause"), ("---",) * 5]
     for one in given[-20:]:
         code = one.report.findings[0].code if one.report.findings else ""
-        rows.append(
-            [
-                _clock(one.when, "%H:%M:%S") if one.when else "",
-                one.cell,
-                f"`{_line(one.report.question, 60)}`",
-                one.report.verdict,
-                code,
-            ]
-        )
-    table = _table(("time", "cell", "asked", "verdict", "cause"), rows)
+        time, asked = _clock(one.when, "%H:%M:%S") if one.when else "", f"`{_line(one.report.question, 60)}`"
+        rows.append((time, one.cell, asked, one.report.verdict, code))
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in escaped)
     numbers = [
         f"- {finding.code}, {key}: {_value(value)}"
         for _, finding in _findings([one for one in given if not one.report.ok])
@@ -207,11 +201,6 @@ def _versions() -> str:
     except importlib.metadata.PackageNotFoundError:
         torch = "unknown"
     return f"Python {platform.python_version()}, torch {torch}, nbdebug {nbdebug.__version__}, {platform.system()}."
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *[[str(cell).replace("|", "\\|") for cell in row] for row in rows]]
-    return "\n".join(f"| {' | '.join(row)} |" for row in lines)
 
 
 def _causes(findings: Sequence[tuple[GivenReport, Finding]]) -> str:

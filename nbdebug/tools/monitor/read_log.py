@@ -190,25 +190,19 @@ def chosen(log: LogRows, role: str, wanted: Sequence[int]) -> str:
 
 def courses(log: LogRows) -> list[Course]:
     """The runs of a source, by rank and in order."""
-    result = []
-    ranks = sorted(set(log.ranks))
-    for rank in ranks:
-        own = [row for row in range(len(log)) if log.ranks[row] == rank]
-        result += _courses(log, rank, own)
-    return [course for course in result if course.rows or course.norms or course.rates]
+    by_rank = {rank: [row for row in range(len(log)) if log.ranks[row] == rank] for rank in sorted(set(log.ranks))}
+    found = [course for rank, own in by_rank.items() for course in _courses(log, rank, own)]
+    return [course for course in found if course.rows or course.norms or course.rates]
 
 
 def _courses(log: LogRows, rank: int, own: list[int]) -> list[Course]:
     keys = {role: chosen(log, role, own) for role in ("loss", "validation", "norm", "rate")}
     columns = {role: dict(zip(*log.series[key])) for role, key in keys.items() if key}
     loss = columns.get("loss") or columns.get("validation", {})
-    main = [row for row in own if row in loss]
-    if not main:
-        main = own
+    main = [row for row in own if row in loss] or own
     unit, places = _places(log, main)
     courses, offset, last, epoch = [Course(rank, unit)], 0.0, -math.inf, math.nan
-    gap = _gap(list(places.values()))
-    begun = places.get(main[0], 0.0) if main else 0.0
+    gap, begun = _gap(list(places.values())), places.get(main[0], 0.0)
     for row in own:
         step = places.get(row)
         if step is not None and step + offset < last:
@@ -323,18 +317,13 @@ def _go_back(courses: list[Course], step: int, line: int) -> None:
 def _with_restarts(course: Course, log: LogRows) -> Course:
     """The restarts with the losses after them; also those where a checkpoint was read and the counter went on."""
     rows = course.losses
-    done = []
-    for restart in course.restarts:
-        again = [loss for step, loss in rows if step >= restart.step][:8]
-        done.append(dataclasses.replace(restart, after=tuple(again)))
+    done = [dataclasses.replace(r, after=tuple(v for s, v in rows if s >= r.step)[:8]) for r in course.restarts]
     for text in log.resumes:
         before = [(s, v) for s, v in rows if course.lines.get(s, 0) < text.line]
         after = [(s, v) for s, v in rows if course.lines.get(s, 0) > text.line]
         if before and after and not any(abs(r.line - text.line) < 200 for r in done):
-            values = tuple(v for _, v in before[-12:])
-            done.append(
-                Restart(after[0][0], before[-1][0], course.lines[after[0][0]], values, tuple(v for _, v in after[:8]))
-            )
+            step, sides = after[0][0], [tuple(v for _, v in side) for side in (before[-12:], after[:8])]
+            done.append(Restart(step, before[-1][0], course.lines[step], *sides))
     course.restarts = done
     return course
 
@@ -562,8 +551,7 @@ def _stopped(log: LogRows, course: Course) -> tuple[int, int, str] | None:
 
 def _planned(log: LogRows, course: Course) -> tuple[int, int, str]:
     """Where the log ends, and the end that it names, where that lies well beyond; else zeros."""
-    row, gap = len(log) - 1, 2.5 * course.gap
-    place, total = log.places[row], log.totals[row]
+    place, total, gap = log.places[-1], log.totals[-1], 2.5 * course.gap
     if math.isfinite(total) and math.isfinite(place) and total - place > gap:
         return int(place), int(total), "step"
     step = course.rows[-1][0] if course.rows else 0
@@ -630,10 +618,8 @@ def _errors(log: LogRows, name: str, courses: list[Course], notes: list[str]) ->
 
 def _message(trace: LogText) -> str:
     lines = [line for line in trace.text.splitlines() if line.strip()]
-    plain = [
-        line for line in lines if line[:1] not in " \t" and not line.startswith(("Traceback", "During", "The above"))
-    ]
-    return (plain or lines)[-1].strip()
+    heads = (" ", "\t", "Traceback", "During", "The above")
+    return ([line for line in lines if not line.startswith(heads)] or lines)[-1].strip()
 
 
 def _explained(trace: LogText, name: str) -> Finding | Symptom:
@@ -719,10 +705,10 @@ def _of_record(place: pathlib.Path) -> list[Finding]:
 def _headline(judged: list[Judged], findings: list[Finding], symptoms: list[Symptom]) -> str:
     rows = sum(len(course.rows) for one in judged for course in one.courses)
     runs = sum(len(one.courses) for one in judged)
-    if not rows:
-        return "No loss is in this log." if not findings else ""
+    if findings or rows and symptoms:
+        return ""
     said = f"{count(rows, 'value')} of the loss" + (f" in {runs} runs" if runs > 1 else "")
-    return f"{said}: none of the troubles that a log can show." if not findings and not symptoms else ""
+    return f"{said}: none of the troubles that a log can show." if rows else "No loss is in this log."
 
 
 def _source_notes(one: Judged) -> list[str]:
@@ -803,9 +789,8 @@ def _series(one: Judged | None) -> Table | None:
 
 
 def _warnings(judged: list[Judged]) -> Table | None:
-    found = sorted(
-        ((one.name, w) for one in judged for w in one.log.warnings.values()), key=lambda pair: -pair[1].times
-    )
+    found = [(one.name, w) for one in judged for w in one.log.warnings.values()]
+    found.sort(key=lambda pair: -pair[1].times)
     rows = [[name, w.line, w.times, clip(w.text, 160)] for name, w in found[:20]]
     return Table("Warnings", ("file", "line", "times", "text"), rows, open=False) if rows else None
 
@@ -815,14 +800,10 @@ def _plots(one: Judged | None) -> tuple[Plot, ...]:
     if one is None or not one.courses:
         return ()
     course = max(one.courses, key=lambda c: (c is one.courses[-1], len(c.rows)))
-    curves = {
-        "training": [(s, loss) for s, loss, _ in course.rows if loss is not None],
-        "validation": [(s, val) for s, _, val in course.rows if val is not None],
-    }
+    validation = [(s, val) for s, _, val in course.rows if val is not None]
+    curves = {"training": course.losses, "validation": validation}
     data = {name: _points(pairs) for name, pairs in curves.items() if len(pairs) > 1}
-    if not data:
-        return ()
-    return (Plot("losses", {"curves": data, "curves of": f"loss in {one.name}"}),)
+    return (Plot("losses", {"curves": data, "curves of": f"loss in {one.name}"}),) if data else ()
 
 
 def _points(pairs: list[tuple[int, float]]) -> list[list[Any]]:
