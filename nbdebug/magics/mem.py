@@ -116,7 +116,7 @@ class MemoryMagics(Magics):
 
     def _held(self, args: Any, names: dict[str, Any]) -> Report:
         """The report on what is held now; after a cell that ran out of memory also why it did."""
-        from nbdebug.tools.memory.owners.report import held_report  # imports torch: %load_ext must stay quick
+        from nbdebug.tools.memory.mem import held_report  # imports torch: %load_ext must stay quick
 
         subject = subject_of(args.model, args.optimizer, names)
         options = [f"--{kind} {name}" for kind in ("model", "optimizer") for name in getattr(args, kind) or ()]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.tools.memory.owners.report import held_report
+from nbdebug.tools.memory.mem import held_report
 
 
 def variables(tensors: int, device: str) -> dict[str, Any]:

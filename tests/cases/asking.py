@@ -123,7 +123,7 @@ def ask_error(ns: types.SimpleNamespace) -> nbdebug.Report:
 def ask_notebook(ns: types.SimpleNamespace) -> nbdebug.Report:
     """The cells in a shell, one by one, as a notebook runs them; then what is said of the notebook, of the cell that
     failed, and of what the notebook holds: the first that has a finding."""
-    from nbdebug.tools.memory.owners.report import held_report
+    from nbdebug.tools.memory.mem import held_report
     from tests.shell import of_cells
 
     with of_cells(ns.cells) as (shell, error):

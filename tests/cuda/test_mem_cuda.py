@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from nbdebug.tools.memory.owners.inventory import ROUNDING, UNMET, held_memory
-from nbdebug.tools.memory.owners.report import held_report
+from nbdebug.tools.memory.inventory import ROUNDING, UNMET, held_memory
+from nbdebug.tools.memory.mem import held_report
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA device is needed")
 MIB = 1 << 20

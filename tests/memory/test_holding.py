@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from nbdebug.tools.memory.facts import HeldMemory, Holding
-from nbdebug.tools.memory.owners.inventory import held_memory
-from nbdebug.tools.memory.owners.report import held_report
+from nbdebug.tools.memory.inventory import held_memory
+from nbdebug.tools.memory.mem import held_report
 
 ROWS = 1031
 """A length that nothing else in this process has."""
@@ -266,7 +266,7 @@ def test_files_with_very_many_objects_take_no_name_from_what_comes_before(monkey
     crowd.__file__ = __file__
     crowd.records = [[{"n": n}] for n in range(400)]
     monkeypatch.setitem(sys.modules, "crowd_of_objects", crowd)
-    monkeypatch.setattr("nbdebug.tools.memory.owners.names.MOST", 200)
+    monkeypatch.setattr("nbdebug.tools.memory.owners.MOST", 200)
     shown, history = torch.zeros(ROWS, 37), [torch.zeros(ROWS, 1, requires_grad=True).exp().sum()]
     names = {"Out": {7: shown}, "history": history}
     del shown

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nbdebug.tools.memory.facts import Device, HeldMemory, Holding
-from nbdebug.tools.memory.mem import mem
-from nbdebug.tools.memory.owners.inventory import held_memory, rounded
-from nbdebug.tools.memory.owners.names import OwnerIndex
-from nbdebug.tools.memory.owners.report import _notes as notes
-from nbdebug.tools.memory.owners.report import held_report
+from nbdebug.tools.memory.inventory import held_memory, rounded
+from nbdebug.tools.memory.mem import _notes as notes
+from nbdebug.tools.memory.mem import held_report, mem
+from nbdebug.tools.memory.owners import OwnerIndex
 
 MIB = 1 << 20
 

@@ -9,7 +9,7 @@ import pytest
 from nbdebug.report import Where
 from nbdebug.tools.memory.facts import Device, HeldMemory, KeptByNotebook, Leak, LoaderWorkers, MemoryFacts, StepMemory
 from nbdebug.tools.memory.rules import name_all
-from nbdebug.tools.memory.rules.leaks import detached
+from nbdebug.tools.memory.rules.usage import detached
 
 MIB, GIB = 1 << 20, 1 << 30
 

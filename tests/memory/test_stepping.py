@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nbdebug.tools.memory.facts import CATEGORIES
 from nbdebug.tools.memory.mem import mem
-from nbdebug.tools.memory.step.trace import HostMeter
+from nbdebug.tools.memory.trace import HostMeter
 
 MB = 1 << 20
 

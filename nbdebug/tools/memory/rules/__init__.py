@@ -9,9 +9,9 @@ from __future__ import annotations
 from nbdebug.registry import rules
 from nbdebug.report import Finding
 from nbdebug.tools.memory.facts import MemoryFacts
-from nbdebug.tools.memory.rules import leaks, out_of_memory, peaks
+from nbdebug.tools.memory.rules import out_of_memory, usage
 
-DECLARED = (leaks, peaks, out_of_memory)
+DECLARED = (usage, out_of_memory)
 """Where the rules stand: to import these modules is to declare them."""
 AT_PEAK = frozenset({"memory/activations-dominate", "memory/optimizer-state-dominates"})
 
@@ -20,7 +20,7 @@ def name_all(facts: MemoryFacts) -> list[Finding]:
     """The findings, most likely first."""
     findings = [f for rule in rules("memory") if (f := rule.check(facts)) is not None]
     findings += [
-        f for check in leaks.CHECKS if (f := check(facts)) is not None and f.code not in {g.code for g in findings}
+        f for check in usage.CHECKS if (f := check(facts)) is not None and f.code not in {g.code for g in findings}
     ]
     held = [f for f in findings if f.code not in AT_PEAK]
     return held or findings

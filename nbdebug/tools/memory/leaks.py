@@ -1,309 +1,401 @@
 """What every step leaves behind: who holds it, which line stores it, what would stay after the fix.
 
-First, from several scans of the holders, what grows with every step, how much it holds, and what kind of thing it is;
-then these with the source, and what no holder explains.
+The line is seen by a trace of one more step, or found by reading the source: which statement puts something into the
+holder, and whether any takes it out again. Then the growths with their lines, and what no holder explains.
 """
 
 from __future__ import annotations
 
+import ast
 import bisect
-import collections
 import contextlib
 import dataclasses
-import functools
 import gc
 import itertools
+import linecache
 import os
 import re
 import statistics
+import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 import nbdebug
+from nbdebug.observe import locations as sites
 from nbdebug.observe.backward import graph_nodes
 from nbdebug.observe.locations import Site, at_site
+from nbdebug.observe.sources import tree_of
 from nbdebug.observe.variables import attributes, closure_variables
 from nbdebug.report import Where
 from nbdebug.tools.memory.facts import SMALL, Leak
-from nbdebug.tools.memory.reachability import ReachabilityWalk
-from nbdebug.tools.memory.step import source
-from nbdebug.tools.memory.step.holders import (
-    CACHE,
+from nbdebug.tools.memory.holders import (
     OUTPUTS,
     PLAIN,
-    SLOT,
+    Growth,
     Holder,
     HolderScan,
     Key,
-    kept_by_cycle,
-    measure,
-    parts_of,
-    plain_bytes,
-    table_bytes,
+    distinct,
+    growths_of,
+    still_growing,
+    tensors_of,
+    watch_of,
 )
-from nbdebug.tools.memory.step.source import StoringLine, Tracer
-from nbdebug.tools.memory.step.trace import Allocation, StepTrace, storages_of
+from nbdebug.tools.memory.reachability import ReachabilityWalk
+from nbdebug.tools.memory.trace import Allocation, StepTrace, storages_of
 
-# -- what grows from scan to scan --------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class Growth:
-    """What grows. holders: of it, more than one where they lie in one container; items: a step adds so many;
-    nodes: so many nodes of a graph; bytes: in tensors and arrays, of a step's items alone; own: of that, what would
-    stay if the items had no graph; shown: what the items are by their shapes, which is less where they are views of
-    larger tensors; plain: in other Python objects; arrays: they are numpy's."""
-
-    holders: list[Holder]
-    name: str
-    kind: str
-    items: int = 0
-    nodes: int = 0
-    bytes: int = 0
-    own: int = 0
-    shown: int = 0
-    plain: int = 0
-    grad: bool = False
-    errors: bool = False
-    arrays: bool = False
-    keys: frozenset[Any] = frozenset()
-
-    @property
-    def bounded(self) -> bool:
-        return all(holder.bound is not None for holder in self.holders)
-
-    @property
-    def chain(self) -> bool:
-        return self.kind == "slot"
+# -- the line that stores it ------------------------------------------------------------------------------------------
 
 
-def growths_of(last: HolderScan, sizes: list[dict[Key, int]], known: ReachabilityWalk) -> list[Growth]:
-    """What was longer after each of the last steps than before it. sizes: of the scan before the first step, and of
-    those after each. known: memory of models and optimizers, which is nobody's leak."""
-    after = sizes[-min(3, len(sizes)) :]  # the first step may well fill things that stay as they are from then on
-    growing = [holder for key, holder in last.holders.items() if _rises([s.get(key) for s in after])]
-    step = {key: after[-1][key] - after[-2][key] for key in after[-1] if key in after[-2]}
-    growths = []
-    for holders in _by_container(growing):
-        whole = _measured(holders, [step[_key_of(s)] for s in holders], known)
-        if whole is not None:
-            growths.append(whole)
-    growths += [] if any(one.kind != "tensor" for one in growths) else _linked(last, after)
-    return sorted(growths, key=lambda g: (-g.bytes, -g.nodes, -g.plain, len(g.name)))
+PUTS = frozenset(
+    {
+        "append",
+        "appendleft",
+        "extend",
+        "add",
+        "update",
+        "insert",
+        "setdefault",
+        "put",
+        "register_hook",
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+    }
+)
+TAKES = frozenset({"clear", "pop", "popleft", "popitem", "remove", "discard", "cache_clear"})
 
 
-def _linked(last: HolderScan, after: list[dict[Key, int]]) -> list[Growth]:
-    """Objects that each refer to the one before (`frame.previous.previous`): tensors that lie deeper and deeper."""
-    depths = [Counter(_REPEATED.sub(r"\1", key[1]) for key in sizes if key[0] == SLOT) for sizes in after]
-    for name in depths[-1]:
-        if not _rises([depth.get(name) for depth in depths]):
-            continue
-        longest = max((k[1] for k in after[-1] if k[0] == SLOT and _REPEATED.sub(r"\1", k[1]) == name), key=len)
-        again = _REPEATED.search(longest)
-        base = longest[: again.start()] if again is not None else ""
-        first = next((h for h in last.holders.values() if h.name == base and h.kind == "object"), None)
-        if again is None or first is None:
-            continue
-        before, now = (sum(v for k, v in s.items() if k[0] == SLOT and k[1].startswith(base)) for s in after[-2:])
-        slot = Holder(first.thing, base, "tensor", 0, None, first.label, first.owner)
-        return [Growth([slot], base + again[1], "linked", 1, bytes=now - before, own=now - before, shown=now - before)]
-    return []
+def collected_near(site: Site | None) -> tuple[str, Site | None]:
+    """The variable that the loop around a line adds to, with its graph, and where; ("", None) where there is none."""
+    tree = tree_of(site.file) if site is not None else None
+    loops = [n for n in ast.walk(tree) if isinstance(n, (ast.For, ast.While))] if tree is not None else []
+    around = [n for n in loops if site is not None and n.lineno <= site.line <= (n.end_lineno or 0)]
+    within: Iterable[Any] = ast.walk(max(around, key=lambda n: n.lineno)) if around else ()
+    for node in within:
+        call = node.value if isinstance(node, ast.Expr) else None
+        name = ast.unparse(node.target) if isinstance(node, ast.AugAssign) else ""
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append":
+            name = ast.unparse(call.func.value)
+        if name and site is not None and not _CUT.search(ast.unparse(node)):
+            return name, Site(site.file, node.lineno, "")
+    return "", None
 
 
-_REPEATED = re.compile(r"(\.\w+)\1+")
+_CUT = re.compile(r"\.(?:item|detach|tolist|numpy|data)\b|\b(?:float|int|len)\(|[+]= *1$")
 
 
-def _rises(values: list[int | None]) -> bool:
-    return len(values) > 1 and all(b is not None and a is not None and b > a for a, b in itertools.pairwise(values))
+def last_name(name: str) -> str:
+    """The variable or attribute that a path ends in: `probe.seen["a"]` → "seen"."""
+    plain = re.sub(r"\[.*?\]", "", name)
+    return plain.split(".")[-1]
 
 
-def _key_of(holder: Holder) -> Key:
-    return (SLOT, holder.name) if holder.kind in ("slot", "tensor") else (id(holder.thing), "")
+def storing_line(files: Iterable[str], name: str) -> Site | None:
+    """The first statement in these files that puts something into what bears this name."""
+    attribute = last_name(name)
+    for file in files:
+        for node in statements(file):
+            if _puts(node, attribute):
+                return Site(file, node.lineno, "")
+    return None
 
 
-def _by_container(growing: list[Holder]) -> list[list[Holder]]:
-    """Those that lie in one plain container are one: `metrics["loss"]` and `metrics["accuracy"]` are `metrics`."""
-    groups: dict[Any, list[Holder]] = {}
-    for holder in growing:
-        key: Any = (id(holder.within.thing), holder.kind) if holder.within is not None else id(holder)
-        if holder.kind == "tensor":  # the keys and values of all layers are one cache
-            key = re.split(r"[.\[]", holder.name)[0]
-        groups.setdefault(key, []).append(holder)
-    return list(groups.values())
+def attribute_line(file: str, first: int, attribute: str) -> Site | None:
+    """The last statement of the function that begins at a line, decorators included, that sets this attribute."""
+    tree = tree_of(file)
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.FunctionDef) and node.lineno - len(node.decorator_list) <= first <= node.lineno:
+            lines = [
+                part.lineno
+                for part in ast.walk(node)
+                if isinstance(part, ast.Attribute) and part.attr == attribute and isinstance(part.ctx, ast.Store)
+            ]
+            return Site(file, max(lines), node.name) if lines else None
+    return None
 
 
-def _measured(holders: list[Holder], added: list[int], known: ReachabilityWalk) -> Growth | None:
-    first = holders[0]
-    name = first.name if len(holders) == 1 or first.within is None else first.within.name
-    whole = Growth(holders, name, first.kind)
-    if first.kind == "tensor":
-        if len(holders) > 1:
-            parts = zip(*(re.findall(r"[.\[]?[^.\[]+", holder.name) for holder in holders))
-            whole.name = "".join(same[0] for same in itertools.takewhile(lambda same: len(set(same)) == 1, parts))
-        whole.bytes = whole.own = whole.shown = sum(added)
-        whole.arrays = not isinstance(first.thing, torch.Tensor)
-        return whole
-    if whole.chain:
-        whole.nodes, whole.grad = sum(added), True
-        return whole
-    if first.kind == "parts":  # a model has them, too
-        whole.items, whole.keys = sum(added), frozenset()
-        blocks = ReachabilityWalk(graphs=False)(*newest(first, added[0]))
-        whole.bytes = whole.own = whole.shown = sum(b.bytes for b in blocks)
-        return whole
-    telling = [n for n, holder in enumerate(holders) if any(True for _ in tensors_of(newest(holder, added[n])))]
-    if 0 < len(telling) < len(holders):  # numbers beside them take no memory
-        whole.holders = holders = [holders[n] for n in telling]
-        added = [added[n] for n in telling]
-        whole.name = holders[0].name if len(holders) == 1 else name
-    new = [item for holder, count in zip(holders, added) for item in newest(holder, count)]
-    old = [item for holder, count in zip(holders, added) for item in newest(holder, 2 * count)[count:]]
-    containers = [holder.thing for holder in holders]  # a frame that an item holds may lead back to them
-    before = ReachabilityWalk(after=known, stop=containers)
-    before(*old)
-    blocks = ReachabilityWalk(after=before, stop=containers)(*new)
-    bare = ReachabilityWalk(after=before, stop=containers, graphs=False, tracebacks=False)(*new)
-    whole.items, whole.bytes, whole.own = sum(added), sum(b.bytes for b in blocks), sum(b.bytes for b in bare)
-    whole.keys = frozenset(b.key for b in blocks)
-    tensors = list(tensors_of(new))
-    whole.grad = any(t.requires_grad and t.grad_fn is not None for t in tensors)
-    whole.errors = any(isinstance(item, BaseException) or issubclass(type(item), BaseException) for item in flat(new))
-    whole.shown = sum(t.numel() * t.element_size() for t in tensors if t.layout is torch.strided)
-    arrays = [
-        item.nbytes for item in flat(new) if type(item).__module__ == "numpy" and type(item).__name__ == "ndarray"
+def second_backward(files: Iterable[str]) -> Site | None:
+    """The first statement `loss.backward(create_graph=True)`."""
+    for file in files:
+        for node in statements(file):
+            if isinstance(node, ast.Expr) and re.search(r"\.backward\(.*create_graph=True", ast.unparse(node)):
+                return Site(file, node.lineno, "")
+    return None
+
+
+def cycle_line(files: Iterable[str], name: str) -> Site | None:
+    """The statement that calls `cycle` or `tee`, rather one that gives the result this name."""
+    found = [
+        (last_name(name) in ast.unparse(node).partition("=")[0], Site(file, node.lineno, ""))
+        for file in files
+        for node in statements(file)
+        if any(
+            isinstance(part, ast.Call) and getattr(part.func, "attr", getattr(part.func, "id", "")) in ("cycle", "tee")
+            for part in ast.walk(node)
+        )
     ]
-    whole.shown, whole.arrays = whole.shown + sum(arrays), bool(arrays) and not tensors
-    whole.plain = plain_bytes(new, old)
-    if first.name.split("[")[0] in OUTPUTS:
-        whole.kind = "output"
-    return whole
+    return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def newest(holder: Holder, count: int) -> list[Any]:
-    """The last `count` things that were put in, the newest first; of a set, where none is the newest, some."""
-    thing: Any = holder.thing
-    if holder.kind == "list":
-        size = list.__len__(thing)
-        return [list.__getitem__(thing, i) for i in range(size - 1, max(-1, size - 1 - count), -1)]
-    if holder.kind == "deque":
-        return list(itertools.islice(collections.deque.__reversed__(thing), count))
-    if holder.kind in ("dict", "hooks"):
-        return list(itertools.islice(reversed(dict.values(thing)), count))
-    if holder.kind == "cycle":
-        return (kept_by_cycle(thing) or [])[::-1][:count]
-    if holder.kind == "set":
-        return list(itertools.islice(set.__iter__(thing), count))
-    if holder.kind == "cache":
-        return _cached(thing, count)
-    if holder.kind == "parts":
-        state = attributes(thing).get("state") or {}
-        return [part for p in parts_of(thing)[-count:] for part in (p, state.get(p))]
-    return list(attributes(thing).values())[-count:] if holder.kind == "object" else [thing]
+class Taker(NamedTuple):
+    """A statement that takes something out of a holder. outer: the first line of the function or class of the file's
+    top level around it, 0 outside of any. flags: plain names in the conditions around it, each with the
+    value that it must have for the statement to run."""
+
+    file: str
+    line: int
+    outer: int
+    function: str
+    flags: tuple[tuple[Any, bool], ...]
 
 
-def _cached(cache: Any, count: int) -> list[Any]:
-    """The newest results of an lru_cache: the dict inside is found through the garbage collector."""
-    import gc
-
-    contents = [r for r in gc.get_referents(cache) if type(r) is dict and len(r) == CACHE.cache_info(cache).currsize]
-    return list(itertools.islice(reversed(contents[0].values()), count)) if contents and count else []
-
-
-def flat(items: Iterable[Any], depth: int = 3) -> Iterable[Any]:
-    """Things, and what lies in them: containers, attributes and what a function is bound to, a few steps deep."""
-    for item in itertools.islice(items, 200):
-        yield item
-        kind = type(item)
-        base: Any = next((k for k in (list, tuple, set) if issubclass(kind, k)), None)  # namedtuples too
-        if depth and base is not None:
-            yield from flat(base.__iter__(item), depth - 1)
-        elif depth and issubclass(kind, dict):
-            yield from flat(dict.values(item), depth - 1)
-        elif depth and kind is types.FunctionType:
-            yield from flat([*closure_variables(item).values(), *(item.__defaults__ or ())], depth - 1)
-        elif depth and kind is functools.partial:
-            yield from flat([*item.args, *item.keywords.values()], depth - 1)
-        elif depth and hasattr(kind, "__dict__") and not issubclass(kind, (torch.Tensor, type, BaseException)):
-            yield from flat(attributes(item).values(), depth - 1)
+def callers(files: Iterable[str], function: str) -> list[Taker]:
+    """The statements that call a function or a method of this name."""
+    result: list[Taker] = []
+    for file in files:
+        tree = tree_of(file)
+        for node in tree.body if tree is not None else ():
+            outer = node.lineno if isinstance(node, _SCOPES) else 0
+            result += _takers_in([node], function, Taker(file, 0, outer, "", ()), _calls_it)
+    return [call for call in result if call.function != function]
 
 
-def tensors_of(items: Iterable[Any]) -> Iterable[torch.Tensor]:
-    return (item for item in flat(items) if isinstance(item, torch.Tensor))
+def takers(files: Iterable[str], name: str) -> list[Taker]:
+    """The statements that take something out of what bears this name, or empty it, after it was made."""
+    attribute = last_name(name)
+    result: list[Taker] = []
+    for file in files:
+        tree = tree_of(file)
+        if tree is not None:
+            for node in tree.body:
+                outer = node.lineno if isinstance(node, _SCOPES) else 0
+                result += _takers_in([node], attribute, Taker(file, 0, outer, "", ()))
+    return [taker for taker in result if taker.function != "__init__"]
 
 
-def watch_of(holder: Holder) -> Callable[[], Any]:
-    """A function that gives the state of a holder: it changes when something is put in."""
-    thing, owner, label = holder.thing, holder.owner, holder.label
-    if holder.kind in ("slot", "tensor"):
-        return lambda: _state(_slot(owner, label))
-    if holder.kind == "cache":
-        return lambda: CACHE.cache_info(thing).currsize
-    if holder.kind in ("object", "parts"):
-        return lambda: measure(thing)[1]
-    base = next((k for k in (list, dict, collections.deque, set) if isinstance(thing, k)), None)
-    return lambda: base.__len__(thing) if base is not None else 0
-
-
-def _state(tensor: Any) -> tuple[int, int]:
-    counts = isinstance(tensor, torch.Tensor) and not tensor.is_inference()
-    return id(tensor), tensor._version if counts else table_bytes(tensor) or 0
-
-
-def _slot(owner: Any, label: str) -> Any:
-    """What lies in a slot now."""
-    if isinstance(owner, torch.Tensor):
-        return owner.grad
-    if label.startswith("."):
-        own = attributes(owner)
-        parts = [own, *(own.get(p) or {} for p in ("_buffers", "_parameters", "_modules"))]
-        return next((part[label[1:]] for part in parts if label[1:] in part), None)
-    if isinstance(owner, dict):
-        return next((v for k, v in dict.items(owner) if label in (f"[{k!r}]", k)), None)
-    if isinstance(owner, (list, tuple)) and label[1:-1].isdigit():
-        return owner[int(label[1:-1])] if int(label[1:-1]) < len(owner) else None
-    code = getattr(owner, "__code__", None)
-    if code is not None and label in code.co_freevars:
-        return owner.__closure__[code.co_freevars.index(label)].cell_contents
-    return owner.__globals__.get(label) if code is not None else None
-
-
-def still_growing(growths: list[Growth], step: Callable[[], Any], more: int) -> list[Growth]:
-    """Those that are longer after each of some more steps. A record by batch of an epoch, or a cache of a few sizes,
-    comes to its end; it is told from what never does by waiting a little longer."""
-    for _ in range(more):
-        before = [[_length(holder) for holder in one.holders] for one in growths]
-        step()
-        growths = [
-            one
-            for one, sizes in zip(growths, before)
-            if any(_length(holder) > size for holder, size in zip(one.holders, sizes))
-        ]
-    return growths
-
-
-def _length(holder: Holder) -> int:
-    """Of a holder, now."""
-    if holder.kind == "tensor":
-        now = _slot(holder.owner, holder.label)
-        return now.nbytes if isinstance(now, torch.Tensor) else table_bytes(now) or 0
-    return measure(holder.thing)[1]
-
-
-def distinct(growths: list[Growth], share: float = 0.05) -> list[Growth]:
-    """Without those that hold nothing of their own: memory that another holds as well is reported once."""
-    result: list[Growth] = []
-    counted: set[Any] = set()
-    for one in growths:
-        if one.keys and len(one.keys & counted) >= (1 - share) * len(one.keys):
+def _takers_in(
+    body: list[Any], name: str, at: Taker, matches: Callable[[Any, str], bool] | None = None
+) -> Iterator[Taker]:
+    matches = matches or _takes
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from _takers_in(node.body, name, at._replace(function=node.name, flags=()), matches)
             continue
-        counted |= one.keys
-        result.append(one)
-    return result
+        if matches(node, name):
+            yield at._replace(line=node.lineno)
+        if isinstance(node, ast.If):
+            yield from _takers_in(node.body, name, at._replace(flags=(*at.flags, *_flags(node.test, True))), matches)
+            yield from _takers_in(node.orelse, name, at._replace(flags=(*at.flags, *_flags(node.test, False))), matches)
+            continue
+        for part in ("body", "orelse", "finalbody", "handlers"):
+            inner = [x for x in getattr(node, part, ()) if isinstance(x, (ast.stmt, ast.ExceptHandler))]
+            yield from _takers_in(inner, name, at, matches)
+
+
+def _calls_it(node: Any, name: str) -> bool:
+    """Whether a simple statement, or the head of a block, calls a function or a method of this name."""
+    heads = [getattr(node, part, None) for part in ("value", "test", "iter", "exc")]
+    inside = (part for head in heads if isinstance(head, ast.AST) for part in ast.walk(head))
+    return any(
+        isinstance(part, ast.Call) and getattr(part.func, "attr", getattr(part.func, "id", "")) == name
+        for part in inside
+    )
+
+
+def same_variable(taker: Taker, files: Iterable[str], name: str, site: Site | None) -> bool:
+    """Whether a statement speaks of the holder into which a line puts things, and not of another of that name: an
+    attribute, a variable of the file's top level, or one of the same function."""
+    if site is None or "." in name or taker.outer == 0:
+        return True
+    plain = last_name(name)
+    trees = [tree for file in files if (tree := tree_of(file)) is not None]
+    if any(
+        isinstance(t, ast.Name) and t.id == plain
+        for tree in trees
+        for node in tree.body
+        for t in (node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)])
+    ):
+        return True
+    tree = tree_of(site.file)
+    body = tree.body if tree is not None else []
+    around = [n.lineno for n in body if isinstance(n, _SCOPES) and n.lineno <= site.line <= (n.end_lineno or 0)]
+    return taker.file == site.file and taker.outer in around
+
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def _flags(test: Any, value: bool) -> list[tuple[Any, bool]]:
+    """The plain names in a condition that must have this value for the condition to have it."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _flags(test.operand, not value)
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And if value else ast.Or):
+        return [flag for part in test.values for flag in _flags(part, value)]
+    plain = isinstance(test, ast.Name) or (isinstance(test, ast.Attribute) and isinstance(test.value, ast.Name))
+    return [(test, value)] if plain else []
+
+
+def never_runs(taker: Taker, frame: FrameType) -> bool:
+    """Whether a flag around a statement prevents it, in a call of its function."""
+    for node, flag in taker.flags:
+        name: str = node.value.id if isinstance(node, ast.Attribute) else node.id  # type: ignore[attr-defined]
+        value = frame.f_locals.get(name, frame.f_globals.get(name))
+        if isinstance(node, ast.Attribute):
+            value = attributes(value).get(node.attr)
+        if isinstance(value, (bool, int)) and bool(value) is not flag:
+            return True
+    return False
+
+
+def reload_sources() -> None:
+    """Read the source again: a file may have been written to since."""
+    linecache.checkcache()
+
+
+def statements(file: str) -> Iterator[Any]:
+    """The statements of a file or a cell, as far as its source is available."""
+    tree = tree_of(file)
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.stmt) and not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node
+
+
+def _puts(node: Any, attribute: str) -> bool:
+    if isinstance(node, ast.AugAssign):
+        return _root(node.target) == attribute
+    if isinstance(node, ast.Assign):
+        return any(isinstance(t, (ast.Subscript, ast.Attribute)) and _root(t) == attribute for t in node.targets)
+    return any(call.func.attr in PUTS and _root(call.func.value) == attribute for call in _calls(node))
+
+
+def _takes(node: Any, attribute: str) -> bool:
+    if isinstance(node, ast.Delete):
+        return any(_root(target) == attribute for target in node.targets)
+    if isinstance(node, ast.Assign):
+        return any(
+            isinstance(t, ast.Subscript) and isinstance(t.slice, ast.Slice) and _root(t) == attribute
+            for t in node.targets
+        )
+    if any(
+        call.func.attr.startswith(("heappop", "heapreplace")) and call.args and _root(call.args[0]) == attribute
+        for call in _calls(node)
+    ):
+        return True
+    return any(call.func.attr in TAKES and _root(call.func.value) == attribute for call in _calls(node))
+
+
+def _calls(node: Any) -> Iterator[Any]:
+    """Calls of methods in a simple statement, or in the head of a block."""
+    if isinstance(node, (ast.Expr, ast.Assign, ast.Return)) and node.value is not None:
+        for part in ast.walk(node.value):
+            if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute):
+                yield part
+
+
+def _root(target: Any) -> str:
+    """The name that a target ends in, past its indices: `self.seen[name]` → "seen"."""
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    return target.attr if isinstance(target, ast.Attribute) else target.id if isinstance(target, ast.Name) else ""
+
+
+_MODULE = os.path.join(os.path.dirname(torch.__file__), "nn", "modules", "module.py")
+
+
+class StoringLine(NamedTuple):
+    """The line, and whether it runs inside a hook, on which module."""
+
+    site: Site
+    hook: bool = False
+    module: Any = None
+
+
+class Tracer:
+    """Calls a step with every line of the user's own followed. watches: functions that give a comparable state; takers:
+    statements that take things out, of which `dead` are those that a flag keeps from running."""
+
+    def __init__(self, watches: list[Callable[[], Any]], takers: Iterable[Taker] = ()):
+        self.watches, self.takers = watches, list(takers)
+        self.dead: set[Taker] = set()
+        self.entered: set[tuple[str, str]] = set()  # (file, name) of the functions of the user's that ran
+        self.lines: list[StoringLine | None] = [None] * len(watches)
+        self._before = [watch() for watch in watches]
+        self._last: FrameType | None = None
+        self._line = 0
+
+    def run(self, step: Callable[[], Any]) -> Any:
+        """Runs the step, not traced where a debugger or a measure of coverage traces already."""
+        if sys.gettrace() is not None:
+            return step()
+        sys.settrace(self._called)
+        try:
+            return step()
+        finally:
+            sys.settrace(None)
+            self._last = None
+
+    def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if sites.kind_of(frame.f_code) != sites.USER:
+            return None
+        self.entered.add((frame.f_code.co_filename, frame.f_code.co_name))
+        self._check_watches()
+        return self._traced
+
+    def _traced(self, frame: FrameType, event: str, arg: Any) -> Any:
+        self._check_watches()
+        if event == "return":
+            self.dead |= {
+                t
+                for t in self.takers
+                if t.function == frame.f_code.co_name and t.file == frame.f_code.co_filename and never_runs(t, frame)
+            }
+            self._set_last(_users_frame(frame.f_back))
+        else:
+            self._set_last(frame)
+        return self._traced
+
+    def _set_last(self, frame: FrameType | None) -> None:
+        self._last, self._line = frame, frame.f_lineno if frame is not None else 0
+
+    def _check_watches(self) -> None:
+        for number, watch in enumerate(self.watches):
+            now = watch()
+            if now != self._before[number]:
+                self._before[number] = now
+                if self.lines[number] is None and self._last is not None:
+                    self.lines[number] = self._storing_line(self._last)
+
+    def _storing_line(self, frame: FrameType) -> StoringLine:
+        site = Site(frame.f_code.co_filename, self._line, frame.f_code.co_name)
+        inner: FrameType | None = frame
+        while inner is not None and inner.f_back is not None:
+            outer = inner.f_back
+            if outer.f_code.co_name == "_engine_run_backward" and sites.kind_of(inner.f_code) == sites.USER:
+                return StoringLine(site, True)  # a tensor's hook is called by the engine itself
+            if (
+                outer.f_code.co_filename == _MODULE
+                and inner.f_code.co_name != "forward"
+                and sites.kind_of(inner.f_code) == sites.USER
+            ):
+                return StoringLine(site, True, outer.f_locals.get("self"))
+            inner = outer
+        return StoringLine(site)
+
+
+def _users_frame(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and sites.kind_of(frame.f_code) != sites.USER:
+        frame = frame.f_back
+    return frame
+
+
+# -- what a function keeps, and what grows within a cell's loop --------------------------------------------------------
 
 
 FUNCTION = torch._C._FunctionBase
@@ -319,7 +411,7 @@ def cycle_of_function(trace: StepTrace) -> Leak | None:
         for name, value in attributes(context).items():
             if isinstance(value, torch.Tensor) and value.grad_fn is context:
                 code = made_by.forward.__code__
-                site = source.attribute_line(code.co_filename, code.co_firstlineno, name)
+                site = attribute_line(code.co_filename, code.co_firstlineno, name)
                 names = (f"ctx.{name}", made_by.__name__)
                 where = at_site(Where(), site or Site(code.co_filename, code.co_firstlineno, code.co_name))
                 steps, backward = trace.log.step + 1, bool(trace.backwards)
@@ -340,7 +432,7 @@ def leaks_in_loop(trace: StepTrace, scan: HolderScan) -> tuple[Leak, ...]:
     iterations = len(trace.iterations)
     if iterations < ENOUGH:
         return ()
-    source.reload_sources()
+    reload_sources()
     files = dict.fromkeys(
         [*scan.files, *(b.op.site.file for b in trace.log.allocations if b.op is not None and b.op.site is not None)]
     )
@@ -395,10 +487,10 @@ def _loop_leak(holder: Holder, trace: StepTrace, files: Iterable[str], iteration
     own = {b.key: b.nbytes for t in tensors if (b := _allocation(t, trace)) is not None}
     survivors = trace.log.survivors(trace.log.step)
     by = int(_steady(trace) if grad else sum(own.values()) / iterations)
-    storing = source.storing_line(files, holder.name)
+    storing = storing_line(files, holder.name)
     flagged = 2 * sum(b.nbytes for b in survivors if b.evaluation) > sum(b.nbytes for b in survivors)
     evaluation = grad and not chained and flagged and not trace.backwards
-    takers = [t for t in source.takers(files, holder.name) if source.same_variable(t, files, holder.name, storing)]
+    emptying = [t for t in takers(files, holder.name) if same_variable(t, files, holder.name, storing)]
     kind = "output" if holder.name in OUTPUTS else "graph" if grad else holder.kind
     if kind == "graph" and storing is not None and _in_a_hook(storing, trace):
         kind = "hook"
@@ -415,7 +507,7 @@ def _loop_leak(holder: Holder, trace: StepTrace, files: Iterable[str], iteration
         own=int(sum(own.values()) / iterations),
         names=(holder.name,),
         backward=bool(trace.backwards),
-        emptied=bool(takers) and not chained,
+        emptied=bool(emptying) and not chained,
     )
 
 
@@ -446,7 +538,7 @@ def _in_a_hook(storing: Site, trace: StepTrace) -> bool:
     return False
 
 
-# -- what every step leaves behind -------------------------------------------------------------------------------------
+# -- what every step leaves behind ------------------------------------------------------------------------------------
 
 
 _OURS = os.path.dirname(nbdebug.__file__) + os.sep
@@ -517,7 +609,7 @@ MORE = 4
 
 def leaks_of(request: Any, trace: StepTrace, scan: HolderScan, sizes: list[dict[Key, int]]) -> tuple[Leak, ...]:
     """What grew with each of the last steps, the most telling first."""
-    source.reload_sources()
+    reload_sources()
     with _disable_current_modes():
         growths = distinct([one for one in growths_of(scan, sizes, _model_memory(trace)) if _worth(one)])
     steps = len(sizes) - 1
@@ -594,11 +686,9 @@ class _Traced:
 
 def _traced(request: Any, trace: StepTrace, scan: HolderScan, growths: list[Growth], no_grad: bool) -> _Traced:
     watches = [(n, watch_of(holder)) for n, one in enumerate(growths) for holder in one.holders[:8]]
-    takers = [
-        () if one.chain or one.kind in ("hooks", "output") else source.takers(scan.files, one.name) for one in growths
-    ]
-    calls = {t.function: source.callers(scan.files, t.function) for some in takers for t in some if t.function}
-    flagged = [t for some in (*takers, *calls.values()) for t in some]
+    emptying = [() if one.chain or one.kind in ("hooks", "output") else takers(scan.files, one.name) for one in growths]
+    calls = {t.function: callers(scan.files, t.function) for some in emptying for t in some if t.function}
+    flagged = [t for some in (*emptying, *calls.values()) for t in some]
     tracer = Tracer([watch for _, watch in watches], flagged)
     number = trace.log.step + 1
     trace.begin_step(number)
@@ -615,16 +705,16 @@ def _traced(request: Any, trace: StepTrace, scan: HolderScan, growths: list[Grow
         result.puts[n] = result.puts[n] or line
     result.emptied = [
         any(
-            source.same_variable(t, scan.files, one.name, line.site if line is not None else None)
+            same_variable(t, scan.files, one.name, line.site if line is not None else None)
             for t in some
             if t not in tracer.dead and _is_reached(t, calls, tracer)
         )
-        for one, line, some in zip(growths, result.puts, takers)
+        for one, line, some in zip(growths, result.puts, emptying)
     ]
     return result
 
 
-def _is_reached(taker: source.Taker, calls: Mapping[str, list[source.Taker]], tracer: Tracer) -> bool:
+def _is_reached(taker: Taker, calls: Mapping[str, list[Taker]], tracer: Tracer) -> bool:
     """Whether a line that takes things out can run: its function ran in the step, something else calls it, or a
     framework does (`on_epoch_end`, `__exit__`)."""
     function = taker.function
@@ -705,8 +795,8 @@ def _where(one: Growth, line: StoringLine | None, scan: HolderScan) -> Where:
         return at_site(Where(), Site(code.co_filename, code.co_firstlineno, code.co_name))
     if line is not None:
         return at_site(Where(), line.site)
-    made = source.cycle_line(scan.files, one.name) if one.kind == "cycle" else None
-    return at_site(Where(), made or source.storing_line(scan.files, one.name))
+    made = cycle_line(scan.files, one.name) if one.kind == "cycle" else None
+    return at_site(Where(), made or storing_line(scan.files, one.name))
 
 
 def _names(one: Growth) -> tuple[str, ...]:
@@ -738,9 +828,9 @@ def _unnamed_leak(survivors: _Survivors, scan: HolderScan, request: Any) -> tupl
     largest = max(survivors.kept, key=lambda b: b.nbytes)
     where = at_site(Where(), largest.op.site) if largest.op is not None else Where()
     if holder in variables:
-        made = source.storing_line(scan.files, holder) or source.cycle_line(scan.files, holder)
+        made = storing_line(scan.files, holder) or cycle_line(scan.files, holder)
         where = at_site(Where(), made) if made is not None else where
-    if not holder and (site := source.second_backward(scan.files)) is not None:  # weight and gradient hold each other
+    if not holder and (site := second_backward(scan.files)) is not None:  # weight and gradient hold each other
         holder, where = "grad", at_site(Where(), site)
     return (
         Leak(

@@ -19,7 +19,7 @@ from nbdebug.interrupts import uncollected
 from nbdebug.observe.backward import graph_nodes
 from nbdebug.observe.shell import ShellPlaces
 from nbdebug.tools.memory.facts import KINDS, Device, HeldMemory, Holding
-from nbdebug.tools.memory.owners.names import ATOMS, Key, Owned, OwnerIndex, Ownership, autograd, live
+from nbdebug.tools.memory.owners import ATOMS, Key, Owned, OwnerIndex, Ownership, autograd, live
 
 NAMELESS = "a tensor that has no name"
 _names: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()

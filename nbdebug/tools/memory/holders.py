@@ -1,4 +1,5 @@
-"""The containers in reach of the user's names, with their lengths; and the tensors there that carry a graph.
+"""The containers in reach of the user's names, with their lengths, the tensors there that carry a graph, and what of
+all that grows from scan to scan.
 
 A look walks from the variables, the step and what the step uses: through containers, attributes, closures, the globals
 that a function names, hooks, caches and classes of the user's own. Nothing of the user's runs: attributes are read past
@@ -9,12 +10,15 @@ the same variable may hold a longer graph at the next look.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import gc
 import itertools
+import re
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +27,7 @@ from torch.utils.data import DataLoader
 from nbdebug.observe.backward import graph_nodes
 from nbdebug.observe.duplicate_hooks import OF_TENSORS
 from nbdebug.observe.variables import SHELL_NAMES, attributes, closure_variables, key_text
+from nbdebug.tools.memory.reachability import ReachabilityWalk
 
 MOST_NODES = 30_000
 """For one tensor; a longer graph than that has grown for long, or is that of a very large model."""
@@ -422,3 +427,258 @@ def _sum(todo: list[Any], visited: set[int]) -> int:
         total += object.__sizeof__(thing) if type(thing).__module__ != "builtins" else sys.getsizeof(thing)
         todo += gc.get_referents(thing)
     return total
+
+
+# -- what grows from scan to scan --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Growth:
+    """What grows. holders: of it, more than one where they lie in one container; items: a step adds so many;
+    nodes: so many nodes of a graph; bytes: in tensors and arrays, of a step's items alone; own: of that, what would
+    stay if the items had no graph; shown: what the items are by their shapes, which is less where they are views of
+    larger tensors; plain: in other Python objects; arrays: they are numpy's."""
+
+    holders: list[Holder]
+    name: str
+    kind: str
+    items: int = 0
+    nodes: int = 0
+    bytes: int = 0
+    own: int = 0
+    shown: int = 0
+    plain: int = 0
+    grad: bool = False
+    errors: bool = False
+    arrays: bool = False
+    keys: frozenset[Any] = frozenset()
+
+    @property
+    def bounded(self) -> bool:
+        return all(holder.bound is not None for holder in self.holders)
+
+    @property
+    def chain(self) -> bool:
+        return self.kind == "slot"
+
+
+def growths_of(last: HolderScan, sizes: list[dict[Key, int]], known: ReachabilityWalk) -> list[Growth]:
+    """What was longer after each of the last steps than before it. sizes: of the scan before the first step, and of
+    those after each. known: memory of models and optimizers, which is nobody's leak."""
+    after = sizes[-min(3, len(sizes)) :]  # the first step may well fill things that stay as they are from then on
+    growing = [holder for key, holder in last.holders.items() if _rises([s.get(key) for s in after])]
+    step = {key: after[-1][key] - after[-2][key] for key in after[-1] if key in after[-2]}
+    growths = []
+    for holders in _by_container(growing):
+        whole = _measured(holders, [step[_key_of(s)] for s in holders], known)
+        if whole is not None:
+            growths.append(whole)
+    growths += [] if any(one.kind != "tensor" for one in growths) else _linked(last, after)
+    return sorted(growths, key=lambda g: (-g.bytes, -g.nodes, -g.plain, len(g.name)))
+
+
+def _linked(last: HolderScan, after: list[dict[Key, int]]) -> list[Growth]:
+    """Objects that each refer to the one before (`frame.previous.previous`): tensors that lie deeper and deeper."""
+    depths = [Counter(_REPEATED.sub(r"\1", key[1]) for key in sizes if key[0] == SLOT) for sizes in after]
+    for name in depths[-1]:
+        if not _rises([depth.get(name) for depth in depths]):
+            continue
+        longest = max((k[1] for k in after[-1] if k[0] == SLOT and _REPEATED.sub(r"\1", k[1]) == name), key=len)
+        again = _REPEATED.search(longest)
+        base = longest[: again.start()] if again is not None else ""
+        first = next((h for h in last.holders.values() if h.name == base and h.kind == "object"), None)
+        if again is None or first is None:
+            continue
+        before, now = (sum(v for k, v in s.items() if k[0] == SLOT and k[1].startswith(base)) for s in after[-2:])
+        slot = Holder(first.thing, base, "tensor", 0, None, first.label, first.owner)
+        return [Growth([slot], base + again[1], "linked", 1, bytes=now - before, own=now - before, shown=now - before)]
+    return []
+
+
+_REPEATED = re.compile(r"(\.\w+)\1+")
+
+
+def _rises(values: list[int | None]) -> bool:
+    return len(values) > 1 and all(b is not None and a is not None and b > a for a, b in itertools.pairwise(values))
+
+
+def _key_of(holder: Holder) -> Key:
+    return (SLOT, holder.name) if holder.kind in ("slot", "tensor") else (id(holder.thing), "")
+
+
+def _by_container(growing: list[Holder]) -> list[list[Holder]]:
+    """Those that lie in one plain container are one: `metrics["loss"]` and `metrics["accuracy"]` are `metrics`."""
+    groups: dict[Any, list[Holder]] = {}
+    for holder in growing:
+        key: Any = (id(holder.within.thing), holder.kind) if holder.within is not None else id(holder)
+        if holder.kind == "tensor":  # the keys and values of all layers are one cache
+            key = re.split(r"[.\[]", holder.name)[0]
+        groups.setdefault(key, []).append(holder)
+    return list(groups.values())
+
+
+def _measured(holders: list[Holder], added: list[int], known: ReachabilityWalk) -> Growth | None:
+    first = holders[0]
+    name = first.name if len(holders) == 1 or first.within is None else first.within.name
+    whole = Growth(holders, name, first.kind)
+    if first.kind == "tensor":
+        if len(holders) > 1:
+            parts = zip(*(re.findall(r"[.\[]?[^.\[]+", holder.name) for holder in holders))
+            whole.name = "".join(same[0] for same in itertools.takewhile(lambda same: len(set(same)) == 1, parts))
+        whole.bytes = whole.own = whole.shown = sum(added)
+        whole.arrays = not isinstance(first.thing, torch.Tensor)
+        return whole
+    if whole.chain:
+        whole.nodes, whole.grad = sum(added), True
+        return whole
+    if first.kind == "parts":  # a model has them, too
+        whole.items, whole.keys = sum(added), frozenset()
+        blocks = ReachabilityWalk(graphs=False)(*newest(first, added[0]))
+        whole.bytes = whole.own = whole.shown = sum(b.bytes for b in blocks)
+        return whole
+    telling = [n for n, holder in enumerate(holders) if any(True for _ in tensors_of(newest(holder, added[n])))]
+    if 0 < len(telling) < len(holders):  # numbers beside them take no memory
+        whole.holders = holders = [holders[n] for n in telling]
+        added = [added[n] for n in telling]
+        whole.name = holders[0].name if len(holders) == 1 else name
+    new = [item for holder, count in zip(holders, added) for item in newest(holder, count)]
+    old = [item for holder, count in zip(holders, added) for item in newest(holder, 2 * count)[count:]]
+    containers = [holder.thing for holder in holders]  # a frame that an item holds may lead back to them
+    before = ReachabilityWalk(after=known, stop=containers)
+    before(*old)
+    blocks = ReachabilityWalk(after=before, stop=containers)(*new)
+    bare = ReachabilityWalk(after=before, stop=containers, graphs=False, tracebacks=False)(*new)
+    whole.items, whole.bytes, whole.own = sum(added), sum(b.bytes for b in blocks), sum(b.bytes for b in bare)
+    whole.keys = frozenset(b.key for b in blocks)
+    tensors = list(tensors_of(new))
+    whole.grad = any(t.requires_grad and t.grad_fn is not None for t in tensors)
+    whole.errors = any(isinstance(item, BaseException) or issubclass(type(item), BaseException) for item in flat(new))
+    whole.shown = sum(t.numel() * t.element_size() for t in tensors if t.layout is torch.strided)
+    arrays = [
+        item.nbytes for item in flat(new) if type(item).__module__ == "numpy" and type(item).__name__ == "ndarray"
+    ]
+    whole.shown, whole.arrays = whole.shown + sum(arrays), bool(arrays) and not tensors
+    whole.plain = plain_bytes(new, old)
+    if first.name.split("[")[0] in OUTPUTS:
+        whole.kind = "output"
+    return whole
+
+
+def newest(holder: Holder, count: int) -> list[Any]:
+    """The last `count` things that were put in, the newest first; of a set, where none is the newest, some."""
+    thing: Any = holder.thing
+    if holder.kind == "list":
+        size = list.__len__(thing)
+        return [list.__getitem__(thing, i) for i in range(size - 1, max(-1, size - 1 - count), -1)]
+    if holder.kind == "deque":
+        return list(itertools.islice(collections.deque.__reversed__(thing), count))
+    if holder.kind in ("dict", "hooks"):
+        return list(itertools.islice(reversed(dict.values(thing)), count))
+    if holder.kind == "cycle":
+        return (kept_by_cycle(thing) or [])[::-1][:count]
+    if holder.kind == "set":
+        return list(itertools.islice(set.__iter__(thing), count))
+    if holder.kind == "cache":
+        return _cached(thing, count)
+    if holder.kind == "parts":
+        state = attributes(thing).get("state") or {}
+        return [part for p in parts_of(thing)[-count:] for part in (p, state.get(p))]
+    return list(attributes(thing).values())[-count:] if holder.kind == "object" else [thing]
+
+
+def _cached(cache: Any, count: int) -> list[Any]:
+    """The newest results of an lru_cache: the dict inside is found through the garbage collector."""
+    contents = [r for r in gc.get_referents(cache) if type(r) is dict and len(r) == CACHE.cache_info(cache).currsize]
+    return list(itertools.islice(reversed(contents[0].values()), count)) if contents and count else []
+
+
+def flat(items: Iterable[Any], depth: int = 3) -> Iterable[Any]:
+    """Things, and what lies in them: containers, attributes and what a function is bound to, a few steps deep."""
+    for item in itertools.islice(items, 200):
+        yield item
+        kind = type(item)
+        base: Any = next((k for k in (list, tuple, set) if issubclass(kind, k)), None)  # namedtuples too
+        if depth and base is not None:
+            yield from flat(base.__iter__(item), depth - 1)
+        elif depth and issubclass(kind, dict):
+            yield from flat(dict.values(item), depth - 1)
+        elif depth and kind is types.FunctionType:
+            yield from flat([*closure_variables(item).values(), *(item.__defaults__ or ())], depth - 1)
+        elif depth and kind is functools.partial:
+            yield from flat([*item.args, *item.keywords.values()], depth - 1)
+        elif depth and hasattr(kind, "__dict__") and not issubclass(kind, (torch.Tensor, type, BaseException)):
+            yield from flat(attributes(item).values(), depth - 1)
+
+
+def tensors_of(items: Iterable[Any]) -> Iterable[torch.Tensor]:
+    return (item for item in flat(items) if isinstance(item, torch.Tensor))
+
+
+def watch_of(holder: Holder) -> Callable[[], Any]:
+    """A function that gives the state of a holder: it changes when something is put in."""
+    thing, owner, label = holder.thing, holder.owner, holder.label
+    if holder.kind in ("slot", "tensor"):
+        return lambda: _state(_slot(owner, label))
+    if holder.kind == "cache":
+        return lambda: CACHE.cache_info(thing).currsize
+    if holder.kind in ("object", "parts"):
+        return lambda: measure(thing)[1]
+    base = next((k for k in (list, dict, collections.deque, set) if isinstance(thing, k)), None)
+    return lambda: base.__len__(thing) if base is not None else 0
+
+
+def _state(tensor: Any) -> tuple[int, int]:
+    counts = isinstance(tensor, torch.Tensor) and not tensor.is_inference()
+    return id(tensor), tensor._version if counts else table_bytes(tensor) or 0
+
+
+def _slot(owner: Any, label: str) -> Any:
+    """What lies in a slot now."""
+    if isinstance(owner, torch.Tensor):
+        return owner.grad
+    if label.startswith("."):
+        own = attributes(owner)
+        parts = [own, *(own.get(p) or {} for p in ("_buffers", "_parameters", "_modules"))]
+        return next((part[label[1:]] for part in parts if label[1:] in part), None)
+    if isinstance(owner, dict):
+        return next((v for k, v in dict.items(owner) if label in (f"[{k!r}]", k)), None)
+    if isinstance(owner, (list, tuple)) and label[1:-1].isdigit():
+        return owner[int(label[1:-1])] if int(label[1:-1]) < len(owner) else None
+    code = getattr(owner, "__code__", None)
+    if code is not None and label in code.co_freevars:
+        return owner.__closure__[code.co_freevars.index(label)].cell_contents
+    return owner.__globals__.get(label) if code is not None else None
+
+
+def still_growing(growths: list[Growth], step: Callable[[], Any], more: int) -> list[Growth]:
+    """Those that are longer after each of some more steps. A record by batch of an epoch, or a cache of a few sizes,
+    comes to its end; it is told from what never does by waiting a little longer."""
+    for _ in range(more):
+        before = [[_length(holder) for holder in one.holders] for one in growths]
+        step()
+        growths = [
+            one
+            for one, sizes in zip(growths, before)
+            if any(_length(holder) > size for holder, size in zip(one.holders, sizes))
+        ]
+    return growths
+
+
+def _length(holder: Holder) -> int:
+    """Of a holder, now."""
+    if holder.kind == "tensor":
+        now = _slot(holder.owner, holder.label)
+        return now.nbytes if isinstance(now, torch.Tensor) else table_bytes(now) or 0
+    return measure(holder.thing)[1]
+
+
+def distinct(growths: list[Growth], share: float = 0.05) -> list[Growth]:
+    """Without those that hold nothing of their own: memory that another holds as well is reported once."""
+    result: list[Growth] = []
+    counted: set[Any] = set()
+    for one in growths:
+        if one.keys and len(one.keys & counted) >= (1 - share) * len(one.keys):
+            continue
+        counted |= one.keys
+        result.append(one)
+    return result

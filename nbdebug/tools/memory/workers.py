@@ -7,10 +7,8 @@ the end. An array has one such count for all its numbers.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
-import json
 import multiprocessing
 import os
 import sys
@@ -22,8 +20,9 @@ import psutil
 import torch
 
 from nbdebug.observe.variables import attributes
+from nbdebug.process import in_copy
 from nbdebug.tools.memory.facts import LoaderWorkers
-from nbdebug.tools.memory.step.holders import PLAIN, measure
+from nbdebug.tools.memory.holders import PLAIN, measure
 
 MANY = 10_000
 """Objects; fewer take less than some hundreds of pages."""
@@ -124,9 +123,9 @@ def _weight(member: Any, visited: set[int]) -> tuple[int, int]:
 
 
 def _measured(estimate: LoaderWorkers, thing: Any) -> LoaderWorkers:
-    measured = in_a_child(lambda: _touch(thing))
+    measured = bytes_gained(lambda: _touch(thing))
     packed, kind = _packed(thing) if measured is not None and estimate.bytes < 1 << 29 else (None, "")
-    after = in_a_child(lambda: _touch_array(packed)) if packed is not None else None
+    after = bytes_gained(lambda: _touch_array(packed)) if packed is not None else None
     return LoaderWorkers(estimate.holder, estimate.objects, estimate.bytes, estimate.workers, measured, after, kind)
 
 
@@ -162,28 +161,21 @@ def _packed(thing: Any) -> tuple[Any, str]:
     return None, "records"
 
 
-def in_a_child(work: Callable[[], None]) -> int | None:
-    """Bytes that a forked child owns alone once it has done the work, more than before it; None where it can't be
-    tried. The child runs nothing else and leaves without a trace."""
+def bytes_gained(work: Callable[[], Any]) -> int | None:
+    """Bytes that a copy of this process owns alone once it has done the work, more than before it; None where it can't
+    be tried."""
+
+    def measured() -> int:
+        gc.disable()
+        before = psutil.Process().memory_full_info().uss
+        work()
+        return int(psutil.Process().memory_full_info().uss - before)
+
     if not hasattr(os, "fork"):
         return None
-    read, write = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: the child starts none
-        child = os.fork()
-    if child == 0:
-        output = b"null"
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: the copy starts none
         try:
-            gc.disable()
-            before = psutil.Process().memory_full_info().uss
-            work()
-            output = json.dumps(psutil.Process().memory_full_info().uss - before).encode()
-        except BaseException:  # the parent then reads no number
-            pass
-        os.write(write, output)
-        os._exit(0)
-    os.close(write)
-    with contextlib.closing(os.fdopen(read, "rb")) as pipe:
-        answer = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(answer) if answer else None
+            return int(in_copy(measured))
+        except Exception:  # what fails in the copy is no error of the user's
+            return None

@@ -20,13 +20,12 @@ from nbdebug.observe.recorder import Op
 from nbdebug.observe.tensors import base_name
 from nbdebug.report import Where
 from nbdebug.tools.memory.facts import CATEGORIES, SMALL, Holding, Leak, MemoryFacts, PeakPart, StepMemory
-from nbdebug.tools.memory.owners.inventory import Graphs
-from nbdebug.tools.memory.owners.names import Key as TensorKey
-from nbdebug.tools.memory.owners.names import OwnerIndex, Ownership, live
-from nbdebug.tools.memory.step import source
-from nbdebug.tools.memory.step.holders import HolderScan, Key, count_graphs
-from nbdebug.tools.memory.step.leaks import ENOUGH, cycle_of_function, leaks_in_loop, leaks_of
-from nbdebug.tools.memory.step.trace import Allocation, StepTrace
+from nbdebug.tools.memory.holders import HolderScan, Key, count_graphs
+from nbdebug.tools.memory.inventory import Graphs
+from nbdebug.tools.memory.leaks import ENOUGH, collected_near, cycle_of_function, leaks_in_loop, leaks_of
+from nbdebug.tools.memory.owners import Key as TensorKey
+from nbdebug.tools.memory.owners import OwnerIndex, Ownership, live
+from nbdebug.tools.memory.trace import Allocation, StepTrace
 
 POINTS = 240
 """Points of the course that go into the report."""
@@ -59,7 +58,7 @@ def step_memory(trace: StepTrace, device: str) -> StepMemory:
     op = op or next((b.op for b in reversed(alive) if b.start == event), None)
     recorded = [b for b in alive if b.evaluation and b.needs and b.op is not None and b.op.grad]
     unused = sum(b.nbytes for b in recorded if not _met(b, trace))
-    kept, kept_at = source.collected_near(trace.evaluated_at) if unused else ("", None)
+    kept, kept_at = collected_near(trace.evaluated_at) if unused else ("", None)
     model, untrained, called_at = (0, "", None) if unused else trace.untrained()
     if untrained:
         kept_at, unused = called_at, sum(b.nbytes for b in recorded if b.evaluation == model)
