@@ -15,7 +15,7 @@ from torch import nn
 
 from nbdebug.tools.memory.facts import Device, HeldMemory, Holding
 from nbdebug.tools.memory.inventory import held_memory, rounded
-from nbdebug.tools.memory.mem import _notes as notes
+from nbdebug.tools.memory.mem import _notes_of_held as notes
 from nbdebug.tools.memory.mem import held_report, mem
 from nbdebug.tools.memory.owners import OwnerIndex
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from nbdebug import Report, Where
 from nbdebug.tools.memory.facts import FailedWork, Failure, Holding, RefusedRequest
-from nbdebug.tools.memory.oom import is_memory_error, is_out_of_memory, out_of_memory, refused_request
+from nbdebug.tools.memory.oom import is_out_of_memory, out_of_memory, refused_request
 from nbdebug.tools.memory.rules.out_of_memory import best
 from nbdebug.tools.memory.rules.out_of_memory import growth_per_step as growth
 from nbdebug.tools.memory.rules.out_of_memory import out_of_memory as out_of_memory_rule
@@ -108,7 +108,7 @@ def test_a_message_of_cuda_is_read_whole() -> None:
     ],
 )
 def test_what_counts_as_out_of_memory(error: BaseException, asked: Any) -> None:
-    assert is_memory_error(error) == is_out_of_memory(error) == (asked != "no")
+    assert is_out_of_memory(error) == (asked != "no")
     if asked != "no":
         assert refused_request(error).bytes == asked
 

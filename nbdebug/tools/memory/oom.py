@@ -39,8 +39,8 @@ _SIZE = r"([\d.]+)\s*(bytes|[KMGTP]i?B)"
 _UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
 
 
-def is_memory_error(error: BaseException) -> bool:
-    """Whether this exception means that memory ran out."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception means that memory ran out: torch's on any device, CUDA's libraries', numpy's, Python's."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and bool(MESSAGES.search(message(error)))
@@ -308,11 +308,6 @@ def _through(module: str | None, blocks: tuple[str, int] | None) -> float | None
 
 SMALL = 1024
 """Bytes below which an owner is not listed."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that memory ran out: torch's on any device, CUDA's libraries', numpy's, Python's."""
-    return is_memory_error(error)
 
 
 def cause_of(error: BaseException) -> BaseException | None:

@@ -485,10 +485,6 @@ class OwnerIndex:
         for queue in (*self._todo, self._late):
             queue.clear()
 
-    def owners(self, storages: Iterable[StorageView]) -> list[Owned]:
-        """Who holds these, as far as the walk has found it."""
-        return [self.record(piece) for piece in storages]
-
     def pieces(self, tensor: Any) -> tuple[StorageView, ...]:
         """The storages of a tensor, which must outlive the index: they are remembered for it."""
         views = self._pieces.get(id(tensor))

@@ -68,7 +68,7 @@ def step_memory(trace: StepTrace, device: str) -> StepMemory:
         after=log.live.get(device, 0) + beside,
         at_peak=at_peak,
         place=place_of(op),
-        modules=_modules(allocations, uses, trace),
+        modules=_modules(allocations, uses),
         lines=_lines(allocations, uses),
         state=tuple(sorted(trace.state.items(), key=lambda pair: -pair[1])[:MOST]),
         course=downsample([(at - log.began, live + beside) for at, live in log.course.get(device, [])]),
@@ -160,7 +160,7 @@ class _Sum:
         return PeakPart(name, self.saved, self.made, self.most, where, self.activations)
 
 
-def _modules(allocations: Iterable[Allocation], uses: dict[int, str], trace: StepTrace) -> tuple[PeakPart, ...]:
+def _modules(allocations: Iterable[Allocation], uses: dict[int, str]) -> tuple[PeakPart, ...]:
     """By module, each with all that is inside of it."""
     sums: dict[str, _Sum] = {}
     for allocation in allocations:

@@ -480,5 +480,3 @@ RULES: dict[str, Callable[[CardModel, Sequence[Any], Any], list[Extra]]] = {
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "embedding_dense_backward": _embedded_backward,
 }
-WORDS = {"convolution": "workspaces of convolutions, which cuDNN picks", "_cudnn_rnn": "buffers of recurrent layers"}
-"""What is modelled with less certainty."""
