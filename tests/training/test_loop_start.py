@@ -465,9 +465,13 @@ for epoch in range(8):
         loss.backward()
         opt.step()
 """
-    for form, codes in ((".squeeze(1)", []), ("", ["training/wrong-loss-shape"])):
+    by_hand = cell.replace("loss_fn(net(x)FORM, y)", "(net(x)FORM - y - GOAL).square().mean()")
+    goal = "0.1 * old(x).detach().flatten()"  # of another network, as of a Q-function
+    other = by_hand.replace("GOAL", goal).replace("%%diagnose", "%%diagnose\nold = nn.Linear(6, 1)")
+    wrong = ["training/wrong-loss-shape"]
+    for text, form, codes in ((cell, ".squeeze(1)", []), (cell, "", wrong), (other, "", wrong)):
         with started(SETUP + setup) as book:
-            report = book.run(cell.strip().replace("FORM", form)).result
+            report = book.run(text.strip().replace("FORM", form)).result
         assert [finding.code for finding in report.findings] == codes and (codes or report.ok)
 
 

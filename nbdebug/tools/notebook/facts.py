@@ -100,7 +100,8 @@ class KeptOutput:
 @dataclasses.dataclass(frozen=True)
 class RunTwice:
     """A statement that consumes its own result ran again. name: the variable; how: "used up" where that is an iterator
-    of which nothing is left; times: how often the statement has been started;
+    of which nothing is left, "carried on" where it is a sum or a history that two runs share;
+    times: how often the statement has been started;
     error: the class of the exception with which it failed, "" if it did not; renewal: the statement that makes the
     variable anew; where: the line, first: of its first run; fresh: of the renewal."""
 

@@ -24,10 +24,12 @@ from nbdebug.tools.notebook.cells import (
     error_message,
     first_read,
     first_training_use,
+    keeps_object,
     names_in,
     nodes,
     number_of,
     root_of,
+    running,
     traceback_links,
 )
 from nbdebug.tools.notebook.facts import NOWHERE, RunTwice, Told
@@ -61,10 +63,61 @@ def runs_twice(names: Mapping[str, Any], history: CellHistory, error: BaseExcept
     for number in reversed(history.cells):
         for statement in history.cells[number].statements:
             outer = statement in history.cells[number].body
-            for check in (_used_up, _doubled, _applied_again, _shown)[: None if outer else 1]:
+            for check in (_used_up, _doubled, _applied_again, _shown, _carried_on)[: None if outer else 1]:
                 if not isinstance(statement, DEFINED) and (twice := check(number, statement, names, history)):
                     return [twice]
     return []
+
+
+EMPTY = frozenset(["0", "0.0", "-1", "[]", "list()", "float('inf')", "-float('inf')"])
+"""What a counter, a sum, a best value or a history begins as."""
+
+
+def _carried_on(number: int, statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> RunTwice | None:
+    """A loop that goes on where its last run ended, as what it counts or collects was made in an earlier cell: a
+    history or a counter of a training whose model was made anew meanwhile; a sum from which a mean is
+    taken."""
+    if not isinstance(statement, (ast.For, ast.With)):
+        return None
+    cell = history.cells[number]
+    trains = "backward(" in cell.source
+    added = [(one, path) for one in running([statement]) for path in _added(one)]
+    for one, path in added:
+        if root_of(path) not in names or any(b.number == number and b.node is not one for b in history.bindings(path)):
+            continue
+        twice = _run_before(history, number, one, path)
+        if twice is None:
+            continue
+        first = number_of(twice.first) or number
+        if twice.renewal.partition("=")[2].strip() not in EMPTY:
+            found = False
+        elif trains:
+            models = [n for n in names_in(statement) if is_module(names.get(n))]
+            anew = any(first < b.number <= number and not keeps_object(b) for m in models for b in history.bindings(m))
+            found = anew and _looked_at(history, path, number, one)
+        else:
+            shares = (n for n in nodes(cell.body) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div))
+            found = any(path in names_in(n.left) and not names_in(n.right) & {p for _, p in added} for n in shares)
+        if found:
+            return dataclasses.replace(twice, how="carried on")
+    return None
+
+
+def _added(statement: ast.stmt) -> Iterator[str]:
+    """The variables to which a statement adds: `total += loss`, `losses.append(loss)`."""
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
+        yield from filter(None, [dotted(statement.target)])
+    path, called, _ = _chain(statement)
+    if path and called in (["append"], ["extend"]):
+        yield path
+
+
+def _looked_at(history: CellHistory, path: str, number: int, adding: ast.stmt) -> bool:
+    """Whether what was collected is read, other than by the statement that adds to it."""
+    own = {id(n) for n in ast.walk(adding)}
+    later = (cell for cell in history.mentioning(root_of(path)) if cell.number >= number)
+    loads = (n for cell in later for n in nodes(cell.body) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+    return any(n.id == path and id(n) not in own for n in loads)
 
 
 READS = frozenset("read readlines read_csv load loads loadtxt list tuple set dict sorted sum max min".split())

@@ -393,18 +393,29 @@ def cell_run_twice(facts: NotebookFacts) -> Finding | None:
     title = (
         f"Nothing is left of `{one.name}` for `{one.statement}`: {named(one.first)} has gone through it to its end"
         if one.how == "used up"
+        else f"`{one.statement}` runs {times} on the same `{one.name}`, which still holds what "
+        f"{named(one.first)} has put there: two runs are counted as one"
+        if one.how == "carried on"
         else f"`{one.statement}` runs {times} on the same `{one.name}`: {named(one.first)} has already applied it, and "
         "it consumes its own result"
     )
     fixes = [Fix("Or give the result another name, so that the cell can run again.", f"{one.name}_new = …")]
-    if one.renewal:
+    if one.how == "carried on":
+        fixes = [Fix("Make it anew in the cell that adds to it.", one.renewal or f"{one.name} = …")]
+    elif one.renewal:
         fixes.insert(
             0, Fix(f"Run {named(one.fresh)} again, which makes `{one.name}`, then this cell once.", one.renewal)
         )
     chain = [Link(f"{named(one.fresh)} makes `{one.name}`", one.fresh)] if one.renewal else []
     chain += [
-        Link(f"{named(one.first)} replaces it by the result", one.first),
-        Link(f"{named(one.where)} applies it again" + (f" ({one.error})" if one.error else ""), one.where),
+        Link(
+            f"{named(one.first)} {'adds to it' if one.how == 'carried on' else 'replaces it by the result'}", one.first
+        ),
+        Link(
+            f"{named(one.where)} {'goes on with it' if one.how == 'carried on' else 'applies it again'}"
+            + (f" ({one.error})" if one.error else ""),
+            one.where,
+        ),
     ]
     return finding(
         "notebook/cell-run-twice", title, one.where, [one.name], fixes, chain, times=one.times, statement=one.statement

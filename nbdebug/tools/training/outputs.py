@@ -68,6 +68,8 @@ PRODUCTS = frozenset("matmul __matmul__ mm bmm linear einsum inner".split())
 NORMS = frozenset("norm linalg_vector_norm linalg_norm vector_norm".split())
 DRAWN = re.compile("rand|normal|bernoulli|uniform|poisson|multinomial")
 DIFFERENCES = frozenset({"sub", "__sub__", "rsub", "__rsub__"})
+INSERTS = frozenset({"unsqueeze", "__getitem__"})
+"""Ops by which a user inserts a dimension."""
 UNLIKE = 0.2
 """Mean distance of the targets' sum from 1; smoothed and mixed labels sum to 1."""
 ALIKE = 0.05
@@ -286,14 +288,17 @@ def unreachable(targets: torch.Tensor, low: float | torch.Tensor, high: float | 
     return float((below + above).square().mean()) / variance
 
 
-def _output_and_target(calls: Calls, call: OpCall) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Of a difference outside of the model: the one depends on parameters, the other only on the batch."""
+def _output_and_target(calls: Calls, call: OpCall, computed: bool = False) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Of a difference outside of the model: the one depends on parameters, the other only on the batch. computed: or on
+    parameters, too, without a gradient, as the targets of a Q-function do."""
     if call.inside or call.op not in DIFFERENCES or len(call.args) < 2:
         return None
     a, b = call.args[:2]
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.numel() and b.numel()):
         return None
     first, second = calls.dependence(a), calls.dependence(b)
+    if computed and first.params and second.params and a.requires_grad != b.requires_grad:
+        return (a, b) if a.requires_grad else (b, a)
     if first.params and not second.params and second.leaves and b.is_floating_point():
         return a, b
     return (b, a) if second.params and not first.params and first.leaves and a.is_floating_point() else None
@@ -308,8 +313,10 @@ def broadcasts(calls: Calls) -> tuple[Broadcast, ...]:
             pair = call.argument(0, "input"), call.argument(1, "target")
             if not calls.dependence(pair[0]).params or not isinstance(pair[1], torch.Tensor):
                 continue
-        elif (pair := _output_and_target(calls, call)) is None or pair[0].dim() == pair[1].dim():
+        elif (pair := _output_and_target(calls, call, True)) is None or pair[0].dim() == pair[1].dim():
             continue  # a dimension that the user has inserted (None, unsqueeze) is meant
+        elif any(made is not None and made.op in INSERTS for t in pair for made in [calls.dependence(t).maker]):
+            continue
         output, target = pair
         try:
             shape = torch.broadcast_shapes(output.shape, target.shape)
