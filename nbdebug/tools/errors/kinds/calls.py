@@ -91,7 +91,7 @@ def _signature(context: ErrorContext, frame: Frame, node: ast.AST, call: ast.Cal
         title = "Add `self`, the object itself."
         return call_facts(context, what, match[3], edit, title=title, callee=callee, takes=takes, value=match[2])
     missing = re.findall(r"'(\w+)'", match[2])
-    title, edit = _filled(context, frame, call, missing, takes)
+    title, edit = _filled(frame, call, missing)
     return call_facts(context, "missing", ", ".join(missing), edit, title=title, callee=callee, takes=takes)
 
 
@@ -151,9 +151,7 @@ def _with_self(code: CodeType | None) -> Edit | None:
     return None
 
 
-def _filled(
-    context: ErrorContext, frame: Frame, call: ast.Call, missing: list[str], takes: tuple[str, ...]
-) -> tuple[str, Edit | None]:
+def _filled(frame: Frame, call: ast.Call, missing: list[str]) -> tuple[str, Edit | None]:
     """The call with the missing arguments, where the one that it has contains them, or the optimizer says what they
     are."""
     file, only = frame.site.file, call.args[0] if len(call.args) == 1 and not call.keywords else None

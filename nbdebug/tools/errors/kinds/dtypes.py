@@ -284,7 +284,7 @@ def _chosen(
     target = next((part for part in parts if part.role == "target"), None)
     inputs = next((part for part in parts if part.role == "input"), None)
     if kind in ("classes", "probable"):
-        fits = target or _of(parts, dtypes[-1:], context)
+        fits = target or _of(parts, dtypes[-1:])
         return fits, inputs, "int64" if kind == "classes" else _name(inputs) if inputs else default
     if kind == "index":
         index = _index(parts, context)
@@ -296,12 +296,12 @@ def _chosen(
         return own[0], None, "float32"
     if kind in ("half", "complex", "whole", "gradient", "overflow"):
         whole = kind in ("whole", "gradient") and not dtypes
-        fits = next((p for p in parts if not _floating(p)), None) if whole else _of(parts, dtypes[-1:], context)
+        fits = next((p for p in parts if not _floating(p)), None) if whole else _of(parts, dtypes[-1:])
         return fits, None, "float32" if kind in ("half", "overflow") else default
     if kind == "integers":
-        return _of(parts, dtypes[-1:], context), None, "bool" if "bitwise" in context.message else "int64"
+        return _of(parts, dtypes[-1:]), None, "bool" if "bitwise" in context.message else "int64"
     if kind == "in-place":
-        return _of(parts, dtypes[1:2], context), None, dtypes[0]
+        return _of(parts, dtypes[1:2]), None, dtypes[0]
     return inputs, None, default
 
 
@@ -336,7 +336,7 @@ def _is_mask(index: OpArgument, parts: list[OpArgument]) -> bool:
     )
 
 
-def _of(parts: list[OpArgument], dtypes: list[str], context: ErrorContext) -> OpArgument | None:
+def _of(parts: list[OpArgument], dtypes: list[str]) -> OpArgument | None:
     return next(
         (p for p in parts if _name(p) in dtypes and p.owner is None),
         next((p for p in parts if _name(p) in dtypes), None),

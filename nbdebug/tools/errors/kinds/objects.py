@@ -453,7 +453,7 @@ def detect_unpacking(context: ErrorContext) -> CallFacts | None:
     outer = loop.target if loop is not None else line.targets[0] if isinstance(line, ast.Assign) else target
     if own is not None and own is not outer and any(n is own for n in ast.walk(outer)):
         return _inner_unpacked(context, frame, own, outer, source_node, loop is not None)
-    what, edit, title, number = _unpacked(context, frame, target, source_node, loop is not None, match)
+    what, edit, title, number = _unpacked(frame, target, source_node, loop is not None, match)
     if not what:
         return None
     names = str(len(target.elts))
@@ -479,7 +479,7 @@ def _inner_unpacked(
 
 
 def _unpacked(
-    context: ErrorContext, frame: Frame, target: ast.Tuple | ast.List, node: ast.expr, loop: bool, match: re.Match[str]
+    frame: Frame, target: ast.Tuple | ast.List, node: ast.expr, loop: bool, match: re.Match[str]
 ) -> tuple[str, Edit | None, str, Any]:
     """(what is wrong, the edit, what it does, how many values there are)."""
     file, value, first = frame.site.file, value_of(node, frame), ast.unparse(target.elts[0])
@@ -491,7 +491,7 @@ def _unpacked(
     if loop and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in named:
         edit = edit_of(file, {node.func: source(file, node.func.value) + f".named_{node.func.attr}"})
         return "parameters", edit, "Ask for their names, too.", ""
-    number = int(match[3]) if match[3] else _number_of(context, frame, node, loop)
+    number = int(match[3]) if match[3] else _number_of(frame, node, loop)
     if loop and COUNTERS.fullmatch(first) and len(target.elts) in (2, (number or 0) + 1):
         inner = ", ".join(source(file, e) for e in target.elts[1:])
         inner = inner if len(target.elts) == 2 else f"({inner})"
@@ -510,7 +510,7 @@ def _unpacked(
     return "", None, "", None
 
 
-def _number_of(context: ErrorContext, frame: Frame, node: ast.expr, loop: bool) -> int | None:
+def _number_of(frame: Frame, node: ast.expr, loop: bool) -> int | None:
     """How many values an expression, or each item of a loader, has."""
     value: Any = value_of(node, frame)
     if issubclass(type(value), torch.utils.data.DataLoader):

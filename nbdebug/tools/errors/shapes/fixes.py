@@ -322,7 +322,7 @@ def as_edits(
     are no edit, or could not be tried, become suggestions. Those that came through go first."""
     results = []
     for fix in fixes:
-        edit = _edit(context, call, fix)
+        edit = _edit(call, fix)
         if fix.slug in LAYERS:
             edit, layers = _layer_edit(context, call, fix, size)
             trial = continued(context, None, layers) if edit is not None and layers is not None else None
@@ -371,7 +371,7 @@ def _flattened_between(context: ErrorContext, call: FailedCall) -> list[ShapeFix
     return [ShapeFix("between", "", code, True, None, edit, trial.text)] if worked and trial is not None else []
 
 
-def _edit(context: ErrorContext, call: FailedCall, fix: ShapeFix) -> Edit | None:
+def _edit(call: FailedCall, fix: ShapeFix) -> Edit | None:
     frame = call.frame
     if frame is None or fix.slug in LAYERS or "\n" in fix.code or "#" in fix.code:
         return None
