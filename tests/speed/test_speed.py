@@ -17,7 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 import nbdebug
 from nbdebug.__main__ import main
+from nbdebug.report import Where
 from nbdebug.tools.speed import clock, ops
+from nbdebug.tools.speed.facts import Loop, SpeedCure, SpeedFacts, StepTimes, WorkShare
+from nbdebug.tools.speed.rules import name_cause
 from nbdebug.tools.speed.watch import OWN, RECENT, WARM, SpeedWatch, share_of, slower
 from tests.shell import started
 
@@ -221,6 +224,20 @@ def test_what_an_optimizer_counts_is_no_repeated_work() -> None:
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch has no switch by backend")
+@pytest.mark.parametrize(
+    ("measured", "code"), [(None, "small-kernels"), (1.2, "small-kernels"), (3.0, "redundant-work")]
+)
+def test_members_that_the_pairs_of_a_loop_share_are_no_redundant_work(measured: float | None, code: str) -> None:
+    where = Where(phase="forward", file=__file__, line=7, text="table.append(cosine_similarity(z[i], z[j], dim=0))")
+    facts = SpeedFacts(
+        steps=(StepTimes({"forward": 0.2, "backward": 0.5}, 12),) * 8, ran=9, backwards=9,
+        loop=Loop(where, 24, 3000, 0.99, 20.0, 1), repeated=WorkShare(where, 0.55, "computed again", 0.55),
+        cures=[SpeedCure("equal results remembered", 1.1, measured)],
+    )  # fmt: skip
+    cause = name_cause(facts)
+    assert cause is not None and cause.code == f"speed/{code}"
+
+
 @pytest.mark.parametrize("own", ["tf32", "ieee"])
 def test_the_trial_of_tf32_puts_a_switch_by_backend_back(own: str) -> None:
     """In a process of its own: torch does not forget that the newer switch was used."""

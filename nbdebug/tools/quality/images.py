@@ -38,6 +38,8 @@ FEWEST = 8
 """Pictures on either side of which colours and sharpness are judged."""
 SHARPNESS, BEYOND = 0.5, 0.9
 """The logarithm by which fine detail must differ, and the share of samples beyond the middle of the training set."""
+VISIBLE = 2.55
+"""Grain of less (of 255, in grey) lies 40 dB under the picture and is not seen."""
 
 
 def pictures_of(given: Any) -> list[Any] | None:
@@ -273,15 +275,20 @@ def tint(generated: list[Any], other: list[Any]) -> str:
     return (("red", "green", "blue") if gain[most] > 0 else ("cyan", "magenta", "yellow"))[most]
 
 
+def _fine(picture: Any) -> Any:
+    """The Laplacian (H - 2, W - 2) of the grey picture: noise of deviation s gives it a variance of 20 s^2."""
+    g = picture.astype("float32").mean(2)
+    return 4 * g[1:-1, 1:-1] - g[:-2, 1:-1] - g[2:, 1:-1] - g[1:-1, :-2] - g[1:-1, 2:]
+
+
 def _detail(pictures: list[Any]) -> Any:
     """Of each picture the logarithm of its fine detail (the Laplacian) beside its contrast."""
     import numpy
 
     values = []
     for picture in pictures:
-        grey = picture.astype("float32").mean(2)
-        fine = 4 * grey[1:-1, 1:-1] - grey[:-2, 1:-1] - grey[2:, 1:-1] - grey[1:-1, :-2] - grey[1:-1, 2:]
-        values.append(math.log((float(fine.std()) + 0.5) / (float(grey.std()) + 0.5)))
+        contrast = float(picture.astype("float32").mean(2).std())
+        values.append(math.log((float(_fine(picture).std()) + 0.5) / (contrast + 0.5)))
     return numpy.array(values)
 
 
@@ -299,9 +306,7 @@ def _grain(pictures: list[Any]) -> Any:
     """Of each picture the logarithm of the middle size of its fine detail: noise in what is otherwise flat."""
     import numpy
 
-    greys = (picture.astype("float32").mean(2) for picture in pictures)
-    fine = (4 * g[1:-1, 1:-1] - g[:-2, 1:-1] - g[2:, 1:-1] - g[1:-1, :-2] - g[1:-1, 2:] for g in greys)
-    return numpy.array([math.log(float(numpy.median(numpy.abs(f))) + 1.0) for f in fine])
+    return numpy.array([math.log(float(numpy.median(numpy.abs(_fine(picture)))) + 1.0) for picture in pictures])
 
 
 def _sharper(measure: Any, generated: list[Any], other: list[Any]) -> Iterator[Evidence]:
@@ -311,6 +316,9 @@ def _sharper(measure: Any, generated: list[Any], other: list[Any]) -> Iterator[E
     gap, spread = float(numpy.median(one) - numpy.median(two)), float(numpy.subtract(*numpy.quantile(two, [0.9, 0.1])))
     sure = (numpy.sign(gap) * (one - numpy.median(two)) > 0).mean() >= BEYOND
     if abs(gap) < max(SHARPNESS, 1.2 * spread) or not sure or (gap < 0 and measure is _grain):
+        return
+    fine = [float(numpy.median([_fine(picture).var() for picture in pictures])) for pictures in (generated, other)]
+    if gap > 0 and fine[0] - fine[1] < 20 * VISIBLE**2:
         return
     outside = one < two.min() if gap < 0 else one > two.max()
     rows = tuple(int(row) for row in numpy.flatnonzero(outside))

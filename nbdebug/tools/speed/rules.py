@@ -250,6 +250,8 @@ def redundant_work(facts: SpeedFacts) -> Finding | None:
         return None
     if measured is not None and measured < 1.1:
         return None
+    if (measured or 0.0) < REMEMBERED and small_kernels(facts) is not None:
+        return None  # the pairs of a loop share their members: nothing can be lifted out of it, all can be one op
     what = "repeats what was computed before, with equal inputs" if seen.what == "computed again" else "only copies"
     title = f"{percent(seen.share)} of a step's work {what}"
     fixes = [Fix("Do it once before the loop, and use the result.", f"{seen.where.text}  # before the loop")]
