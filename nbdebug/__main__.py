@@ -23,7 +23,7 @@ from nbdebug import registry
 from nbdebug.arguments import discover
 from nbdebug.report import Report
 from nbdebug.text import count, figures, in_a_line, in_colour
-from nbdebug.tools.environment import machine
+from nbdebug.tools.environment.check_environment import machine_facts
 
 DEMO = "00_first_aid.ipynb"
 RUN = """Run a script, unchanged, under the guard and the gradient watch. A step that is not finite is
@@ -169,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     add = command("catalogue", catalogue, "List every cause that can be named.")
     add("--pages", metavar="FILE", action="append", default=[], help="pages of your own (add_pages)")
     about = "This machine's facts as JSON, for check-environment elsewhere; needs no torch."
-    command("facts", lambda args: print(json.dumps(machine.machine_facts(), indent=1)), about)
+    command("facts", lambda args: print(json.dumps(machine_facts(), indent=1)), about)
     about = "Run the first-aid notebook in a fresh kernel, and print what was found."
     command("demo", lambda args: demo(), about)
     return parser

@@ -14,7 +14,7 @@ import pytest
 
 import nbdebug
 from nbdebug import __main__ as shell
-from nbdebug.tools.environment import machine
+from nbdebug.tools.environment import check_environment
 from nbdebug.tools.environment.rules import serves
 from tests.shell import started
 
@@ -256,7 +256,7 @@ def test_what_ended_processes_have_left_is_counted(tmp_path) -> None:
     (tmp_path / "pymp-old").mkdir()
     (tmp_path / "pymp-new").mkdir()
     os.utime(tmp_path / "pymp-old", (0, 0))
-    assert machine._leftovers(tmp_path, tmp_path) == {"count": 2, "bytes": 4}
+    assert check_environment._leftovers(tmp_path, tmp_path) == {"count": 2, "bytes": 4}
 
 
 def test_facts_need_no_torch_and_go_to_another_machine(tmp_path, capsys) -> None:

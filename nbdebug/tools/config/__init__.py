@@ -2,11 +2,10 @@
 
     check_config  the public function: problems, mended lines and what was not checked, as a report
     document      a file, a mapping or an object as settings with their lines (the probe), and these as plain values
-    parsers       JSON, YAML and TOML with the place of every value
-    mends         what keeps a file from being read, and the change that mends it, several faults at once
-    syntax        what both have in common: a node with its place, a fault with its mend
-    schema_from   what a setting may be: of a JSON Schema, a dataclass, a pydantic model, or a good config
-    conventions   what the field knows of learning rates, dropout, heads …, where there is no schema
+    parsers       JSON, YAML and TOML with the place of every value, and of what keeps a file from being read
+    mends         the change that mends it, several faults at once
+    schema_from   what a setting may be: of a JSON Schema, a dataclass, a pydantic model, or a good config; and what the
+                  field knows of learning rates, dropout, heads …, where there is no schema
     tables        names, ranges, choices, characters and slips that the others look up
     rules         the rules that name causes
 

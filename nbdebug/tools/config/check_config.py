@@ -15,11 +15,10 @@ from typing import Any
 
 from nbdebug.report import Edit, Finding, Fix, Plot, Report, RuledOut, Table, Where
 from nbdebug.text import clip, count
-from nbdebug.tools.config.conventions import conventions, misspelt
 from nbdebug.tools.config.document import ConfigFacts, Document, Expectation, OneSetting, Setting, parsed, read
+from nbdebug.tools.config.parsers import Flaw
 from nbdebug.tools.config.rules import ORDER
-from nbdebug.tools.config.schema_from import expectations, violations
-from nbdebug.tools.config.syntax import Flaw
+from nbdebug.tools.config.schema_from import conventions, expectations, misspelt, violations
 from nbdebug.tools.config.tables import CHOICES, CLASSES, GIVEN, INVISIBLE, RATES, TOTALS, WARMUPS
 
 BY_NESTING = ("config/unknown-key", "config/duplicate-key")

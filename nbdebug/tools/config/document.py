@@ -16,8 +16,7 @@ from typing import Any
 from nbdebug.report import Edit
 from nbdebug.text import size
 from nbdebug.tools.config.mends import readings
-from nbdebug.tools.config.parsers import NUMBER_12
-from nbdebug.tools.config.syntax import Flaw, Node
+from nbdebug.tools.config.parsers import NUMBER_12, Flaw, Node
 from nbdebug.tools.config.tables import EXPONENTS
 
 

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbdebug.tools.config import parsers, tables
-from nbdebug.tools.config.parsers import Unknown
-from nbdebug.tools.config.syntax import Flaw, Malformed, Node, indent, line_of, line_span
+from nbdebug.tools.config.parsers import Flaw, Malformed, Node, Unknown, indent, line_of, line_span
 
 Candidate = tuple[int, int, str, str, str]
 """(start, end, the new text, what is wrong, the cure). No change adds or removes a line."""
