@@ -96,7 +96,7 @@ def _carried_on(number: int, statement: ast.stmt, names: Mapping[str, Any], hist
             anew = any(first < b.number <= number and not keeps_object(b) for m in models for b in history.bindings(m))
             found = anew and _looked_at(history, path, number, one)
         else:
-            shares = (n for n in nodes(cell.body) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div))
+            shares = (n for n in nodes(cell.statements) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div))
             found = any(path in names_in(n.left) and not names_in(n.right) & {p for _, p in added} for n in shares)
         if found:
             return dataclasses.replace(twice, how="carried on")
@@ -116,7 +116,9 @@ def _looked_at(history: CellHistory, path: str, number: int, adding: ast.stmt) -
     """Whether what was collected is read, other than by the statement that adds to it."""
     own = {id(n) for n in ast.walk(adding)}
     later = (cell for cell in history.mentioning(root_of(path)) if cell.number >= number)
-    loads = (n for cell in later for n in nodes(cell.body) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+    loads = (
+        n for cell in later for n in nodes(cell.statements) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
+    )
     return any(n.id == path and id(n) not in own for n in loads)
 
 
