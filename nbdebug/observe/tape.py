@@ -42,7 +42,8 @@ class _Unsupported(Exception):
 
 class Ref(NamedTuple):
     """A tensor of the tape. value: its number; view: (shape, strides, offset), if it is another view of that tensor's
-    storage; detached: whether it is cut off from autograd."""
+    storage (of a tensor from outside, the offset counts from its beginning); detached: whether it is cut off from
+    autograd."""
 
     value: int
     view: tuple | None = None
@@ -96,15 +97,22 @@ class BackwardEntry(NamedTuple):
 class ExternalTensor:
     """A tensor from outside, as it was when the step first used it. changed: the step overwrites it later; grad_of: the
     number of the leaf whose gradient it is; storage: the recorder's record of its storage; device: where a replay wants
-    it."""
+    it; offset: where in its storage it began."""
 
-    __slots__ = ("changed", "device", "grad_of", "leaf", "storage", "tensor")
+    __slots__ = ("changed", "device", "grad_of", "leaf", "offset", "storage", "tensor")
 
     def __init__(
         self, tensor: torch.Tensor, leaf: bool, grad_of: int | None = None, storage: StorageInfo | None = None
     ):
         self.tensor, self.leaf, self.changed, self.grad_of, self.storage = tensor, leaf, False, grad_of, storage
-        self.device = tensor.device
+        self.device, self.offset = tensor.device, 0 if tensor.is_nested else tensor.storage_offset()
+
+    def holds(self, view: tuple) -> bool:
+        """Whether a (shape, strides, offset) of the storage lies in this tensor, which leaves no gaps. The weights of a
+        layer may be parts of one storage, as cuDNN wants those of an RNN."""
+        shape, strides, offset = view
+        length = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides))
+        return self.offset <= offset and offset + length <= self.offset + self.tensor.numel()
 
     def to_host(self) -> None:
         """Keep a copy of what the step overwrites in the host's memory."""
@@ -305,10 +313,15 @@ class Tape:
             )  # since overwritten in place with something that needs a gradient
             return Ref(known[-1][0], None, not tensor.requires_grad)
         same = self.by_storage.get(place[0])
-        outside = self.externals.get(same[0]) if same else None
-        if same and not tensor.is_nested and (outside is None or outside.leaf or outside.changed):  # else another part
-            view = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        if not same or tensor.is_nested:
+            return None
+        view = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        if (outside := self.externals.get(same[0])) is None:
             return Ref(same[-1], view, not tensor.requires_grad)
+        parts = [(n, held) for n in reversed(same) if (held := self.externals.get(n)) is not None]
+        for number, held in parts if outside.leaf or outside.changed else ():  # else another part
+            if held.holds(view):
+                return Ref(number, (*view[:2], view[2] - held.offset), not tensor.requires_grad)
         return None
 
     def _ref(self, value: Any) -> Any:

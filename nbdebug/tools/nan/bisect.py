@@ -390,8 +390,8 @@ class CutGradients(Intervention):
             return None
         return map_tensors(output, lambda tensor: cut_gradient(tensor, lambda gradient: self._arrived(call, gradient)))
 
-    def _passed_back(self, call: ModuleCall, gradient: torch.Tensor) -> None:
-        if has_nonfinite(gradient):
+    def _passed_back(self, call: ModuleCall, gradient: torch.Tensor | None) -> None:
+        if gradient is not None and has_nonfinite(gradient):
             self.bad_at.add(call.start)
 
     def _arrived(self, call: ModuleCall, gradient: torch.Tensor) -> None:

@@ -135,7 +135,7 @@ def _recorder(call: dict[str, Any]) -> Callable[..., None]:
         floats = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
         call["gradients"] = [None] * len(floats)
         for place, tensor in enumerate(floats):
-            tensor.register_hook(lambda g, place=place: call["gradients"].__setitem__(place, g.detach().clone()))
+            tensor.register_hook(lambda g, place=place: call["gradients"].__setitem__(place, g if g is None else _copy(g)))
 
     return after
 

@@ -138,8 +138,10 @@ class ReferenceRun:
 
     def _gradient(
         self, measurement: ModuleMeasurement, call: _ModuleCall, place: int
-    ) -> Callable[[torch.Tensor], None]:
-        def arrived(gradient: torch.Tensor) -> None:
+    ) -> Callable[[torch.Tensor | None], None]:
+        def arrived(gradient: torch.Tensor | None) -> None:
+            if gradient is None:  # of several outputs of one op this one is not used
+                return
             sizes = magnitudes(gradient, self.info.tiny)
             if sizes is not None:
                 measurement.gradient = max(measurement.gradient, sizes[0])

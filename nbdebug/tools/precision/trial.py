@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from nbdebug.interrupts import Uninterrupted, undone_by, uninterrupted
 from nbdebug.observe.backward import Backward, EngineWatch, OptimizerWatch
 from nbdebug.observe.snapshot import random_sources
-from nbdebug.observe.tensors import all_finite
+from nbdebug.observe.tensors import all_finite, plain_values
 
 
 class OptimizerReached(BaseException):
@@ -206,21 +206,22 @@ class HalfTrials:
                     return TrialOutcome((*losses, math.nan), error=f"{type(raised).__name__}: {str(raised)[:300]}")
                 known = [(n, p.grad) for n, p in model.named_parameters() if p.grad is not None]
                 bad.update(dict.fromkeys(n for n, g in known if not all_finite(g)))
-                norms = {n: float(_plain_values(g).norm(dtype=torch.float64)) / scale for n, g in known}
+                norms = {n: float(plain_values(g).norm(dtype=torch.float64)) / scale for n, g in known}
         model.zero_grad(set_to_none=True)
         return TrialOutcome(tuple(losses), tuple(bad), norms, spent["seconds"], spent["memory"])
 
     def _step(self, model: nn.Module, batch: Any, around: Callable[[], Any], scale: float) -> float:
         loss: Any = None
-        with torch.enable_grad(), OwnStep(scale) as own, around(), same_dropout():
-            loss = self.loss_fn(model, batch)
-        self.scaler = self.scaler or own.scaler
-        if own.backward:
-            return own.loss
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise TypeError(f"loss_fn gives a tensor with one element; it gave {type(loss).__name__}")
-        if loss.requires_grad:
-            (loss * (1.0 if own.scaler is not None else scale)).sum().backward()
+        with same_dropout():  # in backward, too: a checkpointed part runs again there
+            with torch.enable_grad(), OwnStep(scale) as own, around():
+                loss = self.loss_fn(model, batch)
+            self.scaler = self.scaler or own.scaler
+            if own.backward:
+                return own.loss
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                raise TypeError(f"loss_fn gives a tensor with one element; it gave {type(loss).__name__}")
+            if loss.requires_grad:
+                (loss * (1.0 if own.scaler is not None else scale)).sum().backward()
         return float(loss.detach()) / (scale if own.scaler is not None else 1.0)
 
 
@@ -253,8 +254,3 @@ def _measured_cost() -> Iterator[dict[str, Any]]:
             torch.cuda.synchronize()
             spent["memory"] = torch.cuda.max_memory_allocated() - held
         spent["seconds"] = time.perf_counter() - began
-
-
-def _plain_values(gradient: torch.Tensor) -> torch.Tensor:
-    gradient = gradient.detach()
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
