@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nbdebug.observe.tensors import base_name
+from nbdebug.observe.tensors import base_name, optional_storage_key
 
 
 class Schema(NamedTuple):
@@ -93,3 +95,33 @@ def distributed_tensors(tape: Any, op: Any, args: tuple, out: Any) -> list[int]:
                 tape._enter(tensor, None, place)
             numbers += tape.by_storage.get(place[0], ())
     return numbers
+
+
+_BY_NUMBER = frozenset("gather index_select index_add index_copy index_fill scatter scatter_add scatter_reduce".split())
+"""Ops whose second argument is the dimension that they read or write by numbers."""
+
+
+class RowsByNumber(TorchDispatchMode):
+    """Sees whether an op reads or writes the rows of a batch by their numbers, as a network of graphs does: with fewer
+    rows a number may lie beyond them, and on an accelerator that is no exception but the end of every tensor there.
+
+    model: its own tensors have no rows. rows: of the batch. seen: whether there was such an op on a dimension that the
+    rows may be folded into, as its size is a multiple of theirs."""
+
+    def __init__(self, model: nn.Module, rows: int):
+        super().__init__()
+        self.rows, self.seen = rows, False
+        self._own = {optional_storage_key(t) for t in (*model.parameters(), *model.buffers())}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = base_name(func)
+        if args and isinstance(args[0], torch.Tensor) and optional_storage_key(args[0]) not in self._own:
+            sizes: list[int] = []
+            if name in ("index", "index_put"):
+                sizes = [s for s, index in zip(args[0].shape, args[1]) if index is not None]
+            elif name == "take":
+                sizes = [args[0].numel()]
+            elif name in _BY_NUMBER and args[0].dim():
+                sizes = [args[0].shape[args[1]]]
+            self.seen = self.seen or any(size and size % self.rows == 0 for size in sizes)
+        return func(*args, **(kwargs or {}))

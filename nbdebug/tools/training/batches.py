@@ -33,7 +33,14 @@ from nbdebug.observe.tensors import fingerprint, output_tensors, tensors_in
 from nbdebug.observe.variables import attributes
 from nbdebug.text import count, listed
 from nbdebug.tools.training import signals
-from nbdebug.tools.training.evaluate import LossFn, batches_of, is_generator, preserve_rng, samples_of
+from nbdebug.tools.training.evaluate import (
+    LossFn,
+    batches_of,
+    is_generator,
+    preserve_rng,
+    samples_of,
+    takes_fewer_rows,
+)
 from nbdebug.tools.training.facts import (
     AnswersAmongInputs,
     InputShift,
@@ -435,6 +442,8 @@ def loss_reduction(model: nn.Module, loss_fn: LossFn, batch: Any) -> str:
         return tree_map_only(torch.Tensor, lambda t: t[start : start + n // 2] if t.dim() else t, batch)
 
     try:
+        if not takes_fewer_rows(model, loss_fn, batch, n):
+            return ""
         whole, first, second = (repeatable_loss(model, loss_fn, part) for part in (batch, half(0), half(n // 2)))
     except Exception:  # a batch that can't be halved: the nodes of one graph, a size that is written in
         return ""

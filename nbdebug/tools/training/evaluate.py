@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, SequentialSampler
 
+from nbdebug.observe.ops import RowsByNumber
 from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.observe.variables import attributes, closure_variables
@@ -403,6 +404,16 @@ def rows_of(whole: Any, rows: torch.Tensor) -> Any:
     if isinstance(whole, dict):
         return {key: rows_of(value, rows) for key, value in whole.items()}
     return [rows_of(member, rows) for member in whole]
+
+
+def takes_fewer_rows(model: nn.Module, loss_fn: LossFn, batch: Any, rows: int) -> bool:
+    """Whether the loss can be asked of fewer samples than the `rows` of this batch. On a CPU it can: it raises at
+    worst."""
+    if all(parameter.device.type == "cpu" for parameter in model.parameters()):
+        return True
+    with mode(model, training=False), preserve_rng(loss_fn), torch.no_grad(), RowsByNumber(model, rows) as watch:
+        loss_fn(model, batch)
+    return not watch.seen
 
 
 def parts_of(batch: Any, most: int) -> list[Any]:

@@ -37,6 +37,7 @@ from nbdebug.tools.training.evaluate import (
     preserve_rng,
     rows_of,
     shuffled,
+    takes_fewer_rows,
     targets_of,
     under,
     with_targets,
@@ -363,6 +364,9 @@ def held_out(run: TrainingRunFacts, retrainer: Retrainer, steps: int) -> tuple[H
     start, best = run.evaluations[0], signs.best_validation(run)
     batches = shuffled(_until(retrainer.batches[: run.batches_per_pass], MOST_SAMPLES))
     if batches is None or len(batches) < 4 or best is None or best.val is None or start.val is None:
+        return None
+    one_batch = batches[0], len(tensors_in(batches[0])[0])
+    if not takes_fewer_rows(retrainer.model, retrainer.loss_fn, *one_batch):
         return None
     end = run.evaluations[-1].train
     low = max(end, MEMORIZED * start.train + (1 - MEMORIZED) * end)

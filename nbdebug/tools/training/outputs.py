@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_map_only
 
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.report import Where
-from nbdebug.tools.training.evaluate import LossFn, loss_value, modes_put_back, preserve_rng
+from nbdebug.tools.training.evaluate import LossFn, loss_value, modes_put_back, preserve_rng, takes_fewer_rows
 from nbdebug.tools.training.facts import BatchMixing, Broadcast, DetachedAt, LossCall, SeesAhead, describe
 from nbdebug.tools.training.one_step import VIEWS, Calls, OpCall, calls_for, record
 from nbdebug.tools.training.signals import tensors_at
@@ -573,7 +573,7 @@ def batch_mixing(model: nn.Module, loss_fn: LossFn, batch: Any) -> tuple[BatchMi
         return None, "Whether samples mix: batch normalization without running statistics mixes them in every mode"
     few = tree_map_only(torch.Tensor, lambda t: t[:FEW] if t.dim() and t.shape[0] == n else t, batch)
     of_few = None
-    if n > FEW:
+    if n > FEW and takes_fewer_rows(model, loss_fn, batch, n):
         try:  # quick, and a prime number is rarely the width of a layer
             of_few, why = _mixing(model, loss_fn, few, FEW)
             if of_few is None and not why:
