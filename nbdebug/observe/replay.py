@@ -223,9 +223,9 @@ class Replay:
         if self.tape.later_leaves.get(ref.value, self._position + 1) <= self._position and not value.requires_grad:
             value.requires_grad_()
         if ref.view is not None:
-            *view, offset = ref.view
+            shape, strides, offset = ref.view
             begin = value.storage_offset() if ref.value in self.tape.externals else 0
-            value = (value.detach() if ref.detached else value).as_strided(*view, begin + offset)
+            value = (value.detach() if ref.detached else value).as_strided(shape, strides, begin + offset)
         return value.detach() if ref.detached else value
 
     def _from_outside(self, number: int, external: ExternalTensor) -> torch.Tensor:

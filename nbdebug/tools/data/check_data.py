@@ -197,7 +197,8 @@ class Check:
 
         few = len(self.files.entries) <= TRIED_FILES and sum(e.bytes for e in self.files.entries) <= TRIED_BYTES
         why = "" if few else f"sets of up to {TRIED_FILES:,} files and {size(TRIED_BYTES)} are tried"
-        why = why if can_copy() else "it is tried in a copy of the process, which can't be made here"
+        if not can_copy():
+            why = "it is tried in a copy of the process, which can't be made here"
         deadline = time.monotonic() + TRIED_SECONDS
         for finding in report.findings:
             fixes = []

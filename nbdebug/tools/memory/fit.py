@@ -84,7 +84,12 @@ def fit(
         each = time.monotonic() - began
         limit = _limit(job, device_memory, prediction)
         good, needs = within(job, prediction, limit)
-        largest = _largest(job, prediction, limit, tick, each, measured)
+        try:
+            largest = _largest(job, prediction, limit, tick, each, measured)
+        except Exception as error:  # the user's: the batch's size is written into the program
+            largest = ()
+            first = (str(error).strip().splitlines() or [""])[0][:160]
+            unchecked += (f"The largest batch: a batch of another size fails ({type(error).__name__}: {first})",)
         ask = predict if measured is None else lambda changed: measure(changed, job.batch).prediction
         until = began + SECONDS - each
         helping, left = remedies(job, prediction, limit, _model_of(job), until, tick, ask)
@@ -166,9 +171,10 @@ def _prediction(job: FitRequest) -> tuple[Prediction, str, tuple[str, ...], Meas
             return predict(job), PREDICTED, (f"{reason}, and nothing could be measured: {why}",), None
         raise RuntimeError(f"{reason}, and it can't be measured: {why}") from failed
     rows = ", ".join(map(str, measured.known))
-    how = f"Measured on real steps of a copy with {rows} rows and extrapolated to {rows_of(job.batch)}" + (
-        "" if measured.exact else " by the totals, as the steps differ: right to about 10%"
-    )
+    how = f"Measured on real steps of a copy with {rows} rows"
+    if rows_of(job.batch) not in measured.known:
+        how += f" and extrapolated to {rows_of(job.batch)}"
+    how += "" if measured.exact else " by the totals, as the steps differ: right to about 10%"
     return measured.prediction, how, (reason,), measured
 
 

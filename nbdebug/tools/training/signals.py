@@ -747,7 +747,7 @@ def _follow(calls: list[Any], name: str, module: nn.Module, args: Any, out: Any)
     out = outputs[0]
     grads: list[torch.Tensor] = []
     calls.append((name, torch.linalg.vector_norm(out.detach()) / max(out.numel(), 1) ** 0.5, grads))
-    out.register_hook(lambda grad: grad is not None and grads.append(torch.linalg.vector_norm(grad.detach())))
+    out.register_hook(lambda grad: grads.extend([] if grad is None else [torch.linalg.vector_norm(grad.detach())]))
 
 
 def _follow_in_time(

@@ -27,6 +27,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from nbdebug.observe.backward import graph_leaves
+from nbdebug.observe.ops import RowsByNumber
 from nbdebug.observe.validation import loss_call, wrong_type
 from nbdebug.tools.memory.predict import allocator
 from nbdebug.tools.memory.predict.allocator import as_on_cuda
@@ -286,7 +287,8 @@ def measure(job: FitRequest, data: Any = None) -> MeasuredPrediction:
     """Real steps with a few rows of `data` (a batch with values; the job's own where none is given), extended to the
     rows of the job's batch.
 
-    Raises NotMeasured where there is nothing real to run; what the user's own code raises passes unchanged."""
+    Where the user's own code raises with a few rows, the whole batch alone is measured; what it raises then passes
+    unchanged. Raises NotMeasured where there is nothing real to run."""
     data = job.batch if data is None else data
     if not isinstance(job.model, nn.Module):
         raise NotMeasured("the model is given as a function, so there is no real one to run")
@@ -295,8 +297,32 @@ def measure(job: FitRequest, data: Any = None) -> MeasuredPrediction:
         raise NotMeasured("the tensors of the batch do not share their first dimension")
     if [t.shape[1:] for t in tensors_of(job.batch)] != [t.shape[1:] for t in tensors_of(data)]:
         raise NotMeasured("there is no batch with data of that size")
-    known = {n: _steps(dataclasses.replace(job, batch=_part(data, n))) for n in sorted({min(n, there) for n in ROWS})}
+    known: dict[int, Prediction] = {}
+    whole = dataclasses.replace(job, batch=_part(data, there))
+    for n in (there,) if _has_rows_by_number(whole, there) else sorted({min(n, there) for n in ROWS}):
+        try:
+            known[n] = _steps(dataclasses.replace(job, batch=_part(data, n)))
+        except NotMeasured:
+            raise
+        except Exception:  # the user's: the batch's size is written into the program
+            if there != rows or n == there:
+                raise
+            known = {there: _steps(whole)}
+            break
+    if len(known) == 1 and rows not in known:
+        raise NotMeasured("it can be run with batches of one size alone")
     return _extended(job, known, rows)
+
+
+def _has_rows_by_number(job: FitRequest, rows: int) -> bool:
+    """Whether, on an accelerator, the job must not be run with fewer rows (see `RowsByNumber`)."""
+    if all(p.device.type == "cpu" for p in job.model.parameters()):
+        return False
+    model, _, batch = _placed(job)
+    with unchanged_state(), torch.no_grad(), RowsByNumber(model, rows) as watch:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            loss_call(job.loss_fn)[0](model, batch)
+    return watch.seen
 
 
 def _extended(job: FitRequest, known: dict[int, Prediction], rows: int) -> MeasuredPrediction:
@@ -327,13 +353,19 @@ def _part(batch: Any, rows: int) -> Any:
     return mapped(first, batch)
 
 
-def _steps(job: FitRequest) -> Prediction:
-    """Real steps of a copy, recorded."""
+def _placed(job: FitRequest) -> tuple[nn.Module, Any, Any]:
+    """Copies of model and optimizer, and the batch where they are."""
     model, optimizer = _copies(unwrapped(job.model)[0], job.optimizer)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    batch = tree_map_only(torch.Tensor, lambda t: t.to(device), job.batch)
     if job.change is not None:
         job.change(model)
+    return model, optimizer, tree_map_only(torch.Tensor, lambda t: t.to(device), job.batch)
+
+
+def _steps(job: FitRequest) -> Prediction:
+    """Real steps of a copy, recorded."""
+    model, optimizer, batch = _placed(job)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     recorder = MetaRecorder(device.type, OnCuda(CardModel.here(job.device)) if job.cuda else None)
     with unchanged_state():
         run(job, recorder, model, optimizer, batch, lambda loss: loss.backward())
