@@ -1,8 +1,9 @@
-"""Ops by their schema: arguments by name, which of them an op writes to, whether its result is a view."""
+"""Ops by their schema: arguments by name, which of them an op writes to, whether its result is a view; and the modes
+that watch them."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -97,11 +98,38 @@ def distributed_tensors(tape: Any, op: Any, args: tuple, out: Any) -> list[int]:
     return numbers
 
 
+class WatchMode(TorchDispatchMode):
+    """A mode beside which `torch.ctc_loss` takes the way that it takes without one. Beside a mode torch passes the
+    lengths on as tensors, and its kernel refuses those of a CPU beside scores on a GPU, which work otherwise."""
+
+    _entered: ClassVar[int] = 0
+    _ctc_loss: ClassVar[Any] = None
+
+    def __enter__(self) -> Any:
+        if not WatchMode._entered:
+            WatchMode._ctc_loss, torch.ctc_loss = torch.ctc_loss, _ctc_loss
+        WatchMode._entered += 1
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        WatchMode._entered -= 1
+        if not WatchMode._entered:
+            torch.ctc_loss = WatchMode._ctc_loss
+
+
+def _ctc_loss(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *more: Any, **named: Any) -> Any:
+    lengths = [input_lengths, target_lengths]
+    if all(isinstance(t, torch.Tensor) and t.device.type == "cpu" != log_probs.device.type for t in lengths):
+        lengths = [t.tolist() for t in lengths]
+    return WatchMode._ctc_loss(log_probs, targets, *lengths, *more, **named)
+
+
 _BY_NUMBER = frozenset("gather index_select index_add index_copy index_fill scatter scatter_add scatter_reduce".split())
 """Ops whose second argument is the dimension that they read or write by numbers."""
 
 
-class RowsByNumber(TorchDispatchMode):
+class RowsByNumber(WatchMode):
     """Sees whether an op reads or writes the rows of a batch by their numbers, as a network of graphs does: with fewer
     rows a number may lie beyond them, and on an accelerator that is no exception but the end of every tensor there.
 

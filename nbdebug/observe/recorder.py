@@ -17,11 +17,10 @@ from types import CodeType
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nbdebug.observe.locations import Site, StackLines, is_recomputation, locate
 from nbdebug.observe.modules import ModuleStack
-from nbdebug.observe.ops import Schema, argument_tensors, named_arguments, schema_of, written_tensors
+from nbdebug.observe.ops import Schema, WatchMode, argument_tensors, named_arguments, schema_of, written_tensors
 from nbdebug.observe.tensors import PARAMETER, TARGET, StorageInfo, dense, optional_storage_key
 from nbdebug.text import in_a_line
 
@@ -96,7 +95,7 @@ class Watcher(Protocol):
     def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, saved: Any) -> None: ...
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(WatchMode):
     """See the module's docstring. `on_external(tensor, storage)` is called with each tensor that comes from outside.
     light: only lines and modules of forward ops, for a tape; what tensors are made of is not followed."""
 

@@ -171,13 +171,14 @@ class Tape:
             return None
         if schema.random and isinstance(generator := kwargs.get("generator"), torch.Generator):
             self.generators.setdefault(id(generator), (generator, generator.get_state()))
+        unfit = "it talks to other processes" if is_distributed(op.func) else ""
         try:
             refs = tuple([self._ref(a) for a in args]), {k: self._ref(v) for k, v in kwargs.items()}
         except _Unsupported as reason:
-            return args, kwargs, str(reason)
-        if schema.writes:
+            refs, unfit = (args, kwargs), str(reason)
+        if schema.writes:  # also by an op that can't be run again, as an update by a sparse gradient
             self._copy_externals(written_tensors(schema, args, kwargs))
-        return *refs, "it talks to other processes" if is_distributed(op.func) else ""
+        return *refs, unfit
 
     def after(self, op: Op, schema: Schema, args: tuple, kwargs: dict, out: Any, saved: tuple | None) -> None:
         if saved is None:

@@ -217,6 +217,28 @@ def test_a_loss_that_uses_the_users_own_model_is_followed():
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.parametrize("values", [True, False])
+def test_a_batch_of_one_size_alone_is_answered(values):
+    """values: the step reads them, so that it can't be predicted with tensors without data."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(6, 4)
+
+        def forward(self, x):
+            if values and float(x.detach().sum()) > 1e9:
+                x = x * 2
+            return self.head(x.view(16, 6))
+
+    batch = torch.randn(16, 6), torch.randint(4, (16,))
+    report = fit(Net(), batch, nn.functional.cross_entropy, device_memory="1GiB", device="cpu")
+    assert report.verdict == "healthy"
+    said = "a batch of one size alone" if values else "a batch of another size fails (RuntimeError: shape"
+    assert any(line.startswith("The largest batch: ") and said in line for line in report.unchecked)
+    assert not values or "Measured on real steps of a copy with 16 rows, in" in str(report.full())
+
+
 def test_the_users_own_error_passes():
     with pytest.raises(ZeroDivisionError):
         fit(SMALL(), tokens(), lambda model, batch: 1 / 0, device="cpu", progress=False)

@@ -9,6 +9,7 @@ import runpy
 
 import pytest
 import torch
+from torch import nn
 
 import nbdebug
 from nbdebug.observe.replay import Replay
@@ -91,6 +92,36 @@ def test_a_backward_of_the_users_own_is_refused_and_said_so():
         nbdebug.nan_trace(by_its_own_derivative(), strategy="replay")
     report = nbdebug.nan_trace(by_its_own_derivative(), strategy="trace")
     assert (report.findings[0].where.op, "# the division" in report.findings[0].where.text) == ("div", True)
+
+
+@pytest.mark.parametrize("fault", ["forward", "backward"])
+@pytest.mark.parametrize("layout", ["parts of one storage", "a gradient that is sparse"])
+def test_weights_that_an_update_changes_are_replayed_as_they_were(layout, fault):
+    """cuDNN wants the weights of an RNN in one storage; an update by a sparse gradient can't be replayed."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(9, 6, sparse=layout.endswith("sparse")), nn.Tanh(), nn.Linear(6, 2))
+    parameters = list(net.parameters())
+    if layout == "parts of one storage":
+        flat = torch.cat([p.detach().flatten() for p in parameters])
+        for p, part in zip(parameters, flat.split([p.numel() for p in parameters])):
+            p.data = part.view_as(p)
+    optimizer, zero = torch.optim.SGD(parameters, lr=0.1), torch.zeros(2)
+
+    def step():
+        optimizer.zero_grad()
+        out = net(torch.arange(9))
+        loss = out.square().mean()
+        if fault == "forward":
+            loss = loss / zero.sum()
+        else:
+            loss = loss + (out - out.detach()).square().sum().sqrt()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    finding = nbdebug.nan_trace(step, model=net, optimizer=optimizer, strategy="replay").findings[0]
+    assert finding.code == {"forward": "nan/div-by-zero", "backward": "nan/sqrt-grad-at-zero"}[fault]
+    assert "zero.sum()" in finding.where.text or "sqrt()" in finding.where.text
 
 
 def test_a_model_built_inside_the_cell_is_taken():

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import nbdebug
 from nbdebug.tools.precision.casting import CastCopies
@@ -163,6 +164,37 @@ def test_tied_weights_recurrent_layers_and_several_batches() -> None:
 
     report = nbdebug.precision(Tied(), batches[0], loss_fn, mode="cast", more_batches=batches[1:], progress=False)
     assert report.fp32_modules == ("sick",)
+
+
+class Parts(nn.Module):
+    """One of an op's outputs is not used, a checkpointed part drops, and a weight is complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.two, self.drop, self.head = Halves(), nn.Dropout(0.2), nn.Linear(4, 2)
+        self.turn = nn.Parameter(torch.randn(4, dtype=torch.cfloat))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        used, _ = self.two(x)
+        used = checkpoint(lambda t: self.drop(t).relu(), used, use_reentrant=False)
+        return self.head((used * self.turn).abs())
+
+
+class Halves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(6, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first, second = self.wide(x).chunk(2, -1)
+        return first, second
+
+
+def test_what_gradients_and_a_second_forward_may_look_like() -> None:
+    torch.manual_seed(0)
+    batch = torch.randn(8, 6), torch.randn(8, 2)
+    report = nbdebug.precision(Parts(), batch, nn.functional.mse_loss, "bfloat16", progress=False)
+    assert report.verdict == "healthy" and not report.fp32_modules, report
 
 
 def test_a_criterion_and_pairs_will_do() -> None:

@@ -21,6 +21,7 @@ from nbdebug.tools.memory.predict.meta_trace import CardModel
 from nbdebug.tools.memory.predict.predict import (
     CHECKS,
     MOST,
+    ONE_SIZE,
     Largest,
     MeasuredPrediction,
     NotMeasured,
@@ -175,7 +176,9 @@ def _prediction(job: FitRequest) -> tuple[Prediction, str, tuple[str, ...], Meas
     if rows_of(job.batch) not in measured.known:
         how += f" and extrapolated to {rows_of(job.batch)}"
     how += "" if measured.exact else " by the totals, as the steps differ: right to about 10%"
-    return measured.prediction, how, (reason,), measured
+    alone = len(measured.known) == 1 and (rows_of(job.batch) or 0) > 1
+    more = (f"The largest batch: {ONE_SIZE}",) if alone else ()
+    return measured.prediction, how, (reason, *more), measured
 
 
 def recurrent(model: Any) -> bool:

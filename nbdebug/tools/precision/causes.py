@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from nbdebug.observe.locations import USER, Site, at_site, kind_of, locate
+from nbdebug.observe.ops import WatchMode
 from nbdebug.observe.tensors import base_name
 from nbdebug.report import Where
 from nbdebug.tools.precision.casting import CastCopies, cast
@@ -47,7 +47,7 @@ MOVES = frozenset(
 """Ops that compute nothing, put constants where the user wants them, or hand out memory as it is."""
 
 
-class HalfOps(TorchDispatchMode):
+class HalfOps(WatchMode):
     """Watches ops in half precision. events: in order."""
 
     def __init__(self, dtype: torch.dtype, phase: str = "forward", module: str = ""):
@@ -135,7 +135,7 @@ def _recorder(call: dict[str, Any]) -> Callable[..., None]:
         floats = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
         call["gradients"] = [None] * len(floats)
         for place, tensor in enumerate(floats):
-            tensor.register_hook(lambda g, place=place: call["gradients"].__setitem__(place, g if g is None else _copy(g)))
+            tensor.register_hook(lambda g, place=place: call["gradients"].__setitem__(place, _copy(g)))
 
     return after
 

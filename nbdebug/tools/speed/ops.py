@@ -24,10 +24,11 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as nn_module
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from nbdebug.observe.locations import ENGINE, OPTIMIZER, USER, Site, at_site, code_kind
+from nbdebug.observe.ops import WatchMode
 from nbdebug.observe.sources import nodes_of
 from nbdebug.observe.tensors import base_name, fingerprint
 from nbdebug.report import Where
@@ -78,7 +79,7 @@ class TimedOp:
         return self.func, self.phase, self.lines, self.repeated, self.double, self.elements
 
 
-class OpWatch(TorchDispatchMode):
+class OpWatch(WatchMode):
     """salted: whether a step's leaves are other ones in each step though their content is the same (a batch that is the
     same in all steps). seconds: after which no more ops are noted."""
 

@@ -34,6 +34,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from nbdebug.observe.ops import WatchMode
+
 PHASES = ("start", "zero_grad", "forward", "backward", "optimizer")
 Workspaces = Callable[[Any, Sequence[Any], Any, "MetaRecorder"], Sequence["Extra"]]
 
@@ -103,7 +105,7 @@ class Peak:
     place: int
 
 
-class MetaRecorder(TorchDispatchMode):
+class MetaRecorder(WatchMode):
     """Records allocations and frees on devices of one kind ("cpu", "cuda")."""
 
     def __init__(self, device: str, workspaces: Workspaces | None = None):

@@ -267,6 +267,7 @@ def unlogged() -> Iterator[None]:
 
 
 ROWS = (1, 2, 4)
+ONE_SIZE = "the step can be run with a batch of one size alone"
 
 
 class NotMeasured(Exception):
@@ -310,7 +311,7 @@ def measure(job: FitRequest, data: Any = None) -> MeasuredPrediction:
             known = {there: _steps(whole)}
             break
     if len(known) == 1 and rows not in known:
-        raise NotMeasured("it can be run with batches of one size alone")
+        raise NotMeasured(ONE_SIZE)
     return _extended(job, known, rows)
 
 
@@ -319,9 +320,9 @@ def _has_rows_by_number(job: FitRequest, rows: int) -> bool:
     if all(p.device.type == "cpu" for p in job.model.parameters()):
         return False
     model, _, batch = _placed(job)
-    with unchanged_state(), torch.no_grad(), RowsByNumber(model, rows) as watch:
-        with contextlib.suppress(torch.OutOfMemoryError):
-            loss_call(job.loss_fn)[0](model, batch)
+    quiet = contextlib.suppress(torch.OutOfMemoryError)
+    with unchanged_state(), torch.no_grad(), RowsByNumber(model, rows) as watch, quiet:
+        loss_call(job.loss_fn)[0](model, batch)
     return watch.seen
 
 
