@@ -68,7 +68,7 @@ def test_a_nan_is_named(name: str, fault: str, by: str) -> None:
     assert "loss = loss" in finding.where.text
 
 
-TOOLS = ("nan_trace", "fit --memory 20GiB", "precision --dtype float16", "mem", "grad_watch", "bottleneck", "diagnose")
+TOOLS = ("nan_trace", "fit --memory 20GiB", "precision --dtype float16", "mem", "bottleneck", "diagnose")
 
 
 @pytest.mark.parametrize("tool", TOOLS)

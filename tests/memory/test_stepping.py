@@ -158,6 +158,18 @@ def test_a_step_leaves_nothing_of_ours_behind() -> None:
     assert report.ok
 
 
+def test_a_nested_tensor_that_has_no_shape_is_followed() -> None:
+    table = nn.Embedding(50, 16)
+
+    def step() -> None:
+        rows = torch.nested.nested_tensor([row[: 3 + n] for n, row in enumerate(table(torch.randint(50, (4, 12))))])
+        table.weight.square().mean().backward()
+        rows.to_padded_tensor(0.0)
+
+    report = mem(step, model=table)
+    assert not report.unchecked and report.verdict == "healthy", report
+
+
 def test_it_trains_as_without_watch() -> None:
     torch.manual_seed(3)
     plain = mlp()

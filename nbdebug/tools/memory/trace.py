@@ -104,7 +104,7 @@ class AllocationLog:
             if not nbytes:
                 return None
             entry = self._allocate(storage, key, nbytes, op)
-            entry.shape = tuple(tensor.shape)
+            entry.shape = () if tensor.is_nested else tuple(tensor.shape)  # which a nested one does not have
         elif self._rounded(entry.device, nbytes) != entry.nbytes:
             self._resized(entry, self._rounded(entry.device, nbytes))
         return entry

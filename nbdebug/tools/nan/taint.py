@@ -431,9 +431,17 @@ class OpTaint:
         return clean if mask is None else clean.masked_fill_(mask, float("nan"))
 
 
+_FIRST_OPERANDS = ("query", "log_probs")
+"""Of their forward."""
+
+
 def results_of(schema: Schema, args: tuple, kwargs: dict, out: Any) -> list[tuple[Any, torch.Tensor]]:
-    """What an op made or changed: (how to find it again in another run, tensor)."""
+    """What an op made or changed: (how to find it again in another run, tensor). What attention and CTC note for their
+    backward, beside their first result, is no value of the step's, and holds infinities: attention on a GPU fills the
+    logarithms of its sums up to a multiple of 32 with them, CTC gives them to what is not possible."""
     results: list[tuple[Any, torch.Tensor]] = []
+    if schema.base.endswith(("attention", "attention_for_cpu", "ctc_loss")) and schema.names[0] in _FIRST_OPERANDS:
+        out = out[:1] if isinstance(out, (list, tuple)) else out
     changed: set[int] = set()
     if schema.writes:
         for position, (name, value) in enumerate(named_arguments(schema, args, kwargs)):
