@@ -3,6 +3,7 @@ that watch them."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -146,7 +147,8 @@ class RowsByNumber(WatchMode):
         if args and isinstance(args[0], torch.Tensor) and optional_storage_key(args[0]) not in self._own:
             sizes: list[int] = []
             if name in ("index", "index_put"):
-                sizes = [s for s, index in zip(args[0].shape, args[1]) if index is not None]
+                numbers = [index is not None and index.dtype not in (torch.bool, torch.uint8) for index in args[1]]
+                sizes = list(itertools.compress(args[0].shape, numbers))
             elif name == "take":
                 sizes = [args[0].numel()]
             elif name in _BY_NUMBER and args[0].dim():

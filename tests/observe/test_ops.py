@@ -21,7 +21,7 @@ BY_NUMBER = {
     "the model's own table": lambda x, table: table(NUMBERS % 4),
     "its weight by numbers": lambda x, table: table.weight[NUMBERS % 4],
     "a column": lambda x, table: x[:, NUMBERS % 5],
-    "a mask": lambda x, table: x * (x > 0),
+    "a mask": lambda x, table: x[x[:, 0] > 0],
     "a slice": lambda x, table: x[2:5],
 }
 SAFE = ("the model's own table", "its weight by numbers", "a column", "a mask", "a slice")
