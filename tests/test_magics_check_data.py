@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from nbdebug import __main__ as shell
+from nbdebug.tools.data import check_data
 from tests.media import captioned, numbers
 from tests.shell import started
 
@@ -20,6 +21,15 @@ def test_a_folder_a_variable_and_a_table(tmp_path, monkeypatch) -> None:
         assert list(notebook.run("%check_data rows --expected small").result.facts["items"]) == [0]
         for line in ("none.csv", "nothing", "small", "rows --size 12", ""):
             assert "UsageError" in notebook.run(f"%check_data {line}").printed, line
+
+
+def test_a_fix_is_tried_on_sets_of_some_size_alone(tmp_path, monkeypatch) -> None:
+    captioned(tmp_path)[2].unlink()
+    for most, verified, seen in ((check_data.TRIED_FILES, True, "0 items of 1 at fault"), (0, None, "sets of up to 0")):
+        monkeypatch.setattr(check_data, "TRIED_FILES", most)
+        (finding,) = check_data.check_data(str(tmp_path), caption_extension=".txt").findings
+        fix = finding.fixes[0]
+        assert fix.verified is verified and any(str(value).startswith(seen) for value in fix.after.values())
 
 
 def test_a_loader_and_what_it_is_not(tmp_path, monkeypatch) -> None:
