@@ -25,11 +25,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from nbdebug.observe.norms import exact_norm, total_norm
-from nbdebug.observe.ops import is_distributed
+from nbdebug.observe.ops import WatchMode, is_distributed
 from nbdebug.observe.tape import CannotReplay
 from nbdebug.observe.tensors import plain_values
 from nbdebug.text import listed
@@ -164,7 +163,7 @@ def without_communication(models: Iterable[nn.Module]) -> Iterator[None]:
         yield
 
 
-class _NoCommunication(TorchDispatchMode):
+class _NoCommunication(WatchMode):
     """No op communicates with another process."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nbdebug.observe.locations import StackLines, at_site, locate
+from nbdebug.observe.ops import WatchMode
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tensors import plain_values
 from nbdebug.report import Where
@@ -88,7 +88,7 @@ class GradientMeter(OwnStep):
                 gradient.div_(self.scale)
 
 
-class Writes(TorchDispatchMode):
+class Writes(WatchMode):
     """Where gradients are first changed in place between backward and the scaler."""
 
     def __init__(self, meter: GradientMeter):
