@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -367,6 +370,119 @@ def tuple_under_no_grad():
     loss.backward()
 
 
+def predicted(model, batch):
+    before = torch.is_grad_enabled()
+    torch.set_grad_enabled(False)
+    try:
+        return model(batch)
+    finally:
+        torch.set_grad_enabled(before)
+
+
+def switched_back():
+    model = nn.Linear(4, 3)
+    scores = predicted(model, INPUTS)
+    loss = F.cross_entropy(scores, TARGETS)
+    loss.backward()
+
+
+def switched_back_beside():
+    model = nn.Linear(4, 3)
+    print(predicted(model, INPUTS).argmax(1))
+    loss = F.cross_entropy(model(INPUTS).detach(), TARGETS)
+    loss.backward()
+
+
+class Quiet:
+    def __enter__(self):
+        torch.set_grad_enabled(False)
+
+    def __exit__(self, *raised):
+        torch.set_grad_enabled(True)
+
+
+def manager_of_ones_own():
+    model = nn.Linear(4, 3)
+    with Quiet():
+        scores = model(INPUTS)
+    F.cross_entropy(scores, TARGETS).backward()
+
+
+@contextlib.contextmanager
+def evaluating(model):
+    with torch.no_grad():
+        yield model.eval()
+    model.train()
+
+
+def manager_that_yields():
+    with evaluating(nn.Linear(4, 3)) as model:
+        scores = model(INPUTS)
+    F.cross_entropy(scores, TARGETS).backward()
+
+
+def chosen_manager():
+    def mode(training):
+        return torch.enable_grad() if training else torch.inference_mode()
+
+    model = nn.Linear(4, 3)
+    with mode(training=False):
+        scores = model(INPUTS)
+    F.mse_loss(scores, torch.ones(5, 3, requires_grad=True)).backward()
+
+
+def timed(function):
+    @functools.wraps(function)
+    def wrapper(*args):
+        with torch.no_grad():
+            return function(*args)
+
+    return wrapper
+
+
+@timed
+def scored(model, batch):
+    return model(batch)
+
+
+def decorator_of_ones_own():
+    model = nn.Linear(4, 3)
+    F.cross_entropy(scored(model, INPUTS), TARGETS).backward()
+
+
+def stack_of_managers():
+    model = nn.Linear(4, 3)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        scores = model(INPUTS)
+    F.cross_entropy(scores, TARGETS).backward()
+
+
+def manager_by_hand():
+    model, mode = nn.Linear(4, 3), torch.no_grad()
+    mode.__enter__()
+    scores = model(INPUTS)
+    mode.__exit__(None, None, None)
+    F.cross_entropy(scores, TARGETS).backward()
+
+
+def generator_without():
+    model = nn.Linear(4, 3)
+
+    @torch.no_grad()
+    def outputs():
+        yield model(INPUTS)
+
+    F.cross_entropy(next(outputs()), TARGETS).backward()
+
+
+def off_in_a_method():
+    model, meter = nn.Linear(4, 3), Quiet()
+    F.cross_entropy(model(INPUTS), TARGETS).backward()
+    meter.__enter__()
+    F.cross_entropy(model(INPUTS), TARGETS).backward()
+
+
 CASES = [
     (
         detached_in_forward,
@@ -389,6 +505,26 @@ CASES = [
     (item_losses, "`item` in `step_loss.item()`", "losses.append", "losses.append(step_loss)"),
     (numpy_between, "`arr` has no gradient", "arr = probs", "arr = probs"),
     (no_grad_block, "`feats` is computed under `with torch.no_grad()`", "with torch.no_grad():", "feats = model("),
+    (switched_back, "`torch.set_grad_enabled(False)` in `predicted`", "torch.set_grad_enabled(False)", "return model("),
+    (switched_back_beside, "`.detach()` in `model(INPUTS).detach()`", "loss = F.cross", "loss = "),
+    (
+        manager_of_ones_own,
+        "`torch.set_grad_enabled(False)` in `__enter__`",
+        "torch.set_grad_enabled(False)",
+        "scores = ",
+    ),
+    (manager_that_yields, "`with torch.no_grad()` in `evaluating`", "with torch.no_grad():", "scores = model("),
+    (
+        chosen_manager,
+        "`scores` was made under `torch.inference_mode()`",
+        "return torch.enable_grad()",
+        "with torch.no_grad()",
+    ),
+    (decorator_of_ones_own, "`with torch.no_grad()` in `wrapper`", "with torch.no_grad():", ""),
+    (stack_of_managers, "`stack.enter_context(torch.no_grad())`", "stack.enter_context(", "scores = model("),
+    (manager_by_hand, "`mode.__enter__()`", "mode.__enter__()", "scores = model("),
+    (generator_without, "`@torch.no_grad()` in `outputs`", "@torch.no_grad()", ""),
+    (off_in_a_method, "gradients are off everywhere", "meter.__enter__()", "torch.set_grad_enabled(True)"),
     (no_grad_decorator, "under `@torch.no_grad()` in `evaluate`", "@torch.no_grad()", "def evaluate"),
     (phase_off, "`out` is computed under `with torch.set_grad_enabled", "with torch.set_grad_enabled", "out = model("),
     (

@@ -20,21 +20,24 @@ from typing import Any
 import torch
 
 from nbdebug.observe.backward import input_nodes
-from nbdebug.observe.sources import edit_of, nodes_of
+from nbdebug.observe.sources import edit_of, functions, nodes_of
 from nbdebug.observe.variables import MODULES_OWN, attributes, named_children, named_modules, named_parameters
 from nbdebug.report import Edit
 from nbdebug.text import clip
 from nbdebug.tools.errors.autograd.functions import (
+    FUNCTIONS,
     FunctionSource,
     assignments,
     backward_roots,
     callee,
     callee_word,
     enclosing_scopes,
+    end_position,
     entries,
     failing_node,
     forward_of,
     forward_of_new_module,
+    function_source,
     insertions,
     is_leaf_node,
     is_module,
@@ -119,30 +122,36 @@ def _is_whole_dtype(argument: Any) -> bool:
 
 
 def no_grad_block(node: Any, code: FunctionSource, target: str | None = None) -> GraphCut | None:
-    """The no_grad around a statement, if one is."""
+    """The no_grad around a statement, or the switch before it, if gradients are off there."""
     for around in code.source.around(node):
         for item in around.items if isinstance(around, (ast.With, ast.AsyncWith)) else ():
             disabled = _disables_grad(item.context_expr, code)
+            if isinstance(disabled, GraphCut):
+                return dataclasses.replace(disabled, target=target, statement=_short(node))
             if disabled is not None:
                 text = f"with {_short(item.context_expr)}:"
                 op = callee_word(item.context_expr)
                 return _graph_cut("block", op, text, around, code, target=target, statement=node) if disabled else None
         if around is code.node:
             break
-    return None
+    switched = _switched_off(code, node)
+    return switched and dataclasses.replace(switched, target=target, statement=_short(node))
 
 
 def no_grad_function(code: FunctionSource) -> GraphCut | None:
     """The no_grad that decorates a function of the user's, if one does."""
     for decorator in getattr(code.node, "decorator_list", ()):
-        if _disables_grad(decorator, code):
+        disabled = _disables_grad(decorator, code)
+        if disabled:
             cut = _graph_cut("block", callee_word(decorator), "@" + ast.unparse(decorator), decorator, code)
+            cut = disabled if isinstance(disabled, GraphCut) else cut
             return dataclasses.replace(cut, statement=f"def {code.name}(...):")
     return None
 
 
-def _disables_grad(manager: Any, code: FunctionSource) -> bool | None:
-    """Whether a context manager, or a decorator, turns gradients off (True) or on (False); None where neither."""
+def _disables_grad(manager: Any, code: FunctionSource) -> GraphCut | bool | None:
+    """Whether a context manager, or a decorator, turns gradients off (True) or on (False); None where neither. Of one
+    of the user's own, the place where it turns them off."""
     name = callee_word(manager)
     mode = manager.args[0] if isinstance(manager, ast.Call) and manager.args else None
     if name in ("no_grad", "inference_mode"):
@@ -152,7 +161,76 @@ def _disables_grad(manager: Any, code: FunctionSource) -> bool | None:
     if name == "set_grad_enabled" and mode is not None:
         enabled = truth(mode, code)
         return None if enabled is None else not enabled
+    return _own_manager(manager, code)
+
+
+def _own_manager(manager: Any, code: FunctionSource) -> GraphCut | bool | None:
+    """The same of the user's: what `__enter__` leaves off, what is off at a function's `yield`, what it returns as
+    manager, or how a decorator's inner function calls what it decorates."""
+    made = static_value(manager.func if isinstance(manager, ast.Call) else manager, code)
+    kind = made if issubclass(type(made), type) else type(made)
+    if kind in (torch.no_grad, torch.inference_mode):
+        return True
+    enter = function_source(next((vars(k)["__enter__"] for k in kind.__mro__ if "__enter__" in vars(k)), None))
+    if enter is not None:
+        return _switched_off(enter)
+    own = callee(manager, code) if isinstance(manager, ast.Call) else function_source(made)
+    if own is None or own.node is code.node or len(own.arguments) > 20:
+        return None
+    for statement in own.statements():
+        if isinstance(getattr(statement, "value", None), ast.Yield):
+            return no_grad_block(statement, own)
+        inner = own.in_scope(statement) if isinstance(statement, FUNCTIONS) else None
+        for part in inner.statements() if inner is not None else ():
+            calls = [] if hasattr(part, "body") else calls_in(part)
+            if any(last_name(call.func) in own.positional for call in calls) and inner is not None:
+                return no_grad_block(part, inner) or no_grad_function(inner)
+    for value, statement in own.returned():
+        chosen = [value.body, value.orelse][truth(value.test, own) is False] if isinstance(value, ast.IfExp) else value
+        if isinstance(chosen, ast.Call) and not is_skipped(statement, own) and (off := _disables_grad(chosen, own)):
+            return off if isinstance(off, GraphCut) else _graph_cut("block", "", _short(chosen), chosen, own)
     return None
+
+
+SWITCH = "switch"
+"""The op of a call that turns gradients off until another turns them on."""
+
+
+def _switch_cut(node: ast.expr, code: FunctionSource) -> GraphCut:
+    return _graph_cut("block", SWITCH, _short(node), node, code)
+
+
+def _switched_off(code: FunctionSource, node: Any = None) -> GraphCut | None:
+    """The call that turned gradients off in a function, before a statement or at all, and not on again:
+    `torch.set_grad_enabled(False)`, `mode.__enter__()`, `stack.enter_context(torch.no_grad())`, or one that does so."""
+    off: GraphCut | None = None
+    for statement in code.statements():
+        plain = isinstance(statement, (ast.Expr, ast.Assign)) and not is_skipped(statement, code)
+        before = node is None or end_position(statement) <= (node.lineno, node.col_offset)
+        for call in calls_in(statement) if plain and before else ():
+            name, owner = last_name(call.func), getattr(call.func, "value", None)
+            if name in ("set_grad_enabled", "_set_grad_enabled") and call.args:
+                off = _switch_cut(call, code) if _is_false(call.args[0]) else None
+            elif name in ("__enter__", "__exit__"):
+                if _disables_grad(owner, code) or _disables_grad(_made_by(owner, code), code):
+                    off = _switch_cut(call, code) if name == "__enter__" else None
+            elif name == "enter_context" and owner is not None and call.args and node is not None:
+                within = [t for w in code.source.around(node) if isinstance(w, ast.With) for t in targets(w)]
+                if ast.unparse(owner) in map(ast.unparse, within) and _disables_grad(call.args[0], code):
+                    off = _switch_cut(call, code)
+            elif call is statement.value and node is not None and (inner := callee(call, code)) is not None:
+                off = _switched_off(inner) if "set_grad_enabled" in map(callee_word, _calls_of(inner)) else off
+    return off
+
+
+def _calls_of(code: FunctionSource) -> Iterator[ast.Call]:
+    return (call for statement in code.statements() if isinstance(statement, ast.Expr) for call in calls_in(statement))
+
+
+def _made_by(node: Any, code: FunctionSource) -> Any:
+    """The call that made a manager which a variable holds."""
+    made = assignments(code, node.id, code.line) if isinstance(node, ast.Name) else []
+    return getattr(made[-1], "value", node) if made else node
 
 
 def _graph_cut(
@@ -308,8 +386,8 @@ class GradientPath:
             verdict = self._assigned(node.id, scope, before)
             if verdict is not None:
                 return verdict
-            if node.id in scope.arguments:
-                return self.of(*scope.arguments[node.id])
+            if node.id in scope.arguments or node.id in scope.positional and value is UNKNOWN:
+                return self.of(*scope.arguments.get(node.id, (UNSURE, None)))
         return self._leaf(value, node)
 
     def _leaf(self, value: Any, node: Any) -> Verdict:
@@ -455,11 +533,15 @@ class GradientPath:
         """A function of the user's: what it returns, under its decorators."""
         decorated = no_grad_function(inner)
         if decorated is not None:
-            verdict = join_branches(self.of(value, inner) for value, _ in inner.returned())
-            return verdict if verdict == DATA else decorated
+            return decorated if self._returns(inner) != DATA else DATA
+        return self._returns(inner)
+
+    def _returns(self, inner: FunctionSource) -> Verdict:
+        """What it returns or yields, under the blocks around these statements."""
+        yields = [s for s in inner.statements() if isinstance(s, ast.Expr) and isinstance(s.value, ast.Yield)]
         return join_branches(
             self._in_blocks(statement, self.of(value, inner), inner)
-            for value, statement in inner.returned()
+            for value, statement in [*inner.returned(), *((s.value.value, s) for s in yields if s.value.value)]
             if not is_skipped(statement, inner)
         )
 
@@ -736,18 +818,21 @@ def _result_of(expression: Any, code: FunctionSource, nothing: bool) -> str | No
 
 def _cut(context: ErrorContext, what: str, expression: Any, code: FunctionSource) -> tuple[GraphCut | None, bool]:
     """(where the path ends, whether there never was one)."""
+    path = GradientPath(context)
+    if what == "inference" and expression is not None:
+        made = path.of(expression, code)
+        return (made if isinstance(made, GraphCut) and made.kind == "block" else None), False
     if what not in ("loss", "not a tensor", "hook", "input"):
         return None, False
-    path = GradientPath(context)
     if expression is None:
         return _cut_in_models(context, path), False
-    block = _surrounding_block(context)
-    if block is not None and what != "not a tensor":
+    block, off = _surrounding_block(context), not torch.is_grad_enabled()
+    if block is not None and what != "not a tensor" and not (off and block.op == SWITCH):
         return block, False
     verdict = path.of(expression, code)
-    if isinstance(verdict, GraphCut):
+    if isinstance(verdict, GraphCut) and not (off and verdict.op == SWITCH):
         return verdict, False
-    if not torch.is_grad_enabled():
+    if off:
         return _global_switch(context), False
     if verdict != GRAD and path.frozen:
         return _frozen(context, path), False
@@ -779,13 +864,10 @@ def _surrounding_block(context: ErrorContext) -> GraphCut | None:
 def _global_switch(context: ErrorContext) -> GraphCut:
     """Gradients are off: the line that turned them off and no other on again, as far as the source shows it."""
     for code in [scope for one in traceback_functions(context) for scope in enclosing_scopes(one)]:
-        for statement in code.statements():
-            if isinstance(statement, ast.Expr) and any(
-                last_name(call.func) in ("set_grad_enabled", "_set_grad_enabled") and any(map(_is_false, call.args))
-                for call in calls_in(statement)
-            ):
-                text = ast.unparse(statement)
-                return GraphCut("global", text, text, function=code.name, where=code.where(statement))
+        inner = [code.in_scope(f) for f in functions(code.source.tree) if code.node is code.source.tree]
+        for scope in [code, *(f for f in inner if isinstance(f.node, FUNCTIONS))]:
+            if (off := _switched_off(scope)) is not None:
+                return dataclasses.replace(off, kind="global", op=off.text, statement="")
     return GraphCut("global", "torch.set_grad_enabled(False)")
 
 

@@ -310,7 +310,7 @@ def cut_chain(facts: NoGradFacts) -> tuple[Link, ...]:
 def no_grad_fixes(facts: NoGradFacts) -> tuple[Fix, ...]:
     """Fixes for error/no-grad-path, with the user's own names."""
     cut, name = facts.cut, facts.expression or "loss"
-    if cut is not None:
+    if cut is not None and facts.what != "inference":
         target = cut.target or facts.expression or "loss"
         assignment = f"{target} = " if cut.target or not cut.function else ""
         return _CUT_FIXES.get(cut.kind, _plain_cut_fixes)(cut, target, cut.source or "scores", assignment)
