@@ -483,6 +483,21 @@ def off_in_a_method():
     F.cross_entropy(model(INPUTS), TARGETS).backward()
 
 
+def left_off_in_the_loop():
+    model = nn.Linear(4, 3)
+
+    def right():
+        torch.set_grad_enabled(False)
+        return (model(INPUTS).argmax(1) == TARGETS).float().mean()
+
+    try:
+        for _ in range(2):
+            F.cross_entropy(model(INPUTS), TARGETS).backward()
+            print(right())
+    finally:
+        torch.set_grad_enabled(True)
+
+
 CASES = [
     (
         detached_in_forward,
@@ -524,6 +539,7 @@ CASES = [
     (stack_of_managers, "`stack.enter_context(torch.no_grad())`", "stack.enter_context(", "scores = model("),
     (manager_by_hand, "`mode.__enter__()`", "mode.__enter__()", "scores = model("),
     (generator_without, "`@torch.no_grad()` in `outputs`", "@torch.no_grad()", ""),
+    (left_off_in_the_loop, "gradients are off everywhere", "torch.set_grad_enabled(False)", "set_grad_enabled(True)"),
     (off_in_a_method, "gradients are off everywhere", "meter.__enter__()", "torch.set_grad_enabled(True)"),
     (no_grad_decorator, "under `@torch.no_grad()` in `evaluate`", "@torch.no_grad()", "def evaluate"),
     (phase_off, "`out` is computed under `with torch.set_grad_enabled", "with torch.set_grad_enabled", "out = model("),

@@ -44,12 +44,14 @@ from nbdebug.tools.errors.autograd.functions import (
     is_skipped,
     last_name,
     loop_modules,
+    loops_around,
     loss_expression,
     method_source,
     no_grad_decorator,
     node_distances,
     own_expressions,
     statement_of,
+    statements_of,
     static_value,
     targets,
     traceback_functions,
@@ -175,15 +177,14 @@ def _own_manager(manager: Any, code: FunctionSource) -> GraphCut | bool | None:
     if enter is not None:
         return _switched_off(enter)
     own = callee(manager, code) if isinstance(manager, ast.Call) else function_source(made)
-    if own is None or own.node is code.node or len(own.arguments) > 20:
+    if own is None or own.node is code.node:
         return None
     for statement in own.statements():
         if isinstance(getattr(statement, "value", None), ast.Yield):
             return no_grad_block(statement, own)
-        inner = own.in_scope(statement) if isinstance(statement, FUNCTIONS) else None
-        for part in inner.statements() if inner is not None else ():
-            calls = [] if hasattr(part, "body") else calls_in(part)
-            if any(last_name(call.func) in own.positional for call in calls) and inner is not None:
+        inner = own.in_scope(statement)
+        for part in inner.statements() if isinstance(statement, FUNCTIONS) else ():
+            if any(last_name(c.func) in own.positional for c in calls_in(part) if not hasattr(part, "body")):
                 return no_grad_block(part, inner) or no_grad_function(inner)
     for value, statement in own.returned():
         chosen = [value.body, value.orelse][truth(value.test, own) is False] if isinstance(value, ast.IfExp) else value
@@ -196,10 +197,6 @@ SWITCH = "switch"
 """The op of a call that turns gradients off until another turns them on."""
 
 
-def _switch_cut(node: ast.expr, code: FunctionSource) -> GraphCut:
-    return _graph_cut("block", SWITCH, _short(node), node, code)
-
-
 def _switched_off(code: FunctionSource, node: Any = None) -> GraphCut | None:
     """The call that turned gradients off in a function, before a statement or at all, and not on again:
     `torch.set_grad_enabled(False)`, `mode.__enter__()`, `stack.enter_context(torch.no_grad())`, or one that does so."""
@@ -209,22 +206,20 @@ def _switched_off(code: FunctionSource, node: Any = None) -> GraphCut | None:
         before = node is None or end_position(statement) <= (node.lineno, node.col_offset)
         for call in calls_in(statement) if plain and before else ():
             name, owner = last_name(call.func), getattr(call.func, "value", None)
+            here = _graph_cut("block", SWITCH, _short(call), call, code)
             if name in ("set_grad_enabled", "_set_grad_enabled") and call.args:
-                off = _switch_cut(call, code) if _is_false(call.args[0]) else None
+                off = here if _is_false(call.args[0]) else None
             elif name in ("__enter__", "__exit__"):
                 if _disables_grad(owner, code) or _disables_grad(_made_by(owner, code), code):
-                    off = _switch_cut(call, code) if name == "__enter__" else None
+                    off = here if name == "__enter__" else None
             elif name == "enter_context" and owner is not None and call.args and node is not None:
                 within = [t for w in code.source.around(node) if isinstance(w, ast.With) for t in targets(w)]
                 if ast.unparse(owner) in map(ast.unparse, within) and _disables_grad(call.args[0], code):
-                    off = _switch_cut(call, code)
+                    off = here
             elif call is statement.value and node is not None and (inner := callee(call, code)) is not None:
-                off = _switched_off(inner) if "set_grad_enabled" in map(callee_word, _calls_of(inner)) else off
+                switches = [c for s in inner.statements() if isinstance(s, ast.Expr) for c in calls_in(s)]
+                off = _switched_off(inner) if "set_grad_enabled" in map(callee_word, switches) else off
     return off
-
-
-def _calls_of(code: FunctionSource) -> Iterator[ast.Call]:
-    return (call for statement in code.statements() if isinstance(statement, ast.Expr) for call in calls_in(statement))
 
 
 def _made_by(node: Any, code: FunctionSource) -> Any:
@@ -538,11 +533,11 @@ class GradientPath:
 
     def _returns(self, inner: FunctionSource) -> Verdict:
         """What it returns or yields, under the blocks around these statements."""
-        yields = [s for s in inner.statements() if isinstance(s, ast.Expr) and isinstance(s.value, ast.Yield)]
+        given = [(s.value.value, s) for s in inner.statements() if isinstance(getattr(s, "value", None), ast.Yield)]
         return join_branches(
             self._in_blocks(statement, self.of(value, inner), inner)
-            for value, statement in [*inner.returned(), *((s.value.value, s) for s in yields if s.value.value)]
-            if not is_skipped(statement, inner)
+            for value, statement in [*inner.returned(), *given]
+            if value is not None and not is_skipped(statement, inner)
         )
 
     def _module(self, module: Any, node: ast.Call, code: FunctionSource) -> Verdict:
@@ -836,7 +831,7 @@ def _cut(context: ErrorContext, what: str, expression: Any, code: FunctionSource
         return _global_switch(context), False
     if verdict != GRAD and path.frozen:
         return _frozen(context, path), False
-    return None, verdict == DATA
+    return (None, True) if verdict == DATA else (_left_off_in_loop(context), False)
 
 
 def _cut_in_models(context: ErrorContext, path: GradientPath) -> GraphCut | None:
@@ -869,6 +864,19 @@ def _global_switch(context: ErrorContext) -> GraphCut:
             if (off := _switched_off(scope)) is not None:
                 return dataclasses.replace(off, kind="global", op=off.text, statement="")
     return GraphCut("global", "torch.set_grad_enabled(False)")
+
+
+def _left_off_in_loop(context: ErrorContext) -> GraphCut | None:
+    """The function that a loop around the failing line calls, and that left gradients off for its next round; after
+    the loop they may be on again."""
+    for code in traceback_functions(context):
+        line = failing_node(code)
+        loops = loops_around(code, line) if line is not None else []
+        for call in (c for loop in loops for s in statements_of(loop) if not hasattr(s, "body") for c in calls_in(s)):
+            inner = callee(call, code)
+            if inner is not None and (off := _switched_off(inner)) is not None:
+                return dataclasses.replace(off, kind="global", op=off.text, statement="")
+    return None
 
 
 def _frozen(context: ErrorContext, path: GradientPath) -> GraphCut:
