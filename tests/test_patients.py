@@ -33,8 +33,8 @@ from nbdebug.tools.memory.facts import MemoryFacts
 from nbdebug.tools.memory.mem import mem
 from nbdebug.tools.memory.mem import report_of as memory_report
 from nbdebug.tools.monitor.rules import MACHINE_RULES
-from nbdebug.tools.speed.facts import SpeedFacts
-from nbdebug.tools.speed.report import report_of as speed_report
+from nbdebug.tools.speed.bottleneck import report_of as speed_report
+from nbdebug.tools.speed.rules import SpeedFacts
 from tests.shell import of_cells
 
 HERE = pathlib.Path(__file__).parent / "patients"

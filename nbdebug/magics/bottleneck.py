@@ -154,7 +154,7 @@ class BottleneckMagics(Magics):
     def _line(self, text: str, args: Any, names: dict[str, Any]) -> Report:
         __tracebackhide__ = True
         from nbdebug.tools.speed.bottleneck import loop_of
-        from nbdebug.tools.speed.driver import needs_batch
+        from nbdebug.tools.speed.clock import needs_batch
 
         thing: Any = None
         if text.replace(".", "").isidentifier():
@@ -178,7 +178,7 @@ def _time(
 ) -> Report:
     __tracebackhide__ = True
     from nbdebug.tools.speed.bottleneck import time_training  # imports torch: %load_ext must stay quick
-    from nbdebug.tools.speed.driver import Training
+    from nbdebug.tools.speed.clock import Training
 
     subject = subject_of(args.model, args.optimizer, names)
     training = Training(call, subject.models, subject.optimizers, loader, whole, names)

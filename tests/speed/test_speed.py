@@ -19,8 +19,7 @@ import nbdebug
 from nbdebug.__main__ import main
 from nbdebug.report import Where
 from nbdebug.tools.speed import clock, ops
-from nbdebug.tools.speed.facts import Loop, SpeedCure, SpeedFacts, StepTimes, WorkShare
-from nbdebug.tools.speed.rules import name_cause
+from nbdebug.tools.speed.rules import Loop, SpeedCure, SpeedFacts, StepTimes, WorkShare, name_cause
 from nbdebug.tools.speed.watch import OWN, RECENT, WARM, SpeedWatch, share_of, slower
 from tests.shell import started
 
@@ -49,7 +48,7 @@ def training() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader]:
 def test_it_trains_as_the_steps_alone_and_leaves_nothing_behind(copies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit: the same steps without nbdebug. Torch's functions and hooks are its own again. copies: without, as
     where a GPU is in use, experiments run in this process, and all is put back."""
-    monkeypatch.setattr("nbdebug.tools.speed.driver.can_copy", lambda: copies)
+    monkeypatch.setattr("nbdebug.tools.speed.clock.can_copy", lambda: copies)
     before = dataloader._BaseDataLoaderIter.__next__, nn.Module.train, torch.save
     weights = []
     for asked in (False, True):
@@ -78,7 +77,7 @@ def test_it_trains_as_the_steps_alone_and_leaves_nothing_behind(copies: bool, mo
 @pytest.mark.timeout(120)
 def test_as_on_a_card_torch_s_methods_are_its_own_again_and_the_model_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     """There copies and reads are timed, too, and the ops are followed in this process."""
-    monkeypatch.setattr("nbdebug.tools.speed.driver.can_copy", lambda: False)
+    monkeypatch.setattr("nbdebug.tools.speed.clock.can_copy", lambda: False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: None)
     make = clock.Clock.__init__
     monkeypatch.setattr(

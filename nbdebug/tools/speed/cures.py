@@ -34,10 +34,20 @@ from nbdebug.observe.sources import source as text_of
 from nbdebug.observe.step_hooks import stop_training
 from nbdebug.observe.tensors import fingerprint, tensors_in
 from nbdebug.report import Where
-from nbdebug.tools.speed.clock import MOVES, READS, WRITERS, Patches, users_lines
-from nbdebug.tools.speed.driver import Training, apart, drive, endless, workers_without_modes
-from nbdebug.tools.speed.facts import FREE, SpeedCure, SpeedFacts, WorkShare
+from nbdebug.tools.speed.clock import (
+    MOVES,
+    READS,
+    WRITERS,
+    Patches,
+    Training,
+    apart,
+    drive,
+    endless,
+    users_lines,
+    workers_without_modes,
+)
 from nbdebug.tools.speed.ops import OpWatch, attention_refused
+from nbdebug.tools.speed.rules import FREE, SpeedCure, SpeedFacts, WorkShare
 
 PAIRS, SECONDS = 20, 2.5
 """Of an experiment: steps with and without, at most; and the time after which three of each are enough."""

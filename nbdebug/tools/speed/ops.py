@@ -33,7 +33,7 @@ from nbdebug.observe.sources import nodes_of
 from nbdebug.observe.tensors import base_name, fingerprint
 from nbdebug.report import Where
 from nbdebug.tools.speed.clock import DRIVERS, Patches, users_lines
-from nbdebug.tools.speed.facts import LongerInput, Loop, Reads, WorkShare
+from nbdebug.tools.speed.rules import LongerInput, Loop, Reads, WorkShare
 
 READ = "local_scalar_dense"
 COPIES = frozenset({"clone", "copy", "to_copy", "contiguous", "lift_fresh_copy"})

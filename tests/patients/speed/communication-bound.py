@@ -1,6 +1,6 @@
 """Gradients travel over a slow network: as the clock of a machine with GPUs tells it."""
 
-from nbdebug.tools.speed.facts import SpeedFacts, StepTimes
+from nbdebug.tools.speed.rules import SpeedFacts, StepTimes
 
 CODE, BOTTLENECK, LINE = "speed/communication-bound", "sync", None
 

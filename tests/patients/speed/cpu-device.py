@@ -1,6 +1,6 @@
 """The model was never moved: as the clock of a machine with GPUs tells it."""
 
-from nbdebug.tools.speed.facts import SpeedFacts, StepTimes
+from nbdebug.tools.speed.rules import SpeedFacts, StepTimes
 
 CODE, BOTTLENECK, LINE = "speed/cpu-device", "forward", None
 

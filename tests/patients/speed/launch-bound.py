@@ -1,6 +1,6 @@
 """A batch of one row: as the clock of a machine with GPUs tells it."""
 
-from nbdebug.tools.speed.facts import SpeedCure, SpeedFacts, StepTimes
+from nbdebug.tools.speed.rules import SpeedCure, SpeedFacts, StepTimes
 
 CODE, BOTTLENECK, LINE = "speed/launch-bound", "forward", None
 

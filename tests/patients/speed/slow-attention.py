@@ -1,7 +1,7 @@
 """A mask of its own keeps attention from the fused kernels: as the clock of a machine with GPUs tells it."""
 
 from nbdebug.report import Where
-from nbdebug.tools.speed.facts import SpeedFacts, StepTimes, WorkShare
+from nbdebug.tools.speed.rules import SpeedFacts, StepTimes, WorkShare
 
 CODE, BOTTLENECK, LINE = "speed/slow-attention", "forward", None
 

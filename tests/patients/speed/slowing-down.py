@@ -1,7 +1,7 @@
 """A list of all outputs is joined in each step: as the clock of a machine with GPUs tells it."""
 
 from nbdebug.report import Where
-from nbdebug.tools.speed.facts import Slower, SpeedFacts, StepTimes
+from nbdebug.tools.speed.rules import Slower, SpeedFacts, StepTimes
 
 CODE, BOTTLENECK, LINE = "speed/slowing-down", "forward", None
 
