@@ -141,7 +141,6 @@ def test_a_public_function_and_a_magic_stand_in_the_file_of_their_name() -> None
 
 
 SMALL = {
-    "nbdebug.tools.breakpoints.backward": "the other half of forward.py: two ways of waiting, one for each phase",
     "nbdebug.views.show": "asks IPython to display, and is imported by what must not know the widgets",
 }
 """Modules under 120 lines that one other module of their folder imports. A reason each; the list may only shrink."""

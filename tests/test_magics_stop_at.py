@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from nbdebug.tools.breakpoints import debuggers
 from tests.shell import Notebook, completions, started
 
 SETUP = """
@@ -38,7 +37,7 @@ net, x, limit = Net(), torch.ones(2, 4), -1.0
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
-    monkeypatch.setattr(debuggers, "_can_ask", lambda: False)
+    monkeypatch.setattr("nbdebug.tools.breakpoints.stop._can_ask", lambda: False)
     with started(SETUP) as book:
         yield book
         book.run("%stop_at --clear")

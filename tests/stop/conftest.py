@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from nbdebug.tools.breakpoints import debuggers
 from nbdebug.tools.breakpoints.stop_at import active
 
 
 @pytest.fixture(autouse=True)
 def nobody_types(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(debuggers, "_can_ask", lambda: False)
+    monkeypatch.setattr("nbdebug.tools.breakpoints.stop._can_ask", lambda: False)
     yield
     for stop in active():
         stop.clear()

@@ -259,7 +259,7 @@ def test_a_fault_of_our_own_ends_the_stop_and_not_the_training(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     net, x = made()
-    monkeypatch.setattr("nbdebug.tools.breakpoints.forward.own_code", lambda module: 1 / 0)
+    monkeypatch.setattr("nbdebug.tools.breakpoints.hooks.own_code", lambda module: 1 / 0)
     stop = stop_at(net, "layers.0")
     assert step(net, x).isfinite() and "ZeroDivisionError" in stop.fault and nothing_left(net)
     assert "fault of its own" in capsys.readouterr().err and "fault" in repr(stop)

@@ -20,11 +20,9 @@ from nbdebug.observe.modules import plain_name
 from nbdebug.observe.validation import check_model
 from nbdebug.report import Report
 from nbdebug.text import count
-from nbdebug.tools.breakpoints.backward import OutputGradients
 from nbdebug.tools.breakpoints.condition import BreakpointHook, Condition, evaluating, is_fake
-from nbdebug.tools.breakpoints.debuggers import at_prompt
-from nbdebug.tools.breakpoints.forward import Forwards
-from nbdebug.tools.breakpoints.stop import StopEvent, main_waits, stop
+from nbdebug.tools.breakpoints.hooks import Forwards, OutputGradients
+from nbdebug.tools.breakpoints.stop import StopEvent, at_prompt, main_waits, stop
 
 
 class _EagerSwitch:

@@ -2,7 +2,7 @@
 
     check_checkpoint   the public function: a file or a folder beside the model, the optimizer and the rest of a run
     formats            the probe: torch's files (zip and legacy), safetensors, indices of shards, folders
-    facts, rules       what was read, as plain values; the rules that name causes
+    rules              what was read, as plain values; the rules that name causes
     resume_proof       the public function: a resumed run beside the one that never stopped, and what was not saved
     run_state          the states among the variables of a run at one moment, and how they are put back
     checkpoints        `Checkpoints`: a folder whose last good file survives a kill at any moment and a full disk

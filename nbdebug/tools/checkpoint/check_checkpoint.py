@@ -23,9 +23,18 @@ from nbdebug.observe.variables import closure_variables
 from nbdebug.process import can_copy, in_copy
 from nbdebug.report import Edit, Finding, Fix, Report, RuledOut, Table, Where
 from nbdebug.text import count, listed, size
-from nbdebug.tools.checkpoint.facts import CheckpointFacts, Group, Rename, SavedFile, SavedTensor, walk
 from nbdebug.tools.checkpoint.formats import is_checkpoint, loaded, read_file, within
-from nbdebug.tools.checkpoint.rules import DANGEROUS, PARTS, name_all
+from nbdebug.tools.checkpoint.rules import (
+    DANGEROUS,
+    PARTS,
+    CheckpointFacts,
+    Group,
+    Rename,
+    SavedFile,
+    SavedTensor,
+    name_all,
+    walk,
+)
 
 WHOLE = tuple(
     "model.safetensors.index.json pytorch_model.bin.index.json model.safetensors pytorch_model.bin "

@@ -28,9 +28,8 @@ from torch import nn
 
 from nbdebug.text import in_a_line
 from nbdebug.tools.checkpoint.check_checkpoint import WHOLE, compare
-from nbdebug.tools.checkpoint.facts import CheckpointFacts, SavedFile
 from nbdebug.tools.checkpoint.formats import SAFETENSORS, decoded, header_checksum, loaded, read_file, within
-from nbdebug.tools.checkpoint.rules import name_all
+from nbdebug.tools.checkpoint.rules import CheckpointFacts, SavedFile, name_all
 from nbdebug.tools.checkpoint.run_state import form, get_random, read, set_random, write
 
 NAME = re.compile(r"step_(\d+)\.safetensors$")

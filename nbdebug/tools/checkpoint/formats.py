@@ -30,7 +30,7 @@ import torch
 
 from nbdebug.observe.variables import is_user_module
 from nbdebug.text import listed, size
-from nbdebug.tools.checkpoint.facts import SavedFile, SavedGlobal, SavedObject, SavedTensor, walk
+from nbdebug.tools.checkpoint.rules import SavedFile, SavedGlobal, SavedObject, SavedTensor, walk
 
 PIECE = 1 << 22  # bytes that are read at a time
 MOVED = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # modules in Python 2

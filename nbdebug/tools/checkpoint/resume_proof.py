@@ -24,8 +24,7 @@ from nbdebug.report import Finding, Report, RuledOut, Symptom, Table
 from nbdebug.text import count, figures, listed
 from nbdebug.tools.checkpoint.check_checkpoint import checkpoint_facts
 from nbdebug.tools.checkpoint.checkpoints import Checkpoints
-from nbdebug.tools.checkpoint.facts import STEP, CheckpointFacts, SavedFile
-from nbdebug.tools.checkpoint.rules import missing_part, name_all
+from nbdebug.tools.checkpoint.rules import STEP, CheckpointFacts, SavedFile, missing_part, name_all
 from nbdebug.tools.checkpoint.run_state import LIBRARIES, ObservedRun, Put, RunState, form, kinds, plain
 from nbdebug.trainers import held
 

@@ -1,9 +1,9 @@
 """What is wrong with the settings of a run, before anything runs.
 
     check_config  the public function: problems, mended lines and what was not checked, as a report
-    document      a file, a mapping or an object as settings with their lines (the probe), and these as plain values
+    document      a file, a mapping or an object as settings with their lines (the probe), and these as plain values;
+                  the change that mends what can't be read, several faults at once
     parsers       JSON, YAML and TOML with the place of every value, and of what keeps a file from being read
-    mends         the change that mends it, several faults at once
     schema_from   what a setting may be: of a JSON Schema, a dataclass, a pydantic model, or a good config; and what the
                   field knows of learning rates, dropout, heads …, where there is no schema
     tables        names, ranges, choices, characters and slips that the others look up

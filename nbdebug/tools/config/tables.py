@@ -18,8 +18,8 @@ JSON_SAYS = {
 }
 """The json module's words for a fault: what is wrong, and the cure."""
 Row = tuple[str, str, str, str]
-"""(pattern of a line, whose group x is replaced; by what: {} is the old text, a word in <> a form of it that `mends.py`
-makes; what is wrong; the cure), with {old}, {new} and {first}, the old text's first character."""
+"""(pattern of a line, whose group x is replaced; by what: {} is the old text, a word in <> a form of it that
+`document.py` makes; what is wrong; the cure), with {old}, {new} and {first}, the old text's first character."""
 SLANTED = "".join(QUOTES)
 DOUBLE = "JSON takes straight double quotes alone."
 QUOTE_IT = "Put it into double quotes."

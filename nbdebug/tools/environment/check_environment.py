@@ -20,9 +20,17 @@ from typing import Any
 
 from nbdebug.report import Report, RuledOut, Table
 from nbdebug.text import clip, count, listed, size
-from nbdebug.tools.environment import tables
-from nbdebug.tools.environment.rules import ORDER, EnvironmentFacts, dotted, version
-from nbdebug.tools.environment.tables import FSDP, PACKAGES, UNSEEDED, VARIABLES
+from nbdebug.tools.environment import rules
+from nbdebug.tools.environment.rules import (
+    FSDP,
+    ORDER,
+    PACKAGES,
+    UNSEEDED,
+    VARIABLES,
+    EnvironmentFacts,
+    dotted,
+    version,
+)
 
 
 def check_environment(*, requirements: Any = None, facts: Mapping[str, Any] | None = None) -> Report:
@@ -47,7 +55,7 @@ def check_environment(*, requirements: Any = None, facts: Mapping[str, Any] | No
         requirements = pathlib.Path(requirements).read_text(encoding="utf-8").splitlines()
     known = EnvironmentFacts.of(raw, tuple(_unmet(map(str, requirements or ()), unchecked)))
     findings = tuple(found for found in (check(known) for check in ORDER) if found is not None)
-    compared = f"{count(len(known.packages), 'package')} compared, tables of {tables.DATE}"
+    compared = f"{count(len(known.packages), 'package')} compared, tables of {rules.DATE}"
     machine = Table("The machine", ("what", "value"), list(_rows(raw, known)))
     raised = Table("Warnings of this kernel", ("where", "warning", "write instead"), list(_warnings()) if own else [])
     if not known.run:
@@ -94,7 +102,7 @@ def _notes(raw: Mapping[str, Any]) -> Iterator[str]:
     if (other := shell_python()) is not None:
         yield f"`python` in a shell is {other}, another installation than this kernel's: use %pip to install"
     for place, free in (raw.get("disk") or {}).items():
-        if free < tables.LITTLE_DISK:
+        if free < rules.LITTLE_DISK:
             yield f"{size(free)} of disk are left {'in this folder' if place == 'here' else 'for temporary files'}"
     left = raw.get("leftovers") or {"count": 0}
     if left["count"]:
@@ -102,7 +110,7 @@ def _notes(raw: Mapping[str, Any]) -> Iterator[str]:
         yield f"{what} ({size(left['bytes'])}) lie in /dev/shm (torch_*) and the folder of temporary files (pymp-*)"
     yield from _idle()
     shm = (raw.get("shm") or {}).get("size")
-    if shm is not None and shm <= tables.DOCKER_SHM:
+    if shm is not None and shm <= rules.DOCKER_SHM:
         yield f"/dev/shm has {size(shm)}: a loader with workers needs more (docker run --shm-size=8g)"
 
 
@@ -113,17 +121,17 @@ def _precision(known: EnvironmentFacts) -> Iterator[str]:
     if known.device == "mps" or not known.device and known.build.get("mps") and not known.cards:
         if chosen not in (None, "highest"):
             yield f"{call} changes nothing on MPS: it acts on CUDA cards alone"
-        types = [name for name, since in tables.MPS_AUTOCAST.items() if torch >= since]
+        types = [name for name, since in rules.MPS_AUTOCAST.items() if torch >= since]
         which = f"computes in {listed(types, quote='')}" + (", bfloat16 from macOS 14 on" if types[1:] else "")
         if torch:
             yield f"torch.autocast('mps') of torch {known.torch} " + (which if types else "does not exist (2.5 has it)")
     elif known.wants_cuda and known.is_cuda_build and chosen and (cards := [c for c in known.used if c.capability]):
-        able = [card.capability >= tables.TF32 for card in cards]
+        able = [card.capability >= rules.TF32 for card in cards]
         if chosen == "highest" and all(able):
             high = f"torch.set_float32_matmul_precision('high') lets {cards[0].name} use TF32"
             yield f"Products of float32 matrices are computed in full: {high}, faster, with 10 bits of mantissa"
         elif chosen != "highest" and not any(able):
-            yield f"{call} changes nothing on {cards[0].name}: TF32 came with capability {dotted(tables.TF32)}"
+            yield f"{call} changes nothing on {cards[0].name}: TF32 came with capability {dotted(rules.TF32)}"
 
 
 def _warnings() -> Iterator[tuple[str, str, str]]:
@@ -133,7 +141,7 @@ def _warnings() -> Iterator[tuple[str, str, str]]:
         for key in list(getattr(module, "__dict__", {}).get("__warningregistry__") or ()):
             if isinstance(key, tuple) and len(key) == 3:
                 text = " ".join(str(key[0]).split())
-                rewrite = next((new for pattern, new in tables.REWRITES if re.search(pattern, text)), None)
+                rewrite = next((new for pattern, new in rules.REWRITES if re.search(pattern, text)), None)
                 if rewrite is not None:
                     yield f"{'a cell' if name == '__main__' else name}, line {key[2]}", clip(text, 160), rewrite
 
@@ -160,7 +168,7 @@ def _rows(raw: Mapping[str, Any], known: EnvironmentFacts) -> Iterator[tuple[str
     parts += [f"CUDA {build['cuda'] or 'none'}"] if "cuda" in build else []
     names = (("hip", "ROCm"), ("cudnn", "cuDNN"), ("nccl", "NCCL"))
     yield "torch", ", ".join([*parts, *(f"{name} {build[key]}" for key, name in names if build.get(key))])
-    for key, name in tables.BUILD:
+    for key, name in rules.BUILD:
         value = build.get(key)
         if isinstance(value, dict):
             value = [f"{switch} {'on' if on else 'off'}" for switch, on in value.items()]

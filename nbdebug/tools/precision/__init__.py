@@ -1,6 +1,6 @@
 """Half precision: which modules must stay in float32, why, and the proof.
 
-    precision      the whole: `precision(model, batch, loss_fn)`
+    precision      the whole: `precision(model, batch, loss_fn)`, and its report
     casting        a copy of the model that runs in a dtype, by casting or under autocast, with some modules kept in
                    float32; and the answer as something to use: `keep_fp32` on the user's own model
     trial          one training step on such a copy: loss, gradients, what was not finite, time and memory; also of a
@@ -10,7 +10,7 @@
     search         the smallest set of modules that has to stay in float32, by few trials; no torch
     causes         what fails in each of these modules, op by op
     unscale_order  whether gradients are unscaled before they are clipped, by two runs with two scales
-    facts, rules, report    from the numbers to the causes and to the report
+    rules          the numbers, and the causes that they show
 
 The user's model is never changed.
 """

@@ -24,7 +24,7 @@ from nbdebug.observe.tensors import base_name
 from nbdebug.report import Where
 from nbdebug.tools.precision.casting import CastCopies, cast
 from nbdebug.tools.precision.compare import ReferenceRun, compare_with_float64
-from nbdebug.tools.precision.facts import (
+from nbdebug.tools.precision.rules import (
     Culprit,
     HalfEvent,
     HalfStep,

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.tensors import all_finite
 from nbdebug.tools.precision.casting import CastCopies, device_of
-from nbdebug.tools.precision.facts import Exact
+from nbdebug.tools.precision.rules import Exact
 from nbdebug.tools.precision.trial import HalfTrials, TrialOutcome, norm_off, off
 
 WRONG = 0.03

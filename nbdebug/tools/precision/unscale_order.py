@@ -21,7 +21,7 @@ from nbdebug.observe.ops import WatchMode
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tensors import plain_values
 from nbdebug.report import Where
-from nbdebug.tools.precision.facts import UnscaleOrder
+from nbdebug.tools.precision.rules import UnscaleOrder
 from nbdebug.tools.precision.trial import HalfTrials, OwnStep
 
 APART = 16.0

@@ -2,9 +2,9 @@
 
     perplexity     the public function: per real target token, with an interval; which mistake gives a reported
                    number, and its line
-    check_outputs  the public function: pictures, texts and vectors beside what the model learnt from
+    check_outputs  the public function: pictures, texts and vectors beside what the model learnt from; of texts loops,
+                   cut ends, copies
     images         copies, collapse, colours, sharpness
-    texts          loops, cut ends, copies
     compare        the public function: two models on the same inputs, and whether the comparison is fair
     check_adapter  the public function: what a LoRA changes, and what keeps it from doing so
     check_diffusion  the public function: what a denoiser predicts, and how its loss goes over the steps

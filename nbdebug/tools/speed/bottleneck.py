@@ -2,7 +2,8 @@
 of it: a step by its parts, the dearest lines, the cures that were tried.
 
 A script is timed from outside (`python -m nbdebug bottleneck train.py`): it runs as `__main__` until so many steps have
-ended, whatever trains in it, a loop or a library's trainer."""
+ended, whatever trains in it, a loop or a library's trainer.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ tell the phases; others run as always, FREE in a row, and tell how long a step t
 code is, each few milliseconds, and weighs a look by the time since the last one.
 
 In a copy nothing reaches the disk: files are written to a folder that is deleted, and nothing is removed or renamed.
-Where a GPU is in use there is no copy: a step that can be wound back is, others are not experimented with."""
+Where a GPU is in use there is no copy: a step that can be wound back is, others are not experimented with.
+"""
 
 from __future__ import annotations
 

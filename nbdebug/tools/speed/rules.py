@@ -1,5 +1,5 @@
-"""What was seen of a training's time, as plain numbers and places, no tensors, all times in seconds; and the rules, from
-there to the one cause that makes it slow. The first that holds answers.
+"""What was seen of a training's time, as plain numbers and places, no tensors, all times in seconds; and the rules,
+from there to the one cause that makes it slow. The first that holds answers.
 
 Counts and ratios within one run alone: another program on the machine makes all parts of a step slower. The thresholds
 are those of a trial on 27 trainings with their healthy twins; where an experiment can tell, it decides.
