@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from nbdebug.tools.stepper import threads as turns
+from nbdebug.tools.stepper import run as turns
 from nbdebug.tools.stepper.step_through import step_through
 from tests.shell import in_this_checkout
 from tests.stepper.models import Photograph, batch, model, threads

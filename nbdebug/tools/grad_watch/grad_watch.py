@@ -27,10 +27,9 @@ from nbdebug.report import Plot, Report
 from nbdebug.text import in_a_line
 from nbdebug.tools.grad_watch import history as tables
 from nbdebug.tools.grad_watch import report as account
-from nbdebug.tools.grad_watch.gradients import WatchedParameters
 from nbdebug.tools.grad_watch.history import TOTALS, ThinnedSeries, WatchHistory
+from nbdebug.tools.grad_watch.probe import LayerUnits, UnitWatch, WatchedParameters
 from nbdebug.tools.grad_watch.steps import WatchSteps
-from nbdebug.tools.grad_watch.units import LayerUnits, UnitWatch
 from nbdebug.verdict import Verdict, smoothed_entropy, verdicts
 
 CALL = "grad_watch(model, optimizer)"

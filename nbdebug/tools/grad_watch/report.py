@@ -13,8 +13,16 @@ from typing import Any
 
 from nbdebug.report import Finding, Fix, Plot, Report, RuledOut, Symptom, Where
 from nbdebug.text import count, figures, listed, percent
-from nbdebug.tools.grad_watch.history import ScaleHistory
-from nbdebug.tools.grad_watch.layers import Depth, depth_trend, faded_layers, heatmap, jumps, layer_series, levels
+from nbdebug.tools.grad_watch.history import (
+    Depth,
+    ScaleHistory,
+    depth_trend,
+    faded_layers,
+    heatmap,
+    jumps,
+    layer_series,
+    levels,
+)
 from nbdebug.verdict import Verdict, floor_note, floor_of, of_losses, smoothed_entropy
 
 QUESTION = "grad_watch(model, optimizer)"

@@ -19,8 +19,8 @@ import torch
 
 from nbdebug.observe.backward import ScalerWatch
 from nbdebug.observe.norms import GroupNorms, group_norms, is_capturing_graph, reads_asynchronously, unobserved
-from nbdebug.tools.grad_watch.gradients import GradientProbe, Updates, WatchedParameters, calling_scaler
 from nbdebug.tools.grad_watch.history import StepRow, Total, WatchHistory, doubles, joint_norm
+from nbdebug.tools.grad_watch.probe import GradientProbe, Updates, WatchedParameters, calling_scaler
 
 MOST_PENDING = 2
 """How many later steps may be over before the host waits. One is not enough to keep a device busy."""

@@ -23,7 +23,7 @@ from nbdebug import verdict
 from nbdebug.live import progress_bar
 from nbdebug.report import Finding, Plot, Report, Symptom, Table, Where
 from nbdebug.text import clip, count, figures, listed
-from nbdebug.tools.grad_watch.layers import jumps
+from nbdebug.tools.grad_watch.history import jumps
 from nbdebug.tools.grad_watch.report import loss_findings
 from nbdebug.tools.monitor.formats import (
     READERS,

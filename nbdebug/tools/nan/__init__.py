@@ -10,8 +10,8 @@ to what went bad. `report.py` makes `facts.py` of that, `rules/` name the cause,
 the user's line and tries it (`trials.py`), `reproducer.py` saves the op alone.
 
 On an accelerator, where each look would make the host wait, the step is only recorded: `locate.py` finds the origin in
-a replay afterwards, with few reads (`suspects.py`, `replay_taint.py`). `bisect.py` is another strategy, which knows
-nothing of taint: it runs the step itself again.
+a replay afterwards, with few reads (`suspects.py`). `bisect.py` is another strategy, which knows nothing of taint: it
+runs the step itself again.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ displayed values stay in memory. Nothing of this raises an error where it happen
     left_on         duplicate hooks, eval mode, switches, shadowed names, memory of outputs; cells that ran too early
     repeats         cells that ran again on their own result
     flow            data flow between cells: what a line reads is not what it was written for
-    facts, rules    the facts as plain values; the rules that name causes
+    rules           the facts as plain values; the rules that name causes
 
 All of it is read from the shell's record of its cells, the variables and the files. None of the user's code runs,
 nothing is changed, and it does not matter when nbdebug was loaded.

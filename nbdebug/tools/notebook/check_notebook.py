@@ -21,7 +21,6 @@ from nbdebug.observe.variables import attributes, frame_variables, reachable_obj
 from nbdebug.report import Finding, Report, RuledOut
 from nbdebug.text import count
 from nbdebug.tools.notebook.cells import CellHistory, error_message, traceback_links
-from nbdebug.tools.notebook.facts import NotebookFacts, StaleModule, Told
 from nbdebug.tools.notebook.flow import told_of_cells, told_of_error
 from nbdebug.tools.notebook.left_on import (
     cells_too_early,
@@ -32,7 +31,7 @@ from nbdebug.tools.notebook.left_on import (
     names_shadowed,
 )
 from nbdebug.tools.notebook.repeats import applied_twice, runs_twice, splits_drawn_again
-from nbdebug.tools.notebook.rules import name_all, notes_of
+from nbdebug.tools.notebook.rules import NotebookFacts, StaleModule, Told, name_all, notes_of
 from nbdebug.tools.notebook.stale_code import redefined_classes, stale_modules
 from nbdebug.tools.notebook.stale_objects import ModelsAndOptimizers, missing_parameters, stale_holders
 

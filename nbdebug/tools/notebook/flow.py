@@ -33,9 +33,8 @@ from nbdebug.tools.notebook.cells import (
     number_of,
     root_of,
 )
-from nbdebug.tools.notebook.facts import NOWHERE, Told
 from nbdebug.tools.notebook.repeats import MISFIT
-from nbdebug.tools.notebook.rules import named
+from nbdebug.tools.notebook.rules import NOWHERE, Told, named
 from nbdebug.tools.notebook.stale_objects import (
     SETTINGS,
     ModelsAndOptimizers,

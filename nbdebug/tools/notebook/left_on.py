@@ -34,8 +34,7 @@ from nbdebug.tools.notebook.cells import (
     root_of,
     traceback_links,
 )
-from nbdebug.tools.notebook.facts import NOWHERE, KeptOutput, Told
-from nbdebug.tools.notebook.rules import named
+from nbdebug.tools.notebook.rules import NOWHERE, KeptOutput, Told, named
 from nbdebug.tools.notebook.stale_objects import (
     ModelsAndOptimizers,
     is_tensor,

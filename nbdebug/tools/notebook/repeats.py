@@ -32,8 +32,7 @@ from nbdebug.tools.notebook.cells import (
     running,
     traceback_links,
 )
-from nbdebug.tools.notebook.facts import NOWHERE, RunTwice, Told
-from nbdebug.tools.notebook.rules import named
+from nbdebug.tools.notebook.rules import NOWHERE, RunTwice, Told, named
 from nbdebug.tools.notebook.stale_objects import is_module, modules_of
 
 SAME = frozenset(

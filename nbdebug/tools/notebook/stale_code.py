@@ -36,7 +36,7 @@ from nbdebug.tools.notebook.cells import (
     root_of,
     traceback_links,
 )
-from nbdebug.tools.notebook.facts import NOWHERE, Redefined, StaleModule
+from nbdebug.tools.notebook.rules import NOWHERE, Redefined, StaleModule
 
 SLACK = 2.0
 """Seconds: clocks of file systems are coarse."""

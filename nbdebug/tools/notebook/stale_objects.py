@@ -32,8 +32,7 @@ from nbdebug.tools.notebook.cells import (
     nodes,
     root_of,
 )
-from nbdebug.tools.notebook.facts import NOWHERE, LeftBehind, Told
-from nbdebug.tools.notebook.rules import named
+from nbdebug.tools.notebook.rules import NOWHERE, LeftBehind, Told, named
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, types.BuiltinFunctionType)
 ADDS = frozenset(

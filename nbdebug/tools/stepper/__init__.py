@@ -8,8 +8,8 @@
     .at, .inputs, .outputs, report() ◀─ StepStop ─ ThreadHandoff: wait
     abandon() ───────────────────────────────────▶ Abandoned is raised where it waits, and unwinds the step
 
-In reading order: `step_through` (the public function, Stepper, its report), `run` (goals, StepRun), `hooks` (layers and
-their backward), `events` (places, stops, tensors in numbers), `threads` (the handoff, what the threads share).
+In reading order: `step_through` (the public function, Stepper, its report), `run` (the handoff, what the
+threads share, goals, StepRun), `hooks` (layers and their backward), `events` (places, stops, tensors in numbers).
 
 Only one of the two threads runs at a time. Random numbers and the process's switches are the step's while it runs, and
 the caller's while it waits. At the end hooks are removed, the model is restored, and the thread ends.

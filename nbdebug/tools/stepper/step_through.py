@@ -25,8 +25,7 @@ from nbdebug.tools.stepper import events as numbers
 from nbdebug.tools.stepper import run as goals
 from nbdebug.tools.stepper.events import AFTER, BACKWARD, BACKWARD_DONE, BEFORE, LOSS, LayerPlace, StepStop
 from nbdebug.tools.stepper.hooks import Layers
-from nbdebug.tools.stepper.run import StepRun
-from nbdebug.tools.stepper.threads import TIMEOUT, CallContext
+from nbdebug.tools.stepper.run import TIMEOUT, CallContext, StepRun
 
 if TYPE_CHECKING:
     from nbdebug.tools.stepper.run import StepRun

@@ -98,12 +98,12 @@ def test_copies_of_a_watched_model_know_nothing_of_it() -> None:
 @pytest.mark.parametrize(
     "where",
     [
-        "nbdebug.tools.grad_watch.gradients.group_norms",
+        "nbdebug.tools.grad_watch.probe.group_norms",
         "nbdebug.tools.grad_watch.steps.joint_norm",
-        "nbdebug.tools.grad_watch.gradients.group_norms",
-        "nbdebug.tools.grad_watch.units.is_capturing_graph",
-        "nbdebug.tools.grad_watch.gradients.GradientProbe.began",
-        "nbdebug.tools.grad_watch.gradients.Updates.after",
+        "nbdebug.tools.grad_watch.probe.group_norms",
+        "nbdebug.tools.grad_watch.probe.is_capturing_graph",
+        "nbdebug.tools.grad_watch.probe.GradientProbe.began",
+        "nbdebug.tools.grad_watch.probe.Updates.after",
     ],
 )
 def test_a_fault_of_its_own_never_reaches_the_training(where: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,11 +150,11 @@ def test_clipping_through_data_is_noticed() -> None:
 
 
 def test_nothing_is_measured_twice_where_nothing_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nbdebug.tools.grad_watch import gradients
+    from nbdebug.tools.grad_watch import probe
 
     calls: list[int] = []
-    real = gradients.group_norms
-    monkeypatch.setattr(gradients, "group_norms", lambda given, wide: calls.append(len(given)) or real(given, wide))
+    real = probe.group_norms
+    monkeypatch.setattr(probe, "group_norms", lambda given, wide: calls.append(len(given)) or real(given, wide))
     model, optimizer = network()
     with nbdebug.grad_watch(model, optimizer, ratios_every=0) as watch:
         for _ in range(3):

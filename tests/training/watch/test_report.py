@@ -19,8 +19,7 @@ from torch import nn
 
 import nbdebug
 from nbdebug.live import Live
-from nbdebug.tools.grad_watch.history import ThinnedSeries
-from nbdebug.tools.grad_watch.layers import depth_trend, faded_layers, jumps
+from nbdebug.tools.grad_watch.history import ThinnedSeries, depth_trend, faded_layers, jumps
 from nbdebug.views import html
 from nbdebug.views.plots import gradients as watch
 from nbdebug.views.plots import marks as pixels
