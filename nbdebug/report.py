@@ -361,7 +361,7 @@ class Report:
 
     def show(self) -> None:
         """Display the report in a running notebook; elsewhere print it as text to stderr."""
-        self._view("show", "show")
+        self._view("text", "show")
 
     def figure(self) -> Any:
         """A matplotlib Figure of the evidence. Raises ValueError when the report has nothing to draw."""

@@ -86,7 +86,7 @@ class ExplainMagics(Magics):
         return None
 
     def _last(self, names: dict[str, Any]) -> Report:
-        from nbdebug.observe.shell import last_error  # imports torch: %load_ext and %explain CODE must stay quick
+        from nbdebug.observe.variables import last_error  # imports torch: %load_ext and %explain CODE must stay quick
 
         error = last_error()
         report = nbdebug.explain(error, names=names, shell=self.shell)

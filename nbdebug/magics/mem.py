@@ -287,7 +287,7 @@ def _follow(
 
 def out_of_memory_report(shell: Any) -> Report | None:
     """The report on the cell before this one, if it failed because memory ran out."""
-    from nbdebug.observe.shell import last_error
+    from nbdebug.observe.variables import last_error
     from nbdebug.tools.memory import oom
 
     error, before = last_error(), getattr(shell, "last_execution_result", None)

@@ -230,7 +230,7 @@ def other_cells(file: str) -> list[str]:
 
 def _shell_cells() -> dict[str, int]:
     """The files of the running shell's cells, with their numbers."""
-    from nbdebug.observe.shell import running_shell  # here: most walks through this file name no cell
+    from nbdebug.observe.variables import running_shell  # here: most walks through this file name no cell
 
     return getattr(getattr(running_shell(), "compile", None), "_filename_map", {})
 

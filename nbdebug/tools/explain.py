@@ -55,7 +55,7 @@ def explain(
         return page(exc) if len(exc.split()) < 2 else _of_text(exc)
     if exc is not None and not isinstance(exc, BaseException):
         raise TypeError(f"explain takes an exception or a code such as 'nan/overflow'; got {type(exc).__name__}.")
-    from nbdebug.observe import shell as shells
+    from nbdebug.observe import variables as shells
 
     shell = shells.running_shell() if shell is None else shell
     error = exc if exc is not None else sys.exc_info()[1] or shells.last_error()

@@ -3,17 +3,20 @@
 A report of one cause fits on a screen of SCREEN lines: the cause and its place, how it came about, the first fix with
 its proof, the numbers, what was ruled out, and a last line that says what is left out. `report.full()` has all of it.
 Lines are as wide as the terminal, 100 columns at most; only the code of a fix may be wider, as it is there to be
-copied. Colours are for terminals: what a notebook keeps is plain.
+copied. Colours are for terminals: what a notebook keeps is plain. `show` displays a report at once, where nobody waits
+for a return value: in the notebook that runs, else as text on stderr.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import multiprocessing
 import re
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from nbdebug.report import Finding, Fix, Link, Report
 from nbdebug.text import WIDEST, clip, count, in_colour, styled, terminal_width
@@ -411,3 +414,20 @@ def _head_lines(heads: Sequence[str], wide: Sequence[int]) -> list[list[str]]:
     parts = [textwrap.wrap(head, max(w, NARROW)) or [""] for head, w in zip(heads, wide)]
     tall = max(map(len, parts), default=0)
     return [[part[n - tall + len(part)] if n >= tall - len(part) else "" for part in parts] for n in range(tall)]
+
+
+def show(report: Report) -> None:
+    """Display it as the last line of a cell would. stderr, because stdout may be what the program was run for."""
+    shell = running_shell()
+    if shell is None:
+        print(render(report, colour=in_colour(sys.stderr)), file=sys.stderr, flush=True)
+        return
+    data, metadata = shell.display_formatter.format(report)
+    shell.display_pub.publish(data, metadata)
+
+
+def running_shell() -> Any:
+    """The notebook's shell; None in a script, and in a process that a notebook has started: it can display nothing."""
+    ipython = sys.modules.get("IPython")  # where nobody has imported it, nothing of it runs
+    find = getattr(ipython, "get_ipython", None)
+    return find() if find is not None and multiprocessing.parent_process() is None else None

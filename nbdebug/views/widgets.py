@@ -22,7 +22,7 @@ import ipywidgets
 
 from nbdebug.live import Live
 from nbdebug.report import Plot, Report
-from nbdebug.views import html, show
+from nbdebug.views import html, text
 
 WITHOUT = "(The controls of this picture are there while its kernel runs: run the cell to have them.)"
 """Shown instead of the controls where nothing can show them."""
@@ -88,7 +88,7 @@ class ControlPanel:
 
     def put(self, drawn: str, update: bool = True) -> None:
         """Into the place of the picture before, wherever that is shown."""
-        shell = show.running_shell()
+        shell = text.running_shell()
         if shell is not None:
             shell.display_pub.publish(
                 {"text/html": drawn, "text/plain": self._text}, transient={"display_id": self._place}, update=update
@@ -111,7 +111,7 @@ class ControlPanel:
     def _ipython_display_(self) -> None:
         if self.view is None or self.view.ended:
             self.view = self.make_view()
-        shell = show.running_shell()
+        shell = text.running_shell()
         if hasattr(shell, "kernel"):  # a terminal has no widgets
             shell.display_pub.publish({**self.box._repr_mimebundle_(), "text/plain": WITHOUT})
         self.put(self.draw(), update=False)

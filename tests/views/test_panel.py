@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import nbdebug
-from nbdebug.views import show
+from nbdebug.views import text
 from nbdebug.views.plots.gradients import GradientMap, read
 from nbdebug.views.widgets import WITHOUT, Dashboard
 
@@ -50,7 +50,7 @@ class Shell:
 @pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch) -> Shell:
     shell = Shell()
-    monkeypatch.setattr(show, "running_shell", lambda: shell)
+    monkeypatch.setattr(text, "running_shell", lambda: shell)
     return shell
 
 
@@ -187,7 +187,7 @@ def test_a_fault_of_the_picture_is_told_beside_the_controls_and_nowhere_else(she
     panel.log.value = False
     assert "could not be drawn (ZeroDivisionError" in panel.status_label.value and training.watch.active
     monkeypatch.undo()
-    monkeypatch.setattr(show, "running_shell", lambda: shell)
+    monkeypatch.setattr(text, "running_shell", lambda: shell)
     panel.refresh.click()
     assert panel.status_label.value == "Live." and "6 steps" in shell.html
     twin.watch.close()
@@ -226,7 +226,7 @@ def test_another_panel_takes_over(shell, training) -> None:
 def test_without_a_notebook_it_is_the_report(shell, training, monkeypatch, where) -> None:
     del shell.kernel
     if where == "a script":
-        monkeypatch.setattr(show, "running_shell", lambda: None)
+        monkeypatch.setattr(text, "running_shell", lambda: None)
     training.run(2)
     panel = training.shown()
     assert len(shell.published) == (where == "a terminal") and "2 steps watched" in repr(panel)

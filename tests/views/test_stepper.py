@@ -13,7 +13,7 @@ from torch import nn
 
 from nbdebug.report import Plot, Report
 from nbdebug.tools.stepper.step_through import step_through
-from nbdebug.views import show
+from nbdebug.views import text
 from nbdebug.views.plots import stepper
 from nbdebug.views.plots.marks import svg
 from tests.stepper.models import Dividing, batch, model, threads
@@ -23,7 +23,7 @@ from tests.views.test_panel import WIDGET, Shell
 @pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch) -> Shell:
     shell = Shell()
-    monkeypatch.setattr(show, "running_shell", lambda: shell)
+    monkeypatch.setattr(text, "running_shell", lambda: shell)
     return shell
 
 
@@ -181,7 +181,7 @@ def test_the_panel_does_not_keep_a_stepper_that_nobody_has(shell: Shell) -> None
 def test_without_a_notebook_it_is_the_report(shell: Shell, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     del shell.kernel
     if where == "a script":
-        monkeypatch.setattr(show, "running_shell", lambda: None)
+        monkeypatch.setattr(text, "running_shell", lambda: None)
     opened = Opened(shell)
     assert len(shell.published) == (where == "a terminal") and "Before the model" in repr(opened.stepper)
     opened.stepper.abandon()

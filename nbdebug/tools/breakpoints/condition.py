@@ -12,13 +12,15 @@ import contextlib
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from nbdebug.observe.tensors import unobserved
 
 
 class BreakpointHook:
@@ -44,14 +46,6 @@ def is_fake(*values: Any) -> bool:
     return any(isinstance(value, FakeTensor) for value in values) or any(
         isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()
     )
-
-
-@contextlib.contextmanager
-def unobserved() -> Iterator[None]:
-    """Read tensors without a graph, and without dispatch modes that take every op for the model's."""
-    modes = _disable_current_modes() if _get_current_dispatch_mode_stack() else contextlib.nullcontext()
-    with torch.no_grad(), modes:
-        yield
 
 
 def only_value(values: Any) -> Any:

@@ -27,10 +27,9 @@ import torch
 from torch import nn
 
 from nbdebug.observe.locations import LIBRARY, USER, cell_name, kind_of
-from nbdebug.observe.tensors import can_be_nonfinite, finite, plain_values
+from nbdebug.observe.tensors import can_be_nonfinite, finite, plain_values, unobserved
 from nbdebug.report import Report, Table
 from nbdebug.text import count
-from nbdebug.tools.breakpoints.condition import unobserved
 
 _SET_BREAK = 111  # what pydevd calls a stop at a breakpoint (CMD_SET_BREAK)
 _OURS = ("torch", "nbdebug")

@@ -35,7 +35,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from nbdebug.observe.shell import running_shell
+from nbdebug.observe.variables import running_shell
 from nbdebug.process import alive
 from nbdebug.report import Report
 from nbdebug.tools.distributed.agent import PEER, Agent, CallsDiffer, end_process

@@ -27,7 +27,8 @@ from typing import Any
 from nbdebug.process import alive
 from nbdebug.report import Report, Symptom, Table
 from nbdebug.text import count, figures
-from nbdebug.tools.distributed.facts import STILL, RankLog, RanksFacts, waiting
+from nbdebug.tools.distributed.facts import RankLog, RanksFacts
+from nbdebug.tools.distributed.paths import STILL, waiting
 from nbdebug.tools.distributed.rules import certain, locates, name_cause
 
 POLL, LOCATE, NOTICE = 0.1, 4.0, 30.0

@@ -27,7 +27,7 @@ from torch import nn
 
 from nbdebug.observe.sources import tree_of
 from nbdebug.observe.tensors import fingerprint, tensors_in
-from nbdebug.tools.distributed import facts
+from nbdebug.tools.distributed import paths
 from nbdebug.tools.distributed.facts import Line, Place
 
 MARK, TURNS = "nbdebug_mark", "nbdebug_turns"
@@ -192,19 +192,19 @@ def culprit(frame: types.FrameType, line: int, names: list[str] | None = None) -
     """The assignment in which a number that is not finite came about: that of the loss, or of the model's output that
     went into it, where that is bad already."""
     file, tree = frame.f_code.co_filename, tree_of(frame.f_code.co_filename) or ast.Module([], [])
-    wanted, best = names or facts.names_in(facts.statement(tree, line)), None
+    wanted, best = names or paths.names_in(paths.statement(tree, line)), None
     variables = {**frame.f_globals, **frame.f_locals}
     models = {name for name, value in variables.items() if isinstance(value, nn.Module)}
     for _ in range(8):
-        made = [facts.assignments(tree, name, line)[:1] for name in wanted if is_bad(variables.get(name))]
+        made = [paths.assignments(tree, name, line)[:1] for name in wanted if is_bad(variables.get(name))]
         nodes = [node for each in made for node in each if node.lineno <= line]
         if best is not None:
-            calls = [(node, getattr(part, "func", None)) for node in nodes for part in ast.walk(facts.value_of(node))]
+            calls = [(node, getattr(part, "func", None)) for node in nodes for part in ast.walk(paths.value_of(node))]
             nodes = [node for node, called in calls if getattr(called, "id", "") in models]
         if not nodes:
             break
         best = nodes[0]
-        line, wanted = best.lineno, [n for n in facts.names_in(facts.value_of(best)) if n in variables]
+        line, wanted = best.lineno, [n for n in paths.names_in(paths.value_of(best)) if n in variables]
     return None if best is None else (file, best.lineno, frame.f_code.co_name)
 
 

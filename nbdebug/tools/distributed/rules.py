@@ -15,7 +15,7 @@ from typing import Any
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Link, Where
 from nbdebug.text import clip, count, listed, percent
-from nbdebug.tools.distributed import facts
+from nbdebug.tools.distributed import paths
 from nbdebug.tools.distributed.facts import VARIABLES, Place, RanksFacts
 
 DDP = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
@@ -89,9 +89,9 @@ def _given_at(facts: RanksFacts, event: dict[str, Any], argument: str, *variable
     """Where what a group is made with comes from: an argument of init_process_group, else an environment variable."""
     line = first(event["lines"])
     if line and argument:
-        line = facts.argument_line(facts, line, argument) if argument in facts.text(line) else line
-        return facts.argument_line(facts, line, "", argument)
-    return line and (facts.find(facts, line[0], lambda node: any(_sets(node, v) for v in variables)) or line)
+        line = paths.argument_line(facts, line, argument) if argument in facts.text(line) else line
+        return paths.argument_line(facts, line, "", argument)
+    return line and (paths.find(facts, line[0], lambda node: any(_sets(node, v) for v in variables)) or line)
 
 
 def _sets(node: ast.AST, variable: str) -> bool:
@@ -141,7 +141,7 @@ def _unset(facts: RanksFacts) -> Iterator[tuple[list[str], Any]]:
     if "expected, but not set" in facts.output or "KeyError" in facts.output:
         for child in facts.all("child"):
             if any(v in facts.output for v in child["missing"]) and child["lines"]:
-                yield child["missing"], facts.argument_line(facts, child["lines"][0], "", "env")
+                yield child["missing"], paths.argument_line(facts, child["lines"][0], "", "env")
     inits = [init["own"] for log in facts.ranks.values() if (init := log.one("init")) is not None]
     if len(inits) == len(facts.ranks) > 1 and len(set(inits)) == 1 and inits[0] >= 0:
         yield from (([unset["name"]], first(unset["lines"])) for unset in facts.all("unset"))
@@ -204,7 +204,7 @@ def port_in_use(facts: RanksFacts) -> Finding | None:
         line, text = first(error["lines"]), error["text"]
         text += facts.output if "CalledProcessError" in error["type"] else ""
         if line is not None and IN_USE.search(text):
-            part = facts.argument_line(facts, line, "port")
+            part = paths.argument_line(facts, line, "port")
             part = part if part[1] != line[1] else _given_at(facts, error, "", "MASTER_PORT")
             fix = Fix("Let the launcher take a free port.", "torchrun --standalone --nproc-per-node=2 script.py")
             where, short = at(facts, part, error["rank"]), clip(error["text"], 160)
@@ -224,7 +224,7 @@ def port_in_use(facts: RanksFacts) -> Finding | None:
 )
 def unused_parameters(facts: RanksFacts) -> Finding | None:
     failed = [error for error in errors(facts) if UNFINISHED in error["text"]]
-    parted = facts.parting(facts)
+    parted = paths.parting(facts)
     without = [event for event in facts.all("nograd") if event["names"]]
     ranks = list(dict.fromkeys(event["rank"] for event in without))
     names: list[str] = next((event["names"] for event in (*failed, *without) if event.get("names")), [])
@@ -260,7 +260,7 @@ def _made_at(facts: RanksFacts, parameter: str, of_one: bool = False, late: bool
                     parts = getattr(node, "targets", None) or getattr(node, "args", [node])
                     return isinstance(node, kind) and node.lineno > low and _speaks_of(part, parts)
 
-                if place := facts.find(facts, file, made):
+                if place := paths.find(facts, file, made):
                     return place
     return begin
 
@@ -306,7 +306,7 @@ def rank_nonfinite(facts: RanksFacts) -> Finding | None:
 )
 def rank_raised(facts: RanksFacts) -> Finding | None:
     failed = [error for error in errors(facts) if UNFINISHED not in error["text"]]
-    if not failed and (raised := facts.all("raised")) and (parted := facts.parting(facts)) is not None:
+    if not failed and (raised := facts.all("raised")) and (parted := paths.parting(facts)) is not None:
         orders = {rank: call.order for rank, call in parted.calls.items() if call is not None}
         failed = [e for e in raised if orders.get(e["rank"]) == e["order"]]  # a call in `except` or `finally`
     if not failed:
@@ -332,8 +332,8 @@ def rank_raised(facts: RanksFacts) -> Finding | None:
     reference="https://docs.pytorch.org/tutorials/advanced/generic_join.html",
 )
 def uneven_steps(facts: RanksFacts) -> Finding | None:
-    parted = facts.parting(facts)
-    left = None if parted is None else facts.departure(facts, parted)
+    parted = paths.parting(facts)
+    left = None if parted is None else paths.departure(facts, parted)
     if parted is None or left is None or left.place is None:
         return None
     by_hand = "except StopIteration" in facts.text(left.place.head)
@@ -348,7 +348,7 @@ def uneven_steps(facts: RanksFacts) -> Finding | None:
         steps[rank] = max(log.turns[number], counted) - (by_hand and rank == left.rank)
     stacks = [call.lines for call in parted.calls.values() if call is not None]
     inside = [stack for stack in stacks if any(map(loop.holds, stack))]
-    line = facts.iterable_line(facts, left.place, first(inside) or ())
+    line = paths.iterable_line(facts, left.place, first(inside) or ())
     numbers = ", ".join(f"rank {rank} has {n}" for rank, n in steps.items())
     title, where = f"The ranks have unlike numbers of batches: {numbers}", at(facts, line, left.rank)
     same = Fix("Give each rank the same number.", "DistributedSampler(rows, drop_last=True)")
@@ -356,12 +356,12 @@ def uneven_steps(facts: RanksFacts) -> Finding | None:
     return finding("uneven-steps", title, where, same, join, chain=waits(facts, parted), steps=steps, timeout=LONGER)
 
 
-def waits(facts: RanksFacts, parted: facts.Parting) -> list[Link]:
+def waits(facts: RanksFacts, parted: paths.Parting) -> list[Link]:
     """What each rank does at the parting."""
     several = len({call.group for call in parted.calls.values() if call}) > 1
     chain = []
     for rank, call in parted.calls.items():
-        state = "is still elsewhere" if rank in facts.missing(facts, parted) else "has left"
+        state = "is still elsewhere" if rank in paths.missing(facts, parted) else "has left"
         what = f"rank {rank} {state} after {count(parted.n, 'call')}"
         if call is not None:
             group = f" in group {call.group}" if several else ""
@@ -381,16 +381,16 @@ def waits(facts: RanksFacts, parted: facts.Parting) -> list[Link]:
     reference=DISTRIBUTED,
 )
 def collective_mismatch(facts: RanksFacts) -> Finding | None:
-    parted = facts.parting(facts)
+    parted = paths.parting(facts)
     if parted is None:
         return None
-    left, chain = facts.departure(facts, parted), waits(facts, parted)
+    left, chain = paths.departure(facts, parted), waits(facts, parted)
     who = "The ranks part" if left.rank is None else f"Rank {left.rank} leaves the common path"
-    if left.rank is not None and left.rank in facts.missing(facts, parted):
-        who = f"Rank {left.rank} does not come, in {percent(facts.PATIENCE)} of the timeout,"
+    if left.rank is not None and left.rank in paths.missing(facts, parted):
+        who = f"Rank {left.rank} does not come, in {percent(paths.PATIENCE)} of the timeout,"
     same = "value = validate()  # on all ranks\nif rank == 0:\n    print(value)"
     fix = Fix("Make the same calls on all ranks.", same)
-    if left.place is not None and facts.jumps(facts, left.place):
+    if left.place is not None and paths.jumps(facts, left.place):
         who = f"Rank {left.rank} takes a branch that leaves out calls of the others"
         fix = DECIDE
     each = "; ".join(re.sub(",? (its number|after) .*", "", link.what).replace("left", "ended") for link in chain)
@@ -409,15 +409,15 @@ def collective_mismatch(facts: RanksFacts) -> Finding | None:
     reference=DISTRIBUTED,
 )
 def message_missing(facts: RanksFacts) -> Finding | None:
-    stuck = facts.blocked(facts)
+    stuck = paths.blocked(facts)
     for rank, log in facts.ranks.items():
         wanted, other = log.message, facts.ranks.get(log.message["peer"]) if log.message else None
-        if wanted is None or other is None or other is log or facts.answers(log, other) > wanted["n"]:
+        if wanted is None or other is None or other is log or paths.answers(log, other) > wanted["n"]:
             continue
         both, back, (group, tag, _) = {rank, other.rank} <= stuck, other.message, wanted["key"].split("/")
         if not both and not other.has_left(group):
             continue
-        receives, done = wanted["way"] == "receive", facts.answers(log, other)
+        receives, done = wanted["way"] == "receive", paths.answers(log, other)
         number = f"message {wanted['n'] + 1}" + (f" with tag {tag}" if tag != "0" else "")
         title = f"Rank {rank} waits for {number} of rank {other.rank}, which has sent {done}, and "
         if not receives:
@@ -511,9 +511,9 @@ def _reason(
         return f"rank {arm[0]} alone went through line {arm[1].line}", arm[1].head, arm[0], alike
     if one["lr"] != other["lr"]:
         if line and one["step"]:  # they were alike at first: `scheduler.step(loss)` goes by each rank's own number
-            calls = (n for n in ast.walk(facts.parsed(facts, line[0])) if isinstance(n, ast.Call) and n.args)
+            calls = (n for n in ast.walk(paths.parsed(facts, line[0])) if isinstance(n, ast.Call) and n.args)
             line = next(((line[0], n.lineno, "") for n in calls if getattr(n.func, "attr", "") == "step"), line)
-        line = line and facts.argument_line(facts, line, "", "lr")
+        line = line and paths.argument_line(facts, line, "", "lr")
         code = "dist.all_reduce(loss, op=dist.ReduceOp.AVG)  # gloo: the sum, divided\nscheduler.step(loss)"
         return "their learning rates differ", line, None, Fix("Use one rate: a scheduler goes by a mean.", code)
     past = next((e["lines"] for e in facts.all("past") if e["lines"]), None)
@@ -677,7 +677,7 @@ def metric_not_reduced(facts: RanksFacts) -> Finding | None:
         by_one = bool(one["prints"]) != bool(other["prints"]) and not one["reduced"] and not other["reduced"]
         if not by_one or not mine or not theirs or common > OVERLAP * min(len(mine), len(theirs)):
             continue
-        for line in filter(None, (facts.score_line(facts, shown["lines"], place) for place in shown["prints"])):
+        for line in filter(None, (paths.score_line(facts, shown["lines"], place) for place in shown["prints"])):
             title = f"Rank {shown['rank']} shows a score of its own rows: no rank hears of the others'"
             code = "totals = torch.tensor([hits, rows])\ndist.all_reduce(totals)\nscore = totals[0] / totals[1]"
             fix = Fix("Add up over the ranks, then divide.", code)

@@ -17,9 +17,8 @@ from nbdebug.arguments import discover
 from nbdebug.interrupts import interruptible
 from nbdebug.observe.frames import exception_chain
 from nbdebug.observe.locations import code_fingerprint
-from nbdebug.observe.shell import last_error, running_shell
 from nbdebug.observe.snapshot import own_random_numbers
-from nbdebug.observe.variables import frame_variables, user_variables
+from nbdebug.observe.variables import frame_variables, last_error, running_shell, user_variables
 from nbdebug.report import FOUND, Report, RuledOut, Table
 from nbdebug.text import clip, count, in_a_line, listed
 from nbdebug.tools.first_aid.procedures import (

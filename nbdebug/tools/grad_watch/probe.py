@@ -22,8 +22,7 @@ import torch
 from torch import nn
 
 from nbdebug.observe.modules import ModelHook, ModuleNames
-from nbdebug.observe.norms import GroupNorms, group_norms, has_norm, is_capturing_graph, unobserved
-from nbdebug.observe.tensors import plain_values
+from nbdebug.observe.tensors import GroupNorms, group_norms, has_norm, is_capturing_graph, plain_values, unobserved
 
 
 class WatchedParameters:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from nbdebug.observe.backward import ScalerWatch
-from nbdebug.observe.norms import GroupNorms, group_norms, is_capturing_graph, reads_asynchronously, unobserved
+from nbdebug.observe.tensors import GroupNorms, group_norms, is_capturing_graph, reads_asynchronously, unobserved
 from nbdebug.tools.grad_watch.history import StepRow, Total, WatchHistory, doubles, joint_norm
 from nbdebug.tools.grad_watch.probe import GradientProbe, Updates, WatchedParameters, calling_scaler
 

@@ -27,10 +27,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
-from nbdebug.observe.norms import exact_norm, total_norm
 from nbdebug.observe.ops import WatchMode, is_distributed
 from nbdebug.observe.tape import CannotReplay
-from nbdebug.observe.tensors import plain_values
+from nbdebug.observe.tensors import exact_norm, plain_values, total_norm
 from nbdebug.text import listed
 
 

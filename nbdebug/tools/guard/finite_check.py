@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.norms import exact_norm, gradients_of, total_norm
-from nbdebug.observe.tensors import largest
+from nbdebug.observe.tensors import exact_norm, gradients_of, largest, total_norm
 from nbdebug.tools.guard.distributed import OtherGuardFailed, Ranks
 
 ON_TRIP = ("trace", "raise", "skip", "record")

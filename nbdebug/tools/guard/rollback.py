@@ -17,10 +17,9 @@ import torch
 from torch import nn
 
 from nbdebug.interrupts import uninterrupted
-from nbdebug.observe.norms import gradients_of, total_norm
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tape import Tape
-from nbdebug.observe.tensors import all_finite, can_be_nonfinite, dense, largest
+from nbdebug.observe.tensors import all_finite, can_be_nonfinite, dense, gradients_of, largest, total_norm
 from nbdebug.tools.guard.distributed import Ranks
 from nbdebug.tools.guard.finite_check import CheckResult
 

@@ -23,12 +23,18 @@ from typing import Any
 import torch
 
 from nbdebug.observe import duplicate_hooks as doubled
-from nbdebug.observe import shell
-from nbdebug.observe import shell as shells
 from nbdebug.observe.backward import input_nodes
 from nbdebug.observe.frames import HANDLERS, exception_chain
 from nbdebug.observe.locations import Site, at_site
-from nbdebug.observe.variables import frame_variables, is_user_module, reachable_objects
+from nbdebug.observe.variables import (
+    LAST_ERROR_NAMES,
+    ShellPlace,
+    ShellPlaces,
+    frame_variables,
+    is_user_module,
+    reachable_objects,
+    running_shell,
+)
 from nbdebug.report import Report, Table, Where
 from nbdebug.text import count, size
 from nbdebug.tools.memory.facts import NOWHERE, KeptByNotebook
@@ -154,7 +160,7 @@ def listing(
 ) -> Listing:
     """All that is kept. names: the user's variables; the_shell: of IPython, None in a script; caller: the frame that
     asks; without: a failure whose frames are reported elsewhere."""
-    places = shell.ShellPlaces(the_shell, names)
+    places = ShellPlaces(the_shell, names)
     objects = list(reachable_objects(names))
     twice, kept_graphs = doubled.find_duplicate_hooks(objects), records(objects)
     held = users_memory(names, places, caller, [hook for duplicate in twice for hook in duplicate.obsolete])
@@ -186,7 +192,7 @@ def kept_by_notebook(
 ) -> tuple[KeptByNotebook, ...]:
     """The same as plain data, largest first, for the facts of a report: it holds nothing. device: count this one alone;
     "": all."""
-    result = listing(names, the_shell or shell.running_shell(), sys._getframe(1), without)
+    result = listing(names, the_shell or running_shell(), sys._getframe(1), without)
     leftovers = [
         dataclasses.replace(e.kept, bytes=sum(b.bytes for b in e.blocks if b.on(device))) for e in result.entries
     ]
@@ -222,7 +228,7 @@ def _graph(record: GraphRecord, walk: ReachabilityWalk) -> Leftover:
     )
 
 
-def _traceback(places: list[shell.ShellPlace], walk: ReachabilityWalk) -> list[Leftover]:
+def _traceback(places: list[ShellPlace], walk: ReachabilityWalk) -> list[Leftover]:
     if not places:
         return []
     values = [place.get() for place in places]
@@ -233,7 +239,7 @@ def _traceback(places: list[shell.ShellPlace], walk: ReachabilityWalk) -> list[L
     def let_go() -> None:
         for place in places:
             place.clear()
-        for name in shell.LAST_ERROR_NAMES:
+        for name in LAST_ERROR_NAMES:
             if hasattr(sys, name):
                 delattr(sys, name)
 
@@ -283,9 +289,7 @@ def _exceptions(objects: list[tuple[str, Any]], walk: ReachabilityWalk) -> list[
     return entries
 
 
-def _output(
-    places: shell.ShellPlaces, name: str, value: Any, also: tuple[str, ...], walk: ReachabilityWalk
-) -> Leftover:
+def _output(places: ShellPlaces, name: str, value: Any, also: tuple[str, ...], walk: ReachabilityWalk) -> Leftover:
     before = len(ReachabilityWalk(tracebacks=False)(value))
     blocks = walk(value)
     return _entry(
@@ -495,7 +499,7 @@ def free(*what: str, names: Mapping[str, Any] | None = None, shell: Any = None) 
                 "freed with `del name`."
             )
     caller = sys._getframe(1)
-    shell = shells.running_shell() if shell is None else shell
+    shell = running_shell() if shell is None else shell
     if names is None:
         names = {**getattr(shell, "user_ns", {}), **caller.f_globals, **frame_variables(caller)}
     entries = listing(names, shell, caller)

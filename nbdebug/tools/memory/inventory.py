@@ -17,7 +17,7 @@ import torch
 
 from nbdebug.interrupts import uncollected
 from nbdebug.observe.backward import graph_nodes
-from nbdebug.observe.shell import ShellPlaces
+from nbdebug.observe.variables import ShellPlaces
 from nbdebug.tools.memory.facts import KINDS, Device, HeldMemory, Holding
 from nbdebug.tools.memory.owners import ATOMS, Key, Owned, OwnerIndex, Ownership, autograd, live
 

@@ -15,8 +15,8 @@ import torch
 
 from nbdebug.arguments import Subject, discover
 from nbdebug.interrupts import interruptible, uncollected
-from nbdebug.observe.shell import running_shell
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, optimizers_of
+from nbdebug.observe.variables import running_shell
 from nbdebug.report import Plot, Report, RuledOut, Symptom, Table, Where
 from nbdebug.text import count as counted
 from nbdebug.text import percent, size

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.observe import shell as shells
+from nbdebug.observe import variables as shells
 from nbdebug.observe.frames import Frame, Owners, exception_chain, frames, phase, running_module
-from nbdebug.observe.shell import ShellPlaces
-from nbdebug.observe.variables import MODULES_OWN, attributes, frame_variables, user_variables
+from nbdebug.observe.variables import MODULES_OWN, ShellPlaces, attributes, frame_variables, user_variables
 from nbdebug.report import Plot, Report, Symptom, Table, Where
 from nbdebug.text import size
 from nbdebug.tools.memory.facts import FailedWork, Failure, Holding, RefusedRequest

@@ -21,8 +21,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nbdebug.observe.backward import input_nodes
-from nbdebug.observe.shell import ShellPlaces
-from nbdebug.observe.variables import frame_variables, is_user_module, user_variables
+from nbdebug.observe.variables import ShellPlaces, frame_variables, is_user_module, user_variables
 
 MOST = 3_000_000
 """Objects visited in one walk; some seconds. A walk that stops there says so."""

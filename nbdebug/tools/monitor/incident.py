@@ -69,7 +69,7 @@ def incident(reports: Iterable[Any] | None = None, *, title: str = "") -> Incide
     Raises ValueError where no report has found anything, TypeError for what is no report.
     """
     if reports is None:
-        from nbdebug.observe.shell import running_shell
+        from nbdebug.observe.variables import running_shell
 
         reports = session_reports(running_shell())
     given = [one if isinstance(one, GivenReport) else GivenReport("", 0.0, one) for one in reports]

@@ -15,9 +15,8 @@ from typing import Any
 import psutil
 import torch
 
-from nbdebug.observe import shell as shells
-from nbdebug.observe.shell import last_error
-from nbdebug.observe.variables import attributes, frame_variables, reachable_objects, user_variables
+from nbdebug.observe import variables as shells
+from nbdebug.observe.variables import attributes, frame_variables, last_error, reachable_objects, user_variables
 from nbdebug.report import Finding, Report, RuledOut
 from nbdebug.text import count
 from nbdebug.tools.notebook.cells import CellHistory, error_message, traceback_links

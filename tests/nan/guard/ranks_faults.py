@@ -14,17 +14,17 @@ from tests.nan.guard.processes import Stage, scene
 from tests.nan.guard.ranks_ddp import BAD, Training
 
 _GUARD = "nbdebug.tools.guard."
-CHOSEN = ["nbdebug.observe.norms:total_norm"] + [
+CHOSEN = ["nbdebug.observe.tensors:total_norm"] + [
     _GUARD + place
     for place in (
         "distributed:Ranks.table",
         "distributed:Ranks.combine",
         "distributed:Ranks.model_called",
         "finite_check:CheckResult.reason",
-        "step_tracker:StepTracker.model_called",
-        "step_tracker:StepTracker.before_update",
-        "step_tracker:StepTracker.after_update",
-        "step_tracker:StepTracker.backward_begins",
+        "step:StepTracker.model_called",
+        "step:StepTracker.before_update",
+        "step:StepTracker.after_update",
+        "step:StepTracker.backward_begins",
         "finite_check:read_check",
         "step:GuardedStep.note_result",
         "guard:Guard.note_step",
@@ -95,8 +95,8 @@ def with_a_grad_scaler(stage: Stage) -> dict[str, Any]:
     told = {}
     for place in (
         _GUARD + "finite_check:StepCheck.of_scaler_skip",
-        _GUARD + "step_tracker:StepTracker.scaler_updates",
-        "nbdebug.observe.norms:total_norm",
+        _GUARD + "step:StepTracker.scaler_updates",
+        "nbdebug.observe.tensors:total_norm",
     ):
         training = Training(stage)
         scaler = torch.amp.GradScaler(stage.device.type, init_scale=2.0**127, growth_interval=100)
@@ -116,10 +116,10 @@ def with_a_grad_scaler(stage: Stage) -> dict[str, Any]:
 def with_a_closure(stage: Stage) -> dict[str, Any]:
     told = {}
     for place in (
-        "step_tracker:StepTracker.before_update",
-        "step_tracker:StepTracker.backward_begins",
+        "step:StepTracker.before_update",
+        "step:StepTracker.backward_begins",
         "rollback:UpdateBackup.judge",
-        "step_tracker:StepTracker.after_update",
+        "step:StepTracker.after_update",
     ):
         training = Training(stage, None, lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=2))
 
@@ -143,7 +143,7 @@ def what_follows(stage: Stage) -> dict[str, Any]:
     """Once all guards have left, another guard can be made, and works."""
     training = Training(stage, {1: "loss"})
     first = training.guard(on_trip="skip")
-    with planted("nbdebug.observe.norms:total_norm") as fault:
+    with planted("nbdebug.observe.tensors:total_norm") as fault:
         fault.armed = stage.rank == 1
         training.step(0), training.step(1), training.step(2)
     first.close()

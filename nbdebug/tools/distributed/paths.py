@@ -1,0 +1,367 @@
+"""Where ranks part, and the line behind it.
+
+Two ranks have parted for certain when their calls of one number differ, or when one has ended and another is in a call
+that the first never made. A rank that only computes is slow, and no verdict. What led there is looked for in the marks
+that the ranks have passed since their last common call.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nbdebug.tools.distributed.facts import CollectiveCall, Line, Place, RankLog, RanksFacts
+
+STILL, PATIENCE = 1.0, 0.9
+"""Seconds without an event, after which ranks that wait for each other are taken to wait for good; the part of the
+timeout after which a rank that has not come is taken not to come."""
+COMMUNICATES = re.compile(r"no_sync|backward|barrier|dist\.")
+WRAPPERS = {"enumerate", "zip", "tqdm", "iter", "list", "reversed", "range", "len"}
+
+
+class Parting(NamedTuple):
+    """calls: what each of the ranks called as number n of the group; None for one that has ended without."""
+
+    group: str
+    n: int
+    calls: Mapping[int, CollectiveCall | None]
+
+
+class Departure(NamedTuple):
+    """Who left the common path. place: the loop that ran out, or the arm that was taken; None where no mark tells."""
+
+    rank: int | None
+    line: Line | None
+    place: Place | None = None
+
+
+def parting(facts: RanksFacts) -> Parting | None:
+    """The first certain one of each group, the group of the lowest name first; else where ranks wait for each other, in
+    calls of groups of their own: the smallest of these, as others wait for its ranks."""
+    late = {(call.group, call.n) for call, _ in waiting(facts, PATIENCE * facts.timeout())}
+    for group in sorted({group for log in facts.ranks.values() for group in log.calls}):
+        logs = facts.members(group)
+        for n in range(facts.alike.get(group, 0), max((log.made(group) for log in logs.values()), default=0)):
+            made = {rank: log.call(group, n) for rank, log in logs.items()}
+            known = {r: c for r, c in made.items() if c or logs[r].has_left(group) or (group, n) in late}
+            if len({call and call.key for call in known.values()}) > 1:
+                return Parting(group, n, known)
+    calls = {rank: call for rank in blocked(facts) if (call := pending(facts, facts.ranks[rank])) is not None}
+    for own in sorted(calls.values(), key=lambda call: (len(facts.members(call.group)), call.group)):
+        inside = {rank: call for rank in facts.members(own.group) if (call := calls.get(rank)) is not None}
+        if len({call.key for call in inside.values()}) > 1:
+            return Parting(own.group, own.n, inside)
+    return None
+
+
+def pending(facts: RanksFacts, log: RankLog) -> CollectiveCall | None:
+    """The first call that a rank cannot leave, as a member of the group has not come to it."""
+    calls = (call for own in log.calls.values() for call in own if call.waits and facts.absent(call))
+    return min(calls, key=lambda call: call.order, default=None)
+
+
+def waiting(facts: RanksFacts, seconds: float) -> Iterator[tuple[CollectiveCall, set[int]]]:
+    """Calls in which a rank has waited longer, with the ranks that have not come and are still there."""
+    for log in facts.ranks.values():
+        call = pending(facts, log) if facts.now - log.time > seconds and not log.one("end") else None
+        if call is not None and call is log.last:
+            yield call, {r for r in facts.absent(call) if not facts.ranks[r].has_left(call.group)}
+
+
+def blocked(facts: RanksFacts) -> set[int]:
+    """The ranks that wait for each other, or for one that has left, and have written nothing for a second."""
+    missing: dict[int, set[int]] = {}
+    for rank, log in facts.ranks.items():
+        if facts.over or facts.now - log.time > STILL:
+            call, peer = pending(facts, log), facts.ranks.get(log.message["peer"]) if log.message else None
+            if log.message is not None and peer is not None:
+                missing[rank] = {peer.rank} if answers(log, peer) <= log.message["n"] else set()
+            elif call is not None:
+                missing[rank] = facts.absent(call)
+    left = {rank for rank, log in facts.ranks.items() if log.has_left("all")}
+    while freed := {rank for rank, others in missing.items() if not others & (missing.keys() | left)}:
+        missing = {rank: others for rank, others in missing.items() if rank not in freed}
+    return set(missing)
+
+
+def answers(log: RankLog, peer: RankLog) -> int:
+    """How many messages a peer has sent to a rank that waits for one of it, or has received of one that sends."""
+    assert log.message is not None
+    group, tag, _ = log.message["key"].split("/")
+    way = "send" if log.message["way"] == "receive" else "receive"
+    return peer.messages[way, f"{group}/{tag}/{log.rank}"]
+
+
+def missing(facts: RanksFacts, parted: Parting) -> list[int]:
+    """The ranks that have not come to the call and could still come."""
+    return [r for r, call in parted.calls.items() if call is None and not facts.ranks[r].has_left(parted.group)]
+
+
+def departure(facts: RanksFacts, parted: Parting) -> Departure:
+    """Compares one rank of the larger side with one of the other; of a rank that has not come tells where it stands."""
+    for rank in missing(facts, parted):
+        stack = facts.ranks[rank].one("stack")
+        return Departure(rank, stack["lines"][0] if stack and stack["lines"] else None)
+    sides = {rank: call and call.key for rank, call in parted.calls.items()}
+    (most, number), *_ = Counter(sides.values()).most_common(1)  # of two equal sides that of the lower rank
+    one, other = (facts.ranks[next(r for r, key in sides.items() if (key == most) is same)] for same in (True, False))
+    windows = _windows(parted, one, other)
+    for log, peer, mine, theirs in ((one, other, *windows), (other, one, *windows[::-1])):
+        for number in dict.fromkeys(-mark for mark in mine if mark < 0):  # a loop ended, and the other made a turn more
+            loop = facts.places.get(number)
+            if loop is not None and -number not in theirs and theirs.count(number) > mine.count(number):
+                left = [] if log.turns[number] < peer.turns[number] else _skipped(facts, loop, log, peer)
+                return Departure(log.rank, [*left, loop][0].head, [*left, loop][0])
+    arms = sorted(_arms(facts, parted, (one, other), windows), key=lambda arm: arm[0])
+    if arms:
+        _, rank, place = arms[0]
+        usual = 2 * number > len(sides)  # what most ranks go through is the common path
+        return Departure(other.rank if usual else rank, place.head, place)
+    calls = [call for log in (other, one) if (call := parted.calls[log.rank]) is not None]
+    lines = [call.lines[:1] for call in calls]
+    return Departure(None if lines[1:] == lines[:1] else other.rank, next(iter(lines[0]), None))
+
+
+def _windows(parted: Parting, one: RankLog, other: RankLog) -> tuple[list[int], list[int]]:
+    """The marks of both since the last call in which they were at one place."""
+    begin, group = (0, 0), parted.group
+    for mine, theirs in zip(one.calls.get(group, ()), other.calls.get(group, ())):  # both begin at one number
+        if mine.n >= parted.n or mine.lines != theirs.lines:
+            break
+        begin = (mine.at, theirs.at)
+    ends = [call.at if (call := parted.calls[log.rank]) else log.marks for log in (one, other)]
+    return one.window(begin[0], ends[0]), other.window(begin[1], ends[1])
+
+
+def _skipped(facts: RanksFacts, loop: Place, log: RankLog, peer: RankLog) -> list[Place]:
+    """In a loop that ran out after no fewer turns: the arms that this rank has taken more often, those that end a turn
+    early first, then those that speak of communication."""
+    inside = [p for p in facts.places.values() if p.kind == "arm" and loop.holds(p.head)]
+    more = [place for place in inside if log.turns[place.number] > peer.turns[place.number]]
+    return sorted(more, key=lambda place: (not jumps(facts, place), not COMMUNICATES.search(facts.body(place))))
+
+
+def _arms(
+    facts: RanksFacts, parted: Parting, logs: tuple[RankLog, RankLog], windows: tuple[list[int], list[int]]
+) -> Iterator[tuple[tuple[int, int], int, Place]]:
+    """(how unlikely, rank, arm) of each arm that one of them entered and the other did not."""
+    for mine, log in enumerate(logs):
+        call, theirs = parted.calls[log.rank], parted.calls[logs[1 - mine].rank]
+        for nearness, number in enumerate(reversed(list(dict.fromkeys(windows[mine])))):
+            place = facts.places.get(number)
+            if place is None or place.kind != "arm" or number in windows[1 - mine]:
+                continue
+            inside = call is not None and any(place.holds(line) for line in call.lines)
+            beyond = jumps(facts, place)
+            rank = 0 if inside else 1 if beyond and theirs is not None else 2
+            yield (rank, nearness), log.rank, place
+
+
+def jumps(facts: RanksFacts, place: Place) -> bool:
+    """Whether the arm leaves the loop's turn or the function."""
+    return re.search(r"(?:^|:)\s*(?:break|continue|return|raise)\b", facts.body(place), re.MULTILINE) is not None
+
+
+# -- where a value comes from -----------------------------------------------------------------------------------------
+
+
+_parsed = functools.lru_cache(maxsize=64)(ast.parse)
+
+
+def parsed(facts: RanksFacts, file: str) -> ast.Module:
+    """The syntax of a file; of none where it can't be read."""
+    with contextlib.suppress(SyntaxError):
+        return _parsed(facts.sources.get(file, ""))
+    return ast.Module([], [])
+
+
+def statement(tree: ast.AST, line: int) -> ast.stmt | None:
+    """The smallest statement at a line; of one with a body, its head."""
+    best = None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt) and not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            body = getattr(node, "body", None)
+            end = max(body[0].lineno - 1, node.lineno) if body else node.end_lineno or node.lineno
+            if node.lineno <= line <= end and (best is None or node.lineno >= best.lineno):
+                best = node
+    return best
+
+
+def names_in(node: ast.AST | None) -> list[str]:
+    """The names in an expression; of `self` what it holds: "self.rows"."""
+    names = []
+    for part in ast.walk(node) if node is not None else ():
+        if isinstance(part, ast.Attribute) and getattr(part.value, "id", "") == "self":
+            names.append(f"self.{part.attr}")
+        elif isinstance(part, ast.Name) and part.id != "self":
+            names.append(part.id)
+    return names
+
+
+def assignments(tree: ast.AST, name: str, before: int) -> list[ast.stmt]:
+    """The statements that give a name its value, the last one above a line first."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Assign, ast.AnnAssign, ast.For))]
+    own = [n for n in nodes if any(name in names_in(t) for t in getattr(n, "targets", None) or [n.target])]  # type: ignore
+    return sorted(own, key=lambda node: (node.lineno >= before, -node.lineno if node.lineno < before else 0))
+
+
+def value_of(node: ast.AST) -> Any:
+    """What a statement gives to names; else the statement."""
+    return getattr(node, "value", None) or getattr(node, "iter", None) or node
+
+
+def of_rank(tree: ast.AST) -> set[str]:
+    """Names whose value is a rank itself."""
+    names = {"rank", "local_rank", "global_rank", "RANK", "LOCAL_RANK"}
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    for target, given in [(target, node.value) for node in nodes for target in node.targets]:
+        both = isinstance(target, ast.Tuple) and isinstance(given, ast.Tuple)
+        for name, value in zip(target.elts, given.elts) if both else [(target, given)]:  # type: ignore[attr-defined]
+            if isinstance(value, ast.Call) and names_in(value.func) == ["int"] and value.args:
+                value = value.args[0]
+            own = isinstance(value, ast.Call) and speaks_of_rank(value.func, set()) or isinstance(value, ast.Name)
+            own = own or isinstance(value, ast.Subscript) and "environ" in ast.dump(value)
+            if own and speaks_of_rank(value, names) and isinstance(name, ast.Name):
+                names.add(name.id)
+    return names
+
+
+def speaks_of_rank(node: ast.AST, names: set[str]) -> bool:
+    calls = ("get_rank", "get_node_local_rank", "rank", "process_index")
+    parts = list(ast.walk(node))
+    named = any(getattr(part, "id", "") in names or getattr(part, "attr", "") in calls for part in parts)
+    return named or any(isinstance(part, ast.Constant) and str(part.value).endswith("RANK") for part in parts)
+
+
+def iterable_line(facts: RanksFacts, loop: Place, lines: Sequence[Line] = ()) -> Line:
+    """Where what a loop goes over differs by rank; else where it was made; else the loop's own line. lines: the user's
+    stack in the loop: an argument of the function around it comes from the line that called."""
+    tree = parsed(facts, loop.file)
+    head = statement(tree, loop.line)
+    expression: Any = getattr(head, "iter", getattr(head, "test", None))
+    for node in ast.walk(tree):  # `except StopIteration` beside `next(source)`
+        if isinstance(node, ast.Try) and loop.line in [handler.lineno for handler in node.handlers]:
+            calls = [part for each in node.body for part in ast.walk(each) if isinstance(part, ast.Call)]
+            expression = next((call.args[0] for call in calls if names_in(call.func) == ["next"] and call.args), None)
+    if expression is None:
+        return loop.head
+    file, expression, line = _argument_of(facts, tree, loop, expression, lines)
+    tree = parsed(facts, file)
+    names = of_rank(tree)
+    if speaks_of_rank(expression, names):
+        return (file, line, "")
+    chain = list(origins(tree, expression, line))
+    split = [node for node in chain if speaks_of_rank(value_of(node), names)]
+    return (file, (split or chain)[0].lineno if chain else line, "")
+
+
+def _argument_of(
+    facts: RanksFacts, tree: ast.Module, loop: Place, expression: ast.AST, lines: Sequence[Line]
+) -> tuple[str, ast.AST, int]:
+    """(file, argument, line) of the call that gave a function what its loop goes over; else of the loop itself."""
+    around = _function(tree, loop.line)
+    depth = next((n for n, line in enumerate(lines) if loop.holds(line)), len(lines))
+    for file, line, _ in lines[depth + 1 : depth + 2] if around is not None else ():
+        for part in ast.walk(statement(parsed(facts, file), line) or ast.Pass()):
+            if around is not None and isinstance(part, ast.Call) and names_in(part.func)[-1:] == [around.name]:
+                values = dict(zip([a.arg for a in around.args.args], part.args))
+                values |= {k.arg: k.value for k in part.keywords if k.arg}
+                for name in filter(values.__contains__, names_in(expression)):
+                    return file, values[name], line
+    return loop.file, expression, loop.line
+
+
+def origins(tree: ast.AST, expression: ast.AST | None, line: int) -> Iterator[ast.stmt]:
+    """The assignments that an expression comes from, the nearest first."""
+    waiting, done = [(name, line) for name in names_in(expression)], set(WRAPPERS)
+    while waiting:
+        name, before = waiting.pop(0)
+        for node in assignments(tree, name, before)[:1] if name not in done else ():
+            yield node
+            waiting += [(n, node.lineno) for n in names_in(value_of(node))]
+        done.add(name)
+
+
+def argument_line(facts: RanksFacts, line: Sequence[Any], word: str, keyword: str = "") -> Line:
+    """The line of a part that mentions `word` in the statement at a line, or in what its arguments come from. keyword:
+    only that argument."""
+    tree, number = parsed(facts, line[0]), line[1]
+    node = statement(tree, number)
+    expressions: list[ast.AST] = [node] if node is not None else []
+    if keyword:
+        calls = [part for each in expressions for part in ast.walk(each) if isinstance(part, ast.Call)]
+        expressions = [k.value for call in calls for k in call.keywords if k.arg == keyword]
+    chain = [origin for part in expressions for origin in origins(tree, part, number)]
+    if keyword and chain and any(isinstance(part, ast.Name) for part in expressions):
+        number = chain[0].lineno
+    for inner in [inner for part in [*expressions, *chain] for inner in ast.walk(part)] if word else ():
+        text = inner.value if isinstance(inner, ast.Constant) else getattr(inner, "arg", None)
+        if isinstance(text, str) and word in text.lower().replace("-", "_"):
+            return (line[0], inner.lineno, "")  # type: ignore[attr-defined]
+    return (line[0], number, "")
+
+
+def find(facts: RanksFacts, file: str, wanted: Any) -> Line | None:
+    """The first node of a file for which `wanted` holds."""
+    nodes = (node for node in ast.walk(parsed(facts, file)) if hasattr(node, "lineno") and wanted(node))
+    return next(((file, node.lineno, "") for node in nodes), None)
+
+
+def score_line(facts: RanksFacts, stack: Sequence[Line], shown: Line) -> Line | None:
+    """Where what an evaluation has seen becomes the number that is shown; None where that number comes from elsewhere.
+    stack: the user's lines at a forward of the evaluation, from the inside out; shown: the line that prints."""
+    file, line, function = shown
+    depth = next((n for n, each in enumerate(stack) if (each[0], each[2]) == (file, function)), None)
+    tree = parsed(facts, file)
+    printing = statement(tree, line)
+    if depth is None or printing is None:
+        return None
+    block = _around(tree, stack[depth][1], line)
+    names, chain = _assigned(block), list(origins(tree, printing, line))
+    if not names & {name for node in (printing, *chain) for name in names_in(value_of(node))}:
+        return None
+    while depth and not isinstance(block, BLOCKS):  # a function of the user's evaluates: it returns the score
+        depth, chain = depth - 1, []
+        file, number, _ = stack[depth]
+        tree = parsed(facts, file)
+        returns = [n.lineno for n in ast.walk(_function(tree, number) or ast.Pass()) if isinstance(n, ast.Return)]
+        if not returns:
+            return (file, number, function)
+        line = returns[-1]
+        block = _around(tree, number, line)
+    later = [node.lineno for node in chain if node.lineno > stack[depth][1] and names & set(names_in(value_of(node)))]
+    return (file, later[0] if later else line, function)
+
+
+BLOCKS = (ast.For, ast.While, ast.With, ast.If, ast.Try)
+
+
+def _function(tree: ast.AST, line: int) -> ast.FunctionDef | None:
+    """The innermost one around a line."""
+    return next((n for n in [*ast.walk(tree)][::-1] if isinstance(n, ast.FunctionDef) and _holds(n, line)), None)
+
+
+def _holds(node: ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or 0)
+
+
+def _around(tree: ast.AST, line: int, beyond: int) -> ast.stmt | None:
+    """The largest loop, branch or `with` around a line that does not reach another line; else the statement."""
+    blocks = [n for n in ast.walk(tree) if isinstance(n, BLOCKS) and _holds(n, line) and not _holds(n, beyond)]
+    return min(blocks, key=lambda node: node.lineno, default=statement(tree, line))
+
+
+def _assigned(block: ast.stmt | None) -> set[str]:
+    """The names that a block gives a value, adds to or appends to."""
+    names: set[str] = set()
+    for node in ast.walk(block) if block is not None else ():
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("append", "extend", "update", "add_"):
+            names.add(getattr(node.func.value, "id", ""))  # type: ignore[attr-defined]
+    return names
