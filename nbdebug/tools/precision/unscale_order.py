@@ -148,7 +148,7 @@ def check_unscale_order(
         other.got or 0.0,
         mended.got or 0.0,
         not one.unscaled,
-        _where(one.at),
+        at_site(Where(phase="backward"), one.at),
     )
 
 
@@ -163,7 +163,3 @@ def _depends_on_scale(one: ScaledRun, other: ScaledRun) -> bool:
     early = one.unscaled and one.written < SHRUNK * one.left
     never = not one.unscaled and one.got > 0.5 * one.left
     return ratio > DEPENDS and (early or never)
-
-
-def _where(stop: StackLines | None) -> Where:
-    return at_site(Where(phase="backward"), stop)

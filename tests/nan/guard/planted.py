@@ -13,9 +13,11 @@ from typing import Any
 
 import nbdebug.tools.guard as package
 
-CORE = ["finite_check", "guard", "locate", "report", "rollback", "step", "step_tracker"]
+CORE = ["finite_check", "guard", "locate", "rollback", "step"]
 """The guard proper. Its record and its agreement with other processes have tests of their own."""
-BENEATH = ["norms", "step_log", "backward", "modules", "snapshot", "tape"]
+BENEATH = ["tensors", "step_log", "backward", "modules", "snapshot", "tape"]
+NORMS = {"gradients_of", "total_norm", "exact_norm", "unobserved", "has_norm", "group_norms", "is_capturing_graph"}
+"""Of `tensors` these alone: without the others nothing could be told."""
 MODULES = [importlib.import_module(f"{package.__name__}.{name}") for name in CORE]
 MODULES += [importlib.import_module(f"nbdebug.observe.{name}") for name in BENEATH]
 ASKED = {"close", "report", "__enter__", "__exit__", "__repr__", "_repr_mimebundle_", "guard", "__post_init__"}
@@ -68,6 +70,8 @@ def places() -> list[str]:
         for name, thing in vars(module).items():
             if module.__name__.endswith(".snapshot") and name != "CallEnvironment":
                 continue  # what puts the state back can't be put back itself
+            if module.__name__.endswith(".tensors") and name not in NORMS:
+                continue
             if inspect.isfunction(thing) and thing.__module__ == module.__name__ and name not in LEFT_OUT:
                 found.append(f"{module.__name__}:{name}")
             if inspect.isclass(thing) and thing.__module__ == module.__name__:
