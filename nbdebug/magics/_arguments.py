@@ -17,7 +17,8 @@ from typing import Any
 from IPython.core.completer import SimpleCompletion, context_matcher
 from IPython.core.displayhook import DisplayHook
 from IPython.core.error import UsageError
-from IPython.core.magic_arguments import argument
+from IPython.core.magic import needs_local_scope, no_var_expand
+from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.utils.process import arg_split
 
 from nbdebug import registry
@@ -51,6 +52,12 @@ MEANING = {
     "train_loader": "the training batches",
     "loss_fn": "a loss: loss_fn(model, batch), or a criterion of (outputs, targets)",
 }
+
+
+def report_magic(magic: Any) -> Any:
+    """Decorates a magic that gives a report: it has --full and --help, `{x}` in its line stays, and it sees the
+    variables of the function that it is called from."""
+    return no_var_expand(needs_local_scope(magic_arguments()(FULL(HELP(magic)))))
 
 
 # -- the line ---------------------------------------------------------------------------------------------------------

@@ -7,19 +7,18 @@ import dataclasses
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, needs_local_scope, no_var_expand
-from IPython.core.magic_arguments import argument, magic_arguments
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
+from IPython.core.magic_arguments import argument
 
 import nbdebug
 from nbdebug.magics._arguments import (
-    FULL,
-    HELP,
     MODELS,
     OPTIMIZERS,
     answer,
     evaluate,
     option_or_usual,
     parse,
+    report_magic,
     step_text,
     subject_of,
     usage_errors,
@@ -33,11 +32,7 @@ from nbdebug.report import Report
 class BottleneckMagics(Magics):
     """%bottleneck, %%bottleneck and %generation."""
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
-    @FULL
-    @HELP
+    @report_magic
     @MODELS
     @OPTIMIZERS
     @argument("--loader", metavar="NAME", help="whose batches STEP takes (default: train_loader)")
@@ -90,11 +85,7 @@ class BottleneckMagics(Magics):
             raise UsageError("%bottleneck needs a step: %bottleneck step(), or %%bottleneck above a loop.")
         return answer(report, args, line if cell is None else cell)
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
-    @FULL
-    @HELP
+    @report_magic
     @argument("--max-new-tokens", type=int, default=64, metavar="N", help="tokens to write in each way (default 64)")
     @argument("model", metavar="MODEL", help="a model of transformers, or what maps tokens to logits")
     @argument("inputs", metavar="IDS", help="the tokens (batch, length), or what a tokenizer gives")

@@ -15,12 +15,21 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
-from IPython.core.magic_arguments import argument, magic_arguments
+from IPython.core.magic import Magics, line_magic, magics_class
+from IPython.core.magic_arguments import argument
 
 import nbdebug
 from nbdebug.arguments import discover
-from nbdebug.magics._arguments import FULL, HELP, answer, evaluate, one_model, parse, unquote, usage_errors, variables
+from nbdebug.magics._arguments import (
+    answer,
+    evaluate,
+    one_model,
+    parse,
+    report_magic,
+    unquote,
+    usage_errors,
+    variables,
+)
 from nbdebug.report import Report, RuledOut
 from nbdebug.text import count
 from nbdebug.tools.monitor.formats import is_log, sources
@@ -35,12 +44,8 @@ BESIDE = ("training", "reference", "evaluation", "prompts", "embed")
 class CheckMagics(Magics):
     """%check, %check_notebook, %check_outputs, %check_adapter, %check_diffusion, %perplexity and %compare."""
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
+    @report_magic
     @argument("thing", metavar="THING", nargs="?", help="a file, a folder or a variable (default: all that is here)")
-    @FULL
-    @HELP
     @line_magic
     def check(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Look at a thing, whatever it is, before anything runs.
@@ -75,11 +80,7 @@ class CheckMagics(Magics):
             raise UsageError(str(error)) from None
         return answer(dataclasses.replace(report, question=f"%check {args.thing}, by {question}"), args, line)
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
-    @FULL
-    @HELP
+    @report_magic
     @line_magic
     def check_notebook(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Find what is wrong because of the order in which cells ran, and the cell that caused it.
@@ -101,9 +102,7 @@ class CheckMagics(Magics):
         report = check_notebook(variables(self.shell, local_ns), shell=self.shell)
         return answer(dataclasses.replace(report, question="%check_notebook"), args, line)
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
+    @report_magic
     @argument("generated", metavar="SAMPLES", nargs="?", help="pictures, texts, sounds or vectors that a model made")
     @argument("--training", metavar="NAME", help="what the model learnt from, in the same form")
     @argument("--reference", metavar="NAME", help="pictures whose colours and sharpness are wanted (default: training)")
@@ -111,8 +110,6 @@ class CheckMagics(Magics):
     @argument("--prompts", metavar="NAME", help="the prompt of each text, which is cut off its beginning")
     @argument("--sample-rate", type=int, metavar="N", help="these are sounds, with so many values a second")
     @argument("--embed", metavar="NAME", help="your function from all items to vectors (N, D), for other things")
-    @FULL
-    @HELP
     @line_magic
     def check_outputs(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Find what is wrong with what a model made: copies, collapse, tints, loops, cut ends.
@@ -138,16 +135,12 @@ class CheckMagics(Magics):
             report = nbdebug.check_outputs(generated, **parts, sample_rate=args.sample_rate)
         return answer(dataclasses.replace(report, question=f"%check_outputs {line.strip()}"), args, line)
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
+    @report_magic
     @argument("model", metavar="MODEL", nargs="?", help="the model with its adapter (default: the one of yours)")
     @argument("--base", metavar="NAME", help="the model without it, or its state dict")
     @argument("--saved", metavar="PATH", help="the adapter's file or folder, or a variable that holds it")
     @argument("--optimizer", metavar="NAME", help="the optimizer that trains it")
     @argument("--inputs", metavar="EXPR", help="inputs of one forward pass: its outputs with ten times the scale")
-    @FULL
-    @HELP
     @line_magic
     def check_adapter(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Say what the adapter of a model (LoRA and its kin) changes, layer by layer, and what keeps it from doing so.
@@ -178,9 +171,7 @@ class CheckMagics(Magics):
             raise UsageError(str(error)) from None
         return answer(dataclasses.replace(report, question=f"%check_adapter {line.strip()}".rstrip()), args, line)
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
+    @report_magic
     @argument("model", metavar="MODEL", help="the denoiser, called as model(noisy, steps)")
     @argument("schedule", metavar="SCHEDULE", help="the scheduler, its alphas_cumprod or its betas")
     @argument("clean", metavar="CLEAN", help="training items (N, …), as training uses them")
@@ -189,8 +180,6 @@ class CheckMagics(Magics):
     )
     @argument("--call", metavar="NAME", help="your function call(model, noisy, steps), for other inputs")
     @argument("--step", metavar="NAME", help="your function step(clean), a training step without backward: its noise")
-    @FULL
-    @HELP
     @line_magic
     def check_diffusion(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Say what a diffusion model predicts, and whether its sampler takes it for that.
@@ -212,9 +201,7 @@ class CheckMagics(Magics):
             report = nbdebug.check_diffusion(*subject, prediction=args.prediction, **parts)
         return answer(dataclasses.replace(report, question=f"%check_diffusion {line.strip()}"), args, line)
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
+    @report_magic
     @argument("model", metavar="MODEL", help="a causal language model, or logits (N, T, V)")
     @argument("data", metavar="DATA", help="token ids (N, T), or batches of them")
     @argument("--pad-id", type=int, metavar="N", help="the padding token, which is no target")
@@ -222,8 +209,6 @@ class CheckMagics(Magics):
     @argument("--reported", metavar="EXPR", help="your own number, or your function that computes it")
     @argument("--batch-size", type=int, metavar="N", help="of your own evaluation")
     @argument("--window", type=int, metavar="N", help="tokens of its windows, where it cuts texts")
-    @FULL
-    @HELP
     @line_magic
     def perplexity(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
         """The perplexity per real next token, with an interval, and the mistake that gives another number.
@@ -246,17 +231,13 @@ class CheckMagics(Magics):
             )
         return answer(dataclasses.replace(report, question=f"%perplexity {line.strip()}"), args, line)
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
+    @report_magic
     @argument("a", metavar="A", help="a model, a function, runs of it, or its outputs")
     @argument("b", metavar="B", help="the other")
     @argument("inputs", metavar="INPUTS", help="a list or a loader, read once")
     @argument("metric", metavar="METRIC", help="your function from (output, input) to a number, or one for each row")
     @argument("--seeds", type=int, default=1, metavar="N", help="passes, each with a seed of its own (default: 1)")
     @argument("--lower", action="store_true", help="lower is better: the metric is a loss")
-    @FULL
-    @HELP
     @line_magic
     def compare(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Say which of two models is better on the same inputs and seeds, where noise does not explain it.

@@ -9,11 +9,20 @@ import pathlib
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
-from IPython.core.magic_arguments import argument, magic_arguments
+from IPython.core.magic import Magics, line_magic, magics_class
+from IPython.core.magic_arguments import argument
 
 import nbdebug
-from nbdebug.magics._arguments import FULL, HELP, answer, evaluate, parse, required, unquote, usage_errors, variables
+from nbdebug.magics._arguments import (
+    answer,
+    evaluate,
+    parse,
+    report_magic,
+    required,
+    unquote,
+    usage_errors,
+    variables,
+)
 from nbdebug.report import Report
 
 
@@ -21,17 +30,13 @@ from nbdebug.report import Report
 class BeforeRunMagics(Magics):
     """%check_config, %check_data, %check_loader, %check_environment, %check_checkpoint and %resume_proof."""
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
+    @report_magic
     @argument("config", metavar="FILE", nargs="?", help="a JSON, YAML or TOML file, or a variable with settings")
     @argument("--schema", metavar="NAME", help="what each key may be: a variable, or a file (default: the usual names)")
     @argument("--model", metavar="NAME", help="a model whose config is compared")
     @argument("--optimizer", metavar="NAME", help="an optimizer whose learning rate and weight decay are compared")
     @argument("--loader", metavar="NAME", help="a loader whose batch size is compared")
     @argument("--checkpoint", metavar="FILE", help="settings that were saved with a checkpoint: a file, or a variable")
-    @FULL
-    @HELP
     @line_magic
     def check_config(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Find what is wrong with a file of settings, before anything runs.
@@ -71,9 +76,7 @@ class BeforeRunMagics(Magics):
             raise UsageError(str(error)) from None
         return answer(dataclasses.replace(report, question="%check_config"), args, line)
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
+    @report_magic
     @argument("loader", metavar="NAME", nargs="?", help="a loader (default: train_loader, or the one that you have)")
     @argument("--epochs", type=int, metavar="N", help="of the planned training")
     @argument("--max-steps", type=int, metavar="N", help="of the planned training")
@@ -82,8 +85,6 @@ class BeforeRunMagics(Magics):
     )
     @argument("--ranks", type=int, default=1, metavar="N", help="read it as each of N processes would")
     @argument("--seconds", type=float, default=60.0, metavar="S", help="for all of it (default: 60)")
-    @FULL
-    @HELP
     @line_magic
     def check_loader(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Find what is wrong with the batches of a loader, in two passes that are read in a copy of the process.
@@ -110,14 +111,10 @@ class BeforeRunMagics(Magics):
             report = check_loader(loader, **plan)
         return answer(dataclasses.replace(report, question=f"%check_loader {name}"), args, line)
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
+    @report_magic
     @argument("--requirements", metavar="FILE", help="a requirements file, to be compared with what is installed")
     @argument("--facts", metavar="NAME", help="a variable with another machine's facts (default: this machine)")
     @argument("--save", metavar="FILE", help="write the report to FILE (.txt, .html or .json), for a bug report")
-    @FULL
-    @HELP
     @line_magic
     def check_environment(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Find what in this machine, its packages and its variables will stop a run, or slow it down.
@@ -146,9 +143,7 @@ class BeforeRunMagics(Magics):
             raise UsageError(str(error)) from None
         return answer(dataclasses.replace(report, question="%check_environment"), args, line)
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
+    @report_magic
     @argument(
         "data", metavar="PATH", nargs="?", help="a folder, a file, or a variable: a path, a data set, a DataFrame"
     )
@@ -176,8 +171,6 @@ class BeforeRunMagics(Magics):
         "--workers", type=int, metavar="N", help="processes that decode pictures (default: as many as processors)"
     )
     @argument("--save", metavar="FILE", help="write the report to FILE: .csv (each item), .html, .json or .txt")
-    @FULL
-    @HELP
     @line_magic
     def check_data(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Find what is wrong with a data set, before anything is trained on it.
@@ -219,9 +212,7 @@ class BeforeRunMagics(Magics):
             raise UsageError(str(error)) from None
         return answer(dataclasses.replace(report, question=f"%check_data {args.data}"), args, line)
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
+    @report_magic
     @argument(
         "path",
         metavar="PATH",
@@ -238,8 +229,6 @@ class BeforeRunMagics(Magics):
     @argument(
         "--load", metavar="NAME", help="your own function load(path); its lines are mended, and the edit is tried"
     )
-    @FULL
-    @HELP
     @line_magic
     def check_checkpoint(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Look at a checkpoint, or the newest of a folder by its step, without loading it.
@@ -265,9 +254,7 @@ class BeforeRunMagics(Magics):
             raise UsageError(str(error)) from None
         return answer(dataclasses.replace(report, question=f"%check_checkpoint {args.path}"), args, line)
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
+    @report_magic
     @argument(
         "build", metavar="BUILD", nargs="?", help="your function build() that gives a run, or a trainer, ready to train"
     )
@@ -284,8 +271,6 @@ class BeforeRunMagics(Magics):
     @argument("--steps", type=int, default=20, metavar="N", help="the last step (default: 20)")
     @argument("--save", metavar="NAME", help="your function save(run, path) (default: the run's own way)")
     @argument("--load", metavar="NAME", help="your function load(run, path) (default: the run's own way)")
-    @FULL
-    @HELP
     @line_magic
     def resume_proof(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Is a run that was stopped, saved and loaded the run that never stopped? And if not, what was not saved?

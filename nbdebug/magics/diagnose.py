@@ -12,14 +12,12 @@ from types import CodeType
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
-from IPython.core.magic_arguments import argument, magic_arguments
+from IPython.core.magic import Magics, line_cell_magic, magics_class
+from IPython.core.magic_arguments import argument
 
 import nbdebug
 from nbdebug.arguments import around, planned_optimizers
 from nbdebug.magics._arguments import (
-    FULL,
-    HELP,
     LOSS_FN,
     MODEL,
     OPTIMIZERS,
@@ -31,6 +29,7 @@ from nbdebug.magics._arguments import (
     one_model,
     option_or_usual,
     parse,
+    report_magic,
     required,
     step_text,
     usage_errors,
@@ -49,12 +48,8 @@ FIRST = 8
 class DiagnoseMagics(Magics):
     """%preflight, %diagnose and %%diagnose."""
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
+    @report_magic
     @argument("--whole", action="store_true", help="read all of the data, too: check_loader and check_data on the sets")
-    @FULL
-    @HELP
     @MODEL
     @OPTIMIZERS
     @LOSS_FN
@@ -130,11 +125,7 @@ class DiagnoseMagics(Magics):
             report = with_data(report, known.train_loader, known.val_loader, known.model)
         return answer(report, args, line if cell is None else cell)
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
-    @FULL
-    @HELP
+    @report_magic
     @MODEL
     @OPTIMIZERS
     @LOSS_FN

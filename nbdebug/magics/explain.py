@@ -8,13 +8,13 @@ import sys
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
-from IPython.core.magic_arguments import argument, magic_arguments
+from IPython.core.magic import Magics, line_cell_magic, magics_class
+from IPython.core.magic_arguments import argument
 from IPython.display import display
 
 import nbdebug
 from nbdebug import registry
-from nbdebug.magics._arguments import FULL, HELP, answer, parse, variables
+from nbdebug.magics._arguments import answer, parse, report_magic, variables
 from nbdebug.report import Report
 from nbdebug.text import in_colour
 
@@ -30,11 +30,7 @@ class ExplainMagics(Magics):
         super().__init__(shell)
         self.auto = False
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
-    @FULL
-    @HELP
+    @report_magic
     @argument(
         "--auto",
         nargs="?",

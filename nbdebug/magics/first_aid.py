@@ -8,10 +8,10 @@ import inspect
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
-from IPython.core.magic_arguments import argument, magic_arguments
+from IPython.core.magic import Magics, line_magic, magics_class
+from IPython.core.magic_arguments import argument
 
-from nbdebug.magics._arguments import FULL, HELP, answer, evaluate, parse, usage_errors, variables
+from nbdebug.magics._arguments import answer, evaluate, parse, report_magic, usage_errors, variables
 from nbdebug.report import Report
 
 SYMPTOMS = "nan, memory, slow, hang, crash, not-learning, error or quality"
@@ -21,14 +21,10 @@ SYMPTOMS = "nan, memory, slow, hang, crash, not-learning, error or quality"
 class FirstAidMagics(Magics):
     """%first_aid, %checklist, %describe and %smallest."""
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
+    @report_magic
     @argument("symptom", metavar="SYMPTOM", nargs="*", help=f"{SYMPTOMS} (default: the list, and what fits here)")
     @argument("--all", action="store_true", help="run all of the steps (default: up to the first cause)")
     @argument("--log", action="store_true", help="show what was tried in this session, and what you changed in between")
-    @FULL
-    @HELP
     @line_magic
     def first_aid(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Run what a calm person would try, in that order, up to the first cause.
@@ -50,14 +46,10 @@ class FirstAidMagics(Magics):
             else self._answer(args, "-".join(args.symptom) or None, line, local_ns, args.all, args.log)
         )
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
+    @report_magic
     @argument(
         "moment", metavar="MOMENT", choices=("before", "during", "after"), nargs="?", help="before, during, after"
     )
-    @FULL
-    @HELP
     @line_magic
     def checklist(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Run the checks that belong before, during or after a training, and tick them off.
@@ -76,12 +68,8 @@ class FirstAidMagics(Magics):
             raise UsageError("%checklist takes a moment: %checklist before, during or after training.")
         return self._answer(args, args.moment, line, local_ns)
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
+    @report_magic
     @argument("thing", metavar="THING", nargs="*", help="a variable or an expression: a tensor, a batch, a model, ...")
-    @FULL
-    @HELP
     @line_magic
     def describe(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Show a line for each tensor of anything: shape, type, device, finite range, NaN and inf counted.
@@ -105,9 +93,7 @@ class FirstAidMagics(Magics):
         report = describe(evaluate(text, variables(self.shell, local_ns)), name=text)
         return answer(dataclasses.replace(report, question=f"%describe {text}"), args, line)
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
+    @report_magic
     @argument("step", metavar="STEP", nargs="?", help="your step, a function (default: train_step, or a usual name)")
     @argument(
         "--batch", metavar="EXPR", help="what it is called with (default: the variable batch, where it takes one)"
@@ -115,8 +101,6 @@ class FirstAidMagics(Magics):
     @argument("--steps", type=int, default=1, metavar="N", help="calls within which it fails (default 1)")
     @argument("--folder", default="smallest", metavar="DIR", help="gets smallest.py and smallest.pt")
     @argument("--seconds", type=float, default=60.0, metavar="S", help="for the tries (default 60)")
-    @FULL
-    @HELP
     @line_magic
     def smallest(self, line: str, local_ns: dict[str, Any] | None = None) -> Report | None:
         """Shrink a failing step while it fails in the same way, and write it as a script that runs alone.

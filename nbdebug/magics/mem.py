@@ -10,13 +10,11 @@ from types import CodeType
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, needs_local_scope, no_var_expand
-from IPython.core.magic_arguments import argument, magic_arguments
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
+from IPython.core.magic_arguments import argument
 
 from nbdebug.arguments import Subject, around, discover, one_of, planned_optimizers
 from nbdebug.magics._arguments import (
-    FULL,
-    HELP,
     MODELS,
     OPTIMIZERS,
     answer,
@@ -24,6 +22,7 @@ from nbdebug.magics._arguments import (
     evaluate,
     option_or_usual,
     parse,
+    report_magic,
     required,
     step_text,
     subject_of,
@@ -44,11 +43,7 @@ USAGE = "%fit MODEL BATCH LOSS_FN"
 class MemoryMagics(Magics):
     """%mem, %%mem, %fit and %free."""
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
-    @FULL
-    @HELP
+    @report_magic
     @MODELS
     @OPTIMIZERS
     @argument("--device", metavar="DEVICE", help="only what is on this device, such as cuda:0 or cpu")
@@ -138,11 +133,7 @@ class MemoryMagics(Magics):
             report, findings=(*failure.findings, *report.findings), notes=(*failure.notes, *report.notes)
         )
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
-    @FULL
-    @HELP
+    @report_magic
     @argument("--all", action="store_true", help="free all that the list shows, and the cache of the allocators")
     @argument(
         "what",
@@ -178,11 +169,7 @@ class MemoryMagics(Magics):
         """The words that Tab offers: the kinds, and the outputs that the notebook keeps."""
         return [*KINDS, *(f"Out[{number}]" for number in self.shell.user_ns.get("_oh", ()))]
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
-    @FULL
-    @HELP
+    @report_magic
     @argument(
         "--optimizer",
         metavar="NAME",

@@ -6,12 +6,12 @@ import dataclasses
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
+from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.display import display
 
 import nbdebug
-from nbdebug.magics._arguments import FULL, HELP, answer, parse, unquote, usage_errors, variables
+from nbdebug.magics._arguments import FULL, HELP, answer, parse, report_magic, unquote, usage_errors, variables
 from nbdebug.magics._watch import request_argument
 from nbdebug.report import Report
 from nbdebug.text import count
@@ -111,11 +111,7 @@ class MonitorMagics(Magics):
                 print(f"Written to {page.save(unquote(args.save))}.")
         return page
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
-    @FULL
-    @HELP
+    @report_magic
     @argument("--follow", action="store_true", help="show the report anew whenever the log has grown, until Ctrl-C")
     @argument("path", metavar="PATH", help="a log, a folder of them, or a variable that holds the path of one")
     @line_magic

@@ -7,17 +7,16 @@ import re
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
-from IPython.core.magic_arguments import argument, magic_arguments
+from IPython.core.magic import Magics, line_cell_magic, magics_class
+from IPython.core.magic_arguments import argument
 
 from nbdebug.arguments import Subject
 from nbdebug.magics._arguments import (
-    FULL,
-    HELP,
     MODELS,
     OPTIMIZERS,
     answer,
     parse,
+    report_magic,
     step_text,
     subject_of,
     variables,
@@ -30,11 +29,7 @@ from nbdebug.report import Report
 class NanTraceMagics(Magics):
     """%nan_trace and %%nan_trace."""
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
-    @FULL
-    @HELP
+    @report_magic
     @MODELS
     @OPTIMIZERS
     @argument("--steps", type=int, metavar="N", help="run the step up to N times, until it fails (default 1)")

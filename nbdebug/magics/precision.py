@@ -6,14 +6,12 @@ import argparse
 import re
 from typing import Any
 
-from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
-from IPython.core.magic_arguments import argument, magic_arguments
+from IPython.core.magic import Magics, line_cell_magic, magics_class
+from IPython.core.magic_arguments import argument
 
 import nbdebug
 from nbdebug.magics._arguments import (
     BATCH,
-    FULL,
-    HELP,
     LOSS_FN,
     MODEL,
     answer,
@@ -22,6 +20,7 @@ from nbdebug.magics._arguments import (
     one_model,
     option_or_usual,
     parse,
+    report_magic,
     required,
     step_text,
     usage_errors,
@@ -38,11 +37,7 @@ FORMAT = re.compile(r"\s*(\d+|%\S+)\s*;?\s*")
 class PrecisionMagics(Magics):
     """%precision."""
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
-    @FULL
-    @HELP
+    @report_magic
     @MODEL
     @BATCH
     @LOSS_FN

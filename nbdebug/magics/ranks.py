@@ -6,11 +6,11 @@ import sys
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
-from IPython.core.magic_arguments import argument, magic_arguments
+from IPython.core.magic import Magics, line_cell_magic, magics_class
+from IPython.core.magic_arguments import argument
 from IPython.display import display
 
-from nbdebug.magics._arguments import FULL, HELP, answer, evaluate, parse, variables
+from nbdebug.magics._arguments import answer, evaluate, parse, report_magic, variables
 from nbdebug.magics._user_code import called_from
 from nbdebug.report import Report
 
@@ -21,11 +21,7 @@ class RanksMagics(Magics):
 
     engines: Any = None
 
-    @no_var_expand
-    @needs_local_scope
-    @magic_arguments()
-    @FULL
-    @HELP
+    @report_magic
     @argument("--backend", choices=("gloo", "nccl"), help="of the group (default: nccl with a card for each rank)")
     @argument("--profile", metavar="NAME", help="of ipyparallel: use the cluster that runs under it, on any machines")
     @argument("--send", metavar="NAMES", help="copy these variables of the notebook to all ranks first: --send lr,rows")
