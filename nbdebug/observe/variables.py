@@ -44,21 +44,13 @@ CONTAINERS = (
     collections.defaultdict,
     types.SimpleNamespace,
 )
-_LEAVES = frozenset({str, bytes, int, float, complex, bool, type(None), torch.Tensor, torch.nn.Parameter})
-_PLAIN = (
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    bool,
-    type(None),
-    type,
-    types.ModuleType,
-    types.BuiltinFunctionType,
-    torch.Tensor,
-)
-_OTHERS = frozenset(
+SCALARS = (str, bytes, int, float, complex, bool, type(None))
+ATOMS: tuple[type, ...] = (*SCALARS, range, slice, type(Ellipsis), types.CodeType, types.BuiltinFunctionType)
+ATOMS += (torch.dtype, torch.device, torch.Size)
+"""Types whose values lead to nothing."""
+_LEAVES = frozenset({*SCALARS, torch.Tensor, torch.nn.Parameter})
+_PLAIN = (*SCALARS, type, types.ModuleType, types.BuiltinFunctionType, torch.Tensor)
+LIBRARIES = frozenset(
     {"torch", "numpy", "pandas", "IPython", "ipykernel", "matplotlib", "traitlets", "nbdebug", *sys.stdlib_module_names}
 )
 MODULES_OWN = frozenset(vars(torch.nn.Module()))
@@ -119,7 +111,7 @@ def children(name: str, thing: Any) -> Iterable[tuple[str, Any]]:
             if key not in MODULES_OWN and type(value) not in _LEAVES
         ]
     package = str(type.__getattribute__(kind, "__module__")).partition(".")[0]
-    if package in _OTHERS and kind is not types.SimpleNamespace:
+    if package in LIBRARIES and kind is not types.SimpleNamespace:
         return ()
     return [(f"{name}.{key}", value) for key, value in values.items() if type(value) not in _LEAVES]
 

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from nbdebug.observe.backward import graph_nodes
 from nbdebug.observe.duplicate_hooks import OF_TENSORS
-from nbdebug.observe.variables import SHELL_NAMES, attributes, closure_variables, key_text
+from nbdebug.observe.variables import ATOMS, LIBRARIES, SHELL_NAMES, attributes, closure_variables, key_text
 from nbdebug.tools.memory.reachability import ReachabilityWalk
 
 MOST_NODES = 30_000
@@ -51,38 +51,8 @@ MOST = 200_000
 """Objects visited; more than these are in a data set, not in a record of a training."""
 LONG, ENDS = 2048, 64
 """Of a container longer than this only so many members at both ends are opened: what grows, grows there."""
-_ATOMS = (
-    str,
-    bytes,
-    bytearray,
-    int,
-    float,
-    complex,
-    bool,
-    type(None),
-    types.BuiltinFunctionType,
-    torch.dtype,
-    torch.device,
-    torch.Size,
-    types.CodeType,
-    range,
-    slice,
-    type(Ellipsis),
-)
-_LIBRARIES = frozenset(
-    {
-        "torch",
-        "numpy",
-        "pandas",
-        "IPython",
-        "ipykernel",
-        "matplotlib",
-        "traitlets",
-        "nbdebug",
-        "tqdm",
-        *sys.stdlib_module_names,
-    }
-) - {"__main__"}
+_ATOMS = (*ATOMS, bytearray)
+_LIBRARIES = (LIBRARIES | {"tqdm"}) - {"__main__"}
 _OPENED = frozenset({"argparse", "concurrent", "contextlib", "logging", "queue", "threading"})
 """Of the standard library, where people keep what is theirs: a namespace, a queue, a handler, a thread's arguments."""
 _QUIET = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})

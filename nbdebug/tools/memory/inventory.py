@@ -19,7 +19,7 @@ from nbdebug.interrupts import uncollected
 from nbdebug.observe.backward import graph_nodes
 from nbdebug.observe.variables import ShellPlaces
 from nbdebug.tools.memory.facts import KINDS, Device, HeldMemory, Holding
-from nbdebug.tools.memory.owners import ATOMS, Key, Owned, OwnerIndex, Ownership, autograd, live
+from nbdebug.tools.memory.owners import LEAVES, Key, Owned, OwnerIndex, Ownership, autograd, live
 
 NAMELESS = "a tensor that has no name"
 _names: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
@@ -81,7 +81,7 @@ class Graphs:
         yield from (
             thing
             for thing in gc.get_referents(node)
-            if type(thing) not in ATOMS and not issubclass(type(thing), (type, types.ModuleType))
+            if type(thing) not in LEAVES and not issubclass(type(thing), (type, types.ModuleType))
         )
 
 

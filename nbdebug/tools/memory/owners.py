@@ -29,6 +29,7 @@ import torch
 
 from nbdebug.observe.locations import Site, at_site
 from nbdebug.observe.variables import (
+    ATOMS,
     HEAP_TYPE,
     attributes,
     closure_variables,
@@ -152,27 +153,7 @@ def _dtype(dtype: Any) -> str:
 # -- what lies inside an object ----------------------------------------------------------------------------------------
 
 
-ATOMS = frozenset(
-    {
-        str,
-        bytes,
-        bytearray,
-        int,
-        float,
-        complex,
-        bool,
-        type(None),
-        range,
-        slice,
-        type(Ellipsis),
-        types.CodeType,
-        types.BuiltinFunctionType,
-        torch.dtype,
-        torch.device,
-        torch.Size,
-        torch.layout,
-    }
-)
+LEAVES = frozenset({*ATOMS, bytearray, torch.layout})
 """Kinds that hold no memory worth naming."""
 CROWD = 20_000
 """Of a container with more members than this, a data set, only tensors and arrays are opened from there on."""
@@ -206,7 +187,7 @@ def parts(thing: Any, name: str) -> Iterable[Content]:
         return [
             Content("", value, "", "an item", f" of `{name}`")
             for number, value in enumerate(base.__iter__(thing))
-            if type(value) not in ATOMS and (number < CROWD or _is_leaf(type(value)))
+            if type(value) not in LEAVES and (number < CROWD or _is_leaf(type(value)))
         ]
     if kind is types.FunctionType:
         return of_function(thing, name)
@@ -224,7 +205,7 @@ def parts(thing: Any, name: str) -> Iterable[Content]:
     if issubclass(kind, type):
         return _of_class(thing)
     values = attributes(thing)
-    own = [Content(f".{key}", value) for key, value in values.items() if type(value) not in ATOMS]
+    own = [Content(f".{key}", value) for key, value in values.items() if type(value) not in LEAVES]
     return own if values or type.__getattribute__(kind, "__flags__") & HEAP_TYPE else _inside(thing, name)
 
 
@@ -233,17 +214,17 @@ def of_function(function: Any, name: str) -> Iterator[Content]:
     code = function.__code__
     behind = f" in {name}" if name.startswith(HOOK) else f" in the closure of `{name}`"
     for variable, value in closure_variables(function).items():
-        if type(value) not in ATOMS:
+        if type(value) not in LEAVES:
             yield Content("", value, CLOSURE, variable, behind)
     positional = function.__defaults__ or ()
     defaults = dict(zip(code.co_varnames[code.co_argcount - len(positional) : code.co_argcount], positional))
     for variable, value in {**defaults, **(function.__kwdefaults__ or {})}.items():
-        if type(value) not in ATOMS:
+        if type(value) not in LEAVES:
             yield Content("", value, "", variable, f", a default of `{name}`")
     yield from (
         Content(f".{key}", value)
         for key, value in function.__dict__.items()
-        if key != "__wrapped__" and type(value) not in ATOMS
+        if key != "__wrapped__" and type(value) not in LEAVES
     )
     if "__wrapped__" in function.__dict__:
         yield Content("", function.__dict__["__wrapped__"])
@@ -251,17 +232,17 @@ def of_function(function: Any, name: str) -> Iterator[Content]:
 
 def variables(frame: types.FrameType) -> dict[str, Any]:
     """The variables of a function's frame; {} of a frame that is no function's."""
-    return {name: value for name, value in frame_variables(frame).items() if type(value) not in ATOMS}
+    return {name: value for name, value in frame_variables(frame).items() if type(value) not in LEAVES}
 
 
 def _of_dict(thing: Any, name: str) -> Iterator[Content]:
     for number, (key, value) in enumerate(list(dict.items(thing))):
-        if type(value) not in ATOMS and (number < CROWD or _is_leaf(type(value))):
+        if type(value) not in LEAVES and (number < CROWD or _is_leaf(type(value))):
             yield Content(f"[{key_text(key)}]", value)
-        if type(key) not in ATOMS and number < CROWD:
+        if type(key) not in LEAVES and number < CROWD:
             yield Content("", key, "", "a key", f" of `{name}`")
     if type(thing) not in (dict, collections.OrderedDict, collections.defaultdict):
-        yield from (Content(f".{key}", value) for key, value in attributes(thing).items() if type(value) not in ATOMS)
+        yield from (Content(f".{key}", value) for key, value in attributes(thing).items() if type(value) not in LEAVES)
 
 
 def _of_sequence(thing: Any, kind: type) -> Iterator[Content]:
@@ -269,10 +250,12 @@ def _of_sequence(thing: Any, kind: type) -> Iterator[Content]:
     fields: Any = type.__getattribute__(kind, "__dict__").get("_fields") if base is tuple else None
     named = type(fields) is tuple and all(type(field) is str for field in fields)
     for number, value in enumerate(list(base.__iter__(thing))):
-        if type(value) not in ATOMS and (number < CROWD or _is_leaf(type(value))):
+        if type(value) not in LEAVES and (number < CROWD or _is_leaf(type(value))):
             yield Content(f".{fields[number]}" if named and number < len(fields) else f"[{number}]", value)
     if kind not in (list, tuple, collections.deque):
-        yield from (Content(f".{name}", value) for name, value in attributes(thing).items() if type(value) not in ATOMS)
+        yield from (
+            Content(f".{name}", value) for name, value in attributes(thing).items() if type(value) not in LEAVES
+        )
 
 
 def _is_leaf(kind: type) -> bool:
@@ -284,7 +267,7 @@ def _of_cache(thing: Any, name: str) -> Iterator[Content]:
     if wrapped is not None:
         yield Content("", wrapped)
     for inside in gc.get_referents(thing):
-        if inside is not wrapped and type(inside) not in ATOMS and not issubclass(type(inside), type):
+        if inside is not wrapped and type(inside) not in LEAVES and not issubclass(type(inside), type):
             yield Content("", inside, "", "the cache", f" of `{name}`")
 
 
@@ -292,7 +275,7 @@ def _of_class(kind: Any) -> Iterator[Content]:
     for key, value in type.__getattribute__(kind, "__dict__").items():
         value = value.__func__ if type(value) in (staticmethod, classmethod) else value
         value = value.fget if type(value) is property else value
-        if type(value) not in ATOMS and not key.startswith("__"):
+        if type(value) not in LEAVES and not key.startswith("__"):
             yield Content(f".{key}", value)
 
 
@@ -302,7 +285,7 @@ def _inside(thing: Any, name: str) -> list[Content]:
     return [
         Content("", value, "", "something", f" inside of `{name}`")
         for value in gc.get_referents(thing)
-        if type(value) not in ATOMS and not issubclass(type(value), type)
+        if type(value) not in LEAVES and not issubclass(type(value), type)
     ]
 
 
@@ -469,7 +452,7 @@ class OwnerIndex:
 
     def add(self, value: Any, owner: Ownership) -> None:
         """One more thing to open, under this name."""
-        if type(value) not in ATOMS and id(value) not in self._stop:
+        if type(value) not in LEAVES and id(value) not in self._stop:
             self._todo[RANK[owner.kind]].append((value, owner))
 
     def walk(self) -> None:
@@ -558,7 +541,7 @@ class OwnerIndex:
         for key, value in values.items():
             if key.endswith("_hooks") and issubclass(type(value), dict):
                 self._hooks(value, owner)
-            elif key not in _QUIET and type(value) not in ATOMS:
+            elif key not in _QUIET and type(value) not in LEAVES:
                 self.add(value, owner.then(f".{key}"))
         self.add(type(module), owner._replace(head=type(module).__name__, tail=""))
 
@@ -655,7 +638,7 @@ def _sort(kind: type) -> int:
     numpy = sys.modules.get("numpy")
     if numpy is not None and issubclass(kind, numpy.ndarray):
         return ARRAY
-    if kind in ATOMS:
+    if kind in LEAVES:
         return STOP
     package = str(type.__getattribute__(kind, "__module__")).partition(".")[0]
     return STOP if package in STOPS else OTHER

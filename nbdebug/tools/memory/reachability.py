@@ -21,7 +21,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nbdebug.observe.backward import input_nodes
-from nbdebug.observe.variables import ShellPlaces, frame_variables, is_user_module, user_variables
+from nbdebug.observe.variables import ATOMS, ShellPlaces, frame_variables, is_user_module, user_variables
 
 MOST = 3_000_000
 """Objects visited in one walk; some seconds. A walk that stops there says so."""
@@ -29,23 +29,7 @@ STOPS = ("IPython", "ipykernel", "jupyter_client", "comm", "zmq", "tornado", "as
 """Packages whose objects lead to the shell, and through it to all else."""
 Key = tuple[str, int]
 TENSOR, ARRAY, NODE, FUNCTION, FRAME, TRACEBACK, STOP, ATOM, OTHER = range(9)
-_ATOMS = (
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    bool,
-    type(None),
-    range,
-    slice,
-    torch.dtype,
-    torch.device,
-    torch.Size,
-    types.CodeType,
-    types.BuiltinFunctionType,
-    type(Ellipsis),
-)
+
 _LEAVES = frozenset({str, bytes, int, float, bool, type(None)})
 """Most of what a data set's lists hold: left out first."""
 _FRAMES = {types.FunctionType: FUNCTION, types.FrameType: FRAME, types.TracebackType: TRACEBACK}
@@ -202,7 +186,7 @@ def _saved_names(kind: type) -> tuple[str, ...]:
 def _kind(kind: type) -> int:
     if kind in _FRAMES:
         return _FRAMES[kind]
-    if issubclass(kind, _ATOMS):
+    if issubclass(kind, ATOMS):
         return ATOM
     if issubclass(kind, types.ModuleType):
         return STOP
