@@ -17,39 +17,49 @@ os.environ.pop("COLUMNS", None)  # pytest-xdist gives it to its workers; text is
 
 ONE_OF = {
     "checkpoint/": 3,
-    "data/": 4,
+    "config/": 3,
+    "data/": 5,
+    "distributed/": 3,
     "error/": 3,
     "first_aid/": 3,
-    "memory/test_fit_card.py": 3,
-    "nan/guard/test_faults.py": 6,
-    "nan/guard/test_ranks": 10,
+    "memory/": 3,
+    "nan/guard/test_faults.py": 9,
+    "nan/guard/test_ranks": 11,
     "nan/guard/": 3,
+    "nan/test_causes.py": 5,
     "nan/test_healthy_models.py": 3,
     "nan/test_programs.py": 25,
     "nan/test_replay.py": 3,
     "nan/test_search": 3,
-    "nan/": 2,
-    "notebook/test_notebooks.py": 3,
-    "observe/test_interrupts.py": 4,
+    "nan/": 3,
+    "notebook/test_notebooks.py": 5,
+    "observe/test_interrupts.py": 5,
     "observe/test_step_hooks.py": 3,
-    "precision/test_precision.py": 6,
-    "training/test_healthy.py": 24,
-    "training/watch/test_report.py": 6,
-    "training/": 4,
+    "precision/test_precision.py": 7,
+    "stop/test_prompts.py": 3,
+    "training/test_healthy.py": 25,
+    "training/watch/test_report.py": 7,
+    "training/": 5,
     "test_never_hurts.py": 3,
-    "test_same_bits.py": 6,
+    "test_patients.py::test_sick_patient_gets_its_cause_and_only_that[training/": 3,
+    "test_patients.py::test_healthy_twin_is_left_in_peace[training/": 5,
+    "test_patients.py::test_healthy_twin_is_left_in_peace[": 3,
+    "test_same_bits.py": 7,
 }
-"""Of a list of at least eight alike situations in such files one of so many is run; all of them where
-NBDEBUG_ALL_TESTS is set (`make test-all`). The first line that fits a file holds."""
+"""Of a list of at least three alike situations in such files (or with such names) one of so many is run; all of them
+where NBDEBUG_ALL_TESTS is set (`make test-all`). The first line that fits holds. Odd numbers: of sick and healthy in
+turn an even one would take always the same."""
 
 
 ONLY_WITH_ALL = (
+    "benchmarks/test_guard_benchmark.py::test_every_optimizer_has_its_pairs",
     "browser/test_grad_watch.py::test_a_saved_notebook_keeps",
     "browser/test_nbdebug.py::test_a_saved_notebook_keeps_what_stood_in_it[True]",
     "browser/test_stepper.py::test_a_saved_notebook_keeps_where_it_stood[False]",
     "memory/test_fit.py::test_what_does_not_fit_is_named_with_what_would",
     "memory/test_fit_card.py::test_a_card_that_is_not_here",
     "nan/guard/test_compiled.py::test_a_compiled_optimizer_step",
+    "nan/guard/test_ranks.py::test_all_decide_alike_and_stay_alike[gradient of 1",
     "nan/guard/test_ranks.py::test_a_process_that_fails_is_not_held_back",
     "test_loops.py::test_the_answer_is_that_of_a_plain_loop[explain",
     "test_loops.py::test_the_answer_is_that_of_a_plain_loop[guard",
@@ -62,6 +72,8 @@ ONLY_WITH_ALL = (
     "guard/test_ranks_fsdp.py",
     "guard/test_soak.py",
     "test_architecture.py::test_the_walk_of_a_question_is_short",
+    "speed/test_speed.py::test_the_trial_of_tf32_puts_a_switch_by_backend_back[ieee",
+    "training/test_zero_losses.py::test_a_run_that_comes_down_to_the_floor_of_smoothed_labels_is_no_plateau[0.9",
     "test_loops.py::test_the_answer_is_that_of_a_plain_loop[preflight",
     "test_it_runs_afresh[00_first_aid",  # test_cli runs it: the demo
     "test_it_runs_afresh[01",
@@ -109,13 +121,13 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: not any(long in places[item] for long in LONG))
     if os.environ.get("NBDEBUG_ALL_TESTS"):
         return
-    of_function = [item.nodeid.partition("[")[0] for item in items]
-    lengths, count, kept, left = collections.Counter(of_function), collections.Counter(), [], []
-    for item, function in zip(items, of_function, strict=True):
-        among = next((n for part, n in ONE_OF.items() if lengths[function] >= 8 and f"tests/{part}" in places[item]), 1)
-        runs = count[function] % among == 0 and not _is_for_all(item.nodeid)
-        count[function] += 1
-        (kept if runs else left).append(item)
+    lists = [next((part for part in ONE_OF if f"tests/{part}" in item.nodeid), "") for item in items]
+    lists = [(item.nodeid.partition("[")[0], part) for item, part in zip(items, lists, strict=True)]
+    lengths, count, kept, left = collections.Counter(lists), collections.Counter(), [], []
+    for item, among in zip(items, lists, strict=True):
+        runs = lengths[among] < 3 or count[among] % ONE_OF.get(among[1], 1) == 0
+        count[among] += 1
+        (kept if runs and not _is_for_all(item.nodeid) else left).append(item)
     items[:] = kept
     if left:
         config.hook.pytest_deselected(items=left)

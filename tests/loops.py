@@ -3,6 +3,7 @@
 Each failure is a change of one training (data set, model), which six loops run: a plain loop, a class of one's own,
 transformers' Trainer, Lightning, accelerate, and a `fit()` in an imported file. A tool gets no argument. It passes
 where it answers as in the plain loop: the same causes, the same line of the user's, the same item of the data set.
+With `--cuda` model and batches are on a GPU, as the libraries have it there by themselves.
 """
 
 from __future__ import annotations
@@ -181,6 +182,23 @@ def fit(net, loader, lr=0.01):
         loss.backward()
         opt.step()
 """
+OWN_LOOPS = ("plain", "own class", "fit() in a file")
+ON_A_CARD = {
+    "net = Net()": "net = Net().cuda()",
+    "net(x), y)": "net(x.cuda()), y.cuda())",
+    "use_cpu=True": "use_cpu=False",
+    'accelerator="cpu"': 'accelerator="gpu", devices=1',
+    "Accelerator(cpu=True)": "Accelerator()",
+}
+"""What a loop on a GPU says otherwise; the first two are said by people, where no library moves model and batch."""
+
+
+def on_a_card(loop: str, text: str) -> str:
+    for said, instead in list(ON_A_CARD.items())[0 if loop in OWN_LOOPS else 2 :]:
+        text = text.replace(said, instead)
+    return text
+
+
 NEEDS = {"transformers": "transformers", "Lightning": "pytorch_lightning", "accelerate": "accelerate"}
 
 AGAIN = {
@@ -215,19 +233,22 @@ TOOLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 @contextlib.contextmanager
-def notebook(loop: str, failure: str, folder: pathlib.Path) -> Iterator[Notebook]:
+def notebook(loop: str, failure: str, folder: pathlib.Path, card: bool = False) -> Iterator[Notebook]:
     """A shell in which a broken training stands ready."""
     slots = dict.fromkeys(("item", "init", "forward"), "pass") | FAILURES[failure]
-    (folder / "fitting_of_loops.py").write_text(FITTING)
+    text, fitting = LOOPS[loop].format(folder=folder.as_posix()), FITTING
+    if card:
+        text, fitting = on_a_card(loop, text), on_a_card(loop, fitting)
+    (folder / "fitting_of_loops.py").write_text(fitting)
     sys.modules.pop("fitting_of_loops", None)
-    with started(TRAINING.format(**slots) + LOOPS[loop].format(folder=folder.as_posix())) as book:
+    with started(TRAINING.format(**slots) + text) as book:
         yield book
 
 
-def answer(tool: str, loop: str, failure: str, folder: pathlib.Path) -> tuple[Any, str]:
+def answer(tool: str, loop: str, failure: str, folder: pathlib.Path, card: bool = False) -> tuple[Any, str]:
     """(what is compared with the plain loop, an error of ours)."""
     given, fault = None, ""
-    with notebook(loop, failure, folder) as book:
+    with notebook(loop, failure, folder, card) as book:
         for cell in TOOLS[tool][1]:
             if cell == "{again}":
                 cell = AGAIN[failure].format(item="x = x * 2", init="pass", forward="h = h * 2")
@@ -271,16 +292,20 @@ def available(loop: str) -> bool:
 
 
 def table(
-    tools: Iterable[str], loops: Iterable[str], folder: pathlib.Path, failures: Iterable[str] = tuple(FAILURES)
+    tools: Iterable[str],
+    loops: Iterable[str],
+    folder: pathlib.Path,
+    failures: Iterable[str] = tuple(FAILURES),
+    card: bool = False,
 ) -> dict[tuple[str, str, str], tuple[bool, str]]:
     """{(tool, failure, loop): (whether it answers as in the plain loop, else what is different)}."""
     results = {}
     for tool in tools:
         for failure in [failure for failure in TOOLS[tool][0] if failure in failures]:
-            plain, fault = answer(tool, "plain", failure, folder)
+            plain, fault = answer(tool, "plain", failure, folder, card)
             results[tool, failure, "plain"] = plain is not None and not fault, fault or str(plain)
             for loop in loops:
-                other, fault = answer(tool, loop, failure, folder)
+                other, fault = answer(tool, loop, failure, folder, card)
                 same = _same(other, plain) and not fault
                 results[tool, failure, loop] = same, "" if same else fault or f"{other}, in a plain loop {plain}"
     return results
@@ -297,6 +322,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tools", nargs="*", help="default: all")
     parser.add_argument("--loop", action="append", help="default: all")
+    parser.add_argument("--cuda", action="store_true", help="on a GPU")
     parser.add_argument("-v", action="store_true", help="also what was answered")
     args = parser.parse_args()
     quiet()
@@ -306,7 +332,7 @@ def main() -> None:
     for tool in args.tools or TOOLS:
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-            results = table([tool], loops, pathlib.Path(folder))
+            results = table([tool], loops, pathlib.Path(folder), card=args.cuda)
         row = [[results[tool, failure, loop][0] for failure in TOOLS[tool][0]] for loop in ("plain", *loops)]
         failed, total = failed + sum(not ok for cell in row for ok in cell), total + sum(map(len, row))
         print(

@@ -516,7 +516,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
     words=st.lists(PARTS | st.text(max_size=8), max_size=6),

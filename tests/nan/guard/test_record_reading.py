@@ -242,7 +242,7 @@ def steps_read(tmp_path: pathlib.Path, data: bytes) -> tuple[list[int], int]:
 damage = st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), max_size=6)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(end=st.integers(0, len(WHOLE)), flips=damage)
 def test_every_line_that_is_whole_is_read(tmp_path, end, flips) -> None:
     data = bytearray(WHOLE)
@@ -259,7 +259,7 @@ def test_every_line_that_is_whole_is_read(tmp_path, end, flips) -> None:
     assert unreadable <= 2 * len(flips) + 1
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(st.binary(max_size=60), st.sampled_from(WHOLE.splitlines())), max_size=8))
 def test_whatever_the_file_holds_it_opens(tmp_path, parts) -> None:
     steps_read(tmp_path, b"\n".join(parts))
@@ -278,7 +278,7 @@ json_values = st.recursive(
 KEYS = ["run", "step", "loss", "norm", "clipped", "outcome", "lr", "time", "header", "about", "lost"]
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.dictionaries(st.sampled_from(KEYS), json_values, max_size=11), max_size=6), json_values)
 def test_lines_of_a_stranger(tmp_path, entries, about) -> None:
     base = {"run": "a1", **StepLine(0, 0.5).to_json()}
@@ -418,7 +418,7 @@ reports_of_strangers = st.dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(reports_of_strangers | json_values)
 def test_a_report_of_a_stranger_is_drawn_or_refused(given_report) -> None:
     try:

@@ -541,7 +541,7 @@ scraps = st.one_of(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 10**6), scraps), min_size=1, max_size=3))
 def test_a_step_that_was_tampered_with_is_replayed_or_refused(a_record, tmp_path, changes) -> None:
     def tamper(data) -> None:
