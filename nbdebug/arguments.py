@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from nbdebug.text import listed
+from nbdebug.text import listed, module_name
 
 NOUNS = {"model": "model", "optimizer": "optimizer", "scaler": "GradScaler", "loader": "DataLoader"}
 """What can be looked for among the user's variables, and what an error calls it."""
@@ -229,7 +229,7 @@ def is_source(value: Any) -> bool:
 def trainer_of(train: Any) -> Any:
     """The trainer of a library whose own loop this is, in which no line of the user's calls the model; else None."""
     owner = getattr(train, "__self__", None)
-    return owner if type(owner).__module__.startswith(TRAINERS) else None
+    return owner if module_name(type(owner)).startswith(TRAINERS) else None
 
 
 def callback_argument(train: Any) -> str:

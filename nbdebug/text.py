@@ -21,6 +21,12 @@ ANSI = {"bold": "1", "code": "36", "good": "32", "bad": "31", "pale": "2"}
 """Styles of a terminal: bold, cyan, green, red, faint."""
 
 
+def module_name(kind: type) -> str:
+    """The module of a class; "" where no text stands there: Cython's classes of functions have a descriptor."""
+    name = kind.__module__
+    return name if type(name) is str else ""
+
+
 def terminal_width(default: int = 80) -> int:
     """The columns to write in: COLUMNS, else those of the terminal that stdout is, else `default`; at most WIDEST.
 

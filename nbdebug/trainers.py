@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader
 
 from nbdebug.observe.snapshot import same_random_numbers
 from nbdebug.observe.variables import attributes, children, class_attribute, is_user_module, user_variables
+from nbdebug.text import module_name
 
 TYPES: dict[str, type] = {
     "model": nn.Module,
@@ -59,7 +60,7 @@ def held(kind: str, names: Mapping[str, Any], usual: Iterable[str] = (), *, libr
 
 def bare(thing: Any) -> Any:
     """What accelerate's wrapper of an optimizer, a scheduler or a loader (on the CPU) wraps, which is what runs."""
-    if type(thing).__module__.partition(".")[0] != "accelerate":
+    if module_name(type(thing)).partition(".")[0] != "accelerate":
         return thing
     own = attributes(thing)
     loader = own.get("base_dataloader")
@@ -91,9 +92,13 @@ def loss_of(output: Any) -> Any:
 
 
 def on_device(batch: Any, model: nn.Module) -> Any:
-    """The batch where the model's parameters are."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    return tree_map_only(torch.Tensor, lambda t: t.to(device), dict(batch) if isinstance(batch, Mapping) else batch)
+    """The batch where the model's parameters are; the batch itself where it is there, or the model has none."""
+    device, parts = next((p.device for p in model.parameters()), None), batch
+    if isinstance(batch, Mapping):
+        parts = dict(batch)
+    if device is None or all(t.device == device for t in tree_leaves(parts) if isinstance(t, torch.Tensor)):
+        return batch
+    return tree_map_only(torch.Tensor, lambda t: t.to(device), parts)
 
 
 # -- where to look -----------------------------------------------------------------------------------------------------

@@ -302,6 +302,10 @@ def table(
     results = {}
     for tool in tools:
         for failure in [failure for failure in TOOLS[tool][0] if failure in failures]:
+            if (
+                card and failure == "an index beyond the end"
+            ):  # a device-side assert: the process can't use the GPU again
+                continue
             plain, fault = answer(tool, "plain", failure, folder, card)
             results[tool, failure, "plain"] = plain is not None and not fault, fault or str(plain)
             for loop in loops:
@@ -333,7 +337,8 @@ def main() -> None:
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
             results = table([tool], loops, pathlib.Path(folder), card=args.cuda)
-        row = [[results[tool, failure, loop][0] for failure in TOOLS[tool][0]] for loop in ("plain", *loops)]
+        asked = [failure for failure in TOOLS[tool][0] if (tool, failure, "plain") in results]
+        row = [[results[tool, failure, loop][0] for failure in asked] for loop in ("plain", *loops)]
         failed, total = failed + sum(not ok for cell in row for ok in cell), total + sum(map(len, row))
         print(
             f"{tool:16}"

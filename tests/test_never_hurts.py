@@ -46,9 +46,17 @@ class Table(dict[str, int]):
     items = keys = values = get = __getitem__ = __iter__ = __len__ = __eq__ = __bool__ = __repr__ = own  # type: ignore[assignment]
 
 
+class Compiled:
+    """As Cython has its functions: where a class has the name of its module there is a descriptor."""
+
+
+type.__setattr__(Compiled, "__module__", property(own))
+
+
 def hostile() -> dict[str, Any]:
     """By name; the last one is a weak reference to what has died."""
     things = {"strange": Strange(torch.ones(2)), "proxy": Proxy(), "record": Record([1]), "table": Table(a=1)}
+    things["compiled"] = Compiled()
     return {
         **things,
         "dead": weakref.proxy(nn.Linear(1, 1)),

@@ -230,20 +230,27 @@ def batch_of(
     expression: str | None, names: Mapping[str, Any], magic: str, how: str = "", usual: int = 3, model: Any = None
 ) -> tuple[str, Any]:
     """(expression, value) of the batch: what the user named, the first `usual` usual names of one, or the first batch
-    of the training loader. Raises UsageError where there is none; an iterator of the user's is not read. how: what to
-    type, where that is not --batch EXPR."""
+    of the training loader; the latter two go to the model's device, as the user's loop has them go. Raises UsageError
+    where there is none; an iterator of the user's is not read. how: what to type, where that is not --batch EXPR."""
     if expression is not None:
         return expression, evaluate(expression, names)
     batches = USUAL_NAMES["batch"][:usual]
     for name in batches:
         if names.get(name) is not None and not is_source(names[name]):
-            return name, names[name]
+            return name, _beside(names[name], model)
     name, loader = option_or_usual("train_loader", None, names, model)
     if loader is not None and not isinstance(loader, Iterator):
-        return f"next(iter({name}))", next(iter(loader))
+        return f"next(iter({name}))", _beside(next(iter(loader)), model)
     candidates = listed([*batches, "train_loader"], most=9, quote="").replace(" and ", " or ")
     how = how or f"{magic} --batch EXPR"
     raise UsageError(f"{magic} needs a batch. No variable of yours is called {candidates}. Name yours: {how}")
+
+
+def _beside(batch: Any, model: Any) -> Any:
+    """The batch on the device of the model, where there is one."""
+    from nbdebug.trainers import on_device  # imports torch: %load_ext must stay quick
+
+    return batch if model is None else on_device(batch, model)
 
 
 def subject_of(models: list[str] | None, optimizers: list[str] | None, names: Mapping[str, Any]) -> Subject:

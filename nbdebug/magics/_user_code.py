@@ -20,6 +20,7 @@ from IPython.display import display
 from nbdebug.arguments import callback_argument
 from nbdebug.magics._arguments import evaluate, usage_errors, variables
 from nbdebug.report import Report
+from nbdebug.text import module_name
 
 
 def line_code(shell: Any, text: str) -> CodeType:
@@ -79,7 +80,7 @@ def run(code: CodeType, ask: Callable[[], Report], label: Callable[[Report], Rep
         if isinstance(getattr(error, "report", None), Report):
             display(label(error.report))  # type: ignore[attr-defined]
         elif own is None and (
-            isinstance(error, (TypeError, ValueError)) or type(error).__module__.startswith("nbdebug.")
+            isinstance(error, (TypeError, ValueError)) or module_name(type(error)).startswith("nbdebug.")
         ):
             raise UsageError(str(error)) from None
         raise error.with_traceback(own or error.__traceback__)  # noqa: B904 (it is the same one)

@@ -31,7 +31,7 @@ from nbdebug.magics._arguments import (
     variables,
 )
 from nbdebug.report import Report, RuledOut
-from nbdebug.text import count
+from nbdebug.text import count, module_name
 from nbdebug.tools.monitor.formats import is_log, sources
 
 SETTINGS = (".json", ".yaml", ".yml", ".toml")
@@ -299,7 +299,7 @@ def _of_folder(path: pathlib.Path) -> Report:
 
 def kind_of(thing: Any) -> str:
     """The function that knows an object: by its class alone, no attribute is asked. "" where none does."""
-    module, own = type(thing).__module__.partition(".")[0], [kind.__name__ for kind in type(thing).__mro__]
+    module, own = module_name(type(thing)).partition(".")[0], [kind.__name__ for kind in type(thing).__mro__]
     if isinstance(thing, BaseException):
         return "explain"
     if "DataLoader" in own:

@@ -234,12 +234,15 @@ def _uses(code: CodeType, names: dict[str, Any], model: tuple[str, Any]) -> bool
 
 def first_batches(loader: Any) -> Any:
     """The loader; of one that can be read once its first batches, from a copy of the process: none is taken from it."""
-    from nbdebug.process import can_copy, in_copy
+    from nbdebug.process import CopyFailed, can_fork, in_copy
     from nbdebug.tools.training.evaluate import is_iterator
 
-    if loader is None or not can_copy() or not is_iterator(loader):
+    if loader is None or not can_fork() or not is_iterator(loader):
         return loader
-    return in_copy(lambda: list(itertools.islice(loader, FIRST)))
+    try:
+        return in_copy(lambda: list(itertools.islice(loader, FIRST)))
+    except CopyFailed:
+        return loader
 
 
 def with_data(report: Report, train: Any, val: Any, model: Any) -> Report:

@@ -26,7 +26,7 @@ from nbdebug import registry
 from nbdebug.arguments import discover
 from nbdebug.magics._arguments import FULL, HELP, answer, parse, summary, usage_errors
 from nbdebug.report import Edit, Plot, Report, Table
-from nbdebug.text import count
+from nbdebug.text import count, module_name
 from nbdebug.tools.monitor.incident import GivenReport
 
 MOST_FINDINGS = 100
@@ -83,7 +83,7 @@ def _report_of(error: BaseException | None) -> Any:
     """The report that nbdebug has attached to an error. The error may be the user's own: none of its code runs."""
     if error is None:
         return None
-    if type(error).__module__.startswith("nbdebug."):
+    if module_name(type(error)).startswith("nbdebug."):
         return getattr(error, "report", None)
     return BaseException.__getattribute__(error, "__dict__").get("report")
 

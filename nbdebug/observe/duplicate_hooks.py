@@ -19,6 +19,7 @@ from torch import nn
 
 from nbdebug.observe.locations import code_fingerprint, span_of
 from nbdebug.observe.variables import attributes, closure_variables, is_user_module
+from nbdebug.text import module_name
 
 OF_MODULES = {
     "_forward_hooks": "forward hook",
@@ -111,7 +112,7 @@ def _duplicates(
 
 def _unwrapped(hook: Any) -> Any:
     """The user's function, without torch's wrapper."""
-    wrapped = type(hook).__name__ == "_WrappedHook" and type(hook).__module__.startswith("torch.")
+    wrapped = type(hook).__name__ == "_WrappedHook" and module_name(type(hook)).startswith("torch.")
     return attributes(hook).get("hook", hook) if wrapped else hook
 
 

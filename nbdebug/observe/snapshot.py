@@ -43,6 +43,7 @@ from nbdebug.interrupts import uninterrupted
 from nbdebug.observe.locations import USER, kind_of
 from nbdebug.observe.tensors import storage_bytes, strided_parts
 from nbdebug.observe.variables import MODULES_OWN, is_user_module
+from nbdebug.text import module_name
 
 _OWNERS = (torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)  # exactly these: a subclass may behave differently
@@ -573,7 +574,7 @@ class StepState:
                 self._methods(name, value)
             elif _home(value) not in _KNOWN:
                 self.why_not = f"it uses `{name}` of {_home(value)}"
-        elif not iterates and (kind is types.SimpleNamespace or is_user_module(kind.__module__)):
+        elif not iterates and (kind is types.SimpleNamespace or is_user_module(module_name(kind))):
             self._methods(name, kind)
             members = object.__getattribute__(value, "__dict__")
             self._undo.append(functools.partial(_refill, members, dict(members)))

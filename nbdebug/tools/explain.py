@@ -20,7 +20,7 @@ from typing import Any
 
 from nbdebug import registry
 from nbdebug.report import Finding, Fix, Link, Report, Symptom, Where
-from nbdebug.text import clip, in_colour
+from nbdebug.text import clip, in_colour, module_name
 
 
 class Page(str):
@@ -134,7 +134,7 @@ def _says_itself(error: BaseException) -> str | None:
         return f"The last failure is a {kind.__name__}: Python itself marks the place, and nothing has run."
     if issubclass(kind, (KeyboardInterrupt, SystemExit)):
         return f"The last cell was ended on purpose ({kind.__name__})."
-    if kind.__name__ == "UsageError" and kind.__module__.startswith("IPython"):
+    if kind.__name__ == "UsageError" and module_name(kind).startswith("IPython"):
         return "The last failure is a magic's own message: it says what the magic takes."
     return None
 
@@ -206,7 +206,7 @@ def _left_by(error: BaseException) -> Report | None:
     from nbdebug.observe.frames import exception_chain
 
     for one in exception_chain(error):
-        if type(one).__module__.partition(".")[0] != "nbdebug":
+        if module_name(type(one)).partition(".")[0] != "nbdebug":
             continue
         report, trip = getattr(one, "report", None), getattr(one, "trip", None)
         if isinstance(report, Report) and not report.ok:

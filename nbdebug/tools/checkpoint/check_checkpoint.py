@@ -20,7 +20,7 @@ import torch
 from nbdebug.observe.locations import cell_name
 from nbdebug.observe.sources import edit_of, edited_functions, nodes_of, source
 from nbdebug.observe.variables import closure_variables
-from nbdebug.process import can_copy, in_copy
+from nbdebug.process import CopyFailed, in_process
 from nbdebug.report import Edit, Finding, Fix, Report, RuledOut, Table, Where
 from nbdebug.text import count, listed, size
 from nbdebug.tools.checkpoint.formats import is_checkpoint, loaded, read_file, within
@@ -121,11 +121,11 @@ def checkpoint_facts(
 def _believe(facts: CheckpointFacts, model: Any, load: Any, path: Any) -> None:
     """What the user's own loading copes with is no fault: it is run as it is, in a copy of the process."""
     doubts = facts.rename or facts.missing or facts.reshaped or facts.on_cards
-    if load is None or model is None or not doubts or not _loadable(facts) or not can_copy():
+    if load is None or model is None or not doubts or not _loadable(facts):
         return
 
     equal, after = _by_loading(facts, model, load, str(path), None)
-    if "tried" in after:
+    if not after.get("loaded"):
         return
     facts.reshaped, facts.cuda = (), True
     twice = {name for group in facts.tied for name in group}
@@ -546,7 +546,7 @@ def _by_loading(
             load(path)
         return model
 
-    return _outcome(facts, path, run, True) if can_copy() else (None, {})
+    return _outcome(facts, path, run, True)
 
 
 def _by_our_lines(facts: CheckpointFacts, model: Any, line: str, path: str) -> Fix:
@@ -570,7 +570,9 @@ def _by_our_lines(facts: CheckpointFacts, model: Any, line: str, path: str) -> F
     return Fix("Load it so.", code, *_outcome(facts, path, run, False))
 
 
-def _outcome(facts: CheckpointFacts, path: str, run: Callable[[], Any], copied: bool) -> tuple[bool, dict[str, str]]:
+def _outcome(
+    facts: CheckpointFacts, path: str, run: Callable[[], Any], copied: bool
+) -> tuple[bool | None, dict[str, str]]:
     """Whether the model that `run()` gives has all weights of the file that it can take. copied: in a copy."""
 
     def loaded_now() -> tuple[int, int]:
@@ -582,7 +584,9 @@ def _outcome(facts: CheckpointFacts, path: str, run: Callable[[], Any], copied: 
         return equal, len(pairs)
 
     try:
-        equal, total = in_copy(loaded_now) if copied else loaded_now()
+        equal, total = in_process(loaded_now) if copied else loaded_now()
+    except CopyFailed as error:
+        return None, {"not tried": str(error)}
     except Exception as error:  # whatever the user's code or ours raises there: it was tried, and does not work
         return False, {"tried": f"0 loaded: {type(error).__name__}: {str(error)[:80]}"}
     return equal > 0 and equal == total, {"loaded": f"{equal} of {total} weights equal those of the file"}

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from nbdebug.observe.variables import children
-from nbdebug.process import can_copy, in_copy
+from nbdebug.process import in_process
 from nbdebug.report import Finding, Report, RuledOut, Symptom, Table
-from nbdebug.text import count, figures, listed
+from nbdebug.text import count, figures, listed, module_name
 from nbdebug.tools.checkpoint.check_checkpoint import checkpoint_facts
 from nbdebug.tools.checkpoint.checkpoints import Checkpoints
 from nbdebug.tools.checkpoint.rules import STEP, CheckpointFacts, SavedFile, missing_part, name_all
@@ -64,14 +64,13 @@ def resume_proof(
     `uninterrupted()` trains without a stop; both give the same list, such as the losses or the rows. model, optimizer,
     …: as in `check_checkpoint`.
 
-    All runs are made in copies of this process (forks), each for at most so many seconds; nothing here changes. Where
-    the two part, the states of the other run (optimizer, scheduler, scaler, averages, samplers, generators, weights,
-    gradients) are put back one by one, and the one with which both agree is named. Where the run does not repeat even
-    without a stop, the report says so. Raises RuntimeError where this process can't be copied (Windows, or a GPU in
-    use), ValueError for a stop outside the run, TypeError for a run without a way to save it, and what the user's
+    All runs are made in copies of this process (forks; where a GPU is in use or there is no fork, fresh processes that
+    get your functions by pickle), each for at most so many seconds; nothing here changes. Where the two part, the
+    states of the other run (optimizer, scheduler, scaler, averages, samplers, generators, weights, gradients) are put
+    back one by one, and the one with which both agree is named. Where the run does not repeat even without a stop, the
+    report says so. Raises RuntimeError where what your functions use can't be sent to a fresh process (a running
+    generator), ValueError for a stop outside the run, TypeError for a run without a way to save it, and what the user's
     functions raise."""
-    if not can_copy():
-        raise RuntimeError("resume_proof copies this process, which needs fork and a GPU that is not in use yet.")
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema}
     if path is not None:
         if step is None:
@@ -95,7 +94,7 @@ def _copied(function: Callable[[], Any], seconds: float) -> Any:
     def run() -> tuple[Any, list[str]]:
         return function(), [name for name in sys.modules if name.startswith(("torch.", *LIBRARIES))]
 
-    value, modules = in_copy(run, seconds)
+    value, modules = in_process(run, seconds)
     for name in modules:
         with contextlib.suppress(Exception):  # it is only for speed
             importlib.import_module(name)
@@ -208,7 +207,7 @@ class _Run:
         trainer, *others = run if isinstance(run, tuple) else (run,)
         if seen is not None:
             seen.trainer = trainer
-        if type(trainer).__module__.startswith(("pytorch_lightning", "lightning")):
+        if module_name(type(trainer)).startswith(("pytorch_lightning", "lightning")):
             _lightning(trainer, others, last, save, resume)
         elif isinstance(trainer, getattr(sys.modules.get("transformers.trainer"), "Trainer", ())):
             _transformers(trainer, last, self.folder if save else None, resume)
@@ -238,7 +237,7 @@ def _transformers(trainer: Any, last: int, folder: pathlib.Path | None, resume: 
 
 def _lightning(trainer: Any, others: list[Any], last: int, save: str, resume: str | None) -> None:
     """Train with Lightning's Trainer up to this step; it saves as its own callback would."""
-    callback = sys.modules[type(trainer).__module__.partition(".trainer")[0]].Callback
+    callback = sys.modules[module_name(type(trainer)).partition(".trainer")[0]].Callback
 
     class Stop(callback):  # type: ignore[misc, valid-type]
         def on_train_batch_end(self, trainer: Any, *more: Any) -> None:

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.variables import attributes, children
+from nbdebug.text import module_name
 from nbdebug.tools.checkpoint.rules import LINES
 from nbdebug.trainers import bare, held
 
@@ -213,7 +214,7 @@ def form(thing: Any) -> str:
     """How the state of a thing is read and set: a key of LINES, or "values" for the plain attributes of an object."""
     if isinstance(thing, random.Random):
         return "Python generator"
-    if isinstance(thing, torch.Generator) or type(thing).__module__.startswith("numpy.random"):
+    if isinstance(thing, torch.Generator) or module_name(type(thing)).startswith("numpy.random"):
         return "numpy generator" if hasattr(thing, "bit_generator") else "generator"
     return "object" if hasattr(thing, "state_dict") else "value" if isinstance(thing, (dict, list)) else "values"
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from nbdebug.report import Edit
-from nbdebug.text import size
+from nbdebug.text import module_name, size
 from nbdebug.tools.config import parsers, tables
 from nbdebug.tools.config.parsers import NUMBER_12, Flaw, Malformed, Node, Unknown, indent, line_of, line_span
 from nbdebug.tools.config.tables import EXPONENTS
@@ -508,7 +508,7 @@ def parsed(raw: bytes, file: str, suffix: str) -> Document:
 
 
 def _mapping(thing: Any) -> Mapping[Any, Any]:
-    if type(thing).__module__.startswith("omegaconf"):
+    if module_name(type(thing)).startswith("omegaconf"):
         thing = importlib.import_module("omegaconf").OmegaConf.to_container(thing, resolve=False)
     elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         thing = {f.name: getattr(thing, f.name, None) for f in dataclasses.fields(thing) if not f.name.startswith("_")}

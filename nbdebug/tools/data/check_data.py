@@ -193,11 +193,11 @@ class Check:
 
     def tried(self, report: Report, facts: DataFacts) -> Iterator[Finding]:
         """The findings with their fixes tried. A guess that does not help is left out."""
-        from nbdebug.process import can_copy, in_copy  # imports torch, which a sound folder needs not
+        from nbdebug.process import can_fork, in_copy  # imports torch, which a sound folder needs not
 
         few = len(self.files.entries) <= TRIED_FILES and sum(e.bytes for e in self.files.entries) <= TRIED_BYTES
         why = "" if few else f"sets of up to {TRIED_FILES:,} files and {size(TRIED_BYTES)} are tried"
-        if not can_copy():
+        if not can_fork():
             why = "it is tried in a copy of the process, which can't be made here"
         deadline = time.monotonic() + TRIED_SECONDS
         for finding in report.findings:

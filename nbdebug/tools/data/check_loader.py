@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from nbdebug.observe.snapshot import own_random_numbers
 from nbdebug.observe.step_hooks import BatchHook
-from nbdebug.process import CopyFailed, can_copy, in_copy
+from nbdebug.process import CopyFailed, NeedsGpu, can_fork, in_copy
 from nbdebug.report import Report, RuledOut, Table
 from nbdebug.text import count, figures, in_a_line, listed, percent, size
 from nbdebug.tools.data.cures import DataFacts, Problem
@@ -65,7 +65,7 @@ def check_loader(
 
     Two passes are read in a copy of the process (a fork, with files of its own), so that your iterators, generators,
     workers and random numbers stay as they are, also where a stream can't be rewound. Where there can be no copy
-    (Windows, a GPU in use), a stream is not read, and other loaders are read here.
+    (Windows), a stream is not read, and other loaders are read here.
 
     Raises TypeError for what can't be iterated, ValueError for numbers below 1."""
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
@@ -74,11 +74,16 @@ def check_loader(
         if number is not None and (not isinstance(number, int) or number < 1):
             raise ValueError(f"{name} takes a whole number from 1 on; got {number!r}")
     watch = LoaderPasses(loader, epochs, max_steps, resume_at, ranks, max(steps, max_steps or 0), seconds)
-    if can_copy():
-        try:
+    copied = can_fork()
+    try:
+        if copied:
             vars(watch).update(in_copy(watch.run, seconds + 30))
-        except CopyFailed as error:
-            watch.unchecked.append(f"the batches: {error}")
+    except NeedsGpu:  # the rows are there
+        copied = False
+    except CopyFailed as error:
+        watch.unchecked.append(f"the batches: {error}")
+    if copied:
+        pass
     elif any(hasattr(type(source), "__next__") for source in (loader, watch.dataset)):  # an iterator
         watch.unchecked.append("the batches: a stream can only be read once, and there can be no copy")
     else:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 
-from nbdebug.text import clip, in_a_line, percent
+from nbdebug.text import clip, in_a_line, module_name, percent
 from nbdebug.tools.data.cures import Problem, part
 from nbdebug.tools.data.expectation import DataExpectation
 from nbdebug.tools.data.similarity import is_long, repeated, two_labels
@@ -269,7 +269,7 @@ class Rows:
 
 def picture_form(value: Any) -> tuple[tuple[int, int], str | None, int | None] | None:
     """((width, height), mode, channels) of a picture: an array has no mode, one of Pillow's no channels; else None."""
-    if type(value).__module__.startswith("PIL."):
+    if module_name(type(value)).startswith("PIL."):
         return tuple(value.size), value.mode, None
     shape = tuple(getattr(value, "shape", ()))
     if len(shape) != 3:
@@ -288,6 +288,6 @@ def _bytes(value: Any) -> bytes:
         return " ".join(value.split()).encode("utf-8", "surrogatepass")
     if isinstance(value, bytes):
         return value
-    if type(value).__module__.startswith("PIL."):
+    if module_name(type(value)).startswith("PIL."):
         return f"{value.size}{value.mode}".encode() + value.tobytes()
     return clip(repr(value), 4000).encode("utf-8", "surrogatepass")

@@ -41,6 +41,7 @@ from nbdebug.observe.sources import SCOPES, functions, nodes, parents, parse, tr
 from nbdebug.observe.tensors import base_name
 from nbdebug.observe.variables import class_attribute, members, named_children, user_variables
 from nbdebug.report import Link, Where
+from nbdebug.text import module_name
 from nbdebug.tools.errors.rules import Raised, TensorFact
 
 Key = Any
@@ -359,7 +360,7 @@ def _item(thing: Any, key: Any) -> Any:
 
 def path_text(value: Any) -> str:
     """The path that a value is, or that an open file was opened with; "" for all else. No code of the user's runs."""
-    if issubclass(type(value), pathlib.PurePath) and type(value).__module__.startswith("pathlib"):
+    if issubclass(type(value), pathlib.PurePath) and module_name(type(value)).startswith("pathlib"):
         return str(value)
     if type(value) is str:
         return value if _may_be_path(value) else ""

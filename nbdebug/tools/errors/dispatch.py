@@ -30,7 +30,7 @@ import torch
 from nbdebug.observe.frames import Owners
 from nbdebug.observe.variables import class_attribute, key_text, members, named_parameters, registered
 from nbdebug.report import Finding, Link, Report, Symptom, Table
-from nbdebug.text import clip, clip_start, listed
+from nbdebug.text import clip, clip_start, listed, module_name
 from nbdebug.tools.errors.context import (
     Candidate,
     ErrorContext,
@@ -120,7 +120,7 @@ def values(context: ErrorContext) -> Iterator[list[str]]:
 
 
 def _is_table(value: Any) -> bool:
-    return type(value).__name__ == "DataFrame" and type(value).__module__.partition(".")[0] == "pandas"
+    return type(value).__name__ == "DataFrame" and module_name(type(value)).partition(".")[0] == "pandas"
 
 
 def _is_known_path(name: str, path: str) -> bool:

@@ -39,7 +39,7 @@ from nbdebug.observe.locations import USER, kind_of
 from nbdebug.observe.sources import SCOPES, edit_of, parents, parse, tree_of
 from nbdebug.observe.variables import attributes, class_attribute, named_parameters
 from nbdebug.report import Edit, Finding, Fix
-from nbdebug.text import clip
+from nbdebug.text import clip, module_name
 from nbdebug.tools.errors.context import (
     UNKNOWN,
     ErrorContext,
@@ -411,7 +411,7 @@ class Sandbox:
         hostile = any(
             type(v) in (FunctionType, MethodType, functools.partial) and not _only_computes(v) for v in own.values()
         )
-        if not kind.__module__.startswith("torch.nn.modules.") or "forward" in own or hostile:
+        if not module_name(kind).startswith("torch.nn.modules.") or "forward" in own or hostile:
             raise CannotRun
         twin = copy.copy(module)
         for table in ("_parameters", "_buffers"):
@@ -503,7 +503,7 @@ class ProgramSandbox(Sandbox):
 
     def forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         module = self.swap.get(id(module), module)
-        if type(module).__module__.startswith("torch."):
+        if module_name(type(module)).startswith("torch."):
             if type(module) is nn.Sequential:
                 for child in module._modules.values():
                     assert child is not None
@@ -535,7 +535,7 @@ class ProgramSandbox(Sandbox):
 
     def made(self, kind: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """A new module of torch's own, where its weights are few."""
-        if not kind.__module__.startswith("torch.nn."):
+        if not module_name(kind).startswith("torch.nn."):
             raise CannotRun
         if not any(issubclass(type(arg), (nn.Module, list)) for arg in args):
             with torch.device("meta"):

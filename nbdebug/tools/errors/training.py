@@ -34,6 +34,7 @@ from nbdebug.observe.variables import (
     named_parameters,
 )
 from nbdebug.report import Edit
+from nbdebug.text import module_name
 from nbdebug.tools.errors.autograd.functions import callee_word, first_line, unwrap
 from nbdebug.tools.errors.context import UNKNOWN, is_tensor, value_of
 from nbdebug.tools.errors.sandbox import (
@@ -405,7 +406,7 @@ class TrainingSandbox(ProgramSandbox):
             return self._loader(*args, **kwargs)
         if kind.__module__ == "torch.optim.lr_scheduler":
             return self.keep(_Schedule(kwargs.get("total_steps")))
-        if kind.__module__.startswith("torch."):
+        if module_name(kind).startswith("torch."):
             if not issubclass(kind, nn.Module):
                 return self.keep(kind(*args, **kwargs))
             return super().made(kind, args, kwargs)
@@ -468,7 +469,7 @@ class TrainingSandbox(ProgramSandbox):
         above = [kind for kind in type(thing).__mro__[1:] if "__init__" in vars(kind)]
         if id(thing) not in self._new:
             raise CannotRun
-        if above[0].__module__.startswith("torch.") or above[0] is object:
+        if module_name(above[0]).startswith("torch.") or above[0] is object:
             vars(above[0])["__init__"](thing)
         else:
             args = self._items(node.args, frame)

@@ -21,7 +21,7 @@ from nbdebug.observe.rerun import has_nonfinite
 from nbdebug.observe.tensors import dense, kinds_of
 from nbdebug.observe.variables import attributes, key_text, members, named_parameters
 from nbdebug.report import Report, Symptom, Table
-from nbdebug.text import count, listed, percent, size
+from nbdebug.text import count, listed, module_name, percent, size
 
 PIECE = 1 << 20
 """Elements that are read at once where a temporary of their size is needed."""
@@ -136,7 +136,7 @@ def _children(label: str, thing: Any) -> list[tuple[str, Any]]:
         names = getattr(kind, "_fields", ()) if issubclass(kind, tuple) else ()
         own = names if type(names) is tuple else ()
         return [(f"{label}.{own[i]}" if i < len(own) else f"{label}[{i}]", v) for i, v in enumerate(iterate(thing))]
-    if kind.__module__.partition(".")[0] == "pandas" and kind.__name__ in ("DataFrame", "Series"):
+    if module_name(kind).partition(".")[0] == "pandas" and kind.__name__ in ("DataFrame", "Series"):
         columns = (
             [(f"{label}[{key!r}]", thing[key]) for key in thing] if kind.__name__ == "DataFrame" else [(label, thing)]
         )
@@ -148,7 +148,7 @@ def _children(label: str, thing: Any) -> list[tuple[str, Any]]:
 
 def _attributes(label: str, thing: Any) -> list[tuple[str, Any]]:
     """Of an object; not of a class, a function or a module of Python's."""
-    if isinstance(thing, type) or type(thing).__module__ in ("builtins", "types", "functools"):
+    if isinstance(thing, type) or module_name(type(thing)) in ("builtins", "types", "functools"):
         return []
     return [(f"{label}.{key}", value) for key, value in attributes(thing).items() if not key.startswith("__")]
 

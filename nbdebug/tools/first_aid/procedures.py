@@ -27,7 +27,7 @@ from typing import Any
 import nbdebug
 from nbdebug.arguments import USUAL_NAMES, Subject, around, discover, part
 from nbdebug.report import Report
-from nbdebug.text import listed
+from nbdebug.text import listed, module_name
 
 STEPS = ("train_step", "training_step", "step", "one_step", "train_one_step", "train_batch", "run_step")
 """Names by which a function of the user's is known to be one training step."""
@@ -260,7 +260,7 @@ def last_error(a: Surroundings) -> Report:
         raise NotNeeded("there is no last error")
     if not a.fresh:
         raise NotNeeded(f"the last error ({type(a.error).__name__}) is of an earlier cell")
-    usage = type(a.error).__name__ == "UsageError" and type(a.error).__module__.startswith("IPython")
+    usage = type(a.error).__name__ == "UsageError" and module_name(type(a.error)).startswith("IPython")
     if isinstance(a.error, (KeyboardInterrupt, SystemExit, SyntaxError)) or usage:
         raise NotNeeded(f"the last cell ended with {type(a.error).__name__}, which explains itself")
     return nbdebug.explain(a.error, names=dict(a.names), shell=a.shell)
@@ -522,7 +522,7 @@ def watched(a: Surroundings, kinds: tuple[str, ...], missing: str) -> Report:
     """The report of the first watch of these kinds that a magic, or a variable, holds."""
     registry = getattr(getattr(a.shell, "magics_manager", None), "registry", {})
     watches = [getattr(registry.get(f"{kind}Magics"), "running", None) for kind in kinds]
-    own = [w for w in a.names.values() if type(w).__module__.startswith("nbdebug.") and type(w).__name__ in kinds]
+    own = [w for w in a.names.values() if module_name(type(w)).startswith("nbdebug.") and type(w).__name__ in kinds]
     for watch in (*watches, *own):
         if watch is not None:
             return watch.report()

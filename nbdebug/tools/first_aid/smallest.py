@@ -45,7 +45,7 @@ from nbdebug.observe.tensors import loss_in, tensors_in
 from nbdebug.observe.validation import check_count
 from nbdebug.observe.variables import closure_variables, is_user_module, named_modules, reachable_objects
 from nbdebug.report import Finding, Report, Symptom, Table
-from nbdebug.text import clip, count, listed
+from nbdebug.text import clip, count, listed, module_name
 from nbdebug.tools.nan.probe import Probe
 from nbdebug.tools.nan.report import cause_of
 
@@ -189,7 +189,7 @@ class FailingProgram:
         for base in kind.__mro__[1:-1]:
             if _is_users(base.__module__):
                 self.add(base.__name__, base)
-        module: Any = sys.modules.get(kind.__module__)
+        module: Any = sys.modules.get(module_name(kind))
         cells = [file for file in reversed(list(linecache.cache)) if cell_name(str(file))]
         files += [str(getattr(module, "__file__", None) or ""), *cells]
         for file, node in ((one, node) for one in dict.fromkeys(files) for node in nodes_of(one)):
@@ -208,7 +208,9 @@ class FailingProgram:
     def _object(self, name: str, value: Any) -> None:
         for inside in itertools.chain([value], (thing for _, thing in reachable_objects({name: value}))):
             for kind in type(inside).__mro__[:-1]:
-                if _is_users(kind.__module__) and not isinstance(inside, (type, types.FunctionType, types.ModuleType)):
+                if _is_users(module_name(kind)) and not isinstance(
+                    inside, (type, types.FunctionType, types.ModuleType)
+                ):
                     self.add(kind.__name__, kind)
         self.objects[name] = value.detach() if isinstance(value, torch.Tensor) and not value.is_leaf else value
 

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader
 from nbdebug.observe.backward import graph_nodes
 from nbdebug.observe.duplicate_hooks import OF_TENSORS
 from nbdebug.observe.variables import ATOMS, LIBRARIES, SHELL_NAMES, attributes, closure_variables, key_text
+from nbdebug.text import module_name
 from nbdebug.tools.memory.reachability import ReachabilityWalk
 
 MOST_NODES = 30_000
@@ -275,7 +276,7 @@ def table_bytes(thing: Any) -> int | None:
     kind = type(thing)
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         return int(thing.nbytes)
-    if kind.__module__.partition(".")[0] == "pandas" and kind.__name__ in ("DataFrame", "Series"):
+    if module_name(kind).partition(".")[0] == "pandas" and kind.__name__ in ("DataFrame", "Series"):
         used = thing.memory_usage(index=False)
         return int(used if kind.__name__ == "Series" else used.to_numpy().sum())
     return None

@@ -18,7 +18,7 @@ import torch
 from nbdebug.observe import variables as shells
 from nbdebug.observe.variables import attributes, frame_variables, last_error, reachable_objects, user_variables
 from nbdebug.report import Finding, Report, RuledOut
-from nbdebug.text import count
+from nbdebug.text import count, module_name
 from nbdebug.tools.notebook.cells import CellHistory, error_message, traceback_links
 from nbdebug.tools.notebook.flow import told_of_cells, told_of_error
 from nbdebug.tools.notebook.left_on import (
@@ -113,7 +113,7 @@ def objects_from(variables: Mapping[str, Any]) -> list[tuple[str, Any]]:
     visited = {id(thing) for _, thing in objects}
     for name, thing in list(objects):
         kind = type(thing)
-        if not kind.__module__.startswith("torch.utils.data"):
+        if not module_name(kind).startswith("torch.utils.data"):
             continue
         for key in ("dataset", "collate_fn", "batch_sampler", "sampler"):
             part = attributes(thing).get(key)

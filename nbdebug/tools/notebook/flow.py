@@ -16,6 +16,7 @@ from typing import Any
 
 from nbdebug.observe.variables import attributes, class_attribute, is_user_module
 from nbdebug.report import Where
+from nbdebug.text import module_name
 from nbdebug.tools.notebook.cells import (
     FUNCTIONS,
     CellBinding,
@@ -85,7 +86,10 @@ def _of_one(
     if isinstance(value, dict) and taken.endswith(".state_dict"):
         yield from _put_back(name, value, taken.removesuffix(".state_dict"), binding, names, history)
     elif (
-        isinstance(value, dict) or type(value).__module__ in SETTINGS[1:] or not is_module(value) and is_dataset(value)
+        isinstance(value, dict)
+        or module_name(type(value)) in SETTINGS[1:]
+        or not is_module(value)
+        and is_dataset(value)
     ):
         yield from _changed_through(name, binding, names, history)
     if class_attribute(value, "reset") is not None:
@@ -191,7 +195,7 @@ def _changed_through(name: str, binding: CellBinding, names: Mapping[str, Any], 
     """Where a cell sets an item or an attribute of a second name of an object (`small = base`), or of the data set of a
     part of it, and the other is used."""
     thing, alias = names[name], dotted(binding.value) in names and names.get(dotted(binding.value)) is names[name]
-    whole = attributes(thing).get("dataset") if type(thing).__module__.startswith("torch.utils.data") else None
+    whole = attributes(thing).get("dataset") if module_name(type(thing)).startswith("torch.utils.data") else None
     parts = [n for n, v in names.items() if whole is not None and n != name and attributes(v).get("dataset") is whole]
     others = [dotted(binding.value)] if alias else [n for n in parts if type(names[n]) is type(thing)]
     for at in [at for at in history.mentioning(name) if others and at.number >= binding.number]:
@@ -323,7 +327,7 @@ def _stands_for(one: Any, other: Any) -> bool:
     if one is other or is_tensor(one) and is_tensor(other) and one.shape != other.shape:
         return False
     kinds = type(one), type(other)
-    return is_module(one) and is_module(other) or kinds[0] is kinds[1] and kinds[0].__module__.startswith("torch")
+    return is_module(one) and is_module(other) or kinds[0] is kinds[1] and module_name(kinds[0]).startswith("torch")
 
 
 def _copied(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
@@ -467,7 +471,7 @@ def _lacks(message: str, objects: list[tuple[str, Any]], history: CellHistory) -
     kind, lacking = match.groups() if match is not None and history.mentioning("autoreload") else ("", "")
     for name, thing in [one for one in objects if kind and type(one[1]).__name__ == kind]:
         make, made = class_attribute(thing, "__init__"), history.bindings(root_of(name))[-1:]
-        own = type(make) is FunctionType and is_user_module(type(thing).__module__)
+        own = type(make) is FunctionType and is_user_module(module_name(type(thing)))
         sets = {i.argval for i in dis.get_instructions(make) if i.opname == "STORE_ATTR"} if own else set()
         if lacking in sets and made:
             title = (

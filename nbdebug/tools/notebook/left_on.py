@@ -20,7 +20,7 @@ import torch
 from nbdebug.observe.duplicate_hooks import DuplicateHook, find_duplicate_hooks
 from nbdebug.observe.variables import attributes, class_attribute, is_user_module
 from nbdebug.report import Where
-from nbdebug.text import listed
+from nbdebug.text import listed, module_name
 from nbdebug.tools.notebook.cells import (
     CellBinding,
     CellHistory,
@@ -548,7 +548,9 @@ def _imported_over(
 
 def _caught(names: Mapping[str, Any], history: CellHistory) -> list[Told]:
     """The same in a cell that raised nothing."""
-    for name in [n for n in (*SHADOWED, *MODULES) if n in names and type(names[n]).__module__ in ("builtins", "torch")]:
+    for name in [
+        n for n in (*SHADOWED, *MODULES) if n in names and module_name(type(names[n])) in ("builtins", "torch")
+    ]:
         for cell in history.reaching(name):
             for root in history.reach(cell.number):
                 own = {getattr(n, "arg", getattr(n, "id", "")) for n in ast.walk(root) if _binds(n)}

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from nbdebug.observe.variables import attributes, class_attribute, closure_variables, is_user_module, members
+from nbdebug.text import module_name
 from nbdebug.tools.notebook.cells import (
     DEFINED,
     CellHistory,
@@ -130,7 +131,7 @@ def _used_up(number: int, statement: ast.stmt, names: Mapping[str, Any], history
     through it to its end."""
     for path in _gone_through(statement):
         value = names.get(path)
-        if class_attribute(value, "__next__") is None or is_user_module(type(value).__module__):
+        if class_attribute(value, "__next__") is None or is_user_module(module_name(type(value))):
             continue  # one of the user's own may begin anew
         twice = _run_before(history, number, statement, path, functools.partial(_used, path=path))
         if twice is not None and not any(cell.mentions(f"{path}.seek(") for cell in history.mentioning(path)):
@@ -196,7 +197,7 @@ def _applied_again(number: int, statement: ast.stmt, names: Mapping[str, Any], h
         target = one.targets[0] if isinstance(one, ast.Assign) else one.target
         text, column = ast.unparse(target), isinstance(target, ast.Subscript)
         path = dotted(target.value) if isinstance(target, ast.Subscript) else text
-        cut = len(history.cells[number].body) > 1 and type(names.get(path)).__module__.startswith("pandas")
+        cut = len(history.cells[number].body) > 1 and module_name(type(names.get(path))).startswith("pandas")
         cut = cut and _cuts(one.value, text)
         if not cut and not _acts_again(one, text) or not _is_array(names.get(path)):
             continue
@@ -399,7 +400,7 @@ def _spoiled(statement: ast.stmt, names: Mapping[str, Any], history: CellHistory
     if isinstance(statement, ast.Assign) and isinstance(target := statement.targets[0], ast.Subscript):
         path, key = dotted(target.value), getattr(target.slice, "value", None)
         table: Any = names.get(path)
-        if type(table).__module__.startswith("pandas") and ast.unparse(statement.value).startswith(
+        if module_name(type(table)).startswith("pandas") and ast.unparse(statement.value).startswith(
             f"{ast.unparse(target)}.map("
         ):
             return path if key in table.columns and len(table) and table[key].isna().to_numpy().all() else ""
@@ -532,7 +533,7 @@ def applied_twice(names: Mapping[str, Any], history: CellHistory, told: Containe
 
 def _is_array(value: Any) -> bool:
     kind = type(value)
-    return kind.__module__.partition(".")[0] in ("torch", "numpy", "pandas") and kind.__name__ in (
+    return module_name(kind).partition(".")[0] in ("torch", "numpy", "pandas") and kind.__name__ in (
         "Tensor",
         "ndarray",
         "DataFrame",

@@ -19,6 +19,7 @@ from torch import nn
 from nbdebug.observe.locations import code_fingerprint
 from nbdebug.observe.variables import attributes, class_attribute, closure_variables, key_text
 from nbdebug.report import Where
+from nbdebug.text import module_name
 from nbdebug.tools.notebook.cells import (
     At,
     CellBinding,
@@ -302,7 +303,7 @@ def _in_another_holder(new: Any, holder: Any, names: Mapping[str, Any]) -> bool:
     alike = [
         thing
         for thing in names.values()
-        if thing is not holder and (type(thing) is type(holder) or type(new).__module__ in SETTINGS)
+        if thing is not holder and (type(thing) is type(holder) or module_name(type(new)) in SETTINGS)
     ]
     return any(part is new for thing in alike for _, part in _parts("", thing))
 
@@ -378,7 +379,7 @@ def _replaced_holder(
         return False
     if is_tensor(old):  # the weights of a loss; the data of a data set, where they were computed from these
         return _differ(old, new) and (name in names_in(since.value) or _gives_weights(creation))
-    return is_dataset(new) or class_attribute(new, "__call__") is not None or new_kind.__module__ in SETTINGS
+    return is_dataset(new) or class_attribute(new, "__call__") is not None or module_name(new_kind) in SETTINGS
 
 
 SETTINGS = ("__main__", "types", "argparse")
@@ -405,7 +406,7 @@ def is_dataset(thing: Any) -> bool:
     """Whether its class has `__getitem__` and `__len__`, or inherits from torch's Dataset."""
     kind = type(thing)
     return (
-        any(parent.__module__.startswith("torch.utils.data") for parent in kind.__mro__)
+        any(module_name(parent).startswith("torch.utils.data") for parent in kind.__mro__)
         or all(
             any(name in type.__getattribute__(parent, "__dict__") for parent in kind.__mro__[:-1])
             for name in ("__getitem__", "__len__")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from nbdebug.text import count, listed
+from nbdebug.text import count, listed, module_name
 from nbdebug.tools.data.pictures import SIDE, pillow
 from nbdebug.tools.data.similarity import near_copies
 from nbdebug.tools.quality.rules import Evidence
@@ -57,7 +57,7 @@ def pictures_of(given: Any) -> list[Any] | None:
         return None
     if any(_array(row).ndim not in (2, 3) or _array(row).dtype.kind not in "iufb" for row in rows[:1]):
         return None
-    low = min((float(numpy.min(row)) for row in rows if not type(row).__module__.startswith("PIL.")), default=0.0)
+    low = min((float(numpy.min(row)) for row in rows if not module_name(type(row)).startswith("PIL.")), default=0.0)
     return [_picture(row, low < 0) for row in rows]
 
 
@@ -70,7 +70,7 @@ def _array(row: Any) -> Any:
 def _picture(row: Any, signed: bool) -> Any:
     import numpy
 
-    if type(row).__module__.startswith("PIL."):
+    if module_name(type(row)).startswith("PIL."):
         return numpy.asarray(row.convert("RGB"))
     values = _array(row)
     if values.dtype.kind == "f":

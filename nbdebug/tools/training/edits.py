@@ -31,7 +31,7 @@ from nbdebug.observe.snapshot import Snapshot, StepState
 from nbdebug.observe.sources import edited_functions
 from nbdebug.observe.validation import names_used_by
 from nbdebug.report import Edit, Where
-from nbdebug.text import count, listed
+from nbdebug.text import count, listed, module_name
 from nbdebug.tools.training.evaluate import no_warnings
 from nbdebug.tools.training.facts import (
     Broadcast,
@@ -104,7 +104,7 @@ def as_identity(module: nn.Module, file: str) -> Iterator[Edit]:
 
 def as_batch_first(module: nn.Module, file: str) -> Iterator[Edit]:
     """A layer of torch's, made with batch_first=True."""
-    made = _only_call(type(module), file) if type(module).__module__.startswith("torch.nn.") else None
+    made = _only_call(type(module), file) if module_name(type(module)).startswith("torch.nn.") else None
     if made is not None:
         yield from _edited(made[0], sources.with_keyword(*made, "batch_first", "True"))
 

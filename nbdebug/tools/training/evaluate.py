@@ -30,7 +30,8 @@ from nbdebug.observe.ops import RowsByNumber
 from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.observe.variables import attributes, closure_variables
-from nbdebug.process import can_copy, in_copy
+from nbdebug.process import can_fork, in_copy
+from nbdebug.text import module_name
 from nbdebug.tools.training.facts import TargetOrder
 
 # -- reading batches ---------------------------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ def _state(generator: Any) -> tuple[Callable[[Any], Any], Any]:
 def is_generator(value: Any) -> bool:
     """Of random numbers: torch's, Python's or NumPy's."""
     kind = type(value)  # isinstance would ask the object for its class
-    of_numpy = kind.__module__.startswith("numpy.random") and kind.__name__ in ("Generator", "RandomState")
+    of_numpy = module_name(kind).startswith("numpy.random") and kind.__name__ in ("Generator", "RandomState")
     return of_numpy or issubclass(kind, (torch.Generator, random.Random))
 
 
@@ -327,7 +328,7 @@ def is_iterator(loader: Any) -> bool:
     if hasattr(type(stream), "__next__"):
         return True
     try:
-        return can_copy() and bool(in_copy(lambda: _goes_on(loader), MOST_SECONDS))
+        return can_fork() and bool(in_copy(lambda: _goes_on(loader), MOST_SECONDS))
     except Exception:  # the loader's own, which the loop will meet
         return False
 

@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_map_only
 
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.report import Where
+from nbdebug.text import module_name
 from nbdebug.tools.training.evaluate import LossFn, loss_value, modes_put_back, preserve_rng, takes_fewer_rows
 from nbdebug.tools.training.facts import BatchMixing, Broadcast, DetachedAt, LossCall, SeesAhead, describe
 from nbdebug.tools.training.one_step import VIEWS, Calls, OpCall, calls_for, record
@@ -619,7 +620,7 @@ def _batch_second(model: nn.Module, name: str) -> tuple[str, str]:
         module = model.get_submodule(around)
         second = any(getattr(part, "batch_first", None) is False for part in module.modules())
         kind = type(module)
-        told = kind.__module__.startswith("torch.nn.") and "batch_first" in inspect.signature(kind).parameters
+        told = module_name(kind).startswith("torch.nn.") and "batch_first" in inspect.signature(kind).parameters
         if second and (told or kind in (nn.LSTM, nn.GRU, nn.RNN)):  # these take it among **kwargs
             return around, kind.__name__
     return "", ""

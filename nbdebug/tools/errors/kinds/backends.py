@@ -22,6 +22,7 @@ from nbdebug.observe.locations import other_cells
 from nbdebug.observe.sources import edit_of, functions, nodes, tree_of
 from nbdebug.observe.variables import attributes, named_modules, registered
 from nbdebug.report import Edit
+from nbdebug.text import module_name
 from nbdebug.tools.errors.context import (
     UNKNOWN,
     ErrorContext,
@@ -189,7 +190,7 @@ class Sources:
         for model in self.models:
             for _, module in named_modules(model):
                 width = module.__dict__.get("out_features", module.__dict__.get("out_channels"))
-                if type(module).__module__.startswith("torch.nn.") and type(width) is int and size in (None, width):
+                if module_name(type(module)).startswith("torch.nn.") and type(width) is int and size in (None, width):
                     head, last = OperandNames(self.context).module(module), width
         return size if size is not None else last, head
 

@@ -22,6 +22,7 @@ from nbdebug.observe.locations import cell_name
 from nbdebug.observe.sources import edit_of, nodes_of, parents, source, tree_of, with_keyword
 from nbdebug.observe.variables import attributes, class_attribute
 from nbdebug.report import Edit, Fix
+from nbdebug.text import module_name
 from nbdebug.tools.errors.autograd.functions import function_source, unwrap
 from nbdebug.tools.errors.context import (
     UNKNOWN,
@@ -393,7 +394,7 @@ def detect_module(context: ErrorContext) -> CallFacts | None:
     module = next((f.module for f in reversed(context.trail) if f.module is not None and not f.users), None)
     if module is None:
         return None
-    if type(module).__module__.startswith("torch."):
+    if module_name(type(module)).startswith("torch."):
         path, edit = OperandNames(context).module(module), _as_sequential(context, frame, module)
         title = "A Sequential calls its layers one after the other."
         return call_facts(context, "container", path, edit, title=title, value=type(module).__name__)

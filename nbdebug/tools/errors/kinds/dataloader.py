@@ -36,6 +36,7 @@ from nbdebug.observe.locations import source_text
 from nbdebug.observe.sources import edit_of, nodes_of, parse, statement_at, tree_of, with_keyword
 from nbdebug.observe.variables import attributes, class_attribute
 from nbdebug.report import Edit, Finding, Fix
+from nbdebug.text import module_name
 from nbdebug.tools.errors.autograd.functions import function_source
 from nbdebug.tools.errors.context import ErrorContext, callee_name, kind_of_message, shape_of, value_of
 from nbdebug.tools.errors.rules.dataloader import CollateMismatch, WorkerDied
@@ -286,7 +287,12 @@ def _why_not(value: Any) -> str:
         return "a lambda"
     if kind is types.FunctionType:
         return "a function defined inside another one" if "<locals>" in value.__qualname__ else ""
-    if kind in (types.GeneratorType, types.ModuleType) or kind.__module__ in ("_thread", "_io", "sqlite3", "_sqlite3"):
+    if kind in (types.GeneratorType, types.ModuleType) or module_name(kind) in (
+        "_thread",
+        "_io",
+        "sqlite3",
+        "_sqlite3",
+    ):
         return f"a `{kind.__name__}`"
     qualified = type.__dict__["__qualname__"].__get__(kind)
     return f"an object of `{kind.__name__}`, a class defined inside a function" if "<locals>" in qualified else ""

@@ -23,6 +23,7 @@ from nbdebug.observe.frames import Frame
 from nbdebug.observe.sources import edit_of, nodes_of, tree_of
 from nbdebug.observe.variables import attributes, named_modules
 from nbdebug.report import Link
+from nbdebug.text import module_name
 from nbdebug.tools.errors.context import (
     READ_AT_MOST,
     UNKNOWN,
@@ -96,7 +97,7 @@ def _last(model: nn.Module, size: int) -> tuple[str, nn.Module | None]:
     """(dotted name within the model, layer) of the last of torch's own layers with so many outputs."""
     last: tuple[str, nn.Module | None] = "", None
     for path, module in named_modules(model):
-        if type(module).__module__.startswith("torch.nn.") and size in (
+        if module_name(type(module)).startswith("torch.nn.") and size in (
             module.__dict__.get("out_features"),
             module.__dict__.get("out_channels"),
         ):
@@ -559,7 +560,7 @@ def _label(facts: IndexFacts, context: ErrorContext) -> IndexFacts | None:
         while isinstance(base, (ast.Subscript, ast.Attribute)) and value_of(base, frame) is UNKNOWN:
             base = base.value
         table: Any = value_of(base, frame)
-        if type(table).__module__.startswith("pandas") and type(table).__name__ in ("DataFrame", "Series"):
+        if module_name(type(table)).startswith("pandas") and type(table).__name__ in ("DataFrame", "Series"):
             labels, text = table.index, "" if isinstance(node.slice, ast.Constant) else ast.unparse(node.slice)
             if labels.dtype.kind == "i" and len(labels) and missing not in labels and missing <= labels.max():
                 beyond = OutOfRange(missing, low=int(labels.min()), high=int(labels.max()))
@@ -664,7 +665,10 @@ def _size(node: ast.expr, frame: Frame) -> int | None:
         inner: Any = value_of(node.value, frame)
         if node.attr == "shape":
             return inner.ndim if is_tensor(inner) or type(inner) is np.ndarray else None
-        table = type(inner).__module__.partition(".")[0] == "pandas" and type(inner).__name__ in ("DataFrame", "Series")
+        table = module_name(type(inner)).partition(".")[0] == "pandas" and type(inner).__name__ in (
+            "DataFrame",
+            "Series",
+        )
         return int(inner.shape[0]) if table else None
     if isinstance(node, (ast.List, ast.Tuple)) and not any(isinstance(part, ast.Starred) for part in node.elts):
         return len(node.elts)

@@ -17,6 +17,7 @@ from nbdebug.observe.frames import Frame
 from nbdebug.observe.sources import edit_of, nodes_of, source, tree_of
 from nbdebug.observe.variables import attributes, class_attribute, key_text, members, named_children, named_modules
 from nbdebug.report import Edit, Link
+from nbdebug.text import module_name
 from nbdebug.tools.errors.autograd.functions import function_source
 from nbdebug.tools.errors.context import (
     UNKNOWN,
@@ -575,7 +576,7 @@ def detect_wrapped(context: ErrorContext) -> CallFacts | None:
     if frame is None or match is None or not isinstance(node, ast.Attribute) or node.attr != match[1]:
         return None
     value, text, name = value_of(node.value, frame), ast.unparse(node.value), match[1]
-    if not type(value).__module__.startswith("torch.") or is_tensor(value):
+    if not module_name(type(value)).startswith("torch.") or is_tensor(value):
         return None
     inside = {k: members(value).get(k) for k in ("module", "dataset", "optimizer", "base_optimizer")}
     owners = [

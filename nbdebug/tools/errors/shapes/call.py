@@ -29,6 +29,7 @@ from torch import nn
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.sources import tree_of
 from nbdebug.observe.variables import attributes, named_modules
+from nbdebug.text import module_name
 from nbdebug.tools.errors.context import (
     UNKNOWN,
     ErrorContext,
@@ -556,7 +557,7 @@ def _expression_call(frame: Frame | None, node: ast.AST | None, kind: str) -> Fa
     if frame is None or node is None:
         return call
     function: Any = value_of(node.func, frame) if isinstance(node, ast.Call) else UNKNOWN
-    if issubclass(type(function), nn.Module) and type(function).__module__.startswith("torch.nn."):
+    if issubclass(type(function), nn.Module) and module_name(type(function)).startswith("torch.nn."):
         call.layer, call.op = function, type(function).__name__  # of a compiled model
     for role, part in _operand_nodes(node, frame, kind):
         value = operand_value(part, frame)

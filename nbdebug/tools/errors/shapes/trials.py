@@ -24,6 +24,7 @@ from torch import nn
 from nbdebug.observe.locations import other_cells
 from nbdebug.observe.sources import nodes_of, statement_at
 from nbdebug.observe.variables import attributes, class_attribute
+from nbdebug.text import module_name
 from nbdebug.tools.errors.context import (
     ErrorContext,
     callee_name,
@@ -494,6 +495,6 @@ def _files(context: ErrorContext) -> Iterator[str]:
     files += [other for file in files[:1] for other in other_cells(file)]
     for model in context.owners.models.values():
         code = getattr(class_attribute(model, "__init__"), "__code__", None)
-        if code is not None and not type(model).__module__.startswith("torch."):
+        if code is not None and not module_name(type(model)).startswith("torch."):
             files.append(code.co_filename)
     yield from dict.fromkeys(files)

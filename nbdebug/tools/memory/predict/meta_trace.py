@@ -299,8 +299,8 @@ class CardModel:
 
     @classmethod
     def here(cls, device: torch.device) -> CardModel:
-        """The card of this machine, or an H100 where there is none."""
-        if not torch.cuda.is_available():
+        """The card of this machine, or an H100 where there is none, or none is asked about."""
+        if device.type != "cuda" or not torch.cuda.is_available():
             return cls("an H100 is assumed")
         properties = torch.cuda.get_device_properties(device)
         return cls(
