@@ -14,11 +14,15 @@ from collections.abc import Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
-from nbdebug.observe.variables import attributes, class_attribute, is_user_module
+import torch
+
+from nbdebug.observe.variables import attributes, class_attribute, is_user_module, last_error
 from nbdebug.report import Where
-from nbdebug.text import module_name
+from nbdebug.text import listed, module_name
 from nbdebug.tools.notebook.cells import (
+    DEFINED,
     FUNCTIONS,
+    Cell,
     CellBinding,
     CellHistory,
     arguments_of,
@@ -33,6 +37,7 @@ from nbdebug.tools.notebook.cells import (
     nodes,
     number_of,
     root_of,
+    running,
 )
 from nbdebug.tools.notebook.repeats import MISFIT
 from nbdebug.tools.notebook.rules import NOWHERE, Told, named
@@ -42,6 +47,7 @@ from nbdebug.tools.notebook.stale_objects import (
     is_dataset,
     is_module,
     is_tensor,
+    optimizer_tensors,
     parameters_of,
 )
 
@@ -67,6 +73,9 @@ def told_of_cells(names: Mapping[str, Any], history: CellHistory, owners: Models
     yield from _copied(names, history)
     yield from _saved_untrained(history, owners)
     yield from _rate_left(history, owners)
+    yield from _gradients_left(names, history)
+    yield from _left_frozen(names, history, owners)
+    yield from _carried_over(names, history)
     yield from _output_redirected(history)
 
 
@@ -301,7 +310,9 @@ def _unread(
     """A function that reads a variable of the notebook in place of the argument of that kind which it is given."""
     if type(value) is not FunctionType or not isinstance(binding.node, FUNCTIONS):
         return
-    read = set().union(*map(names_in, binding.node.body))
+    inside = [n for s in binding.node.body for n in ast.walk(s)]
+    modes = {id(n.value) for n in inside if isinstance(n, ast.Attribute) and n.attr in ("eval", "train")}
+    read = {n.id for n in inside if isinstance(n, ast.Name) and id(n) not in modes}
     parameters = [a.arg for a in (*binding.node.args.posonlyargs, *binding.node.args.args)]
     for at, call in calls_after(history, binding.at, name) if set(parameters) - read else ():
         given = {**dict(zip(parameters, call.args)), **{k.arg: k.value for k in call.keywords if k.arg in parameters}}
@@ -309,8 +320,7 @@ def _unread(
             passed = dotted(given[parameter])
             for other in sorted(read & names.keys() - {passed, *parameters}):
                 if passed in names and _stands_for(names[passed], names[other]):
-                    inside = (n for s in binding.node.body for n in ast.walk(s) if isinstance(n, ast.Name))
-                    line = next(n.lineno for n in inside if n.id == other)
+                    line = next(n.lineno for n in inside if isinstance(n, ast.Name) and n.id == other)
                     title = (
                         f"`{name}` does not read its argument `{parameter}`, but the notebook's `{other}`: "
                         f"In [{at.number}] gives it `{passed}`, and gets the answer for `{other}`"
@@ -418,6 +428,242 @@ def _rate_left(history: CellHistory, owners: ModelsAndOptimizers) -> Iterator[To
                     where, used = at.place_of(sets[0]), history.cells[trained].place()
                     yield _told("notebook/setting-left-on", title, (name, "lr"), fix, where, used)
                     return
+
+
+def _models_of(names: Mapping[str, Any], history: CellHistory, number: int) -> set[str]:
+    """The variables that hold a model and that a cell, or what it runs, reads."""
+    return {name for name in _read_in(history, number) if is_module(names.get(name))}
+
+
+def _read_in(history: CellHistory, number: int) -> set[str]:
+    """The notebook's variables that a cell reads, also in functions of cells, whose own variables are none."""
+    read = set[str]()
+    for root in history.reach(number):
+        inside = [n for n in nodes([root]) if isinstance(n, ast.Name)]
+        own = {a.arg for a in ast.walk(getattr(root, "args", root)) if isinstance(a, ast.arg)}
+        shared = {name for n in ast.walk(root) if isinstance(n, ast.Global) for name in n.names}
+        if isinstance(root, FUNCTIONS):
+            own |= {n.id for n in inside if isinstance(n.ctx, ast.Store)} - shared
+        read |= {n.id for n in inside} - own
+    return read
+
+
+def _fresh_models(names: Mapping[str, Any], history: CellHistory, first: int, second: int) -> bool:
+    """Whether all models that a cell trains are others than those of an earlier training, and none was loaded."""
+    models, before = _models_of(names, history, second), _models_of(names, history, first)
+    between = [number for number in history.cells if first < number < second]
+    if any({"load_state_dict", "deepcopy"} & history.methods(number) for number in between):
+        return False
+    made = {m: [b for b in history.bindings(m) if not keeps_object(b)] for m in models}
+    return bool(models) and all(m not in before or any(first < b.number <= second for b in made[m]) for m in models)
+
+
+RENEWS = re.compile(r"(^|_)(reset|clear|restart|__init__|load_state_dict)")
+"""Methods after which an object holds nothing of the earlier run."""
+
+
+def _renewed(name: str, history: CellHistory, first: int, second: int) -> bool:
+    """Whether a variable was made anew, reset or set between two runs, or by what the second one runs."""
+    outer = history.cells[second].body
+    if any(first < b.number < second or b.number == second and b.node in outer for b in history.bindings(name)):
+        return True
+    between = [c.statements for n, c in history.cells.items() if first < n < second]
+    for node in nodes([*(s for one in between for s in one), *history.reach(second)]):
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if root_of(called) == name and RENEWS.search(called.rpartition(".")[2]):
+            return True
+        plain = isinstance(node, ast.Assign) and isinstance(node.value, (ast.Constant, ast.List, ast.Dict, ast.UnaryOp))
+        if plain and any(root_of(ast.unparse(target)) == name for target in node.targets):  # type: ignore[attr-defined]
+            return True
+    return False
+
+
+def _carried_over(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
+    """What a training goes on with where a training of another model has left it: the best value of an early stopper,
+    the counts of a meter, a counter or a history that a function changes."""
+    runs = list(history.training(0, 1 + max(history.cells, default=0)))
+    read = {number: _read_in(history, number) for number in runs if len(runs) > 1}
+    for second in runs[1:]:
+        for name in sorted(read[second] & names.keys()):
+            first = max((n for n in runs if n < second and name in read[n]), default=None)
+            if first is None:
+                continue
+            made = next((b for b in reversed(history.bindings(name, "assign")) if b.number < first), None)
+            changes = _kept_state(name, names, history, second) if made is not None else ""
+            if made is None or not changes or not _fresh_models(names, history, first, second):
+                continue
+            if not _renewed(name, history, first, second):
+                title = (
+                    f"`{name}` still holds what the training of In [{first}] has left in {changes}: In [{second}] "
+                    "trains another model, and goes on with it"
+                )
+                fix = ("Make it anew in the cell that trains.", history.text(made))
+                body = history.cells[second].statements
+                uses = next((s for s in reversed(body) if name in names_in(s)), body[-1])
+                where = history.cells[second].place_of(uses)
+                code = "notebook/cell-run-twice" if type(names[name]) in PLAIN_STATE else SHARED
+                yield Told(
+                    code, title, (name,), where, (fix,), ((f"In [{made.number}] makes it", history.place(made)),)
+                )
+                return
+
+
+PLAIN_STATE = (int, float, bool, type(None), list, dict)
+
+
+def _kept_state(name: str, names: Mapping[str, Any], history: CellHistory, number: int) -> str:
+    """What a variable keeps from one run to the next and decides or counts by, as a sentence names it; "" for none."""
+    value, reached = names[name], history.reach(number)
+    functions = [root for root in reached if isinstance(root, FUNCTIONS)]
+    if type(value) in PLAIN_STATE:
+        loops = [n for root in functions for n in ast.walk(root) if isinstance(n, (ast.For, ast.While))]
+        changed = {path for loop in loops for n in ast.walk(loop) for path in _changes(n)}
+        used = any(isinstance(n, (ast.Compare, ast.BinOp)) and name in names_in(n) for n in nodes(reached))
+        later = first_read(history, name, (number, history.cells[number].body[-1].end_lineno or 0))
+        whole, own = type(value) in (list, dict), history.cells[number].statements
+        loop = [n for s in own if isinstance(s, (ast.For, ast.While)) for n in ast.walk(s)]
+        compared = {name for n in loop if isinstance(n, ast.Compare) for name in names_in(n)}
+        if not whole and name in compared & {path for n in loop for path in _changes(n)}:
+            return "it"
+        shared = whole or any(name in n.names for f in functions for n in ast.walk(f) if isinstance(n, ast.Global))
+        return "it" if name in changed and shared and (used or whole and later is not None) else ""
+    if not is_user_module(type(value).__module__) or is_module(value) or issubclass(type(value), type):
+        return ""
+    bare = {id(n.value) for n in nodes(reached) if isinstance(n, ast.Expr)}  # what such a call returns is not used
+    told = [n for n in nodes(reached) if isinstance(n, (ast.Call, ast.Attribute)) and id(n) not in bare]
+    given = any(name in map(dotted, arguments_of(n)) for n in told if isinstance(n, ast.Call))
+    calls = {id(n.func) for n in nodes(reached) if isinstance(n, ast.Call)}
+    asked = (n.func if isinstance(n, ast.Call) else n for n in told if id(n) not in calls)
+    if not given and not any(root_of(dotted(of)) == name for of in asked):
+        return ""
+    kind = [n for cell in history.cells.values() for n in cell.functions.get(type(value).__name__, ())]
+    methods = [f for n in kind[-1:] for f in ast.walk(n) if isinstance(f, FUNCTIONS) and f.name != "__init__"]
+    changed = {path for f in methods for n in ast.walk(f) for path in _changes(n, "self.")}
+    decides = [n for f in methods for n in ast.walk(f) if isinstance(n, ast.Compare)]
+    operands = [part for n in decides for part in (n.left, *n.comparators)]
+    operands += [part.left for part in operands if isinstance(part, ast.BinOp) and not isinstance(part.op, ast.Mod)]
+    shares = [n for f in methods for n in ast.walk(f) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div)]
+    kept = {dotted(part) for part in (*operands, *(n.left for n in shares))} & changed
+    return listed([part.replace("self", name, 1) for part in sorted(kept)]) if kept else ""
+
+
+def _changes(node: ast.AST, prefix: str = "") -> Iterator[str]:
+    """The variable, or the attribute of `self`, that a statement sets, adds to or puts something into."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("append", "extend"):
+        targets = [node.func.value]
+    for target in [part for one in targets for part in (one.elts if isinstance(one, ast.Tuple) else [one])]:
+        each = [n for n in ast.walk(target) if isinstance(n, ast.Subscript) and not isinstance(n.slice, ast.Constant)]
+        path = ast.unparse(target).partition("[")[0]
+        if path.startswith(prefix) and not each:  # `scores[name]` is one for each
+            yield path
+
+
+def _gradients_left(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
+    """Gradients of a look, or of a run that was interrupted, in the first step of a loop that clears only after it."""
+    for second in history.training(0, 1 + max(history.cells, default=0)):
+        roots = [root for root in history.reach(second) if isinstance(root, FUNCTIONS)]
+        for root in [ast.Module(history.cells[second].body, []), *roots]:
+            at = {word: _lines_of(root, word, history) for word in ("backward", "zero_grad")}
+            ahead = any(_lines_of(s, "zero_grad", history) for s in history.cells[second].statements)
+            if not all(at.values()) or at["zero_grad"][0] < at["backward"][0] or root in roots and ahead:
+                continue
+            for model in sorted(_models_of(names, history, second)):
+                left = _left_by(model, root, (at["backward"][0], at["zero_grad"][0]), names, history, second)
+                if left is not None:
+                    title = (
+                        f"The first step of In [{second}] adds to the gradients that In [{left[0]}] has left in "
+                        f"`{model}`: the loop clears them only after its step"
+                    )
+                    fix = ("Clear them before each backward().", "optimizer.zero_grad()\nloss.backward()")
+                    where, used = history.cells[left[0]].place(left[1]), history.cells[second].place()
+                    yield _told("notebook/setting-left-on", title, (model, "zero_grad"), fix, where, used)
+                    return
+
+
+def _lines_of(root: ast.AST, word: str, history: CellHistory) -> list[int]:
+    """The lines at which a cell or a function itself calls a method."""
+    statements = [s for s in running(getattr(root, "body", [root])) if not isinstance(s, DEFINED)]
+    calls = (n for n in nodes(statements) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute))
+    return sorted(n.lineno for n in calls if isinstance(n.func, ast.Attribute) and n.func.attr == word)
+
+
+def _left_by(
+    model: str, root: ast.AST, lines: tuple[int, int], names: Mapping[str, Any], history: CellHistory, before: int
+) -> tuple[int, int] | None:
+    """The cell and the line that left gradients in a model. lines: of the loop's backward() and zero_grad()."""
+    for number in sorted((n for n in history.cells if n < before), reverse=True):
+        methods, cell = history.methods(number), history.cells[number]
+        if "backward" in methods and model in _models_of(names, history, number):
+            if "zero_grad" not in methods and ".grad = None" not in cell.source:
+                return number, next(iter(_lines_of(ast.Module(cell.body, []), "backward", history)), 1)
+            stopped = list(cell_lines(last_error(), history))
+            at_root = [line for n, line in stopped[1:] or stopped if lines[0] <= line < lines[1]]
+            interrupted = stopped and number in history.same(stopped[0][0]) and at_root
+            return (number, stopped[0][1]) if interrupted else None
+        if "zero_grad" in methods or any(b.number == number and not keeps_object(b) for b in history.bindings(model)):
+            return None
+    return None
+
+
+def _left_frozen(names: Mapping[str, Any], history: CellHistory, owners: ModelsAndOptimizers) -> Iterator[Told]:
+    """A part that was frozen to train the rest, or for its features, where a later training has an optimizer of all."""
+    for name, model in owners.whole:
+        frozen = [(path, p) for path, p in parameters_of(model, name) if not p.requires_grad]
+        ids = {id(p) for _, p in frozen}
+        for title, optimizer in owners.optimizers if frozen else ():
+            held, whole = {id(p) for p in optimizer_tensors(optimizer)}, f"{root_of(name)}.parameters()"
+            made = [b for b in history.bindings(root_of(title), "assign") if b.value is not None]
+            last = history.text(made[-1]) if made else ""
+            if whole not in last or "requires_grad" in last or not ids <= held:
+                continue
+            for at in [c for c in history.reaching("requires_grad", "requires_grad_") if c.mentions("requires_grad")]:
+                freezes = next((n for n in nodes(history.reach(at.number)) if _freezes(n)), None)
+                runs = [n for n in history.training(at.number, 1 + max(history.cells)) if n >= made[-1].number]
+                stage = {b.number for c in history.cells.values() for b in c.bindings if _of_a_part(b, whole)}
+                if freezes is None or not runs or title not in _read_in(history, runs[0]):
+                    continue
+                parts = {n for n, one in owners.top if {id(p) for _, p in parameters_of(one)} <= ids} - {name}
+                if _takes_features(at, name, parts) or any(at.number <= number < runs[0] for number in stage):
+                    says = (
+                        f"`{title}` has all of `{name}`, but {len(frozen)} of its tensors stay as they are in "
+                        f"In [{runs[0]}]: In [{at.number}] froze them for what it did, and nothing has set them free"
+                    )
+                    part = next(iter(sorted(parts)), frozen[0][0].rpartition(".")[0])
+                    fix = ("Let them be trained again.", f"{name}.requires_grad_(True)")
+                    used = history.cells[runs[0]].place()
+                    blamed = (name, part, "requires_grad", title)
+                    yield _told("notebook/setting-left-on", says, blamed, fix, at.place_of(freezes), used)
+                    return
+
+
+def _takes_features(cell: Cell, model: str, parts: set[str]) -> bool:
+    """Whether a cell computes something with a part of a model, without gradients: `features = net.body(x)`."""
+    blocks = [
+        s for s in cell.statements if isinstance(s, ast.With) and re.search("no_grad|inference_mode", ast.unparse(s))
+    ]
+    values = [s.value for s in running(blocks) if isinstance(s, ast.Assign) and isinstance(s.value, ast.Call)]
+    called = {ast.unparse(value.func) for value in values if isinstance(value, ast.Call)}
+    return any(of in parts or root_of(of) == model != of and not of.startswith(f"{model}.eval") for of in called)
+
+
+def _freezes(node: ast.AST) -> bool:
+    """`part.requires_grad_(False)`, `p.requires_grad = False`."""
+    if isinstance(node, ast.Assign):
+        off = getattr(node.value, "value", None) is False
+        return off and any(isinstance(t, ast.Attribute) and t.attr == "requires_grad" for t in node.targets)
+    of = node.func if isinstance(node, ast.Call) and node.args else None
+    off = getattr(node.args[0], "value", None) is False if isinstance(node, ast.Call) and node.args else False
+    return off and isinstance(of, ast.Attribute) and of.attr == "requires_grad_"
+
+
+def _of_a_part(binding: CellBinding, whole: str) -> bool:
+    """Whether a statement makes an optimizer of less than all parameters."""
+    call = binding.value if isinstance(binding.value, ast.Call) and binding.value.args else None
+    given = ast.unparse(call.args[0]) if call is not None else ""
+    kind = dotted(call.func).rpartition(".")[2] if call is not None else ""
+    optimizer = issubclass(type(getattr(torch.optim, kind, 0)), type)
+    return optimizer and given != whole and ("parameters()" in given or "requires_grad" in given)
 
 
 def _output_redirected(history: CellHistory) -> Iterator[Told]:

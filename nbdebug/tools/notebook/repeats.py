@@ -157,7 +157,8 @@ def _gone_through(statement: ast.AST) -> set[str]:
             of = dotted(node.func)
             owner, _, last = of.rpartition(".")
             if last in READS or last.startswith("clip_grad_") or issubclass(type(getattr(torch.optim, last, 0)), type):
-                found |= {owner} if last.startswith("read") and not node.args else {dotted(a) for a in node.args[:1]}
+                given = [a.generators[0].iter if isinstance(a, ast.GeneratorExp) else a for a in node.args[:1]]
+                found |= {owner} if last.startswith("read") and not node.args else set(map(dotted, given))
     return found - {""}
 
 
@@ -477,6 +478,8 @@ def _acts_again(node: ast.stmt, text: str) -> bool:
     left = value.left
     if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Sub) and root_of(text) not in names_in(left.right):
         left = left.left
+    while isinstance(left, ast.Call) and isinstance(left.func, ast.Attribute) and left.func.attr in SAME:
+        left = left.func.value
     return ast.unparse(left) == text
 
 
@@ -565,7 +568,9 @@ def splits_drawn_again(models: set[str], history: CellHistory) -> list[Told]:
                 if (b.number == number or passed) and split & names_in(b.value):
                     split.add(b.path)
             for trained in history.training(number_of(before.first) or 0, number):
-                read = {n.id for n in nodes(history.reach(trained)) if isinstance(n, ast.Name)}
+                loops = [s for s in history.cells[trained].body if "backward" in ast.unparse(s)]
+                steps = [n for s in loops for n in ast.walk(s)] or nodes(history.reach(trained))
+                read = {n.id for n in steps if isinstance(n, ast.Name)}
                 kept = [m for m in models & read if not any(b.number >= number for b in history.bindings(m))]
                 for held in sorted(split - read) if split & read else ():
                     used = first_read(history, held, (number, history.cells[number].body[-1].end_lineno or 0))
