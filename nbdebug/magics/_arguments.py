@@ -311,8 +311,7 @@ class Completion:
     @context_matcher()
     def complete(self, context: Any) -> Any:
         """Options after a dash, the values of an option, requests and codes; nothing where Python itself follows."""
-        call = self.call.search(context.text_until_cursor)
-        if call is None:
+        if (call := self.call.search(context.text_until_cursor)) is None:
             return {"completions": []}
         magic, fragment = call.groups()
         before = context.text_until_cursor[: call.start(2)].split()[-1]

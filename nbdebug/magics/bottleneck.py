@@ -64,8 +64,7 @@ class BottleneckMagics(Magics):
         which is tried in a copy of the process. In a script: nbdebug.bottleneck(step).
         """
         __tracebackhide__ = True
-        args = parse(self.bottleneck, line)
-        if args is None:
+        if (args := parse(self.bottleneck, line)) is None:
             return None
         if args.watch:
             return answer(self._watch(args.watch == "on"), args, line)
@@ -100,8 +99,7 @@ class BottleneckMagics(Magics):
         nbdebug.generation(model, ids).
         """
         __tracebackhide__ = True
-        args = parse(self.generation, line)
-        if args is None:
+        if (args := parse(self.generation, line)) is None:
             return None
         names = variables(self.shell, local_ns)
         with usage_errors():

@@ -61,8 +61,7 @@ class CheckMagics(Magics):
         among your variables, and says what was well.
         """
         __tracebackhide__ = True
-        args = parse(self.check, line)
-        if args is None:
+        if (args := parse(self.check, line)) is None:
             return None
         names = variables(self.shell, local_ns)
         if args.thing is None:
@@ -94,8 +93,7 @@ class CheckMagics(Magics):
         and runs none of your code. In a script: nbdebug.check_notebook(globals()).
         """
         __tracebackhide__ = True
-        args = parse(self.check_notebook, line)
-        if args is None:
+        if (args := parse(self.check_notebook, line)) is None:
             return None
         from nbdebug.tools.notebook.check_notebook import check_notebook  # imports torch: %load_ext must stay quick
 
@@ -123,8 +121,7 @@ class CheckMagics(Magics):
         limit; evaluation rows that stand in training. In a script: nbdebug.check_outputs(samples, training=train).
         """
         __tracebackhide__ = True
-        args = parse(self.check_outputs, line)
-        if args is None:
+        if (args := parse(self.check_outputs, line)) is None:
             return None
         names = variables(self.shell, local_ns)
         if args.generated is None and args.evaluation is None:
@@ -153,8 +150,7 @@ class CheckMagics(Magics):
         saved file fits and was loaded. Nothing of the model changes. In a script: nbdebug.check_adapter(model).
         """
         __tracebackhide__ = True
-        args = parse(self.check_adapter, line)
-        if args is None:
+        if (args := parse(self.check_adapter, line)) is None:
             return None
         names = variables(self.shell, local_ns)
         models = None if args.model is None else [args.model]
@@ -191,8 +187,7 @@ class CheckMagics(Magics):
         --step the noise that training adds, and its offset. In a script: nbdebug.check_diffusion(net, alphas, clean).
         """
         __tracebackhide__ = True
-        args = parse(self.check_diffusion, line)
-        if args is None:
+        if (args := parse(self.check_diffusion, line)) is None:
             return None
         names = variables(self.shell, local_ns)
         subject = [evaluate(part, names) for part in (args.model, args.schedule, args.clean)]
@@ -219,8 +214,7 @@ class CheckMagics(Magics):
         In a script: nbdebug.perplexity(model, ids, pad_id=0, reported=evaluate).
         """
         __tracebackhide__ = True
-        args = parse(self.perplexity, line)
-        if args is None:
+        if (args := parse(self.perplexity, line)) is None:
             return None
         names = variables(self.shell, local_ns)
         parts = {part: evaluate(getattr(args, part), names) for part in ("baseline", "reported") if getattr(args, part)}
@@ -248,8 +242,7 @@ class CheckMagics(Magics):
         In a script: nbdebug.compare(old, new, val_batches, accuracy, seeds=range(3)).
         """
         __tracebackhide__ = True
-        args = parse(self.compare, line)
-        if args is None:
+        if (args := parse(self.compare, line)) is None:
             return None
         names = variables(self.shell, local_ns)
         subject = [evaluate(part, names) for part in (args.a, args.b, args.inputs, args.metric)]

@@ -52,8 +52,7 @@ class BeforeRunMagics(Magics):
         FILE.
         """
         __tracebackhide__ = True
-        args = parse(self.check_config, line)
-        if args is None:
+        if (args := parse(self.check_config, line)) is None:
             return None
         if args.config is None:
             raise UsageError("%check_config needs a file, or a variable with settings: %check_config run.yaml")
@@ -99,8 +98,7 @@ class BeforeRunMagics(Magics):
         In a script: nbdebug.check_loader(loader).
         """
         __tracebackhide__ = True
-        args = parse(self.check_loader, line)
-        if args is None:
+        if (args := parse(self.check_loader, line)) is None:
             return None
         from nbdebug.tools.data.check_loader import check_loader
 
@@ -128,8 +126,7 @@ class BeforeRunMagics(Magics):
         names no person, host or token. For another machine: python -m nbdebug facts > facts.json there.
         """
         __tracebackhide__ = True
-        args = parse(self.check_environment, line)
-        if args is None:
+        if (args := parse(self.check_environment, line)) is None:
             return None
         from nbdebug.tools.environment.check_environment import check_environment
 
@@ -185,8 +182,7 @@ class BeforeRunMagics(Magics):
         each problem. In a script: nbdebug.check_data(path, mode="RGB"); in a shell: python -m nbdebug check-data PATH.
         """
         __tracebackhide__ = True
-        args = parse(self.check_data, line)
-        if args is None:
+        if (args := parse(self.check_data, line)) is None:
             return None
         if args.data is None:
             raise UsageError("%check_data needs a folder, a file, or a variable: %check_data photos")
@@ -241,8 +237,7 @@ class BeforeRunMagics(Magics):
         Nothing of the file is executed. In a script: nbdebug.check_checkpoint(path, model=net).
         """
         __tracebackhide__ = True
-        args = parse(self.check_checkpoint, line)
-        if args is None:
+        if (args := parse(self.check_checkpoint, line)) is None:
             return None
         names = variables(self.shell, local_ns)
         parts = {part: evaluate(getattr(args, part), names) for part in PARTS if getattr(args, part) is not None}
@@ -285,8 +280,7 @@ class BeforeRunMagics(Magics):
         nbdebug.resume_proof(build, step).
         """
         __tracebackhide__ = True
-        args = parse(self.resume_proof, line)
-        if args is None:
+        if (args := parse(self.resume_proof, line)) is None:
             return None
         if args.build is None:
             raise UsageError("%resume_proof needs a function that builds your run: %resume_proof build step")

@@ -77,8 +77,7 @@ class DiagnoseMagics(Magics):
         before. In a script: nbdebug.preflight(model, loader, loss_fn), or nbdebug.preflight(train).
         """
         __tracebackhide__ = True
-        args = parse(self.preflight, line)
-        if args is None:
+        if (args := parse(self.preflight, line)) is None:
             return None
         text = step_text(line, args.train)
         if cell is not None or text:
@@ -162,8 +161,7 @@ class DiagnoseMagics(Magics):
         In a script: nbdebug.diagnose(train).
         """
         __tracebackhide__ = True
-        args = parse(self.diagnose, line)
-        if args is None:
+        if (args := parse(self.diagnose, line)) is None:
             return None
         text = step_text(line, args.train)
         if cell is None and not text:

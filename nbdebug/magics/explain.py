@@ -68,8 +68,7 @@ class ExplainMagics(Magics):
                 if text.strip()
                 else None
             )
-        args = parse(self.explain, line)
-        if args is None:
+        if (args := parse(self.explain, line)) is None:
             return None
         if args.auto is not None:
             self._set_auto(args.auto == "on")
@@ -137,8 +136,7 @@ def _failed_cell(error: BaseException | None) -> str:
 
     at = error.__traceback__ if error is not None else None
     while at is not None:
-        cell = cell_name(at.tb_frame.f_code.co_filename)
-        if cell is not None:
+        if (cell := cell_name(at.tb_frame.f_code.co_filename)) is not None:
             return f"the error of {cell}"
         at = at.tb_next
     return ""

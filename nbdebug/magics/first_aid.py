@@ -61,8 +61,7 @@ class FirstAidMagics(Magics):
         nbdebug.first_aid("before").
         """
         __tracebackhide__ = True
-        args = parse(self.checklist, line)
-        if args is None:
+        if (args := parse(self.checklist, line)) is None:
             return None
         if args.moment is None:
             raise UsageError("%checklist takes a moment: %checklist before, during or after training.")
@@ -82,8 +81,7 @@ class FirstAidMagics(Magics):
         iterated, nothing is copied and nothing of yours runs. In a script: nbdebug.describe(x).
         """
         __tracebackhide__ = True
-        args = parse(self.describe, line)
-        if args is None:
+        if (args := parse(self.describe, line)) is None:
             return None
         text = " ".join(args.thing)
         if not text:
@@ -112,8 +110,7 @@ class FirstAidMagics(Magics):
         whether it fails alike: something to send to a colleague. In a script: nbdebug.smallest(step, batch=batch).
         """
         __tracebackhide__ = True
-        args = parse(self.smallest, line)
-        if args is None:
+        if (args := parse(self.smallest, line)) is None:
             return None
         import nbdebug
         from nbdebug.tools.first_aid.procedures import STEPS

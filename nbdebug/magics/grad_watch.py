@@ -65,8 +65,7 @@ class GradWatchMagics(WatchMagics):
         with nbdebug.grad_watch(model, optimizer) as watch: ...
         """
         __tracebackhide__ = True
-        args = parse(self.grad_watch, line)
-        if args is None:
+        if (args := parse(self.grad_watch, line)) is None:
             return None
         if args.off and args.request in ("on", "status"):
             raise UsageError(f"%grad_watch takes {args.request} or off, not both.")
@@ -139,8 +138,7 @@ def _draw(watch: Any, panel: bool) -> None:
     if panel:
         display(watch.panel())
         return
-    handle = display(_bundle(watch.html()), raw=True, display_id=True)
-    if handle is not None:
+    if (handle := display(_bundle(watch.html()), raw=True, display_id=True)) is not None:
         watch.live(lambda html: handle.update(_bundle(html), raw=True))
 
 

@@ -68,8 +68,7 @@ class GuardMagics(WatchMagics):
         with nbdebug.guard(model, optimizer): ...
         """
         __tracebackhide__ = True
-        args = parse(self.guard, line)
-        if args is None:
+        if (args := parse(self.guard, line)) is None:
             return None
         wanted = args.request or "status"
         self.check_options(args, wanted)

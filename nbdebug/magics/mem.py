@@ -67,8 +67,7 @@ class MemoryMagics(Magics):
         After a cell that ran out of memory, %mem also says why. report.frame() is a table. In a script: nbdebug.mem().
         """
         __tracebackhide__ = True
-        args = parse(self.mem, line)
-        if args is None:
+        if (args := parse(self.mem, line)) is None:
             return None
         names = variables(self.shell, local_ns)
         if cell is not None:
@@ -96,8 +95,7 @@ class MemoryMagics(Magics):
         code, names = cell_code(self.shell, cell), self.shell.user_ns
         before = container_sizes(names)
         report = _follow(code, lambda: exec(code, names), "%%mem", args, names, 1)
-        table = growing_containers(before, names)
-        if table is None:
+        if (table := growing_containers(before, names)) is None:
             return report
         name, kind, had, entries, whole, each = table.rows[0]
         grown = f"`{name}` ({kind}) grew from {had:,} to {entries:,} entries"
@@ -126,8 +124,7 @@ class MemoryMagics(Magics):
                 subject=str(subject),
                 shell=self.shell,
             )
-        failure = out_of_memory_report(self.shell)
-        if failure is None:
+        if (failure := out_of_memory_report(self.shell)) is None:
             return report
         return dataclasses.replace(
             report, findings=(*failure.findings, *report.findings), notes=(*failure.notes, *report.notes)
@@ -154,8 +151,7 @@ class MemoryMagics(Magics):
         a script: nbdebug.free("traceback").
         """
         __tracebackhide__ = True
-        args = parse(self.free, line)
-        if args is None:
+        if (args := parse(self.free, line)) is None:
             return None
         from nbdebug.tools.memory.free import free  # imports torch: %load_ext must stay quick
 
@@ -214,8 +210,7 @@ class MemoryMagics(Magics):
         loss_fn).
         """
         __tracebackhide__ = True
-        args = parse(self.fit, line)
-        if args is None:
+        if (args := parse(self.fit, line)) is None:
             return None
         from nbdebug.tools.memory.fit import fit  # imports torch: %load_ext must stay quick
 

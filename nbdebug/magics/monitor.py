@@ -43,8 +43,7 @@ class MonitorMagics(Magics):
         script: with nbdebug.monitor() as watch: ...
         """
         __tracebackhide__ = True
-        args = parse(self.monitor, line)
-        if args is None:
+        if (args := parse(self.monitor, line)) is None:
             return None
         if args.request == "on" or args.live and args.request is None:
             with usage_errors():
@@ -65,10 +64,8 @@ class MonitorMagics(Magics):
             self.close()
             self.running = watch
             print("The machine is watched. %monitor shows it so far, %monitor off ends it.")
-        if args.live:
-            handle = display(_bundle(""), raw=True, display_id=True)
-            if handle is not None:
-                self.running.live(lambda html: handle.update(_bundle(html), raw=True))
+        if args.live and (handle := display(_bundle(""), raw=True, display_id=True)) is not None:
+            self.running.live(lambda html: handle.update(_bundle(html), raw=True))
 
     def _mark(self, watch: Any) -> None:
         """What reports of this session have found while it watched."""
@@ -102,8 +99,7 @@ class MonitorMagics(Magics):
         token and no home folder stands in it. In a script: nbdebug.incident([report, ...]).
         """
         __tracebackhide__ = True
-        args = parse(self.incident, line)
-        if args is None:
+        if (args := parse(self.incident, line)) is None:
             return None
         with usage_errors():
             page = nbdebug.incident(session_reports(self.shell), title=" ".join(map(unquote, args.title)))
@@ -128,8 +124,7 @@ class MonitorMagics(Magics):
         nbdebug.read_log(path); in a shell: python -m nbdebug read-log PATH.
         """
         __tracebackhide__ = True
-        args = parse(self.read_log, line)
-        if args is None:
+        if (args := parse(self.read_log, line)) is None:
             return None
         names = variables(self.shell, local_ns)
         path = names.get(unquote(args.path), unquote(args.path))

@@ -60,8 +60,7 @@ class NanTraceMagics(Magics):
         and stops it after the first step that is not finite. In a script: nbdebug.nan_trace(step).
         """
         __tracebackhide__ = True  # IPython leaves such frames out of what it shows
-        args = parse(self.nan_trace, line)
-        if args is None:
+        if (args := parse(self.nan_trace, line)) is None:
             return None
         names = variables(self.shell, local_ns)
         subject = subject_of(args.model, args.optimizer, names)

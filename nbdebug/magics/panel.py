@@ -366,8 +366,7 @@ class NbdebugMagics(Magics):
         Guard and Gradients switch the two watches. Trace next step records one step, layer by layer. Stop ends the
         running cell after a whole step. Free drops the last traceback. All off ends everything that watches.
         """
-        args = parse(self.control, line)
-        if args is None:
+        if (args := parse(self.control, line)) is None:
             return None
         if args.request == "catalogue":
             print(registry.listing())

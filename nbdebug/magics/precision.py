@@ -80,8 +80,7 @@ class PrecisionMagics(Magics):
         __tracebackhide__ = True
         if cell is None and FORMAT.fullmatch(line):
             return self.shell.magics_manager.registry["BasicMagics"].precision(line)
-        args = parse(self.precision, line)
-        if args is None:
+        if (args := parse(self.precision, line)) is None:
             return None
         text, names = step_text(line, args.train), variables(self.shell, local_ns)
         if cell is not None or text:

@@ -41,8 +41,7 @@ class RanksMagics(Magics):
         freed, and the next cell has a new group. For scripts: python -m nbdebug ranks.
         """
         __tracebackhide__ = True
-        args = parse(self.ranks, line)
-        if args is None:
+        if (args := parse(self.ranks, line)) is None:
             return None
         if cell is None:
             self._act(args)

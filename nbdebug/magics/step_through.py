@@ -54,8 +54,7 @@ class StepMagics(Magics):
         step.into(), step.inputs. In a script: nbdebug.step_through(model, batch).
         """
         __tracebackhide__ = True
-        args = parse(self.step_through, line)
-        if args is None:
+        if (args := parse(self.step_through, line)) is None:
             return None
         if args.abandon:
             abandoned = self._abandon()
@@ -80,8 +79,7 @@ class StepMagics(Magics):
 
     def active(self) -> list[str]:
         """A line for %nbdebug while a step waits."""
-        stepper = _waiting()
-        if stepper is None:
+        if (stepper := _waiting()) is None:
             return []
         return [f"Active: %step_through, {stepper.at or 'running'}. %step_through --abandon ends it."]
 
@@ -92,8 +90,7 @@ class StepMagics(Magics):
     close_all = close
 
     def _abandon(self) -> bool:
-        stepper = _waiting()
-        if stepper is not None:
+        if (stepper := _waiting()) is not None:
             stepper.abandon()
         return stepper is not None
 

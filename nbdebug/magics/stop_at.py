@@ -65,8 +65,7 @@ class StopMagics(Magics):
         stop.clear(). In a script: nbdebug.stop_at(model, LAYER).
         """
         __tracebackhide__ = True
-        args = parse(self.stop_at, line)
-        if args is None:
+        if (args := parse(self.stop_at, line)) is None:
             return None
         _check(args)
         if args.list:
