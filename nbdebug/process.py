@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import importlib
 import io
 import linecache
@@ -28,6 +29,7 @@ import tempfile
 import threading
 import time
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -78,7 +80,9 @@ def in_copy(function: Callable[[], Any], seconds: float = 120.0) -> Any:
     Raises what the function raises (as a RuntimeError with its text where it can't be pickled), CopyFailed where it
     gave no answer within so many seconds, NeedsGpu (which is one)."""
     reading, writing = os.pipe()
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: the copy waits for none
+        child = os.fork()
     if not child:
         _answer(function, reading, writing)
     os.close(writing)
@@ -223,9 +227,24 @@ def _sent(thing: Any) -> bytes:
             {types.CodeType: lambda code: (marshal.loads, (marshal.dumps(code),))}, cloudpickle.Pickler.dispatch_table
         )
 
-    with io.BytesIO() as out:
+    ours = [module for name, module in list(sys.modules.items()) if _is_nowhere(name, module)]
+    with io.BytesIO() as out, contextlib.ExitStack() as stack:
+        for module in ours:
+            cloudpickle.register_pickle_by_value(module)
+            stack.callback(cloudpickle.unregister_pickle_by_value, module)
         Pickler(out).dump(thing)
         return out.getvalue()
+
+
+def _is_nowhere(name: str, module: Any) -> bool:
+    """Whether no other process can import a module: it was loaded from a path, or made by hand."""
+    if "." in name or name == "__main__" or not isinstance(module, types.ModuleType) or module.__name__ != name:
+        return False
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return name not in sys.builtin_module_names and getattr(module, "__spec__", None) is None
+    folder = os.path.dirname(os.path.dirname(file) if os.path.basename(file) == "__init__.py" else file)
+    return folder not in (os.path.abspath(path) for path in sys.path) and not file.endswith((".so", ".pyd"))
 
 
 def _surroundings() -> dict[str, Any]:
@@ -250,10 +269,21 @@ def _surroundings() -> dict[str, Any]:
 
 def answer_file(there: str, back: str) -> None:
     """In a fresh process: the function of the one file, and its answer in the other."""
-    with open(there, "rb") as file:
-        sys.path[:] = pickle.load(file)
-        main = sys.modules["__main__"] = types.ModuleType("__main__")
-        function, around = pickle.load(file)
+    data = _dumped(functools.partial(_computed, there), _sent)
+    with open(f"{back}.part", "wb") as out:
+        out.write(data)
+    os.replace(f"{back}.part", back)
+
+
+def _computed(there: str) -> Any:
+    """What the function of a file gives, with what it had around it."""
+    try:
+        with open(there, "rb") as file:
+            sys.path[:] = pickle.load(file)
+            main = sys.modules["__main__"] = types.ModuleType("__main__")
+            function, around = pickle.load(file)
+    except Exception as error:
+        raise CopyFailed(f"{type(error).__name__} as it came to a fresh process: {error}") from None
     vars(main).update(around["classes"])
     linecache.cache.update(around["cells"])
     torch.set_default_dtype(around["dtype"])
@@ -267,10 +297,7 @@ def answer_file(there: str, back: str) -> None:
     numpy.random.set_state(of_numpy)
     if around["cuda"]:
         torch.cuda.set_rng_state_all(around["cuda"])
-    data = _dumped(function, _sent)
-    with open(f"{back}.part", "wb") as out:
-        out.write(data)
-    os.replace(f"{back}.part", back)
+    return function()
 
 
 def _own_files() -> None:

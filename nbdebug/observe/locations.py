@@ -13,6 +13,7 @@ import ast
 import dataclasses
 import dis
 import functools
+import glob
 import itertools
 import linecache
 import marshal
@@ -82,7 +83,7 @@ def kind_of(code: CodeType) -> int:
         return ENGINE  # what runs in a replay does not belong to the line that started the replay
     if file.startswith((_OURS, *_GENERATED)) or file in ("<string>", "<__array_function__ internals>"):
         return SKIP
-    if _PACKAGES.search(file) or file.endswith(_COMPILED):
+    if _is_packages(file) or file.endswith(_COMPILED):
         return LIBRARY
     return SKIP if file.startswith(_STDLIB) else USER
 
@@ -103,7 +104,19 @@ def users_frames(frame: FrameType | None, until: Container[CodeType | str] = ())
 
 def is_users_file(file: str) -> bool:
     """Whether a file, or a cell, is the user's own, and no package's."""
-    return not (file.startswith((_TORCH, _OURS, *_STDLIB)) or _PACKAGES.search(file))
+    return not (file.startswith((_TORCH, _OURS, *_STDLIB)) or _is_packages(file))
+
+
+def _is_packages(file: str) -> bool:
+    """Whether an installed package has this file: it lies where Python installs them, or in a folder of Python's path
+    with packages' metadata in it, as `pip install --target` makes it."""
+    return bool(_PACKAGES.search(file)) or file.startswith(_targets(tuple(sys.path)))
+
+
+@functools.lru_cache(maxsize=1)
+def _targets(folders: tuple[str, ...]) -> tuple[str, ...]:
+    with_metadata = (folder for folder in folders if glob.glob(os.path.join(glob.escape(folder), "*.dist-info")))
+    return tuple(os.path.join(folder, "") for folder in with_metadata if folder)
 
 
 def locate() -> StackLines:

@@ -12,7 +12,6 @@ import itertools
 import multiprocessing
 import os
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -173,9 +172,7 @@ def bytes_gained(work: Callable[[], Any]) -> int | None:
 
     if not hasattr(os, "fork"):
         return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: the copy starts none
-        try:
-            return int(in_copy(measured))
-        except Exception:  # what fails in the copy is no error of the user's
-            return None
+    try:
+        return int(in_copy(measured))
+    except Exception:  # what fails in the copy is no error of the user's
+        return None
