@@ -518,7 +518,7 @@ def _rounds(frame: Frame, line: ast.stmt, owner: str) -> tuple[str, Edit | None]
 
 CHANCES = re.compile(
     r"all elements of (input|target) should be between 0 and 1|probability tensor contains either|"
-    r"invalid multinomial distribution|Expected parameter (?:probs|logits|loc|scale) "
+    r"invalid multinomial distribution|Expected parameter (probs|logits|loc|scale) "
 )
 
 
@@ -532,16 +532,24 @@ def detect_chances(context: ErrorContext) -> CallFacts | None:
     second = match[1] == "target"
     method = isinstance(call.func, ast.Attribute) and is_tensor(value_of(call.func.value, frame))
     arguments = [call.func.value, *call.args] if method else [*call.args, *(k.value for k in call.keywords)]  # type: ignore[attr-defined]
-    part = arguments[second] if len(arguments) > second else None
-    role = "target" if second else "input"
-    value: Any = next((f.names[role] for f in library_frames(context) if is_tensor(f.names.get(role))), UNKNOWN)
+    role = match[2] or match[1] or "input"
+    named = next((k.value for k in getattr(call, "keywords", ()) if k.arg == role), None)
+    place = int(second or role == "scale")
+    part = named or (arguments[place] if len(arguments) > place else None)
+    within = [f for f in reversed(context.trail) if not f.users] if match[2] else library_frames(context)
+    key = "value" if match[2] else role  # as the base class of distributions calls what it checks
+    value: Any = next((f.names[key] for f in within if is_tensor(f.names.get(key))), UNKNOWN)
     value = value_of(part, frame) if value is UNKNOWN and part is not None else value
     if part is None or not is_tensor(value):
         return None
     tensor = fact(ast.unparse(part), value, read=True)
     callee = ast.unparse(call.func) if not method else call.func.attr  # type: ignore[attr-defined]
     if tensor.nonfinite or second or tensor.low is None:
-        return call_facts(context, "chances", tensor.name, callee=callee, tensor=tensor)
+        return call_facts(context, "chances", tensor.name, callee=callee, tensor=tensor, value=match[2] or "")
+    if role == "scale":
+        edit = edit_of(frame.site.file, {part: "torch.nn.functional.softplus({}) + 1e-6"})
+        more = {"callee": callee, "tensor": tensor, "value": role}
+        return call_facts(context, "chances", tensor.name, edit, title="Make it positive.", **more)
     of_two = match[1] == "input"
     title = "Make probabilities of the scores."
     edit = edit_of(frame.site.file, {part: "{}.sigmoid()" if of_two else "{}.softmax(-1)"})

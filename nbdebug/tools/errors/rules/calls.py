@@ -124,7 +124,7 @@ def call_order(facts: CallFacts) -> Finding:
     code="error/not-probabilities",
     title="Values that should be probabilities are not.",
     symptom="all elements of input should be between 0 and 1; probability tensor contains either `inf`, `nan` or "
-    "element < 0; invalid multinomial distribution; Expected parameter probs … to satisfy the constraint.",
+    "element < 0; invalid multinomial distribution; Expected parameter probs (loc, scale) … to satisfy ….",
     cause="BCELoss and multinomial take probabilities, but get the scores of a layer; or the values are NaN already.",
     confirm="`x.min(), x.max(), x.isnan().any()`.",
     fix="Scores: `BCEWithLogitsLoss`, `scores.softmax(-1)`, `Categorical(logits=scores)`. NaN: `%nan_trace` "
@@ -135,10 +135,12 @@ def not_probabilities(facts: CallFacts) -> Finding:
     tensor, fixes = facts.tensor, facts.fixes
     assert tensor is not None
     ends = f"from {figures(tensor.low or 0)} to {figures(tensor.high or 0)}"
-    title = f"`{facts.name}` goes {ends}, but `{facts.callee}` needs probabilities, from 0 to 1"
+    needs = "a scale above 0" if facts.value == "scale" else "probabilities, from 0 to 1"
+    title = f"`{facts.name}` goes {ends}, but `{facts.callee}` needs {needs}"
     if tensor.nonfinite or tensor.low is None:
         number = f"{tensor.nonfinite} of its values are NaN or infinite" if tensor.nonfinite else "can't be read"
-        title = f"`{facts.name}` is not made of probabilities: {number}"
+        no = f"no {facts.value} of a distribution" if facts.value in ("loc", "scale") else "not made of probabilities"
+        title = f"`{facts.name}` is {no}: {number}"
         fixes = (Fix("Find where the first NaN is made.", "%nan_trace step()"),)
     facts = dataclasses.replace(facts, fixes=fixes)
     return dataclasses.replace(_finding("error/not-probabilities", facts, {facts.what: title.replace("{", "{{")}))
