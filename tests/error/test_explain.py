@@ -26,6 +26,24 @@ def misfit():
     nn.Linear(2, 2).load_state_dict({"module.weight": torch.zeros(2, 2), "module.bias": torch.zeros(2)})
 
 
+def no_labels():
+    library = {}
+    text = "def train(message):\n    raise ValueError(message)"  # as if it lay beside torch
+    exec(compile(text, torch.__file__.replace("torch/__init__", "trainers/trainer"), "exec"), library)
+    library["train"](
+        "The model did not return a loss from the inputs, only the following keys: logits. "
+        "For reference, the inputs it received are input_ids,attention_mask."
+    )
+
+
+def test_a_trainer_whose_rows_have_no_labels() -> None:
+    with pytest.raises(ValueError) as caught_:
+        no_labels()
+    found = nbdebug.explain(caught_.value, names={}).findings[0]
+    assert found.code == "error/wrong-argument"
+    assert "got `input_ids`, `attention_mask` and no `labels`" in found.title
+
+
 def no_module():
     import surely_not_there_zz  # noqa: F401
 

@@ -341,7 +341,7 @@ KINDS = (
             "kinds.calls.detect rules.calls.wrong_argument": "positional argument|keyword(-only)? argument|"
             "not iterable|not subscriptable|not callable|Module subclass|operand type|tuple of Tensors|got float|"
             "'float'|not float|slice indices|device string|cannot assign|Boolean value|hx|out of bounds|"
-            "only optimize Tensors",
+            "only optimize Tensors|conditioned on metric|monitored key|not return a loss",
             "kinds.objects.detect_exhausted rules.calls.iterator_exhausted": "stopiteration",
             "kinds.objects.detect rules.calls.not_a_tensor": "must be|no attribute|indices must|unsupported operand|"
             "invalid combination|as element|slice",

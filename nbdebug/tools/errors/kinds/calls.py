@@ -44,6 +44,10 @@ METHODS = (BuiltinFunctionType, BuiltinMethodType, MethodType, FunctionType, typ
 MISSING = re.compile(r"(\w+)\(\) missing \d+ required (?:positional|keyword-only) arguments?: (.+)")
 UNEXPECTED = re.compile(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'")
 TOO_MANY = re.compile(r"(\w+)\(\) takes (?:from \d+ to )?(\d+) positional arguments? but (\d+) w")
+MONITORED = re.compile(
+    r"conditioned on metric `?([^\s`]+)`? which is not available|monitor='([^']+)'\) could not find the monitored key"
+)
+NO_LABELS = re.compile(r"did not return a loss from the inputs.*inputs it received are (.+?)\.?$", re.DOTALL)
 NOT_ITERABLE = re.compile(r"'(\w+)' object is not (?:iterable|subscriptable)|for \S+: '(\w+)' and|'\w+' and '(\w+)'")
 FLOAT = re.compile(
     r"slice indices must be integers|but got float|'float' object cannot be interpreted as an integer|"
@@ -57,7 +61,7 @@ def detect(context: ErrorContext) -> CallFacts | None:
     if frame is None or node is None or raised_by_user(context):
         return None
     call = next(iter(calls_in(node)), None)
-    for found in (_signature, _kind_of_argument, _whole_number, _of_torch):
+    for found in (_signature, _of_trainer, _kind_of_argument, _whole_number, _of_torch):
         facts = found(context, frame, node, call)
         if facts is not None:
             return facts
@@ -300,6 +304,25 @@ def _whole_number(context: ErrorContext, frame: Frame, node: ast.AST, call: ast.
             edit = edit_of(file, {named[0]: "int({raw})"})
             return call_facts(context, "float", text, edit, title="Make it a whole number.", value=f"{value:g}")
     return None
+
+
+def _of_trainer(context: ErrorContext, frame: Frame, node: ast.AST, call: ast.Call | None) -> CallFacts | None:
+    """A metric that a callback watches and nothing logs; a model that got no labels from a Trainer."""
+    message, callee = context.message, callee_name(call) if call is not None else ""
+    if (bare := NO_LABELS.search(message)) is not None:
+        return call_facts(context, "labels", bare[1].replace(",", "`, `"), callee=callee)
+    match = MONITORED.search(message)
+    if match is None:
+        return None
+    name = match[1] or match[2]
+    logged = [one for one in re.findall(r"[`']([\w./-]+)[`']", message[match.end() :]) if one not in (name, "monitor")]
+    logged = [one for one in logged if not one[:1].isupper() and one != "log"]
+    near = difflib.get_close_matches(name, logged, n=1, cutoff=0.5)
+    given = [n.value for n in nodes_of(frame.site.file) if isinstance(n, ast.keyword) and n.arg == "monitor"]
+    texts = [value for value in given if isinstance(value, ast.Constant) and value.value == name]
+    edit = edit_of(frame.site.file, {texts[0]: repr(near[0])}) if near and len(texts) == 1 else None
+    shown = ", ".join(f"`{one}`" for one in dict.fromkeys(logged)) or "nothing"
+    return call_facts(context, "monitor", name, edit, title="Watch what is logged.", callee=callee, value=shown)
 
 
 def _of_torch(context: ErrorContext, frame: Frame, node: ast.AST, call: ast.Call | None) -> CallFacts | None:

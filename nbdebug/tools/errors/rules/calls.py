@@ -45,6 +45,8 @@ ARGUMENTS = {
     "tuple": "`{callee}` takes all its tensors in one tuple or list, but gets them one by one",
     "class": "`{callee}` is a class: it is made with its settings, and what is made is called with `{name}`",
     "device": "torch knows no device `{name}`",
+    "monitor": "A callback watches `{name}`, which nothing has logged by then; logged are {value}",
+    "labels": "The model got `{name}` and no `labels`, so it has no loss: a Trainer drops all other keys",
     "state": "`{callee}` is an LSTM, whose state is a pair, but gets the one tensor `{name}`",
 }
 
@@ -56,7 +58,7 @@ ARGUMENTS = {
     "argument but 2 were given; object is not iterable; list is not a Module subclass; must be tuple of "
     "Tensors, not Tensor; 'float' object cannot be interpreted as an integer; "
     "'builtin_function_or_method' object is not subscriptable; cannot assign 'torch.FloatTensor' as "
-    "parameter.",
+    "parameter; Early stopping conditioned on metric … which is not available; The model did not return a loss.",
     cause="The call and what is called do not agree: a tokenizer gives an entry that the model has no argument "
     "for, `LBFGS.step` has no closure, an optimizer gets the model in place of its parameters, a loss is "
     "called before it is made, `/` makes a float.",
