@@ -447,3 +447,26 @@ def test_the_saving_of_a_library(library, fault, codes) -> None:
     assert [finding.code.partition("/")[2] for finding in ask(**fault)] == codes
     report = ask(**options)
     assert report.ok, report
+
+
+def test_what_a_file_lacks_is_named_where_the_users_way_to_load_it_allows_that(tmp_path) -> None:
+    def network():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+
+    def trained():
+        model = network()
+        model(5 + torch.arange(24.0).reshape(8, 3))
+        return model
+
+    def resumed(path):
+        model = network()
+        model.load_state_dict(torch.load(path), strict=False)
+        return [model.eval()(torch.ones(2, 3)).sum().item()]
+
+    torch.save(dict(trained().named_parameters()), tmp_path / "net.pt")
+    report = nbdebug.resume_proof(
+        resumed, lambda: [trained().eval()(torch.ones(2, 3)).sum().item()], tmp_path / "net.pt", model=network()
+    )
+    assert [f.code for f in report.findings] == ["error/state-dict-mismatch"]
+    assert "running_mean" in report.findings[0].title

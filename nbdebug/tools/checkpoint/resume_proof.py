@@ -77,7 +77,11 @@ def resume_proof(
             raise TypeError("resume_proof(resumed, uninterrupted, path) takes two functions of yours.")
         facts, other = checkpoint_facts(path, **parts, load=build), step
         static, question = tuple(name_all(facts)), "resume_proof(resumed, uninterrupted, path)"
-        return _proven(facts, static, question, (lambda _: build(path), lambda _: other()), seconds)
+        report = _proven(facts, static, question, (lambda _: build(path), lambda _: other()), seconds)
+        if report.findings or not report.tables:
+            return report
+        left_out = tuple(name_all(checkpoint_facts(path, **parts)))  # which the user's own way to load it may allow
+        return dataclasses.replace(report, findings=left_out, symptoms=[], headline="") if left_out else report
     if not 0 < at < steps:
         raise ValueError(f"The stop lies within the run: 0 < at < steps; got at={at}, steps={steps}.")
     with tempfile.TemporaryDirectory(prefix="nbdebug-proof-") as folder:
