@@ -158,6 +158,17 @@ class Broadcast:
 
 
 @dataclasses.dataclass(frozen=True)
+class ScoresForShares:
+    """A loss of overlaps (Dice, IoU) that expects outputs of 0 to 1, and gets others. low, high: their range; losses:
+    where the outputs are the targets, the opposite of the targets, and ten times the targets."""
+
+    low: float
+    high: float
+    losses: tuple[float, float, float]
+    where: Where
+
+
+@dataclasses.dataclass(frozen=True)
 class BatchMixing:
     """Replacing sample `sample` changes the outputs of `others` other samples. op, where: the first op that mixes.
     rows: where instead the loss compares outputs with targets of other samples, the sample's first rows in either.
@@ -406,6 +417,7 @@ class StaticFacts:
     broadcasts: tuple[Broadcast, ...] = ()
     mixing: BatchMixing | None = None
     mixing_checked: bool = False
+    scores_for_shares: ScoresForShares | None = None
     ahead: SeesAhead | None = None
     ignores_input: bool | None = None
     first_layers: tuple[FirstLayer, ...] = ()
@@ -619,6 +631,20 @@ class ClassWeighting:
 
 
 @dataclasses.dataclass(frozen=True)
+class IgnoredClass:
+    """A label that the loss leaves out by its ignore_index, though its samples are no padding. share: of all labels;
+    found: share of its samples that the model finds, as it is; score, others: F1 of it, and of the others as they are
+    and then, where it is counted."""
+
+    label: int
+    share: float
+    found: float
+    score: float
+    others: tuple[float, float]
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
 class UndecidedPair:
     """Two labels that the trained model does not tell apart, though it knows the others. samples: of the two in the
     fixed batches; apart: how often a sample of the second scores higher for it than one of the first (0.5 is
@@ -748,6 +774,7 @@ class TrainingRunFacts:
     recalls: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     severed: DetachedAt | None = None
     weighting: ClassWeighting | None = None
+    ignored: IgnoredClass | None = None
     undecided: UndecidedPair | None = None
     outweighs: float = 0.0
     one_label: float | None = None

@@ -30,12 +30,25 @@ from nbdebug.observe.backward import graph_leaves, graph_nodes
 from nbdebug.observe.locations import at_site, locate
 from nbdebug.observe.tensors import output_tensors, tensors_in
 from nbdebug.report import Where
-from nbdebug.tools.training.evaluate import LABEL_LOSSES, LossFn, OtherCalls, loss_root, mode, preserve_rng, under
+from nbdebug.tools.training.evaluate import (
+    LABEL_LOSSES,
+    MOST,
+    LossFn,
+    LossInputs,
+    OtherCalls,
+    loss_root,
+    mode,
+    preserve_rng,
+    targets_of,
+    under,
+    with_targets,
+)
 from nbdebug.tools.training.experiments import held_out
 from nbdebug.tools.training.facts import (
     ClassWeighting,
     DetachedAt,
     Experiment,
+    IgnoredClass,
     ProbeErrors,
     StaticFacts,
     TrainingRunFacts,
@@ -149,26 +162,41 @@ def _attempts(
         return run_it
 
     kept = signs.loss_left(run)
-    bounded = (c for c in static.loss_calls if c.bounded or c.activation == "cosine_similarity")
-    small = [c for c in bounded if max(abs(c.low), abs(c.high)) < SMALL]
-    if kept > 0.1 and any(c.op == "cross_entropy" for c in small):
-        change = RetrainChange(loss_fn=_with_scale(retrainer.loss_fn), measured=True)
-        yield "scores*10", compare("scores*10", change)
+    for name, change in _other_losses(retrainer, static, kept):
+        yield name, compare(name, change)
     if ends.held_down() or (kept > 0.05 or signs.last_loss(run) < 0) and len(ends.shares) > 2:
         yield "weaker term", lambda: outweighing_term(run, retrainer, steps, as_is, ends)
     if static.reduction in ("mean", "sum"):  # else samples do not stand for themselves
         yield "held out", lambda: _unseen(run, retrainer, steps)
     table = ends.table
-    weights = next((call.weights for call in static.loss_calls if call.weights), ())
-    if table is not None and weights and signs.weights_follow(weights, table.counts()):
-        yield "inverse weights", lambda: inverse_weights(retrainer, steps, table, weights)
-    if table is not None and not any(call.weighted for call in static.loss_calls):
-        yield "classes alike", lambda: missed_classes(retrainer, steps, table)
+    if table is not None:
+        yield from _for_classes(retrainer, steps, static, table)
     moments = _input_moments(retrainer) if kept > 0.3 else None
     if moments is not None:
         yield "standardized", compare("standardized", RetrainChange(prepare=_standardize(*moments)))
     for name, change in _rates(run):
         yield name, compare(name, change)
+
+
+def _for_classes(
+    retrainer: Retrainer, steps: int, static: StaticFacts, table: _ClassTable
+) -> Iterator[tuple[str, Callable[[], Found]]]:
+    yield "no class ignored", lambda: ignored_class(retrainer, steps, table)
+    weights = next((call.weights for call in static.loss_calls if call.weights), ())
+    if weights and signs.weights_follow(weights, table.counts()):
+        yield "inverse weights", lambda: inverse_weights(retrainer, steps, table, weights)
+    if not any(call.weighted for call in static.loss_calls):
+        yield "classes alike", lambda: missed_classes(retrainer, steps, table)
+
+
+def _other_losses(retrainer: Retrainer, static: StaticFacts, kept: float) -> Iterator[tuple[str, RetrainChange]]:
+    bounded = (c for c in static.loss_calls if c.bounded or c.activation == "cosine_similarity")
+    small = [c for c in bounded if max(abs(c.low), abs(c.high)) < SMALL]
+    if kept > 0.1 and any(c.op == "cross_entropy" for c in small):
+        yield "scores*10", RetrainChange(loss_fn=_with_scale(retrainer.loss_fn), measured=True)
+    labels = _pair_labels(retrainer.batches[0]) if kept > 0.02 else ()
+    if labels:
+        yield "exchanged labels", RetrainChange(loss_fn=_exchanged(retrainer.loss_fn, sum(labels)), measured=True)
 
 
 def _rates(run: TrainingRunFacts) -> Iterator[tuple[str, RetrainChange]]:
@@ -189,7 +217,23 @@ def _unseen(run: TrainingRunFacts, retrainer: Retrainer, steps: int) -> Found:
     return {"held_out": facts, **({} if experiment is None else {"experiments": {experiment.what: experiment}})}
 
 
-# Scores, inputs
+# Labels of pairs, scores, inputs
+
+
+def _pair_labels(batch: Any) -> tuple[float, ...]:
+    """The two labels of pairs: 0 and 1, or -1 and 1, beside two inputs of the same shape; () where there are none."""
+    target = targets_of(batch)
+    labels = () if target is None or target.numel() > MOST_LABELS else tuple(target.unique().tolist())
+    shapes = Counter(t.shape for t in tensors_in(batch) if t is not target)
+    return labels if labels in ((0, 1), (-1, 1)) and max(shapes.values(), default=0) == 2 else ()
+
+
+def _exchanged(loss_fn: LossFn, both: float) -> LossFn:
+    def loss(model: nn.Module, batch: Any) -> Any:
+        target = targets_of(batch)
+        return loss_fn(model, batch if target is None else with_targets(batch, both - target))
+
+    return loss
 
 
 def _with_scale(loss_fn: LossFn) -> LossFn:
@@ -336,7 +380,7 @@ def missed_classes(retrainer: Retrainer, steps: int, before: _ClassTable) -> Fou
         return None
     for leave_out in (True, False) if dense else (False,):
         weights = before.weights(leave_out)
-        after = _table_with(weights, retrainer, steps)
+        after = _table_with(_weighted(retrainer.loss_fn, weights), retrainer, steps)
         if after is None:
             continue
         if leave_out:
@@ -352,15 +396,15 @@ def missed_classes(retrainer: Retrainer, steps: int, before: _ClassTable) -> Fou
     return None
 
 
-def _table_with(weights: torch.Tensor, retrainer: Retrainer, steps: int) -> _ClassTable | None:
-    """What is found of each class at the end of the run with these weights of the classes."""
+def _table_with(loss_fn: LossFn, retrainer: Retrainer, steps: int) -> _ClassTable | None:
+    """What is found of each class at the end of the run with this loss."""
     tables: list[_ClassTable | None] = []
 
     def measure() -> list[float]:
         tables.append(_class_table(retrainer.model, retrainer.loss_fn, _judged(retrainer)))
         return []
 
-    retrainer.train(RetrainChange(loss_fn=_weighted(retrainer.loss_fn, weights)), steps, at_end=measure)
+    retrainer.train(RetrainChange(loss_fn=loss_fn), steps, at_end=measure)
     return next(iter(tables), None)
 
 
@@ -406,7 +450,7 @@ def _undecided(table: _ClassTable | None, batches: Sequence[Any], judged: _Class
 def inverse_weights(retrainer: Retrainer, steps: int, before: _ClassTable, weights: Sequence[float]) -> Found:
     """Whether classes are found better with one over each of the user's weights, which grow with their counts."""
     inverse = torch.tensor([1 / w if w > 0 else w for w in weights], device="cpu")
-    after = _table_with(inverse, retrainer, steps)
+    after = _table_with(_weighted(retrainer.loss_fn, inverse), retrainer, steps)
     if after is None:
         return None
     values = before.others(), after.others(before.common)
@@ -414,6 +458,55 @@ def inverse_weights(retrainer: Retrainer, steps: int, before: _ClassTable, weigh
         return None
     row = tuple(f"{weight:.3g}" for weight in inverse.tolist())
     return {"weighting": ClassWeighting(before.counts(), str(before.common), False, row, steps, *values, inverse=True)}
+
+
+def ignored_class(retrainer: Retrainer, steps: int, before: _ClassTable) -> Found:
+    """A class that the loss ignores by its number, and that is found once it is counted, no worse the others."""
+    with LossInputs() as inputs, preserve_rng(retrainer.loss_fn), torch.no_grad():
+        for batch in retrainer.batches[:MOST]:
+            retrainer.loss_fn(retrainer.model, batch)
+    label = next((ignored for *_, ignored in inputs.calls if 0 <= ignored < before.scores.shape[1]), None)
+    if label is None or before.there[label] < PAIR or before.hits[label] > RARELY * before.there[label]:
+        return None
+    if any(
+        _is_padding(batch, inputs.calls[i][1], label) for i, batch in enumerate(retrainer.batches[: len(inputs.calls)])
+    ):
+        return None
+
+    def count(name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        counted = kwargs.get("ignore_index") == label and name in ("cross_entropy", "nll_loss")
+        return func(*args, **{**kwargs, "ignore_index": -100}) if counted else None
+
+    after = _table_with(under(retrainer.loss_fn, lambda: OtherCalls(count)), retrainer, steps)
+    rest = [k for k in range(len(before.there)) if k != label and before.there[k] >= LEAST]
+    own, known = (before.labels != label), before.scores.clone()
+    known[:, label] = -torch.inf
+    others = _ClassTable(known[own], before.labels[own]).f1(rest)
+    if after is None or after.f1([label]) < REFOUND or after.f1(rest) < others - RAISED - 0.05:
+        return None
+    share = float(before.there[label]) / len(before.labels)
+    found = float(before.hits[label] / before.there[label])
+    return {"ignored": IgnoredClass(label, share, found, after.f1([label]), (others, after.f1(rest)), steps)}
+
+
+def _is_padding(batch: Any, labels: torch.Tensor, label: int) -> bool:
+    """Whether the ignored labels end (or begin) their rows, or all inputs there are alike."""
+    rows = len(tensors_in(batch)[0])
+    if not rows or labels.numel() % rows or labels.numel() == rows:
+        return False
+    ignored = labels.reshape(rows, -1) == label
+    if ignored.shape[1] > 1 and labels.dim() < 3:
+        ends = (side.int().diff(dim=1) >= 0 for side in (ignored, ignored.flip(1)))
+        if any(bool(side.all()) for side in ends):
+            return True
+    for x in tensors_in(batch):
+        places = (
+            x.reshape(rows, -1, ignored.shape[1]) if x is not labels and x[0].numel() % ignored.shape[1] == 0 else None
+        )
+        there = None if places is None else places.movedim(1, 2)[ignored]
+        if there is not None and len(there) and bool((there == there[0]).all()):
+            return True
+    return False
 
 
 @dataclasses.dataclass

@@ -21,7 +21,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -272,6 +272,8 @@ class UpdateWatch:
         self._filled: set[int] = set()  # optimizers for which the last backward left a gradient
         self._ready: set[int] = set()  # optimizers since whose last step a backward has run
         self._next = 0
+        self._closures: dict[int, list[int]] = {}  # optimizer -> calls of its closure, those on old gradients
+        self._inside: tuple[Any, FrameType | None] = None, None  # the optimizer that is in its step; its closure
         self._before_step: dict[str, torch.Tensor] = {}
         self._left: dict[int, float] = {}  # optimizer -> gradient norm that backward left
         self._norm_after_backward: dict[int, torch.Tensor] = {}
@@ -311,11 +313,24 @@ class UpdateWatch:
                     self.labels |= set(node._saved_target.unique()[:3].tolist())
         if self.begun is not None:
             self.begun(call)
+        if self._inside[0] is not None:
+            self._note_closure(*self._inside)
         self._note_backward()
         parameters = {id(p): p for o in self.optimizers for g in o.param_groups for p in g["params"]}
         for key, waiting in self._uncleared.items():
             self._uncleared[key] = _with_gradient(waiting, parameters)
             self._ready.add(key)
+
+    def _note_closure(self, optimizer: Any, last: FrameType | None) -> None:
+        """A backward within a step: are the gradients of the closure's last call still there? One call of it may go
+        backward several times, to accumulate."""
+        called = (f for f in loop_frames(sys._getframe(1)) if f.f_back and kind_of(f.f_back.f_code) != USER)
+        frame = next(called, None)
+        if frame is not last:
+            calls = self._closures.setdefault(id(optimizer), [0, 0])
+            calls[0] += 1
+            calls[1] += norm_of(optimizer) != 0  # NaN, too
+        self._inside = optimizer, frame
 
     def _note_backward(self) -> None:
         """Another call of backward. Optimizers that did not step after the last: are their gradients still there?"""
@@ -353,6 +368,7 @@ class UpdateWatch:
         number = self._number(optimizer)
         if number is None:
             return
+        self._inside = optimizer, None
         if self.stepped and self.backwards == len(self.stepped):
             self.stepped[-1].append(number)
         self.step_site = self.step_site or place.site
@@ -395,6 +411,8 @@ class UpdateWatch:
     def _stepped(self, optimizer: Any) -> None:
         if all(o is not optimizer for o in self.optimizers):
             return
+        self._inside = None, None
+        self._filled.clear()  # what a closure left was used
         self.steps_of[id(optimizer)] = self.steps_of.get(id(optimizer), 0) + 1
         self._ready.discard(id(optimizer))
         self._uncleared[id(optimizer)] = {
@@ -436,6 +454,7 @@ class UpdateWatch:
     def stale_gradients(self) -> StaleGradients:
         """How often an optimizer stepped on gradients that held older ones; the worst optimizer counts."""
         shares = [(self.stale_steps.get(key, 0) / max(steps - 1, 1), steps) for key, steps in self.steps_of.items()]
+        shares += [(old / max(calls - 1, 1), calls) for calls, old in self._closures.values()]
         share, steps = max(shares, default=(0.0, 0))
         usual = [name for name, count in self.stale_names.items() if count > 0.5 * max(steps - 1, 1)]
         return StaleGradients(share, steps, self.empty_steps, tuple(usual), self.functions)

@@ -28,8 +28,24 @@ from torch.utils._pytree import tree_map_only
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.report import Where
 from nbdebug.text import module_name
-from nbdebug.tools.training.evaluate import LossFn, loss_value, modes_put_back, preserve_rng, takes_fewer_rows
-from nbdebug.tools.training.facts import BatchMixing, Broadcast, DetachedAt, LossCall, SeesAhead, describe
+from nbdebug.tools.training.evaluate import (
+    LossFn,
+    OtherCalls,
+    loss_value,
+    modes_put_back,
+    preserve_rng,
+    takes_fewer_rows,
+    targets_of,
+)
+from nbdebug.tools.training.facts import (
+    BatchMixing,
+    Broadcast,
+    DetachedAt,
+    LossCall,
+    ScoresForShares,
+    SeesAhead,
+    describe,
+)
 from nbdebug.tools.training.one_step import VIEWS, Calls, OpCall, calls_for, record
 from nbdebug.tools.training.signals import tensors_at
 
@@ -513,6 +529,47 @@ def _measured(
     return dataclasses.replace(call, reach=reach, unreachable=beyond, bounded=True)
 
 
+OVERLAP, BEYOND = (0.85, 1.1), 0.3
+"""A loss of overlaps rises by so much from the targets to their opposite; where it takes raw scores, outputs of ten
+times the targets bring it below that of the targets themselves by more than the second."""
+
+
+def scores_for_shares(model: nn.Module, loss_fn: LossFn, batch: Any) -> ScoresForShares | None:
+    """Where outputs beyond 0 to 1 go into a loss of overlaps with masks, which these reward the more the larger they
+    are. Other terms of the loss, by functions of torch's, are left out."""
+    target, outputs = targets_of(batch), list[torch.Tensor]()
+    if target is None:
+        return None
+    calls = calls_for(model, batch)
+    with deterministic(model), preserve_rng(loss_fn), torch.no_grad():
+        with model.register_forward_hook(lambda module, args, out: outputs.append(out)):
+            record(calls, loss_fn, batch)
+        out = outputs[0] if len(outputs) == 1 else None
+        if not isinstance(out, torch.Tensor) or not out.is_floating_point() or out.numel() < 2 * len(out):
+            return None
+        if out.dim() == target.dim() + 1 and not target.is_floating_point() and int(target.max()) < out.shape[1]:
+            target = nn.functional.one_hot(target.long().clamp_min(0), out.shape[1]).movedim(-1, 1)
+        low, high = float(out.min()), float(out.max())
+        known = target.numel() == out.numel() and bool(((target == 0) | (target == 1)).all()) and target.sum() > 0
+        if not known or low > -SAME_END and high < 1 + SAME_END:
+            return None
+        mask = target.reshape(out.shape).to(out)
+        alone = OtherCalls(lambda name, _, args, kwargs: args[0].sum() * 0 if name in LOSSES and args else None)
+        with alone:
+            right, wrong, beyond = (_loss_of(model, loss_fn, batch, o) for o in (mask, 1 - mask, 10 * mask))
+    rise = wrong - right
+    perfect = min(abs(right), abs(right + rise)) < 0.02
+    if not (OVERLAP[0] < rise < OVERLAP[1] and perfect and beyond < right - BEYOND):
+        return None
+    first = next((c for c in calls.calls if not c.inside and any(t is out for t in c.inputs)), None)
+    return ScoresForShares(low, high, (right, wrong, beyond), Where(phase="forward") if first is None else first.where)
+
+
+def _loss_of(model: nn.Module, loss_fn: LossFn, batch: Any, out: torch.Tensor) -> float:
+    with model.register_forward_hook(lambda *_: out):
+        return loss_value(loss_fn(model, batch))
+
+
 # -- one sample's output and the other samples -------------------------------------------------------------------------
 
 
@@ -601,6 +658,11 @@ def _mixing(model: nn.Module, loss_fn: LossFn, batch: Any, n: int) -> tuple[Batc
         if other is None:
             continue
         changed = _forward(model, loss_fn, other)
+        order = _other_order(plain, changed, n, sample)
+        if order is not None:
+            if order.rows is not None:
+                return order, ""
+            continue
         others = max((changed_rows(a, b, n, sample) for a, b in zip(plain.outputs, changed.outputs)), default=0)
         culprit = _first_mixing_call(plain, changed, n, sample) if others else None
         if culprit is None and (view := _view_after_model(plain, changed, n, sample)) is not None:
@@ -645,8 +707,9 @@ def _on_purpose(model: nn.Module, loss_fn: LossFn, batch: Any, n: int, mixing: B
 def _with_row_replaced(batch: Any, n: int, row: int) -> Any:
     """The batch with one row replaced by a row that differs; None where all rows are alike."""
     tensors = [t for t in output_tensors(batch) if t.dim() and t.shape[0] == n]
-    other = next((k for k in range(n) if k != row and any(not torch.equal(t[k], t[row]) for t in tensors)), None)
-    if other is None:
+    unlike = {k: sum(not torch.equal(t[k], t[row]) for t in tensors) for k in range(n) if k != row}
+    other = max(unlike, key=unlike.__getitem__, default=None)
+    if other is None or not unlike[other]:
         return None
 
     def swap(tensor: torch.Tensor) -> torch.Tensor:
@@ -708,6 +771,25 @@ def _view_after_model(plain: Calls, changed: Calls, n: int, sample: int) -> tupl
         if rows:
             return (a, rows) if a.op in VIEWS and a.op != "__getitem__" else None
     return None
+
+
+def _other_order(plain: Calls, changed: Calls, n: int, sample: int) -> BatchMixing | None:
+    """Where the rows of the batch were dealt anew before the model: the loss of outputs beside the targets of other
+    samples, or, where these were dealt alike, nothing that mixes (without rows). None where they are in order."""
+    pairs = []
+    for a, b in _pairs(plain, changed):
+        if a.op in LOSSES and len(a.inputs) > 1:
+            if any(not x.dim() or x.shape != y.shape for x, y in zip(a.inputs[:2], b.inputs[:2])):
+                return None
+            both = [(x != y).flatten(1).any(1) if x.dim() > 1 else x != y for x, y in zip(a.inputs[:2], b.inputs[:2])]
+            output, target = (tuple(rows.nonzero().flatten().tolist()) for rows in both)
+            if not len(both[0]) == len(both[1]) == n or not len(output) == len(target) == 1 or output[0] == sample:
+                return None
+            pairs.append((a, output, target))
+    if not pairs:
+        return None
+    crossed = all(output != target for _, output, target in pairs)  # mixup has its share of the right ones
+    return BatchMixing(sample, 1, n, *_place(pairs[0][0]), pairs[0][1:] if crossed else None)
 
 
 def _mixed_targets(plain: Calls, changed: Calls, n: int, sample: int) -> BatchMixing | None:

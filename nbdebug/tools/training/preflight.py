@@ -61,6 +61,7 @@ from nbdebug.tools.training.outputs import (
     over_all_batches,
     refused_labels,
     repeatable_loss,
+    scores_for_shares,
     sees_ahead,
     with_measured_reach,
 )
@@ -366,6 +367,11 @@ class _Probes:
             "mixing": mixing,
             "ahead": self._probe(
                 "Whether outputs see what they predict", lambda: sees_ahead(self.work, self.loss_fn, batch), None
+            ),
+            "scores_for_shares": self._probe(
+                "Whether a loss of overlaps gets raw scores",
+                lambda: scores_for_shares(self.work, self.loss_fn, batch),
+                None,
             ),
             "mixing_checked": topic not in self.errors.by_topic and not self._late and not why,
             "ignores_input": self._probe(

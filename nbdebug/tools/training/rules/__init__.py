@@ -44,6 +44,8 @@ ORDER = (
     "same-seed-workers",
     "input-not-normalized",
     "unshuffled-data",
+    "exchanged-labels",
+    "class-ignored",
     "label-noise",
     "loss-spike",
     "scheduler-order",

@@ -13,7 +13,6 @@ from nbdebug.report import Finding, Fix
 from nbdebug.text import count, figures, listed, percent
 from nbdebug.tools.training.facts import (
     AnswersAmongInputs,
-    BatchMixing,
     ClassWeighting,
     Experiment,
     HeldOut,
@@ -721,12 +720,26 @@ def wrong_loss_shape(facts: TrainingFacts) -> Finding | None:
     title="The last activation keeps the targets out of reach.",
     symptom="The loss stops half-way. Some targets are reached, those beyond an edge never are.",
     cause="A ReLU gives nothing below zero, a sigmoid nothing outside 0 to 1, a tanh nothing outside -1 to 1. Where "
-    "the targets lie beyond, no weights can reach them; where the loss expects scores, they cannot become certain.",
+    "the targets lie beyond, no weights can reach them; where the loss expects scores, they cannot become certain. A "
+    "loss of overlaps (Dice, IoU) needs a sigmoid: of raw scores it has no lowest value.",
     confirm="Compare `output.min(), output.max()` with `target.min(), target.max()`.",
     fix="Leave the last activation out, or scale the targets into its range.",
     reference="https://github.com/tsinghua-rll/VoxelNet-tensorflow/issues/10",
 )
 def wrong_output_activation(facts: TrainingFacts) -> Finding | None:
+    raw = facts.static.scores_for_shares
+    if raw is not None:
+        right, wrong, beyond = map(figures, raw.losses)
+        return finding(
+            "wrong-output-activation",
+            f"The loss compares shares of 0 to 1 and gets raw scores, from {figures(raw.low)} to {figures(raw.high)}"
+            f"{at_line(raw.where)}: outputs that equal the targets give {right}, their opposite {wrong}, and ten times "
+            f"the targets {beyond}, so that there is no end to how large scores pay",
+            ["loss_fn", "forward"],
+            [Fix("Give it probabilities.", "output = torch.sigmoid(output)  # one of several classes: softmax(1)")],
+            place=raw.where,
+            evidence={"lowest output": raw.low, "highest output": raw.high},
+        )
     for call in facts.static.loss_calls:
         where, name, scaled = call.activation_where, call.activation or "", facts.experiment("scores*10")
         if call.target_sum is not None and (call.floor is None or call.floor > LEAST_FLOOR):
@@ -808,60 +821,6 @@ def _interval(reach: tuple[float, float]) -> str:
     if math.isinf(high):
         return f"nothing below {figures(low)}"
     return f"nothing above {figures(high)}" if math.isinf(low) else f"only {figures(low)} to {figures(high)}"
-
-
-@rule(
-    code="training/batch-mixing",
-    title="One sample's output depends on other samples of the batch.",
-    symptom="With a batch size of one it learns; with larger batches it hardly does, and a sample's score changes with "
-    "its neighbours.",
-    cause="A `view` or `reshape` where a `transpose` was needed (both give the same shape), a recurrent layer without "
-    "`batch_first`, a softmax or a mean over dimension 0.",
-    confirm="Change one row of the input in eval mode: only its own row of the output may change.",
-    fix="Use `transpose` or `permute` to exchange dimensions, `reshape` only to join neighbours; check `batch_first` "
-    "and `dim`.",
-    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.GRU.html",
-)
-def batch_mixing(facts: TrainingFacts) -> Finding | None:
-    mixing = facts.static.mixing
-    if mixing is None:
-        return None
-    if mixing.rows is not None:
-        return _mixed_rows(mixing)
-    who = f"`{mixing.op}`{at_line(mixing.where)}" if mixing.op else "The model"
-    fix = Fix(
-        "Move the batch dimension to the front before you join dimensions.",
-        "x = x.transpose(0, 1)  # then: x.reshape(len(x), -1)",
-    )
-    if mixing.layer:
-        fix = Fix(f"Tell `{mixing.layer}` that the batch comes first.", f"nn.{mixing.kind}(…, batch_first=True)")
-    return finding(
-        "batch-mixing",
-        f"{who} mixes the samples: replacing sample {mixing.sample} of the batch changes the outputs of "
-        f"{mixing.others} of the {mixing.batch - 1} others",
-        [mixing.module, "forward", mixing.op],
-        [fix],
-        place=mixing.where,
-        evidence={"sample replaced": mixing.sample, "other samples changed": mixing.others, "batch size": mixing.batch},
-    )
-
-
-def _mixed_rows(mixing: BatchMixing) -> Finding:
-    """Outputs beside the targets of other samples."""
-    outputs, targets = (", ".join(map(str, rows)) for rows in mixing.rows or ((), ()))
-    fix = Fix(
-        "Put both into the same order before they are flattened.",
-        "output = output.transpose(0, 1)  # batch first, as the targets; then: output.flatten(0, 1)",
-    )
-    return finding(
-        "batch-mixing",
-        f"`{mixing.op}` compares outputs with targets of other samples{at_line(mixing.where)}: the outputs of sample "
-        f"{mixing.sample} are in rows {outputs} …, its targets in rows {targets} …",
-        ["loss_fn", "forward", mixing.op],
-        [fix],
-        place=mixing.where,
-        evidence={"rows of the outputs": outputs, "rows of the targets": targets, "batch size": mixing.batch},
-    )
 
 
 @rule(

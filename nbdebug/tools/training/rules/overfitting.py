@@ -366,6 +366,64 @@ def _unrelated(run: TrainingRunFacts, held_out: HeldOut) -> Finding:
 
 
 @rule(
+    code="training/exchanged-labels",
+    title="Labels of pairs mean the opposite of what the loss takes them for.",
+    symptom="A Siamese network, or another that compares pairs, learns slowly, and pairs that belong together end far "
+    "apart.",
+    cause="In one place 1 stands for alike, in another for unlike: the first paper on contrastive losses takes 0 for "
+    "alike, CosineEmbeddingLoss takes 1 for alike and -1 for unlike.",
+    confirm="Print the mean distance of pairs with either label before the first step: alike ones are mostly nearer.",
+    fix="Exchange the labels: `1 - label`, or `-label`.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.CosineEmbeddingLoss.html",
+)
+def exchanged_labels(facts: TrainingFacts) -> Finding | None:
+    tried = facts.experiment("exchanged labels")
+    if tried is None or not signs.helps(tried, signs.MUCH_BETTER):
+        return None
+    if tried.val_changed is not None and tried.val_changed > signs.MUCH_BETTER * (tried.val_as_is or 0.0):
+        return None
+    fix = tested_fix("Exchange the labels of the pairs.", "label = 1 - label  # of -1 and 1: -label", tried)
+    return finding(
+        "exchanged-labels",
+        "The labels of the pairs mean the opposite of what the loss takes them for: the loss ends at "
+        f"{figures(tried.end_as_is)}, and with the two labels exchanged at {figures(tried.end_changed)}",
+        ["train_loader", "label", "loss_fn"],
+        [fix],
+        run=facts.run,
+        evidence={"validation as it is": tried.val_as_is, "validation with labels exchanged": tried.val_changed},
+    )
+
+
+@rule(
+    code="training/class-ignored",
+    title="The loss ignores a class.",
+    symptom="One class is never predicted, and the loss is low all the same.",
+    cause="`ignore_index` is the number of a real class, often 0, which is padding or void in other data sets.",
+    confirm="Count the labels that equal `ignore_index`, and look at their samples.",
+    fix="Leave `ignore_index` at its default, and give padding a number of its own, such as -100.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
+)
+def class_ignored(facts: TrainingFacts) -> Finding | None:
+    ignored = None if facts.run is None else facts.run.ignored
+    if ignored is None:
+        return None
+    place = next((call.where for call in facts.static.loss_calls if call.ignored), None)
+    score, found = percent(ignored.score), percent(ignored.found)
+    numbers = {"F1 of the others, as it is": ignored.others[0], "in the experiment": ignored.others[1]}
+    return finding(
+        "class-ignored",
+        f"The loss ignores class {ignored.label}, {percent(ignored.share)} of the labels, by ignore_index="
+        f"{ignored.label}: {found} of its samples are found. They are no padding: counted, the class has an F1 of "
+        f"{score} after {count(ignored.steps, 'step')}",
+        ["loss_fn", "ignore_index", "cross_entropy"],
+        [suggestion("Count every class.", "ignore_index=-100  # the default", "with no class ignored", numbers)],
+        run=facts.run,
+        place=place,
+        evidence={"share of the labels": ignored.share, "found": ignored.found, "F1 once it is counted": ignored.score},
+    )
+
+
+@rule(
     code="training/overfit",
     title="The model memorizes the training data.",
     symptom="The training loss goes to zero; the validation loss is lowest early and rises for the rest of the run.",
