@@ -264,6 +264,38 @@ def exchanged(kind: Any, name: str, method: Any) -> Callable[[], None]:
     return lambda: delattr(kind, name) if own is None else setattr(kind, name, own)
 
 
+def preceded(original: Any, note: Any) -> Any:
+    """A method that calls `note` first."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        note(self, *args)
+        return original(self, *args, **kwargs)
+
+    return method
+
+
+class SetBack:
+    """at: the steps that began with other weights than the step before had left, behind an evaluation. evaluated: there
+    was one since. Told by the smallest matrix that gets a gradient."""
+
+    def __init__(self) -> None:
+        self.at, self.evaluated = list[int](), False
+        self._weight: torch.Tensor | None = None
+        self._left: torch.Tensor | None = None
+
+    def stepped(self, model: nn.Module) -> None:
+        if self._weight is None:
+            matrices = (p for p in model.parameters() if p.grad is not None and p.dim() > 1)
+            self._weight = min(matrices, key=torch.Tensor.numel, default=None)
+        self._left = None if self._weight is None else self._weight.detach().clone()
+        self.evaluated = False
+
+    def begun(self, step: int) -> None:
+        if self.evaluated and self._weight is not None and self._left is not None:
+            self.at += [step] * (not torch.equal(self._weight.detach(), self._left))
+        self.evaluated = False
+
+
 def _watched_iter(original: Any, watch: LoaderWatch) -> Any:
     def __iter__(self: Any) -> Any:
         batches = original(self)

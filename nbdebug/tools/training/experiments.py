@@ -150,11 +150,9 @@ class _Experiments:
 
 def _changes(run: TrainingRunFacts, retrainer: Retrainer, errors: ProbeErrors) -> Iterator[tuple[str, RetrainChange]]:
     """Names and changes, most telling first."""
-    if run.stale.share > signs.STALE or run.stale.empty_steps > EMPTY_STEPS:
-        yield "zero_grad", RetrainChange(zero=True)
-        return
-    if run.scaler is not None and run.scaler.clipped:
-        yield "unscaled first", RetrainChange(clip=run.scaler.norm_after)
+    certain = _change_of_calls(run)
+    if certain is not None:
+        yield certain
         return
     if any(m.switched_at is not None or m.from_start for m in run.modes):
         yield "train mode", RetrainChange(training=True)
@@ -176,6 +174,17 @@ def _changes(run: TrainingRunFacts, retrainer: Retrainer, errors: ProbeErrors) -
     # what died may have died of the rate
     yield from itertools.chain(rates, layers) if signs.units_died(run) else itertools.chain(layers, rates)
     yield from _changes_of_penalties(run, retrainer)
+
+
+def _change_of_calls(run: TrainingRunFacts) -> tuple[str, RetrainChange] | None:
+    """Of a loop that makes a call too few or too early."""
+    if run.stale.share > signs.STALE or run.stale.empty_steps > EMPTY_STEPS:
+        return "zero_grad", RetrainChange(zero=True)
+    if run.set_back:
+        return "weights kept", RetrainChange()
+    if run.scaler is not None and run.scaler.clipped:
+        return "unscaled first", RetrainChange(clip=run.scaler.norm_after)
+    return None
 
 
 def _changes_of_layers(run: TrainingRunFacts, retrainer: Retrainer) -> Iterator[tuple[str, RetrainChange]]:

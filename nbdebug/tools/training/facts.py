@@ -718,6 +718,7 @@ class TrainingRunFacts:
     "weaker term" has weakened; one_label: see LoopRun; edits: by the cause, an edit of the user's lines that was run.
     stopped_at: batches of the last pass, where the loop left it early; bad_end: a loss at the end that is not finite,
     and where, in a sentence; linear: the model as a whole is a linear function of its input.
+    set_back: see SetBack.
     floor, at_floor: see `StaticFacts.floor`. validations: the steps after which the loop read val_loader; None where
     that is not known.
     """
@@ -775,6 +776,7 @@ class TrainingRunFacts:
     severed: DetachedAt | None = None
     weighting: ClassWeighting | None = None
     ignored: IgnoredClass | None = None
+    set_back: tuple[int, ...] = ()
     undecided: UndecidedPair | None = None
     outweighs: float = 0.0
     one_label: float | None = None

@@ -38,7 +38,9 @@ from nbdebug.tools.training.evaluate import (
     FixedBatches,
     LoaderWatch,
     SavedBatches,
+    SetBack,
     exchanged,
+    preceded,
     preserve_rng,
     save_torch_rng,
 )
@@ -289,7 +291,7 @@ class UpdateWatch:
         self._steps.attach()
         kind = torch.amp.GradScaler
         for name, note in (("unscale_", self._unscales), ("scale", self._scales)):
-            self._undo.append(exchanged(kind, name, _preceded(getattr(kind, name), note)))
+            self._undo.append(exchanged(kind, name, preceded(getattr(kind, name), note)))
 
     def detach(self) -> None:
         self._engine.detach()
@@ -549,16 +551,6 @@ def _is_round(norm: float) -> bool:
     return abs(norm - float(f"{norm:.1e}")) < 1e-4 * norm
 
 
-def _preceded(original: Any, note: Any) -> Any:
-    """A method that calls `note` first."""
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        note(self, *args)
-        return original(self, *args, **kwargs)
-
-    return method
-
-
 # -- the loop under watch ----------------------------------------------------------------------------------------------
 
 
@@ -606,7 +598,7 @@ class LoopRun:
         self._own: tuple[LoopLoss, Any] | None = None
         self.on_train, self.on_val, self.errors = on_train, on_val, errors
         self.on_step = errors.wrap("The progress bar", on_step) if on_step is not None else None
-        self.saved = SavedBatches()
+        self.saved, self.set_back = SavedBatches(), SetBack()
         save = errors.wrap("Which batches were read (experiments read others)", self.saved.add)
         self.reading = LoaderWatch(train_loader, val_loader, save)
         self.modes = ModeWatch(model, self.reading.evaluating, errors)
@@ -683,6 +675,7 @@ class LoopRun:
     def _stepped(self) -> None:
         """An optimizer has stepped. A loop that calls no callback is followed by this."""
         self.modes.stepped()
+        self.set_back.stepped(self.model)
         known = self.backward_at[-1] if self.backward_at else 0
         # once for all optimizers
         if not self.has_callback and self.updates.root is not None and self.updates.backwards > known:
@@ -702,6 +695,7 @@ class LoopRun:
     def _begun(self, call: Backward) -> None:
         """Before a backward: which lines of the loop made the loss. Of a loop with another backward beside the first
         one, or with numbers in its loss that change, there is no loss of a batch."""
+        self.set_back.begun(len(self.losses))
         first, frames = self.updates.backwards == 0, loop_frames(sys._getframe(1))
         if first:
             for frame in reversed(frames):
@@ -792,6 +786,7 @@ class LoopRun:
 
     def _model_called(self, *call: Any) -> None:
         """The random numbers and variables of a step without a loader are those before its first call of a model."""
+        self.set_back.evaluated |= not (self.modes.paused or torch.is_grad_enabled())
         if self._drawn or self.modes.paused or self.saved.full or not torch.is_grad_enabled():
             return
         self._draw, self._drawn = save_torch_rng(), self.takes_own or not self.updates.backwards

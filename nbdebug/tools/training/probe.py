@@ -344,6 +344,7 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         others_step=bool(run.stepping) and not updates.steps,
         unused=updates.unused,
         one_label=run.one_label,
+        set_back=tuple(run.set_back.at),
         idle=tuple(run.idle),
         passes=run.reading.passes,
         seconds=run.seconds,
@@ -624,10 +625,12 @@ def _is_known_to_differ(facts: TrainingRunFacts) -> bool:
 
 
 def _result_as_is(facts: TrainingRunFacts, steps: int) -> RetrainResult | None:
-    """The result of the run itself, where the retrainer does not repeat it."""
-    if facts.repeats or not facts.evaluations:
+    """The result of the run itself, where the retrainer does not repeat it (or only up to an evaluation)."""
+    if facts.repeats and not facts.set_back or not facts.evaluations:
         return None
     end = next((e for e in facts.evaluations if e.step >= steps), facts.evaluations[-1])
+    if facts.set_back:  # the loop may end with averaged weights, which are not to blame
+        end = min(facts.evaluations[-2:], key=lambda e: e.train)
     return RetrainResult(list(facts.losses[:steps]), end.train, end.val)
 
 

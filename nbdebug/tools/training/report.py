@@ -48,6 +48,8 @@ EXPERIMENTS = {
     "gradients-cleared-before-step": ("zero_grad",),
     "clip-before-unscale": ("unscaled first",),
     "eval-mode-in-training": ("train mode",),
+    "weights-not-restored": ("weights kept",),
+    "exchanged-labels": ("exchanged labels",),
     "loss-spike": ("without the batch",),
     "unshuffled-data": ("shuffled",),
     "label-noise": ("without suspect labels",),

@@ -31,6 +31,7 @@ ORDER = (
     "zero-grad-missing",
     "gradients-cleared-before-step",
     "clip-before-unscale",
+    "weights-not-restored",
     "wrong-loss-shape",
     "double-softmax",
     "missing-log-softmax",

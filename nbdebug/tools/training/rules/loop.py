@@ -24,6 +24,10 @@ EVALUATED = 0.2
 DIFFERS = 0.02
 """Relative difference of the validation loss between the modes; below that the mode makes no difference."""
 
+AGAIN = 0.9
+"""The share of the loss at which the run ends with the weights that its steps leave, where validation gains, too: some
+go on from averages on purpose, and gain by them."""
+
 PLAIN_STEP = "optimizer.zero_grad()\nloss.backward()\noptimizer.step()"
 
 
@@ -249,6 +253,42 @@ def train_mode_in_eval(facts: TrainingFacts) -> Finding | None:
         run=run,
         place=run.places.get("evaluation"),
         evidence={"calls in train mode": wrong[0].no_grad_train},
+    )
+
+
+@rule(
+    code="training/weights-not-restored",
+    title="Training goes on from the weights of an evaluation.",
+    symptom="Behind each evaluation the training loss is back at that of earlier steps, and the run hardly gets ahead.",
+    cause="Averaged weights (EMA, SWA), or those of a checkpoint, are put into the model to evaluate it, and its own "
+    "are not put back; or a second exchange brings the averages in once more.",
+    confirm="Copy a weight behind the last step of a pass, and compare it before the first step of the next.",
+    fix="Put the model's own weights back behind the evaluation, or evaluate a copy.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.optim.swa_utils.AveragedModel.html",
+)
+def weights_not_restored(facts: TrainingFacts) -> Finding | None:
+    run = facts.run
+    tried = facts.experiment("weights kept")
+    if run is None or not run.set_back or tried is None:
+        return None
+    if not helps(tried, signs.BETTER if tried.val_changed is None else AGAIN) or not signs.helps_validation(tried):
+        return None
+    own, times = _evaluation_functions(run), len(run.set_back)
+    title = "Put the model's own weights back behind the evaluation."
+    code = (
+        "state = copy.deepcopy(model.state_dict())\n...  # averaged weights in, evaluate\nmodel.load_state_dict(state)"
+    )
+    return finding(
+        "weights-not-restored",
+        f"Training goes on from other weights than its steps left, {count(times, 'time')}, each behind an evaluation "
+        f"(first before step {run.set_back[0]:,}). The loss ends at {figures(tried.end_as_is)}; with the weights that "
+        f"the steps left, at {figures(tried.end_changed)}",
+        [*own, "evaluation", *run.stale.functions],
+        [tested_fix(title, code, tried)],
+        run=run,
+        step=run.set_back[0],
+        place=run.places.get("evaluation"),
+        evidence={"evaluations that leave other weights": times},
     )
 
 

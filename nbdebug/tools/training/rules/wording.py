@@ -33,6 +33,7 @@ SHUFFLE = ("Shuffle the training data.", "DataLoader(dataset, batch_size=..., sh
 CURES = {
     "zero_grad": ("gradients that pile up", "with gradients cleared"),
     "unscaled first": ("gradients that are clipped too early", "unscaled before they are clipped"),
+    "weights kept": ("other weights behind an evaluation", "with the weights that the steps leave"),
     "train mode": ("layers in eval mode", "with all layers in train mode"),
     "without the batch": ("one bad batch", "without {batch}"),
     "shuffled": ("the order of the samples", "shuffled"),
