@@ -706,7 +706,8 @@ class TrainingRunFacts:
     step_numbers: what the callback was given, loss by loss; others_step: an optimizer of another model steps;
     unused, idle: see UpdateWatch and LoopRun;
     loss_from: the expression of the loop that is taken for the loss, and its line; reward: of a policy gradient, whose
-    loss is no measure, the variable with what a step brought ("": none) and its course; follows: a model that gives
+    loss is no measure, the variable with what a step brought ("": none) and its course; reward_slope: the correlation
+    of rewards with what the loss multiplies log-probabilities by (0: these are all alike); follows: a model that gives
     targets and follows this one: the evaluations are then the start and the end against its end; unheld:
     other models that get gradients, have initial values, and are in no optimizer that steps, with their elements;
     adversaries: several optimizers, given or not, step after
@@ -735,6 +736,7 @@ class TrainingRunFacts:
     optimizer: str = ""
     loss_from: str = ""
     reward: tuple[str, tuple[float, ...]] | None = None
+    reward_slope: float | None = None
     follows: str = ""
     unheld: Mapping[str, int] = dataclasses.field(default_factory=dict)
     optimizers: int = 1

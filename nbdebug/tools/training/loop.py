@@ -52,7 +52,6 @@ from nbdebug.tools.training.loop_frames import (
     LoopLoss,
     RewardWatch,
     frame_variables,
-    is_policy_gradient,
     loop_frames,
     loop_loss,
     proved,
@@ -702,12 +701,13 @@ class LoopRun:
                 self.names |= {n: v for n, v in frame_variables(frame).items() if isinstance(v, KEPT)}
             self.takes_own = not self.reading.read
             self._watch_others()
-        if self.updates.backwards < FIRST_STEPS and self.rewards is None and is_policy_gradient(call.roots[0], frames):
-            self.rewards = RewardWatch()
+        if self.updates.backwards < FIRST_STEPS and self.rewards is None:
+            self.rewards = RewardWatch.of(call.roots[0], frames, bool(self.reading.read))
         if self.rewards is not None:
             self.learned, self.takes_own = None, False
             self._forget_loss()
-            self.rewards.note({n: v for frame in reversed(frames) for n, v in frame_variables(frame).items()})
+            names = {n: v for frame in reversed(frames) for n, v in frame_variables(frame).items()}
+            self.rewards.note(names, call.roots[0])
         if self.learned is None:
             return
         wanted = self.on_train.loss_fn is None or bool(self.on_train.error) or self.takes_own or self.guessed

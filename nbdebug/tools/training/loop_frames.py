@@ -35,11 +35,12 @@ import dataclasses
 import operator
 import os
 import re
+import statistics
 import sys
 import textwrap
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
@@ -83,7 +84,7 @@ DRAWS, LOGS = {"sample", "multinomial"}, {"log_prob", "log", "log_softmax", "log
 """What the user's code names that draws from a distribution, and takes the logarithm of its probabilities."""
 BETWEEN = re.compile(r"(Neg|Mean|Sum|Add|Sub|Div|Mul|Stack|Cat|Unsafe|View|Reshape|Unsqueeze|Squeeze|Minimum|Clamp)")
 """Nodes between a loss and the products that it adds up."""
-MOST_NODES = 5000
+MOST_NODES, FIRST = 5000, 50
 REWARD_NAMES = (re.compile("rew", re.I), re.compile("return|score", re.I), re.compile("^(r|rs|ret)$", re.I))
 """Names of what a step brought, the surest first."""
 COUNTING = ("accumulate", "no_sync", "join")
@@ -559,6 +560,14 @@ def is_policy_gradient(loss: torch.Tensor, frames: Iterable[FrameType]) -> bool:
     return bool(names & DRAWS and names & LOGS) and len(set(_weights(loss))) > 1
 
 
+def is_unweighted(loss: torch.Tensor, frames: Sequence[FrameType]) -> bool:
+    """Whether it adds up log-probabilities of what is drawn, all alike, though a variable has the reward of each."""
+    if not any({"sample", "log_prob"} <= set(code.co_names) for frame in frames for code in _codes(frame)):
+        return False
+    values = (_values(v) for f in frames for n, v in frame_variables(f).items() if REWARD_NAMES[0].search(n))
+    return len(set(_term_factors(loss))) == 1 and any(len(set(rewards)) > 1 for rewards in values)
+
+
 def _codes(frame: FrameType) -> Iterator[CodeType]:
     """The code of a frame, of the functions that it names, and of the user's classes of its objects."""
     yield frame.f_code
@@ -586,14 +595,63 @@ def _weights(loss: torch.Tensor) -> Iterator[float]:
                 yield from factor.detach().flatten()[:64].tolist()
 
 
+def _term_factors(loss: torch.Tensor) -> list[float]:
+    """What the loss multiplies each of its terms by, up to a positive factor, in their order."""
+    todo: list[tuple[Any, torch.Tensor]] = [(loss.grad_fn, torch.ones(1, device="cpu"))]
+    factors: list[float] = []
+    for _ in range(MOST_NODES):
+        if not todo:
+            break
+        node, factor = todo.pop()
+        kind = type(node).__name__.removesuffix("Backward0")
+        following = [n for n, _ in getattr(node, "next_functions", ())]
+        if not BETWEEN.match(kind):
+            factors += factor.tolist()
+            continue
+        if kind in ("Mul", "Div") and None in following or kind == "Div":
+            constant = node._saved_self if following[0] is None else node._saved_other
+            own = constant.detach().cpu().float().flatten() if isinstance(constant, torch.Tensor) else factor[:1]
+            own = own.sign() if own.numel() == 1 and kind == "Div" else own
+            factor = factor * own if len({1, len(own), len(factor)}) < 3 else factor
+        apart = kind in ("Stack", "Cat") and len(factor) == len(following)
+        for i, other in reversed([*enumerate(following)][: 1 if kind == "Minimum" else None]):
+            negative = kind in ("Neg", "Rsub") or kind == "Sub" and i == 1
+            todo += [(other, (factor[i : i + 1] if apart else factor) * (-1 if negative else 1))] * (other is not None)
+    return factors
+
+
 class RewardWatch:
     """name: the variable that holds what a step brought, "" for none; values: of each backward: a number, the mean of a
-    tensor, the sum of a list, the newest entry of a list that grows on."""
+    tensor, the sum of a list, the newest entry of a list that grows on. slopes: of the first ones, the correlation of
+    such a variable with what the loss multiplies each log-probability by: below 0, as the loss is minimized; 0 where it
+    is unweighted."""
 
-    def __init__(self) -> None:
+    def __init__(self, unweighted: bool = False) -> None:
+        self.unweighted = unweighted
         self.name, self.values, self._last = "", list[float](), (0, 0)
+        self.slopes: list[float] = []
 
-    def note(self, names: Mapping[str, Any]) -> None:
+    @classmethod
+    def of(cls, loss: torch.Tensor, frames: Sequence[FrameType], reads: bool) -> RewardWatch | None:
+        """Of a policy gradient; None where the loss is none. reads: whether the loop reads a loader."""
+        if is_policy_gradient(loss, frames):
+            return cls()
+        return cls(unweighted=True) if not reads and is_unweighted(loss, frames) else None
+
+    @property
+    def slope(self) -> float | None:
+        """The middle one; None where it is not known."""
+        if self.unweighted:
+            return 0.0
+        return statistics.median(self.slopes) if len(self.slopes) >= 5 else None
+
+    def note(self, names: Mapping[str, Any], loss: torch.Tensor) -> None:
+        if len(self.values) < FIRST:
+            factors = torch.tensor(_term_factors(loss), device="cpu")
+            known = (_values(v) for n, v in names.items() if any(pattern.search(n) for pattern in REWARD_NAMES))
+            rows = (torch.tensor(row, device="cpu") for row in known if len(row) == len(factors) > 3)
+            slopes = [float(torch.corrcoef(torch.stack([row, factors]))[0, 1]) for row in rows]
+            self.slopes += sorted((s for s in slopes if s == s), key=abs)[-1:]
         if not self.values:
             named = (n for pattern in REWARD_NAMES for n in names if pattern.search(n) and not n.startswith("_"))
             self.name = next((n for n in named if _number(names[n]) is not None), "")
@@ -606,6 +664,15 @@ class RewardWatch:
             if grown and len(self.values) == 1:
                 self.values.clear()  # it was the sum of a history
             self.values.append(number)
+
+
+def _values(value: Any) -> list[float]:
+    """A tensor's, an array's or a list's numbers; [] where it is something else."""
+    if isinstance(value, (list, tuple)):
+        numbers = [_number(v) for v in value[:MOST_NODES]]
+        return [n for n in numbers if n is not None] if None not in numbers else []
+    known = _number(value) is not None and (isinstance(value, torch.Tensor) or hasattr(value, "__array_interface__"))
+    return torch.as_tensor(value).detach().cpu().flatten()[:MOST_NODES].tolist() if known else []
 
 
 def _number(value: Any) -> float | None:

@@ -31,6 +31,7 @@ ORDER = (
     "zero-grad-missing",
     "gradients-cleared-before-step",
     "clip-before-unscale",
+    "wrong-policy-gradient",
     "weights-not-restored",
     "wrong-loss-shape",
     "double-softmax",

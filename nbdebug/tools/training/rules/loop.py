@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Iterable
 
+from nbdebug import verdict
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
 from nbdebug.text import count, figures, percent
@@ -27,6 +28,9 @@ DIFFERS = 0.02
 AGAIN = 0.9
 """The share of the loss at which the run ends with the weights that its steps leave, where validation gains, too: some
 go on from averages on purpose, and gain by them."""
+
+SLOPE = 0.3
+"""Correlation of rewards and their factors in the loss from which on its sign is sure."""
 
 PLAIN_STEP = "optimizer.zero_grad()\nloss.backward()\noptimizer.step()"
 
@@ -289,6 +293,39 @@ def weights_not_restored(facts: TrainingFacts) -> Finding | None:
         step=run.set_back[0],
         place=run.places.get("evaluation"),
         evidence={"evaluations that leave other weights": times},
+    )
+
+
+@rule(
+    code="training/wrong-policy-gradient",
+    title="The loss of a policy does not make what was rewarded more probable.",
+    symptom="The reward falls, or stays at that of a policy which draws at random.",
+    cause="Optimizers minimize: the loss is `-(log_prob * advantage).mean()`. Without the minus sign, or with the "
+    "difference of reward and baseline the wrong way round, rewarded actions become rarer; without the product all "
+    "that was drawn becomes more (or less) probable, whatever it brought.",
+    confirm="Compare the log-probability of the action with the highest reward before and after a step on its batch.",
+    fix="`loss = -(log_prob * advantage.detach()).mean()`, with `advantage = reward - baseline`.",
+    reference="https://spinningup.openai.com/en/latest/spinningup/rl_intro3.html",
+)
+def wrong_policy_gradient(facts: TrainingFacts) -> Finding | None:
+    run = facts.run
+    if run is None or run.reward is None or run.reward_slope is None or run.reward_slope < 0:
+        return None
+    (name, values), slope = run.reward, run.reward_slope
+    if not name or len(values) < 8 or 0 < slope < SLOPE or not verdict.of_rewards(name, values):
+        return None
+    went = " to ".join(figures(value) for value in verdict.ends_of(values))
+    what = "takes the log-probabilities of all that was drawn alike, whatever it brought"
+    if slope:
+        what = f"makes rewarded actions rarer: it multiplies their log-probabilities by more (correlation {slope:.2f})"
+    return finding(
+        "wrong-policy-gradient",
+        f"The policy's loss {what}. `{name}`, the reward, went from {went}",
+        ["loss", "log_prob", *run.stale.functions],
+        [Fix("Weight them by their advantage, with a minus sign.", "loss = -(log_prob * (reward - baseline)).mean()")],
+        run=run,
+        place=run.places.get("backward"),
+        evidence={"correlation of rewards with factors in the loss": slope, "backward passes": run.backwards},
     )
 
 
