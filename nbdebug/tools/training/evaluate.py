@@ -274,6 +274,29 @@ def preceded(original: Any, note: Any) -> Any:
     return method
 
 
+def same_values(some: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> bool:
+    """Whether these are the same numbers in the same shapes, and any at all."""
+    one, other = list(some), list(others)
+    return bool(one) and len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+class Copies:
+    """Copies of the model by their names, without those that are given the model's own inputs: a teacher or a reference
+    may well stay as it is. called: by these names, "" for the model itself."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, nn.Module] = {}
+        self._inputs: dict[str, list[torch.Tensor]] = {}
+
+    def called(self, name: str, args: Any) -> None:
+        if self.models:
+            self._inputs[name] = tensors_in(args)[:1]
+            own = self._inputs.get("", [])
+            for other in [name] if name else list(self.models):
+                if same_values(own, self._inputs.get(other, [])):
+                    self.models.pop(other, None)
+
+
 class SetBack:
     """at: the steps that began with other weights than the step before had left, behind an evaluation. evaluated: there
     was one since. Told by the smallest matrix that gets a gradient."""

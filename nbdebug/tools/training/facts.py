@@ -719,7 +719,8 @@ class TrainingRunFacts:
     "weaker term" has weakened; one_label: see LoopRun; edits: by the cause, an edit of the user's lines that was run.
     stopped_at: batches of the last pass, where the loop left it early; bad_end: a loss at the end that is not finite,
     and where, in a sentence; linear: the model as a whole is a linear function of its input.
-    set_back: see SetBack.
+    set_back: see SetBack. still: a copy of the model that gives targets and never changes: its name, and the loss at
+    the end with it as it is, and with the values of the model's end.
     floor, at_floor: see `StaticFacts.floor`. validations: the steps after which the loop read val_loader; None where
     that is not known.
     """
@@ -737,6 +738,7 @@ class TrainingRunFacts:
     loss_from: str = ""
     reward: tuple[str, tuple[float, ...]] | None = None
     reward_slope: float | None = None
+    still: tuple[str, float, float] | None = None
     follows: str = ""
     unheld: Mapping[str, int] = dataclasses.field(default_factory=dict)
     optimizers: int = 1

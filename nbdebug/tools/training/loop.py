@@ -30,11 +30,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from nbdebug.observe.backward import Backward, EngineWatch, OptimizerWatch, graph_nodes
-from nbdebug.observe.locations import USER, kind_of, locate
+from nbdebug.observe.locations import USER, kind_of
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.step_hooks import StepHook
 from nbdebug.observe.tensors import read_scalars
 from nbdebug.tools.training.evaluate import (
+    Copies,
     FixedBatches,
     LoaderWatch,
     SavedBatches,
@@ -42,15 +43,16 @@ from nbdebug.tools.training.evaluate import (
     exchanged,
     preceded,
     preserve_rng,
+    same_values,
     save_torch_rng,
 )
 from nbdebug.tools.training.facts import BatchEvaluation, LayerFact, ModuleMode, ProbeErrors, ScalerFact, StaleGradients
 from nbdebug.tools.training.interventions import graph_signature
 from nbdebug.tools.training.loop_frames import (
-    CALLER,
     JointModel,
     LoopLoss,
     RewardWatch,
+    calling_functions,
     frame_variables,
     loop_frames,
     loop_loss,
@@ -82,19 +84,6 @@ MODES = "In which mode (train or eval) each module ran"
 ORDER = "Gradients, updates and the order of backward, step and zero_grad"
 LOSS = "The loss of a batch, by your loop's own lines"
 SCALER = "Whether gradients are clipped before GradScaler unscales them"
-
-
-def calling_functions() -> tuple[tuple[str, ...], Any]:
-    """The user's functions that are running, innermost first, and their innermost line."""
-    stop = locate()
-    if stop.user is None:
-        return (), stop.site
-    names, frame = [], stop.frame
-    while frame is not None and frame.f_code.co_filename != CALLER:
-        if kind_of(frame.f_code) == USER and not frame.f_code.co_name.startswith("<"):
-            names.append(frame.f_code.co_name)
-        frame = frame.f_back
-    return tuple(dict.fromkeys(names)), stop.user
 
 
 # Modes
@@ -615,6 +604,7 @@ class LoopRun:
         self.takes_own = self._drawn = False
         self.rewards: RewardWatch | None = None
         self._others: dict[str, tuple[nn.Module, list[int]]] = {}
+        self._copies = Copies()
         self._calls: Counter[str] = Counter()
         self._hooks: list[Any] = []
         self._draw: Callable[[], None] | None = None
@@ -727,13 +717,25 @@ class LoopRun:
 
     def _watch_others(self) -> None:
         """Models that are not trained may follow the one that is: of a DQN's target, a mean teacher."""
-        own = {id(p) for p in self.model.parameters()}
+        own = {id(p): p for p in self.model.parameters()}
         for name, model in self.names.items():
             parameters = [] if not isinstance(model, nn.Module) else list(model.parameters())
-            if parameters and own.isdisjoint(map(id, parameters)):
+            if parameters and own.keys().isdisjoint(map(id, parameters)):
                 self._others[name] = model, [p._version for p in parameters]
-                note = functools.partial(self._calls.update, [name])
-                self._hooks.append(model.register_forward_hook(ModeHook(lambda *_, note=note: note(), self.errors)))
+                note = functools.partial(self._other_called, name)
+                self._hooks.append(model.register_forward_hook(ModeHook(note, self.errors)))
+                if same_values(parameters, own.values()):
+                    self._copies.models[name] = model
+
+    def _other_called(self, name: str, model: nn.Module, args: Any, out: Any) -> None:
+        self._calls[name] += 1
+        self._copies.called(name, args)
+
+    @property
+    def still(self) -> dict[str, nn.Module]:
+        """Copies of the model that are called in each step, with other inputs than it, and stay as they were."""
+        often = {n: m for n, m in self._copies.models.items() if self._calls[n] > self.updates.backwards // 2}
+        return {n: m for n, m in often.items() if [p._version for p in m.parameters()] == self._others[n][1]}
 
     @property
     def moving(self) -> dict[str, nn.Module]:
@@ -784,8 +786,10 @@ class LoopRun:
         if 0 < self.updates.backwards < TAKEN and len(self.saved.batches) > self.updates.backwards:
             self.on_train.batches.append(self.saved.batches[-1])
 
-    def _model_called(self, *call: Any) -> None:
+    def _model_called(self, module: Any = None, args: Any = ()) -> None:
         """The random numbers and variables of a step without a loader are those before its first call of a model."""
+        if torch.is_grad_enabled() and not self.modes.paused:
+            self._copies.called("", args)
         self.set_back.evaluated |= not (self.modes.paused or torch.is_grad_enabled())
         if self._drawn or self.modes.paused or self.saved.full or not torch.is_grad_enabled():
             return

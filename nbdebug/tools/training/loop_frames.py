@@ -51,7 +51,7 @@ from torch.utils.data import DataLoader
 
 from nbdebug.arguments import Subject, around, discover, part, trains
 from nbdebug.observe.backward import graph_leaves
-from nbdebug.observe.locations import USER, Site, code_kind, span_of, users_frames
+from nbdebug.observe.locations import USER, Site, code_kind, kind_of, locate, span_of, users_frames
 from nbdebug.observe.sources import (
     CONTAINERS,
     function_at,
@@ -275,6 +275,19 @@ def _differs(now: Any, before: Any) -> bool:
 def loop_frames(frame: FrameType | None) -> list[FrameType]:
     """The user's frames, the innermost first, up to the loop's own."""
     return list(users_frames(frame, (CALLER,)))
+
+
+def calling_functions() -> tuple[tuple[str, ...], Any]:
+    """The user's functions that are running, innermost first, and their innermost line."""
+    stop = locate()
+    if stop.user is None:
+        return (), stop.site
+    names, frame = [], stop.frame
+    while frame is not None and frame.f_code.co_filename != CALLER:
+        if kind_of(frame.f_code) == USER and not frame.f_code.co_name.startswith("<"):
+            names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return tuple(dict.fromkeys(names)), stop.user
 
 
 def frame_variables(frame: FrameType) -> dict[str, Any]:

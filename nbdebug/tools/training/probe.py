@@ -295,10 +295,8 @@ def _against_the_end(
     ones: those of the end."""
     if not moving:
         return facts
-    with torch.no_grad():
-        for name, values in moving.items():
-            for p, at_end in zip(run.moving[name].parameters(), values):
-                p.copy_(at_end)
+    for name, values in moving.items():
+        _set_values(run.moving[name], values)
     first, known = run.on_train.mean(), facts.evaluations[-1:]
     pair = () if first is None or not math.isfinite(first[0]) else (BatchEvaluation(0, first[0], None), *known)
     return dataclasses.replace(facts, evaluations=pair if known else (), follows=next(iter(moving)))
@@ -463,12 +461,34 @@ def _end_facts(arguments: LoopArguments, run: LoopRun, errors: ProbeErrors) -> d
         facts["penalty_end"] = errors.run(PENALTY, lambda: penalty(model, loss_fn, run.on_train.batches[0]), 0.0)
     facts |= {
         "stopped_at": run.reading.stopped_at,
+        "still": errors.run("A copy that gives targets", lambda: _still(run, model), None),
         "bad_end": errors.run(STOPPED, lambda: _bad_end(arguments, run), ""),
     }
     by_mode = run.on_val.losses(training=True), run.on_val.losses(training=False)
     if all(by_mode):
         facts["mode_losses"] = tuple(mean_and_error(losses)[0] for losses in by_mode)
     return facts
+
+
+def _still(run: LoopRun, model: nn.Module) -> tuple[str, float, float] | None:
+    """The copy of the model that stays as it was, and the loss at the end with it, and with the model's end in it."""
+    name, copy = next(iter(run.still.items()), ("", None))
+    known = None if copy is None else run.on_train.mean()
+    if copy is None or known is None:
+        return None
+    before = [p.detach().clone() for p in copy.parameters()]
+    try:
+        _set_values(copy, model.parameters())
+        against = run.on_train.mean()
+    finally:
+        _set_values(copy, before)
+    return None if against is None else (name, known[0], against[0])
+
+
+def _set_values(model: nn.Module, values: Iterable[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for p, value in zip(model.parameters(), values):
+            p.data.copy_(value)  # its version tells whether the loop has changed it
 
 
 def _bad_end(arguments: LoopArguments, run: LoopRun) -> str:

@@ -32,6 +32,7 @@ ORDER = (
     "gradients-cleared-before-step",
     "clip-before-unscale",
     "wrong-policy-gradient",
+    "target-never-updated",
     "weights-not-restored",
     "wrong-loss-shape",
     "double-softmax",

@@ -29,6 +29,8 @@ AGAIN = 0.9
 """The share of the loss at which the run ends with the weights that its steps leave, where validation gains, too: some
 go on from averages on purpose, and gain by them."""
 
+LONG = 100
+"""Steps in which a copy that gives targets is updated, as a rule."""
 SLOPE = 0.3
 """Correlation of rewards and their factors in the loss from which on its sign is sure."""
 
@@ -326,6 +328,34 @@ def wrong_policy_gradient(facts: TrainingFacts) -> Finding | None:
         run=run,
         place=run.places.get("backward"),
         evidence={"correlation of rewards with factors in the loss": slope, "backward passes": run.backwards},
+    )
+
+
+@rule(
+    code="training/target-never-updated",
+    title="The copy of the model that gives its targets is never updated.",
+    symptom="The loss is small, and the agent acts as if it saw one step ahead only.",
+    cause="The targets are a reward and what a copy of the network says of the next state. The copy still has its "
+    "first values: what is further off than one step never reaches the model.",
+    confirm="Compare a weight of the copy before and after the training.",
+    fix="Copy the model's weights into it every few hundred steps, or a small share of them in each.",
+    reference="https://docs.pytorch.org/tutorials/intermediate/reinforcement_q_learning.html",
+)
+def target_never_updated(facts: TrainingFacts) -> Finding | None:
+    run = facts.run
+    if run is None or run.still is None or len(run.losses) < LONG or not run.still[2] > 2 * run.still[1]:
+        return None
+    name, known, against = run.still
+    code = f"{name}.load_state_dict(model.state_dict())  # every few hundred steps"
+    return finding(
+        "target-never-updated",
+        f"`{name}`, a copy of the model that gives the targets, has not changed in {count(len(run.losses), 'step')}. "
+        f"The loss ends at {figures(known)}; with the model's own weights in `{name}` it is {figures(against)}",
+        [name, "target", *run.stale.functions],
+        [Fix("Copy the weights of the model into it from time to time.", code)],
+        run=run,
+        place=run.places.get("backward"),
+        evidence={"loss with the copy as it is": known, "with the weights of the model's end": against},
     )
 
 
