@@ -96,13 +96,21 @@ SQUASHING = (nn.Sigmoid, nn.Tanh, nn.Softsign, nn.LogSigmoid)
 
 
 def experiments(
-    run: TrainingRunFacts, retrainer: Retrainer, steps: int, errors: ProbeErrors, as_is: RetrainResult | None = None
+    run: TrainingRunFacts,
+    retrainer: Retrainer,
+    steps: int,
+    errors: ProbeErrors,
+    as_is: RetrainResult | None = None,
+    only: str = "",
 ) -> TrainingRunFacts:
     """The facts with the experiments that they call for, each of so many steps. as_is: the result of the run itself,
-    for runs that the retrainer does not repeat; else the retrainer's own repetition is compared with."""
+    for runs that the retrainer does not repeat; else the retrainer's own repetition is compared with. only: what their
+    names begin with."""
     done = _Experiments(run, retrainer, steps, as_is)
     skipped: list[str] = []
     for name, change in _changes(run, retrainer, errors):
+        if not name.startswith(only):
+            continue
         if retrainer.time_is_up:
             skipped.append(name)
         elif not done.makes_needless(name):

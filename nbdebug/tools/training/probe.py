@@ -571,6 +571,10 @@ def _experiment_facts(
         if arguments.regularize:
             facts = errors.run("Regularization", lambda: regularizers(facts, retrainer, steps, static), facts)
         return _with_reference(facts, retrainer, steps, errors)
+    if known is not None and signs.diverges(facts):  # a state that is carried on matters less than such a rate
+        alone = retrainer.train(RetrainChange(), steps)
+        if not alone.train < signs.DIVERGES * signs.first_loss(facts):
+            facts = experiments(facts, retrainer, steps, errors, alone, only="lr/")
     changes = updates.clip_limit() == (None, True)
     return _without_experiments(facts, why or (CHANGES if changes else UNLIKE))
 
