@@ -230,7 +230,8 @@ ASK = {
 
 
 BEFORE_TRAINING = {"nbdebug.tools.training.rules.data"} | {
-    f"training/{code}" for code in ("frozen-parameters", "detached-graph", "parameters-not-in-optimizer", "bad-init")
+    f"training/{code}"
+    for code in ("batch-mixing", "frozen-parameters", "detached-graph", "parameters-not-in-optimizer", "bad-init")
 }
 
 

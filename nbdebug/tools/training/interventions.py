@@ -79,7 +79,7 @@ PAIR, UNDECIDED, KNOWN, BY_CHANCE = 15, 0.8, 0.85, 0.68
 """Of two labels that are not told apart: samples of each, their largest mean recall, the least of the others, and how
 often a sample of one scores higher than one of the other (from below, from above)."""
 MOST_LABELS = 200_000
-SCALE, SMALL = 10.0, 1.01
+SCALES, SMALL = (10, 100), 1.01
 """What scores are multiplied by, where none is above the second."""
 FAR, WIDE, UNEVEN = 4.0, (0.2, 5.0), 50.0
 """Inputs that may be off: mean over deviation, deviations outside of these, largest over smallest."""
@@ -193,7 +193,8 @@ def _other_losses(retrainer: Retrainer, static: StaticFacts, kept: float) -> Ite
     bounded = (c for c in static.loss_calls if c.bounded or c.activation == "cosine_similarity")
     small = [c for c in bounded if max(abs(c.low), abs(c.high)) < SMALL]
     if kept > 0.1 and any(c.op == "cross_entropy" for c in small):
-        yield "scores*10", RetrainChange(loss_fn=_with_scale(retrainer.loss_fn), measured=True)
+        for scale in SCALES:  # the first that helps is the last
+            yield f"scores*{scale}", RetrainChange(loss_fn=_with_scale(retrainer.loss_fn, scale), measured=True)
     labels = _pair_labels(retrainer.batches[0]) if kept > 0.02 else ()
     if labels:
         yield "exchanged labels", RetrainChange(loss_fn=_exchanged(retrainer.loss_fn, sum(labels)), measured=True)
@@ -236,12 +237,12 @@ def _exchanged(loss_fn: LossFn, both: float) -> LossFn:
     return loss
 
 
-def _with_scale(loss_fn: LossFn) -> LossFn:
+def _with_scale(loss_fn: LossFn, scale: int) -> LossFn:
     def scaled(name: str, func: Any, args: Any, kwargs: Any) -> Any:
         if name != "cross_entropy":
             return None
         return (
-            func(SCALE * args[0], *args[1:], **kwargs) if args else func(**{**kwargs, "input": SCALE * kwargs["input"]})
+            func(scale * args[0], *args[1:], **kwargs) if args else func(**{**kwargs, "input": scale * kwargs["input"]})
         )
 
     return under(loss_fn, lambda: OtherCalls(scaled))

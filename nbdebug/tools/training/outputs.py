@@ -49,7 +49,8 @@ from nbdebug.tools.training.facts import (
 from nbdebug.tools.training.one_step import VIEWS, Calls, OpCall, calls_for, record
 from nbdebug.tools.training.signals import tensors_at
 
-INF = math.inf
+INF, MASKED = math.inf, -1e4
+"""Scores from the second down stand for none."""
 REACH = {
     "relu": (0.0, INF),
     "relu6": (0.0, 6.0),
@@ -168,7 +169,8 @@ def hiding_masks(calls: Calls, batch: Any) -> Iterator[DetachedAt]:
 def _describe(calls: Calls, op: str, call: OpCall, output: torch.Tensor, target: torch.Tensor) -> LossCall:
     """What is the same for all kinds of losses."""
     o = output.detach().float()
-    low, high = (float(v) for v in torch.aminmax(o)) if o.numel() else (math.nan, math.nan)
+    shown = o[o > MASKED] if op == "cross_entropy" else o
+    low, high = (float(v) for v in torch.aminmax(shown)) if shown.numel() else (math.nan, math.nan)
     name, where, size = _activation(calls, output)
     return LossCall(
         op,
@@ -515,7 +517,8 @@ def _measured(
     """small, large: lowest and highest value of each element, with weights of either size."""
     if not all(bool(torch.isfinite(end).all()) for end in (*small, *large)):
         return call
-    top, top_before = (float(torch.stack([e.abs() for e in ends]).max()) for ends in (large, small))
+    sizes = (torch.stack([e.abs() for e in ends]) for ends in (large, small))
+    top, top_before = (float(size.where(size < -MASKED, 0.0).max()) for size in sizes)
     if call.op == "cross_entropy":
         return dataclasses.replace(call, bounded=0 < top < GROWS * top_before)
     width = max(float((large[1] - large[0]).max()), 1e-12)

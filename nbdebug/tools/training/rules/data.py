@@ -741,7 +741,9 @@ def wrong_output_activation(facts: TrainingFacts) -> Finding | None:
             evidence={"lowest output": raw.low, "highest output": raw.high},
         )
     for call in facts.static.loss_calls:
-        where, name, scaled = call.activation_where, call.activation or "", facts.experiment("scores*10")
+        tries = [e for n, e in (facts.run.experiments.items() if facts.run else ()) if n.startswith("scores*")]
+        scaled = min(tries, key=lambda e: e.end_changed, default=None)
+        where, name = call.activation_where, call.activation or ""
         if call.target_sum is not None and (call.floor is None or call.floor > LEAST_FLOOR):
             title = (
                 f"The outputs of a sample sum to 1{at_line(where)}, and its targets to {figures(call.target_sum, 2)} "
@@ -799,7 +801,9 @@ def _other_output(call: LossCall, scaled: Experiment | None) -> Fix:
         code = re.sub(r"\bsoftmax\((.*?)(, *(dim=)?-?\d+)?\)", r"sigmoid(\1)", text) if "softmax(" in text else ""
         return Fix("Use a sigmoid: each output stands for itself.", code or "torch.sigmoid(scores)  # no softmax")
     if name == "cosine_similarity" or call.op == "cross_entropy" and call.bounded:
-        return tested_fix("Multiply the scores by a scale.", "scores = 10 * scores  # or a learned scale", scaled)
+        scale = "10" if scaled is None else scaled.what.removeprefix("scores*")
+        code = f"scores = {scale} * scores  # or divided by a temperature, or a learned scale"
+        return tested_fix("Multiply the scores by a scale.", code, scaled)
     if call.bounded:
         return Fix("Let the output reach the targets.", "# no bound at the end, or targets scaled into the range")
     return Fix("Leave the last activation out.", without_call(text, name) or f"# without {name}")

@@ -427,6 +427,11 @@ def _schedule_fault(run: TrainingRunFacts) -> str:
             f"{schedule.kind} is stepped once a batch ({schedule.calls} times in {run.passes} passes): the learning "
             f"rate went from {figures(max(run.rates))} to {figures(run.rates[-1])}"
         )
+    if per_batch and schedule.planned == run.passes and signs.rate_swings(run) and "Cosine" in schedule.kind:
+        return (
+            f"{schedule.kind} is built for {schedule.planned} steps, as many as there are passes, and is stepped "
+            f"{schedule.calls} times: the learning rate goes up and down, and ends at {figures(run.rates[-1])}"
+        )
     if signs.rate_passes_peak(run) and helps(experiment):
         return (
             f"{schedule.kind} takes the learning rate beyond the {figures(schedule.peak)} of the optimizer, to "

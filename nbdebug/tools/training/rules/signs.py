@@ -232,6 +232,12 @@ def rate_grows(run: TrainingRunFacts) -> bool:
     return middle > 2 * rates[0] and rates[-1] > 2 * middle and rates[-1] > 1.05 * later
 
 
+def rate_swings(run: TrainingRunFacts) -> bool:
+    """The rate rises through the middle of its range again and again."""
+    middle = (min(run.rates) + max(run.rates)) / 2 if run.rates else 0.0
+    return sum(a < middle <= b for a, b in itertools.pairwise(run.rates)) >= 2
+
+
 def rate_passes_peak(run: TrainingRunFacts) -> bool:
     """The schedule ends at twice the largest rate that it was built to give."""
     return run.schedule is not None and bool(run.rates) and run.rates[-1] > 2 * run.schedule.peak > 0

@@ -51,6 +51,7 @@ CURES = {
     "no weight decay": ("weight decay", "without it"),
     "less dropout": ("dropout", "with 0.1 at most"),
     "exchanged labels": ("labels of pairs the wrong way round", "with the labels exchanged"),
+    "scores*100": ("scores that stay small", "with scores a hundred times as large"),
     "scores*10": ("scores that stay small", "with scores ten times as large"),
     "weaker term": ("a term that outweighs the others", "with a hundredth of its gradient"),
     "standardized": ("inputs that are off scale", "with inputs of mean 0 and deviation 1"),
