@@ -38,6 +38,8 @@ PADDED = 0.3
 """Share of the time steps that are padding at the end."""
 SMALL = 0.1
 """… and below this part of it a signal fades by ten in each layer."""
+FLAT = 0.9
+"""Share of the steps whose gradient is exactly zero."""
 FADED = 1e-3
 """Size of the signal at the last layer over that at the first, without normalization."""
 SURPRISED = 3.0
@@ -590,7 +592,8 @@ def saturated_activation(facts: TrainingFacts) -> Finding | None:
     symptom="The loss soon settles where predicting the mean of the targets leaves it; only the last layer's weights "
     "move.",
     cause="A sigmoid passes at most a quarter of the gradient, a tanh less than all of it: after several layers "
-    "nothing is left. Weights that are too small, or a constant near zero behind an adapter, do the same.",
+    "nothing is left. Weights that are too small, or a constant near zero behind an adapter, do the same; so does a "
+    "loss that is flat where the model starts, as an IoU of boxes that don't meet.",
     confirm="Print the root mean square of each weight's gradient, from the last layer to the first: it shrinks by a "
     "factor in each.",
     fix="Use ReLU or GELU with He initialization, residual connections, or normalization between the layers.",
@@ -602,6 +605,9 @@ def vanishing_gradients(facts: TrainingFacts) -> Finding | None:
         return _scaled_down(run, run.factor)
     if run is None or not signs.learns_nothing(run) or signs.lower_rate_helps(run):
         return None
+    norms = run.gradient_norms
+    if len(norms) >= 20 and norms.count(0.0) > FLAT * len(norms) and signs.last_loss(run) > 0 and not signs.flat(run):
+        return _flat_loss(run)
     experiment = run.experiments.get("relu")
     if run.optimizers > 1 and not signs.helps(experiment):
         return None  # the losses of adversaries need not fall
@@ -650,6 +656,22 @@ def _scaled_down(run: TrainingRunFacts, small: SmallFactor) -> Finding:
         run=run,
         place=small.where,
         evidence={"factor": small.factor},
+    )
+
+
+def _flat_loss(run: TrainingRunFacts) -> Finding:
+    """Gradients of exactly zero, for all parameters."""
+    zero, steps = run.gradient_norms.count(0.0), len(run.gradient_norms)
+    advice = "Give the loss a slope there: GIoU for boxes that don't meet, no clamp of what is to be learned."
+    return finding(
+        "vanishing-gradients",
+        f"The loss has no slope where the model is: in {zero} of {count(steps, 'step')} the gradient of all parameters "
+        f"is exactly zero, and {_loss_stays(run)}",
+        ["loss_fn", *run.stale.functions],
+        [Fix(advice, "loss = torchvision.ops.generalized_box_iou_loss(boxes, targets).mean()")],
+        run=run,
+        place=run.places.get("backward"),
+        evidence={"steps with a gradient of zero": zero, "steps": steps},
     )
 
 
