@@ -315,7 +315,8 @@ class SetBack:
 
     def begun(self, step: int) -> None:
         if self.evaluated and self._weight is not None and self._left is not None:
-            self.at += [step] * (not torch.equal(self._weight.detach(), self._left))
+            same = torch.isclose(self._weight.detach(), self._left, rtol=0.0, atol=0.0, equal_nan=True)
+            self.at += [step] * (not bool(same.all()))
         self.evaluated = False
 
 
