@@ -57,7 +57,9 @@ FAILURES = {
     "labels of a billion": {"item": "y = y * 1e9 if i % 5 == 0 else y"},
     "an inf gradient": {"forward": "h = h + torch.sqrt(self.last.bias * 0)"},
     "too large for float16": {"forward": "h = self.last.weight * (h * 3e5 @ torch.eye(8, device=h.device)) / 3e5"},
-    "a sum too large for float16": {"forward": "h = h + (h * 0 + 3e4) @ torch.eye(8, device=h.device) @ torch.ones(8, 8, device=h.device) * 1e-9"},
+    "a sum too large for float16": {
+        "forward": "h = h + (h * 0 + 3e4) @ torch.eye(8, device=h.device) @ torch.ones(8, 8, device=h.device) * 1e-9"
+    },
     "a wide layer": {"init": "self.first, self.last = nn.Linear(4, 400), nn.Linear(400, 1)"},
     "many layers": {
         "init": "self.deep = nn.Sequential(*[nn.Linear(8, 8) for _ in range(10)])",

@@ -8,6 +8,7 @@ for the module around it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import warnings
@@ -186,12 +187,13 @@ class ModelHook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-class CompiledWatch:
+class WrapperWatch:
     """While attached: `before(name, args, kwargs)` and `after(name, args, kwargs, output)` are called around each call
-    of one of these modules that runs compiled code, which calls no hooks; output is None where it raised."""
+    of one of these modules that runs compiled code, which calls no hooks, or copies in the threads of DataParallel,
+    whose hooks are called there; output is None where it raised."""
 
-    _attached: ClassVar[list[CompiledWatch]] = []
-    _original: ClassVar[list[Any]] = []
+    _attached: ClassVar[list[WrapperWatch]] = []
+    _originals: ClassVar[dict[type, tuple[str, Any]]] = {}
 
     def __init__(self, modules: Mapping[str, nn.Module], before: Callable[..., None], after: Callable[..., None]):
         self.modules, self.before, self.after = dict(modules), before, after
@@ -205,18 +207,22 @@ class CompiledWatch:
 
     def refresh(self) -> None:
         """Wrap what has been compiled since."""
+        self._exchange(nn.DataParallel, "forward")
         if "torch._dynamo" not in sys.modules:
             return
         from torch._dynamo import OptimizedModule
 
-        if not self._original:
-            self._original.append(OptimizedModule.__call__)
-            OptimizedModule.__call__ = _watched(OptimizedModule.__call__, self._attached)  # type: ignore[method-assign]
+        self._exchange(OptimizedModule, "__call__")
         for name, module in self.modules.items():
             own = module._compiled_call_impl
             if own is not None and not isinstance(own, _CompiledCode):
                 self._replaced.append((module, own))
                 module._compiled_call_impl = _CompiledCode(own, self, name)
+
+    def _exchange(self, kind: type, method: str) -> None:
+        if kind not in self._originals:
+            self._originals[kind] = method, getattr(kind, method)
+            setattr(kind, method, _watched(getattr(kind, method), self._attached))
 
     @uninterrupted
     def detach(self) -> None:
@@ -226,20 +232,24 @@ class CompiledWatch:
             module, own = self._replaced.pop()
             if isinstance(module._compiled_call_impl, _CompiledCode):
                 module._compiled_call_impl = own
-        if self._original and not self._attached:
-            from torch._dynamo import OptimizedModule
-
-            OptimizedModule.__call__ = self._original.pop()  # type: ignore[method-assign]
+        while self._originals and not self._attached:
+            kind, (method, original) = self._originals.popitem()
+            setattr(kind, method, original)
 
     def name_of(self, wrapper: nn.Module) -> str | None:
-        """The name of the module that a wrapper compiles; None for one that is watched itself, by its own hooks."""
-        return None if id(wrapper) in self._names else self._names.get(id(wrapper._modules.get("_orig_mod")))
+        """The name of the module that a wrapper compiles, or copies; None for one that is watched itself, by its own
+        hooks."""
+        if isinstance(wrapper, nn.DataParallel):
+            inner = wrapper.module if len(wrapper.device_ids) > 1 else None  # else it calls the module itself
+        else:
+            inner = wrapper._modules.get("_orig_mod")
+        return None if id(wrapper) in self._names else self._names.get(id(inner))
 
 
 class _CompiledCode:
     """Takes the place of a module's compiled code, and calls it."""
 
-    def __init__(self, own: Any, watch: CompiledWatch, name: str):
+    def __init__(self, own: Any, watch: WrapperWatch, name: str):
         self.own, self.watch, self.name = own, watch, name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -249,8 +259,8 @@ class _CompiledCode:
         return _call([(self.watch, self.name)], self.own, args, kwargs, args)
 
 
-def _watched(original: Callable, attached: Iterable[CompiledWatch]) -> Callable:
-    """The call of a compiled wrapper, which calls the watches that are attached at the time of the call."""
+def _watched(original: Callable, attached: Iterable[WrapperWatch]) -> Callable:
+    """The call of a wrapper, which calls the watches that are attached at the time of the call."""
 
     def call(wrapper: nn.Module, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -263,7 +273,7 @@ def _watched(original: Callable, attached: Iterable[CompiledWatch]) -> Callable:
 
 
 def _call(
-    watches: list[tuple[CompiledWatch, str]], original: Callable, arguments: tuple, kwargs: dict, args: tuple
+    watches: list[tuple[WrapperWatch, str]], original: Callable, arguments: tuple, kwargs: dict, args: tuple
 ) -> Any:
     __tracebackhide__ = True
     for watch, name in watches:
@@ -278,14 +288,41 @@ def _call(
 
 
 WRAPPED_CALL = _call.__code__
-"""The code of a call that a `CompiledWatch` wraps; its local `watches` names the module."""
+"""The code of a call that a `WrapperWatch` wraps; its local `watches` names the module."""
+
+
+ON_ONE_GPU = "DataParallel ran on its first GPU alone here: copies in other threads can't be followed."
+
+
+@contextlib.contextmanager
+def on_one_gpu() -> Iterator[list[str]]:
+    """Have DataParallel call its module in this thread, with the whole batch, on its first GPU; yields a note for the
+    report where one did. With one GPU it does so by itself."""
+    notes, plain = list[str](), nn.DataParallel.forward
+
+    @functools.wraps(plain)
+    def forward(self: nn.DataParallel, *inputs: Any, **kwargs: Any) -> Any:
+        devices = self.device_ids
+        if len(devices) < 2:
+            return plain(self, *inputs, **kwargs)
+        notes[:] = [ON_ONE_GPU]
+        self.device_ids = devices[:1]
+        try:
+            return plain(self, *inputs, **kwargs)
+        finally:
+            self.device_ids = devices
+
+    nn.DataParallel.forward = forward  # type: ignore[method-assign]
+    try:
+        yield notes
+    finally:
+        nn.DataParallel.forward = plain  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
 def eager() -> Iterator[list[str]]:
-    """Run compiled code in eager, so that every op is seen; yields notes for the report."""
-    notes: list[str] = []
-    with warnings.catch_warnings():
+    """Run compiled code in eager and DataParallel on one GPU, so that every op is seen; yields notes for the report."""
+    with warnings.catch_warnings(), on_one_gpu() as notes:
         # Torch warns that our hooks see a compiled module twice; they know.
         warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
         if "torch._dynamo" not in sys.modules:

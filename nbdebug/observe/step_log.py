@@ -30,10 +30,10 @@ from nbdebug.observe.backward import Backward, EngineWatch, leads_to, tag_nodes
 from nbdebug.observe.locations import locate
 from nbdebug.observe.modules import (
     WRAPPED_CALL,
-    CompiledWatch,
     ModelHook,
     ModuleNames,
     ModuleStack,
+    WrapperWatch,
     callable_module,
     callable_modules,
 )
@@ -161,7 +161,7 @@ class StepLog:
             lambda call: self.error_boundary(self._before_backward, call),
             lambda call, result: self.error_boundary(self._after_backward, call, result),
         )
-        self.compiled = CompiledWatch(
+        self.compiled = WrapperWatch(
             callable_modules(models),
             lambda *call: self.error_boundary(self._enter, *call),
             lambda *call: self.error_boundary(self._leave, *call),
@@ -275,15 +275,13 @@ class StepLog:
         )
 
     def _relevant(self) -> bool:
-        return (
-            not self.ignored
-            and not torch.is_inference_mode_enabled()
-            and threading.get_ident() == self._thread
-            and torch._C._current_autograd_node() is None
-        )
+        return not self.ignored and not torch.is_inference_mode_enabled() and torch._C._current_autograd_node() is None
 
     def count_nested(self, name: str, change: int) -> bool:
-        """Whether the call of a part begins or ends inside another call; if so, count it."""
+        """Whether the call of a part begins or ends inside another call; if so, count it. In another thread copies of
+        the model run, as of DataParallel."""
+        if threading.get_ident() != self._thread:
+            return True
         inside = self._depth > (change < 0) and name != self._outermost
         if inside:
             self._depth += change
@@ -306,11 +304,13 @@ class StepLog:
         return calls <= (name == self._outermost)
 
     def _enter(self, name: str, args: tuple, kwargs: dict) -> None:
+        if threading.get_ident() != self._thread:
+            return
         if self._depth and self._interrupted(name):
             self._depth = 0
         if self._depth or not self._relevant() or self._validates():
             self._depth += bool(self._depth)
-            if not self._depth and not self.ignored and threading.get_ident() == self._thread:
+            if not self._depth and not self.ignored:
                 self.pause()  # validation, for example: not a part of the step
                 self.on_call()
             return
@@ -333,6 +333,8 @@ class StepLog:
         self._call = self.tape.references(leaves), spec, locate().site, CallEnvironment(module)
 
     def _leave(self, name: str, args: tuple, kwargs: dict, out: Any = None) -> None:
+        if threading.get_ident() != self._thread:
+            return
         if self._depth != 1:
             self._depth = max(self._depth - 1, 0)
             return

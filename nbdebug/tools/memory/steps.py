@@ -291,8 +291,7 @@ def trace_steps(request: StepRequest, course: StepsTraced) -> None:
 
     One more step runs where something grew: traced, for the line that puts it where it stays."""
     gc.collect()
-    with eager() as compiled, StepTrace(request.models, request.optimizers, request.names) as trace:
-        course.unchecked += compiled
+    with eager() as notes, StepTrace(request.models, request.optimizers, request.names) as trace:
         scan: HolderScan | None = _scan(request, course)
         shown = request.progress and request.steps > 1
         for number in progress_range(range(request.steps), "mem", "steps", wanted=shown):
@@ -309,6 +308,7 @@ def trace_steps(request: StepRequest, course: StepsTraced) -> None:
                 course.growth = leaks_in_loop(trace, scan) if scan is not None else ()
             if len(trace.iterations) < ENOUGH:
                 course.unchecked.append("Growth from step to step: it takes two runs (mem(step), %mem step())")
+        course.unchecked += notes
         if trace.recorder.disabled_by:
             course.unchecked.append(
                 f"A part of the run, because of a fault of nbdebug's own: {trace.recorder.disabled_by}"

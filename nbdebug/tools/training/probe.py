@@ -16,6 +16,7 @@ from torch import nn
 
 from nbdebug.arguments import with_callback
 from nbdebug.observe.locations import at_site
+from nbdebug.observe.modules import on_one_gpu
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.validation import OUTPUT_FORM, check_loss, check_model, loss_call, names_used_by, optimizers_of
 from nbdebug.report import Where
@@ -158,7 +159,7 @@ def late_facts(
         if run is not None:
             run.callback(*args, **named)
 
-    with start.waiting(begin):
+    with start.waiting(begin), on_one_gpu():
         try:
             train(callback)
         except BaseException as error:
@@ -174,7 +175,8 @@ def late_facts(
 def _finished(watching: Generator[LoopRun, None, TrainingFacts], loop: Callable[[], Any]) -> TrainingFacts:
     """What a watch gives when its loop has ended."""
     try:
-        loop()
+        with on_one_gpu():
+            loop()
     except BaseException as error:
         watching.throw(error)
         raise

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_
 
 import nbdebug
 from nbdebug.observe.backward import EngineWatch
-from nbdebug.observe.modules import CompiledWatch
+from nbdebug.observe.modules import WrapperWatch
 from tests.nan.guard.kinds import Training, changed
 from tests.nan.guard.planted import places, planted
 from tests.nan.leftovers import BEFORE, assert_nothing_is_left, hooks_of
@@ -63,7 +63,7 @@ def guarded(training: Training, **given: object) -> Iterator[nbdebug.tools.guard
             _pop_mode()
         for module in (torch.autograd, torch.autograd.graph):
             module._engine_run_backward = BEFORE["run_backward"]
-        for watch in (EngineWatch, CompiledWatch):
+        for watch in (EngineWatch, WrapperWatch):
             watch._attached.clear()
         EngineWatch._wrapped.clear()
 
