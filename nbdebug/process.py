@@ -30,7 +30,7 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
@@ -121,7 +121,10 @@ def in_process(function: Callable[[], Any], seconds: float = 120.0) -> Any:
                 out.write(_sent((function, _surroundings())))
         except Exception as error:  # pickle raises what it likes
             raise CopyFailed(f"{type(error).__name__} as it was sent to a fresh process: {error}") from error
-        _Server.running().ask(there, back, seconds)
+        try:
+            _Server.running().ask(there, back, seconds)
+        except BrokenPipeError:  # it has ended just now
+            _Server.running(anew=True).ask(there, back, seconds)
         if not os.path.exists(back):
             raise CopyFailed(f"a fresh process gave no answer within {seconds:g} s, or was ended")
         return _result(pathlib.Path(back).read_bytes())
@@ -153,8 +156,8 @@ class _Server:
         self._said()  # it has imported torch
 
     @classmethod
-    def running(cls) -> _Server:
-        if cls.last is None or cls.last.process.poll() is not None:
+    def running(cls, anew: bool = False) -> _Server:
+        if anew or cls.last is None or cls.last.process.poll() is not None:
             cls.last = cls()
         return cls.last
 
@@ -227,34 +230,46 @@ def _sent(thing: Any) -> bytes:
             {types.CodeType: lambda code: (marshal.loads, (marshal.dumps(code),))}, cloudpickle.Pickler.dispatch_table
         )
 
-    ours = [module for name, module in list(sys.modules.items()) if _is_nowhere(name, module)]
     with io.BytesIO() as out, contextlib.ExitStack() as stack:
-        for module in ours:
+        for module in _from_nowhere():
             cloudpickle.register_pickle_by_value(module)
             stack.callback(cloudpickle.unregister_pickle_by_value, module)
         Pickler(out).dump(thing)
         return out.getvalue()
 
 
-def _is_nowhere(name: str, module: Any) -> bool:
-    """Whether no other process can import a module: it was loaded from a path, or made by hand."""
-    if "." in name or name == "__main__" or not isinstance(module, types.ModuleType) or module.__name__ != name:
+def _is_found(name: str) -> bool:
+    """Whether an import finds this module, were it not here yet; finders of old make no specs."""
+    return any(f.find_spec(name, None) is not None for f in sys.meta_path if hasattr(f, "find_spec"))
+
+
+def _from_nowhere() -> Iterator[types.ModuleType]:
+    """Modules that no other process can import: they were loaded from a path, or made by hand."""
+    folders = {os.path.abspath(path) for path in sys.path}
+    for name, module in list(sys.modules.items()):
+        if "." in name or name == "__main__" or type(module) is not types.ModuleType or module.__name__ != name:
+            continue
+        file = getattr(module, "__file__", None) or ""
+        folder = os.path.dirname(os.path.dirname(file) if os.path.basename(file) == "__init__.py" else file)
+        if folder not in folders and not _is_found(name):
+            yield module
+
+
+def _can_be_sent(thing: Any) -> bool:
+    try:
+        return bool(_sent(thing))
+    except Exception:  # pickle raises what it likes
         return False
-    file = getattr(module, "__file__", None)
-    if file is None:
-        return name not in sys.builtin_module_names and getattr(module, "__spec__", None) is None
-    folder = os.path.dirname(os.path.dirname(file) if os.path.basename(file) == "__init__.py" else file)
-    return folder not in (os.path.abspath(path) for path in sys.path) and not file.endswith((".so", ".pyd"))
 
 
 def _surroundings() -> dict[str, Any]:
     """What a function of the user's may meet beside what it refers to."""
-    main, classes = sys.modules["__main__"], {}
-    for name, value in list(vars(main).items()):
-        if isinstance(value, type) and value.__module__ == "__main__":
-            with contextlib.suppress(Exception):  # it stays here; what needs it says so
-                _sent(value)
-                classes[name] = value
+    own = vars(sys.modules["__main__"]).items()
+    classes = {name: value for name, value in own if isinstance(value, type) and value.__module__ == "__main__"}
+    try:
+        _sent(classes)
+    except Exception:  # some stay here; what needs them says so
+        classes = {name: value for name, value in classes.items() if _can_be_sent(value)}
     return {
         "classes": classes,
         "cells": {name: lines for name, lines in linecache.cache.items() if not os.path.exists(name)},
