@@ -41,6 +41,7 @@ ONE_OF = {
     "training/watch/test_report.py": 7,
     "training/": 5,
     "test_never_hurts.py": 3,
+    "test_patients.py::test_sick_patient_gets_its_cause_and_only_that[checkpoint/": 3,
     "test_patients.py::test_sick_patient_gets_its_cause_and_only_that[training/": 3,
     "test_patients.py::test_healthy_twin_is_left_in_peace[training/": 5,
     "test_patients.py::test_healthy_twin_is_left_in_peace[": 3,
@@ -52,7 +53,9 @@ turn an even one would take always the same."""
 
 
 ONLY_WITH_ALL = (
+    "benchmarks/test_benchmarks.py::test_every_tool_has_a_row_with_numbers_or_a_reason",
     "benchmarks/test_guard_benchmark.py::test_every_optimizer_has_its_pairs",
+    "distributed/test_ranks.py::test_a_rank_that_does_not_come_to_the_groups_making",
     "browser/test_grad_watch.py::test_a_saved_notebook_keeps",
     "browser/test_nbdebug.py::test_a_saved_notebook_keeps_what_stood_in_it[True]",
     "browser/test_stepper.py::test_a_saved_notebook_keeps_where_it_stood[False]",
@@ -74,6 +77,7 @@ ONLY_WITH_ALL = (
     "test_architecture.py::test_the_walk_of_a_question_is_short",
     "speed/test_speed.py::test_the_trial_of_tf32_puts_a_switch_by_backend_back[ieee",
     "training/test_zero_losses.py::test_a_run_that_comes_down_to_the_floor_of_smoothed_labels_is_no_plateau[0.9",
+    "test_loops.py::test_the_answer_is_that_of_a_plain_loop[diagnose",
     "test_loops.py::test_the_answer_is_that_of_a_plain_loop[preflight",
     "test_it_runs_afresh[00_first_aid",  # test_cli runs it: the demo
     "test_it_runs_afresh[01",

@@ -1,6 +1,6 @@
 """nbdebug on real failures: shared cases of each covered kind are named, their repaired twins are silent.
 
-One case of nine is run (of 24, where each starts processes or trains), all where
+One case of 15 is run (of 24, where each starts processes or trains), all where
 NBDEBUG_ALL_TESTS is set; `python -m tests.cases ../shared/cases` runs all, too."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def test_a_case_is_named_and_its_twin_silent(kind: str) -> None:
     if not (CASES / kind).is_dir():
         pytest.skip(f"no ../shared/cases/{kind} beside this checkout")
     cases = find([CASES / kind])
-    among = 1 if os.environ.get("NBDEBUG_ALL_TESTS") else 24 if kind in SLOW else 9
+    among = 1 if os.environ.get("NBDEBUG_ALL_TESTS") else 24 if kind in SLOW else 15
     results = list(run(cases[::among]))
     assert results, f"../shared/cases/{kind} holds no case"
     wrong = [row(result) for result in results if not result.ok]

@@ -126,7 +126,7 @@ CASES = [
     ),
     (grad_none, "`scaled.grad` is None: `scaled` is a result of `mul`", "scaled.grad.norm()", "scaled.retain_grad()"),
     (grad_none_param, "(`model.aux.weight`)", "total += p.grad.norm()", "p.grad is not None"),
-    (inference, "`code` was made under `torch.inference_mode()`", "head(code)", "code = code.clone()"),
+    (inference, "`code` was made under `torch.inference_mode()`", "torch.inference_mode():", "code = code.clone()"),
     (adv_grad_none, "`adv.grad` is None: `adv` is a result of `add`", "adv.grad.sign()", "adv.retain_grad()"),
 ]
 
