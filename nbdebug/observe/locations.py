@@ -109,14 +109,15 @@ def is_users_file(file: str) -> bool:
 
 def _is_packages(file: str) -> bool:
     """Whether an installed package has this file: it lies where Python installs them, or in a folder of Python's path
-    with packages' metadata in it, as `pip install --target` makes it."""
+    with packages' metadata in it, as `pip install --target` makes it, if it is not where the user works."""
     return bool(_PACKAGES.search(file)) or file.startswith(_targets(tuple(sys.path)))
 
 
 @functools.lru_cache(maxsize=1)
 def _targets(folders: tuple[str, ...]) -> tuple[str, ...]:
-    with_metadata = (folder for folder in folders if glob.glob(os.path.join(glob.escape(folder), "*.dist-info")))
-    return tuple(os.path.join(folder, "") for folder in with_metadata if folder)
+    own = {"", os.getcwd(), os.path.dirname(os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or ""))}
+    others = [folder for folder in folders if folder not in own]
+    return tuple(os.path.join(f, "") for f in others if glob.glob(os.path.join(glob.escape(f), "*.dist-info")))
 
 
 def locate() -> StackLines:

@@ -13,7 +13,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 import nbdebug
 from nbdebug.observe import sources
-from nbdebug.observe.locations import Site, edited_since_import, source_text
+from nbdebug.observe.locations import Site, edited_since_import, is_users_file, source_text
 from nbdebug.report import Where
 
 LINES = [
@@ -65,3 +65,14 @@ def test_a_file_that_was_edited_after_its_import_is_not_quoted_as_it_is_now(tmp_
         assert where.line == 5 and "was edited after its import" in (where.text or "")
     finally:
         del sys.modules["edited_model"]
+
+
+def test_a_folder_of_pip_install_target_holds_packages_and_where_the_user_works_does_not(tmp_path, monkeypatch) -> None:
+    (tmp_path / "some-1.0.dist-info").mkdir()
+    file = str(tmp_path / "some.py")
+    assert is_users_file(file)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not is_users_file(file) and is_users_file(__file__)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path.parent)
+    assert is_users_file(file)
