@@ -19,7 +19,6 @@ import marshal
 import os
 import pathlib
 import pickle
-import random
 import select
 import signal
 import stat
@@ -33,9 +32,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy
 import psutil
 import torch
+
+from nbdebug.observe.snapshot import accelerators_in_use, random_sources
 
 
 class CopyFailed(RuntimeError):
@@ -264,7 +264,7 @@ def _can_be_sent(thing: Any) -> bool:
 
 def _surroundings() -> dict[str, Any]:
     """What a function of the user's may meet beside what it refers to."""
-    own = vars(sys.modules["__main__"]).items()
+    own, devices = vars(sys.modules["__main__"]).items(), accelerators_in_use()
     classes = {name: value for name, value in own if isinstance(value, type) and value.__module__ == "__main__"}
     try:
         _sent(classes)
@@ -273,8 +273,8 @@ def _surroundings() -> dict[str, Any]:
     return {
         "classes": classes,
         "cells": {name: lines for name, lines in linecache.cache.items() if not os.path.exists(name)},
-        "random": (torch.get_rng_state(), random.getstate(), numpy.random.get_state()),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "devices": devices,
+        "random": {name: read() for name, read, _ in random_sources(devices)},
         "dtype": torch.get_default_dtype(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
@@ -306,12 +306,9 @@ def _computed(there: str) -> Any:
         torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = around["cudnn"]
     torch.set_float32_matmul_precision(around["precision"])
-    of_torch, of_python, of_numpy = around["random"]
-    torch.set_rng_state(of_torch)
-    random.setstate(of_python)
-    numpy.random.set_state(of_numpy)
-    if around["cuda"]:
-        torch.cuda.set_rng_state_all(around["cuda"])
+    for name, _, write in random_sources(around["devices"]):
+        if name in around["random"]:
+            write(around["random"][name])
     return function()
 
 

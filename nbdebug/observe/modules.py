@@ -298,12 +298,12 @@ ON_ONE_GPU = "DataParallel ran on its first GPU alone here: copies in other thre
 def on_one_gpu() -> Iterator[list[str]]:
     """Have DataParallel call its module in this thread, with the whole batch, on its first GPU; yields a note for the
     report where one did. With one GPU it does so by itself."""
-    notes, plain = list[str](), nn.DataParallel.forward
+    notes, plain, ended = list[str](), nn.DataParallel.forward, list[bool]()
 
     @functools.wraps(plain)
     def forward(self: nn.DataParallel, *inputs: Any, **kwargs: Any) -> Any:
         devices = self.device_ids
-        if len(devices) < 2:
+        if len(devices) < 2 or ended:
             return plain(self, *inputs, **kwargs)
         notes[:] = [ON_ONE_GPU]
         self.device_ids = devices[:1]
@@ -316,7 +316,9 @@ def on_one_gpu() -> Iterator[list[str]]:
     try:
         yield notes
     finally:
-        nn.DataParallel.forward = plain  # type: ignore[method-assign]
+        ended.append(True)
+        if nn.DataParallel.forward is forward:  # else a guard that began meanwhile calls it, and puts it back
+            nn.DataParallel.forward = plain  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import nbdebug
-from nbdebug.observe.modules import ON_ONE_GPU
+from nbdebug.observe.modules import ON_ONE_GPU, on_one_gpu
 from nbdebug.tools.guard.guard import NonFiniteStep
 from tests.shell import started
 
@@ -110,6 +110,20 @@ def test_a_trace_runs_it_on_one_gpu_and_says_so(two_gpus: None) -> None:
         report = book.run("%%nan_trace\nrun.train()").result
     assert report.findings[0].code == "nan/log-of-nonpositive" and ON_ONE_GPU in report.notes
     assert run.model.device_ids == [0, 1]
+
+
+def test_a_guard_that_begins_within_and_stays_leaves_no_single_gpu_behind(two_gpus: None) -> None:
+    run, counts = Training(), []
+    plain = nn.DataParallel.forward
+    guard = nbdebug.guard(run.net, run.optimizer)
+    with on_one_gpu() as notes:
+        guard.__enter__()
+        run.train()
+    run.net.first.register_forward_hook(lambda *_: counts.append(threading.get_ident()))
+    run.train()
+    guard.__exit__(None, None, None)
+    assert notes and len(set(counts)) > 1 and len(counts) == 2 * len(run.loader)
+    nn.DataParallel.forward = plain
 
 
 def test_memory_and_a_loop_are_followed(two_gpus: None) -> None:

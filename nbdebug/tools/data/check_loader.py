@@ -65,7 +65,7 @@ def check_loader(
 
     Two passes are read in a copy of the process (a fork, with files of its own), so that your iterators, generators,
     workers and random numbers stay as they are, also where a stream can't be rewound. Where there can be no copy
-    (Windows), a stream is not read, and other loaders are read here.
+    (no fork, rows on a GPU), a stream is not read, and other loaders are read here.
 
     Raises TypeError for what can't be iterated, ValueError for numbers below 1."""
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
@@ -74,21 +74,18 @@ def check_loader(
         if number is not None and (not isinstance(number, int) or number < 1):
             raise ValueError(f"{name} takes a whole number from 1 on; got {number!r}")
     watch = LoaderPasses(loader, epochs, max_steps, resume_at, ranks, max(steps, max_steps or 0), seconds)
-    copied = can_fork()
     try:
-        if copied:
-            vars(watch).update(in_copy(watch.run, seconds + 30))
-    except NeedsGpu:  # the rows are there
-        copied = False
+        if not can_fork():
+            raise NeedsGpu  # or there is no fork at all: it is read here
+        vars(watch).update(in_copy(watch.run, seconds + 30))
+    except NeedsGpu:
+        if any(hasattr(type(source), "__next__") for source in (loader, watch.dataset)):  # an iterator
+            watch.unchecked.append("the batches: a stream can only be read once, and there can be no copy")
+        else:
+            with own_random_numbers(loader):
+                watch.run(copied=False)
     except CopyFailed as error:
         watch.unchecked.append(f"the batches: {error}")
-    if copied:
-        pass
-    elif any(hasattr(type(source), "__next__") for source in (loader, watch.dataset)):  # an iterator
-        watch.unchecked.append("the batches: a stream can only be read once, and there can be no copy")
-    else:
-        with own_random_numbers(loader):
-            watch.run(copied=False)
     if watch.shares:
         watch.compare_ranks()
     return watch.report()
