@@ -149,6 +149,18 @@ def gradients_recorded() -> tuple[Callable, str, str]:
     return step, "seen", "hook-held"
 
 
+def gradients_kept() -> tuple[Callable, str, str]:
+    net, log, big = Net(), {}, nn.Linear(600, 600)
+
+    def step() -> None:
+        big.zero_grad()  # to None: each backward makes new ones
+        big(torch.ones(1, 600)).sum().backward()
+        log[len(log)] = [p.grad for p in big.parameters()]  # blamed
+        net.step()
+
+    return step, "log", "cache-unbounded"
+
+
 def weights_hooked_again() -> tuple[Callable, str, str]:
     net = Net()
 
@@ -245,6 +257,7 @@ def frames_in_a_row() -> tuple[Callable, str, str]:
         cached_strings,
         registered_again,
         gradients_recorded,
+        gradients_kept,
         weights_hooked_again,
         numbers_beside_a_loss,
         read_later,
@@ -285,6 +298,18 @@ def healthy_records() -> Callable:
         with torch.no_grad():
             for a, b in zip(mean.parameters(), net.model.parameters(), strict=True):
                 a.lerp_(b, 0.1)
+
+    return step
+
+
+def same_gradients() -> Callable:
+    net, log, big = Net(), [], nn.Linear(600, 600)
+
+    def step() -> None:
+        big.zero_grad(set_to_none=False)  # one tensor, and ever more references to it
+        big(torch.ones(1, 600)).sum().backward()
+        log.append([p.grad for p in big.parameters()])
+        net.step()
 
     return step
 
@@ -340,7 +365,7 @@ def hardest() -> Callable:
     return step
 
 
-@pytest.mark.parametrize("make", [healthy_records, replayed, by_turns, hardest])
+@pytest.mark.parametrize("make", [healthy_records, same_gradients, replayed, by_turns, hardest])
 def test_what_grows_on_purpose_or_not_at_all_is_left_in_peace(make: Callable) -> None:
     report = mem(make(), names={}, progress=False)
     assert not report.findings, report.findings[0].title

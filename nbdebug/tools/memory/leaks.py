@@ -643,13 +643,10 @@ class _Survivors:
 
 
 def _model_memory(trace: StepTrace) -> ReachabilityWalk:
+    """Weights, buffers and states. No gradients: a list that keeps those of each step has the present ones, too."""
     known = ReachabilityWalk()
-    known(
-        *trace.parameters(),
-        *(p.grad for p in trace.parameters()),
-        *(o.state for o in trace.given),
-        *(b for m in trace.names.models.values() for b in m.buffers()),
-    )
+    known.take([*trace.parameters(), *(b for m in trace.names.models.values() for b in m.buffers())])
+    known(*(state for o in trace.given for state in o.state.values()))  # its keys are weights, which have gradients
     return known
 
 

@@ -223,7 +223,7 @@ def _at_place(step: StepMemory) -> str:
 
 def _ruled_out(facts: MemoryFacts) -> list[RuledOut]:
     out, step = [], facts.step
-    if len(facts.after_steps) > 1:
+    if len(facts.after_steps) > 1 and not facts.growth:
         live = [count for count, _, _ in facts.after_steps]
         out.append(
             RuledOut(

@@ -100,7 +100,8 @@ def _stored_value(node: ast.stmt) -> Any:
             return value.right
         return value
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.value.args:
-        return node.value.args[-1]
+        value = node.value.args[-1]
+        return _stored_value(ast.Expr(value.body)) if isinstance(value, ast.Lambda) else value
     return None
 
 
