@@ -22,7 +22,7 @@ Bound = tuple[str, str, ast.stmt, "ast.expr | None"]
 """(path, how, statement, value): of `model.fc = new()` "model.fc", "assign", the whole, `new()`."""
 At = tuple[int, int]
 """A cell, and a line in it."""
-TIMED = frozenset({"time", "timeit", "capture", "prun", "mem", "nan_trace", "diagnose"})
+TIMED = frozenset("time timeit capture prun lprun memit mem nan_trace diagnose".split())
 """Magics that run their argument as Python."""
 
 
@@ -54,8 +54,9 @@ def unwrapped(statement: ast.stmt) -> list[ast.stmt]:
     arguments = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
     if len(arguments) != len(call.args) or not arguments or arguments[0] not in TIMED:
         return [statement]
-    line = statement.lineno
-    tree = parse(arguments[-1])
+    line, text = statement.lineno, arguments[-1]
+    while (tree := parse(text)) is None and arguments[-1].startswith("-") and " " in text:
+        text = text.split(None, 1)[1]  # its options
     if tree is None:
         return [statement]
     return [ast.increment_lineno(inner, line if len(arguments) == 3 else line - 1) for inner in tree.body]
@@ -307,22 +308,25 @@ class CellHistory:
     def reach(self, number: int) -> list[ast.AST]:
         """What the cell runs: its own statements, and the functions of cells that they call, as far as names show."""
         if number not in self._reached:
-            reached: list[ast.AST] = [s for s in self.cells[number].statements if not isinstance(s, DEFINED)]
-            names: set[str] = set()
-            todo = [*reached]
-            while todo and len(reached) < 5000:
-                for name in _callees(todo.pop()) - names:
-                    names.add(name)
-                    more = list(self._defined(name, number))
-                    reached += more
-                    todo += more
-            self._reached[number] = reached
+            self._reached[number] = self.reach_of(self.cells[number].statements, number)
         return self._reached[number]
+
+    def reach_of(self, statements: Iterable[ast.stmt], number: int) -> list[ast.AST]:
+        """What these statements run, in this cell."""
+        reached: list[ast.AST] = [s for s in statements if not isinstance(s, DEFINED)]
+        names: set[str] = set()
+        todo = [*reached]
+        while todo and len(reached) < 5000:
+            for name in _callees(todo.pop()) - names:
+                names.add(name)
+                more = list(self._defined(name, number))
+                reached += more
+                todo += more
+        return reached
 
     def methods(self, number: int) -> set[str]:
         """The names of the methods that the cell calls."""
-        calls = (n.func for n in nodes(self.reach(number)) if isinstance(n, ast.Call))
-        return {of.attr for of in calls if isinstance(of, ast.Attribute)}
+        return methods_of(self.reach(number))
 
     def training(self, after: int, before: int) -> Iterator[int]:
         """The cells between these two that train: they call `backward` and `step`."""
@@ -382,6 +386,12 @@ def nodes(reached: Iterable[ast.AST]) -> Iterator[ast.AST]:
                 todo += [c for c in ast.iter_child_nodes(node) if called or not isinstance(c, ast.stmt)]
 
 
+def methods_of(reached: Iterable[ast.AST]) -> set[str]:
+    """The names of the methods that are called there."""
+    calls = (n.func for n in nodes(reached) if isinstance(n, ast.Call))
+    return {of.attr for of in calls if isinstance(of, ast.Attribute)}
+
+
 def _callees(root: ast.AST) -> set[str]:
     """The names of what it calls, or passes on to be called: `model.apply(init)`."""
     names = set()
@@ -415,12 +425,12 @@ def first_training_use(history: CellHistory, name: str, at: At) -> Where | None:
     for cell, call in calls_after(history, at, name):
         of = dotted(call.func)
         own = of.startswith(f"{name}.") and of.rpartition(".")[2] not in IDLE
-        if own or any(dotted(value) == name for value in arguments_of(call)) and not _reads_only(of):
+        if own or any(dotted(value) == name for value in arguments_of(call)) and not reads_only(of):
             return cell.place_of(call)
     return None
 
 
-def _reads_only(function: str) -> bool:
+def reads_only(function: str) -> bool:
     """Whether a function that is given a variable only shows or stores it, or makes something new from it."""
     last = function.rpartition(".")[2]
     return last in ("print", "display", "len", "type", "id", "repr", "str", "isinstance", "save", "dir", "vars") or (

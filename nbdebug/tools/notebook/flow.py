@@ -10,22 +10,25 @@ from __future__ import annotations
 import ast
 import dis
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
 import torch
 
+from nbdebug.observe.sources import parse
 from nbdebug.observe.variables import attributes, class_attribute, is_user_module, last_error
 from nbdebug.report import Where
 from nbdebug.text import listed, module_name
 from nbdebug.tools.notebook.cells import (
     DEFINED,
     FUNCTIONS,
+    IDLE,
     Cell,
     CellBinding,
     CellHistory,
     arguments_of,
+    bound,
     calls_after,
     cell_lines,
     dotted,
@@ -33,11 +36,14 @@ from nbdebug.tools.notebook.cells import (
     first_read,
     first_training_use,
     keeps_object,
+    methods_of,
     names_in,
     nodes,
     number_of,
+    reads_only,
     root_of,
     running,
+    unwrapped,
 )
 from nbdebug.tools.notebook.repeats import MISFIT
 from nbdebug.tools.notebook.rules import NOWHERE, Told, named
@@ -46,6 +52,7 @@ from nbdebug.tools.notebook.stale_objects import (
     ModelsAndOptimizers,
     is_dataset,
     is_module,
+    is_optimizer,
     is_tensor,
     optimizer_tensors,
     parameters_of,
@@ -73,6 +80,7 @@ def told_of_cells(names: Mapping[str, Any], history: CellHistory, owners: Models
     yield from _copied(names, history)
     yield from _saved_untrained(history, owners)
     yield from _rate_left(history, owners)
+    yield from _trained_by_timing(names, history)
     yield from _gradients_left(names, history)
     yield from _left_frozen(names, history, owners)
     yield from _carried_over(names, history)
@@ -430,6 +438,77 @@ def _rate_left(history: CellHistory, owners: ModelsAndOptimizers) -> Iterator[To
                     return
 
 
+TIMERS = frozenset("timeit repeat autorange blocked_autorange adaptive_autorange".split())
+PROFILERS = frozenset("prun lprun memit".split())
+"""Functions, methods and magics that run a statement many times; magics that run it once, to look at it."""
+PUT_BACK = re.compile(r"load_state_dict|reset_parameters|\bapply\(|deepcopy|copy_\(|from_pretrained|\.load\(")
+
+
+def _timed(cell: Cell) -> Iterator[tuple[ast.stmt, list[ast.stmt], bool]]:
+    """(statement, what it times, whether many times) of `%timeit step()`, `timeit.timeit(step)`,
+    `Timer("step()", globals=globals()).timeit(100)`."""
+    for statement in running((parse(cell.source) or ast.Module([], [])).body):
+        inside, calls = unwrapped(statement), [n for n in nodes([statement]) if isinstance(n, ast.Call)]
+        magic = getattr(calls[0].args[0], "value", "") if inside != [statement] else ""
+        if magic == "timeit" or magic in PROFILERS:
+            yield statement, inside, magic == "timeit"
+        elif any(dotted(n.func).rpartition(".")[2] in TIMERS or getattr(n.func, "attr", "") in TIMERS for n in calls):
+            texts = [n.value for n in ast.walk(statement) if isinstance(n, ast.Constant) and type(n.value) is str]
+            trees = [tree for text in texts if "(" in text and (tree := parse(text)) is not None]
+            yield statement, [statement, *(s for tree in trees for s in tree.body)], True
+
+
+def _trained_by_timing(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
+    """A measurement of time whose step has trained the model itself, which a later cell takes as it was before."""
+    cells = history.mentioning(*TIMERS, *PROFILERS)
+    timing = {(cell.number, s.lineno) for cell in cells for s, *_ in _timed(cell)}
+    for cell, (statement, inside, often) in [(at, one) for at in cells for one in _timed(at)]:
+        reached = history.reach_of(inside, cell.number)
+        if not {"backward", "step"} <= methods_of(reached):
+            continue
+        copied = {id(a) for n in nodes(reached) if isinstance(n, ast.Call) and "copy" in dotted(n.func) for a in n.args}
+        own = {n.id for n in nodes(reached) if isinstance(n, ast.Name) and id(n) not in copied}
+        for name in sorted(own & _read_by(reached) & names.keys()):
+            held = attributes(names[name]).values() if is_user_module(module_name(type(names[name]))) else ()
+            if is_module(names[name]) or any(map(is_module, held)):
+                end = max(s.end_lineno or 0 for s in [statement, *inside])
+                used = _used_as_it_is(name, (cell.number, end), timing, history)
+                trained = used is not None and any(history.training(number_of(used) or 0, 1 + max(history.cells)))
+                if used is None or not often and (not trained or "backward" in history.methods(number_of(used) or 0)):
+                    continue
+                place = cell.place(statement.lineno)
+                title = (
+                    f"`{place.text}` does not only measure: each run of it is a step of training of `{name}` itself, "
+                    f"which {named(used)} takes as if nothing had happened to it"
+                )
+                kept = [name, *sorted(n for n in own & names.keys() if is_optimizer(names[n]))] if not held else []
+                states = ", ".join(f"{n}.state_dict()" for n in kept) or name
+                back = (f"{n}.load_state_dict(kept[{at}])" for at, n in enumerate(kept))
+                lines = ("import copy", f"kept = copy.deepcopy([{states}])", place.text, *back)
+                code = "\n".join(filter(None, [*lines, f"{name} = kept[0]" if held else ""]))
+                fix = ("Measure with a copy, or put weights and the optimizer's state back afterwards.", code)
+                yield _told("notebook/cell-run-twice", title, (name, place.text or ""), fix, place, used)
+                return
+
+
+def _used_as_it_is(name: str, at: tuple[int, int], timing: set[tuple[int, int]], history: CellHistory) -> Where | None:
+    """Where a model is called, or given to a function, after this place, unless it was made anew or put back before."""
+    for cell in [cell for cell in history.cells.values() if cell.number >= at[0]]:
+        for one in [s for s in cell.body if (cell.number, s.lineno) > at and not isinstance(s, DEFINED)]:
+            reached = history.reach_of(running([one]), cell.number)
+            if name not in _read_by(reached) | {path for s in running([one]) for path, *_ in bound(s)}:
+                continue
+            binds = [b for b in cell.bindings if b.path == name and b.node is one and not keeps_object(b)]
+            if binds or PUT_BACK.search("\n".join(map(ast.unparse, reached))):
+                return None
+            calls = [n for n in nodes(reached) if isinstance(n, ast.Call)]
+            of = {dotted(n.func) for n in calls if root_of(dotted(n.func)) == name} - {f"{name}.{m}" for m in IDLE}
+            given = any(name in map(dotted, arguments_of(n)) and not reads_only(dotted(n.func)) for n in calls)
+            if (of or given) and (cell.number, one.lineno) not in timing:
+                return cell.place(one.lineno)
+    return None
+
+
 def _models_of(names: Mapping[str, Any], history: CellHistory, number: int) -> set[str]:
     """The variables that hold a model and that a cell, or what it runs, reads."""
     return {name for name in _read_in(history, number) if is_module(names.get(name))}
@@ -437,8 +516,13 @@ def _models_of(names: Mapping[str, Any], history: CellHistory, number: int) -> s
 
 def _read_in(history: CellHistory, number: int) -> set[str]:
     """The notebook's variables that a cell reads, also in functions of cells, whose own variables are none."""
+    return _read_by(history.reach(number))
+
+
+def _read_by(reached: Iterable[ast.AST]) -> set[str]:
+    """The notebook's variables that these statements and functions read."""
     read = set[str]()
-    for root in history.reach(number):
+    for root in reached:
         inside = [n for n in nodes([root]) if isinstance(n, ast.Name)]
         own = {a.arg for a in ast.walk(getattr(root, "args", root)) if isinstance(a, ast.arg)}
         shared = {name for n in ast.walk(root) if isinstance(n, ast.Global) for name in n.names}
