@@ -392,6 +392,19 @@ def methods_of(reached: Iterable[ast.AST]) -> set[str]:
     return {of.attr for of in calls if isinstance(of, ast.Attribute)}
 
 
+def read_by(reached: Iterable[ast.AST]) -> set[str]:
+    """The notebook's variables that these statements and functions read."""
+    read = set[str]()
+    for root in reached:
+        inside = [n for n in nodes([root]) if isinstance(n, ast.Name)]
+        own = {a.arg for a in ast.walk(getattr(root, "args", root)) if isinstance(a, ast.arg)}
+        shared = {name for n in ast.walk(root) if isinstance(n, ast.Global) for name in n.names}
+        if isinstance(root, FUNCTIONS):
+            own |= {n.id for n in inside if isinstance(n.ctx, ast.Store)} - shared
+        read |= {n.id for n in inside} - own
+    return read
+
+
 def _callees(root: ast.AST) -> set[str]:
     """The names of what it calls, or passes on to be called: `model.apply(init)`."""
     names = set()

@@ -29,7 +29,7 @@ from nbdebug.tools.notebook.left_on import (
     modes_left_on,
     names_shadowed,
 )
-from nbdebug.tools.notebook.repeats import applied_twice, runs_twice, splits_drawn_again
+from nbdebug.tools.notebook.repeats import applied_twice, rows_out_of_step, runs_twice, splits_drawn_again
 from nbdebug.tools.notebook.rules import NotebookFacts, StaleModule, Told, name_all, notes_of
 from nbdebug.tools.notebook.stale_code import redefined_classes, stale_modules
 from nbdebug.tools.notebook.stale_objects import ModelsAndOptimizers, missing_parameters, stale_holders
@@ -86,6 +86,7 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
         models = {name.partition("[")[0] for name, _ in owners.whole}
         hooks = part("hooks", lambda: hooks_registered_twice(objects, history))
         drawn = [] if again else part("random splits", lambda: splits_drawn_again(models, history))
+        drawn += [] if again else part("the order of rows", lambda: rows_out_of_step(variables, history))
         notes = [
             *part("double runs", lambda: applied_twice(variables, history, [one.name for one in again])),
             *part("settings", lambda: left_on_notes(variables, owners, history)),

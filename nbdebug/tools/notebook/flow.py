@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import dis
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -40,6 +40,7 @@ from nbdebug.tools.notebook.cells import (
     names_in,
     nodes,
     number_of,
+    read_by,
     reads_only,
     root_of,
     running,
@@ -468,7 +469,7 @@ def _trained_by_timing(names: Mapping[str, Any], history: CellHistory) -> Iterat
             continue
         copied = {id(a) for n in nodes(reached) if isinstance(n, ast.Call) and "copy" in dotted(n.func) for a in n.args}
         own = {n.id for n in nodes(reached) if isinstance(n, ast.Name) and id(n) not in copied}
-        for name in sorted(own & _read_by(reached) & names.keys()):
+        for name in sorted(own & read_by(reached) & names.keys()):
             held = attributes(names[name]).values() if is_user_module(module_name(type(names[name]))) else ()
             if is_module(names[name]) or any(map(is_module, held)):
                 end = max(s.end_lineno or 0 for s in [statement, *inside])
@@ -496,7 +497,7 @@ def _used_as_it_is(name: str, at: tuple[int, int], timing: set[tuple[int, int]],
     for cell in [cell for cell in history.cells.values() if cell.number >= at[0]]:
         for one in [s for s in cell.body if (cell.number, s.lineno) > at and not isinstance(s, DEFINED)]:
             reached = history.reach_of(running([one]), cell.number)
-            if name not in _read_by(reached) | {path for s in running([one]) for path, *_ in bound(s)}:
+            if name not in read_by(reached) | {path for s in running([one]) for path, *_ in bound(s)}:
                 continue
             binds = [b for b in cell.bindings if b.path == name and b.node is one and not keeps_object(b)]
             if binds or PUT_BACK.search("\n".join(map(ast.unparse, reached))):
@@ -516,20 +517,7 @@ def _models_of(names: Mapping[str, Any], history: CellHistory, number: int) -> s
 
 def _read_in(history: CellHistory, number: int) -> set[str]:
     """The notebook's variables that a cell reads, also in functions of cells, whose own variables are none."""
-    return _read_by(history.reach(number))
-
-
-def _read_by(reached: Iterable[ast.AST]) -> set[str]:
-    """The notebook's variables that these statements and functions read."""
-    read = set[str]()
-    for root in reached:
-        inside = [n for n in nodes([root]) if isinstance(n, ast.Name)]
-        own = {a.arg for a in ast.walk(getattr(root, "args", root)) if isinstance(a, ast.arg)}
-        shared = {name for n in ast.walk(root) if isinstance(n, ast.Global) for name in n.names}
-        if isinstance(root, FUNCTIONS):
-            own |= {n.id for n in inside if isinstance(n.ctx, ast.Store)} - shared
-        read |= {n.id for n in inside} - own
-    return read
+    return read_by(history.reach(number))
 
 
 def _fresh_models(names: Mapping[str, Any], history: CellHistory, first: int, second: int) -> bool:

@@ -14,9 +14,12 @@ from typing import Any
 import torch
 
 from nbdebug.observe.variables import attributes, class_attribute, closure_variables, is_user_module, members
+from nbdebug.report import Where
 from nbdebug.text import module_name
 from nbdebug.tools.notebook.cells import (
     DEFINED,
+    At,
+    CellBinding,
     CellHistory,
     arguments_of,
     bound,
@@ -29,6 +32,7 @@ from nbdebug.tools.notebook.cells import (
     names_in,
     nodes,
     number_of,
+    read_by,
     root_of,
     running,
     traceback_links,
@@ -63,7 +67,7 @@ def runs_twice(names: Mapping[str, Any], history: CellHistory, error: BaseExcept
     for number in reversed(history.cells):
         for statement in history.cells[number].statements:
             outer = statement in history.cells[number].body
-            for check in (_used_up, _doubled, _applied_again, _shown, _carried_on)[: None if outer else 1]:
+            for check in (_used_up, _doubled, _applied_again, _shown, _carried_on, _rows_twice)[: None if outer else 1]:
                 if not isinstance(statement, DEFINED) and (twice := check(number, statement, names, history)):
                     return [twice]
     return []
@@ -120,6 +124,124 @@ def _looked_at(history: CellHistory, path: str, number: int, adding: ast.stmt) -
         n for cell in later for n in nodes(cell.statements) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
     )
     return any(n.id == path and id(n) not in own for n in loads)
+
+
+JOINS = ("concat", "cat", "vstack", "hstack", "concatenate", "append")
+ROWS = 20_000
+"""The rows of a list or a table that are compared."""
+
+
+def _rows_twice(number: int, statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> RunTwice | None:
+    """A statement that adds rows to a list, a dict of lists or a table that an earlier cell made, and has done so
+    before: the same rows stand in it twice, from its beginning, and a later line reads them."""
+    inside = list(running([statement]))
+    own = {path for s in inside for path, *_ in bound(s)}
+    for one, path in [(s, path) for s in inside for path in _filled(s, history)]:
+        value = names.get(path)
+        if type(value) not in (list, dict) and not _is_array(value) or own & {path} and type(one) not in GROWS:
+            continue
+        alike = functools.partial(_fills, path=path, history=history)
+        twice = _run_before(history, number, one, path) or _run_before(history, number, one, path, alike)
+        if twice is None or not twice.renewal or not (rows := _same_rows(value)):
+            continue
+        first, at = number_of(twice.first) or number, (number, statement.end_lineno or 0)
+        inputs = [history.bindings(n, "assign") for n in names_in(statement) - own - {path}]
+        changed = (b for made in inputs for b in made if first < b.number <= number and b.at < (number, one.lineno))
+        before = {history.text(b) for made in inputs for b in made if b.number <= first}
+        if all(history.text(b) in before for b in changed) and _taken(history, path, at) is not None:
+            proof = f"`{path}` begins with the same {rows} rows twice"
+            return dataclasses.replace(twice, how="carried on", proof=proof, times=max(2, twice.times))
+    return None
+
+
+GROWS = (ast.Assign, ast.AugAssign)
+
+
+def _filled(statement: ast.AST, history: CellHistory) -> set[str]:
+    """The variables to which a statement adds: `rows.append(row)`, `rows += more`, `groups[kind].append(row)`, `table =
+    pd.concat([table, part])`, `read_into(rows)`."""
+    found = set[str]()
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
+        found.add(dotted(statement.target))
+    if isinstance(statement, ast.Assign):
+        value, path = statement.value, dotted(statement.targets[0])
+        joins = isinstance(value, ast.Call) and dotted(value.func).rpartition(".")[2] in JOINS
+        grows = joins or isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
+        found |= {path} & names_in(value) if grows else set()
+    for call in nodes([statement]) if isinstance(statement, (ast.Expr, ast.Assign)) else ():
+        if not isinstance(call, ast.Call):
+            continue
+        of = call.func
+        if isinstance(of, ast.Attribute) and of.attr in ("append", "extend"):
+            while isinstance(of, (ast.Attribute, ast.Subscript, ast.Call)):
+                of = of.func if isinstance(of, ast.Call) else of.value
+            found.add(dotted(of))
+        for function in [b.node for b in history.bindings(dotted(call.func), "def")[-1:]]:
+            into = {p for s in running(function.body) for p in _added(s)}  # type: ignore[attr-defined]
+            given = [*zip(call.args, function.args.args), *((k.value, k) for k in call.keywords)]  # type: ignore
+            found |= {dotted(a) for a, parameter in given if parameter.arg in into}
+    return found - {""}
+
+
+def _fills(statement: ast.AST, path: str, history: CellHistory) -> str:
+    return path if path in _filled(statement, history) else ""
+
+
+def _same_rows(value: Any) -> int:
+    """How many different rows stand twice, one block after the other, at the beginning of a list or a table, after one
+    other row at most; 0 for less than three."""
+    if type(value) is dict:
+        return max((_same_rows(part) for part in value.values() if type(part) is list), default=0)
+    if type(value) is not list:
+        value = value.to_numpy() if hasattr(value, "to_numpy") else value
+        value = value[:ROWS] if value.ndim else ()
+    rows = list(map(_row, value[:ROWS]))
+    for start in (0, 1):
+        keys = rows[start:]
+        for size in [n for n in range(3, len(keys) // 2 + 1) if keys[n] == keys[0]]:
+            if keys[:size] == keys[size : 2 * size] and len(set(keys[:size])) > 2:
+                return size
+    return 0
+
+
+def _row(item: Any, deep: int = 0) -> Any:
+    """What stands for a row: its numbers and texts, of a long one some of them; of another object which one it is."""
+    kind = type(item)
+    if kind in (str, int, float, bool, bytes, type(None), complex):
+        return repr(item)
+    if deep < 4 and kind.__name__ in ("Tensor", "ndarray") and _is_array(item):
+        flat = item.detach().reshape(-1) if kind is torch.Tensor else item.reshape(-1)
+        return (*item.shape, *(_row(one, 4) for one in flat[:: max(1, len(flat) // 64)].tolist()))
+    if deep < 4 and kind in (list, tuple, dict):
+        inside = list(item.items() if kind is dict else item)
+        return (len(inside), *(_row(one, deep + 1) for one in inside[:: max(1, len(inside) // 64)]))
+    own = is_user_module(module_name(kind)) and not is_module(item) and deep < 4
+    return (kind.__name__, _row(attributes(item), deep + 1)) if own else id(item)
+
+
+def _taken(history: CellHistory, name: str, at: At, *partners: str) -> Where | None:
+    """The first line after this place that uses a variable, other than to print it or its length, until it is made
+    anew. partners: variables of which one is used in the same line, or what was made of them since then."""
+    with_it = set(partners)
+    for cell in [cell for cell in history.cells.values() if cell.number >= at[0]]:
+        for one in [s for s in cell.body if (cell.number, s.lineno) > at and not isinstance(s, DEFINED)]:
+            seen = {id(n) for call in ast.walk(one) if _looks(call) for n in ast.walk(call)}
+            own = {n.id for n in ast.walk(one) if isinstance(n, ast.Name) and id(n) not in seen}
+            read = own | read_by(root for root in history.reach_of(running([one]), cell.number) if root is not one)
+            made = [b for b in cell.bindings if b.node is one and b.how == "assign"]
+            if any(b.path == name and name not in names_in(b.value) for b in made):
+                return None
+            if name in read and (not partners or with_it & read):
+                return cell.place(one.lineno)
+            for b in made:
+                with_it = with_it | {b.path} if with_it & names_in(b.value) else with_it - {b.path}
+    return None
+
+
+def _looks(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Assert) or isinstance(node, ast.Call) and dotted(node.func) in ("print", "len", "display")
+    )
 
 
 READS = frozenset("read readlines read_csv load loads loadtxt list tuple set dict sorted sum max min".split())
@@ -541,6 +663,75 @@ def _is_array(value: Any) -> bool:
         "ndarray",
         "DataFrame",
     )
+
+
+REORDERS = re.compile(r"shuffle\(|randperm\(|permutation\(|\bsample\(|\.reverse\(")
+REMOVES = re.compile(r"\.pop\(|^del |inplace=True")
+ROWLESS = re.compile(
+    r"\bset\(|sorted\(|unique|Counter|\.copy\(|\bclone\(|deepcopy\(|\[:\]|^list\(\w+\)$|shuffle|sample|perm"
+)
+"""Statements after which rows stand in another order, or are fewer, each time that they run; of values that have no
+row for each row, or are a copy."""
+
+
+def rows_out_of_step(names: Mapping[str, Any], history: CellHistory) -> list[Told]:
+    """Rows that a cell has put into another order, or thinned out, once more, after labels had been made from the order
+    of before, where a later line takes both."""
+    for cell in reversed(history.cells.values()):
+        for statement in [s for s in cell.body if isinstance(s, (ast.Expr, ast.Assign, ast.Delete))]:
+            text = ast.unparse(statement)
+            orders, removes = REORDERS.search(text), REMOVES.search(text)
+            for path in sorted(names_in(statement) & names.keys()) if orders or removes else ():
+                rows = _length(names[path])
+                anew = [b for b in history.bindings(path) if b.number == cell.number and b.node is not statement]
+                if not rows or anew or (twice := _run_before(history, cell.number, statement, path)) is None:
+                    continue
+                first = number_of(twice.first) or 0
+                for name in names:
+                    made = history.bindings(name, "assign")[-1:]
+                    if name == path or not made or not first <= made[0].number < cell.number or cell.mentions(name):
+                        continue
+                    fewer, before = _length(names[name]) - rows, (cell.number, 0)
+                    if fewer < 0 or bool(fewer) is not bool(removes) or made[0].at < (first, statement.lineno):
+                        continue
+                    own = made[0].value is not None and not ROWLESS.search(ast.unparse(made[0].value))
+                    if own and path in {of for of, _ in history.origins(name, before)} - {name}:
+                        end = (cell.number, statement.end_lineno or 0)
+                        used = _taken(history, name, end, path)
+                        if used is not None:
+                            return [
+                                _out_of_step(
+                                    name, path, history.text_of(cell.number, statement), twice, made[0], used, history
+                                )
+                            ]
+    return []
+
+
+def _out_of_step(
+    name: str, path: str, text: str, twice: RunTwice, made: CellBinding, used: Where, history: CellHistory
+) -> Told:
+    title = (
+        f"The rows of `{name}` and `{path}` no longer belong together: {named(twice.where)} ran `{text}` again after "
+        f"{named(history.place(made))} had made `{name}` from the order of before, and {named(used)} takes both"
+    )
+    links = (
+        (f"{named(twice.first)} ran it first", twice.first),
+        (f"{named(history.place(made))} made `{name}`", history.place(made)),
+        (f"{named(used)} takes both", used),
+    )
+    fix = (
+        f"Make `{name}` again after it; or do it in the cell that makes `{path}`, so that it is done once.",
+        history.text(made),
+    )
+    return Told("notebook/cell-run-twice", title, (path, name), twice.where, (fix,), links)
+
+
+def _length(value: Any) -> int:
+    """The rows of a list, an array or a table."""
+    if type(value) in (list, tuple):
+        return len(value)
+    shape = value.shape if _is_array(value) or type(value).__name__ == "Series" else ()
+    return int(shape[0]) if shape else 0
 
 
 DRAWS = frozenset("randperm permutation random_split train_test_split sample choice".split())

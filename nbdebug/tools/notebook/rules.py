@@ -119,6 +119,7 @@ class RunTwice:
     first: Where = NOWHERE
     fresh: Where = NOWHERE
     how: str = ""
+    proof: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -552,6 +553,7 @@ def cell_run_twice(facts: NotebookFacts) -> Finding | None:
             one.where,
         ),
     ]
+    chain += [Link(one.proof)] if one.proof else []
     return finding(
         "notebook/cell-run-twice", title, one.where, [one.name], fixes, chain, times=one.times, statement=one.statement
     )
