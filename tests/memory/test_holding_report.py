@@ -114,7 +114,7 @@ def test_the_tables_add_up() -> None:
     net = nn.Linear(64, 64)
     history = [net(torch.randn(8, 64)).sum() for _ in range(3)]
     report = held_report(names={"net": net, "history": history, "x": torch.zeros(10, 10)})
-    live = next(d["live"] for d in report.facts["devices"] if d["name"] == "cpu")
+    live = sum(d["live"] for d in report.facts["devices"])
     titles = {table.title: table for table in report.tables}
     assert list(titles) == ["By owner", "By kind", "Largest tensors", "Devices"]
     for table in ("By owner", "By kind"):

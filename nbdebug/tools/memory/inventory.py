@@ -320,13 +320,14 @@ def _named(
     places: ShellPlaces,
     caller: FrameType | None,
 ) -> None:
-    """Every name that leads to something, those of the user's own first. The globals of the user's files come last:
-    there may be very many, and little in them."""
+    """Every name that leads to something, those of the user's own first. Calls that run and the globals of the user's
+    files, which come last, may hold very many things, and little in them: each has a walk of its own."""
     index.models(models)
     index.optimizers(optimizers)
     index.variables(names)
     index.walk()
     index.calls(caller, names)
+    index.walk()
     for name, value, _ in places.displayed():
         index.add(value, Ownership("cell output", name, name))
     for place in places.errors():

@@ -98,7 +98,7 @@ def planted(place: str, error: type[BaseException] = Planted, once: bool = False
     """While open, the function raises whenever the switch is armed, wherever its name has been imported to."""
     module, _, path = place.partition(":")
     *outer, name = path.split(".")
-    owner: Any = sys.modules[module]
+    owner: Any = importlib.import_module(module)
     for part in outer:
         owner = getattr(owner, part)
     original = vars(owner)[name]

@@ -38,7 +38,7 @@ IN_A_TRIP = [
         "rollback:BufferBackup.restore",
         "locate:locate",
         "locate:restored",
-        "report:Locator._own",
+        "guard:Locator._own",
         "locate:report_of_all",
         "locate:_of_rank",
         "distributed:without_communication",

@@ -20,6 +20,7 @@ from nbdebug.observe.backward import EngineWatch
 from nbdebug.observe.modules import WrapperWatch
 from tests.nan.guard.kinds import Training, changed
 from tests.nan.guard.planted import places, planted
+from tests.nan.guard.ranks_faults import CHOSEN, IN_A_TRIP
 from tests.nan.leftovers import BEFORE, assert_nothing_is_left, hooks_of
 
 PLACES = places()
@@ -151,3 +152,6 @@ def test_an_interrupt_inside_the_guard_is_the_users(place: str) -> None:
 
 def test_there_is_something_to_plant_faults_in() -> None:
     assert len(PLACES) > 80 and any(place.endswith("StepTracker.before_update") for place in PLACES)
+    for place in CHOSEN + IN_A_TRIP:  # with several processes they are asked with all tests alone
+        with planted(place):
+            pass

@@ -189,7 +189,7 @@ def test_a_compiled_model() -> None:
     [
         ({"model": 3}, "3"),
         ({"optimizer": "adam"}, "'adam'"),
-        ({"optimizer": []}, "none"),
+        ({"model": None, "optimizer": []}, "none"),
         ({"every": 0}, "0"),
         ({"ratios_every": -1}, "-1"),
         ({"keep": 2.5}, "2.5"),
