@@ -301,7 +301,9 @@ def _weights(file: SavedFile, wanted: set[str], asked: Any) -> tuple[str, Mappin
         ):
             continue
         tensors = {str(k): v for k, v in value.items() if isinstance(v, SavedTensor) and isinstance(k, str)}
-        if not tensors or "scale" in value and "growth_factor" in value:
+        if all(v.dtype == "uint8" and len(v.shape) == 1 for v in tensors.values()):  # none, or states of random numbers
+            continue
+        if "scale" in value and "growth_factor" in value:
             continue
         exact = len(wanted & tensors.keys())
         near = sum(_last(name) in lasts for name in tensors)
