@@ -106,7 +106,11 @@ def test_the_model_is_saved_without_its_wrapper_and_odd_states_are_refused(tmp_p
     nbdebug.Checkpoints(tmp_path, model=nn.DataParallel(torch.compile(model, backend="eager"))).save(1)
     assert nbdebug.check_checkpoint(tmp_path / "step_00000001.safetensors").frame("The weights")["name"][0] == "weight"
 
-    random = {"torch": torch.get_rng_state(), "cuda": torch.zeros(16, dtype=torch.uint8), "cuda:1": torch.ones(16).byte()}
+    random = {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.zeros(16, dtype=torch.uint8),
+        "cuda:1": torch.ones(16).byte(),
+    }
     torch.save({"random": random, "net": model.state_dict()}, tmp_path / "random.pt")
     assert list(nbdebug.check_checkpoint(tmp_path / "random.pt").frame("The weights")["name"]) == ["weight", "bias"]
     (tmp_path / "random.pt").unlink()

@@ -407,7 +407,7 @@ forward(
 forward(
     "matmul",
     "overflow",
-    "bmm matmul",
+    "bmm matmul to",  # under autocast its operands may be cast to float16
     1e30,
     BIG + "high = high.to(s.dtype)\n! seen = high @ high.transpose(1, 2)\ny = h + 0.01 * seen.mean(-1, keepdim=True)",
     "high",

@@ -148,6 +148,29 @@ def test_constants_fit_the_dtype(tmp_path):
     assert fix.verified and "clamp_min(1e-4)" in fix.code
 
 
+IN_HALF = {
+    "return (h @ h.T * 1e-6).sum()": "    return (h.float() @ h.T.float() * 1e-6).sum()",
+    "return ((h.float() * 300) @ s[:, None]).float().sum() * 1e-6": '    with torch.autocast("cpu", enabled=False):\n',
+    "return h.pow(2).sum() * 1e-6": "    return h.float().pow(2).sum() * 1e-6",
+}
+"""Under autocast: an op of its own, a cast of its own, an op that runs in what it is given."""
+
+
+@pytest.mark.parametrize("body", IN_HALF)
+def test_what_float16_does_not_hold_is_computed_in_float32(body, tmp_path):
+    text = STEP.replace("loss_of(model(x), s)", "loss_of(model(1000 * x), s)").replace(
+        "        loss =", "        with torch.autocast('cpu', torch.float16): loss ="
+    )
+    fix = fix_of(program(tmp_path, text.format(body=f"    {body}", values=[1.0, 1.0, 0.5], dtype="", names="")).build())
+    assert fix.verified and IN_HALF[body] in fix.edit.new and ".float()" in fix.edit.new, fix
+
+
+def test_a_model_in_half_precision_gets_the_result_back_in_it(tmp_path):
+    body = "y = (h * 500).square().sum(1).sqrt()\nreturn (y @ s.repeat(2)[:4]) * 0.01"
+    fix = asked(tmp_path, body, (1.0, 1.0, 0.5), dtype=".half()")
+    assert fix.verified and "y = ((h * 500).float()).square().sum(1).sqrt().half()" in fix.code, fix
+
+
 def test_what_a_change_does_to_sound_values_is_told(tmp_path):
     fix = asked(tmp_path, "return torch.log((h * 0 + 1) * s).mean()", (1.0, 1e-12, 0.0))
     assert fix.verified and fix.after["finite values"] == "4 of 8 unchanged"

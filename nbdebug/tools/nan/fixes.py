@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import gc
 import inspect
+import linecache
 import math
 import operator
 import time
@@ -848,18 +849,37 @@ def _safe_operand(fault: Fault) -> Iterator[Cure]:
 
 def _open_padding(fault: Fault) -> Iterator[Cure]:
     """The mask that a module of torch's takes."""
-    for name in (
-        "key_padding_mask",
-        "src_key_padding_mask",
-        "attn_mask",
-        "mask",
-        "src_mask",
-        "memory_key_padding_mask",
-    ):
+    padding = "key_padding_mask", "src_key_padding_mask", "memory_key_padding_mask"
+    for name in (*padding, "attn_mask", "mask", "src_mask"):
         mask = None if fault.node is None or fault.direct else sources.keyword(fault.node, name)
         if mask is not None:
             opened = _written("{} & ~{again}.all(-1, keepdim=True)", mask, "")
             yield Cure("Leave one entry open where all are masked.", {mask: opened}, None)
+
+
+# -- values that float16 does not hold ---------------------------------------------------------------------------------
+
+
+def _in_float32(fault: Fault) -> Iterator[Cure]:
+    """The op at fault in float32: its operands cast; without autocast, which would cast them back; and, where the model
+    is in float16 itself, the statement's result cast back. Only the step itself can tell."""
+    node, statement = fault.node, fault.site and sources.statement_at(*fault.site[:2])
+    if fault.fact.dtype != "float16" or node is None or statement is None or isinstance(node, ast.AugAssign):
+        return
+    operands = [p for p in sources.operands(node) if not isinstance(p, ast.Constant) and not sources.is_number(p)]
+    cast: Changes = {part: "{}.float()" for part in operands if fault.name != "to"}
+    if cast:
+        yield Cure("Compute it in float32.", cast)
+    indent = linecache.getline(fault.file, statement.lineno)[: statement.col_offset]
+    if not indent.strip() and not hasattr(statement, "body"):
+        device = next((o.device.partition(":")[0] for o in fault.fact.operands), "cpu")
+        head = f'with torch.autocast("{device}", enabled=False):\n{indent}    {{raw}}'
+        for parts in (operands, operands[:1]):
+            within: Changes = {**dict.fromkeys(parts, "{}.float()"), statement: head}
+            yield Cure("Compute it in float32, without autocast.", within)
+    value = getattr(statement, "value", None)
+    if cast and value is not None:
+        yield Cure("Compute it in float32, and cast the result.", {**cast, value: "{}.half()"})
 
 
 _SPECIAL: dict[str, Callable[[Fault], Iterator[Cure]]] = {
@@ -875,4 +895,5 @@ _SPECIAL: dict[str, Callable[[Fault], Iterator[Cure]]] = {
     "input-nonfinite": _finite_batch,
     "grad-overflow": _smaller_loss,
     "where-grad": _safe_operand,
+    "overflow": _in_float32,
 }

@@ -450,9 +450,10 @@ def degenerate_decomposition(facts: NanFacts) -> Finding | None:
 )
 def overflow(facts: NanFacts) -> Finding | None:
     origin = facts.origin
+    wider = "x.float()" if origin.dtype == "float16" else "x.double()"
     general = Fix(
         "Bound the values before this op, or compute it in a wider dtype.",
-        "x = x.clamp(-1e4, 1e4)  # or normalize the input, or x.double()",
+        f"x = x.clamp(-1e4, 1e4)  # or normalize the input, or {wider}",
     )
     if origin.intended:
         clause = f"{verb(origin.where, 'lets', 'let')} the infinity of a mask reach the loss"
@@ -470,7 +471,8 @@ def overflow(facts: NanFacts) -> Finding | None:
         "exp": Fix("Bound the operand.", f"torch.exp(x{bounded})"),
         "to": Fix("Keep this part in float32 (or use bfloat16, which has the range of float32).", "x.float()"),
     }
-    clause = f"{verb(origin.where, 'makes', 'make')} a value too large for {origin.dtype} in {origin.where.op}"
+    place = "where it is cast" if origin.op == "to" else f"in {origin.where.op}"
+    clause = f"{verb(origin.where, 'makes', 'make')} a value too large for {origin.dtype} {place}"
     return answer(facts, "overflow", clause, fixes.get(origin.op, general))
 
 

@@ -117,7 +117,7 @@ def _source(origin: OriginFact) -> Link | None:
 def _op(origin: OriginFact) -> str:
     if origin.during == "backward" and not origin.custom:
         return f"the derivative of {origin.where.op}"
-    return origin.op
+    return "the cast" if origin.op == "to" else origin.op
 
 
 def _event(origin: OriginFact, target: str) -> str:
