@@ -74,6 +74,9 @@ SHARED = 0.02
 """Share of validation rows that are in the training set."""
 NEAR = 0.2
 """Share of validation rows that are near copies of training rows."""
+BINARY, NO_SHARE = ("binary_cross_entropy", "binary_cross_entropy_with_logits"), 0.4
+"""How far beyond 0 and 1 a target is no label: those of a discriminator are drawn from -0.3 to 1.3 on purpose
+(https://github.com/soumith/ganhacks)."""
 SAME = 1e-9
 """A line through a column leaves less of the target's variance: it is the target itself."""
 ABOVE_CHANCE, BY_CHANCE = 3.0, 4.0
@@ -830,17 +833,21 @@ def _interval(reach: tuple[float, float]) -> str:
 @rule(
     code="training/label-out-of-range",
     title="A target is beyond the classes that the output has.",
-    symptom="`IndexError: Target … is out of bounds` on the CPU, a device-side assert on a GPU.",
-    cause="Labels count from 1, a class was added, or the padding label is not the loss's ignore_index.",
-    confirm="`target.min(), target.max()` must lie in 0 to `output.shape[1] - 1`.",
+    symptom="`IndexError: Target … is out of bounds` on the CPU, a device-side assert on a GPU; a binary cross entropy "
+    "falls below zero without end.",
+    cause="Labels count from 1, a class was added, or the padding label is not the loss's ignore_index. For a binary "
+    "cross entropy: masks of 0 and 255, labels of -1 and 1, pictures that are normalized to another range than 0 to 1.",
+    confirm="`target.min(), target.max()` must lie in 0 to `output.shape[1] - 1`; in 0 to 1 for a binary one.",
     fix="Make the output as wide as there are classes, or map the labels to 0 … K - 1; mark padding with "
-    "`ignore_index=…`.",
+    "`ignore_index=…`. Map the targets of a binary cross entropy to 0 … 1.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
 )
 def label_out_of_range(facts: TrainingFacts) -> Finding | None:
     for call in facts.static.loss_calls:
+        low, high = call.target_low or 0.0, call.target_high or 0.0
+        if call.op in BINARY and not (call.weighted and not call.weights) and (low < -NO_SHARE or high > 1 + NO_SHARE):
+            return _beyond_one(call, low, high)
         if call.outside and call.classes:
-            low, high = call.target_low or 0.0, call.target_high or 0.0
             title = (
                 f"{call.outside:,} of {math.prod(call.target_shape):,} targets lie outside 0 to {call.classes - 1}, "
                 f"the classes of the output{at_line(call.where)}: they range from {figures(low)} to {figures(high)}"
@@ -859,3 +866,17 @@ def label_out_of_range(facts: TrainingFacts) -> Finding | None:
                 evidence={"targets outside": call.outside, "classes": call.classes},
             )
     return None
+
+
+def _beyond_one(call: LossCall, low: float, high: float) -> Finding:
+    """A binary cross entropy is linear in its scores: beyond 0 and 1 it has no lowest value."""
+    code = "target / 255" if high > 2 else "(target > 0).float()" if low < 0 else "target - 1"
+    return finding(
+        "label-out-of-range",
+        f"`{call.op}` takes targets of 0 to 1, and these range from {figures(low)} to {figures(high)}"
+        f"{at_line(call.where)}: with them the loss has no lowest value, and falls below zero without end",
+        ["target", "train_loader", "loss_fn", call.op],
+        [Fix("Map the targets to 0 … 1.", f"target = {code}")],
+        place=call.where,
+        evidence={"lowest target": low, "highest target": high},
+    )
