@@ -704,6 +704,7 @@ class TrainingRunFacts:
     """What one run of the loop showed. Fields that could not be measured keep their defaults; `unchecked` says why.
 
     step_numbers: what the callback was given, loss by loss; others_step: an optimizer of another model steps;
+    moved: the loop has changed the model's parameters (True, too, where an optimizer steps);
     unused, idle: see UpdateWatch and LoopRun;
     loss_from: the expression of the loop that is taken for the loss, and its line; reward: of a policy gradient, whose
     loss is no measure, the variable with what a step brought ("": none) and its course; reward_slope: the correlation
@@ -730,6 +731,7 @@ class TrainingRunFacts:
     optimizer_steps: int = 0
     backwards: int = 0
     others_step: bool = False
+    moved: bool = True
     unused: int = 0
     idle: tuple[str, ...] = ()
     passes: int = 0

@@ -250,7 +250,9 @@ def _watched_facts(
             lambda: _loop_facts(arguments, run, units[0][1]),
             TrainingRunFacts(losses=tuple(run.losses), step_numbers=tuple(run.step_numbers), seconds=run.seconds),
         )
-        facts = dataclasses.replace(facts, start_units=units[0][0], **_end_facts(arguments, run, errors))
+        own = {f"model.{name}" for name, _ in arguments.model.named_parameters()}
+        changed = bool(run.stepping) or not own.isdisjoint(start.differences())
+        facts = dataclasses.replace(facts, moved=changed, start_units=units[0][0], **_end_facts(arguments, run, errors))
         moved = {name: [p.detach().clone() for p in model.parameters()] for name, model in run.moving.items()}
         restore_rng()
         start.restore()

@@ -75,7 +75,8 @@ def zero_grad_missing(facts: TrainingFacts) -> Finding | None:
     code="training/gradients-cleared-before-step",
     title="Gradients are cleared before the optimizer uses them.",
     symptom="The loss stays exactly where it is; the weights are the same after training as before.",
-    cause="`optimizer.zero_grad()` comes between `loss.backward()` and `optimizer.step()`, or there is no step at all.",
+    cause="`optimizer.zero_grad()` comes between `loss.backward()` and `optimizer.step()`, or there is no step at all: "
+    "it was forgotten, stands in a branch that is never taken, or Lightning's `automatic_optimization` is False.",
     confirm="Right before `optimizer.step()`, `next(model.parameters()).grad` is None or zero.",
     fix="The order is zero_grad, backward, step.",
     reference="https://docs.pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients_in_PyTorch.html",
@@ -85,13 +86,14 @@ def gradients_cleared_before_step(facts: TrainingFacts) -> Finding | None:
     if run is None:
         return None
     stale, first_steps = run.stale, min(run.stale.steps, 20)
-    losses = {evaluation.train for evaluation in run.evaluations}
     title, name = "", next(iter(run.idle), "optimizer")
-    if run.backwards >= 3 and not (run.optimizer_steps or run.others_step) and len(run.evaluations) > 1 == len(losses):
+    if run.backwards >= 3 and not run.moved:
         title = f"No optimizer steps: of {run.backwards:,} calls of backward, none changes a weight"
+    elif len(run.losses) >= 3 and not run.moved:
+        title = f"The loop only computes losses ({len(run.losses):,}): it calls no backward, and no optimizer steps"
     elif run.idle:
         title = f"`{name}` never steps: what it holds gets gradients, and stays as it is"
-    elif run.unused > UNUSED and run.backwards > 2 * run.optimizer_steps:
+    elif run.unused > UNUSED and run.backwards > 2 * run.optimizer_steps > 0:
         title = (
             f"The optimizer steps {count(run.optimizer_steps, 'time')} in {run.backwards:,} calls of backward: the "
             "gradients of the others are cleared unused"
@@ -103,7 +105,8 @@ def gradients_cleared_before_step(facts: TrainingFacts) -> Finding | None:
             ["step", name, *stale.functions],
             [Fix("Step the optimizer after each backward.", PLAIN_STEP.replace("optimizer", name))],
             run=run,
-            place=run.places.get("optimizer" if run.unused > UNUSED and not run.idle else "backward"),
+            place=run.places.get("optimizer" if run.unused > UNUSED and not run.idle else "backward")
+            or run.places.get("training"),
             evidence={"calls of backward": run.backwards, "steps of an optimizer": run.optimizer_steps},
         )
     if stale.empty_steps < 3 or stale.empty_steps < 0.9 * first_steps:
