@@ -405,6 +405,7 @@ MESSAGES = {
 wide; searched without regard to case."""
 CURES = {
     "error/no-grad-path": "autograd.trials.cured",
+    "error/non-scalar-backward": "autograd.trials.cured",
     "error/backward-twice": "autograd.trials.cured",
     "error/inplace-modified": "autograd.trials.cured",
     "error/collate-mismatch": "kinds.dataloader.cured",

@@ -47,7 +47,7 @@ class NoGradFacts:
     no gradient off. counts: parameters that require a gradient and all, of each model. untracked: what no optimizer or
     parent knows ("self.blocks"). mean: the loss reduced to one number, where that was tried. producer: the function
     that returned what is no tensor. parameter: its name. edit: the line that makes the first
-    untracked list, with one that registers its modules."""
+    untracked list, with one that registers its modules; or that computes the loss, with its mean."""
 
     raised: Raised
     what: str
@@ -323,6 +323,9 @@ def no_grad_fixes(facts: NoGradFacts) -> tuple[Fix, ...]:
     if facts.what == "not scalar":
         after = {"the mean": facts.mean, "shape": []} if facts.mean is not None else {}
         first = Fix("Reduce it to a scalar.", f"{name}.mean().backward()", True if after else None, after)
+        if facts.edit is not None:  # what reads the loss later gets a scalar, too
+            whole = Fix.of("Reduce it to a scalar where it is computed.", facts.edit)
+            return whole, dataclasses.replace(first, title="Or for the backward alone.", verified=None, after={})
         return first, Fix("Or give a weight to each of its elements.", f"{name}.backward(torch.ones_like({name}))")
     return _texts(facts.what, name)
 
@@ -647,6 +650,16 @@ def _inplace_chain(facts: InPlaceFacts) -> tuple[Link, ...]:
 
 
 @rule(
+    code="error/non-scalar-backward",
+    title="backward() is called on a loss of several values.",
+    symptom="grad can be implicitly created only for scalar outputs.",
+    cause="`reduction='none'` gives a loss for each sample; it was weighted or masked, and not reduced afterwards. "
+    "DataParallel gives one loss for each card.",
+    confirm="`loss.shape` is not `torch.Size([])`.",
+    fix="Reduce it where it is computed: `loss = (criterion(scores, labels) * weight).mean()`.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.Tensor.backward.html",
+)
+@rule(
     code="error/no-grad-path",
     title="No path in the graph leads from the loss back to a parameter.",
     symptom="`element 0 of tensors does not require grad and does not have a grad_fn`, `'float' object has no "
@@ -675,7 +688,8 @@ def no_grad_path(facts: NoGradFacts) -> Finding | None:
         evidence["in eval mode"] = f"{listed(facts.eval_models)}: not the cause, eval() turns no gradient off"
     if facts.what in ("loss", "hook", "input"):
         evidence |= {f"{t.name}.requires_grad": t.requires_grad for t in facts.raised.tensors[:8]}
-    return Finding("error/no-grad-path", no_grad_title(facts), where, evidence, no_grad_fixes(facts), cut_chain(facts))
+    code = "error/non-scalar-backward" if facts.what == "not scalar" else "error/no-grad-path"
+    return Finding(code, no_grad_title(facts), where, evidence, no_grad_fixes(facts), cut_chain(facts))
 
 
 @rule(
