@@ -329,9 +329,10 @@ KINDS = (
             "kinds.objects.detect_no_iterator rules.calls.not_an_iterator": "is not an iterator|attribute 'next'|"
             "not subscriptable",
             "kinds.objects.detect_unpacking rules.calls.unpack_mismatch": "values to unpack|"
-            "'str' object has no attribute",
+            r"\bstr\b|string indices|by non-int",
             "kinds.objects.detect_wrapped rules.calls.wrapped_object": "object has no attribute",
             "kinds.calls.detect_module rules.calls.incomplete_module": r"required .forward|before Module\.__init__",
+            "kinds.calls.detect_name rules.calls.unusable_name": "name should be|name can|already exists|not a string",
             "kinds.calls.detect_order rules.calls.call_order": "Tried to step|_scale is None|inf checks|"
             "has already been called|called after step",
             "kinds.calls.detect_chances rules.calls.not_probabilities": "between 0 and 1|probability|"

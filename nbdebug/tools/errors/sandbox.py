@@ -75,7 +75,7 @@ NUMPY = re.compile(
     "broadcast_to|outer|inner|tensordot|array|zeros|ones|argmax|clip|abs|sqrt|exp|maximum|minimum|add|subtract|"
     "multiply|divide"
 )
-PYTHON = (len, int, float, tuple, list, range, min, max, torch.device, torch.cuda.is_available)
+PYTHON = (len, int, float, tuple, list, dict, range, min, max, torch.device, torch.cuda.is_available)
 TORCH_PYTHON = ("torch.functional", "torch.nn.functional", "torch._tensor", "torch.nn.init", "torch.nn.utils")
 """Modules of torch's whose Python functions compute and do nothing else."""
 ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
@@ -389,12 +389,17 @@ class Sandbox:
             thing = self.evaluate(getattr(node.func, "value", None), frame)
             if type(thing) in TENSORS and name in ("cpu", "cuda", "to") and not self.on_device:
                 return thing.to(*(x for x in args if type(x) is torch.dtype))
+            if type(thing) is dict and name in ("keys", "values", "items") and not args:
+                return list(getattr(thing, name)())
             if type(thing) in (tuple, list, dict, str, type(iter([]))) and not hasattr(type(thing), name):
                 which = "" if "iterator" in type(thing).__name__ else f"{type(thing).__name__!r} "  # torch's stand-in
                 raise AttributeError(f"{which}object has no attribute {name!r}")
             kind = torch.Tensor if type(thing) in TENSORS else type(thing)
             function = getattr(kind, name, None) if kind in ARRAYS else None
             args = [thing, *args]
+        if type(function) is type and issubclass(function, dict) and not args:  # an output of a library
+            own = vars(function).get("__init__") if "__dataclass_fields__" not in vars(function) else None
+            function = dict if own is None else function
         if not _only_computes(function):
             raise CannotRun
         self.allow(getattr(function, "__name__", ""))

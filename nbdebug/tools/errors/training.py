@@ -557,14 +557,18 @@ class TrainingSandbox(ProgramSandbox):
             super().read_body(function, frame)
 
     def reads(self, node: ast.stmt, frame: Frame) -> bool:
-        edit = self.edit
-        if edit is not None and frame.site.file == edit.file:
-            self.covered |= edit.line <= node.lineno <= edit.line + edit.new.count("\n")
+        self.covered |= self._is_edited(node, frame)
         for kinds, read in self.readers.items():
             if isinstance(node, kinds):
                 read(node, frame)
                 break
         return True
+
+    def _is_edited(self, node: ast.stmt, frame: Frame) -> bool:
+        edit = self.edit
+        if edit is None or frame.site.file != edit.file:
+            return False
+        return edit.line <= node.lineno <= edit.line + edit.new.count("\n")
 
     def _leave(self, node: ast.Break | ast.Continue, frame: Frame) -> None:
         raise LoopEnd(isinstance(node, ast.Break))
@@ -615,7 +619,7 @@ class TrainingSandbox(ProgramSandbox):
             for target in targets:
                 self._store(target, value, frame, names)
         except CannotRun:
-            if "backward" in ast.unparse(node):
+            if "backward" in ast.unparse(node) or self._is_edited(node, frame):  # names have old values
                 raise
             for part in (part for target in targets for part in ast.walk(target)):
                 if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):

@@ -7,6 +7,7 @@ change of the user's line; `autograd.trials` reads the program with it."""
 from __future__ import annotations
 
 import ast
+import dataclasses
 import difflib
 import linecache
 import re
@@ -19,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.locations import cell_name
-from nbdebug.observe.sources import edit_of, nodes_of, parents, source, tree_of, with_keyword
+from nbdebug.observe.sources import ATOMS, edit_of, nodes_of, parents, source, tree_of, with_keyword
 from nbdebug.observe.variables import attributes, class_attribute
 from nbdebug.report import Edit, Fix
 from nbdebug.text import module_name
@@ -427,6 +428,68 @@ def detect_module(context: ErrorContext) -> CallFacts | None:
     name = next((name for name in own if near and name.lower() == near[0]), "")
     edit = _renamed(class_attribute(module, name), name) if name else None
     return call_facts(context, "misspelt", type(module).__name__, edit, title="Call it `forward`.", value=name)
+
+
+NAMES = re.compile(
+    r"(?:module|parameter|buffer) name (?:should be a (string)|can\\?'t (?:contain (\".\")|be (empty)))|"
+    r"(attribute) '.*' already exists|(it is not a string)"
+)
+
+
+def detect_name(context: ErrorContext) -> CallFacts | None:
+    """The facts of a name that a module can't give to one of its parts; None of any other error."""
+    match, frame, last = NAMES.search(context.message), context.frame, context.trail[-1] if context.trail else None
+    names = last.names if last is not None else {}
+    owner, key = names.get("self"), names.get("name", names.get("key", UNKNOWN))
+    if match is None or frame is None or last is None or not issubclass(type(owner), nn.Module):
+        return None
+    what = "text" if match[1] or match[5] else "dot" if match[2] else "empty" if match[3] else "attribute"
+    callee = kind = type(owner).__name__
+    if what == "attribute" and class_attribute(owner, str(key), UNKNOWN) is not UNKNOWN:
+        what, home = "taken", next(each for each in type(owner).__mro__ if str(key) in vars(each))
+        callee = home.__name__ if home is not nn.Module else "nn.Module"
+    edit = _registered(frame, owner, str(key), last.site.function) if what == "attribute" else None
+    facts = call_facts(context, what, str(key), edit, title="Register it from the start.", callee=callee, value=kind)
+    code = _other_name(frame, what, key)
+    if edit is None and code:
+        fix = Fix("Give it another name, here and wherever it is read.", code)
+        facts = dataclasses.replace(facts, fixes=(fix,))
+    return facts
+
+
+def _other_name(frame: Frame, what: str, key: Any) -> str:
+    """A name in place of the expression of the failing line that gave it: the key of a dict, an index, an argument."""
+    change = {"text": "str({})", "dot": '{}.replace(".", "_")', "taken": '{} + "_"'}.get(what, "")
+    line = statement(frame) if change else None
+    for part in ast.walk(line) if line is not None else ():
+        nodes: list[Any] = part.keys if isinstance(part, ast.Dict) else []
+        nodes = [part.key] if isinstance(part, ast.DictComp) else nodes
+        if isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Store):
+            nodes = [part.slice]
+        name = callee_name(part) if isinstance(part, ast.Call) and part.args else ""
+        given = part.args[0] if isinstance(part, ast.Call) and name else None
+        nodes = [given] if name.startswith(("register_", "add_module")) else nodes
+        values = [(node, value_of(node, frame)) for node in nodes if node is not None]
+        for node in [n for n, value in values if value is UNKNOWN or type(value) is type(key) and value == key]:
+            text = ast.unparse(node)
+            new = change.format(text if isinstance(node, ATOMS) else f"({text})")
+            if isinstance(node, ast.Constant):
+                new = repr(f"{key}_" if what == "taken" else str(key).replace(".", "_"))
+            return f"{new}   # in place of {text}"
+        if name.endswith("Dict") and isinstance(given, ast.Name):
+            return f"{{{change.format('key')}: part for key, part in {given.id}.items()}}"
+    return ""
+
+
+def _registered(frame: Frame, owner: nn.Module, name: str, function: str) -> Edit | None:
+    """The line of the user's that made the attribute, with what registers it in its place."""
+    lines = [n for n in nodes_of(frame.site.file) if isinstance(n, ast.Assign) and n.lineno < frame.site.line]
+    lines = [n for n in lines if [f"self.{name}"] == [*map(ast.unparse, n.targets)]]
+    if len(lines) != 1 or frame.names.get("self") is not owner:
+        return None
+    value = ast.unparse(lines[0].value)
+    fits = value == "None" or function == "register_buffer"
+    return edit_of(frame.site.file, {lines[0]: f"self.{function}({name!r}, {value})"}) if fits else None
 
 
 def _is_function(node: ast.AST, frame: Frame, name: str) -> bool:

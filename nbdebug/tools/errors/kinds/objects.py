@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from nbdebug.observe.frames import Frame
-from nbdebug.observe.sources import edit_of, nodes_of, source, tree_of
+from nbdebug.observe.sources import edit_of, function_at, nodes_of, source, tree_of
 from nbdebug.observe.variables import attributes, class_attribute, key_text, members, named_children, named_modules
 from nbdebug.report import Edit, Link
-from nbdebug.text import module_name
+from nbdebug.text import listed, module_name
 from nbdebug.tools.errors.autograd.functions import function_source
 from nbdebug.tools.errors.context import (
     UNKNOWN,
@@ -438,10 +438,10 @@ def detect_unpacking(context: ErrorContext) -> CallFacts | None:
     """The facts of an assignment or a loop with names for another number of values; None of any other error."""
     frame, match = context.frame, UNPACK.search(context.message)
     line = statement(frame) if frame is not None else None
+    if match is None:
+        return _keys_of_dict(context)
     if context.trail and not context.trail[-1].users or frame is None or line is None:
         return None
-    if match is None:
-        return _keys_of_batch(context, frame)
     node = expression(frame)
     loop = line if isinstance(line, (ast.For, ast.comprehension)) else None
     own = node if isinstance(node, (ast.Tuple, ast.List)) and isinstance(node.ctx, ast.Store) else None
@@ -492,6 +492,11 @@ def _unpacked(
     if loop and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in named:
         edit = edit_of(file, {node.func: source(file, node.func.value) + f".named_{node.func.attr}"})
         return "parameters", edit, "Ask for their names, too.", ""
+    if match[1] == "too many" and not loop and (keys := _keys_of(node, frame, [])):
+        names = [ast.unparse(part) for part in target.elts]
+        taken = ", ".join(f"{'out' if i else '(out := {raw})'}[{key!r}]" for i, key in enumerate(names))
+        edit = edit_of(file, {node: taken}) if {*names} <= {*keys} else None
+        return "a dict", edit, "Take the entries by their keys.", listed(keys, 8)
     number = int(match[3]) if match[3] else _number_of(frame, node, loop)
     if loop and COUNTERS.fullmatch(first) and len(target.elts) in (2, (number or 0) + 1):
         inner = ", ".join(source(file, e) for e in target.elts[1:])
@@ -539,29 +544,59 @@ def _returned(function: Any) -> list[ast.expr]:
     return [node for node, _ in code.returned()] if code is not None else []
 
 
-def _keys_of_batch(context: ErrorContext, frame: Frame) -> CallFacts | None:
-    """The keys of a dict, which a loop over a loader took for its entries."""
-    match, node = re.search(r"'str' object has no attribute '(\w+)'", context.message), expression(frame)
-    base = node.func if isinstance(node, ast.Call) else node
-    base = base.value if isinstance(base, ast.Attribute) else None
-    value = value_of(base, frame) if isinstance(base, ast.Name) else None
-    if match is None or type(value) is not str or not hasattr(torch.Tensor, match[1]) or not isinstance(base, ast.Name):
-        return None
-    for loop in nodes_of(frame.site.file):
-        if not isinstance(loop, ast.For) or not loop.lineno <= frame.site.line <= (loop.end_lineno or 0):
-            continue
-        names = [part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)]
-        at = loop.iter.args[0] if callee_name(loop.iter) in ("enumerate", "tqdm") else loop.iter  # type: ignore[attr-defined]
-        loader = value_of(at, frame)
-        dataset = attributes(loader).get("dataset") if issubclass(type(loader), torch.utils.data.DataLoader) else None
-        for one in _returned(class_attribute(dataset, "__getitem__")) if base.id in names else ():
-            keys = [k.value for k in one.keys if isinstance(k, ast.Constant)] if isinstance(one, ast.Dict) else []
-            if value in keys:
-                text = ast.unparse(at)
-                edit = edit_of(frame.site.file, {at: f"(batch.values() for batch in {text})"})
-                title = "Take the entries of each batch."
-                return call_facts(context, "keys", base.id, edit, title=title, callee=text, value=value)
+def _keys_of_dict(context: ErrorContext) -> CallFacts | None:
+    """The key of a dict, which a loop over a loader, or an unpacking, took for its entry."""
+    for frame in context.users:
+        file, line = frame.site.file, frame.site.line
+        texts = {n: v for n, v in operands(frame, whole=True) if type(v) is str and n.isidentifier()}
+        for node in nodes_of(file) if texts else ():
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            names = [part.id for part in ast.walk(target) if isinstance(part, ast.Name)] if target is not None else []
+            name = next((n for n in names if n in texts), "")
+            if not name or function_at(file, node.lineno) is not function_at(file, line):  # type: ignore[attr-defined]
+                continue
+            if isinstance(node, ast.For) and node.lineno <= line <= (node.end_lineno or 0):
+                at = node.iter.args[0] if callee_name(node.iter) in ("enumerate", "tqdm") else node.iter  # type: ignore[attr-defined]
+                loader = value_of(at, frame)
+                dataset = (
+                    attributes(loader).get("dataset") if issubclass(type(loader), torch.utils.data.DataLoader) else None
+                )
+                keys = _keys_returned(class_attribute(dataset, "__getitem__"))
+                what, title, new = "keys", "Take the entries of each batch.", "(batch.values() for batch in {})"
+            elif isinstance(node, ast.Assign) and isinstance(target, ast.Tuple) and node.lineno < line:
+                at, keys = node.value, _keys_of(node.value, frame, [frame.names.get(n) for n in names])
+                what, title, new = "keys of", "Take its entries.", "{}.values()"
+            else:
+                continue
+            if texts[name] in keys:
+                edit, text = edit_of(file, {at: new}), ast.unparse(at)
+                return call_facts(context, what, name, edit, title=title, callee=text, value=texts[name])
     return None
+
+
+def _keys_of(node: ast.expr, frame: Frame, values: list[Any]) -> list[Any]:
+    """The keys of the dict that an expression gave, of which these values are the first; [] where it may be none. What
+    a module returns is never a number of names."""
+    value: Any = value_of(node, frame)
+    if issubclass(type(value), (dict, collections.UserDict)):
+        return list(value.keys())
+    called = value_of(node.func, frame) if isinstance(node, ast.Call) else UNKNOWN
+    if issubclass(type(called), nn.Module) and values and all(type(value) is str for value in values):
+        return values
+    return _keys_returned(called)
+
+
+def _keys_returned(function: Any) -> list[Any]:
+    """The keys of the dicts that a function returns."""
+    if issubclass(type(function), nn.Module):
+        function = class_attribute(function, "forward")
+    keys: list[Any] = []
+    for one in _returned(function):
+        if isinstance(one, ast.Dict):
+            keys += [key.value for key in one.keys if isinstance(key, ast.Constant)]
+        elif isinstance(one, ast.Call) and callee_name(one) == "dict":
+            keys += [keyword.arg for keyword in one.keywords if keyword.arg]
+    return keys
 
 
 # -- what is within a wrapper ------------------------------------------------------------------------------------------

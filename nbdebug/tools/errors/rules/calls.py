@@ -95,6 +95,32 @@ def incomplete_module(facts: CallFacts) -> Finding:
     return _finding("error/incomplete-module", facts, MODULES, f", but `{facts.value}`" if misspelt else "")
 
 
+NAMES = {
+    "taken": "`{name}` is an attribute of {callee}, so this {value} can't have a part of that name",
+    "attribute": "`{name}` is a plain attribute of this {callee} already, so nothing can be registered as that",
+    "dot": "The name `{name}` has a dot, which separates a module from its parts",
+    "empty": "The name of a part of a {callee} is empty",
+    "text": "The key {name} of a {callee} is no text",
+}
+
+
+@rule(
+    code="error/unusable-name",
+    title="A module, parameter or buffer gets a name that it can't have.",
+    symptom="KeyError: attribute 'type' already exists; module name can't contain \".\"; can't be empty string; "
+    "module name should be a string. Got int.",
+    cause="The parts of a module are its attributes. A key of a ModuleDict that comes from the data (a column `type`, "
+    "a path, a number) may be the name of a method, or no name at all; `self.mask = None` before "
+    '`register_buffer("mask", …)` takes the name, too.',
+    confirm="`hasattr(nn.Module(), name)`.",
+    fix='Put something before or behind each key, where it is made and where it is read: `f"col_{name}"`; replace '
+    'dots; `register_buffer("mask", None)` where it has no value yet.',
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.ModuleDict.html",
+)
+def unusable_name(facts: CallFacts) -> Finding:
+    return _finding("error/unusable-name", facts, NAMES)
+
+
 ORDER = {
     "schedule": "`{name}` is planned for {value} steps, and `step()` is called once more",
     "unscaled": "`{name}.step` comes after a backward of a loss that `{name}` did not scale",
@@ -202,6 +228,8 @@ UNPACKING = {
     "nested": "`{name}` gives {value} values, of which one is a tuple, but there are {callee} names for them",
     "dict": "`{name}` is a dict: going through it gives its keys alone",
     "keys": "`{name}` is the text '{value}', a key: each batch of `{callee}` is a dict, which gives its keys",
+    "keys of": "`{name}` is the text '{value}', a key: `{callee}` is a dict, and to unpack it gives its keys",
+    "a dict": "`{name}` gives a dict with the keys {value}, and there are {callee} names for them",
     "parameters": "`{name}` gives the values alone, without their names",
     "number": "`{name}` gives the batches alone, without their number",
 }
@@ -211,9 +239,10 @@ UNPACKING = {
     code="error/unpack-mismatch",
     title="The number of names is not that of the values, or the values are not those that were meant.",
     symptom="too many values to unpack (expected 2); not enough values to unpack (expected 3, got 2); 'str' "
-    "object has no attribute 'to'.",
+    "object has no attribute 'to'; argument 'input' must be Tensor, not str.",
     cause="A data set gives one entry more than the loop has names for; an LSTM returns `out, (h, c)`; a batch "
-    "that is a dict gives its keys; `parameters()` gives no names; `enumerate` is missing.",
+    "or an output (transformers since 4.0) that is a dict gives its keys; `parameters()` gives no names; "
+    "`enumerate` is missing.",
     confirm="`type(batch), len(batch)`.",
     fix="Write a name for each value, `_` for those that are not needed: `for images, labels, _ in loader`; "
     "take the entries of a dict by their keys.",
