@@ -27,9 +27,9 @@ import torch
 from nbdebug.observe.backward import graph_levels, input_nodes
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.locations import USER, Site, at_site, kind_of, other_cells
-from nbdebug.observe.sources import functions, nodes, parents, tree_of
+from nbdebug.observe.sources import edit_of, functions, nodes, parents, tree_of
 from nbdebug.observe.variables import class_attribute, closure_variables, named_children, named_modules
-from nbdebug.report import Where
+from nbdebug.report import Edit, Where
 from nbdebug.tools.errors.context import UNKNOWN, ErrorContext, calls_in, expression, is_tensor, value_of
 
 
@@ -806,3 +806,10 @@ def _saved_leaf(node: Any, producer: Any, message: str) -> torch.Tensor | None:
             if shape in (None, list(leaf.shape), list(leaf.shape)[::-1]):
                 return leaf
     return None
+
+
+def reduced(name: str, code: FunctionSource) -> Edit | None:
+    """The only line that computes the loss of this name from others, with the mean of it."""
+    lines = [n for n in code.statements() if isinstance(n, ast.Assign) and [name] == [*map(ast.unparse, n.targets)]]
+    lines = [n for n in lines if name not in [ast.unparse(part) for part in ast.walk(n.value)]]
+    return edit_of(code.source.file, {lines[0].value: "{}.mean()"}) if len(lines) == 1 else None

@@ -50,6 +50,7 @@ from nbdebug.tools.errors.autograd.functions import (
     no_grad_decorator,
     node_distances,
     own_expressions,
+    reduced,
     statement_of,
     statements_of,
     static_value,
@@ -683,15 +684,8 @@ def _facts(context: ErrorContext, what: str, code: FunctionSource, expression: A
         mean,
         _result_of(expression, code, kind[1] == "NoneType") if kind and expression is not None else None,
         next(names, None),
-        _registered(context) if what == "no parameters" else _reduced(text, code) if what == "not scalar" else None,
+        _registered(context) if what == "no parameters" else reduced(text, code) if what == "not scalar" else None,
     )
-
-
-def _reduced(name: str, code: FunctionSource) -> Edit | None:
-    """The only line that computes the loss of this name from others, with the mean of it."""
-    lines = [n for n in code.statements() if isinstance(n, ast.Assign) and [name] == [*map(ast.unparse, n.targets)]]
-    lines = [n for n in lines if name not in [ast.unparse(part) for part in ast.walk(n.value)]]
-    return edit_of(code.source.file, {lines[0].value: "{}.mean()"}) if len(lines) == 1 else None
 
 
 def _registered(context: ErrorContext) -> Edit | None:
