@@ -440,7 +440,8 @@ def detect_name(context: ErrorContext) -> CallFacts | None:
     """The facts of a name that a module can't give to one of its parts; None of any other error."""
     match, frame, last = NAMES.search(context.message), context.frame, context.trail[-1] if context.trail else None
     names = last.names if last is not None else {}
-    owner, key = names.get("self"), names.get("name", names.get("key", UNKNOWN))
+    owner: Any = names.get("self")
+    key = names.get("name", names.get("key", UNKNOWN))
     if match is None or frame is None or last is None or not issubclass(type(owner), nn.Module):
         return None
     what = "text" if match[1] or match[5] else "dot" if match[2] else "empty" if match[3] else "attribute"
