@@ -32,7 +32,7 @@ from nbdebug.tools.notebook.left_on import (
 from nbdebug.tools.notebook.repeats import applied_twice, rows_out_of_step, runs_twice, splits_drawn_again
 from nbdebug.tools.notebook.rules import NotebookFacts, StaleModule, Told, name_all, notes_of
 from nbdebug.tools.notebook.stale_code import redefined_classes, stale_modules
-from nbdebug.tools.notebook.stale_objects import ModelsAndOptimizers, missing_parameters, stale_holders
+from nbdebug.tools.notebook.stale_objects import ModelsAndOptimizers, missing_parameters, stale_holders, stale_workers
 
 
 def check_notebook(names: Mapping[str, Any] | None = None, *, shell: Any = None) -> Report:
@@ -97,7 +97,10 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
             len(objects),
             tuple(stale),
             tuple(part("optimizers", lambda: missing_parameters(owners, history))),
-            tuple(part("holders", lambda: stale_holders(variables, history, owners))),
+            (
+                *part("holders", lambda: stale_holders(variables, history, owners)),
+                *part("loaders' processes", lambda: list(stale_workers(variables, objects, history))),
+            ),
             tuple(part("classes", lambda: redefined_classes(variables, objects, history, error))),
             tuple(part("outputs", lambda: kept_outputs(outputs, history, error))),
             tuple(notes),

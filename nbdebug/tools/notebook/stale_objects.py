@@ -1,10 +1,11 @@
-"""Stale objects: optimizers that hold parameters of an earlier model, and loaders, schedulers and trainers that use an
-object which a later cell has replaced.
+"""Stale objects: optimizers that hold parameters of an earlier model; loaders, schedulers and trainers that use an
+object which a later cell has replaced; loaders' processes with a copy of a data set that a later cell has changed.
 """
 
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import inspect
 import itertools
@@ -17,13 +18,21 @@ import torch
 from torch import nn
 
 from nbdebug.observe.locations import code_fingerprint
-from nbdebug.observe.variables import attributes, class_attribute, closure_variables, key_text
+from nbdebug.observe.variables import (
+    attributes,
+    class_attribute,
+    closure_variables,
+    is_user_module,
+    key_text,
+    reachable_objects,
+)
 from nbdebug.report import Where
 from nbdebug.text import module_name
 from nbdebug.tools.notebook.cells import (
     At,
     CellBinding,
     CellHistory,
+    arguments_of,
     calls_after,
     dotted,
     first_read,
@@ -31,7 +40,10 @@ from nbdebug.tools.notebook.cells import (
     keeps_object,
     names_in,
     nodes,
+    read_by,
+    reads_only,
     root_of,
+    running,
 )
 from nbdebug.tools.notebook.rules import NOWHERE, LeftBehind, Told, named
 
@@ -437,3 +449,141 @@ def _parts(holder: str, thing: Any) -> Iterator[tuple[str, Any]]:
         yield f"{holder}.{key}", value
         if key in ("lr_lambdas", "dataset", "datasets", "tensors", "transform", "transforms") and value is not thing:
             yield from _parts(f"{holder}.{key}", value)
+
+
+CHANGES = frozenset("append extend insert clear pop remove update sort reverse fill_ copy_ mul_ add_ zero_".split())
+"""Methods of lists, dicts and tensors that change them."""
+
+
+def stale_workers(names: Mapping[str, Any], objects: list[tuple[str, Any]], history: CellHistory) -> Iterator[Told]:
+    """Loaders whose processes go on with the data set that they were started with (`persistent_workers=True`; an
+    iterator that is still in use), where a cell has changed it since then and goes through them again."""
+    for path, loader in objects:
+        held, made = attributes(loader), history.bindings(root_of(path), "assign")[-1:]
+        module = any(module_name(kind) == "torch.utils.data.dataloader" for kind in type(loader).__mro__)
+        alive = "_workers" in held
+        if not made or not module or not alive and held.get("_iterator") is None:
+            continue
+        copied, todo = list[Any](), [held.get(key) for key in ("dataset", "_dataset", "collate_fn", "_collate_fn")]
+        while todo:
+            part = todo.pop()
+            copied += [part] if part is not None else []
+            todo += [inside.get("dataset") for inside in [attributes(part)] if module_name(type(part)) == DATASETS]
+            todo += attributes(part).get("datasets") or () if module_name(type(part)) == DATASETS else ()
+        parts = {id(thing): thing for _, thing in reachable_objects(dict(zip(map(str, "abcdefgh"), copied)))}
+        if found := _changed_between(root_of(path), made[0].at, parts, names, history, alive):
+            text, where, used = found
+            what = "the iterator's processes keep" if alive else "with persistent_workers=True its processes keep"
+            title = (
+                f"`{text}` ({named(where)}) does not reach `{path}`: {what} the copy of the data set that they got "
+                "when they were started"
+            )
+            renewal = history.text(made[0])
+            ends = renewal.replace("persistent_workers=True", "persistent_workers=False")
+            fix = ("Make it again after the change.", renewal) if alive else ("Start them anew each time.", ends)
+            links = ((f"{named(where)} changes the notebook's own copy", where), (f"{named(used)} uses it", used))
+            blamed = (path, text, "persistent_workers") if not alive else (path, text)
+            yield Told("notebook/stale-reference", title, blamed, history.place(made[0]), (fix,), links)
+
+
+DATASETS = "torch.utils.data.dataset"
+
+
+def _changed_between(
+    loader: str, made: At, parts: dict[int, Any], names: Mapping[str, Any], history: CellHistory, started: bool
+) -> tuple[str, Where, Where] | None:
+    """(statement, its place, that of the next use) of what changed one of the parts after a first pass through the
+    loader, and before another one. started: the processes were, where it was made."""
+    changed: tuple[str, Where] | None = None
+    functions = [f for part in parts.values() for _, f in _methods(part) if f.__module__ == "__main__"]
+    read = {i.argval for f in functions for i in dis.get_instructions(f) if i.opname == "LOAD_GLOBAL"}
+    for cell in [cell for cell in history.cells.values() if cell.number >= made[0]]:
+        for one in [s for s in cell.body if (cell.number, s.lineno) > made]:
+            reached = history.reach_of(running([one]), cell.number)
+            if any(b.path.startswith(f"{loader}.") for b in cell.bindings if b.node is one):
+                started, changed = False, None
+            passes, changes = _passes(loader, reached), list(_changes_of(reached, parts, names, history))
+            loops = [n for root in reached for n in ast.walk(root) if isinstance(n, (ast.For, ast.While))]
+            for loop in loops if passes and changes else ():
+                inside = history.reach_of(running(loop.body), cell.number)
+                again = next(_changes_of(inside, parts, names, history), None)
+                if again is not None and _passes(loader, inside):
+                    return ast.unparse(again), cell.place_of(again), cell.place_of(loop)
+            if passes and changed is not None:
+                return (*changed, cell.place(one.lineno))
+            for b in [b for b in cell.bindings if started and b.node is one and b.path in read]:
+                before = [history.text(old) for old in history.bindings(b.path, "assign", "def") if old.at < b.at]
+                changes += [one] if before and before[-1] != history.text(b) else []
+            if changes and started:
+                changed = ast.unparse(changes[0]).partition("\n")[0], cell.place_of(changes[0])
+            started = started or passes
+    return None
+
+
+def _passes(loader: str, reached: list[ast.AST]) -> bool:
+    """Whether something goes through a loader, or is given it."""
+    if loader not in read_by(reached):
+        return False
+    inside = list(nodes(reached))
+    loops = any(isinstance(n, (ast.For, ast.comprehension)) and loader in names_in(n.iter) for n in inside)
+    calls = (n for n in inside if isinstance(n, ast.Call) and not reads_only(dotted(n.func)))
+    return loops or any(loader in map(dotted, arguments_of(n)) for n in calls)
+
+
+def _changes_of(
+    reached: list[ast.AST], parts: dict[int, Any], names: Mapping[str, Any], history: CellHistory
+) -> Iterator[ast.AST]:
+    """The statements and calls that change an attribute or an item of the parts, which their own methods read."""
+    for node in nodes(reached):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets if isinstance(node, (ast.Assign, ast.AugAssign)) else ():
+            base = _object_at(target.value, names) if isinstance(target, (ast.Attribute, ast.Subscript)) else None
+            if id(base) in parts and (not isinstance(target, ast.Attribute) or _reads(base, target.attr)):
+                yield node
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            base, method = _object_at(node.func.value, names), node.func.attr
+            function = class_attribute(base, method) if id(base) in parts else None
+            if type(function) is types.FunctionType and is_user_module(function.__module__):
+                yield from (node for name in sorted(_sets(function)) if _reads(base, name, method))
+            elif id(base) in parts and method in CHANGES:
+                yield node
+
+
+def _object_at(node: ast.AST, names: Mapping[str, Any]) -> Any:
+    """The object that a path names now: of `dataset.steps`; None where there is none."""
+    root, *inside = dotted(node).split(".")
+    thing = names.get(root)
+    for name in inside:
+        thing = attributes(thing).get(name)
+    return thing
+
+
+def _sets(function: types.FunctionType) -> set[str]:
+    """The attributes that a method sets in its own object."""
+    own, steps = function.__code__.co_varnames[:1], list(dis.get_instructions(function))
+    found = set[str]()
+    for at, step in enumerate(steps):
+        of = at - 1
+        if step.opname == "STORE_ATTR" and steps[of].opname in ("SWAP", "ROT_TWO"):  # `self.level += 1`
+            of = max(n for n in range(at) if steps[n].opname == "LOAD_ATTR" and steps[n].argval == step.argval) - 2
+        last = steps[of].argval if step.opname == "STORE_ATTR" and steps[of].opname.startswith("LOAD_FAST") else ""
+        if own and (last[-1] if isinstance(last, tuple) else last) == own[0]:
+            found.add(step.argval)
+    return found
+
+
+def _reads(thing: Any, name: str, by: str = "") -> bool:
+    """Whether a method of an object's class, other than the one that sets it, reads an attribute; of a class that is
+    not the user's it is taken to."""
+    methods = _methods(thing)
+    own = {key for key, f in methods if name in f.__code__.co_names} - {"__init__", "__len__", "__repr__", by}
+    return not methods or bool(own)
+
+
+def _methods(thing: Any) -> list[tuple[str, types.FunctionType]]:
+    """The methods of an object's class that are the user's; of a function itself."""
+    if type(thing) is types.FunctionType:
+        return [(thing.__name__, thing)]
+    kinds = [kind for kind in type(thing).__mro__ if is_user_module(module_name(kind))]
+    held = [one for kind in kinds for one in type.__getattribute__(kind, "__dict__").items()]
+    return [(key, function) for key, function in held if type(function) is types.FunctionType]
