@@ -69,6 +69,32 @@ def test_the_line_of_the_op_is_named() -> None:
     assert where.op == "mul" and "large * large" in where.text and where.file.endswith("models.py")
 
 
+class SquaresBehind(nn.Module):
+    """A sum of squares beyond float16 in a forward that works on a part's output: the part is kept, the line is here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Linear(models.WIDTH, models.WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        large = 400.0 * (self.inner(x).abs() + 1)
+        return large / (large * large).sum(-1, keepdim=True).sqrt()
+
+
+def test_an_overflow_behind_the_kept_module_is_shown_where_it_is() -> None:
+    report = nbdebug.precision(
+        SquaresBehind(),
+        models.batch(),
+        lambda model, x: (model(x) - 1).square().mean(),
+        mode="autocast",
+        progress=False,
+    )
+    finding = report.findings[0]
+    assert finding.code == "precision/half-overflow" and " behind `" in finding.title
+    assert "(large * large).sum" in finding.where.text and finding.where.op == "mul"
+
+
 def test_dropout_and_memory_as_it_is_handed_out_are_not_blamed() -> None:
     class Dropped(models.Overflows):
         def forward(self, x):

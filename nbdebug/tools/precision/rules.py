@@ -342,9 +342,10 @@ def half_overflow(facts: PrecisionFacts) -> Finding | None:
         return None
     event = _first_event(guilty[0], "overflow")
     assert event is not None
+    place = "in" if event.where.module == guilty[0].module else "behind"
     title = (
-        f"`{event.op}` in {module_name(guilty[0].module)} gives {figures(event.size)}, and the largest {facts.dtype} "
-        f"is {figures(facts.largest)}"
+        f"`{event.op}` {place} {module_name(guilty[0].module)} gives {figures(event.size)}, and the largest "
+        f"{facts.dtype} is {figures(facts.largest)}"
     )
     other = (Fix("Or use bfloat16, which has float32's range.", "dtype=torch.bfloat16"),) * (facts.dtype == "float16")
     return _finding("half-overflow", title, facts, guilty, event, (IN_FLOAT32, *other))
