@@ -70,7 +70,7 @@ def test_the_line_of_the_op_is_named() -> None:
 
 
 class SquaresBehind(nn.Module):
-    """A sum of squares beyond float16 in a forward that works on a part's output: the part is kept, the line is here."""
+    """A sum of squares beyond float16 in the forward behind a part: the part is kept, the line is here."""
 
     def __init__(self) -> None:
         super().__init__()
