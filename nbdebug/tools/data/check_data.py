@@ -271,6 +271,8 @@ class FolderCheck(Check):
             values = collections.Counter(e.known[key] for e in self.files.entries if key in e.known)
             usual.update((field, value) for value, _ in values.most_common(1))
         usual.update(("label", table.label) for table in self.tables[::-1] if table.label)
+        usual["missing"] = list({mark: None for table in self.tables for mark in table.marks})
+        usual["meant"] = {text: meant for table in self.tables for text, meant in table.meant.items()}
         below = not os.path.isabs(self.root) and not self.root.startswith("..") and (self.only or self.root != ".")
         return {
             "root": self.root if below else os.path.abspath(self.root),

@@ -12,7 +12,7 @@ import numpy
 from nbdebug.text import clip, in_a_line, module_name, percent
 from nbdebug.tools.data.cures import Problem, part
 from nbdebug.tools.data.expectation import DataExpectation
-from nbdebug.tools.data.similarity import is_long, repeated, two_labels
+from nbdebug.tools.data.similarity import is_long, label_variants, repeated, two_labels
 from nbdebug.tools.data.tables import box_fault
 
 TOKENS = ("input_ids", "ids", "token_ids", "tokens", "words", "input", "text_ids")
@@ -232,6 +232,10 @@ class Rows:
         self._ends()
         self._alignment()
         labelled = [(digest, label, index) for index, digest, label in self.inputs if label]
+        meant = label_variants(collections.Counter(label for _, label, _ in labelled), self.wanted.num_classes)
+        for _, label, index in labelled:
+            if label in meant:
+                self.problem(index, "label-variants", f"{label!r}, elsewhere {meant[label]!r}")
         for index, detail in two_labels(labelled):
             self.problem(index, "conflicting-labels", detail)
         for copy, original in repeated(self.texts):

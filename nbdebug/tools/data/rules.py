@@ -288,6 +288,16 @@ names(
     reference="https://pandas.pydata.org/docs/user_guide/missing_data.html",
 )
 names(
+    "sentinel-value: item holds a number that stands for no measurement|items hold numbers that stand for no "
+    "measurement",
+    DataCure("rows = rows.replace(<missing>, float('nan')).dropna()  # or read with na_values=<missing>", "table"),
+    symptom="Scaled by mean and deviation, nearly all values of a column are the same; the model predicts a flat line.",
+    cause="Instruments and surveys write -9999, 999.9 or 1e20 where nothing was measured, and pandas reads a number.",
+    confirm="`table.describe()`: the least or largest value is far from the quartiles.",
+    fix="Read them as missing (`na_values`), then fill them or leave the rows out.",
+    reference="https://pandas.pydata.org/docs/reference/api/pandas.read_csv.html",
+)
+names(
     "non-numeric: item holds text in place of a number|items hold text in place of numbers",
     DataCure(
         "for column in <columns>:\n"
@@ -362,6 +372,18 @@ names(
     confirm="Smallest and largest label beside the outputs of the last layer.",
     fix="Count from 0, or pass `ignore_index` to the loss.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
+)
+names(
+    "label-variants: item has a label that is written otherwise elsewhere|items have labels that are written otherwise "
+    "elsewhere",
+    DataCure("rows[<label>] = rows[<label>].replace(<meant>)", "table"),
+    title="One class is written in several ways.",
+    symptom="There are more classes than were meant, some with few rows; or a target is out of bounds.",
+    cause="Labels typed by hand or joined from several sources differ in spaces, capitals or accents; texts that are "
+    "not equal are classes of their own.",
+    confirm="`sorted(map(repr, set(labels)))`.",
+    fix="Write each class in one way, before the classes are numbered: `labels.str.strip().str.lower()`.",
+    reference="https://pandas.pydata.org/docs/user_guide/text.html",
 )
 names(
     "invalid-box: row has a box that is none|rows have boxes that are none",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import itertools
 import statistics
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -71,6 +72,29 @@ def two_labels(rows: Sequence[tuple[Any, str, int]]) -> Iterator[tuple[int, str]
             yield row, f"{clip(labels[row], 30)}; row {other} with the same input is {clip(labels[other], 30)}"
 
 
+def label_variants(counts: Mapping[str, int], classes: int | None = None) -> dict[str, str]:
+    """Spelling → the usual spelling of its class, where they differ by white space or width, by capitals (in words of
+    three letters and more), or by accents, if the number of classes says that there are fewer."""
+    if len(counts) in (0, classes) or len(counts) > max(20, sum(counts.values()) / 4):
+        return {}
+    levels = (1, 2) if classes is not None and classes < len(counts) else (1,)
+    for level in levels:
+        groups = collections.defaultdict(list)
+        for text in counts:
+            groups[_spelled(text, level)].append(text)
+        if level == levels[-1] or len(groups) == classes:
+            break
+    usual = {key: max(texts, key=lambda t: (counts[t], t == t.strip())) for key, texts in groups.items()}
+    return {text: usual[key] for key, texts in groups.items() for text in texts if text != usual[key]}
+
+
+def _spelled(text: str, level: int) -> str:
+    plain = " ".join(unicodedata.normalize("NFKC", text).split())
+    plain = plain.casefold() if len(plain) > 2 else plain
+    parts = unicodedata.normalize("NFKD", plain) if level > 1 else plain
+    return "".join(sign for sign in parts if not unicodedata.combining(sign)) if level > 1 else plain
+
+
 LEAST_BESIDE, MEANT = 20, 0.2
 """Items of a split whose copies are told, and the share of copies from which on they are meant."""
 WORDS, CHARACTERS = 8, 60
@@ -99,6 +123,7 @@ def balance(counts: Mapping[str, int], what: str, unit: str, classes: int | None
     (most, high), *_, (least, low) = sorted(counts.items(), key=lambda item: -item[1])
     if high >= 3 * low:
         yield f"The fullest of {len(counts):,} {what} is {most} ({high:,} {unit}), the emptiest {least} ({low:,})."
+    classes = classes if all(label[:1].isdigit() for label in counts) else 0  # texts are numbered later
     if absent := sorted(set(map(str, range(classes or 0))) - {label.removesuffix(".0") for label in counts}, key=int):
         yield f"Labels without a {unit.rstrip('s')}: {listed(absent, quote='')}."
 

@@ -20,7 +20,7 @@ from nbdebug.tools.data.cures import Problem, part
 from nbdebug.tools.data.expectation import DataExpectation
 from nbdebug.tools.data.inventory import Entry, head, split_of
 from nbdebug.tools.data.pictures import pillow
-from nbdebug.tools.data.similarity import balance, equal_across_splits, is_long, two_labels
+from nbdebug.tools.data.similarity import balance, equal_across_splits, is_long, label_variants, two_labels
 
 MOST_BYTES = 256 << 20
 """Of a table that is read whole; of a larger one the first rows are."""
@@ -40,6 +40,8 @@ NUMBERS = {"id", "idx", "index", "row", "rowid", "unnamed", "nr", "no", "number"
 """Words in names of columns that number the rows."""
 TIMES = {"t", "time", "year", "month", "day", "date", "hour", "week", "step", "epoch", "timestamp", "rank", "quarter"}
 """Words in names of columns that count, and are meant to."""
+MARKS = (32767.0, 32768.0, 2147483647.0, 2147483648.0)
+"""Ends of integer types that stand for "not measured", as numbers of nines and 1e20 do; with either sign."""
 SLACK = 1e-3
 """Of a picture's side, by which a box may lie beyond the edge: numbers are rounded in files."""
 SPLIT_COLUMNS = ("split", "subset", "fold", "partition", "set", "phase")
@@ -97,6 +99,8 @@ class DataTable:
             self.label = next((n for n in self.names if n.lower() in LABELS), "")
         self.features = [n for n in wanted.columns or () if n in self.names and n != self.label]
         self.row_count = len(frame)
+        self.marks: dict[str, None] = {}  # as they stand in the file
+        self.meant: dict[str, str] = {}  # other spellings of a label
 
     def column(self, name: str) -> Any:
         return self.frame.iloc[:, self.names.index(name)]
@@ -119,8 +123,9 @@ class DataTable:
             return numpy.full(self.row_count, numpy.nan)
 
     def problems(self) -> Iterator[Problem]:
-        checks = (self._values, self._labels, self._index_columns, self._leaks, self._conflicts, self._texts)
-        return itertools.chain.from_iterable(check() for check in (*checks, self._boxes, self._files) if self.row_count)
+        checks = [self._values, self._marks, self._labels, self._index_columns, self._leaks, self._conflicts]
+        checks += [self._texts, self._boxes, self._files]
+        return itertools.chain.from_iterable(check() for check in checks if self.row_count)
 
     @functools.cached_property
     def numeric(self) -> list[str]:
@@ -160,8 +165,22 @@ class DataTable:
                 value = "nothing" if missing[row] else figures(float(values[row]))
                 yield self.problem("nonfinite-values", int(row), f"{name}: {value}")
 
+    def _marks(self) -> Iterator[Problem]:
+        """Numbers that stand for "not measured"."""
+        for name in self.numeric:
+            values = self.number_column(name)
+            for row in numpy.flatnonzero(numpy.isin(values, sentinels(values))):
+                self.marks.setdefault(str(self.column(name).iloc[row]))
+                yield self.problem("sentinel-value", int(row), f"{name}: {figures(float(values[row]))}")
+
     def _labels(self) -> Iterator[Problem]:
-        """Labels that are no class."""
+        """Labels that are no class, or one that is written otherwise elsewhere."""
+        if self.label and not self._is_number(self.label):
+            labels = [v if isinstance(v, str) else "" for v in self.column(self.label)]
+            self.meant = label_variants(collections.Counter(filter(None, labels)), self.wanted.num_classes)
+            for row in [row for row, label in enumerate(labels) if label in self.meant]:
+                detail = f"{labels[row]!r}, elsewhere {self.meant[labels[row]]!r}"
+                yield self.problem("label-variants", row, detail)
         if not self.label or not self._is_number(self.label):
             return
         for row, value in enumerate(self.number_column(self.label).tolist()):
@@ -316,6 +335,33 @@ class DataTable:
         for row, name in enumerate(names if len(absent) < len(set(names)) else ()):
             if name in absent:
                 yield self.problem("file-missing", row, f"{name} is not there")
+
+
+def sentinels(values: Any) -> list[float]:
+    """Numbers of a column that stand for "not measured": of a known form, far from all others, in at most half of the
+    rows. Below a column that has nothing else below 0 two whole nines are enough; above the others, where a large value
+    may be true, the distance is ten times their range, and the number stands there twice."""
+    found, rest = list[float](), values[numpy.isfinite(values)]
+    half = len(rest) / 2
+    while len(found) < 4 and len(numpy.unique(rest)) > 8:
+        ends = [(end, rest[rest != end], int((rest == end).sum())) for end in (float(rest.min()), float(rest.max()))]
+        end = next((end for end, others, number in ends if number <= half and _is_mark(end, others, number)), None)
+        if end is None:
+            break
+        found.append(end)
+        rest = rest[rest != end]
+    return found
+
+
+def _is_mark(value: float, others: Any, number: int) -> bool:
+    low, high = float(others.min()), float(others.max())
+    text, spread = f"{abs(value):.10g}".replace(".", ""), high - low
+    if not (abs(value) in MARKS or abs(value) >= 1e15 or len(text) > 1 + (value > 0) and {*text} == {"9"}):
+        return False
+    if value > 0:
+        return value - high > 10 * spread and number > 1
+    alone = low >= 0 and value == int(value) and number > 1
+    return alone or low - value > (spread if low >= 0 else 3 * spread)
 
 
 def _recall(codes: Any, guesses: Any) -> float:
