@@ -102,6 +102,7 @@ LINES = {
         "return (h / (s - 1)).mean()",
         "torch.where((s - 1).abs() < 1e-6, 1e-6, s - 1)",
     ),
+    "a number of Python's": ("n = 0.0\nreturn (h / n).mean()", "(h / max(n, 1e-6))"),
     "an inverse": ("return (1 / (h * s)).mean()", "torch.where((h * s).abs() < 1e-6, 1e-6, h * s)"),
     "in place": ("y = h.abs() * s\ny.log_()\nreturn y.mean()", "y.clamp_min_(1e-8).log_()"),
     "a keyword": ("return torch.log(input=h.abs() * s).mean()", "torch.log(input=(h.abs() * s).clamp_min(1e-8))"),

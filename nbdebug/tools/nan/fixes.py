@@ -297,6 +297,8 @@ def _denominator(place: int) -> Callable[[Fault], Iterator[Wrap]]:
             yield Wrap({place: "{}.clamp_min(1)"})
             return
         least = fault.least(1e-6, 1e-3)
+        if below is None:
+            yield Wrap({place: f"max({{raw}}, {least})"})  # a number of Python's
         if below is None or (below.low is not None and below.low >= 0):
             yield Wrap({place: f"{{}}.clamp_min({least})"})
         yield Wrap({place: f"torch.where({{}}.abs() < {least}, {least}, {{again}})"})
@@ -385,9 +387,8 @@ def _wrapped(fault: Fault, wrap: Wrap) -> Iterator[Cure]:
         changes: Changes = {}
         for node in nodes:
             parts = {place: _part(node, fault.name, place) for place in wrap.operands}
-            if any(part is None or sources.is_number(part) for part in parts.values()):
-                continue
-            if isinstance(node, ast.AugAssign) and 0 in parts:
+            literal = any(part is None or sources.is_number(part) for part in parts.values())
+            if literal or isinstance(node, ast.AugAssign) and 0 in parts:
                 continue
             for place, part in parts.items():
                 assert part is not None
@@ -431,7 +432,7 @@ def _patched(wrap: Wrap) -> Callable[..., Any]:
     def patch(func: Any, args: Any, kwargs: Any) -> Any:
         operands, schema = list(args), schema_of(func)
         for place, template in wrap.operands.items():
-            if len(operands) <= place or not isinstance(operands[place], torch.Tensor):
+            if len(operands) <= place or isinstance(operands[place], torch.Tensor) == template.startswith("max("):
                 raise CannotReplay("the operand to be changed is a number in the code")
             writes = schema.names[place] in schema.writes
             operands[place] = _evaluated(_in_place(template) if writes else template, operands[place])
