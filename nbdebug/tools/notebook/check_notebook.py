@@ -31,7 +31,7 @@ from nbdebug.tools.notebook.left_on import (
 )
 from nbdebug.tools.notebook.repeats import applied_twice, rows_out_of_step, runs_twice, splits_drawn_again
 from nbdebug.tools.notebook.rules import NotebookFacts, StaleModule, Told, name_all, notes_of
-from nbdebug.tools.notebook.stale_code import redefined_classes, stale_modules
+from nbdebug.tools.notebook.stale_code import redefined_classes, stale_modules, stale_results
 from nbdebug.tools.notebook.stale_objects import ModelsAndOptimizers, missing_parameters, stale_holders, stale_workers
 
 
@@ -107,7 +107,12 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
             tuple(again),
             tuple(unchecked),
             tuple(part("the last failure", lambda: _of_failure(variables, objects, owners, history, error))),
-            (*hooks, *drawn, *part("what lines read", lambda: list(told_of_cells(variables, history, owners)))),
+            (
+                *hooks,
+                *drawn,
+                *part("kept results", lambda: list(stale_results(variables, history))),
+                *part("what lines read", lambda: list(told_of_cells(variables, history, owners))),
+            ),
         )
 
 

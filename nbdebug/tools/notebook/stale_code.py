@@ -3,7 +3,7 @@
 A module whose file was edited after Python loaded it, with the cell that imported the old version. And objects of an
 earlier definition of their class: a cell that ran again, or a reload, has defined it again. The name then refers to the
 new class. The old objects keep the old methods; `isinstance`, `super(Net, self)`, pickle, comparisons of enum members
-and tables with classes as keys no longer accept them.
+and tables with classes as keys no longer accept them. And results of earlier code, read again from a file or a memo.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 import sys
 import types
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import SourceFileLoader
 from typing import Any, NamedTuple
 
@@ -24,19 +24,24 @@ from nbdebug.observe.locations import code_fingerprint, edited_since_import, sam
 from nbdebug.observe.variables import closure_variables, is_user_module, user_variables
 from nbdebug.report import Where
 from nbdebug.tools.notebook.cells import (
+    DEFINED,
+    FUNCTIONS,
     At,
     Cell,
     CellBinding,
     CellHistory,
+    arguments_of,
     dotted,
     error_message,
     first_read,
     names_in,
     nodes,
+    read_by,
     root_of,
+    running,
     traceback_links,
 )
-from nbdebug.tools.notebook.rules import NOWHERE, Redefined, StaleModule
+from nbdebug.tools.notebook.rules import NOWHERE, Redefined, StaleModule, Told, named
 
 SLACK = 2.0
 """Seconds: clocks of file systems are coarse."""
@@ -597,3 +602,215 @@ def _class_check(node: ast.AST, name: str) -> str:
         return "isinstance"
     kind = node.type if isinstance(node, ast.ExceptHandler) else node.cls if isinstance(node, ast.MatchClass) else None
     return "isinstance" if kind is not None and name in names_in(kind) else ""
+
+
+EXISTS = re.compile(r"\b(?:exists|is_file|isfile|is_dir|isdir)\(")
+SAVES = re.compile(r"(?:^|\.|_)(?:save\w*|dump|to_(?:csv|pickle|parquet|feather|hdf|json)|write\w*)$")
+LOADS = re.compile(r"(?:^|\.|_)(?:load\w*|read\w*|open)$")
+REMOVES = re.compile(
+    r"unlink|rmtree|remove\(|\brm |rmdir|cache_clear|\.clear\(|\bdel |force|overwrite|refresh|getsource"
+)
+"""Words that ask for a file, write it, read it; that take it away, or have it made anew."""
+
+
+MEMOIZED = type(functools.lru_cache(len))
+MEMO = re.compile(r"\bif [^\n]*\bin \w|@[^\n]*\bcache\b|@[^\n]*\blru_cache\b")
+
+
+def _asks(node: ast.AST) -> bool:
+    return MEMO.search(ast.unparse(node)) is not None
+
+
+class Cached(NamedTuple):
+    """A result that is computed where it is not kept yet. test: the line that asks; body: what computes it; place: the
+    expression of the file, dict or function that keeps it; how: "file", "memo" or "function"."""
+
+    test: ast.AST
+    body: list[ast.stmt]
+    place: ast.expr
+    how: str
+
+
+def stale_results(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
+    """Results that a cell reads again from a file or a memo, where what computes them was changed since then."""
+    first: dict[tuple[str, ...], tuple[int, dict[str, str]]] = {}
+    words = {"exists", "is_file", "isfile", "is_dir", "isdir", "FileNotFoundError"}
+    memos = [cell for cell in history.mentioning("in", "cache", "lru_cache") if MEMO.search(cell.source)]
+    words |= {name for cell in memos for name, made in cell.functions.items() if any(map(_asks, made))}
+    checked = {cell.number: cell for cell in [*history.reaching(*words), *memos]}
+    for cell in [checked[number] for number in sorted(checked)]:
+        roots = [ast.Module(cell.body, []), *(r for r in history.reach(cell.number) if isinstance(r, FUNCTIONS))]
+        for root, one in [(of, one) for of in roots for one in _cached(of, history, cell.number)]:
+            key, code = _key_of(root, one, history, cell.number), _code_of(one, history, cell.number)
+            ran, before = first.setdefault(key, (cell.number, code))
+            if changed := sorted(name for name in code.keys() & before.keys() if code[name] != before[name]):
+                found = _stale_result(changed, ran, cell, root, one, key, names, history)
+                if found is not None:
+                    yield found
+                    return
+                first[key] = cell.number, code
+
+
+def _cached(root: ast.AST, history: CellHistory, number: int) -> Iterator[Cached]:
+    """What a cell or a function computes only where it is not kept yet."""
+    decorators = [n.func if isinstance(n, ast.Call) else n for n in getattr(root, "decorator_list", ())]
+    if any(dotted(n).rpartition(".")[2] in ("cache", "lru_cache") for n in decorators):
+        yield Cached(root, root.body, ast.Name(root.name), "function")  # type: ignore[attr-defined]
+    loads = any(LOADS.search(called) for called in _calls_in(running(root.body)))  # type: ignore[attr-defined]
+    blocks = [getattr(n, part) for n in (root, *running(root.body)) for part in ("body", "orelse") if hasattr(n, part)]  # type: ignore
+    for block in [b for b in blocks if isinstance(b, list)]:
+        for at, s in enumerate(block):
+            if isinstance(s, DEFINED) or not isinstance(s, (ast.If, ast.Try)):
+                continue
+            if isinstance(s, ast.Try):
+                missing = [h.body for h in s.handlers if "FileNotFound" in ast.unparse(h)]
+                calls = [
+                    n for n in ast.walk(s.body[0]) if isinstance(n, ast.Call) and LOADS.search(_called(n)) and n.args
+                ]
+                asked, body = calls[0].args[0] if calls else None, missing[0] if missing else []
+            else:
+                asked, absent = _asked(s.test)
+                rest = s.orelse or (block[at + 1 :] if isinstance(s.body[-1], ast.Return) else [])
+                body = s.body if absent else rest
+            if asked is None or not body:
+                continue
+            if isinstance(s, ast.If) and not EXISTS.search(ast.unparse(s.test)):
+                kept = f"{ast.unparse(asked)}["
+                puts = (t for n in running(body) if isinstance(n, ast.Assign) for t in n.targets)
+                if root_of(kept) != "self" and any(ast.unparse(target).startswith(kept) for target in puts):
+                    yield Cached(s.test, body, asked, "memo")
+            elif loads and any(map(SAVES.search, _calls_in(history.reach_of(running(body), number)))):
+                yield Cached(getattr(s, "test", s.body[0]), body, asked, "file")
+
+
+def _calls_in(reached: Iterable[ast.AST]) -> Iterator[str]:
+    """The functions and methods that are called there: "torch.save", "write_text"."""
+    yield from (_called(node) for node in nodes(reached) if isinstance(node, ast.Call))
+
+
+def _called(call: ast.Call) -> str:
+    return dotted(call.func) or getattr(call.func, "attr", "")
+
+
+def _asked(test: ast.expr) -> tuple[ast.expr | None, bool]:
+    """The file or the dict for which a condition asks, and whether it holds where there is none."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.Call) and EXISTS.search(f"{_called(node)}("):
+            own = isinstance(node.func, ast.Attribute) and not node.args
+            off = any(isinstance(n, ast.UnaryOp) and node in ast.walk(n) for n in ast.walk(test))
+            return (getattr(node.func, "value", None) if own else node.args[0]), off
+        if (
+            isinstance(node, ast.Compare)
+            and isinstance(node.ops[0], (ast.In, ast.NotIn))
+            and dotted(node.comparators[0])
+        ):
+            return node.comparators[0], isinstance(node.ops[0], ast.NotIn)
+    return None, False
+
+
+def _key_of(root: ast.AST, one: Cached, history: CellHistory, number: int) -> tuple[str, ...]:
+    """What says which file or item is asked for: the condition, what its names were made from, and the arguments."""
+    texts, todo, known = {ast.unparse(one.test) if one.how != "function" else one.place.id}, [one.test], set[str]()  # type: ignore
+    parameters = {a.arg for a in ast.walk(getattr(root, "args", ast.Pass())) if isinstance(a, ast.arg)}
+    own = [s for s in running(getattr(root, "body", [])) if isinstance(s, ast.Assign)]
+    if one.how == "function":
+        todo = []
+    while todo:
+        node = todo.pop()
+        for path in (
+            {dotted(n) for n in ast.walk(node) if isinstance(n, (ast.Name, ast.Attribute))} - known - {"", "self"}
+        ):
+            known.add(path)
+            values = [s.value for s in own if any(dotted(target) == path for target in s.targets)]
+            texts |= {ast.unparse(value) for value in values}
+            todo += values
+            if not values and path not in parameters:
+                texts |= _made_from(path, history, number)
+    if isinstance(root, FUNCTIONS):
+        makers = {
+            root.name,
+            *(n for c in history.cells.values() for n, made in c.functions.items() if _holds(made, root)),
+        }
+        for call in [n for n in nodes(history.reach(number)) if isinstance(n, ast.Call)]:
+            if dotted(call.func).rpartition(".")[2] in makers:
+                texts |= {ast.unparse(value) for value in arguments_of(call)}
+                texts |= {t for v in arguments_of(call) for n in names_in(v) for t in _made_from(n, history, number)}
+    return tuple(sorted(texts))
+
+
+def _holds(made: list[ast.AST], root: ast.AST) -> bool:
+    return any(isinstance(kind, ast.ClassDef) and root in kind.body for kind in made)
+
+
+def _made_from(name: str, history: CellHistory, number: int) -> set[str]:
+    """The statements from which a variable of the notebook comes by now."""
+    origins = history.origins(name, (number + 1, 0))
+    return {history.text(b) for of, at in origins for b in history.bindings(of, "assign") if b.at == at}
+
+
+def _code_of(one: Cached, history: CellHistory, number: int) -> dict[str, str]:
+    """What computes a result: its own lines, the functions that they call, and the constants that these read."""
+    reached = history.reach_of(running(one.body), number)
+    functions = {f.name: f for f in reached if isinstance(f, FUNCTIONS)}
+    code = {name: _says(f.body) for name, f in functions.items()}
+    if one.how != "function":
+        code[""] = _says(one.body)
+    for name in read_by(reached):
+        made = [b for b in history.bindings(name, "assign") if b.number <= number][-1:]
+        if made and isinstance(made[0].value, (ast.Constant, ast.UnaryOp, ast.Tuple, ast.List, ast.Dict)):
+            code[name] = history.text(made[0])
+    return code
+
+
+def _says(body: list[ast.stmt]) -> str:
+    """Statements as text, without what only prints or describes."""
+    idle = {id(s) for s in running(body) if isinstance(s, ast.Expr) and ast.unparse(s).startswith(("print(", "'", '"'))}
+    return "\n".join(ast.unparse(s) for s in body if id(s) not in idle)
+
+
+def _stale_result(
+    changed: list[str],
+    ran: int,
+    cell: Cell,
+    root: ast.AST,
+    one: Cached,
+    key: tuple[str, ...],
+    names: Mapping[str, Any],
+    history: CellHistory,
+) -> Told | None:
+    """What to tell, unless a cell since the first run took the file or the memo away, or made it anew."""
+    place = ast.unparse(one.place)
+    since = [c for n, c in history.cells.items() if ran < n <= cell.number]
+    anew = any(ran < b.number <= cell.number for b in history.bindings(root_of(place)) if one.how != "file")
+    files = {text for part in key for text in re.findall(r"'([^']+)'", part)}
+    writes = (c for c in since if c.number != cell.number and any(map(SAVES.search, _calls_in(c.statements))))
+    if anew or any(REMOVES.search(c.source) for c in since) or any(text in c.source for c in writes for text in files):
+        return None
+    wrapper = names.get(root_of(place))
+    if one.how == "memo" and not (isinstance(wrapper, dict) and wrapper):
+        return None
+    if one.how == "function" and not (type(wrapper) is MEMOIZED and wrapper.cache_info().hits):
+        return None
+    made = [(c, n) for c in since for what in changed for n in c.functions.get(what, ())]
+    made += [(history.cells[b.number], b.node) for what in changed for b in history.bindings(what) if ran < b.number]
+    made += [(c, one.test) for c in since if any(n is one.test for s in c.body for n in ast.walk(s))]
+    if not made:
+        return None
+    at, node = made[0]
+    own = any(n is one.test for s in at.body for n in ast.walk(s))
+    where, used, first = at.place((one.test if own else node).lineno), cell.place(), history.cells[ran].place()  # type: ignore
+    what = " and ".join(f"`{name}`" for name in changed if name) or "the lines that compute it"
+    holder = next((b.path for b in cell.bindings if isinstance(b.value, ast.Call) and place.startswith("self.")), "")
+    keeps = {"file": f"the file at `{place}`", "memo": f"`{place}`", "function": f"the memo of `{place}`"}[one.how]
+    title = (
+        f"{named(used)} does not run {what} of {named(where)}: it takes from {keeps} what {named(first)} had computed "
+        "before the change"
+    )
+    path = place.replace("self", holder, 1) if holder else place
+    clear = {"file": f"Path({path}).unlink()", "memo": f"{path}.clear()", "function": f"{path}.cache_clear()"}[one.how]
+    fix = (
+        f"Take the old result away after a change, then run {named(used)} again; or put what decides into its name.",
+        clear,
+    )
+    links = ((f"{named(first)} computed it", first), (f"{named(used)} reads it", used))
+    return Told("notebook/stale-reference", title, (place, *filter(None, changed)), where, (fix,), links)
