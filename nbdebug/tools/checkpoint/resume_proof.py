@@ -24,7 +24,7 @@ from nbdebug.report import Finding, Report, RuledOut, Symptom, Table
 from nbdebug.text import count, figures, listed, module_name
 from nbdebug.tools.checkpoint.check_checkpoint import checkpoint_facts
 from nbdebug.tools.checkpoint.checkpoints import Checkpoints
-from nbdebug.tools.checkpoint.rules import STEP, CheckpointFacts, SavedFile, missing_part, name_all
+from nbdebug.tools.checkpoint.rules import STEP, CheckpointFacts, SavedFile, missing_part, name_all, other_order
 from nbdebug.tools.checkpoint.run_state import LIBRARIES, ObservedRun, Put, RunState, form, kinds, plain
 from nbdebug.trainers import held
 
@@ -263,11 +263,12 @@ class _Proof:
         self.facts, self.resumed, self.seconds = facts, resumed, seconds
         first = self._run(ObservedRun(), uninterrupted)
         self.plainly = self._run(ObservedRun(), resumed)
+        self.evaluates = not self.plainly["losses"] and not self.plainly["rows"]
         more = len(first["losses"]) - len(self.plainly["losses"])
         self.at, self.rows = more if more > 0 else facts.file.step or 0, first["rows"]
         self.past = max(len(self.rows) - len(self.plainly["rows"]), 0)
         self.wanted, self.values = self._compared(first, True), self._compared(self.plainly)
-        again = self._run(ObservedRun(self.at, take=True), uninterrupted)
+        again = self._run(ObservedRun(self.at, take=True, evaluates=self.evaluates), uninterrupted)
         self.repeats = self._compared(again, True) == self.wanted
         self.state: RunState = again["state"]
 
@@ -320,6 +321,9 @@ class _Proof:
         for kind, name, proof, lines in self._causes(known):
             because, cost = f"{self.difference}. {proof}", self.cost()
             equal = sum(map(len, self.wanted.values())) if proof.endswith("both agree") else 0
+            if kind == "order":
+                found.append(other_order(self.facts, because, name, lines, self._start.orders["optimizer", name]))
+                continue
             seen = [one for one in static if kind in CONFIRMED and re.search(CONFIRMED[kind], one.code)]
             if seen:
                 evidence = {**seen[0].evidence, "put back": name, "proof": because}
@@ -337,7 +341,7 @@ class _Proof:
         """known: the file itself shows a cause; the order of the data proves less."""
         other_rows = self.plainly["rows"] != self.rows[self.past :]
         parts, data = self.state.parts, ("sampler", "generator")
-        options = [put for put in parts if put[0] not in ("early", "late")]
+        options = [put for put in parts if put[0] not in ("early", "late", "input")]
         options.sort(
             key=lambda put: (put[0] == "model", put[0] in self.facts.entries, (put[0] in data) is not other_rows)
         )
@@ -362,11 +366,20 @@ class _Proof:
             how = f"With {count(len(several), 'state')} put back together, both agree"
             yield from self._named(put, how) if put[1] else [("rng", "", how, "")]
         if not several and not known:
-            yield from self._by_the_data(other_rows)
+            yield from self._by_the_input() if self.evaluates else self._by_the_data(other_rows)
 
     def _named(self, put: Put, how: str, rows: bool = False) -> Iterator[Cause]:
         """A state as a cause. Of an object without `state_dict`: the value that is enough, else all that differ."""
         (kind, name), form = put, self.state.forms[put]
+        saved, own = self.state.orders.get(put, []), self._start.orders.get(put, [])
+        if saved != own and sorted(saved) == sorted(own):
+            yield "order", name, "With the moments of its own, each, both agree", ", ".join(saved)
+            return
+        if kind == "attribute":
+            tensors = self.state.parts[put]
+            key = next((key for key in tensors if self._helps({put: {key: tensors[key]}})), ", ".join(tensors))
+            yield kind, f"{name}.{key}", f"With `{name}.{key}` put back alone, both agree", "attribute"
+            return
         if form != "values":
             yield kind, name, how, form if form != "object" else ""
             return
@@ -381,7 +394,7 @@ class _Proof:
 
     def _several(self, options: list[Put]) -> list[Put]:
         """The smallest set of states with which both agree, where one is not enough."""
-        needed = {put: state for put, state in self.state.parts.items() if put[0] != "late"}
+        needed = {put: state for put, state in self.state.parts.items() if put[0] not in ("late", "input")}
         if not options or not self._helps(needed):
             return []
         for put in options:
@@ -391,10 +404,19 @@ class _Proof:
         chosen = {put: state for put, state in needed.items() if put[0] != "early"}
         return list(chosen) if self._helps(chosen) else [*chosen, ("rng", "")]
 
+    def _by_the_input(self) -> Iterator[Cause]:
+        """The model is the same, and gets another input: which of the values that prepare it are others?"""
+        put, here = ("input", ""), self._start.plain
+        other = [n for n, v in self.state.plain.items() if n in here and plain(v) != plain(here[n])]
+        other.sort(key=lambda name: (not isinstance(here[name], dict), hasattr(here[name], "grad")))
+        if other and self._helps({put: self.state.parts.get(put)}):
+            how = f"With the inputs of the other run put in, both agree, and `{other[0]}` is another than there"
+            yield "value", other[0], how, "value"
+
     def _by_the_data(self, other_rows: bool) -> Iterator[Cause]:
         """Causes that no state in a variable explains: a loop that counts from zero, an order that begins anew."""
         here = self._start.counters
-        counters = {n: (v, here[n]) for n, v in self.state.counters.items() if here.get(n, v) != v}
+        counters = {n: (v, here[n]) for n, v in self.state.counters.items() if here.get(n, v) < v}
         mark, due = self.plainly["rows"][:1], self.rows[self.past : self.past + 1]  # the same: what differs is computed
         if other_rows and mark and mark != due and not (counters and "step" not in self.facts.entries):
             how = "its batches are in another order"
@@ -409,13 +431,15 @@ class _Proof:
     @functools.cached_property
     def _start(self) -> RunState:
         """The resumed run where it goes on."""
-        state: RunState = self._run(ObservedRun(0, take=True), self.resumed)["state"]
+        state: RunState = self._run(ObservedRun(0, take=True, evaluates=self.evaluates), self.resumed)["state"]
         return state
 
     def _helps(self, states: Mapping[Put, Any], rows: bool = False) -> bool:
         """Whether both agree with these states put back. rows: in all batches but the first, drawn before."""
         try:
-            result = self._run(ObservedRun(0, put=states), self.resumed) if states else {}
+            orders = {("order", name): names for (_, name), names in self.state.orders.items()}
+            run = ObservedRun(0, put={**orders, **states}, evaluates=self.evaluates)
+            result = self._run(run, self.resumed) if states else {}
         except Exception:  # a state that does not fit the object there: it is not the cause
             return False
         if rows:

@@ -550,6 +550,19 @@ def optimizer_mismatch(facts: CheckpointFacts) -> Finding | None:
     return finding(facts, "optimizer-mismatch", title, fix, filter(None, keys), groups=groups)
 
 
+def other_order(facts: CheckpointFacts, why: str, name: str, there: str, here: list[str]) -> Finding:
+    """Proven by both runs. there, here: names of the optimizer's parameters, in the order of each."""
+    names = there.split(", ")
+    place = next(i for i, own in enumerate(here) if own != names[i])
+    what = f"number {place} is `{here[place]}` in the resumed run, `{names[place]}` in the run that saved"
+    title = f"The parameters of `{name}` are in another order: {what}, and each gets the moments of another. {why}"
+    order = f"{name} = ...  # its groups and parameters in this order: {listed(names, 12, '')}"
+    fix = Fix("Give them to the optimizer in the order of the run that saved.", order)
+    return finding(
+        facts, "optimizer-mismatch", title, fix, [facts.entries.get("optimizer", name)], saved=names, here=here
+    )
+
+
 PARTS = {
     "optimizer": ("optimizer-missing", "the optimizer's state", "momentum and averages would begin at zero"),
     "scheduler": ("scheduler-missing", "the scheduler's state", "the learning rate would begin anew"),
@@ -560,7 +573,8 @@ PARTS = {
     "rng": ("rng-not-restored", "the random state", ""),
     "gradients": ("accumulation-not-resumed", "the gradients that are accumulated so far", ""),
     "model": ("error/state-dict-mismatch", "all weights and buffers", ""),
-    "value": ("value-missing", "a value that the loop goes on from", ""),
+    "value": ("value-missing", "a value that the run goes on from", ""),
+    "attribute": ("buffer-not-registered", "a tensor that its model keeps outside of the state dict", ""),
 }
 """What a run has besides its weights: the code where it is missing, its words, and what that does."""
 LINES = {
@@ -657,11 +671,23 @@ LINES = {
 @rule(
     code="checkpoint/value-missing",
     title="A value that the run goes on from was not saved.",
-    symptom="Weights, optimizer and data agree, and the losses part: a temperature, a patience begins anew.",
-    cause="A number or list of the loop's own is in no state dict: it is only saved where someone thinks of it.",
+    symptom="Weights, optimizer and data agree, and the losses part: a temperature, a patience begins anew. A "
+    "model that is loaded guesses.",
+    cause="A number or list of the loop's own is in no state dict: it is only saved where someone thinks of it. So is "
+    "a vocabulary or a mean that is made from the data: where the model is used, these are others.",
     confirm="`nbdebug.resume_proof(build, step)` puts each value back alone, and names the one with which both agree.",
     fix="Write it into the file beside the step, and set it after the loading.",
     reference=LOADING,
+)
+@rule(
+    code="checkpoint/buffer-not-registered",
+    title="A tensor that the model computes with is in no state dict.",
+    symptom="All keys match, and what the loaded model gives is noise; in the run that saved it was good.",
+    cause="A codebook, a running mean or a drawn matrix that is a plain attribute (or a buffer with persistent=False) "
+    "is left out by `state_dict()`: the loaded model has a fresh one.",
+    confirm="`name in model.state_dict()`.",
+    fix="`self.register_buffer(name, tensor)`; it is then saved, loaded and moved with the model.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.register_buffer",
 )
 def missing_part(
     facts: CheckpointFacts, role: str = "optimizer", why: str = "", name: str = "", form: str = "", tried: int = 0
@@ -670,18 +696,31 @@ def missing_part(
     the variable, or the global generators; form: of LINES, where the role does not tell it; tried: how many values of
     both runs agree so."""
     code, words, loss = PARTS[role]
-    fails = f"holds {words}, and the run does not go on from it" if role in facts.entries else f"does not hold {words}"
+    words = f"`{name}`, {words}" if role in ("value", "attribute") and name else words
+    there = (
+        role in facts.entries
+        or role == "value"
+        and name != ""
+        and name.rpartition(".")[2] in dict(walk(facts.file.tree))
+    )
+    fails = f"holds {words}, and the run does not go on from it" if there else f"does not hold {words}"
     forms = [form or (role if role in LINES else "object")]
     if role == "rng" and not form:
         forms = [each for each in list(LINES)[-4:] if each in (name or "torch, Python, NumPy")]
     lines = "# or save after optimizer.step(), not within a window\n" if role == "gradients" else ""
+    if role == "attribute":  # its values were put back, not these lines
+        own, forms, tried = name.rpartition(".")[2], [], 0
+        lines = f"self.register_buffer({own!r}, {own})  # where its module sets self.{own}"
     for each in forms:
         thing = name or role
         key = f"{each}_rng" if each in list(LINES)[-4:] else role if role == "gradients" else thing.rpartition(".")[2]
         read, write = (text.format(thing=thing, saved=f"state[{key!r}]") for text in LINES[each])
         lines += f"state[{key!r}] = {read}  # when saving\n{write}\n"
     after = {"tried": f"0 of {tried} values of both runs differ"} if tried else {}
-    fix = Fix(f"Save it, and put it back: {words}.", lines.rstrip(), bool(tried) or None, after)
+    title = (
+        "Register it, so that it is saved and loaded." if role == "attribute" else f"Save it, and put it back: {words}."
+    )
+    fix = Fix(title, lines.rstrip(), bool(tried) or None, after)
     evidence: dict[str, Any] = {"where": [name], "put back": name} if name else {}
     title = f"{facts.name} {fails}: {why or loss}"
     return finding(facts, code, title, fix, entries=sorted(facts.entries), **evidence)

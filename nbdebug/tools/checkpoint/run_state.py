@@ -39,11 +39,14 @@ Put = tuple[str, str]  # the kind and the name of a state
 
 @dataclasses.dataclass
 class RunState:
-    """parts: (kind, name) → state, also of the kinds "early" and "late"; forms: how each is read and set."""
+    """parts: (kind, name) → state, also of the kinds "early", "late" and "input"; forms: how each is read and set;
+    orders: of each optimizer the names of its parameters; plain: the other variables, of plain values."""
 
     parts: dict[Put, Any] = dataclasses.field(default_factory=dict)
     forms: dict[Put, str] = dataclasses.field(default_factory=dict)
     counters: dict[str, int] = dataclasses.field(default_factory=dict)
+    orders: dict[Put, list[str]] = dataclasses.field(default_factory=dict)
+    plain: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class ObservedRun:
@@ -51,10 +54,13 @@ class ObservedRun:
 
     take: note the state at the moment. put: states to put back there, "early" ones after each loading. rows: of each
     forward of training, a number that stands for its tensors; losses: what each backward began with. trainer: of a
-    library, which has parts that no frame shows."""
+    library, which has parts that no frame shows. evaluates: the resumed run trains no more: the moment is a forward of
+    any kind, and the inputs from there on are a state as well."""
 
-    def __init__(self, at: int = 0, take: bool = False, put: Mapping[Put, Any] | None = None) -> None:
-        self.at, self.take, self.put = at, take, dict(put or {})
+    def __init__(
+        self, at: int = 0, take: bool = False, put: Mapping[Put, Any] | None = None, evaluates: bool = False
+    ) -> None:
+        self.at, self.take, self.put, self.evaluates = at, take, dict(put or {}), evaluates
         self.rows, self.losses, self.state, self.done = list[int](), list[Any](), RunState(), False
         self.trainer: Any = None
         self._models: dict[int, nn.Module] = {}
@@ -86,13 +92,15 @@ class ObservedRun:
             self._depth += 1
             try:
                 trains = self._depth == 1 and module.training and torch.is_grad_enabled()
-                if trains and any(p.requires_grad for p in module.parameters()):
+                trains = trains and any(p.requires_grad for p in module.parameters())
+                if trains:
                     self._models.setdefault(id(module), module)
                     self.rows.append(_mark((*args, *kwargs.values())))
-                    if len(self.losses) >= self.at and not self.done:
-                        self.done = True
-                        self._moment(sys._getframe(1))
-                return call(module, *args, **kwargs)
+                now = len(self.losses) >= self.at and self._depth == 1 and (bool(trains) or self.evaluates)
+                if now and not self.done:
+                    self.done = True
+                    self._moment(sys._getframe(1))
+                return call(module, *(self._input(args) if now and self.evaluates else args), **kwargs)
             finally:
                 self._depth -= 1
 
@@ -103,6 +111,14 @@ class ObservedRun:
             self._after(torch, "load")
             self._after(nn.Module, "load_state_dict")
             self._after(torch.optim.Optimizer, "load_state_dict")
+
+    def _input(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of a forward, which are noted; or those that are put in their place, of the same shapes."""
+        seen = self.state.parts.setdefault(("input", ""), []) if self.take else []
+        seen += [tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, args)]
+        other = self.put.get(("input", ""), [])[:1]
+        del self.put.get(("input", ""), [])[:1]
+        return tuple(other[0]) if other and _shapes(other[0]) == _shapes(args) else args
 
     def _after(self, owner: Any, name: str) -> None:
         plainly = getattr(owner, name)
@@ -130,9 +146,37 @@ class ObservedRun:
             self.state.parts |= late | {put: state for put, state in states.items() if state is not None}
             self.state.forms = {put: form(thing) for put, thing in parts.items()}
             self.state.counters = {name: thing for name, thing in things.items() if type(thing) is int}
+            self.state.plain = {n: v for n, v in things.items() if n not in self.state.counters and _is_small(v)}
+        names = {id(p): n for m in things.values() if isinstance(m, nn.Module) for n, p in m.named_parameters()}
+        self.state.orders = {
+            put: [names.get(id(p), "") for group in thing.param_groups for p in group["params"]]
+            for put, thing in parts.items()
+            if put[0] == "optimizer"
+        }
         for put in self.put.keys() & parts.keys():
-            put_back(put[0], parts[put], self.put[put])
+            put_back(
+                put[0], parts[put], in_order(self.put[put], self.put.get(("order", put[1])), self.state.orders.get(put))
+            )
         set_random(self._random("late"))
+
+
+def in_order(state: Any, there: list[str] | None, here: list[str] | None) -> Any:
+    """The state of an optimizer for one that has the same parameters in another order. there, here: their names."""
+    if not there or not here or there == here or sorted(there) != sorted(here) or len({*there}) < len(there):
+        return state
+    places = [there.index(name) for name in here]
+    return {**state, "state": {i: state["state"][at] for i, at in enumerate(places) if at in state["state"]}}
+
+
+def _shapes(args: Any) -> list[Any]:
+    return [leaf.shape for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+
+
+def _is_small(value: Any) -> bool:
+    """Whether it is a value that may have been made from other data: a vocabulary, a mean."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() <= MOST and value.grad_fn is None
+    return isinstance(value, (dict, list, tuple, float)) and bool(value) and _is_plain(value)
 
 
 def plain(value: Any) -> Any:
@@ -182,6 +226,8 @@ def kinds(things: Mapping[str, Any]) -> dict[Put, Any]:
             found[kind, name] = thing
             if kind == "model":
                 found["gradients", name] = thing
+            if isinstance(thing, nn.Module):
+                found["attribute", name] = thing
     return found
 
 
@@ -189,7 +235,8 @@ def _kind(name: str, thing: Any, trained: set[int]) -> str:
     if isinstance(thing, torch.optim.Optimizer):
         return "optimizer"
     if isinstance(thing, nn.Module):
-        own = any(id(p) in trained for p in thing.parameters()) and not hasattr(thing, "n_averaged")
+        own = not trained or any(id(p) in trained for p in thing.parameters())
+        own = own and not hasattr(thing, "n_averaged")
         return "model" if own else "ema"
     if "generator" in form(thing):
         return "generator"
@@ -246,9 +293,21 @@ def _taken(kind: str, thing: Any) -> Any:
         if kind == "gradients":
             grads = {name: p.grad for name, p in thing.named_parameters() if p.grad is not None}
             state = grads if any(bool(grad.any()) for grad in grads.values()) else None
+        if kind == "attribute":
+            state = dict(unsaved_tensors(thing)) or None
         return pickle.loads(pickle.dumps(state))
     except Exception:  # an object of the user's that can't be copied: it is not among what is put back
         return None
+
+
+def unsaved_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """(dotted name, tensor) of what a model keeps and no state dict holds: plain attributes, buffers that are not
+    persistent. Of a graph it is a result, which the next forward makes anew."""
+    for path, part in model.named_modules():
+        others = {n: b for n, b in part._buffers.items() if n in part._non_persistent_buffers_set}
+        for name, value in {**attributes(part), **others}.items():
+            if isinstance(value, torch.Tensor) and value.grad_fn is None:
+                yield f"{path}.{name}".lstrip("."), value
 
 
 def _is_plain(value: Any) -> bool:
@@ -263,6 +322,12 @@ def put_back(kind: str, thing: Any, state: Any) -> None:
     if kind == "gradients":
         for name, parameter in thing.named_parameters():
             parameter.grad = state.get(name)
+        return
+    if kind == "attribute":
+        for path, value in state.items():
+            owner, _, name = path.rpartition(".")
+            part = thing.get_submodule(owner)
+            (part._buffers if name in part._buffers else vars(part))[name] = value
         return
     write(thing, state)
     rates = (state.get("_last_lr") or []) if kind == "scheduler" else []
