@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import nbdebug
+from nbdebug.tools.training.batches import paired_anew
 from nbdebug.tools.training.facts import RegularizerTrial, StaticFacts, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.report import diagnose_report
 from nbdebug.tools.training.rules.signs import OTHER_ORDER, weights_follow
@@ -320,3 +321,40 @@ def test_weights_that_are_no_shares_are_left_alone():
     assert weights_follow([1.0, 1.0, 1.0], counts) == ""
     assert weights_follow([1.0, 1.0, 3.0], {"0": 300, "1": 100, "2": 900}) == ""
     assert weights_follow([1.0, 3.0], {"0": 300, "1": 500}) == ""  # what an error costs
+
+
+def test_inputs_that_come_again_with_other_targets_are_told_from_what_is_drawn_or_computed():
+    torch.manual_seed(7)
+    x, label, value = torch.randn(96, 3), torch.randint(0, 3, (96,)), torch.randn(96)
+
+    def found(pairs):
+        return paired_anew([pair for whole in pairs for pair in zip(*(t.split(32) for t in whole))], 1, [])
+
+    def passes(give):
+        return [(x[order], give(order)) for order in map(torch.randperm, [96] * 4)]
+
+    anew = found(passes(lambda order: label[torch.randperm(96)]))
+    assert anew is not None and anew.again == 288 and abs(anew.same - anew.by_chance) < 0.1
+    assert found(passes(lambda order: value[torch.randperm(96)])) is not None
+    assert found(passes(lambda order: label[order])) is None
+    assert found(passes(lambda order: torch.randn(96))) is None  # noise, or a teacher that learns
+    assert found(passes(lambda order: torch.where(torch.rand(96) < 0.3, label.roll(1), label)[order])) is None
+    words = torch.randint(0, 9, (96, 1))  # of skip-grams: a word, and one near it
+    assert found([(words, torch.randint(0, 9, (96,))) for _ in range(4)]) is None
+    assert found([(x[rows], label[rows]) for rows in torch.randint(0, 96, (4, 96))]) is None
+    assert found([(torch.randn(96, 3), label) for _ in range(4)]) is None  # augmented
+
+
+def test_rows_that_are_mixed_before_the_model_are_no_fault_of_it():
+    def mixup(model, batch):
+        share, order = float(torch.rand(())), torch.randperm(len(batch[0]))
+        scores = model(share * batch[0] + (1 - share) * batch[0][order])
+        return share * F.cross_entropy(scores, batch[1]) + (1 - share) * F.cross_entropy(scores, batch[1][order])
+
+    def pairing(model, batch):  # https://arxiv.org/abs/1801.02929
+        return F.cross_entropy(model((batch[0] + batch[0].roll(1, 0)) / 2), batch[1])
+
+    torch.manual_seed(8)
+    model = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 8))
+    for loss_fn in (mixup, pairing):
+        assert [f.title for f in nbdebug.preflight(model, dealt(*clusters(300))[0], loss_fn)] == []

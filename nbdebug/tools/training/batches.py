@@ -6,12 +6,14 @@ loader's workers draw.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import dataclasses
 import hashlib
 import inspect
 import itertools
+import operator
 import os
 import random
 import re
@@ -26,32 +28,48 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, Subset, WeightedRandomSampler
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    WeightedRandomSampler,
+    default_collate,
+)
 
+from nbdebug.observe.locations import Site, at_site
+from nbdebug.observe.sources import name_of, nodes_of
 from nbdebug.observe.tensors import fingerprint, output_tensors, tensors_in
 from nbdebug.observe.variables import attributes
+from nbdebug.report import Where
 from nbdebug.text import count, listed
 from nbdebug.tools.training import signals
 from nbdebug.tools.training.evaluate import (
     LossFn,
     batches_of,
     is_generator,
+    loss_root,
     preserve_rng,
     samples_of,
+    save_rng,
     takes_fewer_rows,
+    targets_of,
 )
 from nbdebug.tools.training.facts import (
     AnswersAmongInputs,
     InputShift,
     Labels,
     LossCall,
+    MixedSamples,
     Overlap,
+    PairedAnew,
     SharedGroups,
     WorkerDraws,
 )
 from nbdebug.tools.training.one_step import StepGraph
-from nbdebug.tools.training.outputs import batch_size, repeatable_loss
+from nbdebug.tools.training.outputs import batch_size, deterministic, repeatable_loss
 from nbdebug.tools.training.signals import tensors_at, unmasked_tensors_at
 
 CLASSES = 1000
@@ -74,6 +92,15 @@ MOST_COMPARED = 1500
 """Samples of each side whose nearest are looked for."""
 MOST, SECONDS = 400, 5.0
 """Batches of a loader, and time, that are read."""
+AGAIN, EVENLY, ALL_ALIKE, UNSEEN, ERRORS = 50, 0.3, 0.8, 0.1, 3.0
+"""Rows that have to come again; by how much at most their counts vary, over their mean (1 where they are drawn, 0.25 in
+the middle of a pass); the share of equal targets by chance from which on nothing can be told; the share of targets that
+no sample had before (they are computed or drawn, not exchanged); standard errors."""
+MIXTURES, FIRST_MIXTURES, LITTLE, MOST_OF_IT = 16, 3, 0.02, 0.6
+"""Mixtures that are looked at, and after how many without one no more are; a share that is none; a share that is most:
+a target that goes with less of a sample than that is another one's, whatever a published augmentation leaves out."""
+DEALS = frozenset({"shuffle", "randperm", "permutation", "permuted"})
+"""Names of what deals rows anew, to find the line."""
 
 
 @dataclasses.dataclass
@@ -359,6 +386,173 @@ def _classes(target: torch.Tensor, loss: LossCall | None) -> torch.Tensor | None
         return target if loss is not None and loss.op in ("cross_entropy", "nll_loss") else None
     binary = loss is not None and loss.op.startswith("binary") and bool(((target == 0) | (target == 1)).all())
     return target.long() if binary else None
+
+
+def paired_anew(batches: Sequence[Any], target: int, files: Sequence[str]) -> PairedAnew | None:
+    """Whether passes over the same inputs give them the targets of other samples; None where they don't, or inputs do
+    not come again as they were. target: its position in a batch's tensors; files: where the line may stand."""
+    keys, labels, last = list[Any](), list[bytes](), list[torch.Tensor]()
+    for batch in batches:
+        tensors = output_tensors(batch)
+        n = len(tensors[target]) if target < len(tensors) and tensors[target].dim() else 0
+        inputs = [t for i, t in enumerate(tensors) if i != target and t.dim() and len(t) == n]
+        if not n or not inputs:
+            return None
+        whole, last = last, [*inputs, tensors[target]]
+        if len(whole) == len(last) and all(map(operator.is_, whole, last)):
+            continue  # all rows at once, from which the loop takes some
+        keys += zip(*map(_row_keys, inputs))
+        labels += _row_keys(tensors[target])
+    counts, known = Counter(keys), Counter(labels)
+    often = statistics.fmean(counts.values()) if counts else 0.0
+    if often < 1.5 or statistics.pvariance(counts.values()) > EVENLY * often:
+        return None
+    before, had = dict[Any, bytes](), set[bytes]()
+    again = same = unseen = 0
+    for key, label in zip(keys, labels):
+        if key in before:
+            again, same, unseen = again + 1, same + (before[key] == label), unseen + (label not in had)
+        before[key] = label
+        had.add(label)
+    by_chance = sum((times / len(labels)) ** 2 for times in known.values())
+    limit = by_chance + ERRORS * (by_chance * (1 - by_chance) / max(again, 1)) ** 0.5
+    if again < AGAIN or by_chance > ALL_ALIKE or unseen > UNSEEN * again or same > limit * again:
+        return None
+    lines = {
+        Site(file, node.lineno, "")
+        for file in files
+        for node in nodes_of(file)
+        if isinstance(node, ast.Call) and name_of(node) in DEALS
+    }
+    where = at_site(Where(), lines.pop()) if len(lines) == 1 else Where()
+    return PairedAnew(again, same / again, by_chance, where)
+
+
+def _row_keys(rows: torch.Tensor) -> list[bytes]:
+    """A key for the values of each row, without the zeros that fill it up."""
+    table = rows.detach().cpu()
+    table = table.float() if table.dtype == torch.bfloat16 else table
+    return [row.tobytes().rstrip(b"\0") for row in table.numpy()]
+
+
+@dataclasses.dataclass
+class _Rows:
+    """Samples of which one can be exchanged for another in the inputs or in the targets alone: rows of a batch, or the
+    items that a collate function joins. inputs, target: positions among the tensors of either."""
+
+    batch: Any
+    inputs: int
+    target: int
+    items: list[Any]
+    collate: Any = None
+
+    @classmethod
+    def each(cls, batches: Batches, n: int, inputs: int, target: int) -> Iterator[_Rows]:
+        batch, loader = batches.train[0], batches.loader
+        yield cls(batch, inputs, target, [[t[k] for t in output_tensors(batch)] for k in range(n)])
+        data, own = getattr(loader, "dataset", None), getattr(loader, "collate_fn", default_collate)
+        if own is not default_collate and hasattr(data, "__getitem__"):
+            items = [data[k] for k in range(min(n, MIXTURES))]
+            if len(tree_leaves(items[0])) == len(output_tensors(batch)):
+                yield cls(batch, inputs, target, items, own)
+
+    def leaf(self, k: int, at: int) -> torch.Tensor:
+        return torch.as_tensor(tree_leaves(self.items[k])[at])
+
+    def exchanged(self, at: int | None, k: int, other: int) -> Any:
+        """The batch, with what the other has at this position in place of a sample's own."""
+        if self.collate is None:
+            whole = None if at is None else output_tensors(self.batch)[at]
+            order = torch.arange(len(self.items)).index_fill(0, torch.tensor([k]), other)
+            return tree_map_only(torch.Tensor, lambda t: t[order.to(t.device)] if t is whole else t, self.batch)
+        leaves, form = tree_flatten(self.items[k])
+        if at is not None:
+            leaves[at] = tree_leaves(self.items[other])[at]
+        return self.collate([*self.items[:k], tree_unflatten(leaves, form), *self.items[k + 1 :]])
+
+
+def mixed_samples(model: nn.Module, loss_fn: LossFn, batches: Batches) -> MixedSamples | None:
+    """What a loop or a collate function that mixes the rows of a batch does with their targets; None where none mixes.
+    A sample is exchanged for another in the inputs alone, and in the targets alone: in which rows of the model's input
+    is it then seen, and in which of the loss's gradient at the output?"""
+    n, known, tensors = batch_size(batches.train[0]), targets_of(batches.train[0]), output_tensors(batches.train[0])
+    by_form = next((i for i, t in enumerate(tensors) if t is known), None)
+    target = by_form if batches.target is None else batches.target
+    inputs = next((i for i in batches.inputs if i != target), None)
+    if n is None or n < 4 or target is None or inputs is None or tensors[inputs].dim() < 2:
+        return None
+    if not (tensors[inputs].is_floating_point() or tensors[inputs].dtype == torch.uint8):
+        return None
+    with deterministic(model), preserve_rng(loss_fn, batches.loader):
+        for rows in _Rows.each(batches, n, inputs, target):
+            draws, wrong = 0, list[tuple[float, float]]()
+            for draw in range(MIXTURES):
+                shares = _shares(model, loss_fn, rows, draw * len(rows.items) // MIXTURES, batches.loader)
+                draws += shares is not None
+                if not draws and draw == FIRST_MIXTURES:
+                    break
+                if shares is not None:
+                    seen, counted = shares
+                    top = int(seen.argmax())
+                    pair = float(seen[top]), float(counted[top])
+                    wrong += [pair] * (pair[0] > MOST_OF_IT > 1 - MOST_OF_IT > pair[1])
+            if draws:
+                return MixedSamples(draws, len(wrong), *wrong[:1])
+    return None
+
+
+def _shares(
+    model: nn.Module, loss_fn: LossFn, rows: _Rows, k: int, *owners: Any
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """How much of a sample is in each row of the model's input, and of its target in each row of the loss; None where
+    its own row is all that it is in."""
+    own = rows.leaf(k, rows.inputs), rows.leaf(k, rows.target)
+    others = (rows.leaf(i, at) for i in range(len(rows.items)) for at in (rows.inputs, rows.target))
+    unlike = (i for i, pair in enumerate(zip(others, others)) if not any(map(torch.equal, own, pair)))
+    other = next(unlike, None)
+    if other is None or own[0].shape != rows.leaf(other, rows.inputs).shape:
+        return None
+    restore = save_rng(loss_fn, *owners)
+
+    def seen(at: int | None) -> list[torch.Tensor | None]:
+        restore()
+        return _inputs_or_gradients(model, loss_fn, rows.exchanged(at, k, other))
+
+    with torch.no_grad():
+        before, after = seen(None), seen(rows.inputs)
+    change = (rows.leaf(other, rows.inputs).float() - own[0].float()).cpu()
+    large = change.abs() > 1e-3 * change.abs().max()
+    for call, (x, y) in enumerate(zip(before, after)):
+        if x is None or y is None or not x.shape == y.shape == (len(rows.items), *change.shape):
+            continue
+        parts = (y - x)[:, large] / change[large]
+        share, most = parts.mean(1), float(parts.sum(0).abs().max())
+        if int((parts.abs().amax(1) > LITTLE * most).sum()) != 2 or float(parts.min()) < -LITTLE * most:
+            continue  # its own row alone; or numbers that were moved, not mixed
+        with torch.enable_grad():
+            x, y = seen(None)[call], seen(rows.target)[call]
+        counted = None if x is None or y is None else (y - x).abs().flatten(1).sum(1)
+        return None if counted is None or not bool(counted.any()) else (share / share.sum(), counted / counted.sum())
+    return None
+
+
+def _inputs_or_gradients(model: nn.Module, loss_fn: LossFn, batch: Any) -> list[torch.Tensor | None]:
+    """What goes into each call of the model, or, with gradients, the loss's gradient at what comes out of each."""
+    inputs, outputs = list[torch.Tensor | None](), list[torch.Tensor]()
+
+    def enters(module: nn.Module, args: Any, kwargs: Any) -> None:
+        x = next(iter(tensors_in((args, kwargs))), None)
+        inputs.append(None if x is None or not x.is_floating_point() else x.detach().float().cpu())
+
+    with (
+        model.register_forward_pre_hook(enters, with_kwargs=True),
+        model.register_forward_hook(lambda module, args, out: outputs.extend(output_tensors(out)[:1])),
+    ):
+        loss = loss_root(loss_fn(model, batch))
+    if not torch.is_grad_enabled() or len(outputs) != len(inputs):
+        return inputs
+    gradients = torch.autograd.grad(loss.mean(), outputs, allow_unused=True)
+    return [None if g is None else g.float().cpu() for g in gradients]
 
 
 def ignores_input(model: nn.Module, loss_fn: LossFn, batch: Any, leaves: Sequence[int]) -> bool | None:

@@ -17,7 +17,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -37,8 +37,11 @@ from nbdebug.tools.training.facts import TargetOrder
 # -- reading batches ---------------------------------------------------------------------------------------------------
 
 
-DEPTH = 4
-"""loader → sampler → dataset → transform: no loader that we know keeps a generator deeper than that."""
+DEPTH = 5
+"""loader → sampler → dataset → transform, or loss → its lines → their names → a function → its own: no generator that
+we know is kept deeper than that."""
+OTHERS = (torch.Tensor, nn.Module, str, bytes, type, ModuleType)
+"""What holds none, or many things beside."""
 MOST_BYTES, ACCELERATOR_BYTES = 256 << 20, 64 << 20
 MOST_SECONDS = 20.0
 SAVED = 2400
@@ -153,17 +156,19 @@ def _generators(owner: Any) -> Iterator[Any]:
     todo, visited = [(owner, 0)], set()
     while todo:
         item, depth = todo.pop()
-        if id(item) in visited or depth > DEPTH or isinstance(item, (torch.Tensor, torch.nn.Module, str, bytes, type)):
+        if id(item) in visited or depth > DEPTH or isinstance(item, OTHERS):
             continue
         visited.add(id(item))
         if is_generator(item):
             yield item
-        elif isinstance(item, (list, tuple)):
-            todo += [(member, depth + 1) for member in item[:64]]
+        elif isinstance(item, (list, tuple, dict)):
+            members = list(item.values() if isinstance(item, dict) else item)[:64]
+            todo += [(member, depth + 1) for member in members]
         else:
             members = [*attributes(item).values()]
             if isinstance(item, FunctionType):
                 members += closure_variables(item).values()
+                members += [item.__globals__.get(name) for name in item.__code__.co_names]
             todo += [(member, depth + 1) for member in members]
 
 

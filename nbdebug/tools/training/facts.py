@@ -3,7 +3,7 @@
 TrainingFacts
 ├── static: StaticFacts            before training: one batch sent forward and backward, some batches read
 │   ├── parameters: Parameter      the parameter table; detached, foreign: gradients that end, tensors of another model
-│   ├── loss_calls: LossCall       what the loss functions are given; broadcasts, mixing: shapes and samples
+│   ├── loss_calls: LossCall       what the loss functions are given; broadcasts, mixing, mixed: shapes and samples
 │   ├── first_layers, input_shift, overlap, labels, workers     the data
 │   ├── weights, units             the initial weights and the activations
 │   └── overfit, attempts          one batch memorized: as it is, and with the fix of each cause
@@ -183,6 +183,17 @@ class BatchMixing:
     rows: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     layer: str = ""
     kind: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedSamples:
+    """Rows that are mixed of two samples before the model, as mixup and cutmix do. draws: so many mixtures were looked
+    at; wrong: those in which the row that has most of a sample does not have most of its target; shares: of the first
+    of them, that row's share of the sample and of its target."""
+
+    draws: int
+    wrong: int = 0
+    shares: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -417,6 +428,7 @@ class StaticFacts:
     broadcasts: tuple[Broadcast, ...] = ()
     mixing: BatchMixing | None = None
     mixing_checked: bool = False
+    mixed: MixedSamples | None = None
     scores_for_shares: ScoresForShares | None = None
     ahead: SeesAhead | None = None
     ignores_input: bool | None = None
@@ -686,6 +698,18 @@ class HeldOut:
 
 
 @dataclasses.dataclass(frozen=True)
+class PairedAnew:
+    """Inputs that come again with the targets of other samples. again: how often one came again; same: share of these
+    with the target that it had before, by_chance: the share that any order gives; where: the user's line that deals
+    rows anew, if one is found."""
+
+    again: int
+    same: float
+    by_chance: float
+    where: Where = NOWHERE
+
+
+@dataclasses.dataclass(frozen=True)
 class RegularizerTrial:
     """The run, trained once more with one regularizer ("" for none): losses at its end on fixed batches, without label
     smoothing and in eval mode. change: of the validation loss, batch by batch, against the run as it is; error: its
@@ -792,6 +816,7 @@ class TrainingRunFacts:
     linear: bool = False
     floor: float = 0.0
     at_floor: float = 0.0
+    paired_anew: PairedAnew | None = None
     validations: tuple[int, ...] | None = None
     regularizers: tuple[RegularizerTrial, ...] = ()
 

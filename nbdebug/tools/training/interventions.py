@@ -166,7 +166,7 @@ def _attempts(
         yield name, compare(name, change)
     if ends.held_down() or (kept > 0.05 or signs.last_loss(run) < 0) and len(ends.shares) > 2:
         yield "weaker term", lambda: outweighing_term(run, retrainer, steps, as_is, ends)
-    if static.reduction in ("mean", "sum"):  # else samples do not stand for themselves
+    if static.reduction in ("mean", "sum") and static.mixed is None:  # else samples do not stand for themselves
         yield "held out", lambda: _unseen(run, retrainer, steps)
     table = ends.table
     if table is not None:

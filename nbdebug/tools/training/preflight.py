@@ -35,6 +35,7 @@ from nbdebug.tools.training.batches import (
     environment_notes,
     ignores_input,
     loss_reduction,
+    mixed_samples,
     worker_draws,
 )
 from nbdebug.tools.training.evaluate import LossFn, is_iterator, preserve_rng
@@ -268,6 +269,9 @@ class _Probes:
                 refusal = refused_labels(calls)
                 if refusal is not None:
                     return StaticFacts(loss_calls=(refusal,), has_optimizer=bool(self.users_optimizers))
+                if self.work is not self.model and isinstance(error, LookupError):
+                    self.work, self.optimizers = self.model, self.users_optimizers  # no other can stand in for it
+                    continue
                 if attempts or not self._moves_batches(error):
                     raise
                 continue
@@ -361,10 +365,14 @@ class _Probes:
     def _model_facts(self, batch: Any, batches: Batches) -> dict[str, Any]:
         self.tick("samples")
         topic = "Whether samples mix"
-        mixing, why = self._probe(topic, lambda: batch_mixing(self.work, self.loss_fn, batch), (None, ""))
+        mixed = self._probe("Rows that are mixed", lambda: mixed_samples(self.work, self.loss_fn, batches), None)
+        mixing, why = None, ""
+        if mixed is None:
+            mixing, why = self._probe(topic, lambda: batch_mixing(self.work, self.loss_fn, batch), (None, ""))
         self.unchecked += [why] * bool(why)
         facts: dict[str, Any] = {
             "mixing": mixing,
+            "mixed": mixed,
             "ahead": self._probe(
                 "Whether outputs see what they predict", lambda: sees_ahead(self.work, self.loss_fn, batch), None
             ),
@@ -373,7 +381,7 @@ class _Probes:
                 lambda: scores_for_shares(self.work, self.loss_fn, batch),
                 None,
             ),
-            "mixing_checked": topic not in self.errors.by_topic and not self._late and not why,
+            "mixing_checked": topic not in self.errors.by_topic and not self._late and not why and mixed is None,
             "ignores_input": self._probe(
                 "Whether the input matters", lambda: ignores_input(self.work, self.loss_fn, batch, batches.inputs), None
             ),

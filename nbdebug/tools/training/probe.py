@@ -21,6 +21,7 @@ from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.validation import OUTPUT_FORM, check_loss, check_model, loss_call, names_used_by, optimizers_of
 from nbdebug.report import Where
 from nbdebug.text import count, figures
+from nbdebug.tools.training.batches import paired_anew
 from nbdebug.tools.training.edits import EditTrials
 from nbdebug.tools.training.evaluate import (
     MOST,
@@ -52,6 +53,7 @@ from nbdebug.tools.training.facts import (
     SAME_LOSS,
     BatchEvaluation,
     DetachedAt,
+    PairedAnew,
     Parameter,
     ProbeErrors,
     Schedule,
@@ -264,6 +266,10 @@ def _watched_facts(
             restore_rng()
             start.restore()
         facts = _with_floor(facts, *static.floor)
+        pairs = errors.run(
+            "Whether passes pair inputs and targets alike", lambda: _paired_anew(arguments, run, static), None
+        )
+        facts = dataclasses.replace(facts, paired_anew=pairs)
         severed = errors.run("Whether a term of the loss is cut off", lambda: _severed(arguments, run), None)
         facts = dataclasses.replace(facts, severed=severed)
         start.restore()
@@ -391,6 +397,18 @@ def _with_floor(facts: TrainingRunFacts, floor: float, at_floor: float) -> Train
     ends = [e.train for e in facts.evaluations]
     sure = bool(ends) and min(ends) >= floor * (1 - SAME_LOSS)
     return dataclasses.replace(facts, floor=floor, at_floor=at_floor) if sure else facts
+
+
+def _paired_anew(arguments: LoopArguments, run: LoopRun, static: StaticFacts) -> PairedAnew | None:
+    """Of the batches that the loop read or made itself."""
+    targets = {call.target for call in static.loss_calls}
+    target = targets.pop() if len(targets) == 1 else None
+    if target is None:
+        return None
+    codes = [part.loop for part in run.loss_fn.parts] if run.loss_fn is not None else []
+    data = getattr(type(getattr(arguments.train_loader, "dataset", None)), "__getitem__", None)
+    codes += [data.__code__] if hasattr(data, "__code__") else []
+    return paired_anew(run.saved.batches, target, sorted({code.co_filename for code in codes}))
 
 
 def _schedule(arguments: LoopArguments, run: LoopRun) -> Schedule | None:

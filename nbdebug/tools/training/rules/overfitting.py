@@ -12,6 +12,8 @@ from nbdebug.tools.training.facts import (
     Experiment,
     HeldOut,
     Labels,
+    MixedSamples,
+    PairedAnew,
     StaticFacts,
     TrainingFacts,
     TrainingRunFacts,
@@ -49,6 +51,8 @@ SORTED = 0.3
 """Runs of equal labels over what a shuffled order would have."""
 DECIMALS = 5
 """A loss with fewer is rounded."""
+SEVERAL = 2
+"""Mixtures with a wrong target; a cut by area and the pixels in it differ by a few percent."""
 ZEROS = 5
 """So many zeros in a row, from the first step on, or half of the run (TrainProof: five points)."""
 
@@ -285,6 +289,8 @@ def label_noise(facts: TrainingFacts) -> Finding | None:
     held_out = run.held_out if run is not None else None
     if (unknown := _unknowable(facts.static)) is not None:
         return unknown
+    if run is not None and run.paired_anew is not None:
+        return _paired_anew(run, run.paired_anew)
     pair = None if run is None else run.undecided
     apart = None if pair is None else pair.val_apart
     if run is not None and pair is not None and apart is not None and not 1 - TOLD_APART < apart < TOLD_APART:
@@ -316,6 +322,8 @@ def label_noise(facts: TrainingFacts) -> Finding | None:
 
 def _unknowable(static: StaticFacts) -> Finding | None:
     """Targets that have nothing to do with what the model is given, by the way in which they come about."""
+    if static.mixed is not None and static.mixed.wrong >= SEVERAL:
+        return _mixed(static.mixed)
     call = next((c for c in static.loss_calls if c.noise), None)
     if call is None and static.reread != "apart":
         return None
@@ -325,6 +333,45 @@ def _unknowable(static: StaticFacts) -> Finding | None:
     fix = Fix("Draw once, and use the same for input and target.", "noise = torch.randn_like(x)  # or: flip = …")
     place = call.where if call is not None else None
     return finding("label-noise", title, ["target", "noise", "dataset", "train_loader"], [fix], place=place)
+
+
+def _mixed(mixed: MixedSamples) -> Finding:
+    share, counted = map(percent, mixed.shares)
+    return finding(
+        "label-noise",
+        f"Samples are mixed, and their targets are not mixed alike: in {mixed.wrong} of {mixed.draws} mixtures the row "
+        f"that is most of a sample is not trained on most of its target (of the first of these it has {share} of the "
+        f"sample and {counted} of its target)",
+        ["target", "loss_fn", "train_loader", "collate_fn"],
+        [
+            Fix(
+                "Mix the targets of the same two samples with the same weights.",
+                "x = lam * x + (1 - lam) * x[order]\n"
+                "loss = lam * criterion(model(x), y) + (1 - lam) * criterion(model(x), y[order])",
+            )
+        ],
+        evidence={"mixtures": mixed.draws, "with another target": mixed.wrong},
+    )
+
+
+def _paired_anew(run: TrainingRunFacts, pairs: PairedAnew) -> Finding:
+    same, by_chance = percent(pairs.same), percent(pairs.by_chance)
+    return finding(
+        "label-noise",
+        f"Each pass gives the inputs the targets of other samples: an input that came again had the same target in "
+        f"{same} of {pairs.again:,} times, which is what any order gives ({by_chance}). The one is shuffled or sorted "
+        "without the other",
+        ["train_loader", "dataset", "target", *run.stale.functions],
+        [
+            Fix(
+                "Deal both in one and the same order.",
+                "order = torch.randperm(len(x))\nx, y = x[order], y[order]  # of lists: shuffle the pairs",
+            )
+        ],
+        run=run,
+        place=pairs.where if pairs.where.line else run.places.get("backward"),
+        evidence={"came again": pairs.again, "with the same target": pairs.same, "by chance": pairs.by_chance},
+    )
 
 
 def _exchanged(run: TrainingRunFacts, pair: UndecidedPair) -> Finding:
