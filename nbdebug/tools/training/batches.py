@@ -63,13 +63,14 @@ from nbdebug.tools.training.facts import (
     Labels,
     LossCall,
     MixedSamples,
+    OverEnds,
     Overlap,
     PairedAnew,
     SharedGroups,
     WorkerDraws,
 )
-from nbdebug.tools.training.one_step import StepGraph
-from nbdebug.tools.training.outputs import batch_size, deterministic, repeatable_loss
+from nbdebug.tools.training.one_step import VIEWS, Calls, OpCall, StepGraph, calls_for, record
+from nbdebug.tools.training.outputs import batch_size, deterministic, outputs_and_targets, repeatable_loss
 from nbdebug.tools.training.signals import tensors_at, unmasked_tensors_at
 
 CLASSES = 1000
@@ -99,6 +100,8 @@ no sample had before (they are computed or drawn, not exchanged); standard error
 MIXTURES, FIRST_MIXTURES, LITTLE, MOST_OF_IT = 16, 3, 0.02, 0.6
 """Mixtures that are looked at, and after how many without one no more are; a share that is none; a share that is most:
 a target that goes with less of a sample than that is another one's, whatever a published augmentation leaves out."""
+MOST_TARGETS, ENDS_SEEN, TOLD = 48, 8, 0.95
+"""Batches whose targets are taken apart, ends among them, and how often a value has to tell an end from no end."""
 DEALS = frozenset({"shuffle", "randperm", "permutation", "permuted"})
 """Names of what deals rows anew, to find the line."""
 
@@ -450,7 +453,8 @@ class _Rows:
     def each(cls, batches: Batches, n: int, inputs: int, target: int) -> Iterator[_Rows]:
         batch, loader = batches.train[0], batches.loader
         yield cls(batch, inputs, target, [[t[k] for t in output_tensors(batch)] for k in range(n)])
-        data, own = getattr(loader, "dataset", None), getattr(loader, "collate_fn", default_collate)
+        data: Any = getattr(loader, "dataset", None)
+        own = getattr(loader, "collate_fn", default_collate)
         if own is not default_collate and hasattr(data, "__getitem__"):
             items = [data[k] for k in range(min(n, MIXTURES))]
             if len(tree_leaves(items[0])) == len(output_tensors(batch)):
@@ -462,9 +466,9 @@ class _Rows:
     def exchanged(self, at: int | None, k: int, other: int) -> Any:
         """The batch, with what the other has at this position in place of a sample's own."""
         if self.collate is None:
-            whole = None if at is None else output_tensors(self.batch)[at]
-            order = torch.arange(len(self.items)).index_fill(0, torch.tensor([k]), other)
-            return tree_map_only(torch.Tensor, lambda t: t[order.to(t.device)] if t is whole else t, self.batch)
+            whole = [] if at is None else output_tensors(self.batch)[at : at + 1]
+            order = [other if i == k else i for i in range(len(self.items))]
+            return tree_map_only(torch.Tensor, lambda t: t[order] if any(t is w for w in whole) else t, self.batch)
         leaves, form = tree_flatten(self.items[k])
         if at is not None:
             leaves[at] = tree_leaves(self.items[other])[at]
@@ -553,6 +557,84 @@ def _inputs_or_gradients(model: nn.Module, loss_fn: LossFn, batch: Any) -> list[
         return inputs
     gradients = torch.autograd.grad(loss.mean(), outputs, allow_unused=True)
     return [None if g is None else g.float().cpu() for g in gradients]
+
+
+def over_ends(
+    model: nn.Module, loss_fn: LossFn, batches: Sequence[Any], named: Sequence[Mapping[str, torch.Tensor]]
+) -> OverEnds | None:
+    """Whether targets `reward + something of the next state` have the latter also where a mark in the batch, or beside
+    it, says that an episode ends. named: the marks beside each batch, by their names. A mark is a value of two that the
+    loss does not use and that the reward or a state tells, as an end is; that the time is up is told by neither."""
+    marks = dict[str, list[torch.Tensor]]()
+    columns, rewards, added = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
+    place = Where()
+    for batch, flags in zip(batches[:MOST_TARGETS], named):
+        calls = calls_for(model, batch)
+        with deterministic(model), preserve_rng(loss_fn), torch.enable_grad():
+            record(calls, loss_fn, batch)
+        found = _following(calls)
+        if found is None:
+            return None
+        call, reward, following = found
+        rows, place = following.numel(), call.where
+        tensors = [t.detach().cpu() for t in output_tensors(batch) if t.dim() and len(t) == rows]
+        own = calls.dependence(reward).leaves
+        used = (t for c in calls.calls if c.op not in VIEWS for t in c.inputs if t.numel() == rows)
+        patterns = {_pattern(t) for t in used if calls.dependence(t).leaves & ~own or not calls.dependence(t).leaves}
+        beside = {f"batch[{i}]": t for i, t in enumerate(output_tensors(batch)) if not own >> i & 1}
+        known = {n: t for n, t in (dict(flags) | beside).items() if t.numel() == rows and _pattern(t) not in patterns}
+        for name in list(marks) or known:
+            if name not in known:
+                marks.pop(name, None)
+                continue
+            marks.setdefault(name, []).append(known[name].detach().cpu().float().flatten())
+        rewards.append(reward.detach().cpu().float().flatten())
+        columns.append(torch.cat([t.float().flatten(1) if t.dim() > 1 else t.float()[:, None] for t in tensors], 1))
+        added.append(following.detach().cpu().float().flatten())
+    if not added or len({t.shape[1] for t in columns}) > 1 or bool((values := torch.cat(added)).eq(0).any()):
+        return None  # some of them end
+    table = torch.cat(columns)
+    table = torch.cat([table, (table - table.mean(0)).abs()], 1)
+    for name, parts in marks.items():
+        ends = torch.cat(parts) == min(both := torch.cat(parts).unique().tolist())
+        if len(both) != 2:
+            continue
+        ends = ends if int(ends.sum()) * 2 <= len(ends) else ~ends
+        others = [torch.cat(rewards), *(column for column in table.T if _pattern(column) != _pattern(ends))]
+        if int(ends.sum()) >= ENDS_SEEN and any(_told(column, ends) > TOLD for column in others):
+            name = "" if name.startswith("batch[") else name
+            return OverEnds(name, int(ends.sum()), len(ends), float(values[ends].mean()), place)
+    return None
+
+
+def _following(calls: Calls) -> tuple[OpCall, torch.Tensor, torch.Tensor] | None:
+    """Of a target that adds a reward of the batch and what a model says of that which the output is not made of: the
+    call that adds, and the two."""
+    for pair in outputs_and_targets(calls, moving=True):
+        for output, target in (pair[1:], pair[:0:-1]):
+            call = calls.maker(target)
+            while call is not None and call.op == "detach":
+                call = calls.maker(call.inputs[0])
+            if call is None or call.op not in ("add", "__add__", "__radd__") or len(call.inputs) != 2:
+                continue
+            own = calls.dependence(output).leaves
+            for reward, following in (call.inputs, call.inputs[::-1]):
+                one, other = calls.dependence(reward), calls.dependence(following)
+                if not one.params and one.leaves & ~own and other.params and other.leaves & ~own & ~one.leaves:
+                    return (call, reward, following) if reward.numel() == following.numel() > 1 else None
+    return None
+
+
+def _pattern(values: torch.Tensor) -> bytes:
+    """Which of the values are the same as the first one."""
+    flat = values.detach().cpu().flatten()
+    return (flat == flat[:1]).numpy().tobytes()
+
+
+def _told(column: torch.Tensor, marks: torch.Tensor) -> float:
+    """How often a value beside a mark is above (or, if more often, below) one without, ties by half."""
+    ranks = (column[marks][:, None] - column[~marks][None, :2000]).sign()
+    return float(ranks.mean().abs() + 1) / 2
 
 
 def ignores_input(model: nn.Module, loss_fn: LossFn, batch: Any, leaves: Sequence[int]) -> bool | None:

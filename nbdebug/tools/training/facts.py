@@ -710,6 +710,18 @@ class PairedAnew:
 
 
 @dataclasses.dataclass(frozen=True)
+class OverEnds:
+    """Targets of a reward and what is expected after it, which go on where the batch marks an end. name: of the marks,
+    where they have one; ends, rows: marked transitions and all that were looked at; mean: of what is added at ends."""
+
+    name: str
+    ends: int
+    rows: int
+    mean: float
+    where: Where
+
+
+@dataclasses.dataclass(frozen=True)
 class RegularizerTrial:
     """The run, trained once more with one regularizer ("" for none): losses at its end on fixed batches, without label
     smoothing and in eval mode. change: of the validation loss, batch by batch, against the run as it is; error: its
@@ -817,6 +829,7 @@ class TrainingRunFacts:
     floor: float = 0.0
     at_floor: float = 0.0
     paired_anew: PairedAnew | None = None
+    over_ends: OverEnds | None = None
     validations: tuple[int, ...] | None = None
     regularizers: tuple[RegularizerTrial, ...] = ()
 

@@ -56,6 +56,7 @@ from nbdebug.tools.training.loop_frames import (
     frame_variables,
     loop_frames,
     loop_loss,
+    marks_in,
     proved,
 )
 from nbdebug.tools.training.one_step import is_fresh
@@ -561,7 +562,7 @@ class LoopRun:
     batch is taken from the loop's own lines, which are then loss_fn: where there was none, it takes no such batch, or
     is only guessed and gives another loss. stepping: all optimizers that stepped, by id; rewards: of a policy
     gradient; names: models, optimizers and schedulers by the loop's own names; takes_own: its batches come from no
-    loader.
+    loader; marks: see `marks_in`, of the first batches then.
     """
 
     def __init__(
@@ -609,15 +610,13 @@ class LoopRun:
         self._hooks: list[Any] = []
         self._draw: Callable[[], None] | None = None
         self._before: dict[CodeType, dict[str, Any]] = {}
-        self.metrics: list[float] = []
-        self.schedule_calls: list[int] = []
-        self.seconds = 0.0
-        self.has_callback = False
-        self.end = math.nan
-        self._ours = self._began = 0.0
+        self.metrics, self.schedule_calls = list[float](), list[int]()
+        self.has_callback, self.end = False, math.nan
+        self.seconds = self._ours = self._began = 0.0
         self._unwatch_scheduler: Callable[[], None] = lambda: None
         self._next = 0
         self.stepping: dict[int, Any] = {}
+        self.marks: list[dict[str, torch.Tensor]] = []
 
     @property
     def adversaries(self) -> bool:
@@ -782,6 +781,8 @@ class LoopRun:
             self._forget_loss()
             return
         self.reading.take(batch, self._draw)
+        if len(self.marks) < FIRST_STEPS:
+            self.marks.append(marks_in(loop_frames(sys._getframe(1))))
         self._drawn = False
         if 0 < self.updates.backwards < TAKEN and len(self.saved.batches) > self.updates.backwards:
             self.on_train.batches.append(self.saved.batches[-1])
@@ -827,8 +828,8 @@ class LoopRun:
 
     def _clear_batches(self) -> None:
         self.reading.read = 0
-        self.saved.batches.clear()
-        self.saved.draws.clear()
+        for notes in (self.saved.batches, self.saved.draws, self.marks):
+            notes.clear()
 
     def _learn(self, found: LoopLoss) -> None:
         self.loss_fn = self.on_train.loss_fn = self.on_val.loss_fn = found

@@ -297,6 +297,20 @@ def frame_variables(frame: FrameType) -> dict[str, Any]:
     return {**{name: space[name] for name in frame.f_code.co_names if name in space}, **own}
 
 
+def marks_in(frames: Iterable[FrameType]) -> dict[str, torch.Tensor]:
+    """Variables of several flags (of two values, both of which occur), by their names."""
+    flags = dict[str, torch.Tensor]()
+    for name, value in ((n, v) for frame in frames for n, v in frame.f_locals.items()):
+        if isinstance(value, (list, tuple)) and all(type(v) in (bool, int, float) for v in value[:MOST_NODES]):
+            value = torch.tensor(value[:MOST_NODES], device="cpu")
+        if hasattr(value, "__array_interface__"):
+            value = torch.as_tensor(value)
+        known = isinstance(value, torch.Tensor) and 1 < value.numel() < MOST_NODES and not value.requires_grad
+        if known and len(value.unique()) == 2:
+            flags.setdefault(name, value.detach().cpu())
+    return flags
+
+
 def _call_in(frame: FrameType, name: str) -> ast.Call | None:
     """The call of a function that a frame is in, or the one that gets it to call it (`optimizer.step(closure)`)."""
     file, line = frame.f_code.co_filename, frame.f_lineno

@@ -102,8 +102,8 @@ def loss_calls(calls: Calls) -> tuple[LossCall, ...]:
     return tuple(_loss_call(calls, *known) for known in outputs_and_targets(calls))
 
 
-def outputs_and_targets(calls: Calls) -> list[tuple[OpCall, torch.Tensor, torch.Tensor]]:
-    """The same with output and target, as tensors."""
+def outputs_and_targets(calls: Calls, moving: bool = False) -> list[tuple[OpCall, torch.Tensor, torch.Tensor]]:
+    """The same with output and target, as tensors. moving: also differences to targets that a model gives."""
     result = []
     for call in calls.calls:
         if call.op in LOSSES:
@@ -114,7 +114,7 @@ def outputs_and_targets(calls: Calls) -> list[tuple[OpCall, torch.Tensor, torch.
                 result.append((call, output, target))
     if result:
         return result
-    pairs = ((call, _output_and_target(calls, call)) for call in calls.calls)
+    pairs = ((call, _output_and_target(calls, call, moving)) for call in calls.calls)
     return [(call, *pair) for call, pair in pairs if pair is not None and pair[0].shape == pair[1].shape]
 
 

@@ -21,7 +21,7 @@ from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.validation import OUTPUT_FORM, check_loss, check_model, loss_call, names_used_by, optimizers_of
 from nbdebug.report import Where
 from nbdebug.text import count, figures
-from nbdebug.tools.training.batches import paired_anew
+from nbdebug.tools.training.batches import over_ends, paired_anew
 from nbdebug.tools.training.edits import EditTrials
 from nbdebug.tools.training.evaluate import (
     MOST,
@@ -53,6 +53,7 @@ from nbdebug.tools.training.facts import (
     SAME_LOSS,
     BatchEvaluation,
     DetachedAt,
+    OverEnds,
     PairedAnew,
     Parameter,
     ProbeErrors,
@@ -270,6 +271,9 @@ def _watched_facts(
             "Whether passes pair inputs and targets alike", lambda: _paired_anew(arguments, run, static), None
         )
         facts = dataclasses.replace(facts, paired_anew=pairs)
+        over = errors.run("Whether targets go on over an end", lambda: _over_ends(arguments, run), None)
+        facts = dataclasses.replace(facts, over_ends=over)
+        start.restore()
         severed = errors.run("Whether a term of the loss is cut off", lambda: _severed(arguments, run), None)
         facts = dataclasses.replace(facts, severed=severed)
         start.restore()
@@ -406,9 +410,18 @@ def _paired_anew(arguments: LoopArguments, run: LoopRun, static: StaticFacts) ->
     if target is None:
         return None
     codes = [part.loop for part in run.loss_fn.parts] if run.loss_fn is not None else []
-    data = getattr(type(getattr(arguments.train_loader, "dataset", None)), "__getitem__", None)
+    data: Any = getattr(type(getattr(arguments.train_loader, "dataset", None)), "__getitem__", None)
     codes += [data.__code__] if hasattr(data, "__code__") else []
     return paired_anew(run.saved.batches, target, sorted({code.co_filename for code in codes}))
+
+
+def _over_ends(arguments: LoopArguments, run: LoopRun) -> OverEnds | None:
+    if arguments.loss_fn is None or not run.saved.batches:
+        return None
+    used = run.loss_fn.takes if run.loss_fn is not None else ()
+    marks = [{n: t for n, t in row.items() if n not in used} for row in run.marks]
+    marks = marks if run.takes_own else [{}] * len(run.saved.batches)
+    return over_ends(arguments.model, arguments.loss_fn, run.saved.batches, marks)
 
 
 def _schedule(arguments: LoopArguments, run: LoopRun) -> Schedule | None:

@@ -33,6 +33,7 @@ ORDER = (
     "clip-before-unscale",
     "wrong-policy-gradient",
     "target-never-updated",
+    "ends-ignored",
     "weights-not-restored",
     "wrong-loss-shape",
     "double-softmax",

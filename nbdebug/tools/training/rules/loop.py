@@ -363,6 +363,36 @@ def target_never_updated(facts: TrainingFacts) -> Finding | None:
 
 
 @rule(
+    code="training/ends-ignored",
+    title="The targets of Q-learning go on over the end of an episode.",
+    symptom="Values rise far above what can be earned, the loss climbs again after a fall, and states near an end look "
+    "as good as all others.",
+    cause="The target is a reward and what is expected of the next state. After the last step of an episode nothing "
+    "can be expected any more, and the flag that says so is not used.",
+    confirm="Print the value of states just before an end: it should be about their reward.",
+    fix="Multiply what is expected by `1 - done`. (An episode that was only cut off, because time was up, goes on.)",
+    reference="https://docs.pytorch.org/tutorials/intermediate/reinforcement_q_learning.html",
+)
+def ends_ignored(facts: TrainingFacts) -> Finding | None:
+    run = facts.run
+    if run is None or run.over_ends is None:
+        return None
+    over = run.over_ends
+    name = over.name or "done"
+    marks = f"`{name}`" if over.name else "a flag of the batch that the loss does not use"
+    return finding(
+        "ends-ignored",
+        f"The targets go on over the end of an episode: {marks} marks {count(over.ends, 'end')} among {over.rows:,} "
+        f"transitions, and {figures(over.mean)} is added to their rewards on average for what would follow",
+        [name, "target", "train_loader", *run.stale.functions],
+        [Fix("Expect nothing after an end.", f"target = reward + gamma * following * (1 - {name}.float())")],
+        run=run,
+        place=over.where,
+        evidence={"ends": over.ends, "transitions": over.rows, "added at ends": over.mean},
+    )
+
+
+@rule(
     code="training/scheduler-order",
     title="The learning rate scheduler is stepped at the wrong time.",
     symptom="A warning that `lr_scheduler.step()` came before `optimizer.step()`; or a learning rate that is used up "
