@@ -744,7 +744,8 @@ class TrainingRunFacts:
     unused, idle: see UpdateWatch and LoopRun;
     loss_from: the expression of the loop that is taken for the loss, and its line; reward: of a policy gradient, whose
     loss is no measure, the variable with what a step brought ("": none) and its course; reward_slope: the correlation
-    of rewards with what the loss multiplies log-probabilities by (0: these are all alike); follows: a model that gives
+    of rewards with what the loss multiplies log-probabilities by (0: these are all alike); trains_critic:
+    see loop_frames.py; follows: a model that gives
     targets and follows this one: the evaluations are then the start and the end against its end; unheld:
     other models that get gradients, have initial values, and are in no optimizer that steps, with their elements;
     adversaries: several optimizers, given or not, step after
@@ -776,6 +777,7 @@ class TrainingRunFacts:
     loss_from: str = ""
     reward: tuple[str, tuple[float, ...]] | None = None
     reward_slope: float | None = None
+    trains_critic: bool = False
     still: tuple[str, float, float] | None = None
     follows: str = ""
     unheld: Mapping[str, int] = dataclasses.field(default_factory=dict)

@@ -50,7 +50,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import DataLoader
 
 from nbdebug.arguments import Subject, around, discover, part, trains
-from nbdebug.observe.backward import graph_leaves
+from nbdebug.observe.backward import graph_leaves, graph_nodes
 from nbdebug.observe.locations import USER, Site, code_kind, kind_of, locate, span_of, users_frames
 from nbdebug.observe.sources import (
     CONTAINERS,
@@ -595,6 +595,40 @@ def is_unweighted(loss: torch.Tensor, frames: Sequence[FrameType]) -> bool:
     return len(set(_term_factors(loss))) == 1 and any(len(set(rewards)) > 1 for rewards in values)
 
 
+def trains_critic(loss: torch.Tensor, frames: Iterable[FrameType]) -> bool:
+    """Whether a policy's loss multiplies log-probabilities by `returns - values` with the graph of the values: it then
+    trains a critic that a term of its own trains, too. Before its backward."""
+    names = {name for frame in frames for code in _codes(frame) for name in code.co_names}
+    if not (names & DRAWS and names & LOGS):
+        return False
+    todo, known, others, led = [loss.grad_fn], set[Any](), set[Any](), list[set[Any]]()
+    while todo and len(known) < MOST_NODES:
+        node = todo.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        following = [n for n, _ in node.next_functions]
+        if type(node).__name__ == "MulBackward0" and None not in following:
+            led += [led_by for one, other in (following, following[::-1]) if (led_by := _own_of_critic(one, other))]
+        elif BETWEEN.match(type(node).__name__):
+            todo += following
+        else:
+            others |= _variables(node)
+    return any(own & others for own in led)
+
+
+def _own_of_critic(actor: Any, critic: Any) -> set[Any]:
+    """The parameters of a critic alone, where one factor has log-probabilities and the other a difference without."""
+    logs = any("Log" in type(node).__name__ for node in graph_nodes([actor]))
+    other = [type(node).__name__ for node in graph_nodes([critic])]
+    differs = any(name in ("SubBackward0", "RsubBackward0") for name in other[:8])
+    return _variables(critic) - _variables(actor) if logs and differs and not any("Log" in n for n in other) else set()
+
+
+def _variables(node: Any) -> set[Any]:
+    return {n.variable for n in graph_nodes([node]) if hasattr(n, "variable")}
+
+
 def _codes(frame: FrameType) -> Iterator[CodeType]:
     """The code of a frame, of the functions that it names, and of the user's classes of its objects."""
     yield frame.f_code
@@ -651,18 +685,19 @@ class RewardWatch:
     """name: the variable that holds what a step brought, "" for none; values: of each backward: a number, the mean of a
     tensor, the sum of a list, the newest entry of a list that grows on. slopes: of the first ones, the correlation of
     such a variable with what the loss multiplies each log-probability by: below 0, as the loss is minimized; 0 where it
-    is unweighted."""
+    is unweighted. leads: see `trains_critic`."""
 
-    def __init__(self, unweighted: bool = False) -> None:
-        self.unweighted = unweighted
+    def __init__(self, unweighted: bool = False, leads: bool = False) -> None:
+        self.unweighted, self.leads = unweighted, leads
         self.name, self.values, self._last = "", list[float](), (0, 0)
         self.slopes: list[float] = []
 
     @classmethod
     def of(cls, loss: torch.Tensor, frames: Sequence[FrameType], reads: bool) -> RewardWatch | None:
         """Of a policy gradient; None where the loss is none. reads: whether the loop reads a loader."""
-        if is_policy_gradient(loss, frames):
-            return cls()
+        leads = trains_critic(loss, frames)
+        if leads or is_policy_gradient(loss, frames):
+            return cls(leads=leads)
         return cls(unweighted=True) if not reads and is_unweighted(loss, frames) else None
 
     @property

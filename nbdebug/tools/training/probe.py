@@ -351,6 +351,7 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         unheld={name: sum(p.numel() for p in model.parameters()) for name, model in run.unheld.items()},
         reward=None if run.rewards is None else (run.rewards.name, tuple(run.rewards.values)),
         reward_slope=None if run.rewards is None else run.rewards.slope,
+        trains_critic=run.rewards is not None and run.rewards.leads,
         step_numbers=tuple(run.step_numbers),
         optimizer_steps=updates.steps,
         backwards=updates.backwards,

@@ -307,13 +307,16 @@ def weights_not_restored(facts: TrainingFacts) -> Finding | None:
     symptom="The reward falls, or stays at that of a policy which draws at random.",
     cause="Optimizers minimize: the loss is `-(log_prob * advantage).mean()`. Without the minus sign, or with the "
     "difference of reward and baseline the wrong way round, rewarded actions become rarer; without the product all "
-    "that was drawn becomes more (or less) probable, whatever it brought.",
+    "that was drawn becomes more (or less) probable, whatever it brought. An advantage that keeps the graph of the "
+    "values lets the policy's loss move the critic, too.",
     confirm="Compare the log-probability of the action with the highest reward before and after a step on its batch.",
     fix="`loss = -(log_prob * advantage.detach()).mean()`, with `advantage = reward - baseline`.",
     reference="https://spinningup.openai.com/en/latest/spinningup/rl_intro3.html",
 )
 def wrong_policy_gradient(facts: TrainingFacts) -> Finding | None:
     run = facts.run
+    if run is not None and run.trains_critic:
+        return _trained_by_policy(run)
     if run is None or run.reward is None or run.reward_slope is None or run.reward_slope < 0:
         return None
     (name, values), slope = run.reward, run.reward_slope
@@ -331,6 +334,18 @@ def wrong_policy_gradient(facts: TrainingFacts) -> Finding | None:
         run=run,
         place=run.places.get("backward"),
         evidence={"correlation of rewards with factors in the loss": slope, "backward passes": run.backwards},
+    )
+
+
+def _trained_by_policy(run: TrainingRunFacts) -> Finding:
+    return finding(
+        "wrong-policy-gradient",
+        "The policy's loss trains the critic as well: the advantage by which it multiplies log-probabilities still has "
+        "the graph of the values, so that these are moved to where the policy's loss is low, and not to the returns",
+        ["loss", "advantage", "log_prob", *run.stale.functions],
+        [Fix("Take the advantage as a number.", "policy_loss = -(log_prob * advantage.detach()).mean()")],
+        run=run,
+        place=run.places.get("backward"),
     )
 
 
