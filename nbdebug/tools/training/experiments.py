@@ -12,6 +12,7 @@ The most telling come first: when the time is up, what is left is reported as no
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -77,6 +78,8 @@ MEMORIZED = 0.1
 UNRELATED, ENOUGH_SAMPLES = 0.25, 200
 """How much more often other targets raise the loss of an unseen sample than lower it, over the same for samples that
 were trained on; so many samples, and as many as an input has numbers: from fewer nothing general may be learned."""
+OWN = 0.5
+"""Without validation data: how much more often other targets raise the loss of samples that were trained on."""
 RARE, SUSPECT = 0.97, 0.08
 """Share of the validation losses: a training sample with a larger one than these, unseen, is suspect. From this share
 on they matter: curated sets hold 3 to 6% of wrong labels (Northcutt et al. 2021), which harms little."""
@@ -375,12 +378,17 @@ def _without_penalty(loss_fn: LossFn) -> LossFn:
 # Samples that the model has not seen
 
 
-def held_out(run: TrainingRunFacts, retrainer: Retrainer, steps: int) -> tuple[HeldOut, Experiment | None] | None:
+def held_out(
+    run: TrainingRunFacts, retrainer: Retrainer, steps: int, alone: bool = False
+) -> tuple[HeldOut, Experiment | None] | None:
     """What models that are trained on half of the samples show of the other half, where that tells a cause; and the run
-    without the samples that are suspect. None where it tells nothing; raises what the loss raises."""
+    without the samples that are suspect. None where it tells nothing; raises what the loss raises. alone: there is no
+    validation data."""
     start, best = run.evaluations[0], signs.best_validation(run)
-    batches = shuffled(_until(retrainer.batches[: run.batches_per_pass], MOST_SAMPLES))
-    if batches is None or len(batches) < 4 or best is None or best.val is None or start.val is None:
+    batches: list[Any] | None = [*_until(retrainer.batches[: run.batches_per_pass], MOST_SAMPLES)]
+    with contextlib.suppress(*([RuntimeError, TypeError] if alone else [])):  # padded to lengths of their own
+        batches = shuffled(batches or [])
+    if batches is None or len(batches) < 4 or not alone and (best is None or best.val is None or start.val is None):
         return None
     one_batch = batches[0], len(tensors_in(batches[0])[0])
     if not takes_fewer_rows(retrainer.model, retrainer.loss_fn, *one_batch):
@@ -388,12 +396,16 @@ def held_out(run: TrainingRunFacts, retrainer: Retrainer, steps: int) -> tuple[H
     end = run.evaluations[-1].train
     low = max(end, MEMORIZED * start.train + (1 - MEMORIZED) * end)
     memorized = next(e.step for e in run.evaluations if e.train <= low)
-    most = min(steps, max(1, best.step if signs.validation_is_ahead(run) else memorized))
+    most = min(steps, max(1, best.step if best is not None and signs.validation_is_ahead(run) else memorized))
     halves = batches[::2], batches[1::2]
     one, other = (_judged(retrainer, most, *pair) for pair in (halves, halves[::-1]))
     unseen, val = [*other[1], *one[1]], [one[2], other[2]]
     own = _means([*one[0], *other[0]], 0)
     held, dealt = _means(unseen, 0), _means(unseen, 1)
+    if alone:
+        return _unrelated(
+            own, held, dealt, _means([*one[0], *other[0]], 1), len(tensors_in(batches[0])[0][0].flatten()), most
+        )
     valid = (_means(val[0], 0) + _means(val[1], 0)) / 2
     means = [float(part.mean()) for part in (own, held, valid, dealt)]
     facts = HeldOut("", len(held), most, means[0], means[1], means[2], means[3])
@@ -421,6 +433,20 @@ def held_out(run: TrainingRunFacts, retrainer: Retrainer, steps: int) -> tuple[H
         return None
     pairs = _confusions(row.only(s) for row, s in zip(unseen, suspect))
     return dataclasses.replace(facts, what="noise", share=share, confusions=pairs), experiment
+
+
+def _unrelated(
+    own: torch.Tensor, held: torch.Tensor, dealt: torch.Tensor, own_dealt: torch.Tensor, size: int, steps: int
+) -> tuple[HeldOut, None] | None:
+    """Without validation data: samples that were trained on are known, and of the others nothing is. The losses of
+    both, with their own targets and with those of others; size: numbers of an input."""
+    gain, own_gain = (float(d[d != 0].sign().mean()) for d in (dealt - held, own_dealt - own))
+    error = len(held) ** -0.5
+    surely = gain < 2 * error and gain + 2 * error < UNRELATED * own_gain
+    if len(held) <= max(ENOUGH_SAMPLES, size) or own_gain < OWN or not surely:
+        return None
+    means = float(own.mean()), float(held.mean()), math.nan, float(dealt.mean())
+    return HeldOut("unrelated", len(held), steps, *means), None
 
 
 @dataclasses.dataclass

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -167,7 +168,8 @@ def _attempts(
     if ends.held_down() or (kept > 0.05 or signs.last_loss(run) < 0) and len(ends.shares) > 2:
         yield "weaker term", lambda: outweighing_term(run, retrainer, steps, as_is, ends)
     if static.reduction in ("mean", "sum") and static.mixed is None:  # else samples do not stand for themselves
-        yield "held out", lambda: _unseen(run, retrainer, steps)
+        alone = signs.memorizes_pass_by_pass(run, static.guess or math.inf)
+        yield "held out", lambda: _unseen(run, retrainer, steps, alone)
     table = ends.table
     if table is not None:
         yield from _for_classes(retrainer, steps, static, table)
@@ -209,9 +211,9 @@ def _rates(run: TrainingRunFacts) -> Iterator[tuple[str, RetrainChange]]:
         yield f"lr*{factor:g}", RetrainChange(rate=factor)
 
 
-def _unseen(run: TrainingRunFacts, retrainer: Retrainer, steps: int) -> Found:
+def _unseen(run: TrainingRunFacts, retrainer: Retrainer, steps: int, alone: bool) -> Found:
     strange = signs.validation_learns_nothing(run) or signs.validation_is_ahead(run)
-    known = held_out(run, retrainer, steps) if strange else None
+    known = held_out(run, retrainer, steps, alone) if strange or alone else None
     if known is None:
         return None
     facts, experiment = known

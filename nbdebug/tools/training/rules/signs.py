@@ -65,6 +65,9 @@ AHEAD = 0.85
 """Validation over training loss below which wrong training labels are considered."""
 NO_GAIN = 0.7
 """Share of its first loss that validation keeps where it has learned next to nothing."""
+FRESH, AGAIN = 0.97, 0.9
+"""Without validation data: the last third of a first pass over its first third, where new samples are not predicted any
+better; and the last pass over that."""
 UNFAIR = 3.0
 """Variance between batch means over a fair shuffle's. Over four batches and more, a fair one stays below 2.6 in 99 of
 100 (chi-square with three degrees of freedom, divided by three: 3.8 at its 99th percentile for one column, less for
@@ -467,6 +470,17 @@ def validation_learns_nothing(run: TrainingRunFacts) -> bool:
     ends = [e.val for e in (*run.evaluations[:1], *run.evaluations[-1:]) if e.val is not None]
     known = len(ends) == 2 and ends[0] > 0
     return known and any(ends[1] > to * ends[0] and not has_room(run, left) for to, left in ((NO_GAIN, 0.5), (1, 0.8)))
+
+
+def memorizes_pass_by_pass(run: TrainingRunFacts, guess: float = math.inf) -> bool:
+    """Without validation data: the loss of samples that come for the first time stays as it was (or that of a guess),
+    and falls only once they come again."""
+    each, losses = run.batches_per_pass or 0, finite(run.losses)
+    if each < 6 or len(losses) < 3 * each or len(losses) < len(run.losses) or best_validation(run) is not None:
+        return False
+    first, last = losses[:each], losses[-each:]
+    late, early = (statistics.fmean(part) for part in (first[-(each // 3) :], first[: each // 3]))
+    return late > FRESH * min(early, guess) and statistics.fmean(last) < AGAIN * late
 
 
 # Experiments
