@@ -568,11 +568,23 @@ class FixedBatches:
             return []
 
     def losses_of(self, model: nn.Module, training: bool = False) -> list[float]:
-        """The same for another model in its place. Whatever the loss raises passes."""
+        """The same for another model in its place. Whatever the loss raises passes, but for one that takes gradients
+        itself, which it is given from then on."""
         if self.loss_fn is None or not self.batches:
             return []
-        with preserve_rng(self.loss_fn), torch.no_grad(), mode(model, training):
-            return [loss_value(self.loss_fn(model, batch)) for batch in self.batches]
+        try:
+            return self._losses(self.loss_fn, model, training)
+        except RuntimeError as error:
+            if "does not require grad" not in str(error):
+                raise
+        with_gradients = under(self.loss_fn, torch.enable_grad)  # it takes some itself: of its input, for a penalty
+        losses = self._losses(with_gradients, model, training)
+        self.loss_fn = with_gradients
+        return losses
+
+    def _losses(self, loss_fn: LossFn, model: nn.Module, training: bool) -> list[float]:
+        with preserve_rng(loss_fn), torch.no_grad(), mode(model, training):
+            return [loss_value(loss_fn(model, batch)) for batch in self.batches]
 
     def mean(self) -> tuple[float, float] | None:
         """Mean loss in eval mode and its standard error; None where there is none."""

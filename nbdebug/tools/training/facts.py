@@ -66,7 +66,8 @@ class Parameter:
 @dataclasses.dataclass(frozen=True)
 class DetachedAt:
     """Where the graph ends between trained parameters and the loss. how: "detach", "no_grad", "checkpoint" (a reentrant
-    one), "no gradient" (the op has none), "flat" (its derivative is zero), "left torch" or "mask" (it hides inputs)."""
+    one), "no gradient" (the op has none), "no graph" (a gradient without its graph), "flat" (its derivative is
+    zero), "left torch" or "mask" (it hides inputs)."""
 
     op: str
     how: str

@@ -599,7 +599,8 @@ def _flat_places(step: StepGraph, table: Sequence[Parameter]) -> list[DetachedAt
 def detached_at(calls: Calls, call: OpCall, cut_off: set[int]) -> DetachedAt:
     """The place of a call that cuts parameters off, given by position."""
     how = "checkpoint" if call.checkpoint else "no_grad" if not call.grad else ""
-    return _place(calls, call, how or ("detach" if call.op in DETACHES else "no gradient"), cut_off)
+    own = {**dict.fromkeys(DETACHES, "detach"), "grad": "no graph"}
+    return _place(calls, call, how or own.get(call.op, "no gradient"), cut_off)
 
 
 def _place(calls: Calls, call: OpCall, how: str, cut_off: set[int]) -> DetachedAt:

@@ -171,6 +171,11 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
             "Stay in torch: do the same with torch's own functions.",
             "# torch's own functions: no .numpy(), float() or .item() on the way",
         ),
+        "no graph": (
+            f"`{cut.op}` without create_graph=True gives constants",
+            "Keep the graph of the gradient.",
+            "torch.autograd.grad(output, x, …, create_graph=True)",
+        ),
     }.get(
         cut.how,
         (
