@@ -17,7 +17,7 @@ import io
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch import nn
 
 from nbdebug.observe import sources
 from nbdebug.observe.backward import EngineWatch
-from nbdebug.observe.locations import is_users_file, other_cells
+from nbdebug.observe.locations import Site, at_site, is_users_file, other_cells
 from nbdebug.observe.snapshot import Snapshot, StepState
 from nbdebug.observe.sources import edited_functions
 from nbdebug.observe.validation import names_used_by
@@ -454,6 +454,35 @@ def users_files(model: nn.Module, *functions: Any, file: str | None = None) -> l
     for file in list(files):
         files |= dict.fromkeys(other_cells(file))
     return list(files)
+
+
+FROZEN = re.compile("requires?_?grad_?")
+"""Names by which a person means `requires_grad`."""
+
+
+def never_frozen(
+    model: nn.Module, trained: Collection[str], files: Iterable[str]
+) -> tuple[tuple[str, ...], Where] | None:
+    """Of the parameters with these names those that a line without effect was to freeze, and the line: it sets an
+    attribute of a module, or another name on the parameter, or compares where it was to assign. None where none is."""
+    things = [*model.named_modules(), *model.named_parameters()]
+    owners = [n for n, t in things if any(FROZEN.fullmatch(k) and v is False for k, v in vars(t).items())]
+    names = tuple(n for n in trained if any(n == owner or n.startswith(f"{owner}.") or not owner for owner in owners))
+    lines: list[tuple[bool, Where]] = []
+    for file in files:
+        for node in sources.nodes_of(file):
+            if isinstance(node, ast.Assign) and names:
+                part, value = node.targets[0], node.value
+            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Compare) and not owners:
+                part, value = node.value.left, node.value.comparators[0]
+            else:
+                continue
+            if isinstance(part, ast.Attribute) and FROZEN.fullmatch(part.attr) and ast.unparse(value) == "False":
+                said = any(owner and ast.unparse(part.value).endswith(owner) for owner in owners)
+                lines.append((said, at_site(Where(), Site(file, node.lineno, ""))))
+    if not names and all(p.requires_grad for p in model.parameters()) and lines:
+        names = tuple(trained)
+    return (names, max(lines, key=lambda line: line[0], default=(False, Where()))[1]) if names else None
 
 
 def in_label_loss(files: Iterable[str], call: LossCall, argument: str, value: str) -> Iterator[Edit]:

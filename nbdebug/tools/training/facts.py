@@ -413,7 +413,7 @@ class StaticFacts:
     """What is known before training. loss_form: how loss_fn is called; optimizer: as a person would write it;
     placed: types and devices of the parameters; normalized: the model has normalization layers; reduction: "mean" or
     "sum" over the batch, "neither", or "" (not known); attempts: by the cause; drawn, reread, padding:
-    see `Batches`."""
+    see `Batches`; never_frozen: trained parameters of which a line without effect says that they are not, and where."""
 
     loss_form: str = "loss_fn(model, batch)"
     loss: float | None = None
@@ -425,6 +425,7 @@ class StaticFacts:
     placed: str = ""
     detached: tuple[DetachedAt, ...] = ()
     foreign: ForeignTensors | None = None
+    never_frozen: tuple[tuple[str, ...], Where] | None = None
     loss_calls: tuple[LossCall, ...] = ()
     broadcasts: tuple[Broadcast, ...] = ()
     mixing: BatchMixing | None = None

@@ -27,7 +27,7 @@ from nbdebug.live import progress_bar
 from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.tensors import kinds_of
 from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
-from nbdebug.report import Finding, Report
+from nbdebug.report import Finding, Report, Where
 from nbdebug.text import size
 from nbdebug.tools.training.batches import (
     Batches,
@@ -38,6 +38,7 @@ from nbdebug.tools.training.batches import (
     mixed_samples,
     worker_draws,
 )
+from nbdebug.tools.training.edits import never_frozen, users_files
 from nbdebug.tools.training.evaluate import LossFn, is_iterator, preserve_rng
 from nbdebug.tools.training.facts import Attempt, OverfitResult, Parameter, ProbeErrors, StaticFacts, TrainingFacts
 from nbdebug.tools.training.fixes import attempt, edit_fixes, fix_for, overfit_batch, patched
@@ -329,6 +330,7 @@ class _Probes:
                 lambda: foreign_tensors(self.work, self.optimizers, step),
                 None,
             ),
+            never_frozen=self._probe("Lines that freeze nothing", lambda: self._never_frozen(table), None),
             loss_calls=self._probe("The inputs of the loss", lambda: loss_calls(step.calls), ()),
             broadcasts=self._probe("Shapes in the loss", lambda: broadcasts(step.calls), ()),
             first_layers=self._probe("The scale of the inputs", lambda: first_layers(step), ()),
@@ -338,6 +340,10 @@ class _Probes:
             batch_size=batch_size(batches.train[0]),
             eval_mode=not self.model.training,
         )
+
+    def _never_frozen(self, table: tuple[Parameter, ...]) -> tuple[tuple[str, ...], Where] | None:
+        moving = [p.name for p in table if p.trained and p.reached and p.held is not False and not p.outside]
+        return never_frozen(self.model, moving, users_files(self.model, self.users_loss_fn))
 
     def _data_facts(self, batches: Batches) -> dict[str, Any]:
         self.tick("data")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from nbdebug.registry import rule
-from nbdebug.report import Finding, Fix
+from nbdebug.report import Finding, Fix, Where
 from nbdebug.text import count, figures, listed, percent
 from nbdebug.tools.training.facts import (
     BatchMixing,
@@ -48,19 +48,22 @@ SURPRISED = 3.0
 
 @rule(
     code="training/frozen-parameters",
-    title="Parameters that were meant to be trained are frozen.",
+    title="Parameters are frozen that were meant to be trained, or trained that were meant to be frozen.",
     symptom="The loss falls a little, as if only a part of the model learned; after training, an adapter's second "
     "factor is still all zeros, or a new head still has its initial values.",
     cause="`requires_grad` was set to False after the part was added (the whole model has to be frozen first, then the "
     "part is added), or a pattern of names froze more than was meant. An optimizer does not complain about a frozen "
-    "parameter.",
+    "parameter. Or nothing is frozen: `module.requires_grad = False` only sets an attribute of the module.",
     confirm="`[n for n, p in model.named_parameters() if not p.requires_grad]`",
-    fix="Freeze first and add the new part afterwards, or unfreeze it: `p.requires_grad_(True)` for its parameters, "
+    fix="Freeze with `module.requires_grad_(False)`. "
+    "Freeze first and add the new part afterwards, or unfreeze it: `p.requires_grad_(True)` for its parameters, "
     "before the optimizer is created.",
     reference="https://github.com/huggingface/transformers/issues/26098",
 )
 def frozen_parameters(facts: TrainingFacts) -> Finding | None:
     static = facts.static
+    if static.never_frozen is not None:
+        return _never_frozen(*static.never_frozen)
     why, frozen = _frozen(static)
     if not frozen:
         return None
@@ -79,6 +82,21 @@ def frozen_parameters(facts: TrainingFacts) -> Finding | None:
             "held by the optimizer": f"{sum(bool(p.held) for p in frozen)} of {len(frozen)}",
             "only zeros": [p.name for p in frozen if p.zero] or None,
         },
+    )
+
+
+def _never_frozen(names: tuple[str, ...], where: Where) -> Finding:
+    owner = names[0].rpartition(".")[0]
+    part = next((o for o in (owner.partition(".")[0], owner) if all(n.startswith(f"{o}.") for n in names)), "")
+    return finding(
+        "frozen-parameters",
+        f"{listed(names)} {'is' if len(names) == 1 else 'are'} trained, though a line was to freeze them"
+        f"{at_line(where)}: it has no effect on parameters",
+        [part, *names, "requires_grad", "optimizer"],
+        [Fix("Freeze with the method, which reaches each parameter.", f"{part or 'model'}.requires_grad_(False)")],
+        place=where,
+        module=part,
+        evidence={"trained": list(names[:20])},
     )
 
 
