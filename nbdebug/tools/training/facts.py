@@ -67,7 +67,7 @@ class Parameter:
 class DetachedAt:
     """Where the graph ends between trained parameters and the loss. how: "detach", "no_grad", "checkpoint" (a reentrant
     one), "no gradient" (the op has none), "no graph" (a gradient without its graph), "flat" (its derivative is
-    zero), "left torch" or "mask" (it hides inputs)."""
+    zero), "left torch", "mask" (it hides inputs) or "dropped" (its number is no part of the loss)."""
 
     op: str
     how: str

@@ -577,7 +577,7 @@ def detached_places(
         else:
             places.append(_place(calls, call, "left torch", cut_off))
             lost -= cut_off
-    places += _flat_places(step, table)
+    places += [*_flat_places(step, table), *_dropped_losses(step, table)]
     return tuple(sorted(places, key=lambda place: -len(place.parameters)))
 
 
@@ -594,6 +594,19 @@ def _flat_places(step: StepGraph, table: Sequence[Parameter]) -> list[DetachedAt
         if any(t.requires_grad for t in call.outputs) and behind <= zero:
             return [_place(calls, call, "flat", behind)]
     return []
+
+
+def _dropped_losses(step: StepGraph, table: Sequence[Parameter]) -> Iterator[DetachedAt]:
+    """A single number, with its graph, of parameters that have no other effect, and which never comes into the loss."""
+    calls = step.calls
+    alive = calls.dependence(step.loss).params
+    lost = {p.name for p in table if p.trained and p.used and p.held and not (p.reached or p.idle)}
+    lost_at = {i for i, (name, _) in enumerate(calls.parameters) if name in lost and not alive >> i & 1}
+    for call in calls.calls:
+        number = len(call.outputs) == 1 == call.outputs[0].numel() and call.outputs[0].requires_grad
+        if number and call.leaves and (own := lost_at.intersection(calls.positions(call.params))):
+            yield _place(calls, call, "dropped", own)
+            lost_at -= own
 
 
 def detached_at(calls: Calls, call: OpCall, cut_off: set[int]) -> DetachedAt:

@@ -149,7 +149,8 @@ def _unfreeze(names: Sequence[str]) -> Fix:
     symptom="The loss falls somewhat and stops. Some parameters are the same before and after training, though they "
     "require gradients and the optimizer holds them; their `.grad` is None.",
     cause="`.detach()`, `.data`, `torch.no_grad()`, `torch.tensor(t)`, `.numpy()` or an op without a derivative "
-    "(argmax, round) is between them and the loss. The values pass, the gradient does not.",
+    "(argmax, round) is between them and the loss. The values pass, the gradient does not. Or the loss of a part is "
+    "overwritten by that of the next.",
     confirm="After `loss.backward()`: `[n for n, p in model.named_parameters() if p.grad is None]`",
     fix="Remove the cut. Where it is meant (a target, a teacher), leave these parameters out of the optimizer and call "
     "`requires_grad_(False)` on them.",
@@ -157,7 +158,9 @@ def _unfreeze(names: Sequence[str]) -> Fix:
 )
 def detached_graph(facts: TrainingFacts) -> Finding | None:
     severed = () if facts.run is None or facts.run.severed is None else (facts.run.severed,)
-    places = (*facts.static.detached, *severed)
+    trained = {layer.name for layer in facts.run.layers if layer.gradient} if facts.run is not None else set()
+    own = (d for d in facts.static.detached if d.how != "dropped" or d.parameters[0].rpartition(".")[0] not in trained)
+    places = (*own, *severed)
     if not places:
         return None
     cut = places[0]
@@ -189,6 +192,11 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
             "Stay in torch: do the same with torch's own functions.",
             "# torch's own functions: no .numpy(), float() or .item() on the way",
         ),
+        "dropped": (
+            f"what `{cut.op}` gives is overwritten, or never added to the loss",
+            "Add up the losses of all parts.",
+            "loss = loss + part  # in a loop: loss += part",
+        ),
         "no graph": (
             f"`{cut.op}` without create_graph=True gives constants",
             "Keep the graph of the gradient.",
@@ -209,8 +217,8 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
         what = "the gradient of this part of the loss"
     return finding(
         "detached-graph",
-        f"{reason}{at_line(cut.where)}: {listed(names)} never get{'s' if one else ''} {what}, though the loss "
-        f"depends on {'it' if one else 'them'}",
+        f"{reason}{at_line(cut.where)}: {listed(names)} never get{'s' if one else ''} {what}"
+        + f", though the loss depends on {'it' if one else 'them'}" * (cut.how != "dropped"),
         [*names, "forward", "loss_fn", *(["checkpoint"] if cut.how == "checkpoint" else [])],
         [Fix(title, code)],
         place=cut.where,
