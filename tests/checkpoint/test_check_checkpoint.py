@@ -190,6 +190,21 @@ def test_the_magic_in_a_shell(tmp_path) -> None:
         assert "without loading it" in " ".join(book.run("%check_checkpoint -h").printed.split())
 
 
+def test_a_loading_that_raises_is_not_met_with_green_and_need_not_want_the_optimizer(model, tmp_path) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.save({"net": model.state_dict(), "epoch": 4}, tmp_path / "net.pt")
+
+    def going_on(path: str) -> None:
+        state = torch.load(path)
+        model.load_state_dict(state["net"])
+        torch.optim.lr_scheduler.StepLR(optimizer, 3, last_epoch=state["epoch"])
+
+    report = nbdebug.check_checkpoint(tmp_path / "net.pt", model=model, optimizer=optimizer, load=going_on)
+    assert not report.ok and not report.findings and "raises KeyError: param 'initial_lr'" in str(report)
+    optimizer.param_groups[0]["initial_lr"] = 0.1
+    assert nbdebug.check_checkpoint(tmp_path / "net.pt", model=model, optimizer=optimizer, load=going_on).ok
+
+
 def test_a_loading_that_copes_with_the_file_is_left_in_peace(model, tmp_path) -> None:
     wide = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 9))
     torch.save({f"module.{n}": v for n, v in model.state_dict().items()}, tmp_path / "net.pt")

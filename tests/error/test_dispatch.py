@@ -118,7 +118,10 @@ DETECTORS: dict[str, tuple[Any, ...]] = {
     "kinds.calls.detect": (calls.MISSING, calls.UNEXPECTED, calls.TOO_MANY, calls.FLOAT),
     "kinds.calls.detect_module": (calls.NO_FORWARD, calls.NO_INIT),
     "kinds.calls.detect_name": (calls.NAMES,),
-    "kinds.calls.detect_order": (calls.STEPS, re.compile("_scale is None|No inf checks were|has already been called")),
+    "kinds.calls.detect_order": (
+        calls.STEPS,
+        re.compile("initial_lr' is not specified|_scale is None|No inf checks were|has already been called"),
+    ),
     "kinds.calls.detect_chances": (calls.CHANCES,),
     "kinds.calls.detect_length": (re.compile("got num_samples=0|Sum of input lengths does|has no len\\("),),
     "kinds.backends.detect_not_started": (backends.NOT_STARTED,),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import dataclasses
 import inspect
 import json
 import os
@@ -21,8 +22,8 @@ from nbdebug.observe.locations import cell_name
 from nbdebug.observe.sources import edit_of, edited_functions, nodes_of, source
 from nbdebug.observe.variables import closure_variables
 from nbdebug.process import CopyFailed, in_process
-from nbdebug.report import Edit, Finding, Fix, Report, RuledOut, Table, Where
-from nbdebug.text import count, listed, size
+from nbdebug.report import Edit, Finding, Fix, Report, RuledOut, Symptom, Table, Where
+from nbdebug.text import clip, count, listed, size
 from nbdebug.tools.checkpoint.formats import is_checkpoint, loaded, read_file, within
 from nbdebug.tools.checkpoint.rules import (
     DANGEROUS,
@@ -95,7 +96,12 @@ def check_checkpoint(
     names = {id(thing): name for held in spaces for name, thing in list(held.items()) if not name.startswith("_")}
     facts = checkpoint_facts(path, model=model, load=load, called=names.get(id(model), "model"), **parts)
     _believe(facts, model, load, path)
-    return _report(facts, pathlib.Path(path).name)
+    report = _report(facts, pathlib.Path(path).name)
+    raised = _raised(facts, load, path) if load is not None and report.ok and _loadable(facts) else ""
+    if not raised:
+        return report
+    symptom = Symptom(f"Your own loading of {facts.name} raises {raised}", "Run it in a cell, then %explain.")
+    return dataclasses.replace(report, symptoms=[symptom], headline="")
 
 
 def checkpoint_facts(
@@ -132,6 +138,18 @@ def _believe(facts: CheckpointFacts, model: Any, load: Any, path: Any) -> None:
     facts.missing = tuple(name for name in facts.missing if name not in twice)
     if equal and facts.rename is not None:
         facts.rename, facts.missing, facts.unexpected = None, (), ()
+
+
+def _raised(facts: CheckpointFacts, load: Any, path: Any) -> str:
+    """What the user's own loading raises, in a copy of the process; "" where it does not, or there is no copy."""
+    try:
+        in_process(lambda: bool(load(path)) and False)
+    except CopyFailed:
+        return ""
+    except Exception as error:
+        words = str(error.args[0]) if error.args else ""  # a KeyError's own text is a quotation
+        return f"{type(error).__name__}: {clip(words.partition(chr(10))[0], 120)}"
+    return ""
 
 
 # -- which file ------------------------------------------------------------------------------------------------------

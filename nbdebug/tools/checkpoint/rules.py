@@ -741,6 +741,7 @@ def name_all(facts: CheckpointFacts) -> Iterator[Finding]:
         return
     yield from filter(None, (check(facts) for check in ORDER))
     for role in PARTS if facts.file.tree is not None else ():
-        asked = not facts.loads or role[:3] in facts.loads.lower()  # it may be for weights alone
+        loads = rf"{role[:3]}[\w.\[\]'\"]*\.load_state_dict|\[['\"]\w*{role[:3]}"
+        asked = not facts.loads or re.search(loads, facts.loads.lower())  # it may be for weights alone
         if asked and role in facts.wanted and role not in facts.entries:
             yield missing_part(facts, role)

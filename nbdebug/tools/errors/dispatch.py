@@ -333,7 +333,7 @@ KINDS = (
             "kinds.objects.detect_wrapped rules.calls.wrapped_object": "object has no attribute",
             "kinds.calls.detect_module rules.calls.incomplete_module": r"required .forward|before Module\.__init__",
             "kinds.calls.detect_name rules.calls.unusable_name": "name should be|name can|already exists|not a string",
-            "kinds.calls.detect_order rules.calls.call_order": "Tried to step|_scale is None|inf checks|"
+            "kinds.calls.detect_order rules.calls.call_order": "Tried to step|_scale is None|initial_lr|inf checks|"
             "has already been called|called after step",
             "kinds.calls.detect_chances rules.calls.not_probabilities": "between 0 and 1|probability|"
             "multinomial distribution|Expected parameter",

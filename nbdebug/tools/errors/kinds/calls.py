@@ -535,6 +535,12 @@ def detect_order(context: ErrorContext) -> CallFacts | None:
     node = expression(frame) if frame is not None else None
     call = next(iter(calls_in(node)), None)
     line = statement(frame) if frame is not None else None
+    if frame is not None and line is not None and call is not None and "'initial_lr' is not specified" in message:
+        given = ast.unparse(call.args[0] if call.args else call.keywords[0].value)
+        pad, rate = " " * line.col_offset, 'group.setdefault("initial_lr", group["lr"])'
+        edit = edit_of(frame.site.file, {line: f"for group in {given}.param_groups:\n{pad}    {rate}\n{pad}{{raw}}"})
+        title = "Tell it the first rate (or load the optimizer's state, which has it)."
+        return call_facts(context, "resumed", given, edit, title=title, callee=callee_name(call))
     if frame is None or call is None or line is None or not isinstance(call.func, ast.Attribute):
         return None
     owner, file = ast.unparse(call.func.value), frame.site.file

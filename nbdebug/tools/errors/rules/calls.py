@@ -123,6 +123,8 @@ def unusable_name(facts: CallFacts) -> Finding:
 
 ORDER = {
     "schedule": "`{name}` is planned for {value} steps, and `step()` is called once more",
+    "resumed": "`{callee}` with `last_epoch` goes on from an earlier schedule, but the groups of `{name}` have no "
+    "`initial_lr`: none was made for it, and no state was loaded",
     "unscaled": "`{name}.step` comes after a backward of a loss that `{name}` did not scale",
     "no gradients": "`{name}.step` finds no gradient: the parameters of this optimizer got none since the last update",
     "no update": "`{name}.step` is called again, but `{name}.update()` was not called since the last time",
@@ -136,7 +138,7 @@ ORDER = {
     title="A GradScaler or a learning-rate schedule is called too often, or before another call.",
     symptom="Attempted step but _scale is None; No inf checks were recorded for this optimizer; unscale_() has "
     "already been called on this optimizer since the last update(); Tried to step … times. The specified "
-    "number of total steps is ….",
+    "number of total steps is …; param 'initial_lr' is not specified in param_groups[0] when resuming.",
     cause="A scaler wants, once in each step: `scale(loss).backward()`, perhaps `unscale_`, `step`, `update`. A "
     "schedule with a planned end, such as OneCycleLR, takes no step beyond it.",
     confirm="Count the calls of `step()` in one epoch: `len(loader)`, times the epochs.",
