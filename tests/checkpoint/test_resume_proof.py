@@ -325,6 +325,98 @@ def test_a_shuffled_loader_in_the_middle_of_its_epoch(sick, tmp_path) -> None:
     assert not sick or "batch 0 of the other run" in report.findings[0].title
 
 
+@pytest.mark.parametrize("form", ["a variable", "parts of a dict"])
+def test_weights_kept_without_a_copy_are_those_of_the_end(form, tmp_path) -> None:
+    x = X[:2].reshape(-1, 6)
+
+    def fresh():
+        torch.manual_seed(5)
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh()), nn.Linear(8, 1)
+
+    def score(body, head):
+        with torch.no_grad():
+            return (head(body(x)) - 0.2 * x.sum(1, keepdim=True)).square().mean().item()
+
+    def train(copied):
+        body, head = fresh()
+        optimizer, best, kept = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.5), 1e9, None
+        for _ in range(12):
+            loss = (head(body(x)) - x.sum(1, keepdim=True)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if score(body, head) < best:
+                best = score(body, head)
+                if form == "a variable":
+                    kept = nn.Sequential(body, head).state_dict()
+                else:
+                    kept = {"body": dict(body.state_dict()), "head": dict(head.state_dict())}
+                kept = copy.deepcopy(kept) if copied else kept
+        return best, kept
+
+    def resumed(path):
+        body, head, state = *fresh(), torch.load(path)
+        if "body" in state:
+            body.load_state_dict(state["body"])
+            head.load_state_dict(state["head"])
+        else:
+            nn.Sequential(body, head).load_state_dict(state)
+        return [score(body, head)]
+
+    for copied, codes in ((False, ["notebook/shared-object"]), (True, [])):
+        torch.save(train(copied)[1], tmp_path / "best.pt")
+        report = nbdebug.resume_proof(resumed, lambda copied=copied: [train(copied)[0]], tmp_path / "best.pt")
+        assert [f.code for f in report] == codes, report
+        assert (
+            copied or "deepcopy" in report.findings[0].fixes[0].code and "state_dict" in report.findings[0].where.text
+        )
+
+
+class Slow:
+    """An average in an object of its own, whose rate depends on how often it was updated."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.module, self.updates = copy.deepcopy(model), 0
+
+    def update(self, model: nn.Module) -> None:
+        self.updates += 1
+        for a, b in zip(self.module.parameters(), model.parameters()):
+            a.data.lerp_(b.detach(), 1 / self.updates)
+
+
+@pytest.mark.parametrize("reads", [("module", "updates"), ("updates",), ("module",), ()])
+def test_an_average_in_an_object_among_the_parts_of_a_run(reads) -> None:
+    def build():
+        torch.manual_seed(1)
+        model = nn.Linear(6, 1)
+        return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.01), "average": Slow(model)}
+
+    def step(run):
+        loss = run["model"](X[0]).square().mean()
+        run["optimizer"].zero_grad()
+        loss.backward()
+        run["optimizer"].step()
+        run["average"].update(run["model"])
+        return run["average"].module(X[0]).sum().item()
+
+    def save(run, path):
+        slow = {"module": run["average"].module.state_dict(), "updates": run["average"].updates}
+        torch.save({"model": run["model"].state_dict(), "optimizer": run["optimizer"].state_dict(), "slow": slow}, path)
+
+    def load(run, path):
+        state = torch.load(path)
+        run["model"].load_state_dict(state["model"])
+        run["average"] = Slow(run["model"])
+        if "module" in reads:
+            run["average"].module.load_state_dict(state["slow"]["module"])
+        if "updates" in reads:
+            run["average"].updates = state["slow"]["updates"]
+
+    report = nbdebug.resume_proof(build, step, at=4, steps=8, save=save, load=load)
+    codes = {"module": "checkpoint/ema-missing", "updates": "checkpoint/step-missing"}
+    assert [f.code for f in report] == [code for part, code in codes.items() if part not in reads], report
+
+
 def test_a_broken_file_is_told_before_anything_runs(tmp_path) -> None:
     (tmp_path / "run.pt").write_bytes(b"")
     report = nbdebug.resume_proof(lambda path: [], lambda: pytest.fail("it ran"), tmp_path / "run.pt")

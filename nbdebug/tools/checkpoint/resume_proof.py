@@ -24,7 +24,15 @@ from nbdebug.report import Finding, Report, RuledOut, Symptom, Table
 from nbdebug.text import count, figures, listed, module_name
 from nbdebug.tools.checkpoint.check_checkpoint import checkpoint_facts
 from nbdebug.tools.checkpoint.checkpoints import Checkpoints
-from nbdebug.tools.checkpoint.rules import STEP, CheckpointFacts, SavedFile, missing_part, name_all, other_order
+from nbdebug.tools.checkpoint.rules import (
+    STEP,
+    CheckpointFacts,
+    SavedFile,
+    missing_part,
+    name_all,
+    not_copied,
+    other_order,
+)
 from nbdebug.tools.checkpoint.run_state import LIBRARIES, ObservedRun, Put, RunState, form, kinds, plain
 from nbdebug.trainers import held
 
@@ -324,6 +332,9 @@ class _Proof:
             if kind == "order":
                 found.append(other_order(self.facts, because, name, lines, self._start.orders["optimizer", name]))
                 continue
+            if kind == "kept":
+                found.append(not_copied(self.facts, name, int(lines), because))
+                continue
             seen = [one for one in static if kind in CONFIRMED and re.search(CONFIRMED[kind], one.code)]
             if seen:
                 evidence = {**seen[0].evidence, "put back": name, "proof": because}
@@ -335,10 +346,18 @@ class _Proof:
                 other = [key for key in there if plain(there[key]) != plain(here.get(key))]
                 one = dataclasses.replace(one, evidence={**one.evidence, "keys": other})
             found.append(dataclasses.replace(one, evidence={**one.evidence, **({"cost": cost} if cost else {})}))
+        found.sort(
+            key=lambda one: one.code.endswith(("step-missing", "value-missing"))
+        )  # a counter beside what it counts
         return tuple(found) or tuple(one for one in static if not one.code.endswith("-missing"))  # the runs decide
 
     def _causes(self, known: bool) -> Iterator[Cause]:
         """known: the file itself shows a cause; the order of the data proves less."""
+        kept = {("kept", str(place)): state for place, state in self.state.kept.items()}
+        if kept and self._helps(kept):
+            file, line, _ = next(iter(self.state.kept))
+            yield "kept", file, "With the weights of that moment both agree", str(line)
+            return
         other_rows = self.plainly["rows"] != self.rows[self.past :]
         parts, data = self.state.parts, ("sampler", "generator")
         options = [put for put in parts if put[0] not in ("early", "late", "input")]
@@ -418,6 +437,7 @@ class _Proof:
         here = self._start.counters
         counters = {n: (v, here[n]) for n, v in self.state.counters.items() if here.get(n, v) < v}
         mark, due = self.plainly["rows"][:1], self.rows[self.past : self.past + 1]  # the same: what differs is computed
+        counters = {name: (there, now) for name, (there, now) in counters.items() if there > now}
         if other_rows and mark and mark != due and not (counters and "step" not in self.facts.entries):
             how = "its batches are in another order"
             if mark[0] in self.rows:

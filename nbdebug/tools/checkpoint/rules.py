@@ -4,6 +4,7 @@ rules, from there to the causes for which it does not load, or loads into someth
 from __future__ import annotations
 
 import dataclasses
+import linecache
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -724,6 +725,17 @@ def missing_part(
     evidence: dict[str, Any] = {"where": [name], "put back": name} if name else {}
     title = f"{facts.name} {fails}: {why or loss}"
     return finding(facts, code, title, fix, entries=sorted(facts.entries), **evidence)
+
+
+def not_copied(facts: CheckpointFacts, file: str, line: int, why: str) -> Finding:
+    """A state dict that was to keep the best weights, and followed the training. Its page is in the notebook's chapter.
+    file, line: where it was taken."""
+    text = linecache.getline(file, line).strip()
+    title = f"{facts.name} holds the weights of the end, and not those that `{text}` was to keep: it copies none. {why}"
+    code = re.sub(r"([\w.]+(?:\([^()]*\))?\.state_dict\(\))", r"copy.deepcopy(\1)", text)
+    fix = Fix("Make a copy there.", f"import copy\n{code}")
+    where = Where(file=file, line=line, text=text)
+    return dataclasses.replace(finding(facts, "notebook/shared-object", title, fix, taken=text), where=where)
 
 
 ORDER = (

@@ -12,6 +12,7 @@ import pickle
 import random
 import re
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, SimpleNamespace
@@ -40,13 +41,16 @@ Put = tuple[str, str]  # the kind and the name of a state
 @dataclasses.dataclass
 class RunState:
     """parts: (kind, name) → state, also of the kinds "early", "late" and "input"; forms: how each is read and set;
-    orders: of each optimizer the names of its parameters; plain: the other variables, of plain values."""
+    orders: of each optimizer the names of its parameters; plain: the other variables, of plain values. kept: (file,
+    line, model) → the weights when its `state_dict()` was taken there, of those that were kept, uncopied, through a
+    later backward."""
 
     parts: dict[Put, Any] = dataclasses.field(default_factory=dict)
     forms: dict[Put, str] = dataclasses.field(default_factory=dict)
     counters: dict[str, int] = dataclasses.field(default_factory=dict)
     orders: dict[Put, list[str]] = dataclasses.field(default_factory=dict)
     plain: dict[str, Any] = dataclasses.field(default_factory=dict)
+    kept: dict[tuple[str, int, int], Any] = dataclasses.field(default_factory=dict)
 
 
 class ObservedRun:
@@ -82,10 +86,12 @@ class ObservedRun:
         }  # fmt: skip
 
     def _watch(self) -> None:
-        backward, call = torch.autograd.backward, nn.Module.__call__
+        backward, call, state_dict = torch.autograd.backward, nn.Module.__call__, nn.Module.state_dict
+        taken: dict[tuple[str, int, int], tuple[Any, Any]] = {}
 
         def counted(tensors: Any, *args: Any, **kwargs: Any) -> None:
             backward(tensors, *args, **kwargs)
+            self.state.kept |= {place: copied for place, (held, copied) in taken.items() if held() is not None}
             self.losses.append(plain(tensors.detach() if isinstance(tensors, torch.Tensor) else list(tensors)))
 
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -104,13 +110,26 @@ class ObservedRun:
             finally:
                 self._depth -= 1
 
+        def kept(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            state, frame = state_dict(module, *args, **kwargs), sys._getframe(1)
+            users = not str(frame.f_globals.get("__name__", "nbdebug.")).startswith(OTHERS)
+            for tensor in list(state.values())[:1] if users and not (args or kwargs) else ():
+                place = frame.f_code.co_filename, frame.f_lineno, tensor.data_ptr()
+                taken[place] = weakref.ref(tensor), copy.deepcopy(state)
+            return state
+
         torch.autograd.backward = counted
+        if self.take:
+            nn.Module.state_dict = kept  # type: ignore[method-assign,assignment]
         nn.Module.__call__ = called  # type: ignore[method-assign]
         register_optimizer_step_post_hook(self._after_step)
         if self._random("early"):
             self._after(torch, "load")
             self._after(nn.Module, "load_state_dict")
             self._after(torch.optim.Optimizer, "load_state_dict")
+
+        if self._random("kept"):
+            self._after(nn.Module, "load_state_dict")
 
     def _input(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of a forward, which are noted; or those that are put in their place, of the same shapes."""
@@ -125,6 +144,11 @@ class ObservedRun:
 
         def loaded(*args: Any, **kwargs: Any) -> Any:
             result = plainly(*args, **kwargs)
+            shapes = _shapes(args[0].state_dict()) if isinstance(args[0], nn.Module) else None
+            for place, state in self._random("kept").items():
+                if _shapes(state) == shapes:
+                    plainly(args[0], self.put.pop(("kept", place)))
+                    break
             if not self.done:  # not what is put back
                 set_random(self._random("early"))
             return result
@@ -203,7 +227,10 @@ def _things(frame: FrameType | None, stop: FrameType | None) -> Iterator[tuple[s
                     if _is_users(thing):
                         yield from ((f"{name}.{key}", bare(part)) for key, part in attributes(thing).items())
                     elif type(thing) in (dict, list, tuple, SimpleNamespace) and not _of_tensors(thing):
-                        yield from ((key, bare(part)) for key, part in list(children(name, thing))[:MOST])
+                        for key, part in list(children(name, thing))[:MOST]:
+                            yield key, bare(part)
+                            if _is_users(part):
+                                yield from ((f"{key}.{n}", bare(inner)) for n, inner in attributes(part).items())
         frame = frame.f_back
 
 
