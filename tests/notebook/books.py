@@ -34,7 +34,7 @@ def _read() -> tuple[dict[str, str], dict[str, Book]]:
         given = dict(part.split(": ", 1) for part in head.strip().split(" · ")) if head.strip() else {}
         cells = [(mark.strip(), source.rstrip("\n")) for mark, _, source in (part.partition("\n") for part in parts)]
         full = [
-            (mark, named[source[1:]] if source.startswith("@") and source[1:] in named else source)
+            (mark, re.sub(r"^@(\w+)$", lambda of: named.get(of[1], of[0]), source, flags=re.M))
             for mark, source in cells
         ]
         books[name] = Book(

@@ -254,6 +254,10 @@ class CellHistory:
 
     def reaching(self, *words: str) -> list[Cell]:
         """The cells that say one of these words, or call a function of a cell that does, directly or not."""
+        return self.mentioning(*self.words(*words))
+
+    def words(self, *words: str) -> set[str]:
+        """These words, and the names of the functions of cells that say one of them, directly or not."""
         reached, todo = set(words), list(words)
         while todo:
             new = [
@@ -265,7 +269,7 @@ class CellHistory:
             ]
             reached.update(new)
             todo = list(dict.fromkeys(new))
-        return self.mentioning(*reached)
+        return reached
 
     def bindings(self, path: str, *hows: str) -> list[CellBinding]:
         """The statements that bind this name ("model") or attribute ("model.fc"), in order."""

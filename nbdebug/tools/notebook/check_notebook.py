@@ -111,7 +111,7 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
                 *hooks,
                 *drawn,
                 *part("kept results", lambda: list(stale_results(variables, history))),
-                *part("what lines read", lambda: list(told_of_cells(variables, history, owners))),
+                *part("what lines read", lambda: list(told_of_cells(variables, objects, history, owners))),
             ),
         )
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import ast
 import dis
 import re
-from collections.abc import Iterator, Mapping
-from types import FunctionType
+from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -46,17 +46,20 @@ from nbdebug.tools.notebook.cells import (
     running,
     unwrapped,
 )
-from nbdebug.tools.notebook.repeats import MISFIT
+from nbdebug.tools.notebook.left_on import windows_cut
+from nbdebug.tools.notebook.repeats import MISFIT, numbered_twice
 from nbdebug.tools.notebook.rules import NOWHERE, Told, named
 from nbdebug.tools.notebook.stale_objects import (
     SETTINGS,
     ModelsAndOptimizers,
+    compared_with_itself,
     is_dataset,
     is_module,
     is_optimizer,
     is_tensor,
     optimizer_tensors,
     parameters_of,
+    weights_not_copied,
 )
 
 SHARED = "notebook/shared-object"
@@ -71,20 +74,27 @@ def _told(
 MUTABLE = (list, dict, set)
 
 
-def told_of_cells(names: Mapping[str, Any], history: CellHistory, owners: ModelsAndOptimizers) -> Iterator[Told]:
+def told_of_cells(
+    names: Mapping[str, Any], objects: list[tuple[str, Any]], history: CellHistory, owners: ModelsAndOptimizers
+) -> Iterator[Told]:
     """All that the cells and the variables tell without an exception."""
     for name, value in names.items():
         made = history.bindings(name, "assign", "def", "class")[-1:]
         for binding in made:
             yield from _of_one(name, value, binding, names, history)
+    yield from weights_not_copied(names, objects, history)
+    yield from compared_with_itself(names, history)
     yield from _late(history)
     yield from _copied(names, history)
     yield from _saved_untrained(history, owners)
     yield from _rate_left(history, owners)
     yield from _trained_by_timing(names, history)
     yield from _gradients_left(names, history)
+    yield from windows_cut(names, history)
     yield from _left_frozen(names, history, owners)
     yield from _carried_over(names, history)
+    yield from _begun_alike(names, history)
+    yield from _seeded_once(names, history)
     yield from _output_redirected(history)
 
 
@@ -98,20 +108,19 @@ def _of_one(
         if issubclass(type(value), type):
             yield from _filled_by_all(name, value, binding, history)
         return
-    taken = dotted(binding.value.func) if isinstance(binding.value, ast.Call) else ""
     if type(value) in (list, dict):
         yield from _repeated(name, value, binding, history)
-    if isinstance(value, dict) and taken.endswith(".state_dict"):
-        yield from _put_back(name, value, taken.removesuffix(".state_dict"), binding, names, history)
-    elif (
+    if type(value) is dict and all(type(number) is int for number in value.values()):
+        yield from numbered_twice(name, value, history)
+    if (
         isinstance(value, dict)
         or module_name(type(value)) in SETTINGS[1:]
         or not is_module(value)
         and is_dataset(value)
     ):
         yield from _changed_through(name, binding, names, history)
-    if class_attribute(value, "reset") is not None:
-        yield from _counted_on(name, value, binding, history)
+    if not is_module(value) and any(class_attribute(value, word) is not None for word in ("reset", *READ)):
+        yield from _counted_on(name, value, binding, names, history)
 
 
 def _empty(node: ast.AST | None) -> bool:
@@ -187,28 +196,6 @@ def _filled_by_all(name: str, kind: type, binding: CellBinding, history: CellHis
             yield _told(SHARED, title, (f"self.{key}", f"{name}.{key}"), fix, where, used)
 
 
-def _put_back(
-    name: str, state: Any, path: str, binding: CellBinding, names: Mapping[str, Any], history: CellHistory
-) -> Iterator[Told]:
-    """The model's own state dict, put back after a training as if it were a copy."""
-    model = names.get(root_of(path))
-    own = {tensor.data_ptr() for _, tensor in parameters_of(model)} if is_module(model) else set()
-    held = [tensor for tensor in state.values() if is_tensor(tensor) and tensor.numel()]
-    if not own or not any(tensor.data_ptr() in own for tensor in held):
-        return
-    for at, call in calls_after(history, binding.at, name):
-        back = dotted(call.func).endswith(".load_state_dict") and root_of(dotted(call.func)) == root_of(path)
-        trained = back and any(history.training(binding.number - 1, at.number + 1))
-        if trained and any(dotted(value) == name for value in call.args):
-            title = (
-                f"`{name}` is no copy of the weights of `{root_of(path)}`, but the weights themselves: training "
-                f"changed them, and In [{at.number}] puts back what is there already"
-            )
-            fix = ("Make a copy there.", f"import copy\n{name} = copy.deepcopy({path}.state_dict())")
-            yield _told(SHARED, title, (name, root_of(path)), fix, history.place(binding), at.place_of(call))
-            return
-
-
 def _changed_through(name: str, binding: CellBinding, names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
     """Where a cell sets an item or an attribute of a second name of an object (`small = base`), or of the data set of a
     part of it, and the other is used."""
@@ -238,10 +225,18 @@ def _changed_through(name: str, binding: CellBinding, names: Mapping[str, Any], 
                     return
 
 
-def _counted_on(name: str, value: Any, binding: CellBinding, history: CellHistory) -> Iterator[Told]:
-    """A metric that counts a second evaluation on top of the first, though the model was trained in between."""
+def _counted_on(
+    name: str, value: Any, binding: CellBinding, names: Mapping[str, Any], history: CellHistory
+) -> Iterator[Told]:
+    """A metric that counts a second evaluation on top of the first, though it is of another model, or of one that was
+    trained in between."""
     codes = (getattr(class_attribute(value, word), "__code__", None) for word in READ)
-    if any("reset" in code.co_names for code in codes if code is not None):
+    resets = class_attribute(value, "reset") is not None
+    if (
+        not resets
+        and not is_user_module(module_name(type(value)))
+        or any("reset" in code.co_names for code in codes if code is not None)
+    ):
         return
     counted: list[int] = []
     for at, call in calls_after(history, binding.at, name):
@@ -250,18 +245,20 @@ def _counted_on(name: str, value: Any, binding: CellBinding, history: CellHistor
             counted = []
         elif method in ("update", "add", "add_batch", name) and "backward" not in history.methods(at.number):
             read = any(f"{name}.{word}" in map(dotted, nodes(history.reach(at.number))) for word in READ)
-            if read and counted and any(history.training(counted[-1], at.number)):
+            models = [_models_of(names, history, n) for n in (counted[-1], at.number)] if read and counted else []
+            other = bool(models) and all(models) and not models[0] & models[1]
+            if models and (other or any(history.training(counted[-1], at.number))):
                 title = (
-                    f"`{name}` counts the rows of In [{at.number}] on top of those of In [{counted[-1]}], before the "
-                    "training: nothing has reset it"
+                    f"`{name}` counts the rows of In [{at.number}] on top of those of In [{counted[-1]}], "
+                    f"{'of another model' if other else 'before the training'}: nothing has reset it"
                 )
-                fix = ("Reset it before each evaluation.", f"{name}.reset()")
+                fix = ("Reset it before each evaluation.", f"{name}.reset()" if resets else history.text(binding))
                 yield _told("notebook/cell-run-twice", title, (name,), fix, at.place_of(call))
                 return
             counted += [at.number] * read
 
 
-READ = ("compute", "result", "value", "avg", "mean")
+READ = ("compute", "result", "value", "avg", "mean", "average")
 """What a metric is read by."""
 KEEPS = re.compile(r"append|insert|setdefault|register_\w*hook")
 """Methods that keep a function which they are given."""
@@ -573,7 +570,7 @@ def _carried_over(names: Mapping[str, Any], history: CellHistory) -> Iterator[To
                 body = history.cells[second].statements
                 uses = next((s for s in reversed(body) if name in names_in(s)), body[-1])
                 where = history.cells[second].place_of(uses)
-                code = "notebook/cell-run-twice" if type(names[name]) in PLAIN_STATE else SHARED
+                code = "notebook/cell-run-twice" if issubclass(type(names[name]), PLAIN_STATE) else SHARED
                 yield Told(
                     code, title, (name,), where, (fix,), ((f"In [{made.number}] makes it", history.place(made)),)
                 )
@@ -587,12 +584,17 @@ def _kept_state(name: str, names: Mapping[str, Any], history: CellHistory, numbe
     """What a variable keeps from one run to the next and decides or counts by, as a sentence names it; "" for none."""
     value, reached = names[name], history.reach(number)
     functions = [root for root in reached if isinstance(root, FUNCTIONS)]
-    if type(value) in PLAIN_STATE:
+    if type(value) is SimpleNamespace:
+        inside = [n for n in nodes(reached) if isinstance(n, (ast.Assign, ast.AugAssign, ast.Compare))]
+        compared = {dotted(part) for n in inside if isinstance(n, ast.Compare) for part in (n.left, *n.comparators)}
+        kept = compared & {path for n in inside for path in _changes(n, f"{name}.")}
+        return listed(sorted(kept)) if kept else ""
+    if issubclass(type(value), PLAIN_STATE):
         loops = [n for root in functions for n in ast.walk(root) if isinstance(n, (ast.For, ast.While))]
         changed = {path for loop in loops for n in ast.walk(loop) for path in _changes(n)}
         used = any(isinstance(n, (ast.Compare, ast.BinOp)) and name in names_in(n) for n in nodes(reached))
         later = first_read(history, name, (number, history.cells[number].body[-1].end_lineno or 0))
-        whole, own = type(value) in (list, dict), history.cells[number].statements
+        whole, own = issubclass(type(value), (list, dict)), history.cells[number].statements
         loop = [n for s in own if isinstance(s, (ast.For, ast.While)) for n in ast.walk(s)]
         compared = {name for n in loop if isinstance(n, ast.Compare) for name in names_in(n)}
         if not whole and name in compared & {path for n in loop for path in _changes(n)}:
@@ -629,6 +631,86 @@ def _changes(node: ast.AST, prefix: str = "") -> Iterator[str]:
         path = ast.unparse(target).partition("[")[0]
         if path.startswith(prefix) and not each:  # `scores[name]` is one for each
             yield path
+
+
+SEEDING = ("manual_seed", "seed", "seed_everything", "set_seed", "fix_seed", "seed_all", "manual_seed_all")
+"""Functions that begin a sequence of random numbers."""
+
+
+def _seeding(roots: Iterable[ast.AST]) -> list[ast.Call]:
+    calls = (n for root in roots for n in ast.walk(root) if isinstance(n, ast.Call))
+    return [n for n in calls if dotted(n.func).rpartition(".")[2] in SEEDING]
+
+
+def _begun_alike(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
+    """Models whose function, or loop, seeds before it makes each: they are one model still, after their training."""
+    for name, value in names.items():
+        models = list(value.values() if type(value) is dict else value) if type(value) in (list, tuple, dict) else []
+        made = history.bindings(name, "assign")[-1:]
+        if len(models) < 2 or not made or not all(map(is_module, models)) or len({*map(id, models)}) < len(models):
+            continue
+        later = [cell for number, cell in history.cells.items() if number >= made[0].number]
+        roots = [r for r in history.reach(made[0].number) if isinstance(r, (*FUNCTIONS, ast.For))]
+        seeds, trained = _seeding(roots), next(history.training(made[0].number - 1, 1 << 30), 1 << 30)
+        if (
+            not seeds
+            or trained > later[-1].number
+            or any(re.search(r"load_state_dict|copy_\(", c.source) for c in later)
+        ):
+            continue
+        weights = [[p for _, p in parameters_of(model)] for model in models]
+        shapes = [[p.shape for p in one] for one in weights]
+        same = shapes.count(shapes[0]) == len(shapes)
+        same = same and all(torch.equal(a, b) for one in weights[1:] for a, b in zip(weights[0], one))
+        end = next((s.end_lineno for s in history.cells[trained].body[::-1] if "backward" in ast.unparse(s)), 0)
+        read = first_read(history, name, (trained, end or 0))
+        if same and read is not None:
+            text = ast.unparse(seeds[0])
+            cell = next(cell for cell in reversed(history.cells.values()) if text in cell.source)
+            title = (
+                f"All {len(models)} models of `{name}` have the same weights, after their training as well: `{text}` "
+                "begins each of them with the same random numbers"
+            )
+            fix = ("Seed once, before the first is made.", f"{text}\n{history.text(made[0])}")
+            where, links = cell.place(seeds[0].lineno), ((f"{named(read)} uses them", read),)
+            yield Told("notebook/shared-object", title, (name, text), where, (fix,), links)
+
+
+def _seeded_once(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
+    """Two runs of one training that a cell compares, and that differ, as only the first begins right after a seed."""
+    trained = set(history.training(0, 1 + max(history.cells, default=0)))
+    for node in (n for c in history.mentioning("==", "equal", "close") for n in nodes(history.reach(c.number))):
+        compared = [node.left, *node.comparators] if isinstance(node, ast.Compare) else getattr(node, "args", None)
+        paths = [dotted(one) for one in compared] if type(compared) is list else []
+        made = sorted((b for path in paths for b in history.bindings(path, "assign")[-1:]), key=lambda b: b.at)
+        if len(paths) != 2 or len(made) != 2 or {b.number for b in made} - trained or paths[0] == paths[1]:
+            continue
+        first, second = made
+        values = [names.get(path) for path in paths]
+        if all(type(value) is torch.Tensor for value in values):
+            values = [value.tolist() for value in values]  # type: ignore[union-attr]
+        differ = all(type(value) in (int, float, list) for value in values) and values[0] != values[1]
+        if ast.unparse(first.value) != ast.unparse(second.value) or not differ:  # type: ignore[arg-type]
+            continue
+        seeds = [(c.number, n.lineno) for c in history.cells.values() for n in _seeding(c.statements)]
+        own = _seeding([root for root in history.reach(second.number) if isinstance(root, FUNCTIONS)])
+        before = [at for at in seeds if at < first.at]
+        if before and not own and not any(first.at < at < second.at for at in seeds):
+            title = (
+                f"`{first.path}` and `{second.path}` are two runs of one training, and differ: In [{before[-1][0]}] "
+                "seeds before the first, and the second goes on with the random numbers where that ended"
+            )
+            fix = ("Seed before each of them.", f"torch.manual_seed(0)\n{history.text(second)}")
+            where, used = history.place(second), history.cells[before[-1][0]].place(before[-1][1])
+            yield Told(
+                "notebook/cell-run-twice",
+                title,
+                (second.path, first.path, "manual_seed"),
+                where,
+                (fix,),
+                ((f"{named(used)} seeds", used),),
+            )
+            return
 
 
 def _gradients_left(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:

@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, MethodType, UnionType
 from typing import Any
 
@@ -22,21 +22,26 @@ from nbdebug.observe.variables import attributes, class_attribute, is_user_modul
 from nbdebug.report import Where
 from nbdebug.text import listed, module_name
 from nbdebug.tools.notebook.cells import (
+    DEFINED,
+    FUNCTIONS,
     CellBinding,
     CellHistory,
     arguments_of,
     cell_lines,
     dotted,
     error_message,
+    keeps_object,
     names_in,
     nodes,
     number_of,
     root_of,
+    running,
     traceback_links,
 )
 from nbdebug.tools.notebook.rules import NOWHERE, KeptOutput, Told, named
 from nbdebug.tools.notebook.stale_objects import (
     ModelsAndOptimizers,
+    is_module,
     is_tensor,
     modules_of,
     optimizer_tensors,
@@ -627,6 +632,113 @@ def _misused(node: ast.AST, names: Mapping[str, Any]) -> tuple[str, str]:
     value = names.get(second.id) if isinstance(second, ast.Name) else None
     unusable = value is not None and not isinstance(value, (type, tuple, UnionType))
     return (second.id, "") if unusable and isinstance(second, ast.Name) else ("", "")
+
+
+EVERY = re.compile(r"\(?(\w+)(?: \+ (\d+))?\)? % ([\w.]+) == (0|\3 - 1)")
+"""`(i + 1) % every == 0`: a step after every few batches."""
+CUT = 0.1
+"""The share of an epoch's batches that must be left over; a few at its end are usual, as with `drop_last`."""
+
+
+def windows_cut(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
+    """A loop that steps after every few batches, whose number is no multiple of that: the gradients of those at the end
+    are cleared by the next epoch, or added to its first window."""
+    runs = list(history.training(0, 1 + max(history.cells, default=0)))
+    for cell in [history.cells[number] for number in runs]:
+        for function in (None, *(root for root in history.reach(cell.number) if isinstance(root, FUNCTIONS))):
+            inside = [s for s in running(function.body if function else cell.body) if not isinstance(s, DEFINED)]
+            called = [n for n in nodes(cell.statements) if isinstance(n, ast.Call) and function is not None]
+            called = [n for n in called if dotted(n.func) == _name(function)]
+            loops = [s for s in [*inside, *cell.statements] if isinstance(s, (ast.For, ast.While))]
+            for loop, window in [
+                (a, b) for a in inside if isinstance(a, ast.For) for b in a.body if isinstance(b, ast.If)
+            ]:
+                rounds, every, left = _left_over(loop, window, function, called, names)
+                steps = _calls_of(running([window]), "step")
+                if not steps or not left or left < CUT * rounds:
+                    continue
+                within, of = set(nodes(running(loop.body))), dotted(steps[0].func)
+                outside = [n for n in nodes(inside) if isinstance(n, ast.Call) and n not in within]
+                each = {*_calls_of(running(loop.body), "zero_grad")} - {*_calls_of(running([window]), "zero_grad")}
+                if each or any(dotted(n.func) == of and n.lineno > (loop.end_lineno or 0) for n in outside):
+                    continue
+                cleared = any(n in outside for n in _calls_of(inside, "zero_grad"))
+                looped = any(loop in running(s.body) or set(called) & set(nodes(running(s.body))) for s in loops)
+                same = [n for n in runs if function in history.reach(n) or n in history.same(cell.number)]
+                later = next((n for n in same if n > cell.number), 0)
+                if not looped and (not later or not cleared and _anew(names, history, cell.number, later)):
+                    continue
+                homes = (c for c in history.cells.values() if function in c.functions.get(_name(function), ()))
+                home = next(homes, cell)
+                title = (
+                    f"The last {left} of {rounds} batches of each epoch come to no step: {named(home.place())} steps "
+                    f"after every {every}, and what is left is "
+                    + ("cleared" if cleared else "added to the first step of the next epoch")
+                )
+                fix = ("Step after the last batch, too.", f"if {ast.unparse(window.test)} or last_batch:")
+                code = "training/gradients-cleared-before-step" if cleared else "notebook/setting-left-on"
+                names_ = (of.rpartition(".")[0], "zero_grad")
+                yield Told(code, title, names_, home.place(window.lineno), (fix,))
+                return
+
+
+def _left_over(
+    loop: ast.For, window: ast.If, function: Any, called: list[ast.Call], names: Mapping[str, Any]
+) -> tuple[int, int, int]:
+    """The rounds of a loop, after how many of them it steps, and how many come after its last step; zeros where it is
+    not known."""
+    match = EVERY.fullmatch(ast.unparse(window.test))
+    of, start, index = loop.iter, 0, loop.target
+    while isinstance(of, ast.Call) and of.args and (last := dotted(of.func).rpartition(".")[2]) != "range":
+        if last == "enumerate":
+            index = index.elts[0] if isinstance(index, ast.Tuple) else index
+            given = [*of.args[1:], *(k.value for k in of.keywords)]
+            start = getattr(given[0], "value", 0) if given else 0
+        of = of.args[0]
+    ranged = isinstance(of, ast.Call) and len(of.args) == 1
+    if match is None or dotted(index) != match[1] or isinstance(of, ast.Call) and not ranged:
+        return 0, 0, 0
+    count_of = _value(of.args[0] if ranged else of, function, called, names)  # type: ignore[attr-defined]
+    every = _value(ast.parse(match[3], mode="eval").body, function, called, names)
+    if not ranged:
+        kinds = [type(count_of), *map(type, map(attributes(count_of).get, ("dataset", "sampler", "batch_sampler")))]
+        own = any(is_user_module(module_name(kind)) for kind in kinds)  # whose code is not run
+        count_of = len(count_of) if hasattr(kinds[0], "__len__") and not own else 0
+    if type(count_of) is not int or type(every) is not int or every < 2 or count_of < every:
+        return 0, 0, 0
+    return count_of, every, (start + count_of - 1 + int(match[2] or 0) + (match[4] != "0")) % every
+
+
+def _value(node: ast.expr, function: Any, called: list[ast.Call], names: Mapping[str, Any]) -> Any:
+    """What a number or a name stands for: of a parameter, what the first call gives, or its default."""
+    if function is not None and isinstance(node, ast.Name):
+        parameters = function.args.args
+        given = dict(zip([a.arg for a in parameters[::-1]], function.args.defaults[::-1]))
+        for call in called[:1]:
+            given |= dict(zip([a.arg for a in parameters], call.args)) | {k.arg: k.value for k in call.keywords}
+        node = given.get(node.id, node)
+    path = dotted(node)
+    value = names.get(root_of(path)) if path else getattr(node, "value", None)
+    for key in path.split(".")[1:]:
+        value = attributes(value).get(key)
+    return value
+
+
+def _anew(names: Mapping[str, Any], history: CellHistory, first: int, second: int) -> bool:
+    """Whether gradients were cleared, or a model was made anew, between two runs."""
+    between = [number for number in history.cells if first < number < second]
+    models = (n for n, v in names.items() if is_module(v))
+    made = (b for n in models for b in history.bindings(n) if not keeps_object(b))
+    return any("zero_grad" in history.methods(n) for n in between) or any(first < b.number <= second for b in made)
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "name", ""))
+
+
+def _calls_of(statements: Iterable[ast.stmt], method: str) -> list[ast.Call]:
+    calls = (n for n in nodes(statements) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute))
+    return [n for n in calls if n.func.attr == method]  # type: ignore[attr-defined]
 
 
 FREES = ("collect", "empty_cache", "malloc_trim")

@@ -75,12 +75,14 @@ def runs_twice(names: Mapping[str, Any], history: CellHistory, error: BaseExcept
 
 EMPTY = frozenset(["0", "0.0", "-1", "[]", "list()", "float('inf')", "-float('inf')"])
 """What a counter, a sum, a best value or a history begins as."""
+GATHERS = re.compile(r"(?:cat|stack|concatenate|_score|_report|confusion_matrix)$")
+"""Functions that take all that was collected as the rows of one evaluation."""
 
 
 def _carried_on(number: int, statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> RunTwice | None:
     """A loop that goes on where its last run ended, as what it counts or collects was made in an earlier cell: a
-    history or a counter of a training whose model was made anew meanwhile; a sum from which a mean is
-    taken."""
+    history or a counter of a training whose model was made anew meanwhile; a sum from which a mean is taken; the rows
+    of an evaluation before the training."""
     if not isinstance(statement, (ast.For, ast.With)):
         return None
     cell = history.cells[number]
@@ -93,15 +95,21 @@ def _carried_on(number: int, statement: ast.stmt, names: Mapping[str, Any], hist
         if twice is None:
             continue
         first = number_of(twice.first) or number
-        if twice.renewal.partition("=")[2].strip() not in EMPTY:
+        made = (b.value for b in reversed(history.bindings(path)) if b.value and history.text(b) == twice.renewal)
+        begun = ast.unparse(next(made, one))
+        if begun not in EMPTY and not re.match(r"(torch|np)\.zeros\(", begun):
             found = False
         elif trains:
             models = [n for n in names_in(statement) if is_module(names.get(n))]
             anew = any(first < b.number <= number and not keeps_object(b) for m in models for b in history.bindings(m))
             found = anew and _looked_at(history, path, number, one)
         else:
-            shares = (n for n in nodes(cell.statements) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div))
-            found = any(path in names_in(n.left) and not names_in(n.right) & {p for _, p in added} for n in shares)
+            shares = [n for n in nodes(cell.statements) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div)]
+            shares = [n for n in shares if path in names_in(n.left)]
+            calls = [n for n in nodes(cell.statements) if isinstance(n, ast.Call) and GATHERS.search(dotted(n.func))]
+            joined = any(path in map(dotted, arguments_of(n)) for n in calls)
+            found = any(not names_in(n.right) & {p for _, p in added} for n in shares)
+            found = found or bool(shares or joined) and any(history.training(first, number))
         if found:
             return dataclasses.replace(twice, how="carried on")
     return None
@@ -110,7 +118,8 @@ def _carried_on(number: int, statement: ast.stmt, names: Mapping[str, Any], hist
 def _added(statement: ast.stmt) -> Iterator[str]:
     """The variables to which a statement adds: `total += loss`, `losses.append(loss)`."""
     if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
-        yield from filter(None, [dotted(statement.target)])
+        of = statement.target
+        yield from filter(None, [dotted(of.value if isinstance(of, ast.Subscript) else of)])
     path, called, _ = _chain(statement)
     if path and called in (["append"], ["extend"]):
         yield path
@@ -249,24 +258,33 @@ READS = frozenset("read readlines read_csv load loads loadtxt list tuple set dic
 
 
 def _used_up(number: int, statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> RunTwice | None:
-    """A statement that goes through an iterator (`pairs = zip(x, y)`, an open file), where an earlier cell has gone
-    through it to its end."""
-    for path in _gone_through(statement):
+    """A statement that goes through an iterator (`pairs = zip(x, y)`, an open file), where an earlier cell, or an
+    earlier round of a loop, has gone through it to its end."""
+    if isinstance(statement, (ast.For, ast.While)):
+        inside = list(running(statement.body))
+        anew = {path for s in inside for path, *_ in bound(s)}
+        for one, path in [(s, path) for s in inside for path in _gone_through(s, history) - anew]:
+            value, made = names.get(path), history.bindings(path, "assign")[-1:]
+            if made and class_attribute(value, "__next__") is not None and not is_user_module(module_name(type(value))):
+                place, text = history.cells[number].place(one.lineno), history.text_of(number, one).partition("\n")[0]
+                last = (history.text(made[0]), place, place, history.place(made[0]), "used up")
+                return RunTwice(path, text, 2, "", *last)
+    for path in _gone_through(statement, history):
         value = names.get(path)
         if class_attribute(value, "__next__") is None or is_user_module(module_name(type(value))):
             continue  # one of the user's own may begin anew
-        twice = _run_before(history, number, statement, path, functools.partial(_used, path=path))
+        twice = _run_before(history, number, statement, path, functools.partial(_used, path=path, history=history))
         if twice is not None and not any(cell.mentions(f"{path}.seek(") for cell in history.mentioning(path)):
             return dataclasses.replace(twice, statement=twice.statement.partition("\n")[0], how="used up")
     return None
 
 
-def _used(statement: ast.AST, path: str) -> str:
-    return path if path in _gone_through(statement) else ""
+def _used(statement: ast.AST, path: str, history: CellHistory) -> str:
+    return path if path in _gone_through(statement, history) else ""
 
 
-def _gone_through(statement: ast.AST) -> set[str]:
-    """The variables that a statement iterates to the end."""
+def _gone_through(statement: ast.AST, history: CellHistory | None = None) -> set[str]:
+    """The variables that a statement iterates to the end. history: also those of functions that it calls."""
     found: set[str] = set()
     if isinstance(statement, ast.For):
         if any(isinstance(n, (ast.Break, ast.Return, ast.Yield)) for n in ast.walk(statement)):
@@ -278,6 +296,10 @@ def _gone_through(statement: ast.AST) -> set[str]:
         elif isinstance(node, ast.Call):
             of = dotted(node.func)
             owner, _, last = of.rpartition(".")
+            for function in [b.node for b in history.bindings(of, "def")[-1:]] if history is not None else ():
+                loops = [s for s in running(function.body) if isinstance(s, ast.For)]  # type: ignore[attr-defined]
+                read = set[str]().union(*map(_gone_through, loops))
+                found |= {dotted(a) for a, p in zip(node.args, function.args.args) if p.arg in read}  # type: ignore
             if last in READS or last.startswith("clip_grad_") or issubclass(type(getattr(torch.optim, last, 0)), type):
                 given = [a.generators[0].iter if isinstance(a, ast.GeneratorExp) else a for a in node.args[:1]]
                 found |= {owner} if last.startswith("read") and not node.args else set(map(dotted, given))
@@ -305,7 +327,7 @@ def _doubled(number: int, statement: ast.stmt, names: Mapping[str, Any], history
 def _applied_again(number: int, statement: ast.stmt, names: Mapping[str, Any], history: CellHistory) -> RunTwice | None:
     """A statement that divides an array or a column, or takes the logarithm, a second time, and uses it then."""
     at = (number, statement.end_lineno or 0)
-    if not any(word in history.cells[number].source for word in ("/", "div_", "[", *FURTHER)):
+    if not any(word in history.cells[number].source for word in ("/", "div_", "[", "transform(", *FURTHER)):
         return None
     path, called, given = _chain(statement)
     of_itself = any(
@@ -326,6 +348,11 @@ def _applied_again(number: int, statement: ast.stmt, names: Mapping[str, Any], h
             continue
         renewed = _renewed(history, path, text, one) if column else history.bindings(path)[-1].node is not statement
         used = None if renewed else (first_read if column or cut else first_training_use)(history, path, at)
+        scaler, fits = _scaler(one.value, text)
+        if fits:  # of what it has scaled itself it learns to do nothing, with other rows as well
+            used = first_read(history, scaler, (number, history.cells[number].body[-1].end_lineno or 0))
+        elif scaler and f"{scaler}.fit" in history.cells[number].source:
+            continue
         if used is not None and (twice := _run_before(history, number, statement, path)) is not None:
             first = history.cells[number_of(twice.first) or number].source
             if not cut or difflib.SequenceMatcher(None, first, history.cells[number].source).ratio() > ALIKE:
@@ -587,12 +614,23 @@ FURTHER = frozenset("log log1p log2 log10 exp expm1 sqrt".split())
 """Functions that give another value when they are applied again."""
 
 
+def _scaler(value: ast.expr | None, text: str) -> tuple[str, bool]:
+    """Of `x = scaler.fit_transform(x)`, also within other calls, the scaler, and whether it is fitted."""
+    while isinstance(value, ast.Call) and not getattr(value.func, "attr", "").endswith("transform") and value.args:
+        value = value.args[0]
+    given = isinstance(value, ast.Call) and value.args and ast.unparse(value.args[0]).removesuffix(".values") == text
+    *_, scaler, method = ["", "", *dotted(value.func).split(".")] if given else ["", ""]  # type: ignore[union-attr]
+    return (scaler, method == "fit_transform") if method in ("transform", "fit_transform") else ("", False)
+
+
 def _acts_again(node: ast.stmt, text: str) -> bool:
     """`x = x / 255`, `x = (x - mean) / std`, `x /= 255`, `x = np.log(x)`: once more is another value. `x = x / x.max()`
     is not. text: that of the target."""
     value = node.value  # type: ignore[attr-defined]
     if isinstance(node, ast.AugAssign):
         return isinstance(node.op, ast.Div) and root_of(text) not in names_in(value)
+    if _scaler(value, text)[0]:
+        return True
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in FURTHER:
         return text in (ast.unparse(value.func.value), *map(ast.unparse, value.args[:1]))
     if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Div) or root_of(text) in names_in(value.right):
@@ -734,6 +772,27 @@ def _length(value: Any) -> int:
     return int(shape[0]) if shape else 0
 
 
+def numbered_twice(name: str, value: dict[Any, int], history: CellHistory) -> Iterator[Told]:
+    """A vocabulary in which two entries have one number, as those of a cell that ran again took `len(…)` anew."""
+    of = {number: key for key, number in value.items()}
+    double = next((key for key, number in value.items() if of[number] != key), None)
+    told = double is not None and not any(f"not in {name}" in cell.source for cell in history.cells.values())
+    adding = [(c, n) for c in history.reaching(name) for n in nodes(history.reach(c.number)) if _numbers(n, name)]
+    for cell, node in adding[1:][-1:] if told else ():
+        title = (
+            f"`{name}` gives {double!r} and {of[value[double]]!r} one number, {value[double]}: In [{cell.number}] "
+            f"numbers again by `len({name})` what In [{adding[0][0].number}] had numbered already"
+        )
+        fix = ("Number only what is new.", f"{name}.setdefault(word, len({name}))")
+        yield Told("notebook/cell-run-twice", title, (name,), cell.place_of(node), (fix,))
+
+
+def _numbers(node: ast.AST, name: str) -> bool:
+    """`vocab[word] = len(vocab)`"""
+    target = node.targets[0] if isinstance(node, ast.Assign) else None
+    return isinstance(target, ast.Subscript) and ast.unparse(node).endswith(f"= len({name})")
+
+
 DRAWS = frozenset("randperm permutation random_split train_test_split sample choice".split())
 SEEDS = frozenset("random_state generator seed rng".split())
 PASSES = frozenset("DataLoader Subset TensorDataset iter".split())
@@ -751,14 +810,17 @@ def splits_drawn_again(models: set[str], history: CellHistory) -> list[Told]:
             ):
                 continue
             before = _run_before(history, number, drawn.node, "")
-            if before is None or any(keyword.arg in SEEDS for n in calls for keyword in n.keywords):
+            first = number_of(before.first) or 0 if before is not None else 0
+            fixed = [keyword.value for n in calls for keyword in n.keywords if keyword.arg in SEEDS]
+            goes_on = [b for one in fixed for b in history.bindings(dotted(one))[-1:]]  # a generator, made once
+            if before is None or fixed and not any("enerator" in history.text(b) and b.number < first for b in goes_on):
                 continue
             split = {b.path for b in history.cells[number].bindings if b.node is drawn.node}
             for b in [b for one in history.cells.values() if one.number >= number for b in one.bindings]:
                 passed = isinstance(b.value, ast.Call) and dotted(b.value.func).rpartition(".")[2] in PASSES
                 if (b.number == number or passed) and split & names_in(b.value):
                     split.add(b.path)
-            for trained in history.training(number_of(before.first) or 0, number):
+            for trained in history.training(first, number):
                 loops = [s for s in history.cells[trained].body if "backward" in ast.unparse(s)]
                 steps = [n for s in loops for n in ast.walk(s)] or nodes(history.reach(trained))
                 read = {n.id for n in steps if isinstance(n, ast.Name)}

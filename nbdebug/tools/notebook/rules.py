@@ -525,9 +525,10 @@ def cell_run_twice(facts: NotebookFacts) -> Finding | None:
     one = next(iter(facts.repeated), None)
     if one is None:
         return None
+    first = "the first round of the loop" if one.first == one.where else named(one.first)
     times = "the second time" if one.times == 2 else f"for the {one.times}th time"
     title = (
-        f"Nothing is left of `{one.name}` for `{one.statement}`: {named(one.first)} has gone through it to its end"
+        f"Nothing is left of `{one.name}` for `{one.statement}`: {first} has gone through it to its end"
         if one.how == "used up"
         else f"`{one.statement}` runs {times} on the same `{one.name}`, which still holds what "
         f"{named(one.first)} has put there: two runs are counted as one"

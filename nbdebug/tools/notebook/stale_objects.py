@@ -1,5 +1,6 @@
 """Stale objects: optimizers that hold parameters of an earlier model; loaders, schedulers and trainers that use an
-object which a later cell has replaced; loaders' processes with a copy of a data set that a later cell has changed.
+object which a later cell has replaced; loaders' processes with a copy of a data set that a later cell has changed;
+weights that were kept without a copy.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import dis
 import functools
 import inspect
 import itertools
+import re
 import types
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -29,10 +31,13 @@ from nbdebug.observe.variables import (
 from nbdebug.report import Where
 from nbdebug.text import module_name
 from nbdebug.tools.notebook.cells import (
+    DEFINED,
+    FUNCTIONS,
     At,
     CellBinding,
     CellHistory,
     arguments_of,
+    bound,
     calls_after,
     dotted,
     first_read,
@@ -587,3 +592,155 @@ def _methods(thing: Any) -> list[tuple[str, types.FunctionType]]:
     kinds = [kind for kind in type(thing).__mro__ if is_user_module(module_name(kind))]
     held = [one for kind in kinds for one in type.__getattribute__(kind, "__dict__").items()]
     return [(key, function) for key, function in held if type(function) is types.FunctionType]
+
+
+def weights_not_copied(
+    names: Mapping[str, Any], objects: list[tuple[str, Any]], history: CellHistory
+) -> Iterator[Told]:
+    """A model's own state dict, kept as if it were a copy (in a variable, an item, an attribute, within a function),
+    which the training changes after that; and put back, saved, or kept several times."""
+    models = [(n, v) for n, v in reversed(objects) if is_module(v)]  # the outermost last
+    own = {p.data_ptr(): n for n, v in models for _, p in parameters_of(v) if p.numel()}
+    dicts = [(n, [t.data_ptr() for t in v.values() if is_tensor(t)]) for n, v in objects if issubclass(type(v), dict)]
+    kept = {n: own[at] for n, tensors in dicts for at in tensors[:1] if at in own}
+    trains = history.words("backward")
+    for cell in history.mentioning("state_dict"):
+        last = [b.node for b in cell.bindings if history.bindings(b.path)[-1:] == [b]]
+        for scope in (None, *(n for s in last for n in ast.walk(s) if isinstance(n, FUNCTIONS))):
+            inside = [s for s in running(scope.body if scope else cell.body) if not isinstance(s, DEFINED)]
+            for taken, target, model, bare in [(s, *one) for s in inside for one in _state_dicts(s)]:
+                loops = [s for s in inside if isinstance(s, (ast.For, ast.While)) and taken in running(s.body)]
+                if loops and not _goes_on(loops[-1], taken, model, trains):
+                    continue
+                end = [taken, *loops][-1].end_lineno or 0
+                back = [_puts_back(n, target) for n in nodes(inside) if bare and loops and scope]
+                used, does = cell.place(max(back, default=0)), "puts back what is there already"
+                if max(back, default=0) <= end:
+                    held = [n for n in kept if _keeps(n, target, scope, history)]
+                    at = (cell.number, scope.end_lineno or 0 if scope else end)
+                    used, does = _taken_for_copy(held, kept, target, at, bool(loops), names, history)
+                    model = kept[held[0]] if held else model
+                if used is not NOWHERE:
+                    title = (
+                        f"`{target}` is no copy of the weights of `{model}`, but the weights themselves: training "
+                        f"changed them, and {named(used)} {does}"
+                    )
+                    text = history.text_of(cell.number, taken)
+                    code = re.sub(r"([\w.]+(?:\([^()]*\))?\.state_dict\(\))", r"copy.deepcopy(\1)", text)
+                    fix = ("Make a copy there.", f"import copy\n{code}")
+                    names_ = (root_of(target), root_of(model))
+                    links = ((f"{named(used)} uses it", used),)
+                    yield Told("notebook/shared-object", title, names_, cell.place(taken.lineno), (fix,), links)
+                    return
+
+
+def compared_with_itself(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
+    """Weights that were put aside without a copy, and compared after a training with the model's, which they are."""
+    own = {p.data_ptr(): n for n, v in names.items() if is_module(v) for _, p in parameters_of(v) if p.numel()}
+    for name, value in names.items() if own else ():
+        kind = type(value)
+        held = [*value.values()] if kind is dict else [*value] if kind in (list, tuple) else [value]
+        model = next((own.get(tensor.data_ptr(), "") for tensor in held[:1] if is_tensor(tensor)), "")
+        made = history.bindings(name, "assign")[-1:] if model else []
+        trained = next(history.training(made[0].number - 1, 1 << 30), 1 << 30) if made else 1 << 30
+        cells = [cell for cell in history.mentioning(name) if cell.number >= trained]
+        for cell, statement in [(c, s) for c in cells for s in c.statements if not isinstance(s, ast.Assert)]:
+            compares = [n for n in nodes([statement]) if _compares(n)]
+            last = max((s.end_lineno or 0 for s in cell.body if "backward" in ast.unparse(s)), default=0)
+            if compares and statement.lineno > last and {name, model} <= names_in(statement):
+                title = (
+                    f"`{name}` is no copy of the weights of `{model}`, but the weights themselves: "
+                    f"{named(cell.place(statement.lineno))} compares them with themselves, whatever the training did"
+                )
+                fix = ("Make a copy there.", f"import copy\n{name} = copy.deepcopy({ast.unparse(made[0].value)})")  # type: ignore[arg-type]
+                used = cell.place(statement.lineno)
+                links = ((f"{named(used)} compares them", used),)
+                yield Told("notebook/shared-object", title, (name, model), history.place(made[0]), (fix,), links)
+                return
+
+
+def _compares(node: ast.AST) -> bool:
+    """`a - b`, `a == b`, `torch.equal(a, b)`"""
+    if isinstance(node, ast.Compare):
+        return isinstance(node.ops[0], (ast.Eq, ast.NotEq))
+    if isinstance(node, ast.Call):
+        return dotted(node.func).rpartition(".")[2] in ("equal", "allclose")
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub)
+
+
+def _state_dicts(statement: ast.stmt) -> Iterator[tuple[str, str, bool]]:
+    """(what keeps it, the model, whether it is surely no copy) of the state dicts that a statement keeps."""
+    pairs: list[tuple[ast.expr, ast.expr]] = []
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if isinstance(statement, ast.Assign):
+        target, value = statement.targets[0], statement.value
+        both = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+        pairs = list(zip(target.elts, value.elts)) if both else [(target, value)]  # type: ignore[attr-defined]
+    elif isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append":
+        pairs = [(call.func.value, value) for value in call.args]
+    for target, value in pairs:
+        calls = [n for n in ast.walk(value) if isinstance(n, ast.Call)]
+        dicts = [
+            n.func for n in calls if not n.args and isinstance(n.func, ast.Attribute) and n.func.attr == "state_dict"
+        ]
+        for model in [ast.unparse(of.value) for of in dicts]:
+            if not re.search(r"opt|sched|scaler", model):
+                while isinstance(value, ast.Call) and dotted(value.func) in ("dict", "OrderedDict", "copy.copy"):
+                    value = value.args[0]
+                parts = value.values if isinstance(value, ast.Dict) else [value]
+                bare = f"{model}.state_dict()" in [ast.unparse(part).removesuffix(".copy()") for part in parts]
+                yield ast.unparse(target).partition("[")[0], model, bare
+
+
+def _goes_on(loop: ast.stmt, taken: ast.stmt, model: str, trains: set[str]) -> bool:
+    """Whether a loop trains this one model on after a statement in it."""
+    inside = list(running([loop]))
+    last = [s.body[-1] for s in inside if isinstance(s, ast.If) and taken in s.body]
+    words, anew = set(re.findall(r"\w+", ast.unparse(loop))), {path for s in inside for path, *_ in bound(s)}
+    ends = any(isinstance(s, (ast.Break, ast.Return)) for s in last)
+    return bool(words & trains) and not ends and root_of(model) not in anew
+
+
+def _puts_back(node: ast.AST, target: str) -> int:
+    """The line of a call that loads what was kept; 0 for anything else."""
+    call = isinstance(node, ast.Call) and dotted(node.func).endswith(".load_state_dict")
+    given = [ast.unparse(value).partition("[")[0] for value in node.args] if call else []  # type: ignore[attr-defined]
+    return node.lineno if target in given else 0  # type: ignore[attr-defined]
+
+
+def _keeps(name: str, target: str, scope: Any, history: CellHistory) -> bool:
+    """Whether an object (`best`, `states[3]`, `keeper.state`) is what a statement of a cell or a function has kept:
+    by its name, as an attribute, or as what the function returned."""
+    if target.startswith("self."):
+        return name.partition(".")[2].partition("[")[0] == target[5:]
+    if root_of(name) == root_of(target):
+        return True
+    made = history.bindings(root_of(name), "assign")[-1:] if scope is not None else []
+    return any(scope.name in names_in(b.value) for b in made)
+
+
+def _taken_for_copy(
+    held: list[str],
+    kept: dict[str, str],
+    target: str,
+    at: At,
+    loops: bool,
+    names: Mapping[str, Any],
+    history: CellHistory,
+) -> tuple[Where, str]:
+    """Where what was kept is put back into its model, saved after its loop, or read as one of several."""
+    for cell, root, _ in history.after(at, "load_state_dict", inner=True) if held and "." in target else ():
+        if back := [n for n in nodes([root]) if _puts_back(n, target)]:
+            return cell.place_of(back[0]), "puts back what is there already"
+    for name in dict.fromkeys(map(root_of, held)):
+        for cell, call in calls_after(history, at, name):
+            of, _, does = dotted(call.func).rpartition(".")
+            own = not is_module(names.get(root_of(of))) or root_of(of) in kept.values()
+            if does == "load_state_dict" and own and (loops or any(history.training(at[0] - 1, cell.number + 1))):
+                return cell.place_of(call), "puts back what is there already"
+            if does == "save" and loops:
+                return cell.place_of(call), "saves the last"
+        several = [n for n in held if root_of(n) == name]
+        if len(several) > 1 and (read := first_read(history, name, at)) is not None:
+            return read, f"reads the last of them {len(several)} times"
+    return NOWHERE, ""
