@@ -56,6 +56,7 @@ from nbdebug.tools.training.facts import (
     UndecidedPair,
 )
 from nbdebug.tools.training.one_step import DETACHES, VIEWS, Calls, OpCall, calls_for, detached_at, record
+from nbdebug.tools.training.outputs import deterministic
 from nbdebug.tools.training.retrain import RetrainChange, Retrainer, RetrainResult
 from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.rules.wording import pos_weight
@@ -784,6 +785,45 @@ def severed_term(model: nn.Module, loss_fn: LossFn, batch: Any, trained: Collect
             if cut is not None:
                 return detached_at(calls, cut, set(calls.positions(cut.params & mask)))
     return _reached_by_penalties_alone(calls, loss, recorder, mask)
+
+
+CANCELS = frozenset(
+    "sub __sub__ rsub __rsub__ div __truediv__ true_divide softmax log_softmax softmin normalize layer_norm batch_norm "
+    "group_norm instance_norm".split()
+)
+"""Ops that give a constant where both operands are the same, or a dimension has a single entry."""
+
+
+def cancelled(model: nn.Module, loss_fn: LossFn, batch: Any, names: Collection[str]) -> DetachedAt | None:
+    """The op in which what these parameters make comes to a constant, whatever their values; None where none does.
+    Raises what the loss raises; the parameters are put back."""
+    own = [p for name, p in model.named_parameters() if name in names]
+    values, runs = [p.detach().clone() for p in own], list[Calls]()
+    try:
+        for factor in (1.0, 0.9):
+            with torch.no_grad():
+                for p in own:
+                    p.mul_(factor)
+            runs.append(calls_for(model, batch))
+            with deterministic(model), preserve_rng(loss_fn), torch.enable_grad():
+                torch.manual_seed(0)
+                record(runs[-1], loss_fn, batch)
+    finally:
+        with torch.no_grad():
+            for p, value in zip(own, values):
+                p.copy_(value)
+    first, second = (calls.calls for calls in runs)
+    mask = sum(1 << i for i, (name, _) in enumerate(runs[0].parameters) if name in names)
+    for a, b in zip(first, second) if [c.op for c in first] == [c.op for c in second] else ():
+        moved = [not _alike(x, y) for x, y in zip((*a.outputs, *a.inputs), (*b.outputs, *b.inputs))]
+        if a.op in CANCELS and a.params & mask and any(moved) and not any(moved[: len(a.outputs)]):
+            at = runs[0].positions(a.params & mask)
+            return dataclasses.replace(detached_at(runs[0], a, set(at)), how="cancels")
+    return None
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and bool(torch.allclose(a.detach().double(), b.detach().double(), 1e-6, 1e-7))
 
 
 def _reached_by_penalties_alone(

@@ -64,6 +64,7 @@ from nbdebug.tools.training.facts import (
     UnitsFact,
 )
 from nbdebug.tools.training.interventions import (
+    cancelled,
     graph_signature,
     interventions,
     optimizers_behind,
@@ -275,6 +276,7 @@ def _watched_facts(
         facts = dataclasses.replace(facts, over_ends=over)
         start.restore()
         severed = errors.run("Whether a term of the loss is cut off", lambda: _severed(arguments, run), None)
+        severed = severed or errors.run("Gradients of zero", lambda: _cancelled(arguments, run, given), None)
         facts = dataclasses.replace(facts, severed=severed)
         start.restore()
         try:
@@ -554,6 +556,17 @@ def _severed(arguments: LoopArguments, run: LoopRun) -> DetachedAt | None:
     stepping = optimizers_behind(signature, run.updates.signatures, run.updates.stepped)
     members = (p for i in stepping for g in optimizers[i].param_groups for p in g["params"])
     return severed_term(model, loss_fn, batch, {id(p) for p in members if p.requires_grad})
+
+
+def _cancelled(arguments: LoopArguments, run: LoopRun, given: LossFn | None) -> DetachedAt | None:
+    """Where parameters whose gradient was zero in each step that was measured come to a constant. given: the loss that
+    was named; of a policy gradient it is no measure of the course, and has a graph all the same."""
+    loss_fn = arguments.loss_fn or given
+    zero = {name: not any(row[0] for row in rows) for name, rows in run.updates.measured.items() if len(rows) > 2}
+    names = [name for name, is_zero in zero.items() if is_zero]
+    if loss_fn is None or not run.on_train.batches or not 0 < len(names) < len(zero):
+        return None
+    return cancelled(arguments.model, loss_fn, run.on_train.batches[0], names)
 
 
 def _experiment_facts(

@@ -197,6 +197,12 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
             "Add up the losses of all parts.",
             "loss = loss + part  # in a loop: loss += part",
         ),
+        "cancels": (
+            f"`{cut.op}` gives the same, whatever the weights before it are",
+            "Take the other operand as a constant, as it was when the data were collected; let a softmax or a "
+            "normalization run over a dimension with more than one entry.",
+            "ratio = torch.exp(log_prob - stored_log_prob)  # scores.softmax(dim=1), of more than one column",
+        ),
         "no graph": (
             f"`{cut.op}` without create_graph=True gives constants",
             "Keep the graph of the gradient.",
@@ -212,13 +218,15 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
         ),
     )
     cut_off = [name for d in places for name in d.parameters]
-    what = {"flat": "anything but zeros", "mask": "the tokens"}.get(cut.how, "a gradient")
-    if places == severed:
+    what = {"flat": "anything but zeros", "cancels": "anything but zeros", "mask": "the tokens"}.get(
+        cut.how, "a gradient"
+    )
+    if places == severed and cut.how != "cancels":
         what = "the gradient of this part of the loss"
     return finding(
         "detached-graph",
         f"{reason}{at_line(cut.where)}: {listed(names)} never get{'s' if one else ''} {what}"
-        + f", though the loss depends on {'it' if one else 'them'}" * (cut.how != "dropped"),
+        + f", though the loss depends on {'it' if one else 'them'}" * (cut.how not in ("dropped", "cancels")),
         [*names, "forward", "loss_fn", *(["checkpoint"] if cut.how == "checkpoint" else [])],
         [Fix(title, code)],
         place=cut.where,
