@@ -51,6 +51,7 @@ from nbdebug.tools.training.evaluate import (
     batches_of,
     is_generator,
     loss_root,
+    modes_put_back,
     preserve_rng,
     samples_of,
     save_rng,
@@ -59,6 +60,7 @@ from nbdebug.tools.training.evaluate import (
 )
 from nbdebug.tools.training.facts import (
     AnswersAmongInputs,
+    BatchMixing,
     InputShift,
     Labels,
     LossCall,
@@ -645,6 +647,50 @@ def ignores_input(model: nn.Module, loss_fn: LossFn, batch: Any, leaves: Sequenc
     if not ids or all(torch.equal(t, t.roll(1, 0)) for t in inputs if t.dim()):
         return None
     return repeatable_loss(model, loss_fn, batch) == repeatable_loss(model, loss_fn, rolled)
+
+
+def by_place(model: nn.Module, loss_fn: LossFn, batch: Any) -> BatchMixing | None:
+    """Where a sample's output depends on its row in the batch, though on no other sample: with all rows moved on by
+    one, outputs change. None where they don't, or where random numbers or a state are in them."""
+    n = batch_size(batch)
+    if n is None or n < 4:
+        return None
+
+    def forward(rows: Sequence[int], seed: int) -> Calls:
+        moved = tree_map_only(torch.Tensor, lambda t: t[list(rows)] if t.dim() else t, batch)
+        calls = calls_for(model, moved)
+        with modes_put_back(model), preserve_rng(loss_fn), torch.no_grad():
+            model.eval()
+            torch.manual_seed(seed)
+            record(calls, loss_fn, moved)
+        return calls
+
+    own = [*range(n)]
+    plain, again, other, moved = (
+        forward(*args) for args in ((own, 0), (own, 1), ([1, *own[1:]], 0), ([n - 1, *own[:-1]], 0))
+    )
+    outputs = [[t for t in calls.outputs if t.dim() and len(t) == n] for calls in (plain, again, other, moved)]
+    if len({len(found) for found in outputs}) > 1 or not outputs[0]:
+        return None
+    if any(_rows_that_differ(a, b) for a, b in zip(outputs[0], outputs[1])):
+        return None
+    if any(_rows_that_differ(a[1:], b[1:]) for a, b in zip(outputs[0], outputs[2])):
+        return None
+    changed = max(_rows_that_differ(a.roll(1, 0), b) for a, b in zip(outputs[0], outputs[3]))
+    pairs = zip(plain.calls, moved.calls) if [c.op for c in plain.calls] == [c.op for c in moved.calls] else ()
+    for a, b in pairs:
+        both = [(x, y) for x, y in zip(a.outputs, b.outputs) if a.inside and x.dim() and len(x) == n]
+        if 2 * changed > n and any(_rows_that_differ(x.roll(1, 0), y) for x, y in both):
+            return BatchMixing(0, changed, n, a.module, a.op, a.where, placed=True)
+    return None
+
+
+def _rows_that_differ(a: torch.Tensor, b: torch.Tensor) -> int:
+    """By more than rounding."""
+    if a.shape != b.shape or not a.is_floating_point() or not a.numel():
+        return 0
+    a, b = a.detach().float(), b.detach().float()
+    return int(((a - b).abs() > 1e-3 * float(a.std()) + 1e-6).flatten(1).any(1).sum()) if a.dim() > 1 else 0
 
 
 # -- settings around the model -----------------------------------------------------------------------------------------

@@ -174,7 +174,8 @@ class ScoresForShares:
 class BatchMixing:
     """Replacing sample `sample` changes the outputs of `others` other samples. op, where: the first op that mixes.
     rows: where instead the loss compares outputs with targets of other samples, the sample's first rows in either.
-    layer, kind: the layer of torch's around that op that takes the batch as its second dimension, and its class."""
+    layer, kind: the layer of torch's around that op that takes the batch as its second dimension, and its class.
+    placed: no other sample matters, but the row does: with all rows moved on by one, so many outputs change."""
 
     sample: int
     others: int
@@ -185,6 +186,7 @@ class BatchMixing:
     rows: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     layer: str = ""
     kind: str = ""
+    placed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,7 @@ from nbdebug.report import Finding, Report, Where
 from nbdebug.text import size
 from nbdebug.tools.training.batches import (
     Batches,
+    by_place,
     drawn_validation,
     environment_notes,
     ignores_input,
@@ -376,6 +377,8 @@ class _Probes:
         if mixed is None:
             mixing, why = self._probe(topic, lambda: batch_mixing(self.work, self.loss_fn, batch), (None, ""))
         self.unchecked += [why] * bool(why)
+        if mixing is None and len(batches.train) > 1:  # one batch in one order may have a code for each row
+            mixing = self._probe("Whether a row matters", lambda: by_place(self.work, self.loss_fn, batch), None)
         facts: dict[str, Any] = {
             "mixing": mixing,
             "mixed": mixed,

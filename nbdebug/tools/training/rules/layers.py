@@ -257,16 +257,23 @@ def batch_mixing(facts: TrainingFacts) -> Finding | None:
     if mixing.rows is not None:
         return _mixed_rows(mixing)
     who = f"`{mixing.op}`{at_line(mixing.where)}" if mixing.op else "The model"
+    does = (
+        f"mixes the samples: replacing sample {mixing.sample} of the batch changes the outputs of {mixing.others} of "
+    )
+    does += f"the {mixing.batch - 1} others"
     fix = Fix(
         "Move the batch dimension to the front before you join dimensions.",
         "x = x.transpose(0, 1)  # then: x.reshape(len(x), -1)",
     )
-    if mixing.layer:
+    if mixing.placed:
+        does = "depends on the row in the batch: with all rows moved on by one, "
+        does += f"{mixing.others} of {mixing.batch} outputs are others"
+        fix = Fix("Add what belongs to a position along the sequence, not along the batch.", "x = x + pe[: x.size(1)]")
+    elif mixing.layer:
         fix = Fix(f"Tell `{mixing.layer}` that the batch comes first.", f"nn.{mixing.kind}(…, batch_first=True)")
     return finding(
         "batch-mixing",
-        f"{who} mixes the samples: replacing sample {mixing.sample} of the batch changes the outputs of "
-        f"{mixing.others} of the {mixing.batch - 1} others",
+        f"{who} {does}",
         [mixing.module, "forward", mixing.op],
         [fix],
         place=mixing.where,
