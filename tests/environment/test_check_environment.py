@@ -230,7 +230,7 @@ def test_this_machine_has_facts_and_the_report_names_no_secret(monkeypatch, tmp_
     monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", "hf_secret")
     monkeypatch.setenv("TORCH_HOME", str(pathlib.Path.home() / "cache"))
     report = nbdebug.check_environment()
-    text = str(report.full())
+    text = str(report.full()) + str([table.rows for table in report.tables])
     assert "hf_secret" not in text and str(pathlib.Path.home()) + "/" not in text and "TORCH_HOME" in text
     assert report.facts["machine"]["packages"]["torch"] and json.dumps(report.facts["machine"])
     wanted = [

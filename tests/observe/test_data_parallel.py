@@ -19,6 +19,9 @@ from nbdebug.tools.guard.guard import NonFiniteStep
 from tests.shell import started
 
 
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on GPUs DataParallel takes these")
+
+
 def replica(module: nn.Module) -> nn.Module:
     copy = module._replicate_for_data_parallel()
     for name, child in module._modules.items():

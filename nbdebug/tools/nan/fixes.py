@@ -235,13 +235,10 @@ def cures(fault: Fault) -> Iterator[Cure]:
     yield from _SPECIAL.get(code, lambda fault: iter(()))(fault)
     if fault.fact.external is None:
         for cure in _by_op(fault, forward_sign(fault.fact) if code == "where-grad" else code):
-            yield dataclasses.replace(cure, title=TITLES.get(code, cure.title))
+            yield dataclasses.replace(cure, title=STOPGAP if code == "label-out-of-range" else cure.title)
 
 
-TITLES = {
-    "label-out-of-range": "Keep the operand in its domain. Better: bring the targets into range where they are read.",
-}
-"""Where the change at the op is a stopgap."""
+STOPGAP = "Keep the operand in its domain. Better: bring the targets into range where they are read."
 
 
 def _by_op(fault: Fault, code: str) -> Iterator[Cure]:
@@ -861,26 +858,30 @@ def _open_padding(fault: Fault) -> Iterator[Cure]:
 # -- values that float16 does not hold ---------------------------------------------------------------------------------
 
 
+_AUTOCAST = frozenset(("to", "mm", "bmm", "addmm", "baddbmm", "addbmm", "matmul", "linear", "convolution"))
+"""What autocast casts the operands of: cast to float32 alone they would be cast back."""
+
+
 def _in_float32(fault: Fault) -> Iterator[Cure]:
-    """The op at fault in float32: its operands cast; without autocast, which would cast them back; and, where the model
-    is in float16 itself, the statement's result cast back. Only the step itself can tell."""
+    """The op at fault in float32: its operands cast; without autocast; and, where the model is in float16 itself, the
+    statement's result cast back. Only the step itself can tell."""
     node, statement = fault.node, fault.site and sources.statement_at(*fault.site[:2])
     if fault.fact.dtype != "float16" or node is None or statement is None or isinstance(node, ast.AugAssign):
         return
-    operands = [p for p in sources.operands(node) if not isinstance(p, ast.Constant) and not sources.is_number(p)]
-    cast: Changes = {part: "{}.float()" for part in operands if fault.name != "to"}
-    if cast:
-        yield Cure("Compute it in float32.", cast)
+    parts = [p for p in sources.operands(node) if not isinstance(p, ast.Constant) and not sources.is_number(p)]
+    choices = [parts[:1], parts[1:2]] if fault.direct and len(fault.fact.operands) == 1 else [parts, parts[:1]]
     indent = linecache.getline(fault.file, statement.lineno)[: statement.col_offset]
-    if not indent.strip() and not hasattr(statement, "body"):
-        device = next((o.device.partition(":")[0] for o in fault.fact.operands), "cpu")
-        head = f'with torch.autocast("{device}", enabled=False):\n{indent}    {{raw}}'
-        for parts in (operands, operands[:1]):
-            within: Changes = {**dict.fromkeys(parts, "{}.float()"), statement: head}
-            yield Cure("Compute it in float32, without autocast.", within)
-    value = getattr(statement, "value", None)
-    if cast and value is not None:
-        yield Cure("Compute it in float32, and cast the result.", {**cast, value: "{}.half()"})
+    device = next((o.device.partition(":")[0] for o in fault.fact.operands), "cpu")
+    head = f'with torch.autocast("{device}", enabled=False):\n{indent}    {{raw}}'
+    half = any(p.dtype == torch.float16 for m in fault.probe.names.models.values() for p in m.parameters())
+    for choice in filter(None, choices):
+        cast: Changes = dict.fromkeys(choice, "{}.float()")
+        if half or fault.direct and fault.name not in _AUTOCAST:
+            yield Cure("Compute it in float32.", cast)
+        if half and (value := getattr(statement, "value", None)) is not None:
+            yield Cure("Compute it in float32, and cast the result.", {**cast, value: "{}.half()"})
+        if not half and not indent.strip() and not hasattr(statement, "body"):
+            yield Cure("Compute it in float32, without autocast.", {**cast, statement: head})
 
 
 _SPECIAL: dict[str, Callable[[Fault], Iterator[Cure]]] = {

@@ -18,7 +18,7 @@ from torch import nn
 
 from nbdebug.interrupts import interruptible
 from nbdebug.live import progress_bar
-from nbdebug.observe.validation import check_loss, check_model, loss_call
+from nbdebug.observe.validation import OUTPUT_FORM, check_loss, check_model, loss_call
 from nbdebug.report import Plot, Report, RuledOut, Symptom, Table
 from nbdebug.text import count, figures, listed, percent, size
 from nbdebug.tools.precision.casting import MODES, CastCopies
@@ -75,7 +75,9 @@ def precision(
     if step is not None and not callable(step):
         raise TypeError(f"step is a function without arguments; got {type(step).__name__}")
     model = getattr(model, "_orig_mod", model)
-    batch_loss = loss_call(loss_fn)[0]
+    batch_loss, form = loss_call(loss_fn)
+    if form == OUTPUT_FORM:
+        batch_loss, _ = loss_call(_promoted(loss_fn))
     copies, trials = CastCopies(model, half, mode), HalfTrials(batch_loss, [batch, *more_batches])
     with gradients_aside(model):
         reference = ReferenceRun(copies, trials)
@@ -91,6 +93,19 @@ def precision(
             order = check_unscale_order(whole, model, trials, None if step else trials.scaler)
             facts = dataclasses.replace(facts, order=order)
     return report_of(facts, mode, model)
+
+
+def _promoted(loss_fn: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """The loss, with floating outputs and targets in the wider of their dtypes: torch up to 2.11 at least refuses some
+    losses of a half and a float32 tensor."""
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        if all(isinstance(t, torch.Tensor) and t.is_floating_point() for t in (outputs, targets)):
+            wide = torch.promote_types(outputs.dtype, targets.dtype)
+            outputs, targets = outputs.to(wide), targets.to(wide)
+        return loss_fn(outputs, targets)
+
+    return loss
 
 
 def _searched(
