@@ -46,6 +46,7 @@ LONGEST_WAIT = 20.0
 """Seconds after which no further cure is tried: somebody waits for the report."""
 MOST = 16
 """Cures that are tried at most; each takes a few runs of the step."""
+STOPGAP = "Keep the operand in its domain. Better: bring the targets into range where they are read."
 Changes = dict[ast.AST, str]
 Node = ast.expr | ast.AugAssign
 
@@ -236,9 +237,6 @@ def cures(fault: Fault) -> Iterator[Cure]:
     if fault.fact.external is None:
         for cure in _by_op(fault, forward_sign(fault.fact) if code == "where-grad" else code):
             yield dataclasses.replace(cure, title=STOPGAP if code == "label-out-of-range" else cure.title)
-
-
-STOPGAP = "Keep the operand in its domain. Better: bring the targets into range where they are read."
 
 
 def _by_op(fault: Fault, code: str) -> Iterator[Cure]:
