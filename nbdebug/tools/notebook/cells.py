@@ -222,9 +222,13 @@ class Cell:
 
 
 class CellHistory:
-    """All cells of a session, and which file name stands for which of them."""
+    """All cells of a session, and which file name stands for which of them. failed: those that ended in an exception;
+    None where the shell keeps no record of it (IPython before 9)."""
 
-    def __init__(self, cells: Mapping[int, tuple[str, str]], files: Mapping[str, int]) -> None:
+    def __init__(
+        self, cells: Mapping[int, tuple[str, str]], files: Mapping[str, int], failed: frozenset[int] | None = None
+    ) -> None:
+        self.failed = failed
         self.cells = {number: Cell(number, *texts) for number, texts in cells.items() if texts[0].strip()}
         self.files = files
         self._reached: dict[int, list[ast.AST]] = {}
@@ -236,7 +240,9 @@ class CellHistory:
         manager = getattr(shell, "history_manager", None)
         parsed, raw = (getattr(manager, f"input_hist_{kind}", None) or [] for kind in ("parsed", "raw"))
         files = getattr(getattr(shell, "compile", None), "_filename_map", None) or {}
-        return cls({n: texts for n, texts in enumerate(zip(parsed, raw)) if n}, files)
+        ended = getattr(manager, "exceptions", None)
+        failed = frozenset(ended) if isinstance(ended, dict) else None
+        return cls({n: texts for n, texts in enumerate(zip(parsed, raw)) if n}, files, failed)
 
     @functools.cached_property
     def _words(self) -> dict[str, list[int]]:

@@ -147,7 +147,8 @@ def _rows_twice(number: int, statement: ast.stmt, names: Mapping[str, Any], hist
     own = {path for s in inside for path, *_ in bound(s)}
     for one, path in [(s, path) for s in inside for path in _filled(s, history)]:
         value = names.get(path)
-        if type(value) not in (list, dict) and not _is_array(value) or own & {path} and type(one) not in GROWS:
+        joined = _is_array(value) and isinstance(one, ast.Assign) and isinstance(one.value, ast.Call)
+        if type(value) not in (list, dict) and not joined or own & {path} and type(one) not in GROWS:
             continue
         alike = functools.partial(_fills, path=path, history=history)
         twice = _run_before(history, number, one, path) or _run_before(history, number, one, path, alike)

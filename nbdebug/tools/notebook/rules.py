@@ -392,7 +392,8 @@ def renewal_note(one: LeftBehind) -> str:
     symptom="A cell was changed and run again (the model, the data set, the collate function, the optimizer), and "
     "nothing changes: the learning rate, the batches or the results stay as they were.",
     cause="A loader, a scheduler or a trainer keeps the object that it was created with. Assigning the name again "
-    "changes only the name.",
+    "changes only the name. Persistent workers keep their copy of the data set, and a file or a memo the results of "
+    "the code of before.",
     confirm="`loader.dataset is dataset`, `scheduler.optimizer is optimizer`, `trainer.model is model`: False.",
     fix="Run the cells below it again, in order, so that whatever depends on the object is created again after it.",
     reference="https://docs.python.org/3/reference/executionmodel.html#naming-and-binding",
@@ -516,7 +517,9 @@ def name_shadowed(facts: NotebookFacts) -> Finding | None:
     "before; 'list' object has no attribute 'split'. Or no error: inputs that are 255 times too small, labels that are "
     "all NaN, an augmentation that is applied twice.",
     cause="`x = f(x)` takes the present `x`. When its cell runs again, that is the result of the last run: the column "
-    "is gone, the text is split already, an axis is added a second time, the pixels are divided by 255 twice.",
+    "is gone, the text is split already, an axis is added a second time, the pixels are divided by 255 twice. A list "
+    "that another cell made gets the same rows once more; rows are shuffled again, and labels made before are not; "
+    "`%timeit step()` trains the model many times.",
     confirm="Run the cell that makes the variable, then this one once: it works.",
     fix="Give the result another name (`features = table.drop(…)`), or make the variable in the same cell.",
     reference="https://docs.jupyter.org/en/latest/projects/architecture/content-architecture.html",

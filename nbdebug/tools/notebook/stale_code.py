@@ -638,7 +638,8 @@ def stale_results(names: Mapping[str, Any], history: CellHistory) -> Iterator[To
     memos = [cell for cell in history.mentioning("in", "cache", "lru_cache") if MEMO.search(cell.source)]
     words |= {name for cell in memos for name, made in cell.functions.items() if any(map(_asks, made))}
     checked = {cell.number: cell for cell in [*history.reaching(*words), *memos]}
-    for cell in [checked[number] for number in sorted(checked)]:
+    failed = history.failed if history.failed is not None else checked  # a run that failed has kept nothing
+    for cell in [checked[number] for number in sorted(checked.keys() - failed)]:
         roots = [ast.Module(cell.body, []), *(r for r in history.reach(cell.number) if isinstance(r, FUNCTIONS))]
         for root, one in [(of, one) for of in roots for one in _cached(of, history, cell.number)]:
             key, code = _key_of(root, one, history, cell.number), _code_of(one, history, cell.number)
@@ -813,4 +814,6 @@ def _stale_result(
         clear,
     )
     links = ((f"{named(first)} computed it", first), (f"{named(used)} reads it", used))
-    return Told("notebook/stale-reference", title, (place, *filter(None, changed)), where, (fix,), links)
+    kinds = (name for c in history.cells.values() for name, made in c.functions.items() if _holds(made, root))
+    blamed = (place, *filter(None, changed), *dict.fromkeys(kinds if place.startswith("self.") else ()))
+    return Told("notebook/stale-reference", title, blamed, where, (fix,), links)
