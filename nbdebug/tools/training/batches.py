@@ -666,6 +666,9 @@ def by_place(model: nn.Module, loss_fn: LossFn, batch: Any) -> BatchMixing | Non
         return calls
 
     own = [*range(n)]
+    mapped = tree_map_only(torch.Tensor, torch.clone, batch)
+    if any(a is b for a, b in zip(output_tensors(batch), output_tensors(mapped))):
+        return None  # rows of such a container can't be moved
     plain, again, other, moved = (
         forward(*args) for args in ((own, 0), (own, 1), ([1, *own[1:]], 0), ([n - 1, *own[:-1]], 0))
     )

@@ -563,7 +563,8 @@ def _cancelled(arguments: LoopArguments, run: LoopRun, given: LossFn | None) -> 
     was named; of a policy gradient it is no measure of the course, and has a graph all the same."""
     loss_fn = arguments.loss_fn or given
     zero = {name: not any(row[0] for row in rows) for name, rows in run.updates.measured.items() if len(rows) > 2}
-    names = [name for name, is_zero in zero.items() if is_zero]
+    matrices = {name for name, p in arguments.model.named_parameters() if p.dim() > 1}  # biases cancel by right
+    names = [name for name, is_zero in zero.items() if is_zero and name in matrices]
     if loss_fn is None or not run.on_train.batches or not 0 < len(names) < len(zero):
         return None
     return cancelled(arguments.model, loss_fn, run.on_train.batches[0], names)
