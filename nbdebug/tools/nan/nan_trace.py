@@ -158,15 +158,14 @@ def _trace(arguments: StepArguments, max_steps: int, live: bool) -> Report:
 
 
 class _States:
-    """What the first step and the present one start from, so that a fix can be tried by the user's own code. On an
-    accelerator, with hooks on the models, and where a copy would take much of the free memory, nothing is saved.
-    """
+    """What the first step and the present one start from, so that a fix can be tried by the user's own code. With hooks
+    on the models, and where a copy would take much of the memory, nothing is saved."""
 
     def __init__(self, arguments: StepArguments):
         self.arguments = arguments
         self.states: list[StepState] = []
         models, optimizers = arguments.models, arguments.optimizers
-        self.possible = arguments.on_cpu and not has_hooks(models, optimizers) and arguments.is_small
+        self.possible = not has_hooks(models, optimizers) and arguments.is_small
 
     def take(self) -> None:
         if self.possible and not (self.states and self.states[0].why_not):
@@ -245,6 +244,11 @@ def _counted(most: int) -> Iterable[int]:
     return progress_range(range(1, most + 1), "nan_trace", "steps")
 
 
+SMALL = 64 * 2**20
+"""Bytes of a model and its optimizer on an accelerator that are copied before each step: an Adam that is yet to make
+its state makes 400 MiB of them."""
+
+
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
@@ -278,10 +282,12 @@ class StepArguments:
 
     @property
     def is_small(self) -> bool:
-        """Whether two copies of models and optimizers take less than a tenth of the memory that is free."""
+        """Whether two copies of models and optimizers take less than a tenth of the memory that is free; beside an
+        accelerator, where a step may need all the rest, whether they are of `SMALL` bytes."""
         parameters = {id(p): p.nbytes for m in self.models.values() for p in m.parameters()}
         state = [t.nbytes for o in self.optimizers.values() for s in o.state.values() for t in tensors_in(s)]
-        return 20 * 2 * (sum(parameters.values()) + sum(state)) < psutil.virtual_memory().available
+        held = sum(parameters.values()) + sum(state)
+        return 20 * 2 * held < psutil.virtual_memory().available and (self.on_cpu or held <= SMALL)
 
     @property
     def on_cpu(self) -> bool:
