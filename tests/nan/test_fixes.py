@@ -157,13 +157,17 @@ IN_HALF = {
 """Under autocast: an op of its own, a cast of its own, an op that runs in what it is given."""
 
 
+@pytest.mark.parametrize("again", [True, False])
 @pytest.mark.parametrize("body", IN_HALF)
-def test_what_float16_does_not_hold_is_computed_in_float32(body, tmp_path):
-    text = STEP.replace("loss_of(model(x), s)", "loss_of(model(1000 * x), s)").replace(
+def test_what_float16_does_not_hold_is_computed_in_float32(body, again, tmp_path):
+    factor = "1000" if again else "next(factors)"  # a generator, as of a loader: only the recorded step can tell then
+    text = STEP.replace("loss_of(model(x), s)", f"loss_of(model({factor} * x), s)").replace(
         "        loss =", "        with torch.autocast('cpu', torch.float16): loss ="
     )
+    text = text.replace("    def step", "    factors = (v for v in [1000])\n    def step")
     fix = fix_of(program(tmp_path, text.format(body=f"    {body}", values=[1.0, 1.0, 0.5], dtype="", names="")).build())
     assert fix.verified and IN_HALF[body] in fix.edit.new and ".float()" in fix.edit.new, fix
+    assert ("recorded" in fix.after["tried on"]) is not again
 
 
 def test_a_model_in_half_precision_gets_the_result_back_in_it(tmp_path):

@@ -39,7 +39,7 @@ from nbdebug.tools.nan.facts import NanFacts
 from nbdebug.tools.nan.origins import Origin
 from nbdebug.tools.nan.probe import Detection, Probe
 from nbdebug.tools.nan.rules.arithmetic import forward_sign
-from nbdebug.tools.nan.trials import FixTrial, TapeChange, Trial
+from nbdebug.tools.nan.trials import AUTOCAST, FixTrial, TapeChange, Trial
 
 SPAN = "tried on"
 LONGEST_WAIT = 20.0
@@ -856,30 +856,31 @@ def _open_padding(fault: Fault) -> Iterator[Cure]:
 # -- values that float16 does not hold ---------------------------------------------------------------------------------
 
 
-_AUTOCAST = frozenset(("to", "mm", "bmm", "addmm", "baddbmm", "addbmm", "matmul", "linear", "convolution"))
-"""What autocast casts the operands of: cast to float32 alone they would be cast back."""
-
-
 def _in_float32(fault: Fault) -> Iterator[Cure]:
-    """The op at fault in float32: its operands cast; without autocast; and, where the model is in float16 itself, the
-    statement's result cast back. Only the step itself can tell."""
+    """The op at fault in float32: its operands cast; without autocast, which would cast them back; and, where the model
+    is in float16 itself, the statement's result cast back."""
     node, statement = fault.node, fault.site and sources.statement_at(*fault.site[:2])
     if fault.fact.dtype != "float16" or node is None or statement is None or isinstance(node, ast.AugAssign):
         return
     parts = [p for p in sources.operands(node) if not isinstance(p, ast.Constant) and not sources.is_number(p)]
-    choices = [parts[:1], parts[1:2]] if fault.direct and len(fault.fact.operands) == 1 else [parts, parts[:1]]
+    products = fault.direct or isinstance(node, ast.BinOp) or sources.name_of(node) in AUTOCAST
+    one = fault.direct and len(fault.fact.operands) == 1  # tensor, of perhaps two parts: the tape does not tell which
+    choices, exact = [parts[:1], parts[1:2]] if one else [parts, parts[:1]], len(parts) == 1 or products and not one
     indent = linecache.getline(fault.file, statement.lineno)[: statement.col_offset]
     device = next((o.device.partition(":")[0] for o in fault.fact.operands), "cpu")
     head = f'with torch.autocast("{device}", enabled=False):\n{indent}    {{raw}}'
     half = any(p.dtype == torch.float16 for m in fault.probe.names.models.values() for p in m.parameters())
+    trial, alone = fault.trial, not indent.strip() and not hasattr(statement, "body")
     for choice in filter(None, choices):
         cast: Changes = dict.fromkeys(choice, "{}.float()")
-        if half or fault.direct and fault.name not in _AUTOCAST:
-            yield Cure("Compute it in float32.", cast)
+        if half or fault.direct and fault.name not in AUTOCAST:
+            own = None if half else trial.in_float32(next(fault.like_nodes())[1])
+            yield Cure("Compute it in float32.", cast, own, exact)
         if half and (value := getattr(statement, "value", None)) is not None:
             yield Cure("Compute it in float32, and cast the result.", {**cast, value: "{}.half()"})
-        if not half and not indent.strip() and not hasattr(statement, "body"):
-            yield Cure("Compute it in float32, without autocast.", {**cast, statement: head})
+        elif not half and alone:
+            line = trial.in_float32(trial.ops(lambda o: o.site == fault.site))
+            yield Cure("Compute it in float32, without autocast.", {**cast, statement: head}, line, exact)
 
 
 _SPECIAL: dict[str, Callable[[Fault], Iterator[Cure]]] = {

@@ -8,6 +8,7 @@ the user's functions, and two more steps behind it. Both leave everything as it 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import math
 import warnings
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from nbdebug.observe.ops import schema_of
 from nbdebug.observe.recorder import Op
@@ -36,6 +38,10 @@ MORE = 2
 """Steps that a fix must survive behind the failing one, where the program has them."""
 LONGEST = 60
 """Steps of a run that is run again from its first one, at most: it takes as long as the trace of it, or less."""
+
+
+AUTOCAST = frozenset("to mm bmm addmm baddbmm addbmm matmul linear convolution einsum".split())
+"""Where autocast casts: to, and what gets its operands in half precision by it."""
 
 
 def error_text(error: Exception) -> str:
@@ -93,6 +99,39 @@ class FixTrial:
     def patch(self, ops: Iterable[Op], patch: Patch) -> TapeChange:
         """The patch at each of these ops."""
         return {op.index: self._compared(patch, self.reproductions.get(op.index)) for op in ops}, {}, 1.0
+
+    def in_float32(self, ops: Iterable[Op]) -> TapeChange | None:
+        """These ops in float32, casts to float16 among them left out; those behind get float16 as autocast gives it.
+        None where that can't be told."""
+        chosen = {op.index for op in ops}
+
+        def full(func: Any, args: Any, kwargs: Any) -> Any:
+            args, kwargs = _cast((args, kwargs), torch.float16, torch.float32)
+            return args[0] if kwargs.get("dtype") == torch.float16 else func(*args, **kwargs)
+
+        def half(func: Any, args: Any, kwargs: Any) -> Any:
+            return func(*_cast(args, torch.float32, torch.float16), **kwargs)
+
+        if self._lowered is None:
+            return None
+        return {**dict.fromkeys(self._lowered, half), **dict.fromkeys(chosen, full)}, {}, 1.0
+
+    @functools.cached_property
+    def _lowered(self) -> set[int] | None:
+        """The ops that got float16 in the step, of those that autocast gives it to."""
+        lowered: set[int] = set()
+
+        def noted(op: Op, func: Any, args: Any, kwargs: Any) -> Any:
+            if any(t.dtype == torch.float16 for t in tensors_in((args, kwargs))):
+                lowered.add(op.index)
+            return func(*args, **kwargs)
+
+        ops = self.ops(lambda o: o.name in AUTOCAST and o.name != "to")
+        try:
+            self.replay({op.index: functools.partial(noted, op) for op in ops}, forward_only=True)
+        except Exception:  # as in `attempt`: of any op
+            return None
+        return lowered
 
     def attempt(self, change: TapeChange) -> tuple[bool, dict[str, Any]]:
         """Whether the recorded step is cured by this change, and the numbers that show it."""
@@ -171,6 +210,11 @@ class FixTrial:
         zero = [n for n in direct if n in replay.gradients and not bool(replay.gradients[n].any())]
         owners = [self.name_of(self.tape.leaves[n]) for n in zero]
         return [owner[1] for owner in owners if owner is not None]
+
+
+def _cast(tree: Any, dtype: torch.dtype, to: torch.dtype) -> Any:
+    """The tree with its tensors of one dtype in another."""
+    return tree_map(lambda v: v.to(to) if isinstance(v, torch.Tensor) and v.dtype == dtype else v, tree)
 
 
 def count_bad(tensors: Iterable[torch.Tensor]) -> int:
