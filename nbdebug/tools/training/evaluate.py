@@ -156,17 +156,19 @@ def _generators(owner: Any) -> Iterator[Any]:
     todo, visited = [(owner, 0)], set()
     while todo:
         item, depth = todo.pop()
-        if id(item) in visited or depth > DEPTH or isinstance(item, OTHERS):
+        kind = type(item)  # and no isinstance: a class of the user's may answer that as it likes
+        if id(item) in visited or depth > DEPTH or issubclass(kind, OTHERS):
             continue
         visited.add(id(item))
         if is_generator(item):
             yield item
-        elif isinstance(item, (list, tuple, dict)):
-            members = list(item.values() if isinstance(item, dict) else item)[:64]
+        elif issubclass(kind, (list, tuple, dict)):
+            base = dict if issubclass(kind, dict) else list if issubclass(kind, list) else tuple
+            members = list(dict.values(item) if base is dict else base.__iter__(item))[:64]
             todo += [(member, depth + 1) for member in members]
         else:
             members = [*attributes(item).values()]
-            if isinstance(item, FunctionType):
+            if kind is FunctionType:
                 members += closure_variables(item).values()
                 members += [item.__globals__.get(name) for name in item.__code__.co_names]
             todo += [(member, depth + 1) for member in members]
