@@ -112,9 +112,17 @@ class FixTrial:
         def half(func: Any, args: Any, kwargs: Any) -> Any:
             return func(*_cast(args, torch.float32, torch.float16), **kwargs)
 
+        def normalized(
+            func: Any, args: Any, kwargs: Any
+        ) -> Any:  # on CUDA it takes float16 to float32, and nothing else
+            x, dim, half_to_float = args
+            return func(x, dim, half_to_float and x.dtype == torch.float16, **kwargs)
+
         if self._lowered is None:
             return None
-        return {**dict.fromkeys(self._lowered, half), **dict.fromkeys(chosen, full)}, {}, 1.0
+        softmax = [op.index for op in self.ops(lambda o: o.name in ("softmax", "log_softmax"))]
+        changes = {**dict.fromkeys(self._lowered, half), **dict.fromkeys(softmax, normalized)}
+        return {**changes, **dict.fromkeys(chosen, full)}, {}, 1.0
 
     @functools.cached_property
     def _lowered(self) -> set[int] | None:
