@@ -428,7 +428,7 @@ def _patched(wrap: Wrap) -> Callable[..., Any]:
         operands, schema = list(args), schema_of(func)
         for place, template in wrap.operands.items():
             if len(operands) <= place or isinstance(operands[place], torch.Tensor) == template.startswith("max("):
-                raise CannotReplay("the operand to be changed is a number in the code")
+                raise CannotReplay("the operand to be changed is a number in the code, or the edit is for one")
             writes = schema.names[place] in schema.writes
             operands[place] = _evaluated(_in_place(template) if writes else template, operands[place])
         out = func(*operands, **kwargs)

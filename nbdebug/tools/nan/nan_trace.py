@@ -157,6 +157,11 @@ def _trace(arguments: StepArguments, max_steps: int, live: bool) -> Report:
             return report_of(probe, detection, question, subject, steps, compiled, tuple(notes), again)
 
 
+SMALL = 64 * 2**20
+"""Bytes of a model and its optimizer on an accelerator that are copied before each step: an Adam that is yet to make
+its state makes 400 MiB of them."""
+
+
 class _States:
     """What the first step and the present one start from, so that a fix can be tried by the user's own code. With hooks
     on the models, and where a copy would take much of the memory, nothing is saved."""
@@ -242,11 +247,6 @@ def _counted(most: int) -> Iterable[int]:
     from nbdebug.live import progress_range  # here: a single step has no bar
 
     return progress_range(range(1, most + 1), "nan_trace", "steps")
-
-
-SMALL = 64 * 2**20
-"""Bytes of a model and its optimizer on an accelerator that are copied before each step: an Adam that is yet to make
-its state makes 400 MiB of them."""
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

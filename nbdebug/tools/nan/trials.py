@@ -38,8 +38,6 @@ MORE = 2
 """Steps that a fix must survive behind the failing one, where the program has them."""
 LONGEST = 60
 """Steps of a run that is run again from its first one, at most: it takes as long as the trace of it, or less."""
-
-
 AUTOCAST = frozenset("to mm bmm addmm baddbmm addbmm matmul linear convolution einsum".split())
 """Where autocast casts: to, and what gets its operands in half precision by it."""
 
@@ -112,10 +110,8 @@ class FixTrial:
         def half(func: Any, args: Any, kwargs: Any) -> Any:
             return func(*_cast(args, torch.float32, torch.float16), **kwargs)
 
-        def normalized(
-            func: Any, args: Any, kwargs: Any
-        ) -> Any:  # on CUDA it takes float16 to float32, and nothing else
-            x, dim, half_to_float = args
+        def normalized(func: Any, args: Any, kwargs: Any) -> Any:
+            x, dim, half_to_float = args  # CUDA's cast within, from float16 alone
             return func(x, dim, half_to_float and x.dtype == torch.float16, **kwargs)
 
         if self._lowered is None:

@@ -469,7 +469,7 @@ def overflow(facts: NanFacts) -> Finding | None:
     bounded = f".clamp(-{limit}, {limit})"
     fixes = {
         "exp": Fix("Bound the operand.", f"torch.exp(x{bounded})"),
-        "to": Fix("Keep this part in float32 (or use bfloat16, which has the range of float32).", "x.float()"),
+        "to": Fix("Bound what is cast, or keep this part in float32 or bfloat16, which has its range.", "x.float()"),
     }
     place = "where it is cast" if origin.op == "to" else f"in {origin.where.op}"
     clause = f"{verb(origin.where, 'makes', 'make')} a value too large for {origin.dtype} {place}"
