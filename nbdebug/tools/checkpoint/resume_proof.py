@@ -346,9 +346,8 @@ class _Proof:
                 other = [key for key in there if plain(there[key]) != plain(here.get(key))]
                 one = dataclasses.replace(one, evidence={**one.evidence, "keys": other})
             found.append(dataclasses.replace(one, evidence={**one.evidence, **({"cost": cost} if cost else {})}))
-        found.sort(
-            key=lambda one: one.code.endswith(("step-missing", "value-missing"))
-        )  # a counter beside what it counts
+        counted = "step-missing", "value-missing"  # a counter stands behind what it counts
+        found.sort(key=lambda one: one.code.endswith(counted))
         return tuple(found) or tuple(one for one in static if not one.code.endswith("-missing"))  # the runs decide
 
     def _causes(self, known: bool) -> Iterator[Cause]:
@@ -437,7 +436,6 @@ class _Proof:
         here = self._start.counters
         counters = {n: (v, here[n]) for n, v in self.state.counters.items() if here.get(n, v) < v}
         mark, due = self.plainly["rows"][:1], self.rows[self.past : self.past + 1]  # the same: what differs is computed
-        counters = {name: (there, now) for name, (there, now) in counters.items() if there > now}
         if other_rows and mark and mark != due and not (counters and "step" not in self.facts.entries):
             how = "its batches are in another order"
             if mark[0] in self.rows:
