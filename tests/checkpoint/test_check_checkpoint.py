@@ -213,11 +213,16 @@ def test_a_loading_that_copes_with_the_file_is_left_in_peace(model, tmp_path) ->
     def stripping(path):
         model.load_state_dict({name[7:]: value for name, value in torch.load(path).items()})
 
+    def giving(path):
+        stripping(path)
+        return model[0].weight.detach()  # of which there is no truth value
+
     def choosing(path):
         own, state = model.state_dict(), torch.load(path)
         model.load_state_dict({n: v for n, v in state.items() if v.shape == own[n].shape}, strict=False)
 
     assert nbdebug.check_checkpoint(tmp_path / "net.pt", model=model, load=stripping).ok
+    assert nbdebug.check_checkpoint(tmp_path / "net.pt", model=model, load=giving).ok
     assert nbdebug.check_checkpoint(tmp_path / "wide.pt", model=model, load=choosing).ok
     optimizer = torch.optim.Adam(model.parameters())
     assert nbdebug.check_checkpoint(tmp_path / "net.pt", model=model, optimizer=optimizer, load=stripping).ok

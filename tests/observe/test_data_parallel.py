@@ -18,7 +18,9 @@ from nbdebug.observe.modules import ON_ONE_GPU, on_one_gpu
 from nbdebug.tools.guard.guard import NonFiniteStep
 from tests.shell import started
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on GPUs DataParallel takes these")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the copies are on the CPU, and beside a GPU DataParallel moves them"
+)
 
 
 def replica(module: nn.Module) -> nn.Module:

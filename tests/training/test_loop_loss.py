@@ -6,6 +6,7 @@ import copy
 import textwrap
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -409,3 +410,25 @@ def test_a_loss_that_keeps_a_record_is_left_to_the_loop() -> None:
 def test_a_penalty_over_an_error_that_is_all_but_gone_is_no_fault() -> None:
     report = nbdebug.diagnose(KINDS["steps_by_closure"]().train, progress=False)
     assert report.verdict == "healthy", report
+
+
+def test_other_variables_beside_a_loop_without_a_loader_do_not_end_its_watch() -> None:
+    """The marks of ends are looked for among them: arrays of text and dates, numbers too large for a tensor."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    x = torch.randn(256, 4)
+    y = x.sum(1, keepdim=True)
+
+    def train() -> None:
+        names, days = np.array(["a", "b"]), np.array(["2020-01-01"], dtype="datetime64[D]")  # noqa: F841
+        things, large = np.array([None, {}], dtype=object), [10**30, 2]  # noqa: F841
+        for _ in range(20):
+            for i in range(0, 256, 32):
+                optimizer.zero_grad()
+                loss = F.mse_loss(model(x[i : i + 32]), y[i : i + 32])
+                loss.backward()
+                optimizer.step()
+
+    report = nbdebug.diagnose(train, progress=False)
+    assert report.verdict == "healthy" and not any("Error" in text for text in report.unchecked), report

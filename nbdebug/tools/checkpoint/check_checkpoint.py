@@ -142,8 +142,12 @@ def _believe(facts: CheckpointFacts, model: Any, load: Any, path: Any) -> None:
 
 def _raised(facts: CheckpointFacts, load: Any, path: Any) -> str:
     """What the user's own loading raises, in a copy of the process; "" where it does not, or there is no copy."""
+
+    def loads() -> None:  # what it gives is not asked for: it need not be able to go to another process
+        load(path)
+
     try:
-        in_process(lambda: bool(load(path)) and False)
+        in_process(loads)
     except CopyFailed:
         return ""
     except Exception as error:

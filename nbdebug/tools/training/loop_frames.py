@@ -65,6 +65,7 @@ from nbdebug.observe.sources import (
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.observe.variables import attributes, closure_variables
 from nbdebug.report import Edit
+from nbdebug.text import module_name
 from nbdebug.tools.training.evaluate import (
     LoaderWatch,
     OpenPass,
@@ -301,13 +302,15 @@ def marks_in(frames: Iterable[FrameType]) -> dict[str, torch.Tensor]:
     """Variables of several flags (of two values, both of which occur), by their names."""
     flags = dict[str, torch.Tensor]()
     for name, value in ((n, v) for frame in frames for n, v in frame.f_locals.items()):
-        if isinstance(value, (list, tuple)) and all(type(v) in (bool, int, float) for v in value[:MOST_NODES]):
-            value = torch.tensor(value[:MOST_NODES], device="cpu")
-        if hasattr(value, "__array_interface__"):
-            value = torch.as_tensor(value)
-        known = isinstance(value, torch.Tensor) and 1 < value.numel() < MOST_NODES and not value.requires_grad
-        if known and len(value.unique()) == 2:
-            flags.setdefault(name, value.detach().cpu())
+        kind = type(value)  # and no isinstance: a class of the user's may answer that as it likes
+        numbers = kind in (list, tuple) and all(type(v) in (bool, int, float) for v in value[:MOST_NODES])
+        array = module_name(kind) == "numpy" and kind.__name__ == "ndarray" and value.dtype.kind in "biuf"
+        if not (numbers or array or issubclass(kind, torch.Tensor)):
+            continue
+        with contextlib.suppress(RuntimeError, ValueError, OverflowError):  # no tensor that has values, or too large
+            found = torch.as_tensor(value[:MOST_NODES] if numbers else value, device="cpu" if numbers else None)
+            if 1 < found.numel() < MOST_NODES and not found.requires_grad and len(found.unique()) == 2:
+                flags.setdefault(name, found.detach().cpu())
     return flags
 
 
