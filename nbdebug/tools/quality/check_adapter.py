@@ -18,7 +18,8 @@ from nbdebug.observe.tensors import output_tensors
 from nbdebug.observe.validation import check_model, optimizers_of
 from nbdebug.report import Report, Symptom, Table
 from nbdebug.text import count, figures, listed, percent
-from nbdebug.tools.quality.rules import Evidence, QualityFacts, findings_of
+from nbdebug.tools.quality.compare import kept
+from nbdebug.tools.quality.rules import Evidence, findings_of
 
 CALL = "check_adapter(model, *, base=None, saved=None)"
 PARTNER = {"a": "b", "down": "up"}
@@ -127,7 +128,7 @@ def check_adapter(
     plain = {"layers": len(layers), "trained numbers": sum(f.numel() for x in layers for f in x.factors.values())}
     return Report(
         CALL.partition("(")[0] + "()",
-        findings_of(QualityFacts(tuple(seen))),
+        findings_of(seen),
         unchecked=tuple(_unchecked(base, saved, optimizer, inputs, layers)),
         notes=tuple(_notes(layers, effect, optimizers)),
         subject=f"{type(model).__name__}: {count(len(layers), 'adapted layer')}",
@@ -326,10 +327,8 @@ def _measured(host: torch.nn.Module, layer: Adapted) -> float | None:
             if isinstance(module, torch.nn.modules.dropout._DropoutNd):
                 module.p = 0.0
         maker = torch.Generator().manual_seed(0)
-        (
-            down.copy_(torch.randn(down.shape, generator=maker, device="cpu")),
-            up.copy_(torch.randn(up.shape, generator=maker, device="cpu")),
-        )
+        for factor in (down, up):
+            factor.copy_(torch.randn(factor.shape, generator=maker, device="cpu"))
         product = _product(down, up, tuple(layer.weight.shape))
         x = torch.randn(5, layer.weight.shape[1], generator=maker, device="cpu")
         with_it = own(x)
@@ -621,21 +620,17 @@ def _effect(model: torch.nn.Module, layers: list[Adapted], inputs: Any) -> dict[
     ups = {id(x.up): x.up for x in layers if x.up is not None and x.active and not x.merged}
     if not ups:
         return {}
-    modes = [(module, module.training) for module in model.modules()]
     before = {key: up.data for key, up in ups.items()}
     outputs = {}
     try:
-        for module, _ in modes:
-            module.training = False  # .eval() of some layers merges their factors
-        for times in (0, 1, TIMES):
-            for key, up in ups.items():
-                up.data = before[key] * times
-            outputs[times] = _called(model, inputs)
+        with kept([model], evaluate=True):
+            for times in (0, 1, TIMES):
+                for key, up in ups.items():
+                    up.data = before[key] * times
+                outputs[times] = _called(model, inputs)
     finally:
         for key, up in ups.items():
             up.data = before[key]
-        for module, mode in modes:
-            module.training = mode
     size = math.sqrt(sum(float(out.double().square().sum()) for out in outputs[0])) or 1.0
     effect: dict[str, Any] = {}
     for times, name in ((1, "effect"), (TIMES, "effect of ten times")):

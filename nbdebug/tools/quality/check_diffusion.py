@@ -14,7 +14,7 @@ from nbdebug.observe.tensors import tensors_in
 from nbdebug.report import Fix, Report, RuledOut, Table
 from nbdebug.text import count, figures, percent
 from nbdebug.tools.quality.compare import kept
-from nbdebug.tools.quality.rules import Evidence, QualityFacts, findings_of
+from nbdebug.tools.quality.rules import Evidence, findings_of
 
 TYPES = {"epsilon": "the noise", "sample": "the clean data", "v_prediction": "the velocity v"}
 NAMES = {name: name for name in TYPES} | {
@@ -65,12 +65,11 @@ def check_diffusion(
     clean = clean[:MOST].detach()
     seen = list(_wrong_schedule(alphas, betas))
     if not seen:
-        models = [model] if isinstance(model, torch.nn.Module) else []
-        with same_random_numbers(), torch.no_grad(), kept(models):
-            for module in (part for one in models for part in one.modules()):
-                module.training = False
+        with same_random_numbers(), torch.no_grad(), kept([model], evaluate=True):
             table, losses = _losses(model, alphas, clean, call)
-            noise = _noise(model, step, alphas, clean) if models and step is not None else ""
+            noise = (
+                _noise(model, step, alphas, clean) if isinstance(model, torch.nn.Module) and step is not None else ""
+            )
         own = _type(losses)
         if own and wanted and own != wanted:
             seen.append(_other_type(own, wanted, losses))
@@ -81,7 +80,7 @@ def check_diffusion(
     columns = ("steps", "signal / noise", *TYPES, "min-SNR weight")
     return Report(
         "check_diffusion()",
-        findings_of(QualityFacts(tuple(seen))),
+        findings_of(seen),
         tuple(
             [RuledOut("a sampler that takes it for something else", f"both are {own}")] if own and own == wanted else []
         ),
@@ -107,27 +106,18 @@ def _schedule(schedule: Any) -> tuple[torch.Tensor, torch.Tensor | None, str | N
     """(alphas_cumprod, betas or None, prediction type or None), in float64."""
     if isinstance(schedule, torch.Tensor):
         schedule = {"alphas_cumprod": schedule}
-    known: Any = schedule if isinstance(schedule, Mapping) else _Attributes(schedule)
-    alphas, betas, config = known.get("alphas_cumprod"), known.get("betas"), known.get("config")
+    alphas, betas = _part(schedule, "alphas_cumprod"), _part(schedule, "betas")
     if alphas is None and betas is not None:
         alphas = torch.cumprod(1 - torch.as_tensor(betas, dtype=torch.float64), 0)
     if alphas is None or torch.as_tensor(alphas).ndim != 1 or len(alphas) < 2:
         raise ValueError("schedule takes alphas_cumprod (T), or something with alphas_cumprod or betas")
-    said = known.get("prediction_type")
-    if said is None and config is not None:
-        said = (config if isinstance(config, Mapping) else _Attributes(config)).get("prediction_type")
+    said = _part(schedule, "prediction_type") or _part(_part(schedule, "config"), "prediction_type")
     plain = torch.as_tensor(alphas).detach().double().cpu()
     return plain, None if betas is None else torch.as_tensor(betas).detach().double().cpu(), said
 
 
-class _Attributes:
-    """An object's attributes, asked for as a mapping's keys."""
-
-    def __init__(self, thing: Any) -> None:
-        self.thing = thing
-
-    def get(self, name: str) -> Any:
-        return getattr(self.thing, name, None)
+def _part(thing: Any, name: str) -> Any:
+    return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
 
 
 def _wrong_schedule(alphas: torch.Tensor, betas: torch.Tensor | None) -> Iterator[Evidence]:
@@ -159,7 +149,8 @@ def _losses(model: Any, alphas: torch.Tensor, clean: torch.Tensor, call: Any) ->
         signal, other = level.sqrt(), (1 - level).sqrt()
         noisy, at = signal * clean + other * noise, steps.to(clean.device)
         output = model(noisy, at) if call is None else call(model, noisy, at)
-        output = output["sample"] if isinstance(output, Mapping) else getattr(output, "sample", output)
+        found = _part(output, "sample")
+        output = output if found is None else found
         if getattr(output, "shape", None) != clean.shape:
             raise ValueError(f"the model gives {tuple(getattr(output, 'shape', ()))} for noisy {tuple(clean.shape)}")
         targets = {"epsilon": noise, "sample": clean, "v_prediction": signal * noise - other * clean}

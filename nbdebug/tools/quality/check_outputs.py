@@ -4,17 +4,20 @@ that are cut off, copies of the training set; what is asked of pictures is in `i
 from __future__ import annotations
 
 import collections
+import dataclasses
 import difflib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy
+
 from nbdebug.report import Plot, Report, RuledOut, Table
 from nbdebug.text import clip, count, listed, percent
 from nbdebug.tools.data.check_data import drawn_item
 from nbdebug.tools.quality import images
-from nbdebug.tools.quality.rules import Evidence, QualityFacts, findings_of
+from nbdebug.tools.quality.rules import Evidence, findings_of, repeated
 
 SHOWN = 6
 """Pairs of the gallery."""
@@ -57,25 +60,23 @@ def check_outputs(
     if evaluation is not None and training is None:
         raise ValueError("evaluation rows are compared with training=, which is missing")
     if prompts is not None and generated is not None:
-        generated = [_without(str(prompt), text) for prompt, text in zip(prompts, generated, strict=True)]
+        generated = [text.removeprefix(str(prompt)) for prompt, text in zip(prompts, generated, strict=True)]
     seen: list[Evidence] = []
     if sample_rate is not None:
-        heard = [
-            None if given is None else sounds_of(given, sample_rate) for given in (generated, training, evaluation)
-        ]
-        seen += _sounds(*heard)
+        given = (generated, training, evaluation)
+        seen += _sounds(*(None if some is None else sounds_of(some, sample_rate) for some in given))
     elif generated is not None:
         seen += _problems(generated, training, reference, embed)
     if evaluation is not None and sample_rate is None:
-        seen += _overlap(evaluation, training, embed)
-    facts = QualityFacts(tuple(seen))
+        pairs = _copies(_same_kind(evaluation, training, embed), evaluation, training, embed)
+        seen += repeated("evaluation row", pairs, len(evaluation))
     rows = [(problem.code, row) for problem in seen for row in problem.samples]
     sizes = {"sample": generated, "training item": training, "evaluation row": evaluation}
     subject = ", ".join(count(len(given), noun) for noun, given in sizes.items() if given is not None)
     unchecked = [] if training is not None else ["copies of the training set: training= is not given"]
     return Report(
         "check_outputs()",
-        findings_of(facts),
+        findings_of(seen),
         () if seen else (RuledOut("what shows in the outputs themselves", subject),),
         tuple(unchecked),
         subject=subject,
@@ -85,10 +86,6 @@ def check_outputs(
         plots=tuple(_pairs(seen, generated, training)),
         independent=True,
     )
-
-
-def _without(prompt: str, text: str) -> str:
-    return text[len(prompt) :] if text.startswith(prompt) else text
 
 
 def _kind(given: Any, embed: Any) -> str:
@@ -122,17 +119,18 @@ def _problems(generated: Any, training: Any, reference: Any, embed: Any) -> Iter
         known = [None if some is None else images.pictures_of(some) for some in (generated, training, reference)]
         yield from images.problems(known[0] or [], known[1], known[2])
     elif training is not None:
-        pairs = _near_vectors(generated, training, embed)
-        if pairs:
-            rows = tuple(row for row, _, _ in pairs)
-            each = [{"sample": row, "training row": match, "distance": gap} for row, match, gap in pairs]
-            title = f"{count(len(rows), 'sample')} of {len(generated)} repeat items of the training set"
-            yield Evidence("quality/memorized", title, rows, {"pairs": each})
+        yield from repeated("item", _near_vectors(generated, training, embed), len(generated))
+
+
+def _copies(kind: str, some: Any, training: Any, embed: Any) -> list[tuple[int, int, float]]:
+    if kind == "texts":
+        return TrainingTexts(list(training)).copies(list(some))
+    if kind == "pictures":
+        return images.copies(images.pictures_of(some) or [], images.pictures_of(training) or [])
+    return _near_vectors(some, training, embed)
 
 
 def _near_vectors(generated: Any, training: Any, embed: Any) -> list[tuple[int, int, float]]:
-    import numpy
-
     some, known = (_vectors(given, embed) for given in (generated, training))
     gaps = numpy.linalg.norm(some[:, None] - known[None], axis=2)
     own = numpy.linalg.norm(known[:, None] - known[None], axis=2)
@@ -144,10 +142,7 @@ def _near_vectors(generated: Any, training: Any, embed: Any) -> list[tuple[int, 
 
 
 def _vectors(given: Any, embed: Any) -> Any:
-    import numpy
-
-    values = given if embed is None else embed(given)
-    values = numpy.asarray(values.detach().cpu() if hasattr(values, "detach") else values, dtype="float64")
+    values = images.array_of(given if embed is None else embed(given)).astype("float64")
     if values.ndim != 2:
         raise ValueError(f"vectors are (N, D); got {values.shape}")
     return values
@@ -155,13 +150,11 @@ def _vectors(given: Any, embed: Any) -> Any:
 
 def sounds_of(given: Any, sample_rate: int) -> list[Any]:
     """Arrays (T) of float64, -1 to 1. Raises TypeError for what is no sound."""
-    import numpy
-
     if sample_rate <= 0:
         raise ValueError(f"sample_rate takes samples per second; got {sample_rate!r}")
     sounds = []
     for row in given:
-        values = numpy.asarray(row.detach().cpu() if hasattr(row, "detach") else row)
+        values = images.array_of(row)
         if values.ndim not in (1, 2) or values.dtype.kind not in "iuf" or not values.size:
             raise TypeError(f"a sound is an array (T) or (channels, T); got {getattr(values, 'shape', type(row))}")
         scale = float(numpy.iinfo(values.dtype).max) if values.dtype.kind in "iu" else 1.0
@@ -172,8 +165,6 @@ def sounds_of(given: Any, sample_rate: int) -> list[Any]:
 
 def _spectrogram(sound: Any) -> Any:
     """(BANDS, FRAMES, 3) uint8: the energy by band and time, in decibels under its peak, as a grey picture."""
-    import numpy
-
     edges = numpy.linspace(0, len(sound), FRAMES + 1).astype(int)
     size = max(64, 2 * (len(sound) // FRAMES))
     bands = numpy.unique(numpy.geomspace(1, size // 2, BANDS + 1).astype(int))
@@ -189,8 +180,6 @@ def _spectrogram(sound: Any) -> Any:
 
 def _share_clipped(sound: Any) -> float:
     """The share of values that stand in flat runs at the peak."""
-    import numpy
-
     peak = float(numpy.abs(sound).max())
     if peak < FULL:
         return 0.0
@@ -216,38 +205,16 @@ def _sounds(
                 title = f"{count(len(rows), 'sound')} of {len(generated)} {'is' if len(rows) == 1 else 'are'} {words}"
                 yield Evidence(f"quality/{slug}", title, rows, {"in training": usual})
         audible = {row: _spectrogram(sound) for row, sound in enumerate(generated) if float(abs(sound).max()) >= QUIET}
-        yield from _heard(audible, known, "quality/memorized", "sample")
-    if evaluation is not None:
-        yield from _heard(dict(enumerate(map(_spectrogram, evaluation))), known, "quality/evaluation-overlap", "row")
-
-
-def _heard(sounds: dict[int, Any], known: list[Any] | None, code: str, noun: str) -> Iterator[Evidence]:
-    """Copies of the training set, and samples that are one sound, by their spectrograms."""
-    rows, shown = list(sounds), list(sounds.values())
-    pairs = images.copies(shown, known) if known and shown else []
-    if pairs:
-        each = [{noun: rows[row], "training sound": match, "distance": gap} for row, match, gap in pairs]
-        title = f"{count(len(pairs), 'sound')} of {len(rows)} {'repeats' if len(pairs) == 1 else 'repeat'} sounds of "
-        yield Evidence(code, f"{title}the training set", tuple(rows[row] for row, _, _ in pairs), {"pairs": each})
-    if code == "quality/memorized":
+        places, shown = list(audible), list(audible.values())
+        pairs = images.copies(shown, known) if known and shown else []
+        yield from repeated("sound", [(places[row], match, gap) for row, match, gap in pairs], len(places))
         for one in images.collapse(shown, known):
-            title = f"{len(one.samples)} of {len(rows)} samples are one sound"
-            yield Evidence(one.code, title, tuple(rows[row] for row in one.samples), one.values)
-
-
-def _overlap(evaluation: Any, training: Any, embed: Any) -> Iterator[Evidence]:
-    kind = _same_kind(evaluation, training, embed)
-    if kind == "texts":
-        pairs = TrainingTexts(list(training)).copies(list(evaluation))
-    elif kind == "pictures":
-        pairs = images.copies(images.pictures_of(evaluation) or [], images.pictures_of(training) or [])
-    else:
-        pairs = _near_vectors(evaluation, training, embed)
-    if pairs:
-        rows = tuple(sorted(row for row, _, _ in pairs))
-        title = f"{count(len(rows), 'evaluation row')} of {len(evaluation)} {'stands' if len(rows) == 1 else 'stand'} "
-        each = [{"evaluation row": row, "training row": match, "score": score} for row, match, score in pairs]
-        yield Evidence("quality/evaluation-overlap", title + "in the training set", rows, {"pairs": each})
+            title = f"{len(one.samples)} of {len(places)} samples are one sound"
+            yield dataclasses.replace(one, title=title, samples=tuple(places[row] for row in one.samples))
+    if evaluation and known:
+        yield from repeated(
+            "evaluation row", images.copies(list(map(_spectrogram, evaluation)), known), len(evaluation)
+        )
 
 
 def _pairs(seen: list[Evidence], generated: Any, training: Any) -> Iterator[Plot]:
@@ -380,13 +347,8 @@ def text_problems(texts: Sequence[str], training: Sequence[str] | None) -> Itera
         learnt = TrainingTexts(training)
         pairs = learnt.copies(texts)
         by_chance = learnt.least > 1 and len(pairs) < 3 and all(len(words(texts[row])) < LONG for row, _, _ in pairs)
-        if pairs and not by_chance:
-            rows = tuple(row for row, _, _ in pairs)
-            title = f"{count(len(rows), 'text')} of {len(texts)} repeat texts of the training set"
-            each = [
-                {"sample": row, "training row": match, "words in common": percent(share)} for row, match, share in pairs
-            ]
-            yield Evidence("quality/memorized", title, rows, {"pairs": each})
+        shares = [] if by_chance else [(row, match, percent(share)) for row, match, share in pairs]
+        yield from repeated("text", shares, len(texts))
     loops = {row: known for row, text in enumerate(texts) if (known := loop(text)) is not None}
     usual = sum(loop(text) is not None for text in training or ()) / len(training) if training else 0.0
     if loops and len(loops) / len(texts) > 3 * usual:

@@ -14,9 +14,11 @@ import numpy
 import torch
 
 from nbdebug.observe.snapshot import same_random_numbers
+from nbdebug.observe.variables import closure_variables
 from nbdebug.report import Fix, Report, Symptom, Table
 from nbdebug.text import count, figures, listed
-from nbdebug.tools.quality.rules import Evidence, QualityFacts, findings_of
+from nbdebug.tools.quality.rules import Evidence, findings_of
+from nbdebug.tools.training.evaluate import mode, modes_put_back, spared_buffers
 
 RESAMPLES, CHUNK, LEVEL = 2000, 100, 0.95
 AGAIN = 4
@@ -72,11 +74,13 @@ def compare(
         if scores[0].shape[2] != scores[1].shape[2]:
             raise ValueError(f"a has {scores[0].shape[2]} scores and b {scores[1].shape[2]}: other inputs or batches")
         draws = [_draws(side[0], items, metric, seeds[0]) for side in sides]
-        reasons = [*_settings(a, b, settings), *_modes(sides)]
-    fix = None
-    if _modes(sides):
-        with same_random_numbers(), torch.no_grad(), kept(models):
-            fix = _in_eval(sides, items, metric, seeds, models)
+    modes, fix = _modes(sides), None
+    if modes:
+        with same_random_numbers(), torch.no_grad(), kept(models, evaluate=True):
+            calm = _statistics([numpy.stack([_scores(run, items, metric, seeds) for run in s]).mean(1) for s in sides])
+        after = {name: calm[name] for name in ("a", "b", "difference", "interval")}
+        fix = Fix("Call both in eval mode.", "a.eval()\nb.eval()", True, after)
+    reasons = [*_settings(a, b, settings), *modes]
     one, two = (side.mean((0, 1)) for side in scores)
     good = numpy.isfinite(one) & numpy.isfinite(two)
     if not good.any():
@@ -87,7 +91,7 @@ def compare(
     bad = int((~good).sum())
     return Report(
         "compare(a, b)",
-        findings_of(QualityFacts((fair,) if reasons else ())),
+        findings_of((fair,) if reasons else ()),
         notes=tuple(_notes(scores, draws, sides, seeds, plain)),
         subject=f"{count(len(one), 'input')}, {count(len(seeds), 'seed')}, {better} is better",
         facts=plain,
@@ -131,30 +135,20 @@ def _models(run: Any) -> Iterator[torch.nn.Module]:
     elif hasattr(run, "__self__"):
         yield from _models(run.__self__)
     elif hasattr(run, "__code__"):
-        cells = [cell.cell_contents for cell in run.__closure__ or () if _is_filled(cell)]
         named = [run.__globals__.get(name) for name in run.__code__.co_names]
-        yield from (part for part in (*cells, *named) if isinstance(part, torch.nn.Module))
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # not yet
-        return False
+        things = (*closure_variables(run).values(), *named)
+        yield from (part for part in things if isinstance(part, torch.nn.Module))
 
 
 @contextlib.contextmanager
-def kept(models: list[torch.nn.Module]) -> Iterator[None]:
-    """Modes and buffers are as before afterwards (in train mode a forward pass moves running statistics)."""
-    modes = [(module, module.training) for model in models for module in model.modules()]
-    buffers = [(buffer, buffer.clone()) for model in models for buffer in model.buffers()]
-    try:
+def kept(models: Sequence[Any], evaluate: bool = False) -> Iterator[None]:
+    """Modes and buffers are as before afterwards (in train mode a forward pass moves running statistics). evaluate: in
+    eval mode meanwhile, without `.eval()`, in which some layers merge their adapters. What is no module is passed."""
+    with contextlib.ExitStack() as stack:
+        for model in (each for each in models if isinstance(each, torch.nn.Module)):
+            stack.enter_context(mode(model, False) if evaluate else modes_put_back(model))
+            stack.enter_context(spared_buffers(model.modules()))
         yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        for buffer, before in buffers:
-            buffer.copy_(before)
 
 
 def _seeded(seed: int) -> None:
@@ -226,8 +220,7 @@ def _shown(thing: Any) -> dict[str, Any]:
         code = thing.__code__
         names = code.co_varnames[: code.co_argcount]
         known |= dict(zip(reversed(names), reversed(thing.__defaults__ or ()))) | (thing.__kwdefaults__ or {})
-        cells = zip(code.co_freevars, thing.__closure__ or ())
-        known |= {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+        known |= closure_variables(thing)
     for model in _models(thing):
         config: Any = getattr(model, "generation_config", None)
         known |= config.to_dict() if hasattr(config, "to_dict") else {}
@@ -267,15 +260,6 @@ def _unfair(reasons: Sequence[tuple[str, Any]]) -> str:
         else:
             parts.append(name)
     return f"The comparison is not fair: {'; '.join(parts)}"
-
-
-def _in_eval(sides: list[list[Any]], items: Any, metric: Any, seeds: Any, models: list[torch.nn.Module]) -> Fix:
-    """The same in eval mode: tried."""
-    for module in (module for model in models for module in model.modules()):
-        module.training = False
-    plain = _statistics([numpy.stack([_scores(run, items, metric, seeds) for run in side]).mean(1) for side in sides])
-    after = {name: plain[name] for name in ("a", "b", "difference", "interval")}
-    return Fix("Call both in eval mode.", "a.eval()\nb.eval()", True, after)
 
 
 # -- statistics --------------------------------------------------------------------------------------------------------

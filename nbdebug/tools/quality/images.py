@@ -7,10 +7,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from nbdebug.text import count, listed, module_name
+import numpy
+
+from nbdebug.text import listed, module_name
 from nbdebug.tools.data.pictures import SIDE, pillow
 from nbdebug.tools.data.similarity import near_copies
-from nbdebug.tools.quality.rules import Evidence
+from nbdebug.tools.quality.rules import Evidence, repeated
 
 CLUSTER, SHARE, LEAST = 0.4, 0.25, 4
 """Two samples are one picture where their distance is so much of the usual distance to a training picture's nearest
@@ -45,34 +47,28 @@ VISIBLE = 2.55
 def pictures_of(given: Any) -> list[Any] | None:
     """Arrays (H, W, 3) of uint8: of arrays or tensors (N, H, W, 3), (N, 3, H, W), (N, H, W), of a list of such or of
     PIL images. Floats are 0 to 1, or -1 to 1 where one is negative. None where these are no pictures."""
-    import numpy
-
-    if hasattr(given, "detach"):
-        given = given.detach().cpu().numpy()
-    whole = numpy.asarray(given) if hasattr(given, "shape") else None
-    if whole is not None and whole.ndim not in (3, 4):
+    given = array_of(given) if hasattr(given, "detach") else given
+    if getattr(given, "ndim", 3) not in (3, 4):
         return None
     rows = list(given)
     if not rows or isinstance(rows[0], str):
         return None
-    if any(_array(row).ndim not in (2, 3) or _array(row).dtype.kind not in "iufb" for row in rows[:1]):
+    first = array_of(rows[0])
+    if first.ndim not in (2, 3) or first.dtype.kind not in "iufb":
         return None
     low = min((float(numpy.min(row)) for row in rows if not module_name(type(row)).startswith("PIL.")), default=0.0)
     return [_picture(row, low < 0) for row in rows]
 
 
-def _array(row: Any) -> Any:
-    import numpy
-
+def array_of(row: Any) -> Any:
+    """A tensor, or what is like an array, as one of NumPy."""
     return numpy.asarray(row.detach().cpu() if hasattr(row, "detach") else row)
 
 
 def _picture(row: Any, signed: bool) -> Any:
-    import numpy
-
     if module_name(type(row)).startswith("PIL."):
         return numpy.asarray(row.convert("RGB"))
-    values = _array(row)
+    values = array_of(row)
     if values.dtype.kind == "f":
         values = numpy.clip(numpy.round((values * 127.5 + 127.5) if signed else values * 255), 0, 255)
     if values.ndim == 2:
@@ -84,8 +80,6 @@ def _picture(row: Any, signed: bool) -> Any:
 
 def thumbnails(pictures: list[Any], mode: str) -> Any:
     """(N, SIDE, SIDE) grey, or (N, SIDE, SIDE, 3)."""
-    import numpy
-
     Image, size = pillow()[0], (SIDE, SIDE)
     return numpy.stack([numpy.asarray(Image.fromarray(p).convert(mode).resize(size, Image.BOX)) for p in pictures])
 
@@ -93,8 +87,6 @@ def thumbnails(pictures: list[Any], mode: str) -> Any:
 def copies(pictures: list[Any], training: list[Any]) -> list[tuple[int, int, float]]:
     """(sample, training picture, distance) of each that is a copy, for this set: also flipped, moved, brighter, noisy,
     of another size, or saved anew. By the correlation of grey thumbnails, and by what is left between two in colour."""
-    import numpy
-
     known, some = thumbnails(training, "L"), thumbnails(pictures, "L")
     ranks = [0] * len(training) + [1] * len(pictures)
     pairs = list(near_copies(numpy.concatenate([known, some]), ranks))
@@ -133,8 +125,6 @@ def _left_over(pictures: list[Any], training: list[Any]) -> Iterator[tuple[int, 
 def _beside_their_mean(pictures: list[Any], training: list[Any]) -> Iterator[tuple[int, int, float]]:
     """The same in sets of nearly one picture: by the correlation of what is left beside the mean picture and its
     brightness. In 391 healthy sets (60 samples, 20 to 60 modes) the nearest one had 0.57 of that gap, or more."""
-    import numpy
-
     if not ENOUGH <= len(training) <= MANY:
         return
     known, some = (thumbnails(part, "RGB").reshape(len(part), -1) / 255 for part in (training, pictures))
@@ -150,16 +140,12 @@ def _beside_their_mean(pictures: list[Any], training: list[Any]) -> Iterator[tup
 
 
 def _units(thumbs: Any) -> Any:
-    import numpy
-
     flat = thumbs.reshape(len(thumbs), -1) - thumbs.mean((1, 2, 3))[:, None]
     return flat / numpy.maximum(numpy.linalg.norm(flat, axis=1, keepdims=True), 1e-6)
 
 
 def _nearest(picture: Any, known: Any, keys: Any, without: int = -1) -> tuple[int, float]:
     """(training picture, root mean square of what is left) with the best flip, shift, gain and offset."""
-    import numpy
-
     turns = (picture, picture[:, ::-1], picture[::-1])
     alike = numpy.stack([keys @ _units(turned[None])[0] for turned in turns])
     if without >= 0:
@@ -186,13 +172,7 @@ def _left(one: Any, other: Any) -> float:
 
 
 def problems(generated: list[Any], training: list[Any] | None, reference: list[Any] | None) -> Iterator[Evidence]:
-    if training:
-        pairs = copies(generated, training)
-        if pairs:
-            rows = tuple(sorted(row for row, _, _ in pairs))
-            title = f"{count(len(rows), 'sample')} of {len(generated)} repeat pictures of the training set"
-            each = [{"sample": row, "training picture": match, "distance": gap} for row, match, gap in pairs]
-            yield Evidence("quality/memorized", title, rows, {"pairs": each})
+    yield from repeated("picture", copies(generated, training) if training else [], len(generated))
     yield from collapse(generated, training or reference)
     other = reference or training
     if other and min(len(other), len(generated)) >= FEWEST:
@@ -202,16 +182,12 @@ def problems(generated: list[Any], training: list[Any] | None, reference: list[A
 
 def _distances(some: Any, others: Any) -> Any:
     """(N, M) root mean squares of the differences of colour, of 255."""
-    import numpy
-
     a, b = (x.reshape(len(x), -1).astype("float32") for x in (some, others))
     square = (a * a).sum(1)[:, None] + (b * b).sum(1)[None] - 2 * a @ b.T
     return numpy.sqrt(numpy.maximum(square, 0) / a.shape[1])
 
 
 def collapse(generated: list[Any], training: list[Any] | None) -> Iterator[Evidence]:
-    import numpy
-
     if len(generated) < LEAST:
         return
     own = thumbnails(generated, "RGB")
@@ -231,8 +207,6 @@ def collapse(generated: list[Any], training: list[Any] | None) -> Iterator[Evide
 
 def lab(pictures: list[Any]) -> Any:
     """(N, 3): the mean L*, a*, b* of each picture (sRGB, D65; a* and b* are 0 for grey)."""
-    import numpy
-
     rgb = thumbnails(pictures, "RGB").astype("float64") / 255
     linear = numpy.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     to_xyz = numpy.array(
@@ -246,8 +220,6 @@ def lab(pictures: list[Any]) -> Any:
 
 def _colour(generated: list[Any], other: list[Any]) -> Iterator[Evidence]:
     """A tint that all share: the mean of a* and b* beside the reference's, by its own error."""
-    import numpy
-
     one, two = lab(generated), lab(other)
     shift = one.mean(0) - two.mean(0)
     error = numpy.sqrt(one.var(0, ddof=1) / len(one) + two.var(0, ddof=1) / len(two))
@@ -266,8 +238,6 @@ def _colour(generated: list[Any], other: list[Any]) -> Iterator[Evidence]:
 
 def tint(generated: list[Any], other: list[Any]) -> str:
     """Which colour is too strong, or the opposite of the one that is too weak: by the gain of each channel."""
-    import numpy
-
     means = [thumbnails(some, "RGB").reshape(-1, 3).mean(0) for some in (generated, other)]
     gain = numpy.log(numpy.maximum(means[0], 1)) - numpy.log(numpy.maximum(means[1], 1))
     gain -= gain.mean()
@@ -281,38 +251,26 @@ def _fine(picture: Any) -> Any:
     return 4 * g[1:-1, 1:-1] - g[:-2, 1:-1] - g[2:, 1:-1] - g[1:-1, :-2] - g[1:-1, 2:]
 
 
-def _detail(pictures: list[Any]) -> Any:
-    """Of each picture the logarithm of its fine detail (the Laplacian) beside its contrast."""
-    import numpy
+def _detail(picture: Any) -> float:
+    """The logarithm of a picture's fine detail (the Laplacian) beside its contrast."""
+    contrast = float(picture.astype("float32").mean(2).std())
+    return math.log((float(_fine(picture).std()) + 0.5) / (contrast + 0.5))
 
-    values = []
-    for picture in pictures:
-        contrast = float(picture.astype("float32").mean(2).std())
-        values.append(math.log((float(_fine(picture).std()) + 0.5) / (contrast + 0.5)))
-    return numpy.array(values)
+
+def _grain(picture: Any) -> float:
+    """The logarithm of the middle size of a picture's fine detail: noise in what is otherwise flat."""
+    return math.log(float(numpy.median(numpy.abs(_fine(picture)))) + 1.0)
 
 
 def _sharpness(generated: list[Any], other: list[Any]) -> Iterator[Evidence]:
     """Samples that are all softer, or all grainier, than the reference; of one size alone."""
-
-    if {p.shape for p in generated} != {p.shape for p in other} or min(generated[0].shape[:2]) < 8:
-        return
-    yield from itertools.islice(
-        (found for measure in (_detail, _grain) for found in _sharper(measure, generated, other)), 1
-    )
-
-
-def _grain(pictures: list[Any]) -> Any:
-    """Of each picture the logarithm of the middle size of its fine detail: noise in what is otherwise flat."""
-    import numpy
-
-    return numpy.array([math.log(float(numpy.median(numpy.abs(_fine(picture)))) + 1.0) for picture in pictures])
+    if {p.shape for p in generated} == {p.shape for p in other} and min(generated[0].shape[:2]) >= 8:
+        found = (one for measure in (_detail, _grain) for one in _sharper(measure, generated, other))
+        yield from itertools.islice(found, 1)
 
 
 def _sharper(measure: Any, generated: list[Any], other: list[Any]) -> Iterator[Evidence]:
-    import numpy
-
-    one, two = measure(generated), measure(other)
+    one, two = (numpy.array(list(map(measure, pictures))) for pictures in (generated, other))
     gap, spread = float(numpy.median(one) - numpy.median(two)), float(numpy.subtract(*numpy.quantile(two, [0.9, 0.1])))
     sure = (numpy.sign(gap) * (one - numpy.median(two)) > 0).mean() >= BEYOND
     if abs(gap) < max(SHARPNESS, 1.2 * spread) or not sure or (gap < 0 and measure is _grain):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
+import functools
 import itertools
 import linecache
 import math
@@ -12,12 +12,17 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
+import numpy
+import torch
+
 from nbdebug.observe import sources
 from nbdebug.observe.locations import cell_name
-from nbdebug.observe.snapshot import Snapshot, same_random_numbers
+from nbdebug.observe.snapshot import same_random_numbers
+from nbdebug.observe.variables import closure_variables
 from nbdebug.report import Fix, Report, RuledOut, Symptom, Table, Where
 from nbdebug.text import count, figures
-from nbdebug.tools.quality.rules import Evidence, QualityFacts, findings_of
+from nbdebug.tools.quality.compare import kept
+from nbdebug.tools.quality.rules import Evidence, findings_of
 
 RESAMPLES, FEW, BLOCK = 1000, 10, 32
 """Of the bootstrap: texts are drawn, and of fewer than FEW texts blocks of so many tokens (tokens beside each other are
@@ -54,18 +59,17 @@ def perplexity(
     of the data, with one added to each. `report.facts` has `value`, `interval`, `tokens`, `uniform`, `unigram`.
     Raises ValueError for shapes that do not fit, or where no real target is left; TypeError for what is no number.
     """
+    if window is not None and window < 2:
+        raise ValueError(f"window takes at least 2 tokens; got {window}")
     with same_random_numbers():
-        rows = list(_losses(model_or_logits, data, pad_id, window))
-        vocabulary = rows[0][4]
-        own = _joined(rows)
-        other = None if baseline is None else _joined(list(_losses(baseline, data, pad_id, None)))
+        own = _losses(model_or_logits, data, pad_id, window)
+        other = None if baseline is None else _losses(baseline, data, pad_id, None)
     if not own.real.any():
         raise ValueError("no real target is left: every token after the first is padding")
     low, high = interval(own.nll, own.real)
     tokens = int(own.real.sum())
-    targets = _joined_targets(rows)[own.real]
-    values = {"model": (own.value, low, high), "uniform": (float(vocabulary),) * 3}
-    values["unigram"] = (unigram(targets, vocabulary),) * 3
+    values = {"model": (own.value, low, high), "uniform": (float(own.vocabulary),) * 3}
+    values["unigram"] = (unigram(own.targets[own.real], own.vocabulary),) * 3
     if other is not None:
         values["baseline"] = (other.value, *interval(other.nll, other.real))
     problems, symptoms, ruled, number = _judged(own, reported, batch_size, pad_id)
@@ -74,13 +78,13 @@ def perplexity(
         own.value >= values["unigram"][0]
     )
     notes += _beside(own, other)
-    shape = f"{count(len(own.nll), 'text')}, {count(tokens, 'real target')}, vocabulary of {vocabulary:,}"
+    shape = f"{count(len(own.nll), 'text')}, {count(tokens, 'real target')}, vocabulary of {own.vocabulary:,}"
     table = Table("Perplexity", ("what", "value", "from", "to"), [(name, *row) for name, row in values.items()])
-    plain: dict[str, Any] = {"value": own.value, "interval": [low, high], "tokens": tokens, "uniform": vocabulary}
+    plain: dict[str, Any] = {"value": own.value, "interval": [low, high], "tokens": tokens, "uniform": own.vocabulary}
     plain |= {"unigram": values["unigram"][0], "reported": number}
     return Report(
         "perplexity()",
-        findings_of(QualityFacts(problems)),
+        findings_of(problems),
         ruled,
         notes=tuple(notes),
         subject=shape,
@@ -120,26 +124,23 @@ def _judged(
 # -- losses ------------------------------------------------------------------------------------------------------------
 
 
-def _losses(model: Any, data: Any, pad_id: int | None, window: int | None) -> Iterator[tuple[Any, ...]]:
-    """(next-token losses, mask, rivals, targets, vocabulary) of each batch, as arrays of float64."""
-    import torch
-
+def _losses(model: Any, data: Any, pad_id: int | None, window: int | None) -> TokenLosses:
+    """Of all batches: shorter ones are filled with positions that are no target and have no loss."""
     if not callable(model):
-        logits = torch.as_tensor(model)
-        yield _of_batch(logits, torch.as_tensor(data), None, pad_id, {})
-        return
-    with _evaluating(model), torch.no_grad():
-        batches = [data] if hasattr(data, "shape") else data
-        for batch in batches:
-            ids, mask, inputs = _inputs(batch)
-            windows = {} if window is None else {"window": _in_windows(model, ids, window)}
-            yield _of_batch(_logits(model, inputs), ids, mask, pad_id, windows)
+        return _of_batch(torch.as_tensor(model), torch.as_tensor(data), None, pad_id, None)
+    with kept([model], evaluate=True), torch.no_grad():
+        windows = None if window is None else functools.partial(_in_windows, model, window)
+        batches = []
+        for ids, mask, inputs in map(_inputs, [data] if hasattr(data, "shape") else data):
+            batches.append(_of_batch(_logits(model, inputs), ids, mask, pad_id, windows))
+    nll, real, targets = (_stacked([getattr(b, name) for b in batches]) for name in ("nll", "real", "targets"))
+    keys = batches[0].rivals
+    rivals = {key: tuple(_stacked([batch.rivals[key][i] for batch in batches]) for i in (0, 1)) for key in keys}
+    return TokenLosses(nll, real, targets, batches[0].vocabulary, rivals)
 
 
 def _inputs(batch: Any) -> tuple[Any, Any, Any]:
     """(ids, mask of real tokens or None, what the model is called with)."""
-    import torch
-
     if isinstance(batch, Mapping) or hasattr(batch, "keys"):
         ids, mask = batch["input_ids"], batch.get("attention_mask")
         if batch.get("labels") is not None:
@@ -155,30 +156,8 @@ def _logits(model: Any, inputs: Any) -> Any:
     return given[0] if isinstance(given, (tuple, list)) else given
 
 
-@contextlib.contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    """Eval mode, and after it everything as it was: modes, weights, buffers, random numbers."""
-    import torch
-
-    if not isinstance(model, torch.nn.Module):
-        yield
-        return
-    modes = [(module, module.training) for module in model.modules()]
-    before = Snapshot.take({"model": model})
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        if before.differences():
-            before.restore()
-
-
 def _nll(logits: Any, targets: Any) -> Any:
     """(N, T) losses in float64, in pieces."""
-    import torch
-
     out = torch.empty(targets.shape, dtype=torch.float64, device="cpu")
     step = max(1, ELEMENTS // max(1, logits.shape[1] * logits.shape[2]))
     for start in range(0, len(logits), step):
@@ -188,9 +167,8 @@ def _nll(logits: Any, targets: Any) -> Any:
     return out.numpy()
 
 
-def _of_batch(logits: Any, ids: Any, mask: Any, pad_id: int | None, windows: Mapping[str, Any]) -> tuple[Any, ...]:
-    import torch
-
+def _of_batch(logits: Any, ids: Any, mask: Any, pad_id: int | None, windows: Any) -> TokenLosses:
+    """windows: what gives the losses and the mask of texts that are cut, of tokens and their mask."""
     ids = ids.long()
     if logits.ndim != 3 or ids.shape != logits.shape[:2]:
         raise ValueError(f"logits are (N, T, V) and tokens (N, T); got {tuple(logits.shape)} and {tuple(ids.shape)}")
@@ -199,8 +177,8 @@ def _of_batch(logits: Any, ids: Any, mask: Any, pad_id: int | None, windows: Map
     known = ids.clamp(0, logits.shape[2] - 1)
     if bool((known != ids)[real].any()):
         raise ValueError(f"a token is out of the vocabulary of {logits.shape[2]}: {int(ids[real].max())}")
+    real = real.cpu().numpy()
     ahead = "labels-not-shifted"
-    shifted = _nll(logits[:, :-1], known[:, 1:])
     rivals = {
         ("targets are not shifted", ahead): (_nll(logits, known), real),
         ("targets are not shifted, and the last is left out", ahead): (
@@ -210,52 +188,20 @@ def _of_batch(logits: Any, ids: Any, mask: Any, pad_id: int | None, windows: Map
         ("targets are shifted twice", ahead): (_nll(logits[:, :-2], known[:, 2:]), real[:, 2:]),
         ("targets are shifted the wrong way", ahead): (_nll(logits[:, 1:], known[:, :-1]), real[:, :-1]),
     }
-    if windows:
-        rivals["texts are cut into windows without overlap", "window-without-stride"] = windows["window"](known, real)
-    return shifted, real[:, 1:].cpu().numpy(), rivals, known[:, 1:].cpu().numpy(), logits.shape[2]
+    if windows is not None:
+        rivals["texts are cut into windows without overlap", "window-without-stride"] = windows(known, real)
+    nll, targets = _nll(logits[:, :-1], known[:, 1:]), known[:, 1:].cpu().numpy()
+    return TokenLosses(nll, real[:, 1:], targets, logits.shape[2], rivals)
 
 
-def _in_windows(model: Any, ids: Any, window: int) -> Any:
-    """What gives (losses, mask) of texts that are cut into windows, each without the context before it."""
-    import torch
-
-    if window < 2:
-        raise ValueError(f"window takes at least 2 tokens; got {window}")
-
-    def cut(known: Any, real: Any) -> tuple[Any, Any]:
-        parts, masks = [], []
-        for start in range(0, ids.shape[1], window):
-            some = known[:, start : start + window]
-            if some.shape[1] > 1:
-                parts.append(torch.as_tensor(_nll(_logits(model, some)[:, :-1], some[:, 1:])))
-                masks.append(real[:, start : start + window][:, 1:].cpu())
-        return torch.cat(parts, 1).numpy(), torch.cat(masks, 1)
-
-    return cut
-
-
-def _joined(rows: list[tuple[Any, ...]]) -> TokenLosses:
-    """All batches as one array: shorter ones are filled with positions that are no target and have no loss."""
-    import numpy
-
-    if len(rows) == 1:
-        nll, real, rivals = rows[0][:3]
-        plain = tuple((*key, losses, numpy.asarray(mask)) for key, (losses, mask) in rivals.items())
-        return TokenLosses(nll, real, plain)
-    rivals = tuple(
-        (*key, _stacked([r[2][key][0] for r in rows]), _stacked([numpy.asarray(r[2][key][1]) for r in rows]))
-        for key in rows[0][2]
-    )
-    return TokenLosses(_stacked([r[0] for r in rows]), _stacked([r[1] for r in rows]), rivals)
-
-
-def _joined_targets(rows: list[tuple[Any, ...]]) -> Any:
-    return rows[0][3] if len(rows) == 1 else _stacked([r[3] for r in rows])
+def _in_windows(model: Any, window: int, known: Any, real: Any) -> tuple[Any, Any]:
+    """(losses, mask) of texts that are cut into windows, each without the context before it."""
+    parts = [slice(start, start + window) for start in range(0, known.shape[1] - 1, window)]
+    losses = [_nll(_logits(model, known[:, part])[:, :-1], known[:, part][:, 1:]) for part in parts]
+    return numpy.concatenate(losses, 1), numpy.concatenate([real[:, part][:, 1:] for part in parts], 1)
 
 
 def _stacked(arrays: list[Any]) -> Any:
-    import numpy
-
     wide = max(array.shape[1] for array in arrays)
     return numpy.concatenate([numpy.pad(array, ((0, 0), (0, wide - array.shape[1]))) for array in arrays])
 
@@ -265,8 +211,6 @@ def _stacked(arrays: list[Any]) -> Any:
 
 def _units(nll: Any, real: Any) -> tuple[Any, Any]:
     """(sums of losses, numbers of tokens) of what the bootstrap draws."""
-    import numpy
-
     held = real.any(1)
     if held.sum() >= FEW:
         return (nll * real).sum(1)[held], real.sum(1)[held]
@@ -277,19 +221,15 @@ def _units(nll: Any, real: Any) -> tuple[Any, Any]:
 
 def interval(nll: Any, real: Any) -> tuple[float, float]:
     """The 95% interval of the perplexity, by bootstrap."""
-    import numpy
-
     sums, sizes = _units(nll, real)
     draws = numpy.random.default_rng(0).multinomial(len(sums), numpy.full(len(sums), 1 / len(sums)), RESAMPLES)
     means = (draws @ sums) / (draws @ sizes)
     low, high = numpy.quantile(means, [0.025, 0.975])
-    return float(numpy.exp(min(low, 700.0))), float(numpy.exp(min(high, 700.0)))
+    return _exp(low), _exp(high)
 
 
 def unigram(targets: Any, vocabulary: int) -> float:
     """Perplexity of the frequencies of the other targets, with one added to each token's."""
-    import numpy
-
     counts = numpy.bincount(targets, minlength=vocabulary)
     return float(numpy.exp(-numpy.log(counts[targets] / (len(targets) - 1 + vocabulary)).mean()))
 
@@ -308,28 +248,16 @@ def _beside(own: TokenLosses, other: TokenLosses | None) -> Iterator[str]:
 
 def _parts(own: TokenLosses) -> Iterator[Table]:
     """By position, and by length of the text."""
-    import numpy
-
     edges = numpy.unique(numpy.linspace(0, own.nll.shape[1], PARTS + 1).astype(int))
-    rows = []
-    for start, end in itertools.pairwise(edges):
-        real = own.real[:, start:end]
-        if real.any():
-            mean = own.nll[:, start:end][real].mean()
-            rows.append((f"{start + 1} to {end}", int(real.sum()), float(numpy.exp(min(mean, 700.0)))))
-    yield Table("By position", ("position", "targets", "perplexity"), rows)
+    places = [(f"{start + 1} to {end}", (slice(None), slice(start, end))) for start, end in itertools.pairwise(edges)]
     lengths = own.real.sum(1)
-    if len(set(lengths.tolist())) < 2:
-        return
-    rows = []
-    order = numpy.argsort(lengths, kind="stable")
-    for some in numpy.array_split(order, min(PARTS, len(order))):
-        mask = own.real[some]
-        if mask.any():
-            mean = own.nll[some][mask].mean()
-            words = f"{lengths[some].min()} to {lengths[some].max()}"
-            rows.append((words, int(mask.sum()), float(numpy.exp(min(mean, 700.0)))))
-    yield Table("By length", ("targets of a text", "targets", "perplexity"), rows)
+    texts = numpy.array_split(numpy.argsort(lengths, kind="stable"), min(PARTS, len(lengths)))
+    sizes = [(f"{lengths[some].min()} to {lengths[some].max()}", some) for some in texts]
+    for title, name, parts in (("By position", "position", places), ("By length", "targets of a text", sizes)):
+        held = [(words, own.nll[part], own.real[part]) for words, part in parts]
+        rows = [(words, int(real.sum()), _exp(nll[real].mean())) for words, nll, real in held if real.any()]
+        if parts is places or len({*lengths.tolist()}) > 1:
+            yield Table(title, (name, "targets", "perplexity"), rows)
 
 
 # -- a number of the user's own: what known mistakes would give, and the line of a mistake -----------------------------
@@ -338,11 +266,14 @@ def _parts(own: TokenLosses) -> Iterator[Table]:
 @dataclasses.dataclass(frozen=True)
 class TokenLosses:
     """Losses in nats, float64, as NumPy arrays. nll: (N, T-1), of each next token; real: the same shape, whether that
-    token is no padding. rivals: (words, code, losses, mask) where other targets or other contexts were taken."""
+    token is no padding; targets: the tokens. rivals: (words, code) → (losses, mask) where other targets or other
+    contexts were taken."""
 
     nll: Any
     real: Any
-    rivals: tuple[tuple[str, str, Any, Any], ...] = ()
+    targets: Any
+    vocabulary: int
+    rivals: Mapping[tuple[str, str], tuple[Any, ...]]
 
     @property
     def value(self) -> float:
@@ -356,7 +287,7 @@ def _exp(value: float) -> float:
 def mistakes(losses: TokenLosses, batch_size: int | None) -> Iterator[tuple[tuple[str, ...], str, float]]:
     """(codes, words, perplexity) of each known mistake: one alone first, then two together."""
     targets: list[tuple[tuple[str, ...], str, Any, Any]] = [((), "", losses.nll, losses.real)]
-    targets += [((code,), words, nll, real) for words, code, nll, real in losses.rivals]
+    targets += [((code,), words, nll, real) for (words, code), (nll, real) in losses.rivals.items()]
     for pair in (False, True):
         for codes, words, nll, real in targets:
             for more, told, value in _means(nll, real, batch_size):
@@ -425,7 +356,7 @@ def functions_of(evaluate: Any) -> list[FunctionType]:
         own = vars(type(evaluate)).get("__call__")
     if not isinstance(own, FunctionType):
         return []
-    cells = dict(zip(own.__code__.co_freevars, (cell.cell_contents for cell in own.__closure__ or ())))
+    cells = closure_variables(own)
     called = [cells.get(name, own.__globals__.get(name)) for name in (*own.__code__.co_names, *cells)]
     file = own.__code__.co_filename
     return [own, *(f for f in called if isinstance(f, FunctionType) and f.__code__.co_filename == file)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from nbdebug.registry import rule
+from nbdebug.registry import declared, rule
 from nbdebug.report import Finding, Fix, Where
+from nbdebug.text import count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,38 +24,47 @@ class Evidence:
     fix: Fix | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class QualityFacts:
-    """All that was seen, most likely first."""
-
-    problems: tuple[Evidence, ...] = ()
-
-    def of(self, code: str) -> Evidence | None:
-        return next((problem for problem in self.problems if problem.code == code), None)
-
-
-ORDER: list[Callable[[QualityFacts], Finding | None]] = []
-
-
 def names(code: str, cure: tuple[str, str], **page: str) -> None:
     """Declare the rule of a code. cure: title and code of what to write instead; page: as `rule` takes it."""
 
-    def check(facts: QualityFacts) -> Finding | None:
-        problem = facts.of(f"quality/{code}")
-        if problem is None:
+    def check(problem: Evidence) -> Finding | None:
+        if problem.code != f"quality/{code}":
             return None
         where = dataclasses.replace(problem.where, samples=problem.samples or None)
-        fixes = tuple(fix for fix in (problem.fix, None if problem.fix else Fix(*cure)) if fix is not None)
-        return Finding(f"quality/{code}", problem.title, where, dict(problem.values), fixes)
+        return Finding(problem.code, problem.title, where, dict(problem.values), (problem.fix or Fix(*cure),))
 
     check.__qualname__ = f"names.{code}"
-    ORDER.append(rule(code=f"quality/{code}", **page)(check))
+    rule(code=f"quality/{code}", **page)(check)
 
 
-def findings_of(facts: QualityFacts) -> tuple[Finding, ...]:
+def findings_of(problems: Iterable[Evidence]) -> tuple[Finding, ...]:
     """The findings of all that was seen, in its order."""
-    known = {finding.code: finding for finding in (check(facts) for check in ORDER) if finding is not None}
-    return tuple(known[problem.code] for problem in facts.problems)
+    checks = declared(__name__)
+    return tuple(found for problem in problems for check in checks if (found := check(problem)) is not None)
+
+
+COPIES = {  # of evaluation rows the last line, whatever their kind
+    "item": ("sample", "training row", "distance"),
+    "picture": ("sample", "training picture", "distance"),
+    "text": ("sample", "training row", "words in common"),
+    "sound": ("sample", "training sound", "distance"),
+    "evaluation row": ("evaluation row", "training row", "score"),
+}
+"""How a row, the one of training that it repeats, and their distance or likeness are called."""
+
+
+def repeated(kind: str, pairs: Sequence[tuple[int, int, Any]], total: int) -> Iterator[Evidence]:
+    """What stands in training. kind: of COPIES; pairs: (row, training row, score) of each copy; total: all rows."""
+    if not pairs:
+        return
+    one, rows = len(pairs) == 1, tuple(sorted(row for row, _, _ in pairs))
+    noun = kind if kind in ("text", "sound", "evaluation row") else "sample"
+    what = f"{'repeats' if one else 'repeat'} {kind}s of the training set"
+    if kind == "evaluation row":
+        what = f"{'stands' if one else 'stand'} in the training set"
+    code = "quality/evaluation-overlap" if kind == "evaluation row" else "quality/memorized"
+    each = [dict(zip(COPIES[kind], pair)) for pair in pairs]
+    yield Evidence(code, f"{count(len(rows), noun)} of {total} {what}", rows, {"pairs": each})
 
 
 PERPLEXITY = "https://huggingface.co/docs/transformers/perplexity"
