@@ -271,11 +271,18 @@ def run(args: argparse.Namespace) -> int:
 def bottleneck(args: argparse.Namespace) -> int:
     """Time a script; 1 where it has a cause, or is slower than an earlier run, 2 and the reason where it can't be."""
     from nbdebug.tools.speed import watch
-    from nbdebug.tools.speed.bottleneck import bottleneck_of_script
+    from nbdebug.tools.speed.bottleneck import time_training
+    from nbdebug.tools.speed.clock import Training
 
     earlier = watch.load_times(args.against) if args.against else None
-    limit = watch.share_of(args.slower_than)
-    report = bottleneck_of_script(args.script, args.arguments, args.steps, args.goal, not args.no_cures)
+    limit, script = watch.share_of(args.slower_than), _found(args.script)
+
+    def train() -> None:
+        with _as_main(script, args.arguments) as module:
+            _execute(script, module)
+
+    training, question = Training(train, {}, {}, whole=True), f"nbdebug bottleneck {script.name}"
+    report = time_training(training, question, "", args.steps, args.goal, not args.no_cures)
     status = print_reports(lambda args: report, args)
     if earlier is None:
         return status
@@ -328,15 +335,12 @@ class ScriptRun:
 def run_script(path: str, arguments: Sequence[str] = (), *, record: str = "", on_trip: str = "trace") -> ScriptRun:
     """Run a script as Python would, watched. record: the folder of the record ("": none). Its exceptions are written as
     Python writes them, with the explanation below. Raises FileNotFoundError where there is no such file."""
-    script = pathlib.Path(path)
-    if not script.is_file():
-        raise FileNotFoundError(f"no such script: {path}")
-    run = ScriptRun()
+    script, run = _found(path), ScriptRun()
     with _as_main(script, arguments) as module, contextlib.ExitStack() as watches:
         begin = _beginning(run, watches, module, {"record": record or None, "on_trip": on_trip})
         watches.callback(_first_call(begin))
         try:
-            exec(compile(script.read_bytes(), str(script), "exec"), module.__dict__)
+            _execute(script, module)
         except SystemExit as end:
             run.status = _status(end)
         except KeyboardInterrupt as end:
@@ -348,6 +352,17 @@ def run_script(path: str, arguments: Sequence[str] = (), *, record: str = "", on
             if not getattr(error, "trip", None):  # the guard has shown its report
                 run.explanation = nbdebug.explain(error, names=module.__dict__)
     return run
+
+
+def _found(path: str) -> pathlib.Path:
+    script = pathlib.Path(path)
+    if not script.is_file():
+        raise FileNotFoundError(f"no such script: {path}")
+    return script
+
+
+def _execute(script: pathlib.Path, module: types.ModuleType) -> None:
+    exec(compile(script.read_bytes(), str(script), "exec"), module.__dict__)
 
 
 @contextlib.contextmanager

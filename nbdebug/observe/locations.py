@@ -130,11 +130,11 @@ def locate() -> StackLines:
         if kind is None:
             kind = _kinds[code] = kind_of(code)
         if kind == USER:
-            return StackLines(_site(frame), library, optimizer, inner or frame, (code, frame.f_lasti))
+            return StackLines(site_of(frame), library, optimizer, inner or frame, (code, frame.f_lasti))
         if kind == ENGINE:
             return StackLines(None, library, optimizer, inner)
         if kind == LIBRARY and library is None:
-            library, inner = _site(frame), frame
+            library, inner = site_of(frame), frame
         elif kind == OPTIMIZER:
             optimizer = True
         frame = frame.f_back
@@ -150,8 +150,9 @@ def is_recomputation(frame: FrameType | None) -> bool:
     return False
 
 
-def _site(frame: FrameType) -> Site:
-    return Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+def site_of(frame: FrameType) -> Site:
+    """The line at which a frame stands; 0 where Python does not know."""
+    return Site(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
 
 
 def span_of(code: CodeType, instruction: int) -> tuple[int, int, int, int] | None:

@@ -1,32 +1,27 @@
 """bottleneck(): what makes a training slow, the user's line, and the step's time with the cure in place; and the report
 of it: a step by its parts, the dearest lines, the cures that were tried.
-
-A script is timed from outside (`python -m nbdebug bottleneck train.py`): it runs as `__main__` until so many steps have
-ended, whatever trains in it, a loop or a library's trainer.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import re
-import runpy
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from nbdebug.arguments import Subject, discover, part
 from nbdebug.interrupts import interruptible
-from nbdebug.observe.locations import at_site
+from nbdebug.observe.locations import Site, at_site
 from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, optimizers_of
 from nbdebug.report import Finding, Plot, Report, RuledOut, Table, Where
 from nbdebug.robust_stats import rank_correlation
 from nbdebug.text import clip, count, figures, percent
 from nbdebug.tools.speed import cures
-from nbdebug.tools.speed.clock import Clock, Training, apart, branch_line, drive, needs_batch, until
+from nbdebug.tools.speed.clock import DATA, Clock, Training, apart, branch_line, drive, needs_batch, until
 from nbdebug.tools.speed.rules import (
     BATCHED,
     COPIES,
@@ -34,17 +29,20 @@ from nbdebug.tools.speed.rules import (
     READS,
     REPEATED,
     WAITING,
-    Line,
     Recompiles,
     Slower,
     SpeedCure,
     SpeedFacts,
+    WorkShare,
+    middle_half,
     milliseconds,
     name_cause,
     small_kernels,
 )
 
 CALL = "bottleneck(step, model=, optimizer=)"
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+"""A line of the user's in torch's words on a guard."""
 SECONDS = 10.0
 """For the steps themselves, of which at least six run."""
 MANY = 9
@@ -105,28 +103,6 @@ def loop_of(thing: Any) -> tuple[Callable[..., Any], bool]:
     return thing, False
 
 
-def bottleneck_of_script(
-    path: str, arguments: Sequence[str] = (), steps: int = 20, goal: float | None = None, try_cures: bool = True
-) -> Report:
-    """The report on a script, which is ended after `steps` steps. Raises FileNotFoundError; what the script raises
-    passes."""
-    script = pathlib.Path(path)
-    if not script.is_file():
-        raise FileNotFoundError(f"no such script: {path}")
-    names: dict[str, Any] = {}
-
-    def call() -> None:
-        names.update(runpy.run_path(str(script), run_name="__main__"))
-
-    before = sys.argv, sys.path[:]
-    sys.argv, sys.path[0:0] = [str(script), *arguments], [str(script.resolve().parent)]
-    try:
-        training = Training(call, {}, {}, None, True, names)
-        return time_training(training, f"nbdebug bottleneck {script.name}", "", steps, goal, try_cures)
-    finally:
-        sys.argv, sys.path[:] = before
-
-
 @interruptible
 def time_training(
     training: Training, question: str, subject: str, steps: int = 20, goal: float | None = None, try_cures: bool = True
@@ -139,60 +115,49 @@ def measure(training: Training, steps: int, try_cures: bool = True) -> SpeedFact
     """The facts: the steps by the clock, the ops of some in a copy, and the experiments that decide."""
     facts = SpeedFacts()
     clock = training.clock(until(steps, SECONDS), looking=True)
-    before = apart(training, lambda: cures.observe(training))
+    seen = apart(training, lambda: cures.observe(training))
     with clock:
         drive(training, clock, steps)
     _clocked(facts, clock)
     _devices(facts, training)
-    own = before is None and torch.cuda.is_initialized() and not training.whole
+    own = seen is None and torch.cuda.is_initialized() and not training.whole
     if own:  # where a step can't be wound back: three more of the user's own
-        before = cures.observe(training)
-    if before is not None:
-        for name, value in before.facts.items():
-            setattr(facts, name, value)
-        if not own:
-            _trend(facts, training, before, clock)
-    else:
+        seen = cures.observe(training)
+    for name, value in (seen or {}).items():
+        setattr(facts, name, value)
+    if seen is None:
         facts.unchecked.append("The ops of a step: they are followed in a copy of the process, which failed")
+    elif not own:
+        _trend(facts, training, len(clock.steps))
     if facts.device == "cuda":
         facts.kernels = cures.kernels(training) if own else apart(training, lambda: cures.kernels(training))
-    if facts.share("waiting for data") > 0.3:
-        facts.loading = apart(training, lambda: cures.loading_line(training, clock.source)) or Where()
+    if facts.share(DATA) > 0.3:
+        facts.places[DATA] = apart(training, lambda: cures.loading_line(training, clock.source)) or Where()
     if try_cures:
         _try(facts, training)
     return facts
 
 
 def _clocked(facts: SpeedFacts, clock: Clock) -> None:
-    steps = clock.steps[1:] if len(clock.steps) > 1 else clock.steps
-    facts.steps = tuple(steps)
+    facts.steps, facts.ran = tuple(clock.steps[1:] or clock.steps), len(clock.steps)
     whole = sum(clock.lines.values()) or 1.0
     dearest = sorted(clock.lines.items(), key=lambda each: -each[1])
-    facts.lines = tuple(Line(at_site(Where(), site), t / whole) for site, t in dearest[:20])
-    facts.workers, facts.backwards = clock.workers, clock.backwards
+    facts.lines = tuple(WorkShare(at_site(Where(), site), t / whole) for site, t in dearest[:20])
+    facts.workers, facts.backwards, facts.eval_batches = clock.workers, clock.backwards, clock.eval_batches
     facts.saves, facts.validations = max(clock.writes.values(), default=0), len(clock.validations)
-    facts.eval_batches = clock.eval_batches
-    facts.ran = len(clock.steps)
-    facts.saving, facts.copying = (
-        at_site(Where(), max(clock.places[label], key=clock.places[label].__getitem__, default=None))
-        for label in ("saving", "copy")
-    )
+    ends = {label: max(seconds, key=seconds.__getitem__, default=None) for label, seconds in clock.places.items()}
     if clock.validations:
-        trunk = clock.updates[0] if clock.updates else ()
-        facts.validating = at_site(Where(), branch_line(clock.validations[-1], trunk))
-    repeated = clock.compiles.all
-    if repeated:
-        last = repeated[-1]
-        guard = re.sub(r"^\d+/\d+: ", "", last.reason.split("\n")[0]).split("  #")[0].strip()
+        ends["validating"] = branch_line(clock.validations[-1], clock.update)
+    facts.places = {label: at_site(Where(), site) for label, site in ends.items()}
+    if clock.recompiles:
+        reasons = tuple(reason.split("\n")[0][:160] for reason, _ in clock.recompiles)
+        text, caller = clock.recompiles[-1]
+        guard = re.sub(r"^\d+/\d+: ", "", text.split("\n")[0]).split("  #")[0].strip()
         value = re.match(r"(?:L\[')?([\w.]+)(?:'\])? ==", guard)
-        own = guard.startswith(("self.", "L['self']"))
-        where = at_site(Where(phase="forward"), last.inside if own else last.caller or last.inside)
-        facts.recompiles = Recompiles(
-            where,
-            tuple(each.reason.split("\n")[0][:160] for each in repeated),
-            len(clock.steps),
-            value[1] if value else "",
-        )
+        inside = [Site(file, int(line), function) for file, line, function in _FRAME.findall(text)][-1:]
+        site = (inside or caller) if guard.startswith(("self.", "L['self']")) else (caller or inside)
+        where = at_site(Where(phase="forward"), next(iter(site), None))
+        facts.recompiles = Recompiles(where, reasons, facts.ran, value[1] if value else "")
 
 
 def _devices(facts: SpeedFacts, training: Training) -> None:
@@ -202,9 +167,9 @@ def _devices(facts: SpeedFacts, training: Training) -> None:
     facts.on_cpu = tuple(name for name, found in kinds.items() if found == {"cpu"})
 
 
-def _trend(facts: SpeedFacts, training: Training, before: cures.Observation, clock: Clock) -> None:
+def _trend(facts: SpeedFacts, training: Training, ran: int) -> None:
     """Steps that grow: by their time, and then by what they do."""
-    times = [step.total - step.phases.get("waiting for data", 0.0) for step in facts.parted]
+    times = [step.total - step.phases.get(DATA, 0.0) for step in facts.parted]
     if len(facts.steps) < MANY or facts.recompiles is not None:
         return
     block = max(len(times) // 6, 1 if facts.device == "cuda" else 2)
@@ -212,12 +177,11 @@ def _trend(facts: SpeedFacts, training: Training, before: cures.Observation, clo
     ratio = min(lows[-2:]) / max(min(lows[:2]), 1e-9)
     if ratio < 1.25 or rank_correlation(lows) < 0.6:
         return
-    after = apart(training, lambda: cures.observe(training, first=len(clock.steps) if training.whole else 0))
-    if after is None:
-        return
-    (ops, elements), (more_ops, more) = before.size, after.size
-    which = (more_ops, ops, "ops") if more_ops / max(ops, 1) > more / max(elements, 1) else (more, elements, "elements")
-    facts.slower = Slower(after.largest, ratio, which[2], which[1], which[0])
+    late = apart(training, lambda: cures.observe(training, first=ran if training.whole else 0))
+    if late is not None:
+        before, after = facts.work, late["work"]
+        what = max(after, key=lambda name: after[name] / max(before[name], 1))
+        facts.slower = Slower(late["largest"], ratio, what, before[what], after[what])
 
 
 def _try(facts: SpeedFacts, training: Training) -> None:
@@ -232,7 +196,7 @@ def _try(facts: SpeedFacts, training: Training) -> None:
     chosen = _experiment(facts)
     if chosen is not None:
         facts.cures.append(cures.try_cure(training, chosen, facts))
-        if chosen.phase == "waiting for data" and facts.workers == 0:
+        if chosen.phase == DATA and facts.workers == 0:
             facts.cures.append(cures.with_workers(training, 2, facts.seconds()))
     elif facts.loop is not None and facts.loop.gain >= BATCHED:  # no change of ours: the loop is the user's text
         saved = facts.loop.of_time * (1 - 1 / facts.loop.gain)
@@ -258,8 +222,8 @@ def _try_what_is_left(facts: SpeedFacts, training: Training, cause: Finding | No
 def _experiment(facts: SpeedFacts) -> cures.SpeedTrial | None:
     """The experiment that decides."""
     saving, validating, copying = (facts.share(phase) for phase in ("saving", "validating", "copy"))
-    if facts.share("waiting for data") > 0.3:
-        return cures.SpeedTrial("the same batch again", cures.same_batch, "waiting for data")
+    if facts.share(DATA) > 0.3:
+        return cures.SpeedTrial("the same batch again", cures.same_batch, DATA)
     if max(saving, validating) > 0.4:
         if saving > validating:
             return cures.SpeedTrial("no saving", cures.no_saving, "saving")
@@ -321,11 +285,9 @@ def headline(facts: SpeedFacts) -> str:
     work, busy = sum(facts.share(phase) for phase in ("forward", "backward", "optimizer")), facts.busy
     if min(work, 1.0 if busy is None else busy) < 0.5:
         return f"No single cause makes it slow: {rate(facts)}."
-    share = (
-        f"{percent(work)} of the time is the model's own work"
-        if busy is None
-        else f"the GPU works {percent(busy)} of the time"
-    )
+    share = f"{percent(work)} of the time is the model's own work"
+    if busy is not None:
+        share = f"the GPU works {percent(busy)} of the time"
     return f"No bottleneck was found: {share} (compute-bound), {rate(facts)}."
 
 
@@ -341,32 +303,23 @@ def phases_table(facts: SpeedFacts) -> Table:
 
 def parts(facts: SpeedFacts) -> list[tuple[str, float, float, float, float]]:
     """(name, median, ends of the middle half, share of all time) of each part that takes time."""
-    rows = []
-    for phase in PHASES:
-        values = [step.phases.get(phase, 0.0) for step in facts.parted]
-        if facts.share(phase) >= 0.001:
-            low, _, high = statistics.quantiles(values, n=4) if len(values) > 3 else (min(values), 0, max(values))
-            rows.append((phase, statistics.median(values), max(low, 0.0), high, facts.share(phase)))
-    return rows
+    times = {phase: [step.phases.get(phase, 0.0) for step in facts.parted] for phase in PHASES}
+    return [(p, *middle_half(times[p]), facts.share(p)) for p in PHASES if facts.share(p) >= 0.001]
 
 
 def picture(facts: SpeedFacts, bottleneck: str) -> Plot:
     """bottleneck: of the finding, "" without one."""
-    slow = {"loader": "waiting for data", "transfer": "copy", "sync": "synchronisation"}.get(bottleneck, bottleneck)
+    slow = {"loader": DATA, "transfer": "copy", "sync": "synchronisation"}.get(bottleneck, bottleneck)
     title = f"A step takes {milliseconds(facts.seconds())}: {rate(facts)}"
     return Plot("times", {"title": title, "parts": [list(row) for row in parts(facts)], "slow": slow})
 
 
 def cures_table(facts: SpeedFacts) -> Table:
-    rows = [
-        [c.name, times(c.predicted), times(c.measured) or c.why_not, *(figures(v, 4) for v in c.losses or ())]
-        for c in facts.cures
-    ]
-    rows = [[*row, "", ""][:5] for row in rows]
+    columns = ("cure", "predicted", "measured", "loss without", "loss with")
+    losses = [[figures(loss, 4) for loss in cure.losses or ()] or ["", ""] for cure in facts.cures]
+    rows = [[c.name, times(c.predicted), times(c.measured) or c.why_not, *two] for c, two in zip(facts.cures, losses)]
     note = "times as fast as without it, steps with and without in turn, on a copy; the last loss without and with it"
-    return Table(
-        "What was tried", ("cure", "predicted", "measured", "loss without", "loss with"), rows, note, open=True
-    )
+    return Table("What was tried", columns, rows, note, open=True)
 
 
 def times(ratio: float | None) -> str:
@@ -374,23 +327,17 @@ def times(ratio: float | None) -> str:
 
 
 def lines_table(facts: SpeedFacts) -> Table:
-    rows = [
-        [line.where.place, clip(line.where.text or "", 60), percent(line.share)]
-        for line in facts.lines
-        if line.share >= 0.01
-    ]
-    return Table(
-        "Your dearest lines", ("place", "line", "of all time"), rows, "looked at every 5 ms, while the steps ran"
-    )
+    dear = [line for line in facts.lines if line.share >= 0.01]
+    rows = [[line.where.place, clip(line.where.text or "", 60), percent(line.share)] for line in dear]
+    note = "looked at every 5 ms, while the steps ran"
+    return Table("Your dearest lines", ("place", "line", "of all time"), rows, note)
 
 
 def ruled_out(facts: SpeedFacts) -> Iterator[RuledOut]:
     if not facts.steps:
         return
-    yield RuledOut(
-        "loader-bound",
-        f"{percent(facts.share('waiting for data'))} of the time is waiting (from {percent(WAITING)} on)",
-    )
+    waiting = f"{percent(facts.share(DATA))} of the time is waiting (from {percent(WAITING)} on)"
+    yield RuledOut("loader-bound", waiting)
     if facts.repeated is not None:
         yield RuledOut("redundant-work", f"{percent(facts.repeated.share)} of the work repeats an earlier one")
     if facts.double is not None:
@@ -398,9 +345,8 @@ def ruled_out(facts: SpeedFacts) -> Iterator[RuledOut]:
     reads = max((each.per_step for each in facts.reads), default=0.0)
     yield RuledOut("host-sync", f"{count(round(reads), 'read')} a step at one line")
     if facts.loop is not None:
-        yield RuledOut(
-            "small-kernels", f"one batch would be {figures(facts.loop.gain, 2)} times as fast (from {BATCHED:g} on)"
-        )
+        batched = f"one batch would be {figures(facts.loop.gain, 2)} times as fast (from {BATCHED:g} on)"
+        yield RuledOut("small-kernels", batched)
     for phase, code in (("saving", "checkpoint-too-often"), ("validating", "eval-too-often")):
         if facts.share(phase):
             yield RuledOut(code, f"{percent(facts.share(phase))} of the time")

@@ -26,7 +26,6 @@ import dataclasses
 import functools
 import inspect
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -34,18 +33,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import dataloader
 
 from nbdebug.interrupts import uninterrupted
-from nbdebug.observe.backward import EngineWatch
-from nbdebug.observe.locations import Site, locate, users_frames
+from nbdebug.observe.backward import EngineWatch, OptimizerWatch
+from nbdebug.observe.locations import Site, StackLines, locate, site_of, users_frames
 from nbdebug.observe.snapshot import StepState
-from nbdebug.observe.step_hooks import StepHook, TrainingStopped, stop_training
+from nbdebug.observe.step_hooks import TrainingStopped, stop_training
+from nbdebug.observe.tensors import tensors_in
 from nbdebug.process import can_copy, in_copy
 from nbdebug.tools.speed.rules import FREE, StepTimes
 
@@ -77,6 +76,7 @@ SYNCED = 2
 """Steps with a wait at each border, after FREE ones."""
 LOOP_UPDATES = 3
 """Updates of one optimizer in one call: it is a loop then, and no step."""
+RECOMPILED = "torch._dynamo.convert_frame", "get_and_maybe_log_recompilation_reasons"
 ASIDE = (DATA, "saving")
 """What runs then is no part of the model's work."""
 
@@ -87,11 +87,12 @@ class Patches:
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
 
-    def put(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        own = vars(owner).get(name, self)
-        new = make(getattr(owner, name))
-        self._before.append((owner, name, own))
+    def set(self, owner: Any, name: str, new: Any) -> None:
+        self._before.append((owner, name, vars(owner).get(name, self)))
         setattr(owner, name, new)
+
+    def put(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        self.set(owner, name, make(getattr(owner, name)))
 
     def put_loaded(self, functions: Iterable[tuple[str, str]], make: Callable[[Any], Any]) -> None:
         """What nobody has imported is not called."""
@@ -109,19 +110,15 @@ class Patches:
                 setattr(owner, name, own)
 
 
-def rows_of_batch(batch: Any) -> int:
-    """The length of the first tensor of a batch."""
-    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()]
-    return len(tensors[0]) if tensors else 0
-
-
 class Clock:
     """ended: called after each whole step with its number; it may raise to end the loop. driven: the caller says when a
     step ends (`tick`); else each update of the first optimizer that steps ends one. looking: whether a thread looks at
-    the user's lines. aside, batch: called where work that is not the model's begins and ends, and with each batch.
-    source: data set, collate function and index sampler of the loader that is read. places: by phase the seconds that
-    end at each of the user's lines, where files are written and tensors moved. waits: 2 for a step of a GPU with a wait
-    at each border, 1 for one at its end, 0 for none."""
+    the user's lines. update: the lines on the stack of the first update; recompiles: torch's words on each compilation
+    that it repeated since a guard failed, and the line that called the code, if any. aside, batch: called where work
+    that is not the model's begins and ends, and with each batch. source: data set, collate function and index sampler
+    of the loader that is read. places: by phase the seconds that end at each of the user's lines, where files are
+    written and tensors moved. waits: 2 for a step of a GPU with a wait at each border, 1 for one at its end, 0 for
+    none."""
 
     def __init__(
         self,
@@ -144,17 +141,23 @@ class Clock:
         self.writes: collections.Counter[str] = collections.Counter()
         self._saved: Site | None = None
         self.validations: list[tuple[Site, ...]] = []
-        self.updates: list[tuple[Site, ...]] = []
-        self.backwards, self.eval_batches, self.compiles = 0, 0, Compiles()
-        self.batch: Callable[[Any], None] | None = None
-        self.aside: Callable[[bool], None] | None = None
+        self.update: tuple[Site, ...] = ()
+        self.recompiles: list[tuple[str, tuple[Site, ...]]] = []
+        self._recompiled = 0
+        self.backwards, self.eval_batches, self.workers, self.updates_since = 0, 0, 0, 0
+        self.batch: Callable[[Any], None] = lambda batch: None
+        self.aside: Callable[[bool], None] = lambda aside: None
         self.source: tuple[Any, Any, Any] | None = None
-        self.looking, self.workers, self.updates_since = looking, 0, 0
         self._patches = Patches()
         self._stack: list[str] = []
         self._deep = 0
         self._phases: dict[str, float] = collections.defaultdict(float)
-        self._thread, self._looks = threading.get_ident(), Looks(self)
+        self._thread = threading.get_ident()
+        self._engine = EngineWatch(lambda call: self._backward(), lambda call, result: self.leave())
+        self._engine.thread = self._thread
+        self._updates = OptimizerWatch(self._before_update, self._after_update, self._thread)
+        self._over = threading.Event()
+        self._looks = threading.Thread(target=self._look, name="nbdebug-speed", daemon=True) if looking else None
         self.waits: Callable[[int], int] = waits_in_turn
         self._begin(time.perf_counter())
         self._first_optimizer: int | None = None
@@ -166,11 +169,9 @@ class Clock:
 
     @property
     def label(self) -> str:
-        if self._stack:
-            return (
-                "validating" if self._eval and self._stack[-1] in (DATA, "copy", "synchronisation") else self._stack[-1]
-            )
-        return "validating" if self._eval else FORWARD if self._before_backward else REST
+        own = FORWARD if self._before_backward else REST
+        entered = self._stack[-1] if self._stack else own
+        return "validating" if self._eval and entered in (own, DATA, "copy", "synchronisation") else entered
 
     def mark(self, least: int = 2) -> None:
         if self.cuda and self.waits(len(self.steps)) >= least:
@@ -192,19 +193,18 @@ class Clock:
 
     def _step_aside(self, change: int) -> None:
         self._deep += change
-        if self.aside is not None:
-            self.aside(self._deep > 0)
+        self.aside(self._deep > 0)
 
     def tick(self) -> None:
         """A step has ended."""
         self.mark(1)
         if not self.backwards:
             self._phases[FORWARD] += self._phases.pop(REST, 0.0)
-        compiled = self.compiles.take()
+        compiled, self._recompiled = len(self.recompiles) > self._recompiled, len(self.recompiles)
         if not self.steps:
             self.lines.clear()  # the first step warms up; of a script it is all that comes before
         synced = self.cuda and self.waits(len(self.steps)) > 1
-        self.steps.append(StepTimes(dict(self._phases), self._samples, bool(compiled), synced))
+        self.steps.append(StepTimes(dict(self._phases), self._samples, compiled, synced))
         self._phases.clear()
         try:
             self.ended(len(self.steps))
@@ -226,12 +226,12 @@ class Clock:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._looks.end()
+        self._over.set()
+        if self._looks is not None and self._looks.is_alive():
+            self._looks.join(1.0)
         self._patches.undo()
-        for hook in getattr(self, "_hooks", ()):
-            hook.remove()
-        if hasattr(self, "_engine"):
-            self._engine.detach()
+        self._updates.detach()
+        self._engine.detach()
 
     @uninterrupted
     def _attach(self) -> None:
@@ -246,12 +246,10 @@ class Clock:
                 put(torch.Tensor, name, functools.partial(self._timed, "copy"))
             for name in READS:
                 put(torch.Tensor, name, functools.partial(self._timed, "synchronisation"))
-        self._engine = EngineWatch(lambda call: self._backward(), lambda call, result: self.leave())
-        self._engine.thread = self._thread
+        self._patches.put_loaded([RECOMPILED], self._recompiling)
         self._engine.attach()
-        self._hooks = [StepHook(self._before_update), StepHook(self._after_update, after=True)]
-        self.compiles.attach(self._patches)
-        if self.looking:
+        self._updates.attach()
+        if self._looks is not None:
             self._looks.start()
 
     def _timed(self, label: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -290,19 +288,20 @@ class Clock:
                 if self.source is None:
                     self.source = iterator._dataset, iterator._collate_fn, iterator._index_sampler
                     self.workers = iterator._num_workers
-                self._samples += rows_of_batch(batch)
-                if self.batch is not None:
-                    self.batch(batch)
+                self._take(batch)
             return batch
 
         return timed
 
     def samples(self, batch: Any) -> None:
-        """The rows of a step's batch, where nothing told them yet."""
+        """A step's batch, where no loader of torch's told it yet."""
         if not self._samples:
-            self._samples = rows_of_batch(batch)
-            if self.batch is not None:
-                self.batch(batch)
+            self._take(batch)
+
+    def _take(self, batch: Any) -> None:
+        tensors = [tensor for tensor in tensors_in(batch) if tensor.dim()]
+        self._samples += len(tensors[0]) if tensors else 0
+        self.batch(batch)
 
     def _train(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -340,24 +339,44 @@ class Clock:
                 self._trained[id(module)] = module, result
         return result
 
-    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._here():
-            if not self.updates:
-                self.updates.append(users_lines())
-            self.enter("optimizer")
+    def _before_update(self, optimizer: Any, stack: StackLines) -> None:
+        self.update = self.update or users_lines()
+        self.enter("optimizer")
 
-    def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._here():
-            self.leave()
-            if self._first_optimizer is None:
-                self._first_optimizer = id(optimizer)
-                self._learn(optimizer)
-            if id(optimizer) == self._first_optimizer:
-                self.updates_since += 1
-                if self.updates_since >= LOOP_UPDATES:
-                    self.driven = False  # what was called is a loop of its own
-                if not self.driven:
-                    self.tick()
+    def _after_update(self, optimizer: Any) -> None:
+        self.leave()
+        if self._first_optimizer is None:
+            self._first_optimizer = id(optimizer)
+            self._learn(optimizer)
+        if id(optimizer) == self._first_optimizer:
+            self.updates_since += 1
+            if self.updates_since >= LOOP_UPDATES:
+                self.driven = False  # what was called is a loop of its own
+            if not self.driven:
+                self.tick()
+
+    def _recompiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Where torch.compile repeats a compilation since a guard failed: why, and the user's line that called it."""
+
+        @functools.wraps(original)
+        def reasons(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self.recompiles.append((str(result[-1]) if result else "", users_lines()[-1:]))
+            return result
+
+        return reasons
+
+    def _look(self) -> None:
+        """The work of a thread: which of the user's lines runs. It reads frames and changes nothing."""
+        last = time.perf_counter()
+        while not self._over.wait(LOOK):
+            frame = sys._current_frames().get(self._thread)
+            now = time.perf_counter()
+            line = next(users_frames(frame, DRIVERS), None)
+            if line is not None:
+                self.lines[site_of(line)] += now - last
+            del frame, line
+            last = now
 
 
 def waits_in_turn(step: int) -> int:
@@ -371,8 +390,7 @@ DRIVERS: set[CodeType] = set()
 
 def users_lines() -> tuple[Site, ...]:
     """The user's lines on the stack, the outermost first."""
-    frames = users_frames(sys._getframe(1), frozenset(DRIVERS))
-    return tuple(Site(f.f_code.co_filename, f.f_lineno or 0, f.f_code.co_name) for f in frames)[::-1]
+    return tuple(map(site_of, users_frames(sys._getframe(1), DRIVERS)))[::-1]
 
 
 def branch_line(lines: tuple[Site, ...], trunk: tuple[Site, ...]) -> Site | None:
@@ -385,77 +403,6 @@ def branch_line(lines: tuple[Site, ...], trunk: tuple[Site, ...]) -> Site | None
         if one.line != other.line:
             break
     return branch or (lines[0] if lines else None)
-
-
-class Looks:
-    """A thread that looks which of the user's lines runs. It reads frames and changes nothing."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock, self._stop = clock, threading.Event()
-        self._runner: threading.Thread | None = None
-
-    def start(self) -> None:
-        self._runner = threading.Thread(target=self._run, name="nbdebug-speed", daemon=True)
-        self._runner.start()
-
-    def end(self) -> None:
-        self._stop.set()
-        if self._runner is not None and self._runner.is_alive():
-            self._runner.join(1.0)
-
-    def _run(self) -> None:
-        last, until = time.perf_counter(), frozenset(DRIVERS)
-        while not self._stop.wait(LOOK):
-            frame = sys._current_frames().get(self.clock._thread)
-            now = time.perf_counter()
-            line = next(users_frames(frame, until), None)
-            if line is not None:
-                site = Site(line.f_code.co_filename, line.f_lineno or 0, line.f_code.co_name)
-                self.clock.lines[site] += now - last
-            del frame, line
-            last = now
-
-
-class Recompilation(NamedTuple):
-    """reason: torch's own words; inside: the innermost line of the user's that the guard speaks of; caller: the user's
-    line that called the compiled code."""
-
-    reason: str
-    inside: Site | None
-    caller: Site | None
-
-
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-
-
-class Compiles:
-    """Every compilation that torch.compile repeats since a guard failed, where it is loaded."""
-
-    def __init__(self) -> None:
-        self.all: list[Recompilation] = []
-        self._new = 0
-
-    def attach(self, patches: Patches) -> None:
-        function = "torch._dynamo.convert_frame", "get_and_maybe_log_recompilation_reasons"
-        patches.put_loaded([function], self._followed)
-
-    def take(self) -> int:
-        """How many there were since it was asked last."""
-        new, self._new = self._new, 0
-        return new
-
-    def _followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def reasons(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            self._new += 1
-            lines = users_lines()
-            text = str(result[-1]) if result else ""
-            places = [Site(file, int(line), where) for file, line, where in _FRAME.findall(text)]
-            self.all.append(Recompilation(text, places[-1] if places else None, lines[-1] if lines else None))
-            return result
-
-        return reasons
 
 
 FEW = 6
@@ -612,13 +559,9 @@ def _write_into(folder: str) -> Patches:
     changes += [(os, name, _nothing) for name in ("remove", "unlink", "rename", "replace", "rmdir")]
     changes += [(shutil, name, _nothing) for name in ("move", "rmtree")]
     patches = Patches()
-    for module, name, function in changes:
-        patches.put(module, name, functools.partial(_instead, function))
+    for change in changes:
+        patches.set(*change)
     return patches
-
-
-def _instead(function: Any, original: Any) -> Any:
-    return function
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None: ...

@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
-from nbdebug.observe.locations import USER, Site, at_site, code_kind
+from nbdebug.observe.locations import USER, Site, at_site, code_kind, site_of, users_frames
 from nbdebug.observe.modules import eager
 from nbdebug.observe.snapshot import accelerators_in_use
 from nbdebug.observe.sources import nodes_of
@@ -43,6 +43,7 @@ from nbdebug.tools.speed.clock import (
     apart,
     drive,
     endless,
+    until,
     users_lines,
     workers_without_modes,
 )
@@ -52,67 +53,51 @@ from nbdebug.tools.speed.rules import FREE, SpeedCure, SpeedFacts, WorkShare
 PAIRS, SECONDS = 20, 2.5
 """Of an experiment: steps with and without, at most; and the time after which three of each are enough."""
 LOADING_SECONDS = 1.0
+NOT_TRIED = "it could not be tried on a copy of this process"
 
 
-@dataclasses.dataclass
-class Observation:
-    """What the ops of a few steps showed, fit for pickle. facts: of SpeedFacts, by name; size: ops of the last step,
-    and the elements that they gave; largest: the line that gave most of them."""
-
-    facts: dict[str, Any]
-    size: tuple[int, int]
-    largest: Where
-
-
-def observe(training: Training, first: int = 0, steps: int = 3, seconds: float = 8.0) -> Observation:
-    """The ops of some steps. first: how many are left out before."""
+def observe(training: Training, first: int = 0, steps: int = 3, seconds: float = 8.0) -> dict[str, Any]:
+    """What the ops of some steps show: attributes of SpeedFacts, by name. first: how many steps are left out before."""
     loaders = any(isinstance(value, DataLoader) for value in training.names.values())
     watch = OpWatch(salted=training.loader is None and not training.whole and not loaders)
-    begun, last = time.monotonic(), [first + steps]
+    begun, last = time.monotonic(), first + steps
 
     def ended(number: int) -> None:
         late = number > first and time.monotonic() - begun > seconds
-        if number >= last[0] or late:
+        if number >= last or late:
             stop_training()
         if number == first:
             stack.enter_context(watch)
         watch.begin_step(number, clock.parameters)
+
+    def aside(aside: bool) -> None:
+        watch.paused = aside
+        if aside:
+            watch.loading()
 
     patches = Patches()
     with eager(), contextlib.ExitStack() as stack:
         clock = stack.enter_context(training.clock(ended))  # the first in: it exchanges some of the same methods
         stack.callback(patches.undo)
         workers_without_modes(patches)
-        hooks = watch.watch_calls(patches)
-        stack.callback(lambda: [hook.remove() for hook in hooks])
-        clock.batch = watch.batch
-
-        def aside(aside: bool) -> None:
-            watch.paused = aside
-            if aside:
-                watch.loading()
-
-        clock.aside = aside
+        watch.watch_calls(patches)
+        clock.batch, clock.aside = watch.batch, aside
         watch.begin_step(0, clock.parameters)
         if first == 0:
             stack.enter_context(watch)
-        drive(training, clock, first + steps)
+        drive(training, clock, last)
     if clock.steps and watch.step >= len(clock.steps):
         watch.step = len(clock.steps) - 1
-    return _observation(watch, training)
-
-
-def _observation(watch: OpWatch, training: Training) -> Observation:
     watch.drop_waits()
-    facts = {name: getattr(watch, name)() for name in ("reads", "repeated", "growth", "loop")}
+    facts: dict[str, Any] = {name: getattr(watch, name)() for name in ("reads", "repeated", "growth", "loop")}
     facts["double"] = WorkShare(double_origin(watch, training), watch.double(), "float64")
-    facts["attention"] = slow_attention(watch)
     by_line: collections.Counter[Site] = collections.Counter()
     for op in watch.last:
         if op.line is not None:
             by_line[op.line] += op.elements
     site = max(by_line, key=by_line.__getitem__, default=None)
-    return Observation(facts, (len(watch.last), sum(by_line.values())), at_site(Where(), site))
+    work = {"elements": by_line.total(), "ops": len(watch.last)}
+    return {**facts, "attention": slow_attention(watch), "work": work, "largest": at_site(Where(), site)}
 
 
 # -- where data take their time ----------------------------------------------------------------------------------------
@@ -120,20 +105,15 @@ def _observation(watch: OpWatch, training: Training) -> Observation:
 
 def loading_line(training: Training, source: Any) -> Where:
     """The user's line at which the loader's time ends, by following its lines for a second."""
-    times: collections.Counter[Site] = collections.Counter()
-    last: list[Any] = [None, 0.0]
-
-    def spend(now: float) -> None:
-        if last[0] is not None:
-            times[last[0]] += now - last[1]
+    times: dict[Site, float] = collections.defaultdict(float)
+    last: tuple[Site | None, float] = (None, 0.0)
 
     def local(frame: FrameType, event: str, arg: Any) -> Any:
-        spend(time.perf_counter())
-        place = _users(frame.f_back) if event == "return" else frame
-        last[0] = (
-            Site(place.f_code.co_filename, place.f_lineno or 0, place.f_code.co_name) if place is not None else None
-        )
-        last[1] = time.perf_counter()
+        nonlocal last
+        if last[0] is not None:
+            times[last[0]] += time.perf_counter() - last[1]
+        users = users_frames(frame.f_back if event == "return" else frame, (__file__,))
+        last = next(map(site_of, users), None), time.perf_counter()
         return local
 
     def called(frame: FrameType, event: str, arg: Any) -> Any:
@@ -147,16 +127,7 @@ def loading_line(training: Training, source: Any) -> Where:
                 break
     finally:
         sys.settrace(None)
-    site = max(times, key=lambda s: times[s], default=None)
-    return at_site(Where(phase="input"), site)
-
-
-def _users(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and code_kind(frame.f_code) != USER:
-        if frame.f_code in (loading_line.__code__, _items.__code__):
-            return None
-        frame = frame.f_back
-    return None if frame is not None and frame.f_code.co_filename == __file__ else frame
+    return at_site(Where(phase="input"), max(times, key=times.__getitem__, default=None))
 
 
 def _items(training: Training, source: Any) -> Iterator[Any]:
@@ -260,17 +231,18 @@ def kernels(training: Training, steps: int = 3) -> tuple[float, float]:
 
 @dataclasses.dataclass
 class Switch:
-    """on: whether the change is in place; used: how often it changed something; turned: called at each turn."""
+    """on: whether the change is in place; used: how often it changed something; turns: how often it was turned on or
+    off; turned: called each time."""
 
     on: bool = False
     used: int = 0
-    turned: Callable[[bool], None] | None = None
+    turns: int = 0
+    turned: Callable[[bool], Any] = bool
 
     def turn(self, on: bool) -> None:
         self.on = on
-        if self.turned is not None:
-            self.turned(on)
-            self.used += on
+        self.turns += 1
+        self.turned(on)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,7 +266,7 @@ def try_cure(training: Training, what: SpeedTrial, facts: SpeedFacts) -> SpeedCu
     block = FREE if on_gpu and facts.seconds() < 0.25 else 1
     tried: SpeedCure | None = apart(training, lambda: _paired(training, what, block), 10 * SECONDS)
     if tried is None:
-        return SpeedCure(what.name, predicted, why_not="it could not be tried on a copy of this process")
+        return SpeedCure(what.name, predicted, why_not=NOT_TRIED)
     return dataclasses.replace(tried, predicted=predicted) if on_gpu else tried
 
 
@@ -407,14 +379,13 @@ def _remembered(names: Iterable[str], applies: Callable[[Any], bool], patches: P
 
 def no_validation(training: Training, patches: Patches, switch: Switch) -> None:
     """A loader gives one batch to a model in eval mode; without a loader the model answers what it answered before."""
-    state: dict[str, Any] = {"read": False, "models": []}
-    _memory(training, patches, switch, lambda m: not (m.training or state["read"] or torch.is_grad_enabled()), False)
-    remember = switch.turned
+    read, models = False, list[Any]()
 
     def following(original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:
-            if not all(m.training for m in state["models"]):
-                state["read"] = True
+            nonlocal read
+            if not all(m.training for m in models):
+                read = True
                 if switch.on and iterator._num_yielded:
                     switch.used += 1
                     raise StopIteration
@@ -422,13 +393,16 @@ def no_validation(training: Training, patches: Patches, switch: Switch) -> None:
 
         return __next__
 
-    def turned(on: bool) -> None:
-        state["models"] = state["models"] or list(learners(training))
-        if remember is not None:
-            remember(on)
+    def found() -> list[Any]:
+        models[:] = learners(training)
+        return models
+
+    def key_of(module: Any, inputs: list[Any]) -> Any:
+        asked = module.training or read or torch.is_grad_enabled()
+        return None if asked else tuple(tuple(tensor.shape) for tensor in inputs)
 
     patches.put(dataloader._BaseDataLoaderIter, "__next__", following)
-    switch.turned = turned
+    _memory(patches, switch, found, key_of)
 
 
 def learners(training: Training) -> Iterator[Any]:
@@ -443,30 +417,34 @@ def learners(training: Training) -> Iterator[Any]:
 
 
 def memoised(training: Training, patches: Patches, switch: Switch) -> None:
-    """A module with equal inputs and weights answers what it answered before."""
-    _memory(training, patches, switch, lambda module: True, content=True)
+    """A module with equal inputs and weights answers what it answered before; a graph serves its own step."""
+
+    def modules() -> Iterator[Any]:
+        known = (*learners(training), *training.models.values(), *training.names.values())
+        parts = (part for thing in known if isinstance(thing, torch.nn.Module) for part in thing.modules())
+        return (part for part in parts if next(part.parameters(), None) is not None)
+
+    def key_of(module: Any, inputs: list[Any]) -> Any:
+        graph = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+        versions = tuple(p._version for p in module.parameters())
+        return tuple(map(fingerprint, inputs)), versions, graph and switch.turns
+
+    _memory(patches, switch, modules, key_of)
 
 
 def _memory(
-    training: Training, patches: Patches, switch: Switch, applies: Callable[[Any], bool], content: bool
+    patches: Patches, switch: Switch, modules: Callable[[], Iterable[Any]], key_of: Callable[[Any, list[Any]], Any]
 ) -> None:
-    """Modules that answer what they answered before: all of them to equal inputs (content), or the models to inputs of
-    equal shapes. A graph serves its own step."""
-    step = [0]
+    """These modules, which the first step has made, answer what they answered before to inputs with an equal key; they
+    are asked again where it is None."""
     answers: dict[Any, Any] = {}
-
-    def key_of(module: Any, values: list[Any]) -> Any:
-        graph = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
-        if not content:
-            return id(module), tuple(tuple(t.shape) for t in tensors_in(values)), graph
-        inputs = tuple(fingerprint(t) for t in tensors_in(values))
-        return id(module), inputs, tuple(p._version for p in module.parameters()), graph and step[0]
 
     def remembering(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
         def answer(*args: Any, **kwargs: Any) -> Any:
-            if not switch.on or not applies(module):
+            key = key_of(module, tensors_in([args, kwargs])) if switch.on else None
+            if key is None:
                 return forward(*args, **kwargs)
-            key = key_of(module, [*args, *kwargs.values()])
+            key = id(module), key
             switch.used += key in answers
             if key not in answers:
                 answers[key] = forward(*args, **kwargs)
@@ -475,14 +453,8 @@ def _memory(
         return answer
 
     def turned(on: bool) -> None:
-        switch.used -= on  # a turn alone changes nothing
-        if not step[0]:
-            known = [*training.models.values(), *training.names.values()] if content else []
-            models = [*learners(training), *(thing for thing in known if isinstance(thing, torch.nn.Module))]
-            parts = (part for model in models for part in (model.modules() if content else [model]))
-            for module in dict.fromkeys(part for part in parts if any(True for _ in part.parameters())):
-                patches.put(module, "forward", functools.partial(remembering, module))
-        step[0] += 1
+        for module in dict.fromkeys(modules()) if switch.turns == 1 else ():
+            patches.put(module, "forward", functools.partial(remembering, module))
 
     switch.turned = turned
 
@@ -510,7 +482,7 @@ def single_precision(training: Training, patches: Patches, switch: Switch) -> No
                         values[name] = value.to(kind)
 
     through(training, patches, lambda read: tree_map(cast, read()))
-    switch.turned = turned
+    switch.turned, switch.used = turned, 1
 
 
 def autocast(training: Training, patches: Patches, switch: Switch) -> None:
@@ -522,11 +494,11 @@ def autocast(training: Training, patches: Patches, switch: Switch) -> None:
         torch.set_autocast_dtype(device, torch.bfloat16 if on else before[1])
         torch.clear_autocast_cache()  # as the end of a `with` does: weights are cast anew in each step
 
-    switch.turned = turned
+    switch.turned, switch.used = turned, 1
 
 
 def tf32(training: Training, patches: Patches, switch: Switch) -> None:
-    products = torch.backends.cuda.matmul
+    products, switch.used = torch.backends.cuda.matmul, 1
     try:
         before = torch.get_float32_matmul_precision()
         switch.turned = lambda on: torch.set_float32_matmul_precision("high" if on else before)
@@ -569,9 +541,8 @@ def doubled(training: Training, patches: Patches, switch: Switch) -> None:
 
 
 def with_workers(training: Training, number: int, base: float) -> SpeedCure:
-    """A loader like the user's with this many workers, which stay: seconds of a step, once they run."""
-    loader = training.loader
-    name = f"num_workers={number}, persistent_workers=True"
+    """A loader like the user's with this many workers, which stay; base: seconds of a step without them."""
+    loader, name = training.loader, f"num_workers={number}, persistent_workers=True"
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return SpeedCure(name, None, why_not="the loader is not known")
 
@@ -588,13 +559,11 @@ def with_workers(training: Training, number: int, base: float) -> SpeedCure:
         return _median_step(training, 15, 3)
 
     measured = apart(training, run, 10 * SECONDS)
-    if measured is None:
-        return SpeedCure(name, None, why_not="it could not be tried on a copy of this process")
-    return SpeedCure(name, None, base / measured)
+    return SpeedCure(name, None, base / measured) if measured else SpeedCure(name, None, why_not=NOT_TRIED)
 
 
 def eager_steps(training: Training) -> float:
-    """Seconds of a step without torch.compile."""
+    """Seconds of a step without torch.compile; 0.0 where it can't be tried."""
 
     def run() -> float:
         with torch.compiler.set_stance("force_eager"):
@@ -605,13 +574,7 @@ def eager_steps(training: Training) -> float:
 
 def _median_step(training: Training, steps: int, warm: int) -> float:
     """Seconds of a step, after those that warm up."""
-    begun = time.monotonic()
-
-    def ended(count: int) -> None:
-        if count >= steps or (count > 5 and time.monotonic() - begun > 2 * SECONDS):
-            stop_training()
-
-    clock = training.clock(ended)
+    clock = training.clock(until(steps, 2 * SECONDS))
     clock.waits = lambda step: 1
     with clock:
         drive(training, clock, steps)

@@ -13,24 +13,23 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import itertools
 import statistics
 import sys
 import time
+import timeit
 import weakref
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from nbdebug.observe.locations import ENGINE, OPTIMIZER, USER, Site, at_site, code_kind
+from nbdebug.observe.locations import ENGINE, OPTIMIZER, USER, Site, at_site, code_kind, site_of, users_frames
 from nbdebug.observe.ops import WatchMode
 from nbdebug.observe.sources import nodes_of
-from nbdebug.observe.tensors import base_name, fingerprint
+from nbdebug.observe.tensors import base_name, fingerprint, tensors_in
 from nbdebug.report import Where
 from nbdebug.tools.speed.clock import DRIVERS, Patches, users_lines
 from nbdebug.tools.speed.rules import LongerInput, Loop, Reads, WorkShare
@@ -61,13 +60,13 @@ class TimedOp:
     step: int
     phase: str
     lines: tuple[Site, ...]
-    loops: tuple[tuple[Any, int], ...]
-    after: frozenset[Any]
-    repeated: bool
-    double: bool
-    elements: int
-    grad: bool
-    own: bool
+    loops: tuple[tuple[Any, int], ...] = ()
+    after: frozenset[Any] = frozenset()
+    repeated: bool = False
+    double: bool = False
+    elements: int = 0
+    grad: bool = False
+    own: bool = False
     inputs: tuple[Any, ...] = ()
 
     @property
@@ -105,7 +104,7 @@ class OpWatch(WatchMode):
         self._salts: dict[int, Any] = {}
         self._loops: dict[Any, tuple[Any, int, FrameType]] = {}
         self._sync = torch.cuda.synchronize if torch.cuda.is_available() and torch.cuda.is_initialized() else None
-        self._depth = 0
+        self._inside = False
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
@@ -116,14 +115,12 @@ class OpWatch(WatchMode):
 
     def batch(self, batch: Any) -> None:
         """The tensors of a batch are the step's own, whatever is in them."""
-        for leaf in tree_leaves(batch):
-            if isinstance(leaf, torch.Tensor):
-                self._salts[id(leaf)] = weakref.ref(leaf)
+        self._salts |= {id(tensor): weakref.ref(tensor) for tensor in tensors_in(batch)}
 
     def loading(self) -> None:
         """A loader is read: the loop around that is one over batches."""
-        for frame, line in _stack(sys._getframe(1))[0]:
-            self.data_loops.update(head for head, _ in _loops_at(frame.f_code, line))
+        for frame in users_frames(sys._getframe(1), DRIVERS):
+            self.data_loops.update(head for head, _ in _loops_at(frame.f_code, frame.f_lineno or 0))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -147,8 +144,8 @@ class OpWatch(WatchMode):
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any, took: float) -> None:
         name = base_name(func)
         frames, engine, optimizer = _stack(sys._getframe(1).f_back)  # a GPU's backward begins in a thread of its own
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        inputs = tensors_in((args, kwargs))
+        outputs = tensors_in(result)
         backward = engine or torch._C._current_autograd_node() is not None
         if self._in_backward and not backward:
             self._gradients = {id(p.grad) for p in self.trained.values() if p.grad is not None}
@@ -177,10 +174,10 @@ class OpWatch(WatchMode):
 
     # -- loops --------------------------------------------------------------------------------------------------------
 
-    def _loops_around(self, frames: list[tuple[FrameType, int]]) -> tuple[tuple[Any, int], ...]:
+    def _loops_around(self, frames: list[FrameType]) -> tuple[tuple[Any, int], ...]:
         around = []
-        for frame, line in reversed(frames):
-            for head, targets in _loops_at(frame.f_code, line):
+        for frame in reversed(frames):
+            for head, targets in _loops_at(frame.f_code, frame.f_lineno or 0):
                 key = (id(frame), *head)
                 now = tuple(frame.f_locals.get(name) for name in targets) if targets else (frame.f_lasti,)
                 before, count, _ = self._loops.get(key, (None, -1, frame))
@@ -245,26 +242,21 @@ class OpWatch(WatchMode):
 
     # -- calls of models -----------------------------------------------------------------------------------------------
 
-    def watch_calls(self, patches: Patches) -> list[Any]:
-        """Hooks for the outermost calls of modules, and for attention; to be removed."""
-
-        def attention(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
-                if len(self.attentions) < 200 and not self.paused:
-                    lines = users_lines()
-                    self.attentions.append((lines[-1] if lines else None, attention_refused(args, kwargs)))
-                return original(*args, **kwargs)
-
-            return scaled_dot_product_attention
-
-        patches.put(torch.nn.functional, "scaled_dot_product_attention", attention)
+    def watch_calls(self, patches: Patches) -> None:
+        """See the outermost calls of modules, attention, and reads that no op tells."""
+        patches.put(torch.nn.Module, "__call__", self._module)
+        patches.put(torch.nn.functional, "scaled_dot_product_attention", self._attention)
         for name in ("tolist", "numpy"):
             patches.put(torch.Tensor, name, self._read)
-        return [
-            nn_module.register_module_forward_pre_hook(self._call_begins),
-            nn_module.register_module_forward_hook(self._call_ends, always_call=True),
-        ]
+
+    def _attention(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
+            if len(self.attentions) < 200 and not self.paused:
+                self.attentions.append((next(iter(users_lines()[-1:]), None), attention_refused(args, kwargs)))
+            return original(*args, **kwargs)
+
+        return scaled_dot_product_attention
 
     def _read(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -279,30 +271,27 @@ class OpWatch(WatchMode):
     def _note_read(self, tensor: Any) -> None:
         frames, _, optimizer = _stack(sys._getframe(2))
         phase, grad = "optimizer" if optimizer else "forward", torch.is_grad_enabled()
-        self.ops.append(
-            TimedOp(READ, None, 0.0, self.step, phase, _sites(frames), (), frozenset(), False, False, 1, grad, False)
-        )
+        self.ops.append(TimedOp(READ, None, 0.0, self.step, phase, _sites(frames), elements=1, grad=grad))
 
-    def _call_begins(self, module: Any, args: Any) -> None:
-        self._depth += 1
-        if self._depth == 1 and not self.paused:
+    def _module(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._inside or self.paused or torch._C._current_autograd_node() is not None:
+                return original(module, *args, **kwargs)
             self.free_calls[self.step] += not torch.is_grad_enabled()
-            self._began = time.perf_counter()
+            self._inside, begin = True, time.perf_counter()
+            try:
+                output = original(module, *args, **kwargs)
+            finally:
+                self._inside = False
+            tensors, results = tensors_in([args, kwargs]), tensors_in(output)
+            if tensors and results:
+                took = time.perf_counter() - begin
+                with _disable_current_modes():
+                    self._extend(module, tensors[0].detach(), results[0].shape, took)
+            return output
 
-    def _call_ends(self, module: Any, args: Any, output: Any) -> None:
-        self._depth = max(0, self._depth - 1)
-        if self._depth or self.paused or torch._C._current_autograd_node() is not None:
-            return
-        tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
-        frame: FrameType | None = sys._getframe(1)
-        while not tensors and frame is not None and frame.f_code.co_name in ("_call_impl", "inner"):
-            tensors = [t for t in tree_leaves(frame.f_locals.get("kwargs")) if isinstance(t, torch.Tensor)]
-            frame = frame.f_back
-        results = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-        if tensors and results:
-            took = time.perf_counter() - self._began
-            with _disable_current_modes():
-                self._extend(module, tensors[0].detach(), results[0].shape, took)
+        return __call__
 
     def _extend(self, module: Any, tensor: Any, shape: Any, took: float) -> None:
         sequence = next((s for s in reversed(self.sequences) if s.module is module), None)
@@ -456,15 +445,15 @@ class Sequence:
 # -- stacks and loops --------------------------------------------------------------------------------------------------
 
 
-def _stack(frame: FrameType | None) -> tuple[list[tuple[FrameType, int]], bool, bool]:
-    """The user's frames with their lines, the innermost first; whether they end at autograd's engine; and whether an
-    optimizer of torch's runs inside of them."""
-    frames: list[tuple[FrameType, int]] = []
+def _stack(frame: FrameType | None) -> tuple[list[FrameType], bool, bool]:
+    """The user's frames, the innermost first; whether they end at autograd's engine; and whether an optimizer of
+    torch's runs inside of them."""
+    frames: list[FrameType] = []
     optimizer = False
     while frame is not None and frame.f_code not in DRIVERS:
         kind = code_kind(frame.f_code)
         if kind == USER:
-            frames.append((frame, frame.f_lineno or 0))
+            frames.append(frame)
         elif kind == ENGINE:
             return frames, True, optimizer
         elif kind == OPTIMIZER and not frames:
@@ -473,16 +462,16 @@ def _stack(frame: FrameType | None) -> tuple[list[tuple[FrameType, int]], bool, 
     return frames, False, optimizer
 
 
-def _sites(frames: list[tuple[FrameType, int]]) -> tuple[Site, ...]:
+def _sites(frames: list[FrameType]) -> tuple[Site, ...]:
     """The lines of such frames, the outermost first."""
-    return tuple(Site(f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames)[::-1]
+    return tuple(map(site_of, frames))[::-1]
 
 
 def _looping_line(frame: FrameType | None) -> Site | None:
     """The user's innermost line that stands in a loop; without a loop the innermost."""
-    frames = _stack(frame)[0]
-    chosen = [(f, line) for f, line in frames if _loops_at(f.f_code, line)] or frames
-    return next(iter(_sites(chosen[:1])), None)
+    frames = list(users_frames(frame, DRIVERS))
+    chosen = [f for f in frames if _loops_at(f.f_code, f.f_lineno or 0)] or frames
+    return site_of(chosen[0]) if chosen else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -492,28 +481,14 @@ def _loops_at(code: CodeType, line: int) -> tuple[tuple[tuple[str, int], tuple[s
     if code.co_name in ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"):
         targets = tuple(name for name in code.co_varnames if not name.startswith("."))
         return (((file, code.co_firstlineno), targets),)
-    function = _function(file, code.co_firstlineno, code.co_name)
     loops = []
     for node in nodes_of(file):
         if not isinstance(node, (ast.For, ast.While, ast.AsyncFor)):
             continue
-        inside = node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
-        if inside and (function is None or function.lineno <= node.lineno <= (function.end_lineno or 0)):
-            target = getattr(node, "target", None)
-            names = [n.id for n in ast.walk(target) if isinstance(n, ast.Name)] if target is not None else []
-            loops.append((node.lineno, tuple(names)))
-    return tuple(((file, head), names) for head, names in sorted(loops))
-
-
-@functools.lru_cache(maxsize=4096)
-def _function(file: str, line: int, name: str) -> Any:
-    """The function that begins at a line, decorators included; None for a file's top level."""
-    for node in nodes_of(file):
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or node.name != name:
-            continue
-        if min([node.lineno, *(d.lineno for d in node.decorator_list)]) <= line <= node.lineno:
-            return node
-    return None
+        if code.co_firstlineno <= node.lineno and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
+            target = ast.walk(node.target) if not isinstance(node, ast.While) else ()
+            loops.append(((file, node.lineno), tuple(n.id for n in target if isinstance(n, ast.Name))))
+    return tuple(sorted(loops))
 
 
 def attention_refused(args: Any, kwargs: Any) -> str:
@@ -567,7 +542,7 @@ def batched_gain(ops: list[TimedOp], views: int, most: int = 64) -> float:
         if op.inputs:
             shape = tuple((tuple(a.shape), a.dtype) if isinstance(a, torch.Tensor) else repr(a) for a in op.inputs)
             groups[op.func, op.line, shape].append(op.inputs)
-    one, all_ = 0.0, 0.0
+    one, all_, tensor = 0.0, 0.0, torch.zeros(4, 4, device="cpu")
     with torch.no_grad():
         for (func, _, _), members in groups.items():
             if len(members) >= ITERATIONS:
@@ -575,39 +550,29 @@ def batched_gain(ops: list[TimedOp], views: int, most: int = 64) -> float:
                     times = _compare(func, members[:most])
                     if times is not None:
                         one, all_ = one + times[0] * len(members), all_ + times[1]
-    tensor = torch.zeros(4, 4, device="cpu")
-    begin = time.perf_counter()
-    for _ in range(200):
-        tensor.select(0, 1)
-    return (one + views * (time.perf_counter() - begin) / 200) / all_ if all_ else 0.0
+    view = timeit.timeit(lambda: tensor.select(0, 1), number=200) / 200
+    return (one + views * view) / all_ if all_ else 0.0
 
 
 def _compare(func: Any, members: list[tuple[Any, ...]]) -> tuple[float, float] | None:
     """Seconds of one call, and of a call for all members."""
-    stacked, dims = [], []
-    for place, value in enumerate(members[0]):
-        column = [m[place] for m in members]
-        same = not isinstance(value, torch.Tensor) or all(
-            c is value or c.data_ptr() == value.data_ptr() for c in column
-        )
+    stacked, dims = [], list[int | None]()
+    for column in zip(*members):
+        value = column[0]
+        same = not isinstance(value, torch.Tensor) or all(c.data_ptr() == value.data_ptr() for c in column)
         stacked.append(value if same else torch.stack(column))
         dims.append(None if same else 0)
-    if not any(d == 0 for d in dims):
+    if 0 not in dims:
         return None
     batched = torch.vmap(func, in_dims=tuple(dims))
-    alone = [value[:1] if dim == 0 else value for value, dim in zip(stacked, dims)]
+    first = [value[:1] if dim == 0 else value for value, dim in zip(stacked, dims)]
     batched(*stacked)
-    rounds = []
-    for _ in range(7):
-        times = [time.perf_counter()]
-        for member in members:
-            func(*member)
-        times.append(time.perf_counter())
-        batched(*stacked)
-        times.append(time.perf_counter())
-        batched(*alone)  # what vmap itself takes, which a batched op does not
-        times.append(time.perf_counter())
-        rounds.append([b - a for a, b in itertools.pairwise(times)])
+    calls = (
+        lambda: [func(*member) for member in members],
+        lambda: batched(*stacked),
+        lambda: batched(*first),  # what vmap itself takes, which a batched op does not
+    )
+    rounds = [[timeit.timeit(call, number=1) for call in calls] for _ in range(7)]
     loop, whole, single = (min(column) for column in zip(*rounds))  # what else runs only adds
     one = loop / len(members)
     return one, max(whole - (single - one), one)

@@ -8,8 +8,9 @@ are those of a trial on 27 trainings with their healthy twins; where an experime
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbdebug.registry import rule
@@ -48,14 +49,6 @@ class StepTimes:
     @property
     def total(self) -> float:
         return sum(self.phases.values())
-
-
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """A line of the user's, and the share of the steps' time that ends there."""
-
-    where: Where
-    share: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +100,8 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True)
 class WorkShare:
-    """A part of the time at a place. share: of the step's op time; of_forward: of what is neither backward nor
-    optimizer; what: in words."""
+    """A part of the time at a place. share: of all of it, or of the step's op time; of_forward: of what is neither
+    backward nor optimizer; what: in words."""
 
     where: Where
     share: float
@@ -143,8 +136,9 @@ class SpeedCure:
 class SpeedFacts:
     """steps: those that count (the first warms up), of `ran`. cards: GPUs that could be used; on_cpu: models without a
     weight on one; kernels: of a step, their number and seconds on a GPU, None where not known. lines: where the time
-    ends, the dearest first; loading, copying, saving, validating: the user's line of each. slower: steps that grow;
-    double: work in float64; repeated: work that was done before."""
+    ends, the dearest first; places: the user's line of a phase, where known. slower: steps that grow; double: work in
+    float64; repeated: work that was done before; work: "elements" that the "ops" of a step gave; largest: the line
+    that gave most of them."""
 
     steps: tuple[StepTimes, ...] = ()
     ran: int = 0
@@ -152,13 +146,10 @@ class SpeedFacts:
     cards: int = 0
     on_cpu: tuple[str, ...] = ()
     kernels: tuple[float, float] | None = None
-    lines: tuple[Line, ...] = ()
-    loading: Where = NOWHERE
+    lines: tuple[WorkShare, ...] = ()
+    places: dict[str, Where] = dataclasses.field(default_factory=dict)
     workers: int = 0
-    copying: Where = NOWHERE
-    saving: Where = NOWHERE
     saves: int = 0
-    validating: Where = NOWHERE
     validations: int = 0
     eval_batches: int = 0
     backwards: int = 0
@@ -170,6 +161,8 @@ class SpeedFacts:
     repeated: WorkShare | None = None
     slower: Slower | None = None
     attention: WorkShare | None = None
+    work: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    largest: Where = NOWHERE
     cures: list[SpeedCure] = dataclasses.field(default_factory=list)
     unchecked: list[str] = dataclasses.field(default_factory=list)
 
@@ -209,6 +202,11 @@ class SpeedFacts:
     def cure(self, name: str) -> SpeedCure | None:
         return next((cure for cure in self.cures if cure.name == name), None)
 
+    def gained(self, name: str, unknown: float = math.inf) -> float:
+        """How many times as fast the steps were with this cure; `unknown` where it was not measured."""
+        cure = self.cure(name)
+        return unknown if cure is None or cure.measured is None else cure.measured
+
 
 TUNING = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 HALF = 0.5
@@ -236,13 +234,19 @@ def milliseconds(seconds: float) -> str:
     return f"{figures(1000 * seconds)} ms" if seconds < 1 else f"{figures(seconds)} s"
 
 
+def middle_half(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median, and the ends of the middle half of the values; of fewer than four, of all."""
+    low, _, high = statistics.quantiles(values, n=4) if len(values) > 3 else (min(values), 0.0, max(values))
+    return statistics.median(values), max(low, 0.0), high
+
+
 def finding(
-    facts: SpeedFacts, code: str, bottleneck: str, title: str, where: Where, fixes: Iterable[Fix], **evidence: Any
+    facts: SpeedFacts, code: str, bottleneck: str, title: str, where: Where, *fixes: Fix, **evidence: Any
 ) -> Finding:
     """bottleneck: the part of the step that is slow. `_` in names of evidence is a space."""
     rows = {key.replace("_", " "): value for key, value in evidence.items() if value not in (None, "", ())}
     step = {"a step": milliseconds(facts.seconds())} if facts.steps else {}
-    return Finding(code, title, where, {"bottleneck": bottleneck, **rows, **step}, tuple(fixes))
+    return Finding(code, title, where, {"bottleneck": bottleneck, **rows, **step}, fixes)
 
 
 def gain(facts: SpeedFacts, name: str) -> str:
@@ -250,9 +254,8 @@ def gain(facts: SpeedFacts, name: str) -> str:
     cure = facts.cure(name)
     if cure is None or cure.measured is None:
         return ""
-    return f"{figures(cure.measured)} times as fast" + (
-        f" ({figures(cure.predicted)} predicted)" if cure.predicted else ""
-    )
+    predicted = f" ({figures(cure.predicted)} predicted)" if cure.predicted else ""
+    return f"{figures(cure.measured)} times as fast{predicted}"
 
 
 @rule(
@@ -269,23 +272,18 @@ def gain(facts: SpeedFacts, name: str) -> str:
 )
 def compile_recompiles(facts: SpeedFacts) -> Finding | None:
     seen = facts.recompiles
-    if seen is None or len(seen.reasons) < 2:
-        return None
-    if len(seen.reasons) < RECOMPILES and 2 * len(seen.reasons) < len(facts.steps):
+    if seen is None or len(seen.reasons) < max(2, min(RECOMPILES, len(facts.steps) / 2)):
         return None
     value = f"`{seen.value}` has another value each time" if seen.value else "a guard fails each time"
-    title = f"torch.compile compiled again {count(len(seen.reasons), 'time')} in {count(seen.steps, 'step')}: {value}"
-    name = seen.value or "value"
-    fixes = [
-        Fix(
-            "Give what changes as a tensor: its value is then no part of the compiled code.",
-            f"{name} = torch.tensor({name})",
-        )
-    ]
+    recompiled, name = count(len(seen.reasons), "time"), seen.value or "value"
+    title = f"torch.compile compiled again {recompiled} in {count(seen.steps, 'step')}: {value}"
+    fix = Fix(
+        "Give what changes as a tensor: its value is then no part of the compiled code.",
+        f"{name} = torch.tensor({name})",
+    )
     return finding(
-        facts, "speed/compile-recompiles", "forward", title, seen.where, fixes,
-        guard=seen.reasons[-1], recompiled=count(len(seen.reasons), "time"),
-        without_compile=gain(facts, "no torch.compile"),
+        facts, "speed/compile-recompiles", "forward", title, seen.where, fix, guard=seen.reasons[-1],
+        recompiled=recompiled, without_compile=gain(facts, "no torch.compile"),
     )  # fmt: skip
 
 
@@ -301,30 +299,29 @@ def compile_recompiles(facts: SpeedFacts) -> Finding | None:
     reference="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
 )
 def loader_bound(facts: SpeedFacts) -> Finding | None:
-    share, cure = facts.share("waiting for data"), facts.cure("the same batch again")
+    share, proof = facts.share("waiting for data"), "the same batch again"
     least = 1.5 if facts.device != "cpu" else 1 / (1 - WAITING)  # the usual steps ran in turn with it
-    proven = cure is not None and cure.measured is not None and cure.measured > least
     whole = statistics.median(step.total for step in facts.parted) if facts.steps else 0.0
-    usual = facts.seconds("waiting for data") / (whole or 1.0)  # else only the epochs' first steps wait
-    if min(share, usual + 0.05) < WAITING and not (proven and share > 0.3):
+    waiting = facts.seconds("waiting for data")
+    most = min(share, waiting / (whole or 1.0) + 0.05) >= WAITING  # else only the epochs' first steps wait
+    proven = facts.gained(proof, 0.0) > least and share > 0.3
+    if not (most or proven) or facts.gained(proof) < 1.2:
         return None
-    if cure is not None and cure.measured is not None and cure.measured < 1.2:
-        return None
-    each = f"waits {milliseconds(facts.seconds('waiting for data'))} of {milliseconds(whole)} for its batch"
-    title = f"A step {each}: {percent(share)} of the time goes into loading"
-    workers = [cure for cure in facts.cures if cure.name.startswith("num_workers") and cure.measured]
-    best = max(workers, key=lambda cure: cure.measured or 0.0, default=None)
-    fixes = [Fix("Do this work once, before training, or in one tensor op.", facts.loading.text or "# in the data set")]
-    title_of_workers = "Load in other processes while the step runs"
-    if best is not None and (best.measured or 0.0) > 1.2:  # what was measured stands before what is only likely
-        fixes.insert(
-            0, Fix(f"{title_of_workers}: {best.measured:.2g} times as fast here.", f"DataLoader(..., {best.name})")
-        )
+    title = (
+        f"A step waits {milliseconds(waiting)} of {milliseconds(whole)} for its batch: {percent(share)} of the time "
+        "goes into loading"
+    )
+    where, others = facts.places.get("waiting for data", NOWHERE), "Load in other processes while the step runs"
+    fixes = [Fix("Do this work once, before training, or in one tensor op.", where.text or "# in the data set")]
+    workers = {cure.name: cure.measured or 0.0 for cure in facts.cures if cure.name.startswith("num_workers")}
+    best = max(workers, key=workers.__getitem__, default="")
+    if best and workers[best] > 1.2:  # what was measured stands before what is only likely
+        fixes.insert(0, Fix(f"{others}: {workers[best]:.2g} times as fast here.", f"DataLoader(..., {best})"))
     elif facts.workers == 0:
-        fixes.append(Fix(f"{title_of_workers}.", "DataLoader(..., num_workers=4, persistent_workers=True)"))
+        fixes.append(Fix(f"{others}.", "DataLoader(..., num_workers=4, persistent_workers=True)"))
     return finding(
-        facts, "speed/loader-bound", "loader", title, facts.loading, fixes,
-        waiting=percent(share), on_one_batch=gain(facts, "the same batch again"), workers=facts.workers,
+        facts, "speed/loader-bound", "loader", title, where, *fixes,
+        waiting=percent(share), on_one_batch=gain(facts, proof), workers=facts.workers,
     )  # fmt: skip
 
 
@@ -338,14 +335,14 @@ def loader_bound(facts: SpeedFacts) -> Finding | None:
     reference="https://docs.pytorch.org/tutorials/recipes/distributed_async_checkpoint_recipe.html",
 )
 def checkpoint_too_often(facts: SpeedFacts) -> Finding | None:
-    share = facts.share("saving")
+    share, where = facts.share("saving"), facts.places.get("saving", NOWHERE)
     if share < SAVING or facts.saves < 2:
         return None
     title = f"Saving takes {percent(share)} of the time: {count(facts.saves, 'file')} in {count(facts.ran, 'step')}"
-    code = f"if step % 500 == 0:\n    {facts.saving.text or 'torch.save(...)'}"
+    fix = Fix("Save every few hundred steps.", f"if step % 500 == 0:\n    {where.text or 'torch.save(...)'}")
     return finding(
-        facts, "speed/checkpoint-too-often", "rest", title, facts.saving,
-        [Fix("Save every few hundred steps.", code)], saving=percent(share), without_saving=gain(facts, "no saving"),
+        facts, "speed/checkpoint-too-often", "rest", title, where, fix,
+        saving=percent(share), without_saving=gain(facts, "no saving"),
     )  # fmt: skip
 
 
@@ -361,13 +358,12 @@ def checkpoint_too_often(facts: SpeedFacts) -> Finding | None:
     reference="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
 )
 def transfer_bound(facts: SpeedFacts) -> Finding | None:
-    share = facts.share("copy")
+    share, where = facts.share("copy"), facts.places.get("copy", NOWHERE)
     if facts.device == "cpu" or share < COPIES:
         return None
-    title = f"Copies to the GPU take {percent(share)} of a step"
-    fixes = [Fix("Copy from pinned memory, while the GPU works.", "batch = batch.to(device, non_blocking=True)")]
+    fix = Fix("Copy from pinned memory, while the GPU works.", "batch = batch.to(device, non_blocking=True)")
     return finding(
-        facts, "speed/transfer-bound", "transfer", title, facts.copying, fixes,
+        facts, "speed/transfer-bound", "transfer", f"Copies to the GPU take {percent(share)} of a step", where, fix,
         copies=percent(share), on_the_GPU_already=gain(facts, "batches that are on the GPU"),
     )  # fmt: skip
 
@@ -382,16 +378,15 @@ def transfer_bound(facts: SpeedFacts) -> Finding | None:
     reference=TUNING,
 )
 def eval_too_often(facts: SpeedFacts) -> Finding | None:
-    share = facts.share("validating")
+    share, where = facts.share("validating"), facts.places.get("validating", NOWHERE)
     if share < HALF or not facts.backwards or facts.validations < 2:
         return None
     often = f"{count(facts.validations, 'time')} in {count(facts.ran, 'step')}"
-    title = f"Validation takes {percent(share)} of the time: it ran {often}"
-    text = facts.validating.text or "validate()"
+    text = where.text or "validate()"
     code = f"if step % 200 == 0:\n    {text}" + "\n    ...  # and the rest of the validation" * text.endswith(".eval()")
     return finding(
-        facts, "speed/eval-too-often", "rest", title, facts.validating,
-        [Fix("Validate every few hundred steps.", code)],
+        facts, "speed/eval-too-often", "rest", f"Validation takes {percent(share)} of the time: it ran {often}", where,
+        Fix("Validate every few hundred steps.", code),
         validating=percent(share), without_validation=gain(facts, "no validation"),
         one_batch_of_it=gain(facts, "one batch of validation"),
     )  # fmt: skip
@@ -410,19 +405,16 @@ def no_kv_cache(facts: SpeedFacts) -> Finding | None:
     seen = facts.growth
     if seen is None:
         return None
-    first, last = seen.lengths
     title = (
-        f"The model runs over all earlier tokens again for each new one: {count(seen.calls, 'call')}, with {first} to "
-        f"{last} positions"
+        f"The model runs over all earlier tokens again for each new one: {count(seen.calls, 'call')}, with "
+        f"{seen.lengths[0]} to {seen.lengths[1]} positions"
     )
-    fixes = [
-        Fix(
-            "Keep what the model returns for earlier tokens, and give it the newest token.",
-            "out, past = model(newest, past)",
-        )
-    ]
+    fix = Fix(
+        "Keep what the model returns for earlier tokens, and give it the newest token.",
+        "out, past = model(newest, past)",
+    )
     return finding(
-        facts, "speed/no-kv-cache", "forward", title, seen.where, fixes,
+        facts, "speed/no-kv-cache", "forward", title, seen.where, fix,
         first_call=milliseconds(seen.first), last_call=milliseconds(seen.last),
         positions_computed_again=percent(1 - 2 / (seen.calls + 1)),
     )  # fmt: skip
@@ -439,20 +431,18 @@ def no_kv_cache(facts: SpeedFacts) -> Finding | None:
     reference=TUNING,
 )
 def redundant_work(facts: SpeedFacts) -> Finding | None:
-    seen, cure = facts.repeated, facts.cure("equal results remembered")
-    measured = cure.measured if cure is not None else None
-    if seen is None or seen.where.line is None or seen.share < (HALF if (measured or 0.0) < REMEMBERED else REPEATED):
+    seen, proof = facts.repeated, "equal results remembered"
+    proven = facts.gained(proof, 0.0) >= REMEMBERED
+    if seen is None or seen.where.line is None or seen.share < (REPEATED if proven else HALF):
         return None
-    if measured is not None and measured < 1.1:
+    # the pairs of a loop share their members: nothing can be lifted out of it, all can be one op
+    if facts.gained(proof) < 1.1 or (not proven and small_kernels(facts) is not None):
         return None
-    if (measured or 0.0) < REMEMBERED and small_kernels(facts) is not None:
-        return None  # the pairs of a loop share their members: nothing can be lifted out of it, all can be one op
     what = "repeats what was computed before, with equal inputs" if seen.what == "computed again" else "only copies"
-    title = f"{percent(seen.share)} of a step's work {what}"
-    fixes = [Fix("Do it once before the loop, and use the result.", f"{seen.where.text}  # before the loop")]
     return finding(
-        facts, "speed/redundant-work", "forward", title, seen.where, fixes,
-        repeated=percent(seen.share), remembered=gain(facts, "equal results remembered"),
+        facts, "speed/redundant-work", "forward", f"{percent(seen.share)} of a step's work {what}", seen.where,
+        Fix("Do it once before the loop, and use the result.", f"{seen.where.text}  # before the loop"),
+        repeated=percent(seen.share), remembered=gain(facts, proof),
     )  # fmt: skip
 
 
@@ -467,15 +457,11 @@ def redundant_work(facts: SpeedFacts) -> Finding | None:
 )
 def wrong_dtype(facts: SpeedFacts) -> Finding | None:
     seen = facts.double
-    if seen is None or seen.share < HALF:
+    if seen is None or seen.share < HALF or facts.gained("float32") < 1.1:
         return None
-    cure = facts.cure("float32")
-    if cure is not None and cure.measured is not None and cure.measured < 1.1:
-        return None
-    title = f"{percent(seen.share)} of a step's work is done in float64"
-    fixes = [Fix("Compute in float32: cast the data where they come in.", "x = torch.from_numpy(table).float()")]
     return finding(
-        facts, "speed/wrong-dtype", "forward", title, seen.where, fixes,
+        facts, "speed/wrong-dtype", "forward", f"{percent(seen.share)} of a step's work is done in float64", seen.where,
+        Fix("Compute in float32: cast the data where they come in.", "x = torch.from_numpy(table).float()"),
         in_float64=percent(seen.share), in_float32=gain(facts, "float32"),
     )  # fmt: skip
 
@@ -498,11 +484,9 @@ def small_kernels(facts: SpeedFacts) -> Finding | None:
         f"A loop of {count(loop.iterations, 'iteration')} runs {count(loop.ops, 'small op')} a step, which do not need "
         "one another"
     )
-    fixes = [
-        Fix("Run them as one op over all.", "torch.vmap(body)(stacked)  # or broadcasting, einsum, reduction='none'")
-    ]
+    fix = Fix("Run them as one op over all.", "torch.vmap(body)(stacked)  # or broadcasting, einsum, reduction='none'")
     return finding(
-        facts, "speed/small-kernels", "forward", title, loop.where, fixes,
+        facts, "speed/small-kernels", "forward", title, loop.where, fix,
         ops=loop.ops, of_the_forward=percent(loop.share), elements_of_an_op=loop.elements,
         in_one_batch=f"{figures(loop.gain)} times as fast (these ops, measured)",
     )  # fmt: skip
@@ -519,21 +503,19 @@ def small_kernels(facts: SpeedFacts) -> Finding | None:
     reference="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html#avoid-unnecessary-cpu-gpu-synchronization",
 )
 def host_sync(facts: SpeedFacts) -> Finding | None:
-    for reads in facts.reads:
-        of_calls = reads.graph_free >= reads.per_step - 0.5 and reads.per_step <= 1.5 * reads.calls
-        if reads.per_step >= READS and not of_calls:
-            break
-    else:
+    def of_calls(reads: Reads) -> bool:  # what a model without gradients answers is read, once a call
+        return reads.graph_free >= reads.per_step - 0.5 and reads.per_step <= 1.5 * reads.calls
+
+    reads = next((each for each in facts.reads if each.per_step >= READS and not of_calls(each)), None)
+    on_cpu, proof = facts.device == "cpu", "reads dropped"
+    if reads is None or (not on_cpu and facts.gained(proof) < 1.03):
         return None
-    cure = facts.cure("reads dropped")
-    if facts.device != "cpu" and cure is not None and cure.measured is not None and cure.measured < 1.03:
-        return None
-    effect = " (a GPU would wait for each; here it costs little)" if facts.device == "cpu" else ""
-    title = f"The host reads {figures(round(reads.per_step))} values a step at one line{effect}"
-    fixes = [Fix("Collect tensors, and read them together, now and then.", "values = torch.stack(values).tolist()")]
+    number = figures(round(reads.per_step))
+    effect = " (a GPU would wait for each; here it costs little)" if on_cpu else ""
     return finding(
-        facts, "speed/host-sync", "sync", title, reads.where, fixes,
-        reads_a_step=figures(round(reads.per_step)), reads_dropped=gain(facts, "reads dropped"),
+        facts, "speed/host-sync", "sync", f"The host reads {number} values a step at one line{effect}", reads.where,
+        Fix("Collect tensors, and read them together, now and then.", "values = torch.stack(values).tolist()"),
+        reads_a_step=number, reads_dropped=gain(facts, proof),
     )  # fmt: skip
 
 
@@ -550,9 +532,9 @@ def cpu_device(facts: SpeedFacts) -> Finding | None:
     if not facts.cards or not facts.on_cpu:
         return None
     name = facts.on_cpu[0]
-    fixes = [Fix("Move the model before the optimizer is made.", f"{name}.to('cuda')")]
     title = f"`{name}` computes on the CPU, and {count(facts.cards, 'GPU')} can be used"
-    return finding(facts, "speed/cpu-device", "forward", title, Where(module=name), fixes, GPUs=facts.cards)
+    fix = Fix("Move the model before the optimizer is made.", f"{name}.to('cuda')")
+    return finding(facts, "speed/cpu-device", "forward", title, Where(module=name), fix, GPUs=facts.cards)
 
 
 @rule(
@@ -567,17 +549,13 @@ def cpu_device(facts: SpeedFacts) -> Finding | None:
 )
 def slow_attention(facts: SpeedFacts) -> Finding | None:
     seen = facts.attention
-    if seen is None or seen.share < HALF:
+    if seen is None or seen.share < HALF or facts.gained("fused attention") < 1.1:
         return None
-    cure = facts.cure("fused attention")
-    if cure is not None and cure.measured is not None and cure.measured < 1.1:
-        return None
-    off = seen.what.startswith("the fused")
-    fix = ("Let them run: leave out what switches them off.", "torch.backends.cuda.enable_flash_sdp(True)")
-    cast = ("Cast to bfloat16 or float16.", "with torch.autocast('cuda', torch.bfloat16): ...")
-    title = f"Attention runs as plain products: {seen.what}"
+    fix = Fix("Cast to bfloat16 or float16.", "with torch.autocast('cuda', torch.bfloat16): ...")
+    if seen.what.startswith("the fused"):
+        fix = Fix("Let them run: leave out what switches them off.", "torch.backends.cuda.enable_flash_sdp(True)")
     return finding(
-        facts, "speed/slow-attention", "forward", title, seen.where, [Fix(*(fix if off else cast))],
+        facts, "speed/slow-attention", "forward", f"Attention runs as plain products: {seen.what}", seen.where, fix,
         calls=percent(seen.share), fused=gain(facts, "fused attention"),
     )  # fmt: skip
 
@@ -592,19 +570,18 @@ def slow_attention(facts: SpeedFacts) -> Finding | None:
     reference=TUNING,
 )
 def launch_bound(facts: SpeedFacts) -> Finding | None:
-    cure, busy, kernels = facts.cure("twice the batch"), facts.busy, facts.kernels
+    busy, kernels, more = facts.busy, facts.kernels, facts.gained("twice the batch", 0.0)
     if facts.device == "cpu" or busy is None or kernels is None or busy > IDLE:
         return None
-    more = cure.measured if cure is not None else None
     if (more or MORE_ROWS) < MORE_ROWS or facts.seconds() > LAUNCH * kernels[0]:
         return None
     title = f"The GPU works {percent(busy)} of a step, and waits for {figures(round(kernels[0]))} kernels to be started"
-    fixes = [
+    return finding(
+        facts, "speed/launch-bound", "forward", title, NOWHERE,
         Fix("Train with a larger batch.", "DataLoader(..., batch_size=2 * batch_size)"),
         Fix("Start all kernels at once.", "model = torch.compile(model, mode='reduce-overhead')"),
-    ]
-    rows = f"{figures(more)} times the samples a second" if more else ""
-    return finding(facts, "speed/launch-bound", "forward", title, Where(), fixes, twice_the_batch=rows)
+        twice_the_batch=f"{figures(more)} times the samples a second" if more else "",
+    )  # fmt: skip
 
 
 @rule(
@@ -620,9 +597,11 @@ def communication_bound(facts: SpeedFacts) -> Finding | None:
     share = facts.share("communication")
     if share < HALF:
         return None
-    fixes = [Fix("Exchange gradients every few batches.", "with model.no_sync(): loss.backward()")]
-    title = f"Collectives take {percent(share)} of a step"
-    return finding(facts, "speed/communication-bound", "sync", title, Where(), fixes, communication=percent(share))
+    fix = Fix("Exchange gradients every few batches.", "with model.no_sync(): loss.backward()")
+    return finding(
+        facts, "speed/communication-bound", "sync", f"Collectives take {percent(share)} of a step", NOWHERE, fix,
+        communication=percent(share),
+    )  # fmt: skip
 
 
 @rule(
@@ -638,12 +617,13 @@ def slowing_down(facts: SpeedFacts) -> Finding | None:
     seen = facts.slower
     if seen is None or seen.after < GROWN * seen.before:
         return None
+    times = f"{figures(seen.ratio)} times"
     work = f"{figures(seen.after)} {seen.what} in place of {figures(seen.before)}"
-    title = f"Steps become slower: the last ones take {figures(seen.ratio)} times the first ones, with {work}"
-    fixes = [Fix("Keep a running value, or the last few.", "total = 0.9 * total + 0.1 * value.detach()")]
     return finding(
-        facts, "speed/slowing-down", "forward", title, seen.where, fixes, slower=f"{figures(seen.ratio)} times"
-    )
+        facts, "speed/slowing-down", "forward",
+        f"Steps become slower: the last ones take {times} the first ones, with {work}", seen.where,
+        Fix("Keep a running value, or the last few.", "total = 0.9 * total + 0.1 * value.detach()"), slower=times,
+    )  # fmt: skip
 
 
 ORDER = (
