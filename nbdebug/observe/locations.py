@@ -13,7 +13,6 @@ import ast
 import dataclasses
 import dis
 import functools
-import glob
 import itertools
 import linecache
 import marshal
@@ -29,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 import nbdebug
+from nbdebug.observe.variables import is_packages_file, running_shell
 from nbdebug.report import Where
 
 USER, LIBRARY, SKIP, OPTIMIZER, ENGINE = range(5)
@@ -41,7 +41,6 @@ _STDLIB = tuple(
     {os.path.realpath(sysconfig.get_path(k)) + os.sep for k in ("stdlib", "platstdlib")}
     | {sysconfig.get_path(k) + os.sep for k in ("stdlib", "platstdlib")}
 )
-_PACKAGES = re.compile(r"[\\/](site|dist)-packages[\\/]")
 _COMPILED = (".pyx", ".pxi", ".pxd", ".so", ".pyd", ".c", ".cpp", ".rs")
 """Ends of the file names that compiled code gives to its frames: where they lie is not known, and no line is shown."""
 _GENERATED = ("<frozen", "<eval_with_key>", "<decorator-gen-", "<attrs generated", "<stringsource>")
@@ -83,7 +82,7 @@ def kind_of(code: CodeType) -> int:
         return ENGINE  # what runs in a replay does not belong to the line that started the replay
     if file.startswith((_OURS, *_GENERATED)) or file in ("<string>", "<__array_function__ internals>"):
         return SKIP
-    if _is_packages(file) or file.endswith(_COMPILED):
+    if is_packages_file(file) or file.endswith(_COMPILED):
         return LIBRARY
     return SKIP if file.startswith(_STDLIB) else USER
 
@@ -104,20 +103,7 @@ def users_frames(frame: FrameType | None, until: Container[CodeType | str] = ())
 
 def is_users_file(file: str) -> bool:
     """Whether a file, or a cell, is the user's own, and no package's."""
-    return not (file.startswith((_TORCH, _OURS, *_STDLIB)) or _is_packages(file))
-
-
-def _is_packages(file: str) -> bool:
-    """Whether an installed package has this file: it lies where Python installs them, or in a folder of Python's path
-    with packages' metadata in it, as `pip install --target` makes it, if it is not where the user works."""
-    return bool(_PACKAGES.search(file)) or file.startswith(_targets(tuple(sys.path)))
-
-
-@functools.lru_cache(maxsize=1)
-def _targets(folders: tuple[str, ...]) -> tuple[str, ...]:
-    own = {"", os.getcwd(), os.path.dirname(os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or ""))}
-    others = [folder for folder in folders if folder not in own]
-    return tuple(os.path.join(f, "") for f in others if glob.glob(os.path.join(glob.escape(f), "*.dist-info")))
+    return not (file.startswith((_TORCH, _OURS, *_STDLIB)) or is_packages_file(file))
 
 
 def locate() -> StackLines:
@@ -245,8 +231,6 @@ def other_cells(file: str) -> list[str]:
 
 def _shell_cells() -> dict[str, int]:
     """The files of the running shell's cells, with their numbers."""
-    from nbdebug.observe.variables import running_shell  # here: most walks through this file name no cell
-
     return getattr(getattr(running_shell(), "compile", None), "_filename_map", {})
 
 

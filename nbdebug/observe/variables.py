@@ -15,7 +15,9 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import glob
 import inspect
+import os
 import re
 import sys
 import types
@@ -247,7 +249,20 @@ def _in_users_file(module: str, file: Any) -> bool:
     top = module.partition(".")[0]
     if not top or top in sys.stdlib_module_names or top in ("nbdebug", "torch"):
         return False
-    return isinstance(file, str) and not re.search(r"[\\/](site|dist)-packages[\\/]", file)
+    return isinstance(file, str) and not is_packages_file(file)
+
+
+def is_packages_file(file: str) -> bool:
+    """Whether an installed package has this file: it lies where Python installs them, or in a folder of Python's path
+    with packages' metadata in it, as `pip install --target` makes it, if it is not where the user works."""
+    return bool(re.search(r"[\\/](site|dist)-packages[\\/]", file)) or file.startswith(_targets(tuple(sys.path)))
+
+
+@functools.lru_cache(maxsize=1)
+def _targets(folders: tuple[str, ...]) -> tuple[str, ...]:
+    own = {"", os.getcwd(), os.path.dirname(os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or ""))}
+    others = [folder for folder in folders if folder not in own]
+    return tuple(os.path.join(f, "") for f in others if glob.glob(os.path.join(glob.escape(f), "*.dist-info")))
 
 
 LAST_ERROR_NAMES = ("last_value", "last_exc", "last_traceback", "last_type")

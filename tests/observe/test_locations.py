@@ -6,6 +6,7 @@ import importlib
 import linecache
 import os
 import sys
+import types
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 import nbdebug
 from nbdebug.observe import sources
 from nbdebug.observe.locations import Site, edited_since_import, is_users_file, source_text
+from nbdebug.observe.variables import is_user_module
 from nbdebug.report import Where
 
 LINES = [
@@ -70,9 +72,13 @@ def test_a_file_that_was_edited_after_its_import_is_not_quoted_as_it_is_now(tmp_
 def test_a_folder_of_pip_install_target_holds_packages_and_where_the_user_works_does_not(tmp_path, monkeypatch) -> None:
     (tmp_path / "some-1.0.dist-info").mkdir()
     file = str(tmp_path / "some.py")
+    loaded = types.ModuleType("some_package_in_a_target_folder")
+    loaded.__file__ = file
+    monkeypatch.setitem(sys.modules, loaded.__name__, loaded)
     assert is_users_file(file)
     monkeypatch.syspath_prepend(tmp_path)
     assert not is_users_file(file) and is_users_file(__file__)
+    assert not is_user_module(loaded.__name__) and is_user_module(__name__)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path.parent)
     assert is_users_file(file)

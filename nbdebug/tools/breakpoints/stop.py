@@ -28,6 +28,7 @@ from torch import nn
 
 from nbdebug.observe.locations import LIBRARY, USER, cell_name, kind_of
 from nbdebug.observe.tensors import can_be_nonfinite, finite, plain_values, unobserved
+from nbdebug.observe.variables import running_shell
 from nbdebug.report import Report, Table
 from nbdebug.text import count
 
@@ -65,12 +66,6 @@ def _can_ask() -> bool:
         return sys.stdin is not None and sys.stdin.isatty()
     except ValueError:  # it is closed
         return False
-
-
-def running_shell() -> Any:
-    """The IPython shell, if one runs; IPython is never imported for it."""
-    ipython = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython is not None else None
 
 
 def at_prompt() -> bool:

@@ -26,7 +26,15 @@ from torch.utils.data import DataLoader
 
 from nbdebug.observe.backward import graph_nodes
 from nbdebug.observe.duplicate_hooks import OF_TENSORS
-from nbdebug.observe.variables import ATOMS, LIBRARIES, SHELL_NAMES, attributes, closure_variables, key_text
+from nbdebug.observe.variables import (
+    ATOMS,
+    LIBRARIES,
+    SHELL_NAMES,
+    attributes,
+    closure_variables,
+    is_packages_file,
+    key_text,
+)
 from nbdebug.text import module_name
 from nbdebug.tools.memory.reachability import ReachabilityWalk
 
@@ -356,7 +364,7 @@ def _users(module: str, file: str | None) -> bool:
     """Code of the user's own, by its module's name and file."""
     if module.partition(".")[0] in _LIBRARIES:
         return False
-    return file is None or ("site-packages" not in file and (file[:1] != "<" or file.startswith(("<ipython", "<cell"))))
+    return file is None or (not is_packages_file(file) and (file[:1] != "<" or file.startswith(("<ipython", "<cell"))))
 
 
 def count_graphs(holders: Iterable[Holder]) -> None:
