@@ -97,7 +97,8 @@ def check_checkpoint(
     facts = checkpoint_facts(path, model=model, load=load, called=names.get(id(model), "model"), **parts)
     _believe(facts, model, load, path)
     report = _report(facts, pathlib.Path(path).name)
-    raised = _raised(facts, load, path) if load is not None and report.ok and _loadable(facts) else ""
+    asked = load is not None and report.ok and _loadable(facts)
+    raised = _by_loading(facts, None, load, str(path), None)[1].get("raised") if asked else None
     if not raised:
         return report
     symptom = Symptom(f"Your own loading of {facts.name} raises {raised}", "Run it in a cell, then %explain.")
@@ -110,7 +111,7 @@ def checkpoint_facts(
     """What there is at the path, beside the run. called: the user's name of the model; parts: what else it has."""
     place = pathlib.Path(os.fspath(path))
     facts = CheckpointFacts(SavedFile(str(place)), place.name, cuda=torch.cuda.is_available(), called=called)
-    chosen = _choose(place, facts)
+    chosen, others = _choose(place, facts)
     if chosen is not None:
         facts.file = read_file(chosen)
         if chosen.name in WHOLE:
@@ -118,7 +119,8 @@ def checkpoint_facts(
     facts.wanted = tuple(role for role, thing in {"optimizer": optimizer, **parts}.items() if thing is not None)
     compare(facts, model, optimizer, getattr(getattr(load, "__code__", None), "co_consts", ()))
     if not facts.file.whole:
-        facts.good = _good(facts, place / "any" if chosen is None else chosen)
+        newest_first = ((name, file) for name, (_, file) in reversed(others.items()) if name != facts.name)
+        facts.good = next((name for name, file in newest_first if read_file(file).whole), "")
     facts.configs = tuple(_other_settings(facts.file, chosen, getattr(model, "config", None)))
     facts.fixes = _tried(facts, model, load, _loading(facts, load), str(chosen))
     return facts
@@ -140,36 +142,28 @@ def _believe(facts: CheckpointFacts, model: Any, load: Any, path: Any) -> None:
         facts.rename, facts.missing, facts.unexpected = None, (), ()
 
 
-def _raised(facts: CheckpointFacts, load: Any, path: Any) -> str:
-    """What the user's own loading raises, in a copy of the process; "" where it does not, or there is no copy."""
-
-    def loads() -> None:  # what it gives is not asked for: it need not be able to go to another process
-        load(path)
-
-    try:
-        in_process(loads)
-    except CopyFailed:
-        return ""
-    except Exception as error:
-        words = str(error.args[0]) if error.args else ""  # a KeyError's own text is a quotation
-        return f"{type(error).__name__}: {clip(words.partition(chr(10))[0], 120)}"
-    return ""
-
-
 # -- which file ------------------------------------------------------------------------------------------------------
 
 
-def _choose(place: pathlib.Path, facts: CheckpointFacts) -> pathlib.Path | None:
-    """The file to read. Notes its name, the checkpoints beside it, and what a pointer names that is not there."""
+Files = dict[str, tuple[int | None, pathlib.Path]]
+"""Name of a checkpoint → its step, the file of its weights."""
+
+
+def _choose(place: pathlib.Path, facts: CheckpointFacts) -> tuple[pathlib.Path | None, Files]:
+    """The file to read, and the checkpoints beside it. Notes its name, their steps, and what a pointer names that is
+    not there."""
     folder, pointed = place if place.is_dir() else place.parent, _pointed(place)
     if there := next(filter(None, pointed.values()), None):
         return _choose(there, facts)
-    facts.name, facts.siblings, facts.file.lost = place.name, _siblings(folder), tuple(pointed)
-    whole = next((place / name for name in WHOLE if (place / name).is_file()), place)
-    if pointed or whole.is_file():
-        siblings = _siblings(place.parent)
-        facts.siblings = {name: at for name, at in siblings.items() if pointed or _alike(name, place.name)}
-        return None if pointed else whole
+    own, facts.name, facts.file.lost = _main_file(place), place.name, tuple(pointed)
+    if whole := place.is_file() or own is not None and own.name in WHOLE and own.parent == place:
+        folder = place.parent
+    others = _checkpoints(folder)
+    if whole and not pointed:
+        others = {name: one for name, one in others.items() if _alike(name, place.name)}
+    facts.siblings = {name: step for name, (step, _) in others.items()}
+    if whole or pointed:
+        return (own if whole and not pointed else None), others
     lost = {name: each.name for each in _listing(folder) for name, there in _pointed(each).items() if there is None}
     if not place.is_dir():
         steps = [step or 0 for name, step in facts.siblings.items() if _alike(name, place.name)]
@@ -177,38 +171,41 @@ def _choose(place: pathlib.Path, facts: CheckpointFacts) -> pathlib.Path | None:
         if place.name not in lost and not (numbers and max(steps, default=0) > int(numbers[-1])):
             raise FileNotFoundError(f"There is no file or folder {str(place)!r}.")
         facts.name, facts.file.lost = lost.get(place.name, place.name), (place.name,)
-        return None
-    if lost:
+    elif lost:
         facts.name, facts.file.lost = next(iter(lost.values())), tuple(lost)
-        return None
-    if not facts.siblings:
+    elif others:
+        facts.name, facts.chosen = list(others)[-1], False
+        return others[facts.name][1], others
+    else:
         kinds = "no file that ends in .pt, .pth, .ckpt, .bin or .safetensors"
         raise FileNotFoundError(f"There is no checkpoint in {str(place)!r}: {kinds}.")
-    facts.name, facts.chosen = list(facts.siblings)[-1], False
-    chosen = place / facts.name
-    return _main_file(chosen) if chosen.is_dir() else chosen
+    return None, others
 
 
 def _listing(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted(folder.iterdir())[:MOST] if folder.is_dir() else []
 
 
-def _main_file(folder: pathlib.Path) -> pathlib.Path | None:
-    """The weights of a folder: by their usual name, else the largest file. Ranks have files (DeepSpeed) or folders."""
-    folder = min((each.parent for each in folder.glob("mp_rank_00*/*.pt")), default=folder)
+def _main_file(place: pathlib.Path) -> pathlib.Path | None:
+    """A file itself; of a folder its weights: by their usual name, else the largest file. Ranks have files (DeepSpeed)
+    or folders."""
+    if place.is_file():
+        return place
+    folder = min((each.parent for each in place.glob("mp_rank_00*/*.pt")), default=place)
     known = next((folder / name for name in WHOLE if (folder / name).is_file()), None)
     weights = [each for each in _listing(folder) if is_checkpoint(each) and "optim" not in each.name]
     return known or max(weights, key=lambda each: (each.stat().st_size, each.name), default=None)
 
 
-def _siblings(folder: pathlib.Path) -> dict[str, int | None]:
+def _checkpoints(folder: pathlib.Path) -> Files:
     """The checkpoints of a folder with their steps, as their names or their contents tell, in the order of these."""
-    found: dict[str, int | None] = {}
+    found: Files = {}
     for each in _listing(folder):
-        numbers, whole = NUMBER.findall(each.name), each.is_dir() and _main_file(each) is not None
-        if is_checkpoint(each) or whole and numbers:
-            found[each.name] = int(numbers[-1]) if numbers else read_file(each, values=False).step
-    return dict(sorted(found.items(), key=lambda one: (-1 if one[1] is None else one[1], one[0])))
+        numbers = NUMBER.findall(each.name)
+        file = _main_file(each) if is_checkpoint(each) or each.is_dir() and numbers else None
+        if file is not None:
+            found[each.name] = int(numbers[-1]) if numbers else read_file(file, values=False).step, file
+    return dict(sorted(found.items(), key=lambda one: (-1 if one[1][0] is None else one[1][0], one[0])))
 
 
 def _alike(one: str, other: str) -> bool:
@@ -217,21 +214,10 @@ def _alike(one: str, other: str) -> bool:
 
 def _of_step(step: int, folder: pathlib.Path) -> str:
     """The checkpoint of a step; where there is none, the name that it would have."""
-    siblings = _siblings(folder)
-    there = next((name for name, own in siblings.items() if own == step), None)
-    last = next(reversed(siblings), str(step))
-    return there or re.sub(r"\d+(?=\D*$)", lambda n: f"{step:0{len(n[0]) if n[0][0] == '0' else 1}}", last)
-
-
-def _good(facts: CheckpointFacts, path: pathlib.Path) -> str:
-    """The newest of the others, beside this path or beside its folder, that is whole, with weights that are finite."""
-    others = [name for name in facts.siblings if name != facts.name]
-    folder = next((each for each in path.parents[:3] if others and (each / others[0]).exists()), path)
-    for name in reversed(others):
-        main = _main_file(folder / name) if (folder / name).is_dir() else folder / name
-        if main is not None and main.is_file() and read_file(main).whole:
-            return name
-    return ""
+    there = _checkpoints(folder)
+    last = next(reversed(there), str(step))
+    named = re.sub(r"\d+(?=\D*$)", lambda n: f"{step:0{len(n[0]) if n[0][0] == '0' else 1}}", last)
+    return next((name for name, (own, _) in there.items() if own == step), named)
 
 
 def _pointed(path: pathlib.Path) -> dict[str, pathlib.Path | None]:
@@ -253,7 +239,7 @@ def _pointed(path: pathlib.Path) -> dict[str, pathlib.Path | None]:
         last = pathlib.PurePath(name).name
         is_one = bool(re.search(r"\.(?:pt|pth|ckpt|bin|tar|safetensors)$", last))
         if not is_one and NUMBER.search(last):  # or like those that are there
-            is_one = any(_alike(last, other) for other in [*_siblings(folder), *_siblings(folder.parent)])
+            is_one = any(_alike(last, other) for other in [*_checkpoints(folder), *_checkpoints(folder.parent)])
         if is_one and not re.search(r'[<>{}"\0]', name):
             places = (folder / name, pathlib.Path(name), folder / last, folder.parent / last)
             found[last] = next((each for each in places if each.exists()), None)
@@ -413,12 +399,11 @@ def rename(own: Shapes, model: Shapes) -> Rename | None:
     unexpected, missing = [n for n in own if n not in model], [n for n in model if n not in own]
     if not unexpected or not missing:
         return None
-    pairs, shifted = list[tuple[str, str]](), _shifted(unexpected, own, model)
-    for option in [] if shifted else _options(unexpected, missing, own, model):
+    pairs = _shifted(unexpected, own, model)
+    for option in [] if pairs else _options(unexpected, missing, own, model):
         free = [(old, new) for old, new in option if new in model and new not in own]
-        fitting = [(old, new) for old, new in free if len(own[old]) == len(model[new])]
-        pairs = fitting if len(fitting) > len(pairs) else pairs
-    return _described(shifted or pairs, own) if shifted or len(pairs) >= ENOUGH * len(unexpected) else None
+        pairs = max(pairs, [(old, new) for old, new in free if len(own[old]) == len(model[new])], key=len)
+    return _described(pairs, own) if len(pairs) >= ENOUGH * len(unexpected) else None
 
 
 def _options(unexpected: list[str], missing: list[str], own: Shapes, model: Shapes) -> Iterator[Pairs]:
@@ -600,7 +585,10 @@ def _outcome(
     """Whether the model that `run()` gives has all weights of the file that it can take. copied: in a copy."""
 
     def loaded_now() -> tuple[int, int]:
-        state, whole = run().state_dict(), within(loaded(pathlib.Path(path)), facts.entry)
+        model = run()
+        if model is None:
+            return 0, 0
+        state, whole = model.state_dict(), within(loaded(pathlib.Path(path)), facts.entry)
         names = dict(facts.rename.pairs) if facts.rename else {}
         taken = [old for old in facts.own if names.get(old, old) in state and old not in facts.reshaped]
         pairs = [(whole[old], state[names.get(old, old)]) for old in taken]
@@ -612,7 +600,8 @@ def _outcome(
     except CopyFailed as error:
         return None, {"not tried": str(error)}
     except Exception as error:  # whatever the user's code or ours raises there: it was tried, and does not work
-        return False, {"tried": f"0 loaded: {type(error).__name__}: {str(error)[:80]}"}
+        words = str(*error.args[:1])  # a KeyError's own text is a quotation
+        return False, {"raised": f"{type(error).__name__}: {clip(words.partition(chr(10))[0], 120)}"}
     return equal > 0 and equal == total, {"loaded": f"{equal} of {total} weights equal those of the file"}
 
 

@@ -22,7 +22,7 @@ import tempfile
 import warnings
 import zipfile
 import zlib
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -67,31 +67,11 @@ SENSELESS = (ValueError, TypeError, LookupError, AttributeError, MemoryError, Ov
 """What reading raises of a file that ends early, and of one that was never good."""
 
 
-class _Object(SavedObject):
-    """What a stand-in gives: takes a state and items as the real one would."""
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.state = {**(self.state if isinstance(self.state, dict) else {}), str(key): value}
-
-    def append(self, value: Any) -> None:
-        self.state = [*(self.state if isinstance(self.state, list) else []), value]
-
-
-class _Dict(dict):
-    """A dict that may also be given a state (an OrderedDict with `_metadata`), which is not needed."""
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-
 def _made(name: str, args: tuple[Any, ...]) -> Any:
     if name in ("collections.OrderedDict", "collections.defaultdict", "collections.Counter", "builtins.dict"):
-        return _Dict(args[0] if args and isinstance(args[0], (list, dict)) else ())
+        return OrderedDict(args[0] if args and isinstance(args[0], (list, dict)) else ())  # it takes a `_metadata`
     if name == "copyreg._reconstructor" and args and isinstance(args[0], type):
-        return _Object(args[0].__dict__["title"])
+        return SavedObject(args[0].__dict__["title"])
     if name in ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state") and args:
         return args[0]
     if name in ("torch.Size", "builtins.tuple", "builtins.list", "builtins.set", "builtins.frozenset"):
@@ -100,8 +80,8 @@ def _made(name: str, args: tuple[Any, ...]) -> Any:
         whole, offset, shape, stride = args[:4]
         return SavedTensor(whole.dtype, tuple(shape), whole.storage, int(offset), tuple(stride), whole.location)
     if name == "torch._utils._rebuild_from_type_v2" and len(args) > 2 and isinstance(args[2], tuple):
-        return _made(args[0].__dict__["title"], args[2]) if isinstance(args[0], type) else _Object(name, args)
-    return _Object(name, args)
+        return _made(args[0].__dict__["title"], args[2]) if isinstance(args[0], type) else SavedObject(name)
+    return SavedObject(name)
 
 
 class _Reader(pickle.Unpickler):
@@ -121,7 +101,7 @@ class _Reader(pickle.Unpickler):
     def persistent_load(self, saved: Any) -> Any:
         """A storage: ("storage", its type, its key, its device, its number of elements)."""
         if not (isinstance(saved, tuple) and len(saved) > 4 and saved[0] == "storage"):
-            return _Object("storage", saved)
+            return SavedObject("storage")
         kind = saved[1].__dict__["title"] if isinstance(saved[1], type) else ""
         dtype = STORAGES.get(kind.rpartition(".")[2], torch.uint8)
         self.storages[str(saved[2])] = (dtype, int(saved[4]))

@@ -46,10 +46,21 @@ class SavedTensor:
 
 
 class SavedObject:
-    """Something that a file would create by calling `name`: it was not created. `state` is what it would be given."""
+    """Something that a file would create by calling `name`: it was not created. It takes a state and items as the real
+    one would."""
 
-    def __init__(self, name: str, args: Any = (), state: Any = None) -> None:
-        self.name, self.args, self.state = name, args, state
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.state = {**(self.state if isinstance(self.state, dict) else {}), str(key): value}
+
+    def append(self, value: Any) -> None:
+        self.state = [*(self.state if isinstance(self.state, list) else []), value]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -559,9 +570,8 @@ def other_order(facts: CheckpointFacts, why: str, name: str, there: str, here: l
     title = f"The parameters of `{name}` are in another order: {what}, and each gets the moments of another. {why}"
     order = f"{name} = ...  # its groups and parameters in this order: {listed(names, 12, '')}"
     fix = Fix("Give them to the optimizer in the order of the run that saved.", order)
-    return finding(
-        facts, "optimizer-mismatch", title, fix, [facts.entries.get("optimizer", name)], saved=names, here=here
-    )
+    keys = [facts.entries.get("optimizer", name)]
+    return finding(facts, "optimizer-mismatch", title, fix, keys, saved=names, here=here)
 
 
 PARTS = {
@@ -594,7 +604,8 @@ LINES = {
     "NumPy": ("np.random.get_state(legacy=True)", "np.random.set_state({saved})"),
     "cuda": ("torch.cuda.get_rng_state_all()", "torch.cuda.set_rng_state_all({saved})"),
 }
-"""How a state is read and set. The last four are the global generators."""
+"""How a state is read and set."""
+GLOBAL = ("torch", "Python", "NumPy", "cuda")  # of these the global generators
 
 
 @rule(
@@ -698,29 +709,25 @@ def missing_part(
     both runs agree so."""
     code, words, loss = PARTS[role]
     words = f"`{name}`, {words}" if role in ("value", "attribute") and name else words
-    there = (
-        role in facts.entries
-        or role == "value"
-        and name != ""
-        and name.rpartition(".")[2] in dict(walk(facts.file.tree))
-    )
+    in_file = role == "value" and name and name.rpartition(".")[2] in dict(walk(facts.file.tree))
+    there = role in facts.entries or in_file
     fails = f"holds {words}, and the run does not go on from it" if there else f"does not hold {words}"
     forms = [form or (role if role in LINES else "object")]
     if role == "rng" and not form:
-        forms = [each for each in list(LINES)[-4:] if each in (name or "torch, Python, NumPy")]
-    lines = "# or save after optimizer.step(), not within a window\n" if role == "gradients" else ""
+        forms = [each for each in GLOBAL if each in (name or "torch, Python, NumPy")]
+    lines, title = "", f"Save it, and put it back: {words}."
+    if role == "gradients":
+        lines = "# or save after optimizer.step(), not within a window\n"
     if role == "attribute":  # its values were put back, not these lines
         own, forms, tried = name.rpartition(".")[2], [], 0
         lines = f"self.register_buffer({own!r}, {own})  # where its module sets self.{own}"
+        title = "Register it, so that it is saved and loaded."
     for each in forms:
         thing = name or role
-        key = f"{each}_rng" if each in list(LINES)[-4:] else role if role == "gradients" else thing.rpartition(".")[2]
+        key = f"{each}_rng" if each in GLOBAL else role if role == "gradients" else thing.rpartition(".")[2]
         read, write = (text.format(thing=thing, saved=f"state[{key!r}]") for text in LINES[each])
         lines += f"state[{key!r}] = {read}  # when saving\n{write}\n"
     after = {"tried": f"0 of {tried} values of both runs differ"} if tried else {}
-    title = (
-        "Register it, so that it is saved and loaded." if role == "attribute" else f"Save it, and put it back: {words}."
-    )
     fix = Fix(title, lines.rstrip(), bool(tried) or None, after)
     evidence: dict[str, Any] = {"where": [name], "put back": name} if name else {}
     title = f"{facts.name} {fails}: {why or loss}"

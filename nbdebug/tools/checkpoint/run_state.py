@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from nbdebug.observe.snapshot import random_sources
+from nbdebug.observe.tensors import fingerprint, tensors_in
 from nbdebug.observe.variables import attributes, children
 from nbdebug.text import module_name
 from nbdebug.tools.checkpoint.rules import LINES
@@ -65,7 +66,7 @@ class ObservedRun:
         self, at: int = 0, take: bool = False, put: Mapping[Put, Any] | None = None, evaluates: bool = False
     ) -> None:
         self.at, self.take, self.put, self.evaluates = at, take, dict(put or {}), evaluates
-        self.rows, self.losses, self.state, self.done = list[int](), list[Any](), RunState(), False
+        self.rows, self.losses, self.state, self.done = list[Any](), list[Any](), RunState(), False
         self.trainer: Any = None
         self._models: dict[int, nn.Module] = {}
         self._depth = 0
@@ -193,7 +194,7 @@ def in_order(state: Any, there: list[str] | None, here: list[str] | None) -> Any
 
 
 def _shapes(args: Any) -> list[Any]:
-    return [leaf.shape for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    return [tensor.shape for tensor in tensors_in(args)]
 
 
 def _is_small(value: Any) -> bool:
@@ -208,11 +209,9 @@ def plain(value: Any) -> Any:
     return tree_map(lambda leaf: leaf.tolist() if hasattr(leaf, "tolist") else leaf, value)
 
 
-def _mark(args: Any) -> int:
-    """A number that is the same for the same tensors."""
-    tensors = [each for each in tree_leaves(args) if isinstance(each, torch.Tensor)]
-    flat = [t.detach().cpu().contiguous().flatten().view(torch.uint8) for t in tensors if t.numel()]
-    return hash((tuple(tuple(t.shape) for t in tensors), tuple(t.numpy().tobytes() for t in flat)))
+def _mark(args: Any) -> tuple[Any, ...]:
+    """What is the same for the same tensors."""
+    return tuple(map(fingerprint, tensors_in(args)))
 
 
 def _things(frame: FrameType | None, stop: FrameType | None) -> Iterator[tuple[str, Any]]:
