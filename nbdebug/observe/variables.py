@@ -16,6 +16,8 @@ import contextlib
 import dataclasses
 import functools
 import glob
+import importlib.machinery
+import importlib.util
 import inspect
 import os
 import re
@@ -263,6 +265,33 @@ def _targets(folders: tuple[str, ...]) -> tuple[str, ...]:
     own = {"", os.getcwd(), os.path.dirname(os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or ""))}
     others = [folder for folder in folders if folder not in own]
     return tuple(os.path.join(f, "") for f in others if glob.glob(os.path.join(glob.escape(f), "*.dist-info")))
+
+
+def class_holders(name: str) -> tuple[str, ...]:
+    """The user's modules that have a class of this name, at most five, the latest import, the likeliest, first."""
+    names = []
+    for module_name, module in reversed(list(sys.modules.items())):
+        if type(module) is ModuleType and name and "." not in name:
+            space = vars(module)
+            made = space.get("__file__") is None and space.get("__spec__") is None  # without a file, and not Python's
+            users = module_name == "__main__" or is_user_module(module_name) or made
+            if isinstance(space.get(name), type) and users:
+                names.append(module_name)
+    return tuple(names[:5])
+
+
+def module_spec(module: str) -> Any:
+    """The module where it is loaded, else how it would be found; None where it can't be. Nothing is imported for it."""
+    if module in sys.modules:
+        return sys.modules[module]
+    try:
+        if "." not in module:
+            return importlib.util.find_spec(module)
+        parent = module_spec(module.rpartition(".")[0])
+        path = getattr(parent, "__path__", None) or getattr(parent, "submodule_search_locations", None)
+        return importlib.machinery.PathFinder.find_spec(module, path) if path else None
+    except (ImportError, ValueError):  # no name of a module
+        return None
 
 
 LAST_ERROR_NAMES = ("last_value", "last_exc", "last_traceback", "last_type")

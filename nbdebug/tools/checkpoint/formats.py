@@ -8,8 +8,6 @@ The bytes of tensors are read once, in pieces of 4 MiB: for the checksum that a 
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import io
 import json
 import math
@@ -28,7 +26,7 @@ from typing import IO, Any
 
 import torch
 
-from nbdebug.observe.variables import is_user_module
+from nbdebug.observe.variables import class_holders, module_spec
 from nbdebug.text import listed, size
 from nbdebug.tools.checkpoint.rules import SavedFile, SavedGlobal, SavedObject, SavedTensor, walk
 
@@ -377,38 +375,20 @@ def _globals(names: Mapping[str, Any], tree: Any, also: tuple[str, ...] = ()) ->
         known = name in allowed or name in HARMLESS or bool(also) and name.startswith(also)
         known = known or name.startswith("torch.") and name.rpartition(".")[2] in STORAGES
         missing = "" if known else _missing(name)
-        found.append(SavedGlobal(name, paths.get(name, ""), known, missing, _home(name) if missing else ""))
+        near = class_holders(name.rpartition(".")[2]) if missing else ()
+        found.append(SavedGlobal(name, paths.get(name, ""), known, missing, next(iter(near), "")))
     return tuple(found)
 
 
 def _missing(name: str) -> str:
     """ "module" or "name" where an object can't be imported under its name. Nothing is imported to find out."""
     module, _, last = name.rpartition(".")
-    while _spec(module) is None and "." in module and last[:1].isupper():
+    while module_spec(module) is None and "." in module and last[:1].isupper():
         module, _, last = module.rpartition(".")  # a class within a class
     if module not in sys.modules:
-        return "" if _spec(module) is not None else "module"
+        return "" if module_spec(module) is not None else "module"
     held = sys.modules[module]
     return "" if last in vars(held) or hasattr(type(held), "__getattr__") else "name"
-
-
-def _spec(module: str) -> Any:
-    """The module where it is loaded, else how it would be found; None where it can't be."""
-    if module in sys.modules:
-        return sys.modules[module]
-    parent = _spec(module.rpartition(".")[0]) if "." in module else None
-    path = getattr(parent, "__path__", None) or getattr(parent, "submodule_search_locations", None)
-    if "." in module:
-        return importlib.machinery.PathFinder.find_spec(module, path) if path else None
-    return importlib.util.find_spec(module)
-
-
-def _home(name: str) -> str:
-    """A loaded module of the user's that defines a class of this name, or ""."""
-    users = [(title, module) for title, module in list(sys.modules.items()) if is_user_module(title)]
-    things = [(title, getattr(module, "__dict__", {}).get(name.rpartition(".")[2])) for title, module in users]
-    own = [(title, thing) for title, thing in things if isinstance(thing, type)]
-    return next((title for title, thing in own if thing.__module__ in (title, "builtins")), "")
 
 
 def loaded(path: pathlib.Path) -> Any:

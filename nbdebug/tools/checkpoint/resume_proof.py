@@ -41,7 +41,6 @@ CONFIRMED = {"optimizer": "optimizer-mismatch", "model": "prefix|shape|dtype|non
 UNREADABLE = ("truncated-file", "not-weights", "rotated-away", "class-moved", "unsafe-pickle", "lexicographic-latest")
 """Ends of codes of files that nothing can go on from."""
 Function = Callable[[ObservedRun], Any]
-Cause = tuple[str, str, str, str]  # what had to be put back: its kind and name, how that was proven, how it is set
 
 
 def resume_proof(
@@ -269,6 +268,7 @@ class _Proof:
 
     def __init__(self, facts: CheckpointFacts, resumed: Function, uninterrupted: Function, seconds: float) -> None:
         self.facts, self.resumed, self.seconds = facts, resumed, seconds
+        self.static: tuple[Finding, ...] = ()
         first = self._run(ObservedRun(), uninterrupted)
         self.plainly = self._run(ObservedRun(), resumed)
         self.evaluates = not self.plainly["losses"] and not self.plainly["rows"]
@@ -324,38 +324,31 @@ class _Proof:
 
     def findings(self, static: tuple[Finding, ...]) -> tuple[Finding, ...]:
         """What was not saved, or not put back, as the runs prove it: in words of `check_checkpoint` if it saw why."""
-        found = []
-        known = any(re.search(code, one.code) for one in static for code in CONFIRMED.values())
-        for kind, name, proof, lines in self._causes(known):
-            because, cost = f"{self.difference}. {proof}", self.cost()
-            equal = sum(map(len, self.wanted.values())) if proof.endswith("both agree") else 0
-            if kind == "order":
-                found.append(other_order(self.facts, because, name, lines, self._start.orders["optimizer", name]))
-                continue
-            if kind == "kept":
-                found.append(not_copied(self.facts, name, int(lines), because))
-                continue
-            seen = [one for one in static if kind in CONFIRMED and re.search(CONFIRMED[kind], one.code)]
-            if seen:
-                evidence = {**seen[0].evidence, "put back": name, "proof": because}
-                one = dataclasses.replace(seen[0], evidence=evidence)
-            else:
-                one = missing_part(self.facts, "rng" if kind == "generator" else kind, because, name, lines, equal)
-            if kind == "model" and not seen:  # weights or buffers
-                there, here = self.state.parts["model", name], self._start.parts.get(("model", name), {})
-                other = [key for key in there if plain(there[key]) != plain(here.get(key))]
-                one = dataclasses.replace(one, evidence={**one.evidence, "keys": other})
-            found.append(dataclasses.replace(one, evidence={**one.evidence, **({"cost": cost} if cost else {})}))
-        counted = "step-missing", "value-missing"  # a counter stands behind what it counts
-        found.sort(key=lambda one: one.code.endswith(counted))
+        self.static, counted = static, ("step-missing", "value-missing")  # a counter stands behind what it counts
+        found = sorted(self._causes(), key=lambda one: one.code.endswith(counted))
         return tuple(found) or tuple(one for one in static if not one.code.endswith("-missing"))  # the runs decide
 
-    def _causes(self, known: bool) -> Iterator[Cause]:
-        """known: the file itself shows a cause; the order of the data proves less."""
+    def _cause(self, kind: str, name: str, proof: str, form: str = "") -> Finding:
+        """What had to be put back. form: how it is set, of LINES."""
+        because, cost = f"{self.difference}. {proof}", self.cost()
+        evidence: dict[str, Any] = {"cost": cost} if cost else {}
+        seen = [one for one in self.static if kind in CONFIRMED and re.search(CONFIRMED[kind], one.code)]
+        if seen:
+            one, evidence = seen[0], {"put back": name, "proof": because, **evidence}
+        else:
+            equal = sum(map(len, self.wanted.values())) if proof.endswith("both agree") else 0
+            one = missing_part(self.facts, "rng" if kind == "generator" else kind, because, name, form, equal)
+        if kind == "model" and not seen:  # weights or buffers
+            there, here = self.state.parts["model", name], self._start.parts.get(("model", name), {})
+            evidence["keys"] = [key for key in there if plain(there[key]) != plain(here.get(key))]
+        return dataclasses.replace(one, evidence={**one.evidence, **evidence})
+
+    def _causes(self) -> Iterator[Finding]:
         kept = {("kept", str(place)): state for place, state in self.state.kept.items()}
         if kept and self._helps(kept):
             file, line, _ = next(iter(self.state.kept))
-            yield "kept", file, "With the weights of that moment both agree", str(line)
+            why = f"{self.difference}. With the weights of that moment both agree"
+            yield not_copied(self.facts, file, line, why)
             return
         other_rows = self.plainly["rows"] != self.rows[self.past :]
         parts, data = self.state.parts, ("sampler", "generator")
@@ -373,7 +366,7 @@ class _Proof:
             if self._helps(states):
                 alone = next((put[1] for put in states if self._helps({put: states[put]})), "")
                 name = alone or listed([name for _, name in states], quote="")
-                yield "rng", name, "With the states of the generators put back, both agree", ""
+                yield self._cause("rng", name, "With the states of the generators put back, both agree")
                 return
         for put in options:
             if self._helps({put: parts[put]}):
@@ -382,33 +375,35 @@ class _Proof:
         several = self._several(options)
         for put in several:
             how = f"With {count(len(several), 'state')} put back together, both agree"
-            yield from self._named(put, how) if put[1] else [("rng", "", how, "")]
-        if not several and not known:
+            yield from self._named(put, how) if put[1] else [self._cause("rng", "", how)]
+        known = any(re.search(code, one.code) for one in self.static for code in CONFIRMED.values())
+        if not several and not known:  # the file itself shows no cause; the order of the data proves less
             yield from self._by_the_input() if self.evaluates else self._by_the_data(other_rows)
 
-    def _named(self, put: Put, how: str, rows: bool = False) -> Iterator[Cause]:
+    def _named(self, put: Put, how: str, rows: bool = False) -> Iterator[Finding]:
         """A state as a cause. Of an object without `state_dict`: the value that is enough, else all that differ."""
         (kind, name), form = put, self.state.forms[put]
         saved, own = self.state.orders.get(put, []), self._start.orders.get(put, [])
         if saved != own and sorted(saved) == sorted(own):
-            yield "order", name, "With the moments of its own, each, both agree", ", ".join(saved)
+            why = f"{self.difference}. With the moments of its own, each, both agree"
+            yield other_order(self.facts, why, name, saved, own)
             return
         if kind == "attribute":
             tensors = self.state.parts[put]
             key = next((key for key in tensors if self._helps({put: {key: tensors[key]}})), ", ".join(tensors))
-            yield kind, f"{name}.{key}", f"With `{name}.{key}` put back alone, both agree", "attribute"
+            yield self._cause(kind, f"{name}.{key}", f"With `{name}.{key}` put back alone, both agree", "attribute")
             return
         if form != "values":
-            yield kind, name, how, form if form != "object" else ""
+            yield self._cause(kind, name, how, form if form != "object" else "")
             return
         there, here = self.state.parts[put], self._start.parts.get(put, {})
         changed = [key for key in there if plain(there[key]) != plain(here.get(key))]
         if changed and all(type(there[key]) is int and STEP.search(key) for key in changed):
-            yield "step", f"{name}.{changed[0]}", how, ""
+            yield self._cause("step", f"{name}.{changed[0]}", how)
             return
         alone = [key for key in changed if len(changed) > 1 and self._helps({put: {key: there[key]}}, rows)]
         role = "value" if kind == "sampler" and not rows else kind
-        yield from ((role, f"{name}.{key}", how, "value") for key in alone[:1] or changed)
+        yield from (self._cause(role, f"{name}.{key}", how, "value") for key in alone[:1] or changed)
 
     def _several(self, options: list[Put]) -> list[Put]:
         """The smallest set of states with which both agree, where one is not enough."""
@@ -422,16 +417,16 @@ class _Proof:
         chosen = {put: state for put, state in needed.items() if put[0] != "early"}
         return list(chosen) if self._helps(chosen) else [*chosen, ("rng", "")]
 
-    def _by_the_input(self) -> Iterator[Cause]:
+    def _by_the_input(self) -> Iterator[Finding]:
         """The model is the same, and gets another input: which of the values that prepare it are others?"""
         put, here = ("input", ""), self._start.plain
         other = [n for n, v in self.state.plain.items() if n in here and plain(v) != plain(here[n])]
         other.sort(key=lambda name: (not isinstance(here[name], dict), hasattr(here[name], "grad")))
         if other and self._helps({put: self.state.parts.get(put)}):
             how = f"With the inputs of the other run put in, both agree, and `{other[0]}` is another than there"
-            yield "value", other[0], how, "value"
+            yield self._cause("value", other[0], how, "value")
 
-    def _by_the_data(self, other_rows: bool) -> Iterator[Cause]:
+    def _by_the_data(self, other_rows: bool) -> Iterator[Finding]:
         """Causes that no state in a variable explains: a loop that counts from zero, an order that begins anew."""
         here = self._start.counters
         counters = {n: (v, here[n]) for n, v in self.state.counters.items() if here.get(n, v) < v}
@@ -441,10 +436,10 @@ class _Proof:
             if mark[0] in self.rows:
                 at = self.rows.index(mark[0])
                 how = f"its first batch is batch {at} of the other run, which is at batch {self.past}"
-            yield "sampler", "", f"The data begins anew: {how}", ""
+            yield self._cause("sampler", "", f"The data begins anew: {how}")
         elif counters:
             name, (there, now) = max(counters.items(), key=lambda item: item[1][0] - item[1][1])
-            yield "step", name, f"`{name}` begins at {now} where the other run has {there}", ""
+            yield self._cause("step", name, f"`{name}` begins at {now} where the other run has {there}")
 
     @functools.cached_property
     def _start(self) -> RunState:

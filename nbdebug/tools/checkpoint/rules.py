@@ -562,9 +562,8 @@ def optimizer_mismatch(facts: CheckpointFacts) -> Finding | None:
     return finding(facts, "optimizer-mismatch", title, fix, filter(None, keys), groups=groups)
 
 
-def other_order(facts: CheckpointFacts, why: str, name: str, there: str, here: list[str]) -> Finding:
-    """Proven by both runs. there, here: names of the optimizer's parameters, in the order of each."""
-    names = there.split(", ")
+def other_order(facts: CheckpointFacts, why: str, name: str, names: list[str], here: list[str]) -> Finding:
+    """Proven by both runs. names, here: of the optimizer's parameters, in the order of the saved one and of this."""
     place = next(i for i, own in enumerate(here) if own != names[i])
     what = f"number {place} is `{here[place]}` in the resumed run, `{names[place]}` in the run that saved"
     title = f"The parameters of `{name}` are in another order: {what}, and each gets the moments of another. {why}"

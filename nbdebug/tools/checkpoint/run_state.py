@@ -179,9 +179,8 @@ class ObservedRun:
             if put[0] == "optimizer"
         }
         for put in self.put.keys() & parts.keys():
-            put_back(
-                put[0], parts[put], in_order(self.put[put], self.put.get(("order", put[1])), self.state.orders.get(put))
-            )
+            state = in_order(self.put[put], self.put.get(("order", put[1])), self.state.orders.get(put))
+            put_back(put[0], parts[put], state)
         set_random(self._random("late"))
 
 
@@ -222,14 +221,12 @@ def _things(frame: FrameType | None, stop: FrameType | None) -> Iterator[tuple[s
             for name, thing in list(frame.f_locals.items()):
                 if name not in known and not name.startswith("_"):
                     known.add(name)
-                    yield name, bare(thing)
-                    if _is_users(thing):
-                        yield from ((f"{name}.{key}", bare(part)) for key, part in attributes(thing).items())
-                    elif type(thing) in (dict, list, tuple, SimpleNamespace) and not _of_tensors(thing):
-                        for key, part in list(children(name, thing))[:MOST]:
-                            yield key, bare(part)
-                            if _is_users(part):
-                                yield from ((f"{key}.{n}", bare(inner)) for n, inner in attributes(part).items())
+                    plain = type(thing) in (dict, list, tuple, SimpleNamespace) and not _of_tensors(thing)
+                    inside = list(children(name, thing))[:MOST] if plain and not _is_users(thing) else []
+                    for key, part in [(name, thing), *inside]:
+                        yield key, bare(part)
+                        members = attributes(part).items() if _is_users(part) else ()
+                        yield from ((f"{key}.{inner}", bare(value)) for inner, value in members)
         frame = frame.f_back
 
 

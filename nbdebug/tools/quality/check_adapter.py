@@ -18,6 +18,7 @@ from nbdebug.observe.tensors import output_tensors
 from nbdebug.observe.validation import check_model, optimizers_of
 from nbdebug.report import Report, Symptom, Table
 from nbdebug.text import count, figures, listed, percent
+from nbdebug.tools.checkpoint.formats import loaded
 from nbdebug.tools.quality.compare import kept
 from nbdebug.tools.quality.rules import Evidence, findings_of
 
@@ -377,12 +378,7 @@ def _opened(saved: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     path = next((place / n for n in names if (place / n).exists()), None) if place.is_dir() else place
     if path is None or not path.exists():
         raise FileNotFoundError(f"no adapter's file is in {place.name}" if place.exists() else f"no file {saved}")
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        state: Any = load_file(path)
-    else:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+    state: Any = loaded(path)
     state = state.get("state_dict", state) if isinstance(state, Mapping) else {}
     config = folder / "adapter_config.json"
     settings = json.loads(config.read_text(encoding="utf-8")) if config.exists() and path.parent == folder else {}

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import difflib
 import glob
-import importlib.util
 import io
 import itertools
 import os
@@ -26,7 +25,7 @@ from typing import Any
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.locations import source_text
 from nbdebug.observe.sources import edit_of
-from nbdebug.observe.variables import attributes, is_user_module
+from nbdebug.observe.variables import attributes, class_holders, module_spec
 from nbdebug.report import Edit, Where
 from nbdebug.tools.errors.context import (
     COPIED,
@@ -462,10 +461,14 @@ def _absent(context: ErrorContext) -> ModuleMissing | None:
         lines = [node for frame in context.users if isinstance(node := expression(frame), ast.ImportFrom)]
         names = ["." * node.level + (node.module or "") for node in lines]
         return ModuleMissing(context.raised(), "relative", "".join(names[:1]), python=_python())
-    if kind == "UnpicklingError" and (match := REFUSED.search(message)) and not _there(match[1]):
+    if kind == "UnpicklingError" and (match := REFUSED.search(message)) and module_spec(match[1]) is None:
         source = _source(context)
         return dataclasses.replace(
-            _missing(context, match[1], None), name=match[2], pickled=True, source=source, holders=_holders(match[2])
+            _missing(context, match[1], None),
+            name=match[2],
+            pickled=True,
+            source=source,
+            holders=class_holders(match[2]),
         )
     if kind == "AttributeError" and (match := PARTIAL.search(message)):
         return ModuleMissing(context.raised(), "circular", match[1], match[2], python=_python())
@@ -475,20 +478,17 @@ def _absent(context: ErrorContext) -> ModuleMissing | None:
             return None
         near = _near_names(name, vars(sys.modules[module]) if module in sys.modules else ())
         return ModuleMissing(
-            context.raised(), "class", module, name, True, _source(context), _holders(name), near=near, python=_python()
+            context.raised(),
+            "class",
+            module,
+            name,
+            True,
+            _source(context),
+            class_holders(name),
+            near=near,
+            python=_python(),
         )
     return None
-
-
-def _there(module: str) -> bool:
-    """Whether a module could be imported; nothing is imported for it."""
-    top = module.partition(".")[0]
-    if module in sys.modules:
-        return True
-    try:
-        return importlib.util.find_spec(top) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def _missing(context: ErrorContext, module: str, blocker: str | None) -> ModuleMissing:
@@ -509,7 +509,7 @@ def _missing(context: ErrorContext, module: str, blocker: str | None) -> ModuleM
         name,
         bool(request),
         _source(context) if request else "",
-        _holders(name) if name else (),
+        class_holders(name) if name else (),
         files,
         folder,
         () if files else _near_names(top, importable()),
@@ -589,19 +589,6 @@ def _asking_library(context: ErrorContext) -> str:
         return ""
     name = str(asker.globals.get("__name__", "")).partition(".")[0]
     return "" if name == "__main__" else name
-
-
-def _holders(name: str) -> tuple[str, ...]:
-    """The user's modules that have a class of this name."""
-    names = []
-    for module_name, module in reversed(list(sys.modules.items())):  # the latest import is the likeliest
-        if type(module) is types.ModuleType and name and "." not in name:
-            space = vars(module)
-            made = space.get("__file__") is None and space.get("__spec__") is None  # without a file, and not Python's
-            users = module_name == "__main__" or is_user_module(module_name) or made
-            if isinstance(space.get(name), type) and users:
-                names.append(module_name)
-    return tuple(names[:5])
 
 
 def _file_of(module: str) -> str:
