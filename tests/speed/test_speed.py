@@ -20,7 +20,7 @@ from nbdebug.__main__ import main
 from nbdebug.report import Where
 from nbdebug.tools.speed import clock, ops
 from nbdebug.tools.speed.rules import Loop, SpeedCure, SpeedFacts, StepTimes, WorkShare, name_cause
-from nbdebug.tools.speed.watch import OWN, RECENT, WARM, SpeedWatch, share_of, slower
+from nbdebug.tools.speed.watch import OWN, RECENT, WARM, SpeedWatch, load_times, share_of, slower
 from tests.shell import started
 
 SETUP = """
@@ -183,7 +183,7 @@ def test_a_cache_that_is_off_is_named_and_the_tokens_are_the_same() -> None:
     model = Echo()
     report = nbdebug.generation(model, torch.tensor([[1, 2, 3]]), max_new_tokens=24)
     assert [finding.code for finding in report] == ["speed/no-kv-cache"] and model.training
-    assert report.findings[0].evidence["same tokens"] == "yes"
+    assert report.findings[0].evidence["same tokens"] == "yes" and report.findings[0].fixes[0].verified
     model.config.use_cache = True
     assert nbdebug.generation(model, torch.tensor([1, 2, 3]), max_new_tokens=24).ok
     with pytest.raises(TypeError, match="whole numbers"):
@@ -220,6 +220,28 @@ def test_what_an_optimizer_counts_is_no_repeated_work() -> None:
             model(torch.rand(2, 4)).sum().backward()
             optimizer.step()
     assert any(op.phase == "optimizer" for op in watch.ops) and not any(op.repeated for op in watch.ops)
+
+
+def test_what_comes_before_a_loop_does_not_use_up_the_time_of_its_steps() -> None:
+    """A script imports and loads for longer than a step may take: its steps are followed all the same."""
+    watch = ops.OpWatch(salted=False)
+    with watch:
+        watch.begin_step(0, {})
+        watch.until = 0.0
+        _ = torch.rand(4) * 2
+        assert watch.cut == 0 and not watch.last
+        watch.begin_step(1, {})
+        _ = torch.rand(4) * 2
+    assert watch.cut is None and len(watch.last) == 2
+
+
+@pytest.mark.parametrize("text", ["x", "-1%", "100"])
+def test_what_can_t_be_compared_is_refused(text: str, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match=f"got {text!r}"):
+        share_of(text)
+    (tmp_path / "train.py").write_text("import torch")
+    with pytest.raises(ValueError, match="no report"):
+        load_times(str(tmp_path / "train.py"))
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch has no switch by backend")

@@ -157,7 +157,7 @@ def _clocked(facts: SpeedFacts, clock: Clock) -> None:
         inside = [Site(file, int(line), function) for file, line, function in _FRAME.findall(text)][-1:]
         site = (inside or caller) if guard.startswith(("self.", "L['self']")) else (caller or inside)
         where = at_site(Where(phase="forward"), next(iter(site), None))
-        facts.recompiles = Recompiles(where, reasons, facts.ran, value[1] if value else "")
+        facts.recompiles = Recompiles(where, reasons, value[1] if value else "")
 
 
 def _devices(facts: SpeedFacts, training: Training) -> None:
@@ -178,7 +178,7 @@ def _trend(facts: SpeedFacts, training: Training, ran: int) -> None:
     if ratio < 1.25 or rank_correlation(lows) < 0.6:
         return
     late = apart(training, lambda: cures.observe(training, first=ran if training.whole else 0))
-    if late is not None:
+    if late is not None and facts.work and late["work"]:
         before, after = facts.work, late["work"]
         what = max(after, key=lambda name: after[name] / max(before[name], 1))
         facts.slower = Slower(late["largest"], ratio, what, before[what], after[what])

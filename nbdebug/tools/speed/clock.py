@@ -115,10 +115,10 @@ class Clock:
     step ends (`tick`); else each update of the first optimizer that steps ends one. looking: whether a thread looks at
     the user's lines. update: the lines on the stack of the first update; recompiles: torch's words on each compilation
     that it repeated since a guard failed, and the line that called the code, if any. aside, batch: called where work
-    that is not the model's begins and ends, and with each batch. source: data set, collate function and index sampler
-    of the loader that is read. places: by phase the seconds that end at each of the user's lines, where files are
-    written and tensors moved. waits: 2 for a step of a GPU with a wait at each border, 1 for one at its end, 0 for
-    none."""
+    that is not the model's begins and ends, and with each batch. source: of the loader that is read what torch makes
+    the fetcher of its items from, and its index sampler. places: by phase the seconds that end at each of the user's
+    lines, where files are written and tensors moved. waits: 2 for a step of a GPU with a wait at each border, 1 for one
+    at its end, 0 for none."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Clock:
         self.backwards, self.eval_batches, self.workers, self.updates_since = 0, 0, 0, 0
         self.batch: Callable[[Any], None] = lambda batch: None
         self.aside: Callable[[bool], None] = lambda aside: None
-        self.source: tuple[Any, Any, Any] | None = None
+        self.source: tuple[list[Any], Iterable[Any]] | None = None
         self._patches = Patches()
         self._stack: list[str] = []
         self._deep = 0
@@ -286,7 +286,8 @@ class Clock:
                 self.eval_batches += 1
             else:
                 if self.source is None:
-                    self.source = iterator._dataset, iterator._collate_fn, iterator._index_sampler
+                    parts = "dataset_kind", "dataset", "auto_collation", "collate_fn", "drop_last"
+                    self.source = [getattr(iterator, f"_{part}") for part in parts], iterator._index_sampler
                     self.workers = iterator._num_workers
                 self._take(batch)
             return batch

@@ -53,6 +53,9 @@ from nbdebug.tools.speed.rules import FREE, SpeedCure, SpeedFacts, WorkShare
 PAIRS, SECONDS = 20, 2.5
 """Of an experiment: steps with and without, at most; and the time after which three of each are enough."""
 LOADING_SECONDS = 1.0
+DOUBLE = (".double()", "float64", "torch.double", "set_default_dtype", "DoubleTensor")
+NUMPY = ("from_numpy", "np.", "numpy.")
+"""What makes a value double, and what may: numpy's usual floats are."""
 NOT_TRIED = "it could not be tried on a copy of this process"
 
 
@@ -63,6 +66,9 @@ def observe(training: Training, first: int = 0, steps: int = 3, seconds: float =
     begun, last = time.monotonic(), first + steps
 
     def ended(number: int) -> None:
+        nonlocal begun
+        if number == max(first, 1) and training.whole:  # what comes before a loop is no part of its steps
+            begun = time.monotonic()
         late = number > first and time.monotonic() - begun > seconds
         if number >= last or late:
             stop_training()
@@ -89,6 +95,10 @@ def observe(training: Training, first: int = 0, steps: int = 3, seconds: float =
     if clock.steps and watch.step >= len(clock.steps):
         watch.step = len(clock.steps) - 1
     watch.drop_waits()
+    return _seen(watch, training)
+
+
+def _seen(watch: OpWatch, training: Training) -> dict[str, Any]:
     facts: dict[str, Any] = {name: getattr(watch, name)() for name in ("reads", "repeated", "growth", "loop")}
     facts["double"] = WorkShare(double_origin(watch, training), watch.double(), "float64")
     by_line: collections.Counter[Site] = collections.Counter()
@@ -96,7 +106,7 @@ def observe(training: Training, first: int = 0, steps: int = 3, seconds: float =
         if op.line is not None:
             by_line[op.line] += op.elements
     site = max(by_line, key=by_line.__getitem__, default=None)
-    work = {"elements": by_line.total(), "ops": len(watch.last)}
+    work = {"elements": by_line.total(), "ops": len(watch.last)} if watch.cut is None else {}
     return {**facts, "attention": slow_attention(watch), "work": work, "largest": at_site(Where(), site)}
 
 
@@ -135,15 +145,10 @@ def _items(training: Training, source: Any) -> Iterator[Any]:
     if source is None:
         yield from training.loader or ()
         return
-    dataset, collate, indices = source
-    if isinstance(dataset, IterableDataset):
-        for item in dataset:
-            yield collate([item])
-        return
-    for chosen in indices:
-        rows = chosen if isinstance(chosen, (list, tuple)) else [chosen]
-        batch = dataset.__getitems__(rows) if hasattr(dataset, "__getitems__") else [dataset[i] for i in rows]
-        yield collate(batch if isinstance(chosen, (list, tuple)) else batch[0])
+    fetcher = dataloader._DatasetKind.create_fetcher(*source[0])
+    with contextlib.suppress(StopIteration):  # of an iterable data set
+        for chosen in source[1]:
+            yield fetcher.fetch(chosen)
 
 
 # -- double precision, attention ---------------------------------------------------------------------------------------
@@ -151,33 +156,22 @@ def _items(training: Training, source: Any) -> Iterator[Any]:
 
 def double_origin(watch: OpWatch, training: Training) -> Where:
     """The user's line that makes values double: an op of the step's own, else an assignment that speaks of it."""
-    makers = ("to_copy", "scalar_tensor", "arange", "full", "linspace")
-    for op in watch.last:
-        if op.double and op.phase == "forward" and op.line is not None:
-            if op.name in makers:
-                return at_site(Where(phase="forward"), op.line)
-            break  # what the step begins with is double
-    files = dict.fromkeys(op.line.file for op in watch.last if op.line is not None)
+    where = Where(phase="forward")
+    first = next((op for op in watch.last if op.double and op.phase == "forward" and op.line is not None), None)
+    if first is not None and first.name in ("to_copy", "scalar_tensor", "arange", "full", "linspace"):
+        return at_site(where, first.line)  # else what the step begins with is double
     held = {name for name, value in training.names.items() if _is_double(value)}
-    ranked: list[tuple[int, Site]] = []
-    for file in files:
+    ranked: dict[int, Site] = {}
+    for file in dict.fromkeys(op.line.file for op in watch.last if op.line is not None):
         for node in nodes_of(file):
             if isinstance(node, (ast.Assign, ast.Expr, ast.AnnAssign, ast.Return)) and node.value is not None:
                 text = text_of(file, node)
+                rank = 4 * any(word in text for word in DOUBLE) or any(word in text for word in NUMPY)
                 names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
                 names |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
-                rank = _double_rank(text) + 2 * bool(names & held)
-                if _double_rank(text):
-                    ranked.append((rank, Site(file, node.lineno, "")))
-    best = max(ranked, key=lambda each: each[0], default=None)
-    line = next((op.line for op in watch.last if op.double and op.phase == "forward" and op.line is not None), None)
-    return at_site(Where(phase="forward"), best[1] if best else line)
-
-
-def _double_rank(text: str) -> int:
-    if any(word in text for word in (".double()", "float64", "torch.double", "set_default_dtype", "DoubleTensor")):
-        return 4
-    return 1 if "from_numpy" in text or "np." in text or "numpy." in text else 0
+                if rank:
+                    ranked.setdefault(rank + 2 * bool(names & held), Site(file, node.lineno, ""))
+    return at_site(where, ranked[max(ranked)] if ranked else first.line if first is not None else None)
 
 
 def _is_double(value: Any) -> bool:

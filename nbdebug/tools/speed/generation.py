@@ -16,13 +16,15 @@ from nbdebug.observe.snapshot import same_random_numbers
 from nbdebug.observe.validation import check_count
 from nbdebug.report import Finding, Fix, Report, RuledOut, Table, Where
 from nbdebug.text import count, figures, percent
-from nbdebug.tools.speed.rules import milliseconds
+from nbdebug.tools.speed.rules import SpeedFacts, finding, milliseconds
 
 GROWS = 1.5
 """The last tokens over the first: level ones stay under 1.2 on a busy machine."""
 WORTH = 1.3
 """Times faster from which on a cache that is off is a fault."""
 ROWS = 4
+NONE = SpeedFacts()
+"""Tokens have no steps of training."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,29 +161,24 @@ def _others(model: Any, ids: Any, mask: Any, number: int, cache: str, weights: A
 
 
 def _report(model: Any, ids: Any, mask: Any, ways: list[Writing], off: bool, weights: Any) -> Report:
-    first = ways[0]
+    first, name = ways[0], type(model).__name__
     plain = next(way for way in ways if way.name == "no cache")
-    found = list(_findings(plain, ways, off, weights, type(model).__name__))
+    found = tuple(_findings(plain, ways, off, weights, name))
+    grown, steps = f"{figures(first.growth, 2)} times", statistics.median(first.steps)
+    times = f"{milliseconds(first.prompt)} for the prompt, {milliseconds(steps)} for each further token"
+    level = f"grow to {grown}" if first.growth >= GROWS else "stay level"
     rows = [
         (w.name, milliseconds(w.prompt), *map(milliseconds, w.ends), figures(w.rate), _same(w, first)) for w in ways
     ]
     columns = ("way", "prompt", "first tokens", "last tokens", "tokens a second", "same tokens")
-    level = f"grow to {figures(first.growth, 2)} times" if first.growth >= GROWS else "stay level"
-    steps = statistics.median(first.steps)
-    times = f"{milliseconds(first.prompt)} for the prompt, {milliseconds(steps)} for each further token"
-    headline = f"{figures(first.rate)} tokens a second: {times}, which {level}."
-    notes = list(_notes(model, ids, mask, weights))
-    ruled = (
-        () if found else (RuledOut("no-kv-cache", f"the last tokens take {figures(first.growth, 2)} times the first"),)
-    )
     facts = {way.name: {"prompt": way.prompt, "steps": list(way.steps), "rate": way.rate} for way in ways}
     return Report(
-        f"generation({type(model).__name__})",
-        tuple(found),
-        ruled_out=ruled,
-        notes=tuple(notes),
+        f"generation({name})",
+        found,
+        ruled_out=() if found else (RuledOut("no-kv-cache", f"the last tokens take {grown} the first"),),
+        notes=tuple(_notes(model, ids, mask, weights)),
         facts={"generation": facts},
-        headline="" if found else headline,
+        headline="" if found else f"{figures(first.rate)} tokens a second: {times}, which {level}.",
         steps=len(first.steps) + 1,
         tables=(Table("Ways to write the tokens", columns, rows, f"greedy, {count(len(ids), 'row')}", open=True),),
     )
@@ -194,41 +191,29 @@ def _same(way: Writing, first: Writing) -> str:
 
 
 def _findings(plain: Writing, ways: list[Writing], off: bool, weights: Any, name: str) -> Iterator[Finding]:
+    where, times = Where(phase="forward"), f"{figures(plain.growth, 2)} times"
+    seen = {"tokens_a_second": figures(plain.rate), "last_over_first_token": times}
     cached = next((way for way in ways if way.name == "cache"), None)
-    evidence: dict[str, Any] = {
-        "bottleneck": "forward",
-        "tokens a second": figures(plain.rate),
-        "last over first token": f"{figures(plain.growth, 2)} times",
-    }
-    if cached is not None:
-        gain = plain.ends[1] / max(cached.ends[1], 1e-9)
+    gain = plain.ends[1] / max(cached.ends[1], 1e-9) if cached is not None else 0.0
+    if cached is not None and off and gain >= WORTH:
         same = _same(cached, plain)
-        evidence |= {"last tokens with the cache": f"{figures(gain, 2)} times as fast", "same tokens": same}
-        if off and gain >= WORTH:
-            after = {"a token": milliseconds(statistics.median(cached.steps)), "same tokens": same}
-            fix = Fix("Turn the cache on.", "model.generate(**inputs, use_cache=True)", None, after)
-            title = f"The cache is off: each token runs `{name}` over all earlier ones again"
-            yield Finding("speed/no-kv-cache", title, Where(phase="forward"), evidence, (fix,))
-    elif plain.growth >= GROWS:
-        fix = Fix(
-            "Keep what the model returns for earlier tokens, and give it the newest.", "out, past = model(new, past)"
-        )
-        title = f"Each further token takes longer, {figures(plain.growth, 2)} times at the end: nothing is kept"
-        yield Finding("speed/no-kv-cache", title, Where(phase="forward"), evidence, (fix,))
+        after = {"a token": milliseconds(statistics.median(cached.steps)), "same tokens": same}
+        fix = Fix("Turn the cache on.", "model.generate(**inputs, use_cache=True)", True, after)
+        title = f"The cache is off: each token runs `{name}` over all earlier ones again"
+        seen |= {"last_tokens_with_the_cache": f"{figures(gain, 2)} times as fast", "same_tokens": same}
+        yield finding(NONE, "speed/no-kv-cache", "forward", title, where, fix, **seen)
+    elif cached is None and plain.growth >= GROWS:
+        title = f"Each further token takes longer, {times} at the end: nothing is kept"
+        kept = "Keep what the model returns for earlier tokens, and give it the newest."
+        fix = Fix(kept, "out, past = model(new, past)")
+        yield finding(NONE, "speed/no-kv-cache", "forward", title, where, fix, **seen)
     if weights is not None and weights.dtype == torch.float64:
         fix = Fix("Compute in float32, or in bfloat16 on a GPU.", "model.float()")
-        yield Finding(
-            "speed/wrong-dtype", "The weights are float64", Where(phase="forward"), {"bottleneck": "forward"}, (fix,)
-        )
+        yield finding(NONE, "speed/wrong-dtype", "forward", "The weights are float64", where, fix)
     if weights is not None and weights.device.type == "cpu" and torch.cuda.is_available():
         fix = Fix("Move the model and its inputs.", "model.to('cuda')")
-        yield Finding(
-            "speed/cpu-device",
-            "The model writes on the CPU, and a GPU idles",
-            Where(),
-            {"bottleneck": "forward"},
-            (fix,),
-        )
+        title = "The model writes on the CPU, and a GPU idles"
+        yield finding(NONE, "speed/cpu-device", "forward", title, Where(), fix)
 
 
 def _notes(model: Any, ids: Any, mask: Any, weights: Any) -> Iterator[str]:

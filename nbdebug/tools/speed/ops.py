@@ -44,7 +44,8 @@ SMALL = 65_536
 """Elements: a kernel of fewer takes a GPU less time than its launch."""
 LARGEST_LEAF = 4_000_000
 """Elements: larger leaves are not compared by their content."""
-MOST_OPS = 20_000
+MOST_OPS, LONGEST = 20_000, 5.0
+"""Ops of all steps that are noted, and the seconds of each step in which they are."""
 ITERATIONS, LOOP_OPS, HALF, QUARTER = 8, 48, 0.5, 0.25
 CALLS = 8
 
@@ -80,16 +81,16 @@ class TimedOp:
 
 class OpWatch(WatchMode):
     """salted: whether a step's leaves are other ones in each step though their content is the same (a batch that is the
-    same in all steps). seconds: after which no more ops are noted."""
+    same in all steps). cut: the first step of which not all ops are noted."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # torch.compile is off meanwhile; else each op imports and enters its guard
 
-    def __init__(self, salted: bool, seconds: float = 5.0) -> None:
+    def __init__(self, salted: bool) -> None:
         super().__init__()
         self.cut: int | None = None
-        self.until = time.perf_counter() + seconds
+        self.until = 0.0
         self.trained: dict[int, Any] = {}
         self.salted, self._gradients, self._in_backward = salted, set[int](), True
         self.ops: list[TimedOp] = []
@@ -110,8 +111,11 @@ class OpWatch(WatchMode):
 
     def begin_step(self, number: int, trained: dict[int, Any]) -> None:
         """trained: the parameters in optimizers, by their id."""
-        self.step, self.trained = number, trained
+        self.step, self.trained, self.until = number, trained, time.perf_counter() + LONGEST
         self._loops.clear()
+        if number == 1 and self.cut is not None:  # of a loop, the first step is all that comes before it, too
+            self.cut = None
+            self.ops.clear()
 
     def batch(self, batch: Any) -> None:
         """The tensors of a batch are the step's own, whatever is in them."""
@@ -296,9 +300,10 @@ class OpWatch(WatchMode):
     def _extend(self, module: Any, tensor: Any, shape: Any, took: float) -> None:
         sequence = next((s for s in reversed(self.sequences) if s.module is module), None)
         if sequence is None or not sequence.goes_on(tensor, shape):
-            sequence = Sequence(module, self.step, _looping_line(sys._getframe(2)))
+            sequence = Sequence(module, _looping_line(sys._getframe(2)))
             self.sequences.append(sequence)
-        sequence.add(tensor, shape, took)
+        sequence.calls.append((tuple(tensor.shape), tuple(shape), took))
+        sequence.last = tensor
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
@@ -362,18 +367,15 @@ class OpWatch(WatchMode):
         return WorkShare(at_site(Where(phase="forward"), site), total / self.seconds(), what, total / forward)
 
     def growth(self) -> LongerInput | None:
-        long = [s for s in self.sequences if len(s.times) >= CALLS and s.outputs[0] != s.outputs[1]]
+        long = [s for s in self.sequences if len(s.calls) >= CALLS and s.calls[0][1] != s.calls[1][1]]
         if not long:
             return None
-        best = max(long, key=lambda s: sum(s.times))
-        third = max(1, len(best.times) // 4)
-        return LongerInput(
-            at_site(Where(phase="forward"), best.line),
-            len(best.times),
-            statistics.median(best.times[:third]),
-            statistics.median(best.times[-third:]),
-            best.lengths,
-        )
+        best = max(long, key=lambda s: sum(took for _, _, took in s.calls))
+        sizes, times = [size for size, _, _ in best.calls], [took for _, _, took in best.calls]
+        few = max(1, len(times) // 4)
+        lengths = next(((a, b) for a, b in zip(sizes[0], sizes[-1]) if a != b), (0, 0))
+        first, last = statistics.median(times[:few]), statistics.median(times[-few:])
+        return LongerInput(at_site(Where(phase="forward"), best.line), len(times), first, last, lengths)
 
     def loop(self) -> Loop | None:
         """The Python loop that makes most of the forward's ops, where its iterations are free of one another."""
@@ -411,35 +413,24 @@ class OpWatch(WatchMode):
         return Loop(where, max(turns.values()), len(members), share, 0.0, int(elements), spent)
 
 
+@dataclasses.dataclass
 class Sequence:
-    """Calls of one module in a row, each with the input of the last one and more."""
+    """Calls of one module in a row, each with the input of the last one and more. calls: shapes of input and output,
+    and the seconds; last: the last input."""
 
-    def __init__(self, module: Any, step: int, line: Site | None) -> None:
-        self.module, self.step, self.line = module, step, line
-        self.times: list[float] = []
-        self.outputs: list[Any] = []
-        self.sizes: list[Any] = []
-        self._last: Any = None
-
-    @property
-    def lengths(self) -> tuple[int, int]:
-        axis = next((i for i, (a, b) in enumerate(zip(self.sizes[0], self.sizes[-1])) if a != b), 0)
-        return self.sizes[0][axis], self.sizes[-1][axis]
+    module: Any
+    line: Site | None
+    calls: list[tuple[tuple[int, ...], tuple[int, ...], float]] = dataclasses.field(default_factory=list)
+    last: Any = None
 
     def goes_on(self, tensor: Any, shape: Any) -> bool:
-        last = self._last
-        if last.dim() != tensor.dim() or len(shape) != len(self.outputs[-1]):
+        before, outputs = self.calls[-1][:2]
+        if len(before) != tensor.dim() or len(shape) != len(outputs):
             return False
-        grown = [i for i, (a, b) in enumerate(zip(last.shape, tensor.shape)) if a != b]
-        if len(grown) != 1 or tensor.shape[grown[0]] <= last.shape[grown[0]]:
+        grown = [i for i, (a, b) in enumerate(zip(before, tensor.shape)) if a != b]
+        if len(grown) != 1 or tensor.shape[grown[0]] <= before[grown[0]]:
             return False
-        return torch.equal(tensor.narrow(grown[0], 0, last.shape[grown[0]]), last)
-
-    def add(self, tensor: Any, shape: Any, took: float) -> None:
-        self.times.append(took)
-        self.outputs.append(tuple(shape))
-        self.sizes.append(tuple(tensor.shape))
-        self._last = tensor
+        return torch.equal(tensor.narrow(grown[0], 0, before[grown[0]]), self.last)
 
 
 # -- stacks and loops --------------------------------------------------------------------------------------------------

@@ -64,11 +64,10 @@ class Reads:
 
 @dataclasses.dataclass(frozen=True)
 class Recompiles:
-    """Compilations after the first of the same function. reasons: torch's own words; steps: in which they were."""
+    """Compilations after the first of the same function. reasons: torch's own words; value: what changed, if known."""
 
     where: Where
     reasons: tuple[str, ...]
-    steps: int
     value: str = ""
 
 
@@ -137,8 +136,8 @@ class SpeedFacts:
     """steps: those that count (the first warms up), of `ran`. cards: GPUs that could be used; on_cpu: models without a
     weight on one; kernels: of a step, their number and seconds on a GPU, None where not known. lines: where the time
     ends, the dearest first; places: the user's line of a phase, where known. slower: steps that grow; double: work in
-    float64; repeated: work that was done before; work: "elements" that the "ops" of a step gave; largest: the line
-    that gave most of them."""
+    float64; repeated: work that was done before; work: "elements" that the "ops" of a step gave, {} where
+    not all of them were seen; largest: the line that gave most of them."""
 
     steps: tuple[StepTimes, ...] = ()
     ran: int = 0
@@ -276,7 +275,7 @@ def compile_recompiles(facts: SpeedFacts) -> Finding | None:
         return None
     value = f"`{seen.value}` has another value each time" if seen.value else "a guard fails each time"
     recompiled, name = count(len(seen.reasons), "time"), seen.value or "value"
-    title = f"torch.compile compiled again {recompiled} in {count(seen.steps, 'step')}: {value}"
+    title = f"torch.compile compiled again {recompiled} in {count(facts.ran, 'step')}: {value}"
     fix = Fix(
         "Give what changes as a tensor: its value is then no part of the compiled code.",
         f"{name} = torch.tensor({name})",
@@ -316,7 +315,7 @@ def loader_bound(facts: SpeedFacts) -> Finding | None:
     workers = {cure.name: cure.measured or 0.0 for cure in facts.cures if cure.name.startswith("num_workers")}
     best = max(workers, key=workers.__getitem__, default="")
     if best and workers[best] > 1.2:  # what was measured stands before what is only likely
-        fixes.insert(0, Fix(f"{others}: {workers[best]:.2g} times as fast here.", f"DataLoader(..., {best})"))
+        fixes.insert(0, Fix(f"{others}: {workers[best]:.2g} times as fast here.", f"DataLoader(..., {best})", True))
     elif facts.workers == 0:
         fixes.append(Fix(f"{others}.", "DataLoader(..., num_workers=4, persistent_workers=True)"))
     return finding(

@@ -7,23 +7,24 @@ Two reports of one training, from one day and another, are compared here, too.
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbdebug.interrupts import uninterrupted
 from nbdebug.observe.step_hooks import StepHook
 from nbdebug.report import Plot, Report, Symptom
 from nbdebug.text import count, figures, percent
-from nbdebug.tools.speed.rules import milliseconds
+from nbdebug.tools.speed.rules import middle_half, milliseconds
 
 WARM, OWN, RECENT = 5, 40, 40
 """Steps that warm up, those that are the run's own measure, and the last ones that are compared with them."""
 SLOWER = 1.5
-"""Of both the median and the fastest quarter of the last steps: what else a machine does spares some steps."""
+"""Times that the last steps take, see `longer`."""
 LONGEST = 10_000
 """Steps whose times are kept."""
 
@@ -76,13 +77,7 @@ class SpeedWatch:
 
     def ratio(self) -> float:
         """How many times longer the last steps take than the run's own first ones: the smaller of two measures."""
-        recent = sorted(list(self.times)[-RECENT:])
-        own = sorted(self.own)
-        if not own or not recent:
-            return 1.0
-        quarter = max(len(own) // 4, 1)
-        fast = statistics.median(recent[:quarter]) / statistics.median(own[:quarter])
-        return min(fast, statistics.median(recent) / statistics.median(own))
+        return longer(self.own, list(self.times)[-RECENT:]) if self.own else 1.0
 
     def sentence(self) -> str:
         recent = statistics.median(list(self.times)[-RECENT:])
@@ -96,11 +91,10 @@ class SpeedWatch:
         times = list(self.times)
         if not times:
             return Report("%bottleneck --watch", headline="No step was seen yet.")
-        middle = statistics.median(times)
-        quarters = statistics.quantiles(times, n=4) if len(times) > 3 else [min(times), middle, max(times)]
+        middle, low, high = middle_half(times)
         slow = self.slow_since is not None
         headline = f"{count(self.steps, 'step')}, {milliseconds(middle)} each: {figures(1 / middle)} steps a second."
-        last = [["a step", middle, quarters[0], quarters[2], 1.0]]
+        last = [["a step", middle, low, high, 1.0]]
         return Report(
             "%bottleneck --watch",
             headline=headline,
@@ -116,34 +110,41 @@ class SpeedWatch:
 
 def share_of(text: str) -> float:
     """ "5%" or "0.05" as a share. Raises ValueError for what is none."""
-    value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    if not 0 <= value < 100:
-        raise ValueError(text)
-    return value
+    with contextlib.suppress(ValueError):
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        if 0 <= value < 100:
+            return value
+    raise ValueError(f"a share is written as 5% or 0.05; got {text!r}")
+
+
+def longer(before: Sequence[float], after: Sequence[float]) -> float:
+    """How many times longer steps take. Their median and their fastest quarter must both have grown, and the smaller
+    ratio counts: what else a machine does slows some steps alone."""
+    fast = [statistics.median(sorted(times)[: max(len(times) // 4, 1)]) for times in (before, after)]
+    return min(statistics.median(after) / statistics.median(before), fast[1] / fast[0])
 
 
 def slower(now: Mapping[str, Any], earlier: Mapping[str, Any], limit: float) -> tuple[bool, str]:
-    """Whether a step takes longer by more than this share than in an earlier report (`--json`), and a sentence.
-
-    Both the median and the fastest quarter of the steps must have grown: what else a machine does slows some steps."""
-    totals = [sorted(sum(step.values()) for step in one["steps"]) for one in (earlier, now)]
-    if not all(totals):
+    """Whether a step takes longer by more than this share than in an earlier report (`--json`), and a sentence. Raises
+    ValueError for a report without steps."""
+    before, after = ([sum(step.values()) for step in one["steps"]] for one in (earlier, now))
+    if not before or not after:
         raise ValueError("a report without steps can't be compared")
-    before, after = (statistics.median(values) for values in totals)
-    fast = [statistics.median(values[: max(len(values) // 4, 1)]) for values in totals]
-    grown = min(after / before, fast[1] / fast[0]) - 1
+    grown = longer(before, after) - 1 > limit
     names = sorted({name for one in (earlier, now) for step in one["steps"] for name in step})
-    medians = ({n: statistics.median(s.get(n, 0.0) for s in one["steps"]) for n in names} for one in (earlier, now))
-    old, new = medians
+    old, new = ({n: statistics.median(s.get(n, 0.0) for s in one["steps"]) for n in names} for one in (earlier, now))
     most = max(names, key=lambda name: new[name] - old[name], default="")
-    change = f"{figures(after / before)} times the earlier step: {milliseconds(before)}, now {milliseconds(after)}"
-    where = f"; most of it in {most}" if grown > limit and most else ""
-    return grown > limit, f"{change} (limit {percent(limit)} longer){where}."
+    was, now_is = statistics.median(before), statistics.median(after)
+    change = f"{figures(now_is / was)} times the earlier step: {milliseconds(was)}, now {milliseconds(now_is)}"
+    where = f"; most of it in {most}" if grown and most else ""
+    return grown, f"{change} (limit {percent(limit)} longer){where}."
 
 
 def load_times(path: str) -> Mapping[str, Any]:
     """The times in a file that `--json` wrote. Raises ValueError where it holds none."""
-    held = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    held = None
+    with contextlib.suppress(ValueError):  # of a file that is no JSON
+        held = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     times = held.get("facts", {}).get("speed") if isinstance(held, dict) else None
     if not isinstance(times, dict) or not isinstance(times.get("steps"), list):
         raise ValueError(f"{path} is no report of `nbdebug bottleneck --json`")
