@@ -293,9 +293,9 @@ def bottleneck(args: argparse.Namespace) -> int:
 
 def ranks(args: argparse.Namespace) -> Report:
     """The report of a script on several processes, or of the processes alone."""
-    from nbdebug.tools.distributed import check_ranks, launch
+    from nbdebug.tools.distributed import launch  # without torch, which each rank imports again
 
-    script = check_ranks.__file__ if args.check else args.script
+    script = pathlib.Path(launch.__file__).with_name("check_ranks.py") if args.check else args.script
     if not script or args.nproc < 1:
         raise ValueError("ranks takes a script (or --check), and at least one process")
     return launch.run_script(str(script), args.arguments, args.nproc)

@@ -4,7 +4,7 @@ The copy is a fork, so it begins with exactly the state that is here; nothing ne
 files that are open for reading stay where they are. It runs torch on one thread, because the threads of the original
 are not copied. No fork can compute on a GPU that is in use here, or run a backward where autograd has threads for GPUs:
 there a fresh process stands in (`in_process`), which gets the function, what it refers to, and the random numbers by
-pickle. Of another process: whether it still runs.
+pickle.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import psutil
 import torch
 
 from nbdebug.observe.snapshot import accelerators_in_use, random_sources
@@ -44,13 +43,6 @@ class CopyFailed(RuntimeError):
 
 class NeedsGpu(CopyFailed):
     """What was computed in a fork needed the GPU that is in use here."""
-
-
-def alive(process: int) -> bool:
-    """Whether a process runs; one that is dead and not yet waited for does not."""
-    with contextlib.suppress(psutil.Error):
-        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def can_fork() -> bool:

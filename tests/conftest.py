@@ -98,6 +98,8 @@ ONLY_WITH_ALL = (
     "test_a_wrapped_model_goes_over_to_the_new_group",
     "distributed/test_healthy.py",
     "distributed/test_ranks.py::test_a_healthy_program_is_not_disturbed",
+    "distributed/test_ranks.py::test_a_launcher_that_is_killed_leaves_no_rank[torchrun",
+    "distributed/test_engines.py::test_an_interrupt_ends_the_cell_on_all_ranks_and_the_next_one_runs[all",
     "distributed/test_ranks.py::test_a_script_that_starts_its_ranks_itself[2-start",
     "distributed/test_ranks.py::test_a_script_that_starts_its_ranks_itself[3-mp",
     "distributed/test_engines.py::test_engines_of_the_users_own_cluster_in_two_sets",

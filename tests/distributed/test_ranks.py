@@ -156,16 +156,28 @@ def test_ranks_that_are_started_after_others_are_compared_among_themselves(tmp_p
         assert len(report.findings) == found and len(comparer.facts.ranks[0].calls["0"]) == 1, report
 
 
+WAITS = "import os, pathlib, time\npathlib.Path(f'{os.getpid()}.pid').touch()\ntime.sleep(600)\n"
+STARTS_AND_WAITS = """
+import multiprocessing, os  # MASTER_PORT would be set here
+def run():
+    exec(TEXT)
+if __name__ == "__main__":
+    for _ in range(2):
+        multiprocessing.Process(target=run).start()
+    run()
+""".replace("TEXT", repr(WAITS))
+
+
 @pytest.mark.timeout(300)
-def test_a_launcher_that_is_killed_leaves_no_rank(tmp_path) -> None:
+@pytest.mark.parametrize(("script", "started"), [(WAITS, 2), (STARTS_AND_WAITS, 3)], ids=["torchrun", "by hand"])
+def test_a_launcher_that_is_killed_leaves_no_rank(tmp_path, script: str, started: int) -> None:
     import time
 
     from nbdebug.tools.distributed.launch import alive
 
-    script = tmp_path / "train.py"
-    script.write_text("import os, pathlib, time\npathlib.Path(f'{os.getpid()}.pid').touch()\ntime.sleep(600)\n")
-    launcher = subprocess.Popen([sys.executable, "-m", "nbdebug", "ranks", script], cwd=tmp_path)
-    while len(processes := [int(path.stem) for path in tmp_path.glob("*.pid")]) < 2:
+    (tmp_path / "train.py").write_text(script)
+    launcher = subprocess.Popen([sys.executable, "-m", "nbdebug", "ranks", "train.py"], cwd=tmp_path)
+    while len(processes := [int(path.stem) for path in tmp_path.glob("*.pid")]) < started:
         assert launcher.poll() is None
         time.sleep(0.1)
     launcher.kill()
@@ -251,7 +263,7 @@ def test_the_precision_of_both_kinds_of_fsdp() -> None:
     import torch
     from torch.distributed.fsdp import MixedPrecision
 
-    from nbdebug.tools.distributed.check_ranks import buffers, differences, precision
+    from nbdebug.tools.distributed.check_ranks import differences, precision, remarks
 
     model, half = torch.nn.Linear(2, 2), torch.bfloat16
     notes = []
@@ -263,7 +275,7 @@ def test_the_precision_of_both_kinds_of_fsdp() -> None:
     ):
         model.mixed_precision = policy  # as FullyShardedDataParallel keeps it
         facts = {"host": "a", "precision": "; ".join(sorted({one for one in precision(model) if one}))}
-        notes.append((facts["precision"], len(buffers(facts)), len(differences([facts]))))
+        notes.append((facts["precision"], len(remarks(facts)), len(differences([facts]))))
     assert notes == [
         ("param bfloat16, buffer float32", 1, 0),
         ("param bfloat16, reduce float32, buffer bfloat16", 0, 0),

@@ -44,9 +44,9 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, da
 import nbdebug
 from nbdebug.observe.locations import USER, code_kind, users_frames
 from nbdebug.observe.sources import is_next, names_loaded, names_stored, nodes_of, slice_of, statement_at
-from nbdebug.process import alive
 from nbdebug.tools.distributed import marks
 from nbdebug.tools.distributed.facts import START, VARIABLES, CollectiveCall, Line, Place
+from nbdebug.tools.distributed.launch import alive
 
 COLLECTIVE = re.compile(
     r"(all_(reduce|gather|to_all)|broadcast|reduce(_scatter)?|gather|scatter|(monitored_)?barrier)(_\w+)?"
@@ -74,9 +74,7 @@ PART = 1 << 20
 
 def user_frames() -> Iterator[types.FrameType]:
     """The user's frames of the main thread, from the inside out."""
-    main = threading.main_thread()
-    here = threading.current_thread() is main
-    return users_frames(sys._getframe(1) if here else sys._current_frames().get(main.ident or 0))
+    return users_frames(sys._current_frames().get(threading.main_thread().ident or 0))
 
 
 def user_lines(frames: Iterable[types.FrameType] | None = None, most: int = 6) -> list[Line]:
@@ -135,7 +133,6 @@ class Agent:
         self.synced: Counter[str] = Counter()
         self.loss: tuple[Any, ...] | None = None
         self.last_message: dict[str, Any] | None = None
-
         self.after_backward, self.ordinals = False, itertools.count()
         if rank is not None:
             self.begin(folder)
@@ -757,10 +754,8 @@ class Agent:
         """Where the main thread stands, and how far its loops are."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         frames = [(each.f_code, line) for each, line in traceback.walk_stack(frame)][::-1]
-        while frames and code_kind(frames[0][0]) != USER:  # above the user's first line; none where it has ended
-            del frames[0]
         own = []
-        for code, line in frames:
+        for code, line in itertools.dropwhile(lambda each: code_kind(each[0]) != USER, frames):  # none after the end
             file, text = code.co_filename, linecache.getline(code.co_filename, line).strip()
             if code_kind(code) != USER:  # of a library what is below its folder
                 file = file.rpartition("-packages" + os.sep)[2] if "-packages" in file else os.path.basename(file)

@@ -85,7 +85,7 @@ def check_ranks(
         subject=f"{count(len(everyone), 'rank')}, {dist.get_backend()}",
         headline="" if symptoms else f"{count(len(everyone), 'rank')}: nothing differs that should be the same.",
         symptoms=tuple(symptoms),
-        notes=(*notes, *epochs(loader), *advice(communication), *buffers(own)),
+        notes=(*notes, *remarks(own, loader), *advice(communication)),
         steps=1,
         facts={"ranks": everyone, "seconds": seconds, **communication},
         tables=(Table("The ranks", ("rank", *columns), rows, open=True), *(t for t in tables(communication) if t.rows)),
@@ -131,22 +131,20 @@ def precision(model: nn.Module) -> list[str]:
     return [", ".join(f"{k} {str(dtype).removeprefix('torch.')}" for k, dtype in own if dtype) for own in kinds]
 
 
-def buffers(own: dict[str, Any]) -> list[str]:
-    """Where FSDP keeps buffers in float32 beside parameters in half precision, which is often meant for the loss."""
-    mixed = re.search(r"param b?float16[^;]*buffer float32", own.get("precision", ""))
-    text = (
-        "FSDP's buffer_dtype=torch.float32 keeps buffers (running statistics, for instance) in float32 and moves no op "
-    )
-    return [text + "there: parameters and ops are in half precision. Compute the loss with .float()."] if mixed else []
-
-
-def epochs(loader: Any) -> list[str]:
-    """What nothing but the order of a second epoch would show."""
-    sampler: Any = getattr(loader, "sampler", None)
-    if not (hasattr(sampler, "set_epoch") and getattr(sampler, "shuffle", False)):
-        return []
-    text = f"The sampler shuffles by its epoch, now {getattr(sampler, 'epoch', 0)}: "
-    return [text + "call sampler.set_epoch(epoch) before each epoch, or all have one order."]
+def remarks(own: dict[str, Any], loader: Any = None) -> list[str]:
+    """What is the same on all ranks and may surprise: FSDP's buffers in float32 beside parameters in half precision,
+    often meant for the loss; a sampler's order, of which only a second epoch would show that it is the first one's."""
+    notes, sampler = [], getattr(loader, "sampler", None)
+    if hasattr(sampler, "set_epoch") and getattr(sampler, "shuffle", False):
+        text = f"The sampler shuffles by its epoch, now {getattr(sampler, 'epoch', 0)}: "
+        notes.append(text + "call sampler.set_epoch(epoch) before each epoch, or all have one order.")
+    if re.search(r"param b?float16[^;]*buffer float32", own.get("precision", "")):
+        text = (
+            "FSDP's buffer_dtype=torch.float32 keeps buffers (running statistics, for instance) in float32 and moves "
+        )
+        text += "no op there: parameters and ops are in half precision. Compute the loss with .float()."
+        notes.append(text)
+    return notes
 
 
 def differences(everyone: Sequence[dict[str, Any]]) -> list[Symptom]:

@@ -36,11 +36,10 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from nbdebug.observe.variables import running_shell
-from nbdebug.process import alive
 from nbdebug.report import Report
 from nbdebug.tools.distributed.agent import PEER, Agent, CallsDiffer, end_process
 from nbdebug.tools.distributed.facts import CollectiveCall
-from nbdebug.tools.distributed.launch import LOCATE, Comparer, report_of
+from nbdebug.tools.distributed.launch import LOCATE, Comparer, alive, report_of
 from nbdebug.tools.distributed.marks import marked
 from nbdebug.tools.distributed.rules import certain, locates
 

@@ -24,7 +24,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from nbdebug.process import alive
+import psutil
+
 from nbdebug.report import Report, Symptom, Table
 from nbdebug.text import count, figures
 from nbdebug.tools.distributed.facts import RankLog, RanksFacts
@@ -35,6 +36,13 @@ POLL, LOCATE, NOTICE = 0.1, 4.0, 30.0
 """Seconds between two looks; the most that are given to a rank that looks for the op behind its loss; the wait for a
 rank after which a line tells where that stands, or half of the timeout where that is less."""
 FOLDER = "NBDEBUG_RANKS"
+
+
+def alive(process: int) -> bool:
+    """Whether a process runs; one that is dead and not yet waited for does not."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 class Comparer:
@@ -98,14 +106,17 @@ class Comparer:
                 why = f"{self.facts.text(line).strip()} (distributed/collective-mismatch, if it never comes)"
                 print(f"nbdebug: {told}: {why}", file=sys.stderr, flush=True)
 
+    def read_while(self, goes_on: Callable[[], bool], seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while goes_on() and time.monotonic() < until:
+            time.sleep(POLL / 2)
+            self.read()
+        self.read()
+
     def stop(self) -> None:
         """End the ranks: their own threads do it, and tell their stacks first; what is left after 2 s is killed."""
         (self.folder / "stop").touch()
-        until = time.monotonic() + 2
-        while time.monotonic() < until and any(map(alive, self.processes())):
-            time.sleep(0.05)
-            self.read()
-        self.read()
+        self.read_while(lambda: any(map(alive, self.processes())), 2)
         for process in filter(alive, self.processes()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 own = os.getpgid(process) == process
@@ -119,10 +130,7 @@ class Comparer:
                 if certain(self.facts):
                     seconds = time.monotonic() - self.began
                     time.sleep(2 * POLL)
-                    self.read()
-                    while locates(self.facts) and time.monotonic() < self.began + seconds + LOCATE:
-                        time.sleep(POLL)
-                        self.read()
+                    self.read_while(lambda: locates(self.facts), LOCATE)
                     self.stop()
                     self.facts.over = True
                     return report_of(self.facts, question, seconds)
