@@ -187,10 +187,10 @@ def test_a_launcher_that_is_killed_leaves_no_rank(tmp_path, script: str, started
 
 
 def test_a_fault_of_ours_is_told_and_nothing_is_compared() -> None:
-    from nbdebug.tools.distributed.facts import RanksFacts
     from nbdebug.tools.distributed.launch import report_of
+    from tests.distributed.events import facts_of
 
-    facts = RanksFacts.of({0: [{"k": "fault", "error": "TypeError: no"}], 1: []})
+    facts = facts_of({0: [{"k": "fault", "error": "TypeError: no"}], 1: []})
     report = report_of(facts, "nbdebug ranks train.py")
     assert not report.findings and not report.ok and "TypeError: no" in str(report)
 
@@ -296,12 +296,12 @@ def test_the_precision_of_both_kinds_of_fsdp() -> None:
 
 
 def test_an_error_of_all_ranks_is_looked_for_in_one_process() -> None:
-    from nbdebug.tools.distributed.facts import RanksFacts
     from nbdebug.tools.distributed.launch import report_of
+    from tests.distributed.events import facts_of
 
     error = {"k": "error", "type": "ValueError", "text": "no rows", "lines": [("train.py", 2, "<module>")], "t": 1.0}
     for ranks, fixes in (({0: [error], 1: [error]}, 2), ({0: [error], 1: []}, 1)):
-        (finding,) = report_of(RanksFacts.of(ranks), "ranks").findings
+        (finding,) = report_of(facts_of(ranks), "ranks").findings
         assert finding.code == "distributed/rank-raised" and len(finding.fixes) == fixes
         assert ("--nproc 1" in finding.fixes[-1].code) is (fixes == 2)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbdebug.tools.distributed.facts import RanksFacts
 from nbdebug.tools.distributed.rules import name_cause
+from tests.distributed.events import facts_of
 
 RANKS, FAN, EVERY = 256, 16, 64
 
@@ -123,6 +123,6 @@ def cause_of(ranks: list[Rank], apart: list[int]) -> Any:
     logs = {n: [dict(call) for call in ranks[n].calls] + ends * ranks[n].left for n in apart}
     for own in logs.values():
         own[0]["ranks"] = list(logs)
-    finding = name_cause(RanksFacts.of(logs))
+    finding = name_cause(facts_of(logs))
     assert finding is not None
     return finding

@@ -1,6 +1,6 @@
 """What the ranks wrote down, as plain data: calls in order, marks passed, and further events by their kind.
 
-An event is a dict with its kind under "k". Files write one as a line of JSON; tests write them by hand.
+An event is a dict with its kind under "k"; files have one as a line of JSON.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Line = tuple[str, int, str]
@@ -43,7 +43,7 @@ class CollectiveCall:
 
     def __str__(self) -> str:
         """ "all_reduce of float32 [4, 2]"."""
-        of = f" of {self.dtype} {self.shape}" if self.shape else ""
+        of = f" of {f'{self.dtype} {self.shape}'.strip()}" if self.shape else ""  # a wrapper's call has no dtype
         return self.op + of + (f" ({self.root})" if self.root else "")
 
 
@@ -153,15 +153,6 @@ class RanksFacts:
     alike: dict[str, int] = dataclasses.field(default_factory=dict)
     now: float = 0.0
     before: Any = None
-
-    @classmethod
-    def of(cls, logs: Mapping[int, Iterable[Mapping[str, Any]]], source: str = "", **more: Any) -> RanksFacts:
-        """Of events by rank; source: the text of "train.py"."""
-        facts = cls(len(logs), sources={"train.py": source}, over=True, **more)
-        for rank, events in logs.items():
-            for event in events:
-                facts.add(rank, event)
-        return facts
 
     def add(self, rank: int, event: Mapping[str, Any]) -> None:
         if event["k"] == "place":

@@ -108,7 +108,7 @@ def departure(facts: RanksFacts, parted: Parting) -> Departure:
         stack = facts.ranks[rank].one("stack")
         return Departure(rank, stack["lines"][0] if stack and stack["lines"] else None)
     sides = {rank: call and call.key for rank, call in parted.calls.items()}
-    (most, number), *_ = Counter(sides.values()).most_common(1)  # of two equal sides that of the lower rank
+    (most, votes), *_ = Counter(sides.values()).most_common(1)  # of two equal sides that of the lower rank
     one, other = (facts.ranks[next(r for r, key in sides.items() if (key == most) is same)] for same in (True, False))
     windows = _windows(parted, one, other)
     for log, peer, mine, theirs in ((one, other, *windows), (other, one, *windows[::-1])):
@@ -120,7 +120,7 @@ def departure(facts: RanksFacts, parted: Parting) -> Departure:
     arms = sorted(_arms(facts, parted, (one, other), windows), key=lambda arm: arm[0])
     if arms:
         _, rank, place = arms[0]
-        usual = 2 * number > len(sides)  # what most ranks go through is the common path
+        usual = 2 * votes > len(sides)  # what most ranks go through is the common path
         return Departure(other.rank if usual else rank, place.head, place)
     calls = [call for log in (other, one) if (call := parted.calls[log.rank]) is not None]
     lines = [call.lines[:1] for call in calls]

@@ -1,6 +1,6 @@
 """Two ranks of three make a group, and the third is not in that branch: it is the one beside the common path."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/collective-mismatch", ("Rank 2 leaves the common path", "if rank < 2:")
 
@@ -17,9 +17,9 @@ def call(op, line, *marks):
 
 def sick():
     makes = [PLACE, call("new_group", 2, 1)]
-    return RanksFacts.of({0: makes, 1: makes, 2: [PLACE, call("all_reduce", 3)]}, SOURCE)
+    return facts_of({0: makes, 1: makes, 2: [PLACE, call("all_reduce", 3)]}, SOURCE)
 
 
 def healthy():
     log = [PLACE, call("new_group", 2, 1), call("all_reduce", 3)]
-    return RanksFacts.of({0: log, 1: log, 2: log}, SOURCE)
+    return facts_of({0: log, 1: log, 2: log}, SOURCE)

@@ -1,6 +1,6 @@
 """Both ranks have six batches; one leaves out a step whose loss is bad, and its backward is missing at the end."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/collective-mismatch", ("Rank 1", "leaves out calls", "if loss.isnan():", "all_reduce(leave")
 
@@ -21,7 +21,7 @@ STEP = {"k": "call", "op": "backward of DistributedDataParallel", "lines": [("tr
 
 def sick():
     left = [STEP] * 2 + [{**STEP, "m": [1, 2, 1]}] + [STEP] * 2
-    return RanksFacts.of(
+    return facts_of(
         {0: [*PLACES, *[STEP] * 6], 1: [*PLACES, *left, {"k": "end", "m": [-1]}]},
         SOURCE,
     )
@@ -29,4 +29,4 @@ def sick():
 
 def healthy():
     log = [*PLACES, *[STEP] * 6, {"k": "end", "m": [-1]}]
-    return RanksFacts.of({0: log, 1: log}, SOURCE)
+    return facts_of({0: log, 1: log}, SOURCE)

@@ -1,6 +1,6 @@
 """One rank ends before the group is made; the other waits for it there."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/collective-mismatch", ("rank 1", "init_process_group", "if not rows:")
 
@@ -13,8 +13,8 @@ INIT = {"k": "call", "op": "init_process_group", "g": "start", "lines": [("train
 
 
 def sick():
-    return RanksFacts.of({0: [PLACE, INIT], 1: [{"k": "end", "code": 0, "m": [1]}]}, SOURCE)
+    return facts_of({0: [PLACE, INIT], 1: [{"k": "end", "code": 0, "m": [1]}]}, SOURCE)
 
 
 def healthy():
-    return RanksFacts.of({0: [PLACE, INIT], 1: [INIT]}, SOURCE)
+    return facts_of({0: [PLACE, INIT], 1: [INIT]}, SOURCE)

@@ -1,6 +1,6 @@
 """One rank leaves out the backward of a batch: it has gone through all of its rows, the other waits in its last."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/collective-mismatch", ("rank 1", "if loss > 50:")
 
@@ -23,9 +23,9 @@ def call(op, line, *marks):
 
 def sick():
     other = [*PLACES, call("backward", 5, 1, 2, 1), call("backward", 5, 1), call("barrier", 6, 1, 2, -1)]
-    return RanksFacts.of({0: [*PLACES, *[call("backward", 5, 1)] * 3], 1: other}, SOURCE)
+    return facts_of({0: [*PLACES, *[call("backward", 5, 1)] * 3], 1: other}, SOURCE)
 
 
 def healthy():
     log = [*PLACES, *[call("backward", 5, 1)] * 3, call("barrier", 6, 1, 2, -1)]
-    return RanksFacts.of({0: log, 1: log}, SOURCE)
+    return facts_of({0: log, 1: log}, SOURCE)

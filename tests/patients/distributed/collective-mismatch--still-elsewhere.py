@@ -1,6 +1,6 @@
 """One rank waits for something else, and the timeout of the others is nearly over."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/collective-mismatch", ("rank 1", "init_process_group", "while not ready.exists():")
 
@@ -15,7 +15,7 @@ STACK = {"k": "stack", "lines": [("train.py", 2, "<module>")], "stack": []}
 
 
 def ranks(now):
-    return RanksFacts.of({0: [INIT, CALL], 1: [STACK]}, SOURCE, now=now)
+    return facts_of({0: [INIT, CALL], 1: [STACK]}, SOURCE, now=now)
 
 
 def sick():

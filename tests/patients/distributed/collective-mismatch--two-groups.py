@@ -1,6 +1,6 @@
 """Two ranks reduce in two groups, one after the other; in the third step one of them begins with the second group."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/collective-mismatch", ("in group one", "in group two", "dist.all_reduce(x, group=first)")
 
@@ -20,9 +20,9 @@ def calls(*groups):
 
 
 def sick():
-    return RanksFacts.of({0: calls(*["one", "two"] * 2, "one"), 1: calls(*["one", "two"] * 2, "two")}, SOURCE)
+    return facts_of({0: calls(*["one", "two"] * 2, "one"), 1: calls(*["one", "two"] * 2, "two")}, SOURCE)
 
 
 def healthy():
     """One rank is in a call, the other still computes."""
-    return RanksFacts.of({0: calls(*["one", "two"] * 2, "one"), 1: calls(*["one", "two"] * 2)}, SOURCE)
+    return facts_of({0: calls(*["one", "two"] * 2, "one"), 1: calls(*["one", "two"] * 2)}, SOURCE)

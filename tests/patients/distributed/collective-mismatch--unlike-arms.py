@@ -1,6 +1,6 @@
 """One rank alone accumulates without reductions: both make as many turns, and one makes fewer calls in them."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/collective-mismatch", ("Rank 1 leaves the common path", "if full and step % 2 == 0:")
 
@@ -27,9 +27,9 @@ def call(op, line, *marks):
 def sick():
     one = [*PLACES, *[call("backward", 7, 1, 3)] * 3]
     other = [*PLACES, *[call("backward", 7, 1, 2, 1, 3)] * 2, call("barrier", 8, -1)]
-    return RanksFacts.of({0: one, 1: other}, SOURCE)
+    return facts_of({0: one, 1: other}, SOURCE)
 
 
 def healthy():
     log = [*PLACES, *[call("backward", 7, 1, 2, 1, 3)] * 2, call("barrier", 8, -1)]
-    return RanksFacts.of({0: log, 1: log}, SOURCE)
+    return facts_of({0: log, 1: log}, SOURCE)

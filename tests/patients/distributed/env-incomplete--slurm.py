@@ -1,6 +1,6 @@
 """A script that reads Slurm's variables is started by torchrun."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/env-incomplete", ("SLURM_PROCID", 'rank = int(os.environ["SLURM_PROCID"])', "torchrun sets")
 
@@ -14,9 +14,9 @@ def log(key):
 
 
 def sick():
-    return RanksFacts.of({0: log("SLURM_PROCID"), 1: log("SLURM_PROCID")}, SOURCE)
+    return facts_of({0: log("SLURM_PROCID"), 1: log("SLURM_PROCID")}, SOURCE)
 
 
 def healthy():
     """Slurm is there, and the ranks end well."""
-    return RanksFacts.of({0: [{"k": "end", "code": 0}], 1: [{"k": "end", "code": 0}]}, SOURCE)
+    return facts_of({0: [{"k": "end", "code": 0}], 1: [{"k": "end", "code": 0}]}, SOURCE)

@@ -1,6 +1,6 @@
 """A child starts with an environment of the script's own making."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/env-incomplete", ("RANK", "WORLD_SIZE", "clean")
 
@@ -11,7 +11,7 @@ subprocess.run(command, env=clean)
 
 def ranks(missing, output):
     child = {"k": "child", "missing": missing, "lines": [("train.py", 2, "f")]}
-    return RanksFacts.of({0: [child], 1: [child]}, SOURCE, output=output)
+    return facts_of({0: [child], 1: [child]}, SOURCE, output=output)
 
 
 def sick():

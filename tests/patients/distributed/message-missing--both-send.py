@@ -1,6 +1,6 @@
 """Both ranks send their edge before they receive the other's: gloo's send waits for a receiver."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = (
     "distributed/message-missing",
@@ -18,10 +18,10 @@ def message(way, peer, line):
 
 
 def sick():
-    return RanksFacts.of({0: [message("send", 1, 1)], 1: [message("send", 0, 1)]}, SOURCE)
+    return facts_of({0: [message("send", 1, 1)], 1: [message("send", 0, 1)]}, SOURCE)
 
 
 def healthy():
     """One of them receives first."""
     first = [message("send", 1, 1), message("receive", 1, 2)]
-    return RanksFacts.of({0: first, 1: [message("receive", 0, 2), message("send", 0, 1)]}, SOURCE)
+    return facts_of({0: first, 1: [message("receive", 0, 2), message("send", 0, 1)]}, SOURCE)

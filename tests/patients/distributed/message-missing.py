@@ -1,6 +1,6 @@
 """The first stage sends three batches; the second receives four."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/message-missing", ("Rank 1", "dist.recv(x, src=0)", "has sent 3")
 
@@ -19,10 +19,10 @@ def messages(way, peer, count, line, waits):
 
 def sick():
     sender = [*messages("send", 1, 3, 3, False), {"k": "end", "code": 0}]
-    return RanksFacts.of({0: sender, 1: messages("receive", 0, 4, 5, True)}, SOURCE)
+    return facts_of({0: sender, 1: messages("receive", 0, 4, 5, True)}, SOURCE)
 
 
 def healthy():
     """The last message is there: the receiver may still be at work with it."""
     sender = [*messages("send", 1, 4, 3, False), {"k": "end", "code": 0}]
-    return RanksFacts.of({0: sender, 1: messages("receive", 0, 4, 5, True)}, SOURCE)
+    return facts_of({0: sender, 1: messages("receive", 0, 4, 5, True)}, SOURCE)

@@ -1,6 +1,6 @@
 """Each rank scores its own half of the rows; the first prints the score of its half."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/metric-not-reduced", ("Rank 0", "accuracy = hits / seen")
 
@@ -21,9 +21,9 @@ def score(digests, prints=(), reduced=False):
 
 
 def sick():
-    return RanksFacts.of({0: [score([1.0, 2.0], [["train.py", 8, "<module>"]])], 1: [score([3.0, 4.0])]}, SOURCE)
+    return facts_of({0: [score([1.0, 2.0], [["train.py", 8, "<module>"]])], 1: [score([3.0, 4.0])]}, SOURCE)
 
 
 def healthy():
     """The same rows on both."""
-    return RanksFacts.of({0: [score([1.0, 2.0], [["train.py", 8, "<module>"]])], 1: [score([1.0, 2.0])]}, SOURCE)
+    return facts_of({0: [score([1.0, 2.0], [["train.py", 8, "<module>"]])], 1: [score([1.0, 2.0])]}, SOURCE)

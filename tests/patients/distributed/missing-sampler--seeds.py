@@ -1,6 +1,6 @@
 """The samplers have a seed of their own on each rank: each shares out another order."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/missing-sampler", ("50%", "as their samplers", "seed=100 + rank")
 
@@ -12,7 +12,7 @@ loader = DataLoader(rows, sampler=sampler)
 def ranks(*rows):
     one = {"k": "pass", "backwards": 2, "complete": True, "shuffles": True, "loader": "0", "id": "0/0", "content": []}
     lines = {"lines": [("train.py", 2, "f")], "sampler": [("train.py", 1, "f")]}
-    return RanksFacts.of({rank: [{**one, **lines, "rows": own}] for rank, own in enumerate(rows)}, SOURCE)
+    return facts_of({rank: [{**one, **lines, "rows": own}] for rank, own in enumerate(rows)}, SOURCE)
 
 
 def sick():

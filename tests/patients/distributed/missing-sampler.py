@@ -1,6 +1,6 @@
 """A plain shuffling loader on each rank."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/missing-sampler", ("100%", "DataLoader(rows, shuffle=True)")
 
@@ -13,7 +13,7 @@ LINES = {"lines": [("train.py", 1, "f")]}
 
 
 def ranks(*rows):
-    return RanksFacts.of({rank: [{**ONE, **LINES, "id": "0/0", "rows": own}] for rank, own in enumerate(rows)}, SOURCE)
+    return facts_of({rank: [{**ONE, **LINES, "id": "0/0", "rows": own}] for rank, own in enumerate(rows)}, SOURCE)
 
 
 def sick():

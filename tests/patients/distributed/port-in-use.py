@@ -1,6 +1,6 @@
 """A second launch from a rank takes the port of the first."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/port-in-use", ("port", "EADDRINUSE")
 
@@ -12,8 +12,8 @@ ERROR = {"k": "error", "type": "DistNetworkError", "text": "EADDRINUSE", "lines"
 
 
 def sick():
-    return RanksFacts.of({0: [ERROR], 1: []}, SOURCE)
+    return facts_of({0: [ERROR], 1: []}, SOURCE)
 
 
 def healthy():
-    return RanksFacts.of({0: [{"k": "end"}], 1: [{"k": "end"}]}, SOURCE)
+    return facts_of({0: [{"k": "end"}], 1: [{"k": "end"}]}, SOURCE)

@@ -1,6 +1,6 @@
 """A bad row in the second rank's share."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/rank-nonfinite", ("rank 1", "nan", "step 2")
 
@@ -15,7 +15,7 @@ def ranks(value):
             for n, v in enumerate(own)
         ]
 
-    return RanksFacts.of({0: losses(["1.0", "0.9", "0.8"]), 1: losses(["1.1", "0.8", value])}, SOURCE)
+    return facts_of({0: losses(["1.0", "0.9", "0.8"]), 1: losses(["1.1", "0.8", value])}, SOURCE)
 
 
 def sick():

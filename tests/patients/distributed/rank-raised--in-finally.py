@@ -1,6 +1,6 @@
 """One rank fails, and meets the others' backward in the barrier of `finally`: its error is the cause."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/rank-raised", ("Rank 1 has failed: KeyError: 7", "value = table[key]")
 
@@ -20,10 +20,10 @@ RAISED = {"k": "raised", "type": "KeyError", "text": "7", "lines": [("train.py",
 
 
 def sick():
-    return RanksFacts.of({0: [call("backward", 3)], 1: [RAISED, call("barrier", 5)]}, SOURCE)
+    return facts_of({0: [call("backward", 3)], 1: [RAISED, call("barrier", 5)]}, SOURCE)
 
 
 def healthy():
     """All ranks meet while they handle an error: nothing has parted."""
     log = [RAISED, call("barrier", 5)]
-    return RanksFacts.of({0: log, 1: log}, SOURCE)
+    return facts_of({0: log, 1: log}, SOURCE)

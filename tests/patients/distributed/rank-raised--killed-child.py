@@ -1,6 +1,6 @@
 """The kernel ends a process that torch.multiprocessing.spawn has started."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/rank-raised", ("rank 1", "SIGKILL", "loss.backward()")
 
@@ -13,7 +13,7 @@ SOURCE = """for batch in loader:
 def ranks(output):
     call = {"k": "call", "op": "backward of DistributedDataParallel", "ranks": [0, 1]}
     own = [{**call, "lines": [("train.py", 3, "<module>")]}] * 4
-    return RanksFacts.of({0: own, 1: own}, SOURCE, output=output)
+    return facts_of({0: own, 1: own}, SOURCE, output=output)
 
 
 def sick():

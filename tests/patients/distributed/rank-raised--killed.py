@@ -1,6 +1,6 @@
 """The kernel ends one of two processes: no error in Python, no end."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/rank-raised", ("rank 1", "SIGKILL", "loss.backward()")
 
@@ -21,7 +21,7 @@ Root Cause (first observed failure):
 def ranks(output):
     call = {"k": "call", "op": "backward of DistributedDataParallel", "ranks": [0, 1]}
     own = [{**call, "lines": [("train.py", 3, "<module>")]}] * 4
-    return RanksFacts.of({0: own, 1: own}, SOURCE, output=output)
+    return facts_of({0: own, 1: own}, SOURCE, output=output)
 
 
 def sick():

@@ -1,6 +1,6 @@
 """One rank can't read its file; the other waits, and fails when the first is gone."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/rank-raised", ("rank 1", "FileNotFoundError")
 
@@ -17,8 +17,8 @@ def sick():
         error("FileNotFoundError", "rows-1.txt", False),
         error("RuntimeError", "Connection closed by peer", True),
     )
-    return RanksFacts.of({0: [other], 1: [own]}, SOURCE)
+    return facts_of({0: [other], 1: [own]}, SOURCE)
 
 
 def healthy():
-    return RanksFacts.of({0: [{"k": "end"}], 1: [{"k": "end"}]}, SOURCE)
+    return facts_of({0: [{"k": "end"}], 1: [{"k": "end"}]}, SOURCE)

@@ -1,6 +1,6 @@
 """The gradients of a wrapped model are summed over the ranks by hand, too."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/reduced-twice", ("dist.all_reduce(p.grad)",)
 
@@ -13,8 +13,8 @@ optimizer.step()
 
 def sick():
     twice = {"k": "gradients", "late": False, "lines": [("train.py", 3, "<module>")]}
-    return RanksFacts.of({0: [twice], 1: [twice]}, SOURCE)
+    return facts_of({0: [twice], 1: [twice]}, SOURCE)
 
 
 def healthy():
-    return RanksFacts.of({0: [], 1: []}, SOURCE)
+    return facts_of({0: [], 1: []}, SOURCE)

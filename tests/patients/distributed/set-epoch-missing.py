@@ -1,6 +1,6 @@
 """Three epochs in one order."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/set-epoch-missing", ("set_epoch", "2 epochs")
 
@@ -15,7 +15,7 @@ LINES = {"lines": [("train.py", 1, "f")]}
 def ranks(second):
     passes = [[0, 2, 4, 6], second]
     log = [{**ONE, **LINES, "id": f"0/{n}", "rows": rows} for n, rows in enumerate(passes)]
-    return RanksFacts.of({0: log}, SOURCE)
+    return facts_of({0: log}, SOURCE)
 
 
 def sick():

@@ -1,6 +1,6 @@
 """Each rank saves its own place in the data under one name."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/shared-file", ("state.pt", "torch.save(state, path)")
 
@@ -10,7 +10,7 @@ SOURCE = """torch.save(state, path)
 
 def ranks(digests):
     written = {"k": "file", "id": "state.pt/0", "path": "runs/state.pt", "lines": [("train.py", 1, "f")]}
-    return RanksFacts.of({rank: [{**written, "digest": digest}] for rank, digest in enumerate(digests)}, SOURCE)
+    return facts_of({rank: [{**written, "digest": digest}] for rank, digest in enumerate(digests)}, SOURCE)
 
 
 def sick():

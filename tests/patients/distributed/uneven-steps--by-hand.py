@@ -1,6 +1,6 @@
 """Each rank takes its batches with next(), and the one that has fewer leaves the loop in `except StopIteration`."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE = "distributed/uneven-steps"
 NAMES = ("rank 0 has 5, rank 1 has 4", "mine = rows[rank::world]")
@@ -27,9 +27,9 @@ def call(op, line, *marks):
 
 def sick():
     log = [*PLACES, *[call("all_reduce", 8, 1)] * 4]
-    return RanksFacts.of({0: [*log, call("all_reduce", 8, 1)], 1: [*log, call("barrier", 9, 1, 2)]}, SOURCE)
+    return facts_of({0: [*log, call("all_reduce", 8, 1)], 1: [*log, call("barrier", 9, 1, 2)]}, SOURCE)
 
 
 def healthy():
     log = [*PLACES, *[call("all_reduce", 8, 1)] * 4, call("barrier", 9, 1, 2)]
-    return RanksFacts.of({0: log, 1: log}, SOURCE)
+    return facts_of({0: log, 1: log}, SOURCE)

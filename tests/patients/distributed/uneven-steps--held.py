@@ -1,6 +1,6 @@
 """The share of each rank is kept in a trainer, made far above the loop that goes over it."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE = "distributed/uneven-steps"
 NAMES = ("rank 0 has 4, rank 1 has 3", "self.rows = rows[rank::world]")
@@ -21,9 +21,9 @@ END = {"k": "end", "code": 0, "m": [-1]}
 
 
 def sick():
-    return RanksFacts.of({0: [*PLACES, *[STEP] * 4], 1: [*PLACES, *[STEP] * 3, END]}, SOURCE)
+    return facts_of({0: [*PLACES, *[STEP] * 4], 1: [*PLACES, *[STEP] * 3, END]}, SOURCE)
 
 
 def healthy():
     log = [*PLACES, *[STEP] * 3, END]
-    return RanksFacts.of({0: log, 1: log}, SOURCE)
+    return facts_of({0: log, 1: log}, SOURCE)

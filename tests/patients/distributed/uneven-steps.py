@@ -1,6 +1,6 @@
 """Nine batches on two ranks: one has five, the other four and has left."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/uneven-steps", ("rank 0 has 5, rank 1 has 4", "batches = rows[rank::2]")
 
@@ -20,7 +20,7 @@ def ranks(first, second):
         log.append({"k": "end", "m": [-1]})
     if first > second:
         logs[0].pop()
-    return RanksFacts.of(logs, SOURCE)
+    return facts_of(logs, SOURCE)
 
 
 def sick():

@@ -1,6 +1,6 @@
 """A head that the forward never uses."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/unused-parameters", ("boundary.weight", "boundary.bias")
 
@@ -13,7 +13,7 @@ SOURCE = """class Segment(nn.Module):
 def ranks(text):
     error = {"k": "error", "type": "RuntimeError", "text": text, "lines": [("train.py", 3, "f")]}
     log = [{"k": "nograd", "id": "0/0", "names": ["boundary.weight", "boundary.bias"] if text else []}]
-    return RanksFacts.of({rank: [*log, *([error] if text else [])] for rank in (0, 1)}, SOURCE)
+    return facts_of({rank: [*log, *([error] if text else [])] for rank in (0, 1)}, SOURCE)
 
 
 def sick():

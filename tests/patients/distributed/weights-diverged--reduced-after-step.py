@@ -1,6 +1,6 @@
 """Gradients are averaged by hand, behind the step that should use them."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/weights-diverged", ("reduced after the optimizer's step", "average(model)")
 
@@ -17,8 +17,8 @@ def weights(value):
 
 
 def sick():
-    return RanksFacts.of({0: [LATE, weights(1.0)], 1: [LATE, weights(1.5)]}, SOURCE)
+    return facts_of({0: [LATE, weights(1.0)], 1: [LATE, weights(1.5)]}, SOURCE)
 
 
 def healthy():
-    return RanksFacts.of({0: [weights(1.0)], 1: [weights(1.0)]}, SOURCE)
+    return facts_of({0: [weights(1.0)], 1: [weights(1.0)]}, SOURCE)

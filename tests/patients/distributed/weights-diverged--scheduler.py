@@ -1,6 +1,6 @@
 """The scheduler of each rank goes by the loss of its own rows: the learning rates part after a few steps."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE = "distributed/weights-diverged"
 NAMES = ("learning rates differ", "plateau.step(loss.item())", "a scheduler goes by a mean")
@@ -20,9 +20,9 @@ def weights(step, value, rate):
 
 def sick():
     alike = weights(0, 1.0, 0.05)
-    return RanksFacts.of({0: [alike, weights(1, 1.1, 0.05)], 1: [alike, weights(1, 1.2, 0.025)]}, SOURCE)
+    return facts_of({0: [alike, weights(1, 1.1, 0.05)], 1: [alike, weights(1, 1.2, 0.025)]}, SOURCE)
 
 
 def healthy():
     log = [weights(0, 1.0, 0.05), weights(1, 1.1, 0.025)]
-    return RanksFacts.of({0: log, 1: log}, SOURCE)
+    return facts_of({0: log, 1: log}, SOURCE)

@@ -1,6 +1,6 @@
 """A rank whose own loss is too large makes no step of the optimizer; the other one does."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE = "distributed/weights-diverged"
 NAMES = ("rank 1 has left out a step of the optimizer", "if loss.item() < 4.0:", "Let all ranks decide alike")
@@ -25,9 +25,9 @@ def weights(step, backwards, value, marks):
 def sick():
     alike = [*PLACES, weights(0, 1, 1.0, [1, 2])]
     other = weights(1, 3, 1.5, [1, 1, 2])
-    return RanksFacts.of({0: [*alike, weights(1, 2, 1.25, [1, 2])], 1: [*alike, other]}, SOURCE)
+    return facts_of({0: [*alike, weights(1, 2, 1.25, [1, 2])], 1: [*alike, other]}, SOURCE)
 
 
 def healthy():
     log = [*PLACES, weights(0, 1, 1.0, [1, 2]), weights(1, 3, 1.5, [1, 1, 2])]
-    return RanksFacts.of({0: log, 1: log}, SOURCE)
+    return facts_of({0: log, 1: log}, SOURCE)

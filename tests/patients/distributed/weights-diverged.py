@@ -1,6 +1,6 @@
 """Each rank makes its model with a seed of its own."""
 
-from nbdebug.tools.distributed.facts import RanksFacts
+from tests.distributed.events import facts_of
 
 CODE, NAMES = "distributed/weights-diverged", ("seeds", "torch.manual_seed(17 + rank)")
 
@@ -14,7 +14,7 @@ def ranks(values):
         weights = {"step": 0, "when": "before", "late": [], "lr": [0.1], "lines": []}
         return [seed, {"k": "weights", "id": "0/0/before", "values": {"weight": [values[rank], 2.0]}, **weights}]
 
-    return RanksFacts.of({0: log(0), 1: log(1)}, SOURCE)
+    return facts_of({0: log(0), 1: log(1)}, SOURCE)
 
 
 def sick():
