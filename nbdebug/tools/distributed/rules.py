@@ -7,6 +7,7 @@ which a finished run tells.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
@@ -287,6 +288,9 @@ def rank_nonfinite(facts: RanksFacts) -> Finding | None:
     rank = bad["rank"]
     title = f"The loss of rank {rank} is {value} at step {step}, and finite on the others"
     where = at(facts, line, rank, step)
+    diverged = weights_diverged(facts)
+    if diverged is not None and (diverged.where.step or 0) < (step or 0):
+        return dataclasses.replace(diverged, chain=(Link(title, where),))  # what came of it
     trace = next((e["finding"] for e in facts.all("trace") if (e["rank"], e["id"]) == (rank, step)), None)
     if trace is None:
         code = f"if rank == {rank}:\n    print(nbdebug.nan_trace(step, model=model))"
