@@ -186,6 +186,20 @@ def test_a_launcher_that_is_killed_leaves_no_rank(tmp_path, script: str, started
         time.sleep(0.1)
 
 
+def test_the_arms_of_an_expression_that_communicates_are_marked() -> None:
+    from types import SimpleNamespace
+
+    from nbdebug.tools.distributed.marks import MARK, Trail, compiled
+
+    places: list = []
+    code = compiled(b"x = dist.barrier() if rank else 'none'\ny = 1 if rank else 2\n", "train.py", places.append)
+    for rank, value in ((0, "none"), (1, "met")):
+        trail, names = Trail(), {"rank": rank, "dist": SimpleNamespace(barrier=lambda: "met")}
+        exec(code, names | {MARK: trail.mark}, names)
+        assert names["x"] == value and trail.passed == [places[1 - rank].number]
+    assert [place.line for place in places] == [1, 1]
+
+
 def test_a_fault_of_ours_is_told_and_nothing_is_compared() -> None:
     from nbdebug.tools.distributed.launch import report_of
     from tests.distributed.events import facts_of

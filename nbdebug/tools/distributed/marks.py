@@ -1,8 +1,8 @@
 """The user's source with marks in it: a rank's log then tells which arm of a branch it took, and how often it looped.
 
-`if`, `else`, `except` and `case` call `nbdebug_mark(n)` first; the iterable of a `for` is passed through
-`nbdebug_turns(n, iterable)`. Lines stay where they are. A file that compiles graphs is left as it is within its classes
-and decorated functions, as a mark would break the graph.
+`if`, `else`, `except`, `case`, and the arms of `a if b else c` that speak of communication, call `nbdebug_mark(n)`
+first; the iterable of a `for` is passed through `nbdebug_turns(n, iterable)`. Lines stay where they are. A file that
+compiles graphs is left as it is within its classes and decorated functions, as a mark would break the graph.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import os
 import threading
 import types
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -39,9 +39,10 @@ class Marker(ast.NodeTransformer):
     def __init__(self, file: str, compiles: bool) -> None:
         self.file, self.compiles, self.places = file, compiles, list[Place]()
 
-    def _place(self, kind: str, line: int, body: list[ast.stmt]) -> int:
+    def _place(self, kind: str, line: int, body: Sequence[ast.stmt | ast.expr]) -> int:
         first, last = body[0].lineno, body[-1].end_lineno or body[-1].lineno
-        number = zlib.crc32(f"{os.path.basename(self.file)}:{kind}:{line}:{first}:{last}".encode()) & 0x7FFFFFFF
+        place = f"{os.path.basename(self.file)}:{kind}:{line}:{first}:{last}:{body[0].col_offset}"
+        number = zlib.crc32(place.encode()) & 0x7FFFFFFF
         self.places.append(Place(number, kind, self.file, line, first, last))
         return number
 
@@ -54,6 +55,10 @@ class Marker(ast.NodeTransformer):
             for body in (node.body, getattr(node, "orelse", [])):
                 if body and not (body is not node.body and len(body) == 1 and isinstance(body[0], ast.If)):
                     body.insert(0, ast.Expr(_call(MARK, self._place("arm", line, body))))
+        elif isinstance(node, ast.IfExp) and paths.COMMUNICATES.search(ast.unparse(node)):
+            for name, value in (("body", node.body), ("orelse", node.orelse)):
+                number = self._place("arm", node.lineno, [value])
+                setattr(node, name, ast.BoolOp(ast.Or(), [_call(MARK, number), value]))  # a mark is None
         elif isinstance(node, ast.While):
             number = self._place("loop", node.lineno, node.body)
             node.body.insert(0, ast.Expr(_call(MARK, number)))

@@ -115,8 +115,9 @@ def departure(facts: RanksFacts, parted: Parting) -> Departure:
         for number in dict.fromkeys(-mark for mark in mine if mark < 0):  # a loop ended, and the other made a turn more
             loop = facts.places.get(number)
             if loop is not None and -number not in theirs and theirs.count(number) > mine.count(number):
-                left = [] if log.turns[number] < peer.turns[number] else _skipped(facts, loop, log, peer)
-                return Departure(log.rank, [*left, loop][0].head, [*left, loop][0])
+                left = [loop] if log.turns[number] < peer.turns[number] else _skipped(facts, loop, log, peer)
+                if left:
+                    return Departure(log.rank, left[0].head, left[0])
     arms = sorted(_arms(facts, parted, (one, other), windows), key=lambda arm: arm[0])
     if arms:
         _, rank, place = arms[0]
