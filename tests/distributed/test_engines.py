@@ -97,6 +97,20 @@ def test_an_interrupt_ends_the_cell_on_all_ranks_and_the_next_one_runs(book: Not
 
 
 @pytest.mark.timeout(120)
+def test_ranks_that_wait_for_each_other_in_two_groups(book: Notebook) -> None:
+    """The notebook frees them; of the errors that this makes a line is written, as torch's frames take seconds."""
+    engines = book.shell.magics_manager.registry["RanksMagics"].engines
+    waits = ("import torch, torch.distributed as dist\none, two = dist.new_group([0, 1]), dist.new_group([0, 1])\n"
+             "for group in (one, two)[::1 - 2 * rank]:\n    dist.all_reduce(torch.ones(2), group=group)")  # fmt: skip
+    outcome = engines.run(waits, "In [2]", lambda *_: None)
+    assert outcome.report.findings[0].code == "distributed/collective-mismatch", outcome.report
+    assert len(outcome.errors) == 2
+    assert all(
+        "Connection closed" in e.traceback and "distributed_c10d" not in e.traceback for e in outcome.errors.values()
+    )
+
+
+@pytest.mark.timeout(120)
 def test_a_wrapped_model_goes_over_to_the_new_group(book: Notebook) -> None:
     book.run("%%ranks --send lr\nimport torch, torch.distributed as dist")
     assert book.run(DDP).result is None

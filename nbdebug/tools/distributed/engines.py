@@ -41,6 +41,7 @@ from nbdebug.tools.distributed.agent import PEER, Agent, CallsDiffer, end_proces
 from nbdebug.tools.distributed.facts import CollectiveCall
 from nbdebug.tools.distributed.launch import LOCATE, Comparer, alive, report_of
 from nbdebug.tools.distributed.marks import marked
+from nbdebug.tools.distributed.paths import STILL
 from nbdebug.tools.distributed.rules import certain, locates
 
 POLL, GRACE = 0.02, 0.2
@@ -279,6 +280,8 @@ class _Run:
         own = {error["rank"]: error for error in facts.all("error")}
         raised = [error for rank, error in self.errors.items() if rank in own and not own[rank]["peer"]]
         facts.over = not own and not self.engines.lost
+        if self.freed:  # who waited then would wait still
+            facts.now += 2 * STILL
         alike = len({(e["type"], e["text"]) for e in own.values()}) == 1 and len(raised) == len(facts.ranks)
         report = report_of(facts, "%%ranks")
         told = not alike and bool(report.findings or report.symptoms)
@@ -296,7 +299,7 @@ class Member:
 
     def __init__(self, rank: int, folder: str) -> None:
         self.sockets: list[int] = []
-        self.cell, self.active, self.name = 0, False, ""
+        self.cell, self.freed, self.active, self.name = 0, 0, False, ""
         self.shell, self.main = running_shell(), threading.get_ident()
         helper = c10d._new_process_group_helper
 
@@ -316,6 +319,7 @@ class Member:
             self.shell.ast_transformers.append(self)
             self.shell.compile.get_code_name = lambda raw, code, number: self.name or f"In [{number}]"
             self.shell.events.register("post_run_cell", self.end)
+            self.show_error, self.shell.showtraceback = self.shell.showtraceback, self.showtraceback
             self.shell.extension_manager.load_extension("nbdebug")
 
     def connect(
@@ -382,6 +386,14 @@ class Member:
         if first["key"] != own["key"]:
             raise CallsDiffer(f"{own['what']}; {first['what']}")
 
+    def showtraceback(self, *args: Any, **kwargs: Any) -> None:
+        """In the shell's place: an error that the report tells of is one line. All its frames would take seconds, in
+        which the rank seems to be in its call still."""
+        error: Any = sys.exc_info()[1]
+        if isinstance(error, CallsDiffer) or self.freed == self.cell:
+            error._render_traceback_ = lambda: [f"{type(error).__name__}: {error}"]
+        self.show_error(*args, **kwargs)
+
     def end(self, result: Any) -> None:
         """After a cell."""
         if not self.active:
@@ -397,13 +409,13 @@ class Member:
 
     def watch(self) -> None:
         """A thread: free this rank when the notebook says so; end it when the notebook is gone."""
-        store, freed = self.store.clone(), 0
+        store = self.store.clone()
         while True:
             time.sleep(0.05)
             try:
                 if store.check(["over"]):
                     return
-                due = store.check([f"free/{self.cell}"]) and freed != self.cell
+                due = store.check([f"free/{self.cell}"]) and self.freed != self.cell
             except Exception:  # whatever torch raises: there is no store
                 if self.controller is None:
                     return
@@ -413,7 +425,7 @@ class Member:
                         os.kill(self.controller, signal.SIGTERM)
                 end_process(1)
             if due:
-                freed = self.cell
+                self.freed = self.cell
                 self.free()
 
     def free(self) -> None:
