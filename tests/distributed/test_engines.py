@@ -111,6 +111,17 @@ def test_ranks_that_wait_for_each_other_in_two_groups(book: Notebook) -> None:
 
 
 @pytest.mark.timeout(120)
+def test_a_worker_that_has_copies_of_the_connections_holds_no_rank(book: Notebook) -> None:
+    engines = book.shell.magics_manager.registry["RanksMagics"].engines
+    reads = ("import torch, torch.distributed as dist\nfrom torch.utils.data import DataLoader\n"
+             "for row in DataLoader(range(4), num_workers=1):\n    if rank == 1 and row == 2:\n"
+             "        raise ValueError('bad row')\n    dist.all_reduce(torch.ones(2))")  # fmt: skip
+    for number in (3, 4, 5):  # at once: the freed ranks of one cell are not those of the next
+        outcome = engines.run(reads, f"In [{number}]", lambda *_: None)
+        assert outcome.report.findings[0].code == "distributed/rank-raised" and len(outcome.errors) == 2, outcome.report
+
+
+@pytest.mark.timeout(120)
 def test_a_wrapped_model_goes_over_to_the_new_group(book: Notebook) -> None:
     book.run("%%ranks --send lr\nimport torch, torch.distributed as dist")
     assert book.run(DDP).result is None

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import dataclasses
 import datetime
+import gc
 import json
 import os
 import pathlib
@@ -298,18 +299,21 @@ class Member:
     """One rank: its group, what it writes down of a cell, and the thread that frees it."""
 
     def __init__(self, rank: int, folder: str) -> None:
-        self.sockets: list[int] = []
+        self.sockets: list[socket.socket] = []
         self.cell, self.freed, self.active, self.name = 0, 0, False, ""
+        self.lock = threading.Lock()
         self.shell, self.main = running_shell(), threading.get_ident()
         helper = c10d._new_process_group_helper
 
         def noting(*args: Any, **kwargs: Any) -> Any:
             before = sockets()
             group = helper(*args, **kwargs)
-            self.sockets += sorted(sockets() - before)
+            self.sockets += [socket.socket(fileno=os.dup(descriptor)) for descriptor, _ in sockets() - before]
             return group
 
         c10d._new_process_group_helper = noting
+        if hasattr(os, "register_at_fork"):  # a loader's worker must not delete a group of an earlier cell: that would
+            os.register_at_fork(after_in_child=gc.freeze)  # wait for ever for the group's threads, which it has not
         self.agent = Agent(pathlib.Path(folder), rank)
         self.agent.install()
         self.make_group = c10d.init_process_group
@@ -339,7 +343,8 @@ class Member:
 
     def begin(self, cell: int, name: str, number: int, rebuild: bool) -> None:
         """Before a cell: the group, and a log of its own."""
-        self.cell, self.name = cell, name
+        with self.lock:  # else the last cell's end is taken for this one's
+            self.cell, self.name = cell, name
         if rebuild or not dist.is_initialized():
             self.join()
         self.agent.begin(self.folder / f"cell-{cell}")
@@ -355,7 +360,8 @@ class Member:
             old = c10d._get_default_group()
             models = [m for m in self.agent.models if m.process_group is old]
             dist.destroy_process_group()
-        self.sockets.clear()
+        while self.sockets:
+            self.sockets.pop().close()
         more: dict[str, Any] = {}
         if self.backend == "nccl":  # its communicator is made now: what waits while it is made can't be freed
             more["device_id"] = torch.device("cuda", self.rank % torch.cuda.device_count())
@@ -393,6 +399,8 @@ class Member:
         if isinstance(error, CallsDiffer) or self.freed == self.cell:
             error._render_traceback_ = lambda: [f"{type(error).__name__}: {error}"]
         self.show_error(*args, **kwargs)
+        if error is not None:  # the shell formats it once more, for its history, and ends the cell after that
+            error._render_traceback_ = lambda: getattr(self.shell, "_last_traceback", None) or [str(error)]
 
     def end(self, result: Any) -> None:
         """After a cell."""
@@ -401,6 +409,7 @@ class Member:
         self.active = False
         error = result.error_in_exec or result.error_before_exec
         if error is not None:
+            vars(error).pop("_render_traceback_", None)
             self.agent.attempt(self.agent.failed, error, False)
         else:
             self.agent.attempt(self.agent.finish)
@@ -415,7 +424,8 @@ class Member:
             try:
                 if store.check(["over"]):
                     return
-                due = store.check([f"free/{self.cell}"]) and self.freed != self.cell
+                cell = self.cell
+                due = store.check([f"free/{cell}"]) and self.freed != cell
             except Exception:  # whatever torch raises: there is no store
                 if self.controller is None:
                     return
@@ -425,34 +435,35 @@ class Member:
                         os.kill(self.controller, signal.SIGTERM)
                 end_process(1)
             if due:
-                self.freed = self.cell
-                self.free()
+                self.freed = cell
+                self.free(cell)
 
-    def free(self) -> None:
+    def free(self, cell: int) -> None:
         """Make what waits in a collective raise. gloo: its connections are closed for writing, which the other side
         sees as an end. NCCL: its calls return and raise nothing, so that the cell is told to end first."""
-        cell = self.cell
         if self.active:
             self.agent.attempt(self.agent.write_state, False)
         time.sleep(0.1)  # twice as long as the other ranks' threads sleep: they tell their state before this frees them
-        if cell != self.cell:
-            return  # all ranks have ended by themselves: the next cell has a group of its own
-        if self.backend == "nccl":
-            if self.active:
-                interrupt = ctypes.py_object(KeyboardInterrupt)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.main), interrupt)
-            c10d._abort_process_group()
-        for descriptor in self.sockets:
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-                connection.shutdown(socket.SHUT_WR)
+        with self.lock:
+            if cell != self.cell:
+                return  # all ranks have ended by themselves: the next cell has a group of its own
+            if self.backend == "nccl":
+                if self.active:
+                    interrupt = ctypes.py_object(KeyboardInterrupt)
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.main), interrupt)
+                c10d._abort_process_group()
+            for connection in self.sockets:  # gloo may have closed its own, which ends none that a worker has a copy of
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_WR)
 
 
-def sockets() -> set[int]:
-    """The descriptors of this process that are sockets."""
+def sockets() -> set[tuple[int, int]]:
+    """(descriptor, inode) of this process's sockets: a number may be that of another one a moment later."""
     found = set()
     for descriptor in map(int, os.listdir("/dev/fd")):
         with contextlib.suppress(OSError):  # that of the listing itself
-            found |= {descriptor} if stat.S_ISSOCK(os.fstat(descriptor).st_mode) else set()
+            state = os.fstat(descriptor)
+            found |= {(descriptor, state.st_ino)} if stat.S_ISSOCK(state.st_mode) else set()
     return found
 
 
