@@ -144,6 +144,28 @@ def choice_of_a_number(sick):
     return with_number(lambda out, value: torch.where(out > out.median(), out, value).square().mean())(sick)
 
 
+# -- class weights of 1/0 ----------------------------------------------------------------------------------------------
+
+
+@kind("input-nonfinite", "input", line="classes(model(", step=0, said="inf in the `weight` of the loss (class 2)")
+def class_without_a_row(sick):
+    counts = torch.tensor([3.0, 2.0, 0.0 if sick else 1.0])
+    classes, labels = nn.CrossEntropyLoss(weight=1 / counts), torch.tensor([0, 1, 2, 0, 1])
+    model, batches = net(), [torch.randn(5, 6)]
+    return steps_of(model, torch.optim.Adam(model.parameters()), batches, lambda x: classes(model(x), labels))
+
+
+@kind("input-nonfinite", "input", line="with_logits(", step=0, said="inf in the `pos_weight` of the loss (class 1)")
+def class_without_a_positive(sick):
+    weight = torch.tensor([1.0, torch.inf if sick else 1.0, 2.0])
+    model, labels = net(), torch.tensor([[1.0, 0.0, 1.0]] * 5)
+
+    def loss_of(x):
+        return F.binary_cross_entropy_with_logits(model(x), labels, pos_weight=weight)
+
+    return steps_of(model, torch.optim.Adam(model.parameters()), [torch.randn(5, 6)], loss_of)
+
+
 # -- weights that an earlier step has spoiled --------------------------------------------------------------------------
 
 

@@ -66,7 +66,8 @@ class OriginFact:
     custom: the op ran in the user's own backward. whole: all of the tensor is bad. earlier_step: it happened in an
     earlier step, and a buffer has held it since. name: the parameter's or buffer's name, for an external one. factors:
     (low, high) of what it was multiplied by where no parameter flowed in (a target, a weight). after_model: the model
-    had returned by then. reader: the first op that used an external one for what went bad.
+    had returned by then. reader: the first op that used an external one for what went bad; argument: as what;
+    numbers: which elements are bad, of an external one with a single dimension.
     """
 
     index: int
@@ -92,6 +93,8 @@ class OriginFact:
     shape: tuple[int, ...] = ()
     factors: tuple[tuple[float, float], ...] = ()
     reader: str = ""
+    argument: str = ""
+    numbers: tuple[int, ...] = ()
 
     def operand(self, *names: str) -> Operand | None:
         """The operand with one of these argument names, or None."""

@@ -11,10 +11,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nbdebug.observe.locations import at_site
+from nbdebug.observe.ops import named_arguments, schema_of
 from nbdebug.observe.recorder import Op
 from nbdebug.observe.replay import Replay
-from nbdebug.observe.tape import TapeEntry
-from nbdebug.observe.tensors import all_finite, can_be_nonfinite, finite, tensors_in
+from nbdebug.observe.tape import Ref, TapeEntry
+from nbdebug.observe.tensors import StorageInfo, all_finite, can_be_nonfinite, finite, storage_key, tensors_in
 from nbdebug.report import Finding, Item, Plot, Report, RuledOut, Symptom, Where
 from nbdebug.text import count, figures, listed
 from nbdebug.tools.nan.facts import CompiledFacts, NanFacts, OriginFact, RunFacts, StateFacts
@@ -234,7 +235,22 @@ def _origin_fact(probe: Probe, origin: Origin, index: int, place: dict[int, int]
         shape=origin.shape,
         factors=tuple(origin.factors),
         reader=reader.name if (reader := _reader(origin, used)) else "",
+        **_read_as(probe, storage, reader),
     )
+
+
+def _read_as(probe: Probe, storage: StorageInfo | None, reader: Op | None) -> dict[str, Any]:
+    """Of a tensor from outside: the argument that it is of the op that reads it, and which of its elements are bad."""
+    entries = [e for e in probe.tape.entries if isinstance(e, TapeEntry) and not e.unfit]
+    entry = next((e for e in entries if reader is not None and e.op.index == reader.index), None)
+    if storage is None or entry is None:
+        return {}
+    for name, value in named_arguments(schema_of(entry.op.func), entry.args, entry.kwargs):
+        held = probe.tape.externals.get(value.value) if isinstance(value, Ref) else None
+        if held is not None and storage_key(held.tensor) == storage.ref.cdata:
+            bad = ~finite(held.tensor) if held.tensor.dim() == 1 else held.tensor.new_empty(0)
+            return {"argument": name, "numbers": tuple(bad.nonzero().flatten().tolist())}
+    return {}
 
 
 def _reader(origin: Origin, used: set[int]) -> Op | None:

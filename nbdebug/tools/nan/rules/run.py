@@ -139,6 +139,19 @@ def input_nonfinite(facts: NanFacts) -> Finding | None:
         )
     if origin.external is None or droppers_of(facts):
         return None
+    if origin.argument in ("weight", "pos_weight") and any(w in origin.reader for w in ("loss", "cross_entropy")):
+        numbers = origin.numbers
+        classes = f" (class{'es' * (len(numbers) > 1)} {listed(numbers, 6, quote='')})" if numbers else ""
+        return answer(
+            facts,
+            "input-nonfinite",
+            f"{verb(origin.where, 'has', 'have')} {MADE[origin.made]} in the `{origin.argument}` of the loss{classes}",
+            Fix(
+                "A class of which no row was counted has a weight of 1/0. Count the labels of all rows, and such a "
+                "class as one.",
+                f"{origin.argument} = counts.sum() / (len(counts) * counts.clamp(min=1))",
+            ),
+        )
     what = "the model's input" if origin.external == "input" else "a tensor from outside the model"
     return answer(
         facts,
