@@ -123,8 +123,9 @@ class Edit:
 
     def changed(self) -> list[tuple[str, str]]:
         """The lines as a unified diff shows them, without common indentation: (mark, line), mark "-", "+" or " "."""
-        old = textwrap.dedent(self.old).split("\n")
-        return [(line[0], line[2:]) for line in difflib.ndiff(old, self.code.split("\n")) if line[0] in "-+ "]
+        lines = textwrap.dedent(f"{self.old}\n{self.new}").split("\n")
+        old = self.old.count("\n") + 1
+        return [(line[0], line[2:]) for line in difflib.ndiff(lines[:old], lines[old:]) if line[0] in "-+ "]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -417,3 +417,10 @@ def test_what_was_computed_once_is_computed_again_from_the_model_on():
     code = finding.fixes[0].code
     assert "scores = model(INPUTS)" in code and code.index("scores = ") < code.index("loss = ") < code.index("backward")
     assert finding.fixes[0].verified, code
+
+
+def test_what_was_computed_before_the_loop_moves_into_it():
+    fix = explained(features_once).fixes[0]
+    assert fix.verified and fix.edit is not None, fix
+    marks = [(mark, line.strip()) for mark, line in fix.edit.changed() if mark in "-+"]
+    assert [mark for mark, _ in marks] == ["-", "+"] and marks[0][1] == marks[1][1], marks

@@ -746,6 +746,10 @@ def _twice_title(first: GraphHolder | None, alike: list[str], facts: BackwardTwi
     }[first.how]
 
 
+INSIDE = "   # inside the loop"
+"""With this ends the code of a fix that is a statement of before the loop."""
+
+
 def _twice_fixes(
     first: GraphHolder | None, alike: tuple[GraphHolder, ...], facts: BackwardTwiceFacts
 ) -> tuple[Fix, ...]:
@@ -780,10 +784,12 @@ def _twice_fixes(
             Fix("Or clear it after each backward().", f"{first.name}.clear()"),
         )
     if first.how in ("once", "sometimes"):
-        again = f"{first.made or text or first.name + ' = ...'}   # inside the loop"
-        without = Fix("Or detach it, if it should not.", f"{first.name} = {first.name}.detach()")
+        again = f"{first.made or text or first.name + ' = ...'}{INSIDE}"
+        without = Fix("Detach it, if it should not be trained.", f"{first.name} = {first.name}.detach()")
         if first.object and text:
-            without = Fix("Or compute it without a graph, if it should not.", f"with torch.no_grad():\n    {text}")
+            without = Fix(
+                "Compute it without a graph, if it should not be trained.", f"with torch.no_grad():\n    {text}"
+            )
         return (Fix("Compute it in each iteration, if it should be trained.", again), without)
     if first.how == "shared":
         return _shared_fixes(first, facts, loss)

@@ -40,6 +40,7 @@ from nbdebug.report import Edit, Finding, Fix
 from nbdebug.text import count
 from nbdebug.tools.errors.autograd.functions import callee_word, first_line
 from nbdebug.tools.errors.autograd.in_place import in_place_modules
+from nbdebug.tools.errors.autograd.rules import INSIDE
 from nbdebug.tools.errors.context import ErrorContext, calls_in, statement
 from nbdebug.tools.errors.sandbox import (
     DEEPEST,
@@ -87,6 +88,8 @@ def _placements(context: ErrorContext, finding: Finding, code: str) -> Iterator[
     if failing is None:
         return
     yield from _with_gradients(where.file, cause, where.line)
+    if code.endswith(INSIDE) and cause is not None and where.file == frame.site.file:
+        yield _moved_inside(where.file, cause, frame.site.line)
     code = "\n".join(line.partition("   #")[0] for line in code.split("\n"))
     if "nn.functional." in code and "nn" not in {**frame.globals, **frame.names}:
         code = code.replace("nn.functional.", "torch.nn.functional.")
@@ -110,6 +113,18 @@ def _placements(context: ErrorContext, finding: Finding, code: str) -> Iterator[
             pad = "\n" + " " * line.col_offset
             yield edit_of(file, {line: "{raw}" + pad + _indented(code, line)})
             yield edit_of(file, {line: _indented(code, line) + pad + "{raw}"})
+
+
+def _moved_inside(file: str, line: ast.stmt, within: int) -> Edit | None:
+    """A statement as the first of the loop around line `within` that begins after it."""
+    tree = tree_of(file)
+    loops = [n for n in nodes(tree) if isinstance(n, (ast.For, ast.While))] if tree is not None else []
+    around = [n for n in loops if line.lineno < n.lineno <= within <= (n.end_lineno or 0)]
+    if not around or not isinstance(line, ast.Assign) or line.lineno != line.end_lineno:
+        return None
+    first = min(around, key=lambda n: n.lineno).body[0]
+    moved = f"{ast.unparse(line)}\n{' ' * first.col_offset}{{raw}}"
+    return _tidy(edit_of(file, {line: "", first: moved}))
 
 
 def _with_gradients(file: str | None, cause: ast.stmt | None, line: int | None) -> Iterator[Edit | None]:

@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 from nbdebug.observe.frames import Frame
 from nbdebug.observe.locations import cell_name
-from nbdebug.observe.sources import ATOMS, edit_of, nodes_of, parents, source, tree_of, with_keyword
+from nbdebug.observe.sources import ATOMS, codes_of, edit_of, nodes_of, parents, source, tree_of, with_keyword
 from nbdebug.observe.variables import attributes, class_attribute
 from nbdebug.report import Edit, Fix
 from nbdebug.text import module_name
@@ -422,8 +422,12 @@ def detect_module(context: ErrorContext) -> CallFacts | None:
         path, edit = OperandNames(context).module(module), _as_sequential(context, frame, module)
         title = "A Sequential calls its layers one after the other."
         return call_facts(context, "container", path, edit, title=title, value=type(module).__name__)
-    own = [name for kind in type(module).__mro__ for name, value in vars(kind).items() if type(value) is FunctionType]
-    own = [name for name in own if not hasattr(nn.Module, name)]
+    methods = [v for kind in type(module).__mro__ for v in vars(kind).values() if type(v) is FunctionType]
+    for method in methods:
+        if any(code.co_name == "forward" for code in codes_of(method.__code__)) and (edit := _outdented(method)):
+            kind, title = type(module).__name__, "Indent it as the other methods are."
+            return call_facts(context, "nested", kind, edit, title=title, value=method.__name__)
+    own = [method.__name__ for method in methods if not hasattr(nn.Module, method.__name__)]
     near = difflib.get_close_matches("forward", [name.lower() for name in own], n=1, cutoff=0.7)
     name = next((name for name in own if near and name.lower() == near[0]), "")
     edit = _renamed(class_attribute(module, name), name) if name else None
@@ -509,6 +513,23 @@ def _renamed(function: Any, name: str) -> Edit | None:
     text = linecache.getline(code.source.file, code.node.lineno).rstrip("\n")
     new = re.sub(rf"\bdef\s+{name}\b", "def forward", text)
     return Edit(code.source.file, code.node.lineno, code.node.lineno, text, new, cell_name(code.source.file))
+
+
+def _outdented(method: Any) -> Edit | None:
+    """A `forward` that stands inside of a method, behind it instead, as a method of its own."""
+    code = function_source(method)
+    body = [] if code is None else getattr(code.node, "body", [])
+    inner = next((node for node in body if isinstance(node, ast.FunctionDef) and node.name == "forward"), None)
+    if code is None or inner is None:
+        return None
+    file, first, last = code.source.file, inner.lineno, body[-1].end_lineno or 0
+    lines = [linecache.getline(file, n) for n in range(first, last + 1)]
+    size = (inner.end_lineno or 0) - first + 1
+    own, rest = lines[:size], lines[size:]
+    extra = inner.col_offset - code.node.col_offset
+    moved = [line[extra:] if line.strip() else line for line in own]
+    new = "".join([*rest, *["\n"][: len(rest)], *moved])
+    return Edit(file, first, last, "".join(lines).rstrip("\n"), new.rstrip("\n"), cell_name(file))
 
 
 def _as_sequential(context: ErrorContext, frame: Frame, module: nn.Module) -> Edit | None:

@@ -74,6 +74,7 @@ def wrong_argument(facts: CallFacts) -> Finding:
 MODULES = {
     "no init": "`{name}.__init__` assigns modules before `super().__init__()`, which makes the place for them",
     "misspelt": "`{name}` has no `forward`",
+    "nested": "`{name}` has no `forward`: the one that you wrote is indented into `{value}`, where nobody can call it",
     "container": "`{name}` is a {value}: it holds modules, but has no `forward`, so it can't be called",
 }
 
