@@ -69,6 +69,18 @@ def test_it_keeps_the_newest_and_the_best_and_writes_at_multiples(tmp_path) -> N
     assert nbdebug.Checkpoints(tmp_path / "none").resume() == 0
 
 
+def test_settings_are_kept_and_the_bar_stands_where_the_run_does(tmp_path, capsys) -> None:
+    config = {"rate": 0.1, "sizes": (4, 8), "name": "a"}
+    nbdebug.Checkpoints(tmp_path, config=config, **parts()).save(7)
+    assert read_file(tmp_path / "step_00000007.safetensors").tree["config"] == config
+    assert list(nbdebug.Checkpoints(tmp_path, config=config, **parts()).steps(10)) == [7, 8, 9]
+    assert "70%" in (bar := capsys.readouterr().err) and "7/10" in bar and "10/10" in bar
+    other = {**config, "rate": 0.2, "warm_up": 5}
+    with pytest.warns(UserWarning, match=r"other settings: rate 0.1 → 0.2 and warm_up None → 5"):
+        assert nbdebug.Checkpoints(tmp_path, config=other, **parts()).resume() == 7
+    assert nbdebug.Checkpoints(tmp_path, **parts()).resume() == 7
+
+
 def test_a_torn_file_is_passed_over_and_another_model_is_refused(tmp_path) -> None:
     ckpt = nbdebug.Checkpoints(tmp_path, **parts())
     for step in (9, 10):

@@ -17,7 +17,7 @@ import shutil
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import psutil
@@ -26,7 +26,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from nbdebug.text import in_a_line
+from nbdebug.text import in_a_line, listed
 from nbdebug.tools.checkpoint.check_checkpoint import WHOLE, compare
 from nbdebug.tools.checkpoint.formats import SAFETENSORS, decoded, header_checksum, loaded, read_file, within
 from nbdebug.tools.checkpoint.rules import CheckpointFacts, SavedFile, name_all
@@ -51,7 +51,8 @@ class Checkpoints:
     accelerators, Python and numpy are saved by themselves. Models are saved without DataParallel and torch.compile.
 
     keep: how many of the newest files stay. best: the name of a value given to `save` ("loss"); the file with the
-    smallest stays too; with "+accuracy" the largest counts. every: `save` writes only at multiples of it.
+    smallest stays too; with "+accuracy" the largest counts. every: `save` writes only at multiples of it. config: your
+    settings, plain values, which are kept in each file; `resume` warns where they are others now.
 
     Raises ValueError where keep or every is below 1, TypeError for a part that has no state.
     """
@@ -63,6 +64,7 @@ class Checkpoints:
         keep: int = 3,
         best: str | None = None,
         every: int | None = None,
+        config: Mapping[str, Any] | None = None,
         **parts: Any,
     ) -> None:
         if keep < 1 or (every is not None and every < 1):
@@ -73,6 +75,7 @@ class Checkpoints:
             if name in ("step", "random", "values"):
                 raise ValueError(f"A part can't be called {name!r}: that name is taken in the file.")
         self.folder, self.keep, self.best, self.every = pathlib.Path(folder), keep, best, every
+        self.config = dict(config or {})
         self.parts = {name: _bare(part) for name, part in parts.items()}
 
     def paths(self) -> list[pathlib.Path]:
@@ -90,7 +93,9 @@ class Checkpoints:
             return None
         self.folder.mkdir(parents=True, exist_ok=True)
         state = {"step": step, "values": {name: float(v) for name, v in values.items()}, "random": get_random()}
-        state |= {name: read(part) for name, part in self.parts.items()}
+        state |= {name: read(part) for name, part in self.parts.items()} | (
+            {"config": self.config} if self.config else {}
+        )
         path = self.folder / f"step_{step:08d}.safetensors"
         temporary = self.folder / f".{path.name}.{os.getpid()}.tmp"
         try:
@@ -130,8 +135,21 @@ class Checkpoints:
             for name, part in self.parts.items():
                 write(part, state[name])
             set_random(state["random"])
+            there = state.get("config", {})
+            names = [name for name in dict.fromkeys((*there, *self.config)) if there.get(name) != self.config.get(name)]
+            if there and self.config and names:
+                both = listed([f"{name} {there.get(name)!r} → {self.config.get(name)!r}" for name in names], quote="")
+                warnings.warn(f"{path.name} was written with other settings: {both}.", stacklevel=2)
             return int(state["step"])
         return 0
+
+    def steps(self, total: int) -> Iterable[int]:
+        """Resume, and give the steps up to `total` that are left, with a progress bar that stands where the run does:
+        `for step in ckpt.steps(1000): ...; ckpt.save(step + 1)`. Raises as `resume` does."""
+        from tqdm.auto import tqdm  # here, because it looks for a notebook when it is imported
+
+        start = self.resume()
+        return tqdm(range(start, total), initial=start, total=total)
 
     def _refuse_others(self, path: pathlib.Path, held: SavedFile) -> None:
         if lacking := [name for name in self.parts if name not in held.tree]:
