@@ -6,14 +6,12 @@ loader's workers draw.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
 import dataclasses
 import hashlib
 import inspect
 import itertools
-import operator
 import os
 import random
 import re
@@ -28,7 +26,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -36,43 +34,32 @@ from torch.utils.data import (
     SequentialSampler,
     Subset,
     WeightedRandomSampler,
-    default_collate,
 )
 
-from nbdebug.observe.locations import Site, at_site
-from nbdebug.observe.sources import name_of, nodes_of
 from nbdebug.observe.tensors import fingerprint, output_tensors, tensors_in
 from nbdebug.observe.variables import attributes
-from nbdebug.report import Where
 from nbdebug.text import count, listed
 from nbdebug.tools.training import signals
 from nbdebug.tools.training.evaluate import (
     LossFn,
+    batch_size,
     batches_of,
     is_generator,
-    loss_root,
-    modes_put_back,
     preserve_rng,
+    repeatable_loss,
     samples_of,
-    save_rng,
     takes_fewer_rows,
-    targets_of,
 )
 from nbdebug.tools.training.facts import (
     AnswersAmongInputs,
-    BatchMixing,
     InputShift,
     Labels,
     LossCall,
-    MixedSamples,
-    OverEnds,
     Overlap,
-    PairedAnew,
     SharedGroups,
     WorkerDraws,
 )
-from nbdebug.tools.training.one_step import VIEWS, Calls, OpCall, StepGraph, calls_for, record
-from nbdebug.tools.training.outputs import batch_size, deterministic, outputs_and_targets, repeatable_loss
+from nbdebug.tools.training.one_step import StepGraph
 from nbdebug.tools.training.signals import tensors_at, unmasked_tensors_at
 
 CLASSES = 1000
@@ -95,17 +82,6 @@ MOST_COMPARED = 1500
 """Samples of each side whose nearest are looked for."""
 MOST, SECONDS = 400, 5.0
 """Batches of a loader, and time, that are read."""
-AGAIN, EVENLY, ALL_ALIKE, UNSEEN, ERRORS = 50, 0.3, 0.8, 0.1, 3.0
-"""Rows that have to come again; by how much at most their counts vary, over their mean (1 where they are drawn, 0.25 in
-the middle of a pass); the share of equal targets by chance from which on nothing can be told; the share of targets that
-no sample had before (they are computed or drawn, not exchanged); standard errors."""
-MIXTURES, FIRST_MIXTURES, LITTLE, MOST_OF_IT = 16, 3, 0.02, 0.6
-"""Mixtures that are looked at, and after how many without one no more are; a share that is none; a share that is most:
-a target that goes with less of a sample than that is another one's, whatever a published augmentation leaves out."""
-MOST_TARGETS, ENDS_SEEN, TOLD = 48, 8, 0.95
-"""Batches whose targets are taken apart, ends among them, and how often a value has to tell an end from no end."""
-DEALS = frozenset({"shuffle", "randperm", "permutation", "permuted"})
-"""Names of what deals rows anew, to find the line."""
 
 
 @dataclasses.dataclass
@@ -391,309 +367,6 @@ def _classes(target: torch.Tensor, loss: LossCall | None) -> torch.Tensor | None
         return target if loss is not None and loss.op in ("cross_entropy", "nll_loss") else None
     binary = loss is not None and loss.op.startswith("binary") and bool(((target == 0) | (target == 1)).all())
     return target.long() if binary else None
-
-
-def paired_anew(batches: Sequence[Any], target: int, files: Sequence[str]) -> PairedAnew | None:
-    """Whether passes over the same inputs give them the targets of other samples; None where they don't, or inputs do
-    not come again as they were. target: its position in a batch's tensors; files: where the line may stand."""
-    keys, labels, last = list[Any](), list[bytes](), list[torch.Tensor]()
-    for batch in batches:
-        tensors = output_tensors(batch)
-        n = len(tensors[target]) if target < len(tensors) and tensors[target].dim() else 0
-        inputs = [t for i, t in enumerate(tensors) if i != target and t.dim() and len(t) == n]
-        if not n or not inputs:
-            return None
-        whole, last = last, [*inputs, tensors[target]]
-        if len(whole) == len(last) and all(map(operator.is_, whole, last)):
-            continue  # all rows at once, from which the loop takes some
-        keys += zip(*map(_row_keys, inputs))
-        labels += _row_keys(tensors[target])
-    counts, known = Counter(keys), Counter(labels)
-    often = statistics.fmean(counts.values()) if counts else 0.0
-    if often < 1.5 or statistics.pvariance(counts.values()) > EVENLY * often:
-        return None
-    before, had = dict[Any, bytes](), set[bytes]()
-    again = same = unseen = 0
-    for key, label in zip(keys, labels):
-        if key in before:
-            again, same, unseen = again + 1, same + (before[key] == label), unseen + (label not in had)
-        before[key] = label
-        had.add(label)
-    by_chance = sum((times / len(labels)) ** 2 for times in known.values())
-    limit = by_chance + ERRORS * (by_chance * (1 - by_chance) / max(again, 1)) ** 0.5
-    if again < AGAIN or by_chance > ALL_ALIKE or unseen > UNSEEN * again or same > limit * again:
-        return None
-    lines = {
-        Site(file, node.lineno, "")
-        for file in files
-        for node in nodes_of(file)
-        if isinstance(node, ast.Call) and name_of(node) in DEALS
-    }
-    where = at_site(Where(), lines.pop()) if len(lines) == 1 else Where()
-    return PairedAnew(again, same / again, by_chance, where)
-
-
-def _row_keys(rows: torch.Tensor) -> list[bytes]:
-    """A key for the values of each row, without the zeros that fill it up."""
-    table = rows.detach().cpu()
-    table = table.float() if table.dtype == torch.bfloat16 else table
-    return [row.tobytes().rstrip(b"\0") for row in table.numpy()]
-
-
-@dataclasses.dataclass
-class _Rows:
-    """Samples of which one can be exchanged for another in the inputs or in the targets alone: rows of a batch, or the
-    items that a collate function joins. inputs, target: positions among the tensors of either."""
-
-    batch: Any
-    inputs: int
-    target: int
-    items: list[Any]
-    collate: Any = None
-
-    @classmethod
-    def each(cls, batches: Batches, n: int, inputs: int, target: int) -> Iterator[_Rows]:
-        batch, loader = batches.train[0], batches.loader
-        yield cls(batch, inputs, target, [[t[k] for t in output_tensors(batch)] for k in range(n)])
-        data: Any = getattr(loader, "dataset", None)
-        own = getattr(loader, "collate_fn", default_collate)
-        if own is not default_collate and hasattr(data, "__getitem__"):
-            items = [data[k] for k in range(min(n, MIXTURES))]
-            if len(tree_leaves(items[0])) == len(output_tensors(batch)):
-                yield cls(batch, inputs, target, items, own)
-
-    def leaf(self, k: int, at: int) -> torch.Tensor:
-        return torch.as_tensor(tree_leaves(self.items[k])[at])
-
-    def exchanged(self, at: int | None, k: int, other: int) -> Any:
-        """The batch, with what the other has at this position in place of a sample's own."""
-        if self.collate is None:
-            whole = [] if at is None else output_tensors(self.batch)[at : at + 1]
-            order = [other if i == k else i for i in range(len(self.items))]
-            return tree_map_only(torch.Tensor, lambda t: t[order] if any(t is w for w in whole) else t, self.batch)
-        leaves, form = tree_flatten(self.items[k])
-        if at is not None:
-            leaves[at] = tree_leaves(self.items[other])[at]
-        return self.collate([*self.items[:k], tree_unflatten(leaves, form), *self.items[k + 1 :]])
-
-
-def mixed_samples(model: nn.Module, loss_fn: LossFn, batches: Batches) -> MixedSamples | None:
-    """What a loop or a collate function that mixes the rows of a batch does with their targets; None where none mixes.
-    A sample is exchanged for another in the inputs alone, and in the targets alone: in which rows of the model's input
-    is it then seen, and in which of the loss's gradient at the output?"""
-    n, known, tensors = batch_size(batches.train[0]), targets_of(batches.train[0]), output_tensors(batches.train[0])
-    by_form = next((i for i, t in enumerate(tensors) if t is known), None)
-    target = by_form if batches.target is None else batches.target
-    inputs = next((i for i in batches.inputs if i != target), None)
-    if n is None or n < 4 or target is None or inputs is None or tensors[inputs].dim() < 2:
-        return None
-    if not (tensors[inputs].is_floating_point() or tensors[inputs].dtype == torch.uint8):
-        return None
-    with deterministic(model), preserve_rng(loss_fn, batches.loader):
-        for rows in _Rows.each(batches, n, inputs, target):
-            draws, wrong = 0, list[tuple[float, float]]()
-            for draw in range(MIXTURES):
-                shares = _shares(model, loss_fn, rows, draw * len(rows.items) // MIXTURES, batches.loader)
-                draws += shares is not None
-                if not draws and draw == FIRST_MIXTURES:
-                    break
-                if shares is not None:
-                    seen, counted = shares
-                    top = int(seen.argmax())
-                    pair = float(seen[top]), float(counted[top])
-                    wrong += [pair] * (pair[0] > MOST_OF_IT > 1 - MOST_OF_IT > pair[1])
-            if draws:
-                return MixedSamples(draws, len(wrong), *wrong[:1])
-    return None
-
-
-def _shares(
-    model: nn.Module, loss_fn: LossFn, rows: _Rows, k: int, *owners: Any
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """How much of a sample is in each row of the model's input, and of its target in each row of the loss; None where
-    its own row is all that it is in."""
-    own = rows.leaf(k, rows.inputs), rows.leaf(k, rows.target)
-    others = (rows.leaf(i, at) for i in range(len(rows.items)) for at in (rows.inputs, rows.target))
-    unlike = (i for i, pair in enumerate(zip(others, others)) if not any(map(torch.equal, own, pair)))
-    other = next(unlike, None)
-    if other is None or own[0].shape != rows.leaf(other, rows.inputs).shape:
-        return None
-    restore = save_rng(loss_fn, *owners)
-
-    def seen(at: int | None) -> list[torch.Tensor | None]:
-        restore()
-        return _inputs_or_gradients(model, loss_fn, rows.exchanged(at, k, other))
-
-    with torch.no_grad():
-        before, after = seen(None), seen(rows.inputs)
-    change = (rows.leaf(other, rows.inputs).float() - own[0].float()).cpu()
-    large = change.abs() > 1e-3 * change.abs().max()
-    for call, (x, y) in enumerate(zip(before, after)):
-        if x is None or y is None or not x.shape == y.shape == (len(rows.items), *change.shape):
-            continue
-        parts = (y - x)[:, large] / change[large]
-        share, most = parts.mean(1), float(parts.sum(0).abs().max())
-        if int((parts.abs().amax(1) > LITTLE * most).sum()) != 2 or float(parts.min()) < -LITTLE * most:
-            continue  # its own row alone; or numbers that were moved, not mixed
-        with torch.enable_grad():
-            x, y = seen(None)[call], seen(rows.target)[call]
-        counted = None if x is None or y is None else (y - x).abs().flatten(1).sum(1)
-        return None if counted is None or not bool(counted.any()) else (share / share.sum(), counted / counted.sum())
-    return None
-
-
-def _inputs_or_gradients(model: nn.Module, loss_fn: LossFn, batch: Any) -> list[torch.Tensor | None]:
-    """What goes into each call of the model, or, with gradients, the loss's gradient at what comes out of each."""
-    inputs, outputs = list[torch.Tensor | None](), list[torch.Tensor]()
-
-    def enters(module: nn.Module, args: Any, kwargs: Any) -> None:
-        x = next(iter(tensors_in((args, kwargs))), None)
-        inputs.append(None if x is None or not x.is_floating_point() else x.detach().float().cpu())
-
-    with (
-        model.register_forward_pre_hook(enters, with_kwargs=True),
-        model.register_forward_hook(lambda module, args, out: outputs.extend(output_tensors(out)[:1])),
-    ):
-        loss = loss_root(loss_fn(model, batch))
-    if not torch.is_grad_enabled() or len(outputs) != len(inputs):
-        return inputs
-    gradients = torch.autograd.grad(loss.mean(), outputs, allow_unused=True)
-    return [None if g is None else g.float().cpu() for g in gradients]
-
-
-def over_ends(
-    model: nn.Module, loss_fn: LossFn, batches: Sequence[Any], named: Sequence[Mapping[str, torch.Tensor]]
-) -> OverEnds | None:
-    """Whether targets `reward + something of the next state` have the latter also where a mark in the batch, or beside
-    it, says that an episode ends. named: the marks beside each batch, by their names. A mark is a value of two that the
-    loss does not use and that the reward or a state tells, as an end is; that the time is up is told by neither."""
-    marks = dict[str, list[torch.Tensor]]()
-    columns, rewards, added = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
-    place = Where()
-    for batch, flags in zip(batches[:MOST_TARGETS], named):
-        calls = calls_for(model, batch)
-        with deterministic(model), preserve_rng(loss_fn), torch.enable_grad():
-            record(calls, loss_fn, batch)
-        found = _following(calls)
-        if found is None:
-            return None
-        call, reward, following = found
-        rows, place = following.numel(), call.where
-        tensors = [t.detach().cpu() for t in output_tensors(batch) if t.dim() and len(t) == rows]
-        own = calls.dependence(reward).leaves
-        used = (t for c in calls.calls if c.op not in VIEWS for t in c.inputs if t.numel() == rows)
-        patterns = {_pattern(t) for t in used if calls.dependence(t).leaves & ~own or not calls.dependence(t).leaves}
-        beside = {f"batch[{i}]": t for i, t in enumerate(output_tensors(batch)) if not own >> i & 1}
-        known = {n: t for n, t in (dict(flags) | beside).items() if t.numel() == rows and _pattern(t) not in patterns}
-        for name in list(marks) or known:
-            if name not in known:
-                marks.pop(name, None)
-                continue
-            marks.setdefault(name, []).append(known[name].detach().cpu().float().flatten())
-        rewards.append(reward.detach().cpu().float().flatten())
-        columns.append(torch.cat([t.float().flatten(1) if t.dim() > 1 else t.float()[:, None] for t in tensors], 1))
-        added.append(following.detach().cpu().float().flatten())
-    if not added or len({t.shape[1] for t in columns}) > 1 or bool((values := torch.cat(added)).eq(0).any()):
-        return None  # some of them end
-    table = torch.cat(columns)
-    table = torch.cat([table, (table - table.mean(0)).abs()], 1)
-    for name, parts in marks.items():
-        ends = torch.cat(parts) == min(both := torch.cat(parts).unique().tolist())
-        if len(both) != 2:
-            continue
-        ends = ends if int(ends.sum()) * 2 <= len(ends) else ~ends
-        others = [torch.cat(rewards), *(column for column in table.T if _pattern(column) != _pattern(ends))]
-        if int(ends.sum()) >= ENDS_SEEN and any(_told(column, ends) > TOLD for column in others):
-            name = "" if name.startswith("batch[") else name
-            return OverEnds(name, int(ends.sum()), len(ends), float(values[ends].mean()), place)
-    return None
-
-
-def _following(calls: Calls) -> tuple[OpCall, torch.Tensor, torch.Tensor] | None:
-    """Of a target that adds a reward of the batch and what a model says of that which the output is not made of: the
-    call that adds, and the two."""
-    for pair in outputs_and_targets(calls, moving=True):
-        for output, target in (pair[1:], pair[:0:-1]):
-            call = calls.maker(target)
-            while call is not None and call.op == "detach":
-                call = calls.maker(call.inputs[0])
-            if call is None or call.op not in ("add", "__add__", "__radd__") or len(call.inputs) != 2:
-                continue
-            own = calls.dependence(output).leaves
-            for reward, following in (call.inputs, call.inputs[::-1]):
-                one, other = calls.dependence(reward), calls.dependence(following)
-                if not one.params and one.leaves & ~own and other.params and other.leaves & ~own & ~one.leaves:
-                    return (call, reward, following) if reward.numel() == following.numel() > 1 else None
-    return None
-
-
-def _pattern(values: torch.Tensor) -> bytes:
-    """Which of the values are the same as the first one."""
-    flat = values.detach().cpu().flatten()
-    return (flat == flat[:1]).numpy().tobytes()
-
-
-def _told(column: torch.Tensor, marks: torch.Tensor) -> float:
-    """How often a value beside a mark is above (or, if more often, below) one without, ties by half."""
-    ranks = (column[marks][:, None] - column[~marks][None, :2000]).sign()
-    return float(ranks.mean().abs() + 1) / 2
-
-
-def ignores_input(model: nn.Module, loss_fn: LossFn, batch: Any, leaves: Sequence[int]) -> bool | None:
-    """Whether the loss stays the same when the inputs are moved to other samples; None where all samples are alike."""
-    inputs = tensors_at(batch, leaves)
-    ids = {id(t) for t in inputs}
-    rolled = tree_map_only(torch.Tensor, lambda t: t.roll(1, 0) if id(t) in ids and t.dim() else t, batch)
-    if not ids or all(torch.equal(t, t.roll(1, 0)) for t in inputs if t.dim()):
-        return None
-    return repeatable_loss(model, loss_fn, batch) == repeatable_loss(model, loss_fn, rolled)
-
-
-def by_place(model: nn.Module, loss_fn: LossFn, batch: Any) -> BatchMixing | None:
-    """Where a sample's output depends on its row in the batch, though on no other sample: with all rows moved on by
-    one, outputs change. None where they don't, or where random numbers or a state are in them."""
-    n = batch_size(batch)
-    if n is None or n < 4:
-        return None
-
-    def forward(rows: Sequence[int], seed: int) -> Calls:
-        moved = tree_map_only(torch.Tensor, lambda t: t[list(rows)] if t.dim() else t, batch)
-        calls = calls_for(model, moved)
-        with modes_put_back(model), preserve_rng(loss_fn), torch.no_grad():
-            model.eval()
-            torch.manual_seed(seed)
-            record(calls, loss_fn, moved)
-        return calls
-
-    own = [*range(n)]
-    mapped = tree_map_only(torch.Tensor, torch.clone, batch)
-    if any(a is b for a, b in zip(output_tensors(batch), output_tensors(mapped))):
-        return None  # rows of such a container can't be moved
-    plain, again, other, moved = (
-        forward(*args) for args in ((own, 0), (own, 1), ([1, *own[1:]], 0), ([n - 1, *own[:-1]], 0))
-    )
-    outputs = [[t for t in calls.outputs if t.dim() and len(t) == n] for calls in (plain, again, other, moved)]
-    if len({len(found) for found in outputs}) > 1 or not outputs[0]:
-        return None
-    if any(_rows_that_differ(a, b) for a, b in zip(outputs[0], outputs[1])):
-        return None
-    if any(_rows_that_differ(a[1:], b[1:]) for a, b in zip(outputs[0], outputs[2])):
-        return None
-    changed = max(_rows_that_differ(a.roll(1, 0), b) for a, b in zip(outputs[0], outputs[3]))
-    pairs = zip(plain.calls, moved.calls) if [c.op for c in plain.calls] == [c.op for c in moved.calls] else ()
-    for a, b in pairs:
-        both = [(x, y) for x, y in zip(a.outputs, b.outputs) if a.inside and x.dim() and len(x) == n]
-        if 2 * changed > n and any(_rows_that_differ(x.roll(1, 0), y) for x, y in both):
-            return BatchMixing(0, changed, n, a.module, a.op, a.where, placed=True)
-    return None
-
-
-def _rows_that_differ(a: torch.Tensor, b: torch.Tensor) -> int:
-    """By more than rounding."""
-    if a.shape != b.shape or not a.is_floating_point() or not a.numel():
-        return 0
-    a, b = a.detach().float(), b.detach().float()
-    return int(((a - b).abs() > 1e-3 * float(a.std()) + 1e-6).flatten(1).any(1).sum()) if a.dim() > 1 else 0
 
 
 # -- settings around the model -----------------------------------------------------------------------------------------

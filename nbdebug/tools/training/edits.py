@@ -43,7 +43,7 @@ from nbdebug.tools.training.facts import (
     TriedEdit,
 )
 from nbdebug.tools.training.rules import name_all, signs, slug
-from nbdebug.tools.training.rules.wording import pos_weight, tensor_of
+from nbdebug.tools.training.rules.signs import pos_weight, tensor_of
 
 CLIP = 1.0
 """The limit that nearly all published recipes clip at."""

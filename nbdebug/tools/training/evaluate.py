@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from nbdebug.observe.ops import RowsByNumber
 from nbdebug.observe.snapshot import random_sources
-from nbdebug.observe.tensors import tensors_in
+from nbdebug.observe.tensors import output_tensors, tensors_in
 from nbdebug.observe.variables import attributes, closure_variables
 from nbdebug.process import can_fork, in_copy
 from nbdebug.text import module_name
@@ -678,6 +678,30 @@ def _count(
         own = labels == label
         there, hits = counts.get(str(label), (0, 0))
         counts[str(label)] = there + int(own.sum()), hits + int(right[own].sum())
+
+
+def batch_size(batch: Any) -> int | None:
+    """The first dimension that the batch's tensors share; None where they do not."""
+    sizes = {t.shape[0] for t in output_tensors(batch) if t.dim()}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+@contextlib.contextmanager
+def deterministic(model: nn.Module) -> Iterator[None]:
+    """Normalization and dropout in eval mode; other modules as they are."""
+    with_dropout = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer)
+    with modes_put_back(model):
+        for module in model.modules():
+            if "Norm" in type(module).__name__ or isinstance(module, with_dropout):
+                module.training = False
+        yield
+
+
+def repeatable_loss(model: nn.Module, loss_fn: LossFn, batch: Any) -> float:
+    """The loss of a batch, without dropout and with the same random numbers each time."""
+    with deterministic(model), preserve_rng(loss_fn), torch.no_grad():
+        torch.manual_seed(0)
+        return loss_value(loss_fn(model, batch))
 
 
 # -- the order of the targets ------------------------------------------------------------------------------------------

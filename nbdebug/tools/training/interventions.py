@@ -37,6 +37,7 @@ from nbdebug.tools.training.evaluate import (
     LossFn,
     LossInputs,
     OtherCalls,
+    deterministic,
     loss_root,
     mode,
     preserve_rng,
@@ -56,10 +57,9 @@ from nbdebug.tools.training.facts import (
     UndecidedPair,
 )
 from nbdebug.tools.training.one_step import DETACHES, VIEWS, Calls, OpCall, calls_for, detached_at, record
-from nbdebug.tools.training.outputs import deterministic
 from nbdebug.tools.training.retrain import RetrainChange, Retrainer, RetrainResult
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.wording import pos_weight
+from nbdebug.tools.training.rules.signs import pos_weight
 
 UNUSED, HARDLY, TASK = 0.3, 0.4, 0.1
 """Inputs dealt to other samples raise what the other terms amount to by less than this share: they do not use them (up

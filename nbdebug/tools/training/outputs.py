@@ -1,21 +1,12 @@
-"""The calls of loss functions: the values of their inputs, the activation before them, shapes, lowest loss; and whether
-the output of one sample depends on another sample of the batch.
+"""The calls of loss functions: the values of their inputs, the activation before them, shapes, lowest loss.
 
 Losses are judged by values wherever they tell (probabilities sum to one), by the op that made the output elsewhere;
 what no known op bounds is measured, with random weights.
-
-For the second question one sample is replaced by another one, and the outputs of all others are compared with what they
-were. It works for tokens as for numbers. Normalization and dropout are in eval mode for it, so that batch normalization
-is excused. Tables of all pairs (N, N) and batches of several views (2N) are no mixing: the change stays in the sample's
-own rows and columns. `sees_ahead` asks the same of the time steps of a sample: does what predicts the next token know
-it?
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import inspect
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -23,30 +14,24 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.report import Where
-from nbdebug.text import module_name
 from nbdebug.tools.training.evaluate import (
     LossFn,
     OtherCalls,
+    deterministic,
     loss_value,
-    modes_put_back,
     preserve_rng,
-    takes_fewer_rows,
     targets_of,
 )
 from nbdebug.tools.training.facts import (
-    BatchMixing,
     Broadcast,
     DetachedAt,
     LossCall,
     ScoresForShares,
-    SeesAhead,
-    describe,
 )
-from nbdebug.tools.training.one_step import VIEWS, Calls, OpCall, calls_for, record
+from nbdebug.tools.training.one_step import Calls, OpCall, calls_for, record
 from nbdebug.tools.training.signals import tensors_at
 
 INF, MASKED = math.inf, -1e4
@@ -571,327 +556,3 @@ def scores_for_shares(model: nn.Module, loss_fn: LossFn, batch: Any) -> ScoresFo
 def _loss_of(model: nn.Module, loss_fn: LossFn, batch: Any, out: torch.Tensor) -> float:
     with model.register_forward_hook(lambda *_: out):
         return loss_value(loss_fn(model, batch))
-
-
-# -- one sample's output and the other samples -------------------------------------------------------------------------
-
-
-TOLERANCE = {torch.float16: 0.05, torch.bfloat16: 0.1}
-"""Change, over the output's deviation, that rounding alone may cause; 1e-3 for other dtypes."""
-FEW = 7
-"""Samples of the first, quick look."""
-NEXT = 0.95
-"""Share of the targets that are the next token."""
-MEETING = frozenset(
-    "matmul __matmul__ mm bmm einsum cdist cosine_similarity addmm baddbmm index_select gather scatter scatter_add "
-    "index_add __getitem__ roll flip".split()
-)
-"""Ops that combine samples on purpose: similarities, graphs, prototypes."""
-
-
-def batch_size(batch: Any) -> int | None:
-    """The first dimension that the batch's tensors share; None where they do not."""
-    sizes = {t.shape[0] for t in output_tensors(batch) if t.dim()}
-    return sizes.pop() if len(sizes) == 1 else None
-
-
-@contextlib.contextmanager
-def deterministic(model: nn.Module) -> Iterator[None]:
-    """Normalization and dropout in eval mode; other modules as they are."""
-    with_dropout = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer)
-    with modes_put_back(model):
-        for module in model.modules():
-            if "Norm" in type(module).__name__ or isinstance(module, with_dropout):
-                module.training = False
-        yield
-
-
-def repeatable_loss(model: nn.Module, loss_fn: LossFn, batch: Any) -> float:
-    """The loss of a batch, without dropout and with the same random numbers each time."""
-    with deterministic(model), preserve_rng(loss_fn), torch.no_grad():
-        torch.manual_seed(0)
-        return loss_value(loss_fn(model, batch))
-
-
-def _forward(model: nn.Module, loss_fn: LossFn, batch: Any) -> Calls:
-    """The calls of one forward, without dropout and with the same random numbers each time."""
-    calls = calls_for(model, batch)
-    with deterministic(model), preserve_rng(loss_fn), torch.no_grad():
-        torch.manual_seed(0)
-        record(calls, loss_fn, batch)
-    return calls
-
-
-def batch_mixing(model: nn.Module, loss_fn: LossFn, batch: Any) -> tuple[BatchMixing | None, str]:
-    """(what mixes, "") or (None, why it could not be checked, or "")."""
-    n = batch_size(batch)
-    if n is None or n < 2:
-        return None, "Whether samples mix: the tensors of a batch share no first dimension of 2 or more"
-    if any(
-        isinstance(m, nn.modules.batchnorm._NormBase) and m.running_mean is None and "Batch" in type(m).__name__
-        for m in model.modules()
-    ):
-        return None, "Whether samples mix: batch normalization without running statistics mixes them in every mode"
-    few = tree_map_only(torch.Tensor, lambda t: t[:FEW] if t.dim() and t.shape[0] == n else t, batch)
-    of_few = None
-    if n > FEW and takes_fewer_rows(model, loss_fn, batch, n):
-        try:  # quick, and a prime number is rarely the width of a layer
-            of_few, why = _mixing(model, loss_fn, few, FEW)
-            if of_few is None and not why:
-                return None, ""
-        except Exception:  # the size of the batch is written into the program
-            pass
-    mixing, why = _mixing(model, loss_fn, batch, n)
-    if mixing is None and of_few is not None and of_few.op:
-        mixing, batch, n = of_few, few, FEW  # among many samples one counts for little
-    if mixing is None:
-        return None, why
-    try:
-        return (None, "") if _on_purpose(model, loss_fn, batch, n, mixing) else (mixing, why)
-    except Exception as error:  # it can only be trained, not evaluated
-        return mixing, describe("Whether samples mix in eval mode too", error)
-
-
-def _mixing(model: nn.Module, loss_fn: LossFn, batch: Any, n: int) -> tuple[BatchMixing | None, str]:
-    plain = _forward(model, loss_fn, batch)
-    if not any(_has_rows(t, n) for t in plain.outputs):
-        return None, "Whether samples mix: no output of the model has a row for each sample"
-    for sample in dict.fromkeys((0, n // 2, n - 1)):
-        other = _with_row_replaced(batch, n, sample)
-        if other is None:
-            continue
-        changed = _forward(model, loss_fn, other)
-        order = _other_order(plain, changed, n, sample)
-        if order is not None:
-            if order.rows is not None:
-                return order, ""
-            continue
-        others = max((changed_rows(a, b, n, sample) for a, b in zip(plain.outputs, changed.outputs)), default=0)
-        culprit = _first_mixing_call(plain, changed, n, sample) if others else None
-        if culprit is None and (view := _view_after_model(plain, changed, n, sample)) is not None:
-            culprit, others = view
-        if others:
-            module, op, where = ("", "", Where(phase="forward")) if culprit is None else _place(culprit)
-            return BatchMixing(sample, others, n, module, op, where, None, *_batch_second(model, module)), ""
-        if (crossed := _mixed_targets(plain, changed, n, sample)) is not None:
-            return crossed, ""
-    return None, ""
-
-
-def _batch_second(model: nn.Module, name: str) -> tuple[str, str]:
-    """(name, class) of the outermost layer of torch's around a module that takes the batch as its second dimension."""
-    parts = name.split(".") if name else []
-    for around in (".".join(parts[: n + 1]) for n in range(len(parts))):
-        module = model.get_submodule(around)
-        second = any(getattr(part, "batch_first", None) is False for part in module.modules())
-        kind = type(module)
-        told = module_name(kind).startswith("torch.nn.") and "batch_first" in inspect.signature(kind).parameters
-        if second and (told or kind in (nn.LSTM, nn.GRU, nn.RNN)):  # these take it among **kwargs
-            return around, kind.__name__
-    return "", ""
-
-
-def _place(call: OpCall) -> tuple[str, str, Where]:
-    return call.module, call.op, call.where
-
-
-def _on_purpose(model: nn.Module, loss_fn: LossFn, batch: Any, n: int, mixing: BatchMixing) -> bool:
-    """Samples that are combined on purpose: by ops and modules that are there for it, or in training only (mixup).
-    Raises what the loss raises in eval mode."""
-    modules = dict(model.named_modules())
-    kind = type(modules[mixing.module]).__name__.lower() if mixing.module in modules else ""
-    if mixing.op in MEETING or any(word in kind for word in ("norm", "batch")) or kind.endswith("bn"):
-        return True
-    with modes_put_back(model):
-        model.eval()
-        return _mixing(model, loss_fn, batch, n)[0] is None
-
-
-def _with_row_replaced(batch: Any, n: int, row: int) -> Any:
-    """The batch with one row replaced by a row that differs; None where all rows are alike."""
-    tensors = [t for t in output_tensors(batch) if t.dim() and t.shape[0] == n]
-    unlike = {k: sum(not torch.equal(t[k], t[row]) for t in tensors) for k in range(n) if k != row}
-    other = max(unlike, key=unlike.__getitem__, default=None)
-    if other is None or not unlike[other]:
-        return None
-
-    def swap(tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.dim() or tensor.shape[0] != n:
-            return tensor
-        changed = tensor.detach().clone()
-        changed[row] = tensor[other]
-        return changed
-
-    return tree_map_only(torch.Tensor, swap, batch)
-
-
-def _has_rows(tensor: torch.Tensor, n: int) -> bool:
-    return tensor.dim() > 0 and tensor.numel() > 0 and any(size and size % n == 0 for size in tensor.shape)
-
-
-def changed_rows(a: torch.Tensor, b: torch.Tensor, n: int, sample: int) -> int:
-    """Rows of other samples in which two outputs differ; 0 where all change lies in the sample's own rows and
-    columns."""
-    if a.shape != b.shape or not _has_rows(a, n) or not (a.is_floating_point() and b.is_floating_point()):
-        return 0
-    a, b = a.detach(), b.detach()
-    scale = float(a.float().std()) if a.numel() > 1 else 0.0
-    differs = (a.float() - b.float()).abs() > TOLERANCE.get(a.dtype, 1e-3) * scale + 1e-7
-    for dim, size in enumerate(a.shape):
-        if size and size % n == 0:
-            index, fold = torch.arange(size, device=a.device), size // n
-            own = (index % n == sample) | (index // fold == sample)
-            differs = differs & ~own.view([-1 if d == dim else 1 for d in range(a.dim())])
-    if not bool(differs.any()):
-        return 0
-    dim = next(d for d, size in enumerate(a.shape) if size and size % n == 0)
-    return min(
-        n - 1,
-        int(differs.any(dim=[d for d in range(a.dim()) if d != dim]).sum()) if a.dim() > 1 else int(differs.sum()),
-    )
-
-
-def _pairs(plain: Calls, changed: Calls) -> Iterator[tuple[OpCall, OpCall]]:
-    """The calls of both forwards side by side; none where they do not run the same ops."""
-    if [c.op for c in plain.calls] == [c.op for c in changed.calls]:
-        yield from zip(plain.calls, changed.calls)
-
-
-def _first_mixing_call(plain: Calls, changed: Calls, n: int, sample: int) -> OpCall | None:
-    """The first call inside the model whose outputs mix."""
-    for a, b in _pairs(plain, changed):
-        if a.inside and any(changed_rows(x, y, n, sample) for x, y in zip(a.outputs, b.outputs)):
-            return a
-    return None
-
-
-def _view_after_model(plain: Calls, changed: Calls, n: int, sample: int) -> tuple[OpCall, int] | None:
-    """A reshape between model and loss that mixes what was separate in the model's output."""
-    for a, b in _pairs(plain, changed):
-        if a.inside or not a.params or not a.outputs:
-            continue
-        rows = changed_rows(a.outputs[0], b.outputs[0], n, sample)
-        if rows:
-            return (a, rows) if a.op in VIEWS and a.op != "__getitem__" else None
-    return None
-
-
-def _other_order(plain: Calls, changed: Calls, n: int, sample: int) -> BatchMixing | None:
-    """Where the rows of the batch were dealt anew before the model: the loss of outputs beside the targets of other
-    samples, or, where these were dealt alike, nothing that mixes (without rows). None where they are in order."""
-    pairs = []
-    for a, b in _pairs(plain, changed):
-        if a.op in LOSSES and len(a.inputs) > 1:
-            if any(not x.dim() or x.shape != y.shape for x, y in zip(a.inputs[:2], b.inputs[:2])):
-                return None
-            both = [(x != y).flatten(1).any(1) if x.dim() > 1 else x != y for x, y in zip(a.inputs[:2], b.inputs[:2])]
-            output, target = (tuple(rows.nonzero().flatten().tolist()) for rows in both)
-            if not len(both[0]) == len(both[1]) == n or not len(output) == len(target) == 1 or output[0] == sample:
-                return None
-            pairs.append((a, output, target))
-    if not pairs:
-        return None
-    crossed = all(output != target for _, output, target in pairs)  # mixup has its share of the right ones
-    return BatchMixing(sample, 1, n, *_place(pairs[0][0]), pairs[0][1:] if crossed else None)
-
-
-def _mixed_targets(plain: Calls, changed: Calls, n: int, sample: int) -> BatchMixing | None:
-    """A loss whose outputs go through the samples in one order, and its targets in another."""
-    for a, b in _pairs(plain, changed):
-        if a.op in LOSSES and len(a.inputs) > 1:
-            output, target = (_rows(x, y, n, sample) for x, y in zip(a.inputs[:2], b.inputs[:2]))
-            if output and target and output[0] != target[0]:
-                return BatchMixing(sample, n - 1, n, *_place(a), (output[1], target[1]))
-    return None
-
-
-def _rows(a: torch.Tensor, b: torch.Tensor, n: int, sample: int) -> tuple[bool, tuple[int, ...]] | None:
-    """Whether the rows of a sample, several for each, are side by side (True) or n apart (False), and the first of
-    them; None where that is not clear."""
-    if a.shape != b.shape or not a.dim() or a.shape[0] % n or a.shape[0] <= n:
-        return None
-    size, fold = a.shape[0], a.shape[0] // n
-    differs = (a != b).flatten(1).any(1) if a.dim() > 1 else a != b
-    rows = differs.nonzero().flatten().tolist()
-    beside, apart = all(r // fold == sample for r in rows), all(r % n == sample for r in rows)
-    if not rows or beside == apart:
-        return None
-    return beside, tuple(range(sample * fold, (sample + 1) * fold) if beside else range(sample, size, n))[:4]
-
-
-# Later time steps
-
-
-def sees_ahead(model: nn.Module, loss_fn: LossFn, batch: Any) -> SeesAhead | None:
-    """Where the targets are the inputs one place on: whether outputs change with the very token that they predict.
-    Where they are the inputs as they stand: whether the model reads forwards only, and was to tell the next one."""
-    for tokens in output_tensors(batch):
-        if tokens.dim() != 2 or tokens.is_floating_point() or tokens.shape[1] < 4:
-            continue
-        plain = _forward(model, loss_fn, batch)
-        before = _by_step(plain, tokens)
-        shift = None if before is None else _shift(plain, tokens)
-        if before is None or shift is None:
-            continue
-        at = tokens.shape[1] - 3 + shift
-        other = tokens.clone()
-        other[:, at] = tokens[:, at].roll(1, 0)
-        changed = _forward(model, loss_fn, _exchanged(batch, tokens, other))
-        after = _by_step(changed, tokens)
-        if after is None:
-            continue
-        ahead, now, later = (
-            _changes(before, after, times) for times in (slice(at), slice(at, at + 1), slice(at + 1, None))
-        )
-        if shift and ahead:
-            pairs = (
-                (a, b) for a, b in _pairs(plain, changed) if a.inside and a.outputs[0].shape[:2] == before.shape[:2]
-            )
-            first = next((a for a, b in pairs if _changes(a.outputs[0], b.outputs[0], slice(at))), None)
-            return SeesAhead(at, Where(phase="forward") if first is None else first.where)
-        if not shift and not ahead and now and later:
-            return SeesAhead(at, _loss_of_tokens(plain).where, itself=True)
-    return None
-
-
-def _exchanged(batch: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
-    return tree_map_only(torch.Tensor, lambda t: new if t is old else t, batch)
-
-
-def _by_step(calls: Calls, tokens: torch.Tensor) -> torch.Tensor | None:
-    """The scores of the only loss by sample and time step, where there is one for each of these tokens, or all but the
-    last."""
-    losses, (n, length) = [call for call in calls.calls if call.op == "cross_entropy"], tokens.shape
-    if len(losses) != 1:
-        return None
-    scores, labels = losses[0].argument(0, "input"), losses[0].argument(1, "target")
-    if labels.is_floating_point() or labels.numel() not in (n * length, n * (length - 1)):
-        return None
-    by_step: torch.Tensor = scores.movedim(1, -1).reshape(n, labels.numel() // n, -1)
-    return by_step
-
-
-def _shift(calls: Calls, tokens: torch.Tensor) -> int | None:
-    """How many places on the tokens stand that the scores predict: 1, 0 where each is the input's own, or None."""
-    length = tokens.shape[1]
-    labels = _loss_of_tokens(calls).argument(1, "target").reshape(len(tokens), -1)
-    for shift, least in ((1, NEXT), (0, 1.0)):
-        own = labels[:, : length - shift]
-        counted = own >= 0
-        same = (own == tokens[:, shift : shift + own.shape[1]])[counted]
-        if same.numel() and float(same.float().mean()) >= least:
-            return shift
-    return None
-
-
-def _loss_of_tokens(calls: Calls) -> OpCall:
-    return next(call for call in calls.calls if call.op == "cross_entropy")
-
-
-def _changes(a: torch.Tensor, b: torch.Tensor, times: slice) -> bool:
-    """Whether two outputs differ at one of these time steps."""
-    if a.shape != b.shape or a.dim() < 3 or not a.is_floating_point():
-        return False
-    a, b = a.detach().float(), b.detach().float()
-    difference = (a - b)[:, times].abs().flatten()
-    return bool((difference > TOLERANCE.get(a.dtype, 1e-3) * float(a.std()) + 1e-7).any())

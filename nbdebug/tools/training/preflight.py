@@ -29,18 +29,9 @@ from nbdebug.observe.tensors import kinds_of
 from nbdebug.observe.validation import check_loss, check_model, loss_call, optimizers_of
 from nbdebug.report import Finding, Report, Where
 from nbdebug.text import size
-from nbdebug.tools.training.batches import (
-    Batches,
-    by_place,
-    drawn_validation,
-    environment_notes,
-    ignores_input,
-    loss_reduction,
-    mixed_samples,
-    worker_draws,
-)
+from nbdebug.tools.training.batches import Batches, drawn_validation, environment_notes, loss_reduction, worker_draws
 from nbdebug.tools.training.edits import never_frozen, users_files
-from nbdebug.tools.training.evaluate import LossFn, is_iterator, preserve_rng
+from nbdebug.tools.training.evaluate import LossFn, batch_size, is_iterator, preserve_rng, repeatable_loss
 from nbdebug.tools.training.facts import Attempt, OverfitResult, Parameter, ProbeErrors, StaticFacts, TrainingFacts
 from nbdebug.tools.training.fixes import attempt, edit_fixes, fix_for, overfit_batch, patched
 from nbdebug.tools.training.one_step import (
@@ -56,20 +47,17 @@ from nbdebug.tools.training.one_step import (
     step_graph,
 )
 from nbdebug.tools.training.outputs import (
-    batch_mixing,
-    batch_size,
     broadcasts,
     hiding_masks,
     loss_calls,
     over_all_batches,
     refused_labels,
-    repeatable_loss,
     scores_for_shares,
-    sees_ahead,
     with_measured_reach,
 )
 from nbdebug.tools.training.probe import LoopArguments, first_steps
 from nbdebug.tools.training.report import preflight_report
+from nbdebug.tools.training.rows import batch_mixing, by_place, ignores_input, mixed_samples, sees_ahead
 from nbdebug.tools.training.rules import name_all, slug
 from nbdebug.tools.training.signals import activation_units, first_layers, initial_weights
 

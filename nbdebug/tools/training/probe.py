@@ -21,7 +21,6 @@ from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.validation import OUTPUT_FORM, check_loss, check_model, loss_call, names_used_by, optimizers_of
 from nbdebug.report import Where
 from nbdebug.text import count, figures
-from nbdebug.tools.training.batches import over_ends, paired_anew
 from nbdebug.tools.training.edits import EditTrials
 from nbdebug.tools.training.evaluate import (
     MOST,
@@ -76,6 +75,7 @@ from nbdebug.tools.training.loop_frames import LoopStart, LoopSubject
 from nbdebug.tools.training.one_step import is_fresh
 from nbdebug.tools.training.regularizers import regularizers
 from nbdebug.tools.training.retrain import LoopSchedule, RetrainChange, Retrainer, RetrainResult, loop_schedule
+from nbdebug.tools.training.rows import over_ends, paired_anew
 from nbdebug.tools.training.rules import name_all, signs, slug
 from nbdebug.tools.training.signals import Order, activation_units, gradient_flow
 

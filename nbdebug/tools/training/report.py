@@ -21,7 +21,7 @@ from nbdebug.tools.training.facts import (
     UnitsFact,
 )
 from nbdebug.tools.training.rules import signs, slug
-from nbdebug.tools.training.rules.wording import CURES, EXPERIMENT, NOT_REPEATED, feature_name, in_words, suggestion
+from nbdebug.tools.training.rules.signs import CURES, EXPERIMENT, NOT_REPEATED, feature_name, in_words, suggestion
 
 POINTS = 100
 """Points of a curve that go into a report."""

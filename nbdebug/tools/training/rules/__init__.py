@@ -8,8 +8,7 @@ consequences become a part of its chain; among the others the first of ORDER is 
     layers          parameters that are not trained though they should be, initial weights, single layers
     loop            the calls that the loop makes, and the size of its steps
     overfitting     what the run reaches
-    signs           what the course of a run shows, before anything is tried
-    wording         findings, fixes and places in sentences
+    signs           what the course of a run shows, before anything is tried; findings and fixes in sentences
 """
 
 from __future__ import annotations

@@ -25,12 +25,14 @@ from nbdebug.tools.training.facts import (
     TrainingRunFacts,
 )
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.signs import MUCH_BETTER, helps, helps_validation
-from nbdebug.tools.training.rules.wording import (
+from nbdebug.tools.training.rules.signs import (
+    MUCH_BETTER,
     at_line,
     confused,
     feature_name,
     finding,
+    helps,
+    helps_validation,
     pos_weight,
     shape,
     suggestion,

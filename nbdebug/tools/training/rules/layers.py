@@ -20,7 +20,7 @@ from nbdebug.tools.training.facts import (
     UnitsFact,
 )
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.wording import GLOROT_INIT, HE_INIT, at_line, finding, tested_fix, without_call
+from nbdebug.tools.training.rules.signs import GLOROT_INIT, HE_INIT, at_line, finding, tested_fix, without_call
 
 # -- parameters and initial weights ------------------------------------------------------------------------------------
 

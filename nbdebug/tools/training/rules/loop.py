@@ -13,8 +13,7 @@ from nbdebug.report import Finding, Fix
 from nbdebug.text import count, figures, percent
 from nbdebug.tools.training.facts import Experiment, LossCall, ModuleMode, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.signs import STALE, helps, rate_grows, rate_stays_low
-from nbdebug.tools.training.rules.wording import finding, suggestion, tested_fix
+from nbdebug.tools.training.rules.signs import STALE, finding, helps, rate_grows, rate_stays_low, suggestion, tested_fix
 
 CLIPPED = 0.1
 """Share of the scaler's steps in which gradients were clipped before they were unscaled."""

@@ -20,7 +20,7 @@ from nbdebug.tools.training.facts import (
     UndecidedPair,
 )
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.wording import (
+from nbdebug.tools.training.rules.signs import (
     PRINT_LOSS_INPUTS,
     SHUFFLE,
     at_line,
