@@ -57,6 +57,7 @@ from nbdebug.tools.training.facts import (
     LossCall,
     Overlap,
     SharedGroups,
+    SilentEnd,
     WorkerDraws,
 )
 from nbdebug.tools.training.one_step import StepGraph
@@ -160,6 +161,37 @@ class Batches:
             if float(own[:, -1].float().mean()) > ENDS_ALIKE
             else 0.0
         )
+
+    def silent_end(self) -> SilentEnd | None:
+        """Of sequences whose targets are their own tokens: the token that ends each and fills the shorter ones up, and
+        is a target of none. What is filling is told by a mask in the batch; without one, the longest of a batch needs
+        none."""
+        ends, sequences, filled = set[int](), 0, set[int]()
+        if self.loss is None or self.target is None:
+            return None
+        for batch in self.train:
+            tokens = [t for t in tensors_at(batch, [*self.inputs, self.target]) if t.dim() == 2]
+            if len({t.shape for t in tokens}) != 1 or any(t.is_floating_point() for t in tokens):
+                return None
+            y, x = tokens[-1], next((t for t in tokens[:-1] if len(t.unique()) > 2), None)
+            if x is None:
+                return None
+            flags = (t for t in output_tensors(batch) if t.shape == x.shape and bool(((t == 0) | (t == 1)).all()))
+            mask, counted = next(flags, None), (y >= 0) & (y != self.loss.ignore_index)
+            if mask is None:
+                runs = (x == x[:, -1].mode().values).flip(1).long().cumprod(1).sum(1)
+                if int(runs.min()) != 1:
+                    return None
+                mask = torch.arange(x.shape[1], device=x.device) <= x.shape[1] - runs[:, None]
+            last = (mask * torch.arange(1, x.shape[1] + 1, device=x.device)).amax(1, keepdim=True) - 1
+            ends |= set(x.gather(1, last.clamp_min(0)).flatten().tolist())
+            filled |= set(x[mask == 0].tolist())
+            nexts = counted[:, :-1]
+            same = torch.equal(x[counted], y[counted]) or torch.equal(x[:, 1:][nexts], y[:, :-1][nexts])
+            if not same or not bool(counted.any()) or len(ends) > 1 or bool((y[counted] == min(ends)).any()):
+                return None
+            sequences += len(x)
+        return SilentEnd(ends.pop(), sequences) if filled == ends and sequences >= ENDS else None
 
     def find_roles(self, step: StepGraph, loss_calls: Sequence[LossCall]) -> None:
         """Which tensors are targets and inputs, by their use in the step."""

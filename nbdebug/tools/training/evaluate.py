@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -26,12 +26,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, SequentialSampler
 
+from nbdebug.observe.backward import graph_nodes
 from nbdebug.observe.ops import RowsByNumber
 from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.tensors import output_tensors, tensors_in
 from nbdebug.observe.variables import attributes, closure_variables
 from nbdebug.process import can_fork, in_copy
-from nbdebug.text import module_name
+from nbdebug.text import in_a_line, module_name
 from nbdebug.tools.training.facts import TargetOrder
 
 # -- reading batches ---------------------------------------------------------------------------------------------------
@@ -44,6 +45,9 @@ OTHERS = (torch.Tensor, nn.Module, str, bytes, type, ModuleType)
 """What holds none, or many things beside."""
 MOST_BYTES, ACCELERATOR_BYTES = 256 << 20, 64 << 20
 MOST_SECONDS = 20.0
+SAVED_AS = ("_saved_self", "_saved_other", "_saved_target")
+PACE = 1.15
+"""Looks at a run are ever further apart, by this factor."""
 SAVED = 2400
 """Batches: four for each step that an experiment has at most."""
 
@@ -287,13 +291,38 @@ def same_values(some: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) ->
     return bool(one) and len(one) == len(other) and all(map(torch.equal, one, other))
 
 
+def sizes_of(model: nn.Module) -> list[float]:
+    """The norm of each parameter, which tells whether it was changed: what is written through `.data` has no new
+    version."""
+    return [float(torch.linalg.vector_norm(p.detach().float())) for p in model.parameters()]
+
+
 class Copies:
     """Copies of the model by their names, without those that are given the model's own inputs: a teacher or a reference
     may well stay as it is. called: by these names, "" for the model itself."""
 
     def __init__(self) -> None:
         self.models: dict[str, nn.Module] = {}
+        self._means: dict[str, tuple[nn.Module, list[float], list[torch.Tensor]]] = {}
         self._inputs: dict[str, list[torch.Tensor]] = {}
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Of variables, and of objects of the user's among them, the models with running statistics."""
+        objects = [(name, thing) for name, thing in values.items() if not issubclass(type(thing), OTHERS)]
+        inner = {f"{name}.{key}": v for name, thing in objects for key, v in attributes(thing).items()}
+        for name, model in {**inner, **values}.items():
+            if issubclass(type(model), nn.Module) and (norms := running_norms(model)):
+                self._means[name] = model, sizes_of(model), [norm.running_mean.clone() for norm in norms]
+
+    def stale(self, held: set[int]) -> dict[str, nn.Module]:
+        """Those whose weights have changed, though no optimizer holds them (held: the ids of what they hold), and whose
+        statistics have not."""
+        known = {n: row for n, row in self._means.items() if held.isdisjoint(map(id, row[0].parameters()))}
+        return {
+            name: model
+            for name, (model, sizes, means) in known.items()
+            if sizes != sizes_of(model) and same_values(means, (norm.running_mean for norm in running_norms(model)))
+        }
 
     def called(self, name: str, args: Any) -> None:
         if self.models:
@@ -302,6 +331,40 @@ class Copies:
             for other in [name] if name else list(self.models):
                 if same_values(own, self._inputs.get(other, [])):
                     self.models.pop(other, None)
+
+
+class SoftTargets:
+    """What a teacher tells of samples, beside their labels: in losses that have both. rows: of the second half of the
+    looks so far, (label, teacher's answer, model's answer, a key for its inputs) of each sample."""
+
+    def __init__(self) -> None:
+        self._looks, self._next = list[list[tuple[int, int, int, int]]](), 0
+
+    def note(self, loss: torch.Tensor, step: int, batch: Any) -> None:
+        """Before a backward; seldom, since the whole graph is gone through."""
+        if step < self._next:
+            return
+        self._next = max(step + 1, int(step * PACE))
+        nodes = list(graph_nodes([loss.grad_fn]))
+        for hard in (node for node in nodes if type(node).__name__ == "NllLossBackward0"):
+            own, labels = hard._saved_self, hard._saved_target
+            for kind, soft in ((type(node).__name__, getattr(node, name, None)) for node in nodes for name in SAVED_AS):
+                if not isinstance(soft, torch.Tensor) or soft.shape != own.shape or soft.requires_grad:
+                    continue
+                if kind.startswith("MseLoss") or kind.startswith("Mul") and _are_shares(soft):
+                    columns = [t.tolist() for t in (labels, soft.argmax(1), own.argmax(1))]
+                    x = next((t for t in tensors_in(batch) if t.dim() > 1 and len(t) == len(soft)), labels[:, None])
+                    keys = [hash(row.tobytes()) for row in x.detach().cpu().float().numpy()]
+                    self._looks.append([*zip(*columns, keys)])
+                    return
+
+    @property
+    def rows(self) -> list[tuple[int, int, int, int]]:
+        return [row for look in self._looks[len(self._looks) // 2 :] for row in look]
+
+
+def _are_shares(t: torch.Tensor) -> bool:
+    return bool((t >= 0).all()) and bool(((t.sum(1) - 1).abs() < 1e-3).all()) and float(t.amax(1).min()) < 1
 
 
 class SetBack:
@@ -594,6 +657,31 @@ class FixedBatches:
         return mean_and_error(losses) if losses else None
 
 
+def running_norms(model: nn.Module) -> list[Any]:
+    """The layers of batch normalization that have running statistics."""
+    return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is not None]
+
+
+def with_new_statistics(model: nn.Module, fixed: FixedBatches, others: FixedBatches) -> float | None:
+    """The mean loss on these batches in eval mode, with statistics of batch normalization that are those of the others;
+    None where there are none. Its own are put back."""
+    norms = running_norms(model)
+    loss_fn, momenta = fixed.loss_fn, [norm.momentum for norm in norms]
+    if not norms or loss_fn is None or not fixed.batches:
+        return None
+    with preserve_rng(loss_fn), torch.no_grad(), mode(model, training=False), spared_buffers(norms):
+        try:
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum, norm.training = None, True  # the mean of all
+            for batch in others.batches:
+                loss_fn(model, batch)
+        finally:
+            for norm, momentum in zip(norms, momenta):
+                norm.momentum, norm.training = momentum, False
+        return statistics.fmean(loss_value(loss_fn(model, batch)) for batch in fixed.batches)
+
+
 def mean_and_error(losses: Sequence[float]) -> tuple[float, float]:
     mean = sum(losses) / len(losses)
     spread = statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 and math.isfinite(mean) else 0.0
@@ -754,3 +842,45 @@ def _spread(columns: list[torch.Tensor], classes: int | None) -> float:
     expected = torch.cat(columns).double().var(0) * statistics.fmean(1 / len(c) for c in columns)
     between = means.var(0)
     return float(between.sum() / expected.sum()) if float(expected.sum()) > 0 else 1.0
+
+
+# -- what could not be measured ----------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+
+class ProbeErrors:
+    """What a probe of ours could not measure is no error of the user's loop: it makes a line of `unchecked`. A probe is
+    called through `run`; a function that the watched code calls is wrapped by `wrap`. by_topic: what could not be
+    measured → why; in the order in which it happened."""
+
+    def __init__(self) -> None:
+        self.by_topic: dict[str, str] = {}
+
+    def run(self, topic: str, probe: Callable[[], T], default: Any) -> T:
+        """What a probe returns; the default where it fails. topic: told to the user as that which is not known then."""
+        try:
+            return probe()
+        except Exception as error:  # the border: this probe is ours
+            self.by_topic.setdefault(topic, describe(topic, error))
+            return default
+
+    def wrap(self, topic: str, function: Callable[..., Any]) -> Callable[..., None]:
+        """The same function, which keeps its errors from its caller. After one of them it is not called any more: half
+        of a step is worse than none."""
+
+        def guarded(*args: Any) -> None:
+            if topic not in self.by_topic:
+                self.run(topic, lambda: function(*args), None)
+
+        return guarded
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return tuple(self.by_topic.values())
+
+
+def describe(topic: str, error: BaseException) -> str:
+    """A probe that failed, in a sentence: what is not known, and why."""
+    return f"{topic}: {in_a_line(error)}"

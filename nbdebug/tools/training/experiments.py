@@ -31,6 +31,7 @@ from nbdebug.tools.training.evaluate import (
     LossFn,
     LossInputs,
     OtherCalls,
+    ProbeErrors,
     loss_root,
     loss_value,
     mean_and_error,
@@ -43,7 +44,7 @@ from nbdebug.tools.training.evaluate import (
     under,
     with_targets,
 )
-from nbdebug.tools.training.facts import Experiment, HeldOut, ProbeErrors, SmallFactor, TrainingRunFacts
+from nbdebug.tools.training.facts import Experiment, HeldOut, SmallFactor, TrainingRunFacts
 from nbdebug.tools.training.one_step import calls_for, record
 from nbdebug.tools.training.retrain import RetrainChange, Retrainer, RetrainResult
 from nbdebug.tools.training.rules import signs

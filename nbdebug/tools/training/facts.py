@@ -13,24 +13,21 @@ TrainingFacts
     ├── layers, start_units, end_units, layer_calls, time_gradients     gradients, updates and activations
     └── experiments, reference     the same start again, with one thing changed at a time
 
-`static` is empty and `run` is None where that was not examined. What a probe of ours could not measure is no error of
-the user's loop: `ProbeErrors` makes a line of `unchecked` of it.
+`static` is empty and `run` is None where that was not examined.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from nbdebug.report import Edit, Where
-from nbdebug.text import in_a_line
 from nbdebug.verdict import floor_of
 
-NOWHERE = Where()
+NOWHERE, ORDER = Where(), "order"
 MEANS, ROUGHLY = 3.0, 0.05
 """A loss of more times that of guessing may be a sum over the batch; what random numbers change of a loss."""
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +97,8 @@ class LossCall:
     model's weights, the output stays in a range (measured; reach is then measured too, for quantities). target_sum: of
     a sample's targets, where its outputs sum to 1 and they do not. smoothing: the share of a label that goes to all
     classes alike; entropy: of labels so smoothed, below which their mean loss can't fall; value: the loss itself, where
-    it is one number. noise: the target is drawn at random, and the output has nothing of these numbers.
+    it is one number. noise: the target is drawn at random, and the output has nothing of these numbers; given: it is,
+    and the share of the samples in which the model is given just these. ignore_index: of a loss of labels.
     """
 
     op: str
@@ -135,6 +133,8 @@ class LossCall:
     entropy: float = 0.0
     value: float | None = None
     noise: bool = False
+    given: float = 0.0
+    ignore_index: int | None = None
 
     @property
     def from_one(self) -> bool:
@@ -175,7 +175,8 @@ class BatchMixing:
     """Replacing sample `sample` changes the outputs of `others` other samples. op, where: the first op that mixes.
     rows: where instead the loss compares outputs with targets of other samples, the sample's first rows in either.
     layer, kind: the layer of torch's around that op that takes the batch as its second dimension, and its class.
-    placed: no other sample matters, but the row does: with all rows moved on by one, so many outputs change."""
+    placed: no other sample matters, but the row does: with all rows moved on by one, so many outputs change; kind is
+    ORDER where these are the same outputs in another order."""
 
     sample: int
     others: int
@@ -208,6 +209,17 @@ class SeesAhead:
     at: int
     where: Where
     itself: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Twins:
+    """Of `batch` samples that are told from each other, so many (`samples`) have their own key in other columns, too.
+    floor: the loss that this leaves at best."""
+
+    samples: int
+    batch: int
+    floor: float
+    where: Where
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,6 +336,14 @@ class Labels:
 
 
 @dataclasses.dataclass(frozen=True)
+class SilentEnd:
+    """The token that ends each of so many sequences, and that is never a target, since it also fills them up."""
+
+    token: int
+    sequences: int
+
+
+@dataclasses.dataclass(frozen=True)
 class WorkerDraws:
     """What the loader's workers draw for one and the same item. random: two draws in a worker differ; alike: all
     workers draw the same; repeats: a second pass draws the same as the first. holder: where the generator is kept."""
@@ -436,6 +456,8 @@ class StaticFacts:
     mixed: MixedSamples | None = None
     scores_for_shares: ScoresForShares | None = None
     ahead: SeesAhead | None = None
+    twins: Twins | None = None
+    silent_end: SilentEnd | None = None
     ignores_input: bool | None = None
     first_layers: tuple[FirstLayer, ...] = ()
     input_shift: InputShift | None = None
@@ -715,6 +737,21 @@ class PairedAnew:
 
 
 @dataclasses.dataclass(frozen=True)
+class TeacherAnswers:
+    """A teacher's answers (the likeliest class) for samples that have a label. agrees: how often they are the label,
+    by_chance: in any order; own: how often the model's own answer is. again: samples that came again; same: share of
+    these with the teacher's answer that they had before, and same_by_chance."""
+
+    samples: int
+    agrees: float
+    by_chance: float
+    own: float
+    again: int
+    same: float
+    same_by_chance: float
+
+
+@dataclasses.dataclass(frozen=True)
 class OverEnds:
     """Targets of a reward and what is expected after it, which go on where the batch marks an end. name: of the marks,
     where they have one; ends, rows: marked transitions and all that were looked at; mean: of what is added at ends."""
@@ -764,6 +801,8 @@ class TrainingRunFacts:
     and where, in a sentence; linear: the model as a whole is a linear function of its input.
     set_back: see SetBack. still: a copy of the model that gives targets and never changes: its name, and the loss at
     the end with it as it is, and with the values of the model's end.
+    statistics: the name of a model ("": the watched one), the momentum of its batch normalization, its loss at the end,
+    and with running statistics that are those of the data. lost_level: see `outputs.lost_level`.
     floor, at_floor: see `StaticFacts.floor`. validations: the steps after which the loop read val_loader; None where
     that is not known.
     """
@@ -837,6 +876,9 @@ class TrainingRunFacts:
     at_floor: float = 0.0
     paired_anew: PairedAnew | None = None
     over_ends: OverEnds | None = None
+    statistics: tuple[str, float | None, float, float] | None = None
+    teacher: TeacherAnswers | None = None
+    lost_level: float = 0.0
     validations: tuple[int, ...] | None = None
     regularizers: tuple[RegularizerTrial, ...] = ()
 
@@ -850,41 +892,3 @@ class TrainingFacts:
 
     def experiment(self, name: str) -> Experiment | None:
         return None if self.run is None else self.run.experiments.get(name)
-
-
-# What could not be measured
-
-
-class ProbeErrors:
-    """A probe is called through `run`; a function that the watched code calls is wrapped by `wrap`: what they raise
-    ends as a line of `unchecked`. by_topic: what could not be measured → why; in the order in which it happened."""
-
-    def __init__(self) -> None:
-        self.by_topic: dict[str, str] = {}
-
-    def run(self, topic: str, probe: Callable[[], T], default: Any) -> T:
-        """What a probe returns; the default where it fails. topic: told to the user as that which is not known then."""
-        try:
-            return probe()
-        except Exception as error:  # the border: this probe is ours
-            self.by_topic.setdefault(topic, describe(topic, error))
-            return default
-
-    def wrap(self, topic: str, function: Callable[..., Any]) -> Callable[..., None]:
-        """The same function, which keeps its errors from its caller. After one of them it is not called any more: half
-        of a step is worse than none."""
-
-        def guarded(*args: Any) -> None:
-            if topic not in self.by_topic:
-                self.run(topic, lambda: function(*args), None)
-
-        return guarded
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        return tuple(self.by_topic.values())
-
-
-def describe(topic: str, error: BaseException) -> str:
-    """A probe that failed, in a sentence: what is not known, and why."""
-    return f"{topic}: {in_a_line(error)}"

@@ -29,8 +29,8 @@ from nbdebug.observe.sources import edited_functions
 from nbdebug.report import Edit, Finding, Where
 from nbdebug.text import count, figures, listed
 from nbdebug.tools.training.edits import as_batch_first, as_identity, in_loss
-from nbdebug.tools.training.evaluate import LossFn, loss_root
-from nbdebug.tools.training.facts import Attempt, LossCall, OverfitResult, StaticFacts, describe
+from nbdebug.tools.training.evaluate import LossFn, describe, loss_root
+from nbdebug.tools.training.facts import Attempt, LossCall, OverfitResult, StaticFacts
 from nbdebug.tools.training.loop_frames import LoopLoss
 from nbdebug.tools.training.one_step import GETTERS, hidden_parameters, leaves_of
 from nbdebug.tools.training.retrain import wants_closure

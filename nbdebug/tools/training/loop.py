@@ -38,15 +38,18 @@ from nbdebug.tools.training.evaluate import (
     Copies,
     FixedBatches,
     LoaderWatch,
+    ProbeErrors,
     SavedBatches,
     SetBack,
+    SoftTargets,
     exchanged,
     preceded,
     preserve_rng,
     same_values,
     save_torch_rng,
+    sizes_of,
 )
-from nbdebug.tools.training.facts import BatchEvaluation, LayerFact, ModuleMode, ProbeErrors, ScalerFact, StaleGradients
+from nbdebug.tools.training.facts import BatchEvaluation, LayerFact, ModuleMode, ScalerFact, StaleGradients
 from nbdebug.tools.training.interventions import graph_signature
 from nbdebug.tools.training.loop_frames import (
     JointModel,
@@ -595,27 +598,21 @@ class LoopRun:
             model, optimizers, self._stepped, lambda: self.reading.read, errors, taken, self._begun, self._ended
         )
         self.loaders = train_loader, val_loader
-        self.losses: list[float] = []
-        self.step_numbers: list[int] = []
-        self.read_at: list[int] = []
-        self.backward_at: list[int] = []
-        self.rate_at: list[list[float]] = []
-        self.evaluations: list[BatchEvaluation] = []
-        self.names: dict[str, Any] = {}
+        self.losses, self.step_numbers = list[float](), list[int]()
+        self.read_at, self.backward_at = list[int](), list[int]()
+        self.rate_at, self.evaluations = list[list[float]](), list[BatchEvaluation]()
+        self.names, self.stepping = dict[str, Any](), dict[int, Any]()
         self.takes_own = self._drawn = False
         self.rewards: RewardWatch | None = None
-        self._others: dict[str, tuple[nn.Module, list[int]]] = {}
-        self._copies = Copies()
-        self._calls: Counter[str] = Counter()
-        self._hooks: list[Any] = []
+        self._others: dict[str, tuple[nn.Module, list[float]]] = {}
+        self.copies, self.soft = Copies(), SoftTargets()
+        self._calls, self._hooks = Counter[str](), list[Any]()
         self._draw: Callable[[], None] | None = None
         self._before: dict[CodeType, dict[str, Any]] = {}
         self.metrics, self.schedule_calls = list[float](), list[int]()
-        self.has_callback, self.end = False, math.nan
+        self.has_callback, self.end, self._next = False, math.nan, 0
         self.seconds = self._ours = self._began = 0.0
         self._unwatch_scheduler: Callable[[], None] = lambda: None
-        self._next = 0
-        self.stepping: dict[int, Any] = {}
         self.marks: list[dict[str, torch.Tensor]] = []
 
     @property
@@ -686,10 +683,12 @@ class LoopRun:
         self.set_back.begun(len(self.losses))
         first, frames = self.updates.backwards == 0, loop_frames(sys._getframe(1))
         if first:
-            for frame in reversed(frames):
-                self.names |= {n: v for n, v in frame_variables(frame).items() if isinstance(v, KEPT)}
+            for values in map(frame_variables, reversed(frames)):
+                self.names |= {n: v for n, v in values.items() if issubclass(type(v), KEPT)}
+                self.copies.add(values)
             self.takes_own = not self.reading.read
             self._watch_others()
+        self.soft.note(call.roots[0], self.updates.backwards, self.reading.last)
         if self.updates.backwards < FIRST_STEPS and self.rewards is None:
             self.rewards = RewardWatch.of(call.roots[0], frames, bool(self.reading.read))
         if self.rewards is not None:
@@ -720,35 +719,35 @@ class LoopRun:
         for name, model in self.names.items():
             parameters = [] if not isinstance(model, nn.Module) else list(model.parameters())
             if parameters and own.keys().isdisjoint(map(id, parameters)):
-                self._others[name] = model, [p._version for p in parameters]
+                self._others[name] = model, sizes_of(model)
                 note = functools.partial(self._other_called, name)
                 self._hooks.append(model.register_forward_hook(ModeHook(note, self.errors)))
                 if same_values(parameters, own.values()):
-                    self._copies.models[name] = model
+                    self.copies.models[name] = model
 
     def _other_called(self, name: str, model: nn.Module, args: Any, out: Any) -> None:
         self._calls[name] += 1
-        self._copies.called(name, args)
+        self.copies.called(name, args)
 
     @property
     def still(self) -> dict[str, nn.Module]:
         """Copies of the model that are called in each step, with other inputs than it, and stay as they were."""
-        often = {n: m for n, m in self._copies.models.items() if self._calls[n] > self.updates.backwards // 2}
-        return {n: m for n, m in often.items() if [p._version for p in m.parameters()] == self._others[n][1]}
+        often = {n: m for n, m in self.copies.models.items() if self._calls[n] > self.updates.backwards // 2}
+        return {n: m for n, m in often.items() if sizes_of(m) == self._others[n][1]}
 
     @property
     def moving(self) -> dict[str, nn.Module]:
         """Those of which each step takes values, and whose weights have changed."""
         often = {n: m for n, (m, _) in self._others.items() if self._calls[n] > self.updates.backwards // 2}
-        return {n: m for n, m in often.items() if [p._version for p in m.parameters()] != self._others[n][1]}
+        return {n: m for n, m in often.items() if sizes_of(m) != self._others[n][1]}
 
     @property
     def unheld(self) -> dict[str, nn.Module]:
         """Those that get gradients and stay as they were made: no optimizer that steps holds them."""
         held, found = self._held(), {}
-        for name, (model, versions) in self._others.items():
+        for name, (model, sizes) in self._others.items():
             own = [p for p in model.parameters() if p.grad is not None and bool(p.grad.any())]
-            still = held and versions == [p._version for p in model.parameters()]
+            still = held and sizes == sizes_of(model)
             if still and own and held.isdisjoint(map(id, own)) and all(is_fresh(p) for p in own if p.dim() > 1):
                 found[name] = model
         return found
@@ -790,14 +789,15 @@ class LoopRun:
     def _model_called(self, module: Any = None, args: Any = ()) -> None:
         """The random numbers and variables of a step without a loader are those before its first call of a model."""
         if torch.is_grad_enabled() and not self.modes.paused:
-            self._copies.called("", args)
+            self.copies.called("", args)
         self.set_back.evaluated |= not (self.modes.paused or torch.is_grad_enabled())
         if self._drawn or self.modes.paused or self.saved.full or not torch.is_grad_enabled():
             return
         self._draw, self._drawn = save_torch_rng(), self.takes_own or not self.updates.backwards
         frames = loop_frames(sys._getframe(1)) if self._drawn else ()
         self._before = {
-            f.f_code: {n: v for n, v in f.f_locals.items() if getattr(v, "grad_fn", None) is None} for f in frames
+            f.f_code: {n: v for n, v in f.f_locals.items() if not (issubclass(type(v), torch.Tensor) and v.grad_fn)}
+            for f in frames
         }
 
     def _ended(self) -> None:

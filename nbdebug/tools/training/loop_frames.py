@@ -128,7 +128,7 @@ class LoopLoss:
         objects = [v for part in self.parts for v in part.names.values()]
         objects += [v for thing in objects if _is_plain(thing) for v in vars(thing).values()]
         mine = self._stand_ins(self.model)
-        others = [v for v in objects if isinstance(v, nn.Module) and id(v) not in mine]  # a teacher in train mode
+        others = [v for v in objects if issubclass(type(v), nn.Module) and id(v) not in mine]  # a teacher in train mode
         own = self._stand_ins(model)
         with self._standing_in(own), spared_buffers([m for other in others for m in other.modules()]):
             for part in self.parts:
@@ -402,8 +402,9 @@ def _entry(owner: ast.expr, key: Any) -> ast.expr:
 
 def _is_data(value: Any) -> bool:
     """Whether it is a tensor without a graph, an array, or holds one."""
-    values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
-    arrays = any(hasattr(v, "__array_interface__") for v in values)
+    kind = type(value)
+    values = dict.values(value) if issubclass(kind, dict) else value if issubclass(kind, (list, tuple)) else [value]
+    arrays = any(hasattr(type(v), "__array_interface__") for v in values)
     return arrays or any(not t.requires_grad for t in tensors_in(value))
 
 
@@ -546,7 +547,9 @@ def _own_batch(
         n for n in names if n in made and (tensors_in(space[n]) or _is_data(space[n]) or type(space[n]) in (int, float))
     ]
     if not any(_is_data(space[n]) for n in own):
-        own += [n for n in names if isinstance(space[n], torch.Tensor) and not space[n].requires_grad and n not in own]
+        own += [
+            n for n in names if issubclass(type(space[n]), torch.Tensor) and not space[n].requires_grad and n not in own
+        ]
     takes += own
     batch = ast.Tuple([ast.Name(name, ast.Store()) for name in own], ast.Store())
     return [ast.Assign([batch], BATCH), *rest] if any(_is_data(space[n]) for n in own) else []
@@ -572,12 +575,16 @@ def _calls_model(statement: ast.stmt, space: Mapping[str, Any]) -> bool:
 
 
 def _is_model(value: Any) -> bool:
-    return isinstance(value, nn.Module) and any(True for _ in value.parameters())
+    return issubclass(type(value), nn.Module) and any(True for _ in value.parameters())
 
 
 def _is_plain(value: Any) -> bool:
-    kinds = (nn.Module, type, types.ModuleType)
-    return not isinstance(value, kinds) and isinstance(getattr(value, "__dict__", None), dict)
+    if issubclass(type(value), (nn.Module, type, types.ModuleType)):
+        return False
+    try:
+        return type(vars(value)) is dict
+    except Exception:  # the border: an object of the user's may answer nothing that it is asked
+        return False
 
 
 # -- losses that are no measure ----------------------------------------------------------------------------------------
@@ -721,10 +728,10 @@ class RewardWatch:
             named = (n for pattern in REWARD_NAMES for n in names if pattern.search(n) and not n.startswith("_"))
             self.name = next((n for n in named if _number(names[n]) is not None), "")
         value = names.get(self.name)
-        length = len(value) if isinstance(value, list) else 0
+        length = len(value) if type(value) is list else 0
         before, self._last = self._last, (id(value), length)
-        grown = isinstance(value, list) and before[0] == id(value) and length > before[1] > 0
-        number = _number(value[-1] if isinstance(value, list) and grown else value)
+        grown = length > 0 and before[0] == id(value) and length > before[1] > 0
+        number = _number(value[-1] if grown else value)
         if number is not None:
             if grown and len(self.values) == 1:
                 self.values.clear()  # it was the sum of a history
@@ -733,22 +740,23 @@ class RewardWatch:
 
 def _values(value: Any) -> list[float]:
     """A tensor's, an array's or a list's numbers; [] where it is something else."""
-    if isinstance(value, (list, tuple)):
+    if issubclass(type(value), (list, tuple)):
         numbers = [_number(v) for v in value[:MOST_NODES]]
         return [n for n in numbers if n is not None] if None not in numbers else []
-    known = _number(value) is not None and (isinstance(value, torch.Tensor) or hasattr(value, "__array_interface__"))
+    known = _number(value) is not None and not issubclass(type(value), (int, float, list))
     return torch.as_tensor(value).detach().cpu().flatten()[:MOST_NODES].tolist() if known else []
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, list):
+    kind = type(value)  # and no isinstance: an object of the user's may answer that as it likes
+    if issubclass(kind, list):
         numbers = [_number(v) for v in value]
         return None if not numbers or None in numbers else float(sum(n for n in numbers if n is not None))
-    if isinstance(value, torch.Tensor) or hasattr(value, "__array_interface__"):
+    if issubclass(kind, torch.Tensor) or hasattr(kind, "__array_interface__"):
         values = torch.as_tensor(value)
         known = values.numel() and not values.requires_grad and not values.is_complex()
         return float(values.double().mean()) if known else None
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return float(value) if issubclass(kind, (int, float)) and kind is not bool else None
 
 
 @dataclasses.dataclass

@@ -191,7 +191,8 @@ class Dependence:
 
 class Calls(TorchFunctionMode):
     """Records the calls of torch's functions while active. named: parameters by name, registered or not; batch: the
-    batch's tensors. detached: calls that cut trained parameters off; left_torch: those that take their values out.
+    batch's tensors. entered: what modules were given. detached: calls that cut trained parameters off; left_torch:
+    those that take their values out.
 
     Keeps every tensor as long as it lives itself: an id must not be used again meanwhile.
     """
@@ -207,7 +208,7 @@ class Calls(TorchFunctionMode):
         self.left_torch: list[OpCall] = []
         self.failed: OpCall | None = None  # the call that raised
         self.outputs: list[torch.Tensor] = []
-        self.stack: list[str] = []
+        self.stack, self.entered = list[str](), list[torch.Tensor]()
         self.retained: list[Any] = [batch]
         for name, parameter in named:
             self._adopt(name, parameter)
@@ -221,6 +222,7 @@ class Calls(TorchFunctionMode):
 
     def enter(self, module: nn.Module, args: Any) -> None:
         self.stack.append(self.names.get(id(module), ""))
+        self.entered += _tensors(args)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if self.stack:

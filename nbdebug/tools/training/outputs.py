@@ -66,17 +66,22 @@ BINARY = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"})
 REGRESSION = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
 LOGS = frozenset({"kl_div", "ctc_loss"})
 LOSSES = CLASSES | BINARY | REGRESSION | LOGS
+SIGNED = {"soft_margin_loss": 1, "hinge_embedding_loss": 1, "cosine_embedding_loss": 2, "margin_ranking_loss": 2}
+"""Losses of targets 1 and -1, and the place of the target among their arguments."""
+DIFFERENCES = frozenset({"sub", "__sub__", "rsub", "__rsub__"})
 REGRESSIONS = REGRESSION | {"difference"}
+MEASURES, LEAST_ROWS = REGRESSION | DIFFERENCES, 32
 PRODUCTS = frozenset("matmul __matmul__ mm bmm linear einsum inner".split())
 NORMS = frozenset("norm linalg_vector_norm linalg_norm vector_norm".split())
 DRAWN = re.compile("rand|normal|bernoulli|uniform|poisson|multinomial")
-DIFFERENCES = frozenset({"sub", "__sub__", "rsub", "__rsub__"})
 INSERTS = frozenset({"unsqueeze", "__getitem__"})
 """Ops by which a user inserts a dimension."""
 UNLIKE = 0.2
 """Mean distance of the targets' sum from 1; smoothed and mixed labels sum to 1."""
 ALIKE = 0.05
 """Relative difference of the entropies of smoothed labels, by rounding."""
+SAME_NUMBERS = 0.999
+"""Cosine of two rows: of a thousandth of the variance, little is told."""
 CERTAIN = 80.0
 """A score that is as good as infinite: beyond it the logistic loss is zero in single precision."""
 
@@ -97,6 +102,10 @@ def outputs_and_targets(calls: Calls, moving: bool = False) -> list[tuple[OpCall
                 output, target = target, output  # as good
             if calls.dependence(output).params and isinstance(target, torch.Tensor):
                 result.append((call, output, target))
+        elif (place := SIGNED.get(call.op)) is not None:
+            pair = call.argument(0, "input" if place == 1 else "input1"), call.argument(place, "target")
+            if all(isinstance(t, torch.Tensor) for t in pair) and calls.dependence(pair[0]).params:
+                result.append((call, *pair))
     if result:
         return result
     pairs = ((call, _output_and_target(calls, call, moving)) for call in calls.calls)
@@ -110,11 +119,14 @@ def _loss_call(calls: Calls, call: OpCall, output: torch.Tensor, target: torch.T
         return _regression_loss(calls, _describe(calls, "difference", call, output, target), output, target)
     loss = _describe(calls, call.op, call, output, target)
     if call.op in REGRESSION:
-        loss = dataclasses.replace(loss, noise=_is_noise(calls, output, target))
+        loss = dataclasses.replace(loss, noise=_is_noise(calls, output, target), given=_given(calls, target))
     if call.op in CLASSES:
         return dataclasses.replace(_class_loss(loss, call, o, t), softmax_dim=_wrong_softmax_dim(calls, output))
     if call.op in BINARY:
         return _binary_loss(loss, o, t.float())
+    if call.op in SIGNED:
+        low, high = (float(v) for v in torch.aminmax(t)) if t.numel() else (math.nan, math.nan)
+        return dataclasses.replace(loss, target_low=low, target_high=high, outside=int((t == 0).sum()))
     if call.op in LOGS:
         dim = o.dim() - 1
         total = float(o.exp().sum(dim).mean()) if o.dim() else 0.0
@@ -122,8 +134,21 @@ def _loss_call(calls: Calls, call: OpCall, output: torch.Tensor, target: torch.T
     return _regression_loss(calls, loss, output, target)
 
 
-def _is_noise(calls: Calls, output: torch.Tensor, target: torch.Tensor) -> bool:
-    """Whether the target is nothing but numbers drawn at random, around zero, which the output has nothing of."""
+def _given(calls: Calls, target: torch.Tensor) -> float:
+    """Of a target that is drawn at random, the share of the samples whose numbers are an input of the model's, up to a
+    factor."""
+    drawn, t = _draws(calls).get(id(target), frozenset()), target.detach().float()
+    if not drawn or -1 in drawn or t.dim() < 2:
+        return 0.0
+    inputs = (x.detach().float().flatten(1) for x in calls.entered if x.shape == t.shape)
+    return max(
+        (float((nn.functional.cosine_similarity(x, t.flatten(1)) > SAME_NUMBERS).float().mean()) for x in inputs),
+        default=0.0,
+    )
+
+
+def _draws(calls: Calls) -> dict[int, frozenset[int]]:
+    """By tensor, the calls that drew the random numbers in it; -1: something else is in it."""
     made = {i: frozenset({-1}) for i, known in calls.dependences.items() if known.maker is None}
     for call in calls.calls:
         own = (
@@ -132,6 +157,12 @@ def _is_noise(calls: Calls, output: torch.Tensor, target: torch.Tensor) -> bool:
             else frozenset().union(*(made.get(id(t), ()) for t in call.inputs))
         )
         made |= {id(t): own for t in call.outputs}
+    return made
+
+
+def _is_noise(calls: Calls, output: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether the target is nothing but numbers drawn at random, around zero, which the output has nothing of."""
+    made = _draws(calls)
     drawn, values = made.get(id(target), frozenset()), target.detach().float()
     unknown = drawn and -1 not in drawn and drawn.isdisjoint(made.get(id(output), ()))
     return bool(unknown) and float(values.mean().abs()) < float(values.std())
@@ -183,7 +214,11 @@ def _class_loss(loss: LossCall, call: OpCall, o: torch.Tensor, t: torch.Tensor) 
     if not t.is_floating_point():
         counted = t != ignore
         outside = int(((t < 0) | (t >= classes))[counted].sum())
-        labels = {"outside": outside, "ignored": 1 - float(counted.float().mean()) if t.numel() else 0.0}
+        labels = {
+            "ignore_index": ignore,
+            "outside": outside,
+            "ignored": 1 - float(counted.float().mean()) if t.numel() else 0.0,
+        }
         if t[counted].numel():
             labels |= {"target_low": float(t[counted].min()), "target_high": float(t[counted].max())}
     reach = REACH.get(loss.activation or "")
@@ -515,6 +550,41 @@ def _measured(
     reach = float(low.min()), float(high.max())
     beyond = unreachable(target.float(), low, high, call.variance or 0.0)
     return dataclasses.replace(call, reach=reach, unreachable=beyond, bounded=True)
+
+
+def lost_level(model: nn.Module, loss_fn: LossFn, batches: Sequence[Any]) -> float:
+    """Of outputs that stay what they are when each sample's inputs are moved by a number of its own: the share of the
+    squared errors that a line through the inputs' mean explains; 0 of others, and where the loss is no regression."""
+    means, errors, inputs = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
+
+    def move(module: nn.Module, args: Any) -> Any:
+        """The second time, the rows of the first input are each moved by another number."""
+        x = args[0] if args else None
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.dim() < 2:
+            return None
+        inputs.append(x)
+        by = torch.linspace(-1, 1, len(x), device=x.device) * x.std()
+        return (x + by.view(-1, *[1] * (x.dim() - 1)), *args[1:]) if len(inputs) > 1 else None
+
+    for batch in batches:
+        inputs.clear()
+        pairs = []
+        with deterministic(model), preserve_rng(loss_fn), torch.no_grad(), model.register_forward_pre_hook(move):
+            for _ in range(2):
+                torch.manual_seed(0)
+                record(calls := calls_for(model, batch), loss_fn, batch)
+                pairs.append(outputs_and_targets(calls))
+        if len(inputs) != 2 or any(len(pair) != 1 for pair in pairs) or pairs[0][0][0].op not in MEASURES:
+            return 0.0
+        (_, out, target), (_, other, _), x = pairs[0][0], pairs[1][0], inputs[0]
+        same = out.shape == target.shape == other.shape and out.dim() and len(out) == len(x)
+        if not same or float((out - other).abs().max()) > 1e-3 * float(target.float().std()):
+            return 0.0
+        means.append(x.detach().float().flatten(1).mean(1))
+        errors.append((target - out).detach().float().reshape(len(x), -1).mean(1))
+    both = torch.stack([torch.cat(means), torch.cat(errors)]) if means else torch.zeros(2, 0)
+    known = both.shape[1] >= LEAST_ROWS and bool((both.std(1) > 0).all())
+    return float(torch.corrcoef(both)[0, 1].square()) if known else 0.0
 
 
 OVERLAP, BEYOND = (0.85, 1.1), 0.3

@@ -31,8 +31,8 @@ from nbdebug.report import Finding, Report, Where
 from nbdebug.text import size
 from nbdebug.tools.training.batches import Batches, drawn_validation, environment_notes, loss_reduction, worker_draws
 from nbdebug.tools.training.edits import never_frozen, users_files
-from nbdebug.tools.training.evaluate import LossFn, batch_size, is_iterator, preserve_rng, repeatable_loss
-from nbdebug.tools.training.facts import Attempt, OverfitResult, Parameter, ProbeErrors, StaticFacts, TrainingFacts
+from nbdebug.tools.training.evaluate import LossFn, ProbeErrors, batch_size, is_iterator, preserve_rng, repeatable_loss
+from nbdebug.tools.training.facts import Attempt, OverfitResult, Parameter, StaticFacts, TrainingFacts
 from nbdebug.tools.training.fixes import attempt, edit_fixes, fix_for, overfit_batch, patched
 from nbdebug.tools.training.one_step import (
     StepGraph,
@@ -47,6 +47,7 @@ from nbdebug.tools.training.one_step import (
     step_graph,
 )
 from nbdebug.tools.training.outputs import (
+    SIGNED,
     broadcasts,
     hiding_masks,
     loss_calls,
@@ -57,7 +58,7 @@ from nbdebug.tools.training.outputs import (
 )
 from nbdebug.tools.training.probe import LoopArguments, first_steps
 from nbdebug.tools.training.report import preflight_report
-from nbdebug.tools.training.rows import batch_mixing, by_place, ignores_input, mixed_samples, sees_ahead
+from nbdebug.tools.training.rows import batch_mixing, by_place, ignores_input, mixed_samples, sees_ahead, twins
 from nbdebug.tools.training.rules import name_all, slug
 from nbdebug.tools.training.signals import activation_units, first_layers, initial_weights
 
@@ -232,7 +233,8 @@ class _Probes:
             lambda: with_measured_reach(self.work, self.loss_fn, batch, facts.loss_calls),
             facts.loss_calls,
         )
-        facts = dataclasses.replace(facts, loss_calls=measured)
+        of_pairs = (over_all_batches(call, batches.train) if call.op in SIGNED else call for call in measured)
+        facts = dataclasses.replace(facts, loss_calls=tuple(of_pairs))
         self._probe("Inputs and targets", lambda: batches.find_roles(step, facts.loss_calls), None)
         facts = dataclasses.replace(facts, **self._data_facts(batches))
         facts = dataclasses.replace(facts, **self._model_facts(batch, batches))
@@ -343,6 +345,7 @@ class _Probes:
         }
         facts["drawn"] = self._probe("The sampler's weights", batches.drawn, None)
         facts["reread"] = self._probe("A sample that is read again", batches.reread, "")
+        facts["silent_end"] = self._probe("Ends that are no targets", batches.silent_end, None)
         facts["padding"] = self._probe("Padding", batches.padding, 0.0)
         facts["answers"] = self._probe("Answers among the inputs", batches.answers_among_inputs, None)
         facts["groups"] = self._probe(
@@ -373,6 +376,7 @@ class _Probes:
             "ahead": self._probe(
                 "Whether outputs see what they predict", lambda: sees_ahead(self.work, self.loss_fn, batch), None
             ),
+            "twins": self._probe("Keys twice in a batch", lambda: twins(self.work, self.loss_fn, batch), None),
             "scores_for_shares": self._probe(
                 "Whether a loss of overlaps gets raw scores",
                 lambda: scores_for_shares(self.work, self.loss_fn, batch),

@@ -7,7 +7,10 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
+import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -27,6 +30,7 @@ from nbdebug.tools.training.evaluate import (
     FixedBatches,
     LoaderWatch,
     LossFn,
+    ProbeErrors,
     batches_of,
     is_iterator,
     loss_root,
@@ -35,9 +39,11 @@ from nbdebug.tools.training.evaluate import (
     no_warnings,
     preserve_rng,
     recalls,
+    running_norms,
     samples_of,
     save_rng,
     target_order,
+    with_new_statistics,
 )
 from nbdebug.tools.training.experiments import (
     EMPTY_STEPS,
@@ -55,9 +61,9 @@ from nbdebug.tools.training.facts import (
     OverEnds,
     PairedAnew,
     Parameter,
-    ProbeErrors,
     Schedule,
     StaticFacts,
+    TeacherAnswers,
     TrainingFacts,
     TrainingRunFacts,
     UnitsFact,
@@ -73,6 +79,7 @@ from nbdebug.tools.training.interventions import (
 from nbdebug.tools.training.loop import TAKEN, LoopRun, norm_of
 from nbdebug.tools.training.loop_frames import LoopStart, LoopSubject
 from nbdebug.tools.training.one_step import is_fresh
+from nbdebug.tools.training.outputs import lost_level
 from nbdebug.tools.training.regularizers import regularizers
 from nbdebug.tools.training.retrain import LoopSchedule, RetrainChange, Retrainer, RetrainResult, loop_schedule
 from nbdebug.tools.training.rows import over_ends, paired_anew
@@ -88,6 +95,9 @@ MOST_STEPS = 600
 SOME = 0.2
 """Below this share of the first loss nobody asks what more could have been learned."""
 
+
+ALL_NEW = 0.5
+"""A momentum of batch normalization: from here on running statistics are those of the last batch or two."""
 
 LOOP = "What the run shows beside its losses: schedule, order of calls, layers"
 STOPPED = "How the run ends"
@@ -201,7 +211,9 @@ def _watched_facts(
     known = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
     used = {**names_used_by(train), **arguments.names}  # the loop may also change an average of the weights, a critic
     others = [scheduler, *used.values()]
-    owners = list({id(one): one for one in others if isinstance(one, known) and one is not arguments.model}.values())
+    owners = list(
+        {id(one): one for one in others if issubclass(type(one), known) and one is not arguments.model}.values()
+    )
 
     def save() -> tuple[Callable[[], None], Snapshot]:
         """The state of everything as it is now."""
@@ -257,7 +269,7 @@ def _watched_facts(
         own = {f"model.{name}" for name, _ in arguments.model.named_parameters()}
         changed = bool(run.stepping) or not own.isdisjoint(start.differences())
         facts = dataclasses.replace(facts, moved=changed, start_units=units[0][0], **_end_facts(arguments, run, errors))
-        moved = {name: [p.detach().clone() for p in model.parameters()] for name, model in run.moving.items()}
+        moved = {name: (m, [p.detach().clone() for p in m.parameters()]) for name, m in run.moving.items()}
         restore_rng()
         start.restore()
         facts = _against_the_end(facts, run, moved)
@@ -305,14 +317,14 @@ def _evaluated_at_start(facts: TrainingRunFacts, run: LoopRun) -> TrainingRunFac
 
 
 def _against_the_end(
-    facts: TrainingRunFacts, run: LoopRun, moving: Mapping[str, list[torch.Tensor]]
+    facts: TrainingRunFacts, run: LoopRun, moving: Mapping[str, tuple[nn.Module, list[torch.Tensor]]]
 ) -> TrainingRunFacts:
     """Where targets follow the model, evaluated at its start, which has been put back, and at its end against the same
     ones: those of the end."""
     if not moving:
         return facts
-    for name, values in moving.items():
-        _set_values(run.moving[name], values)
+    for model, values in moving.values():
+        _set_values(model, values)
     first, known = run.on_train.mean(), facts.evaluations[-1:]
     pair = () if first is None or not math.isfinite(first[0]) else (BatchEvaluation(0, first[0], None), *known)
     return dataclasses.replace(facts, evaluations=pair if known else (), follows=next(iter(moving)))
@@ -386,6 +398,7 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         validations=None
         if (validated_at := run.reading.validated_at) is None
         else tuple(bisect.bisect_right(run.read_at, read) for read in validated_at),
+        teacher=_teacher(run),
         unchecked=(*_others_trained(run), *_unchecked(arguments)),
         loss_from="" if run.loss_fn is None else f"`{run.loss_fn.text}` of {at_site(Where(), run.loss_fn.site).place}",
     )
@@ -397,6 +410,23 @@ def _others_trained(run: LoopRun) -> Iterator[str]:
             "The run: the loop trains another model than the one that is watched. Name no model: the loop then tells "
             "which one it trains"
         )
+
+
+def _teacher(run: LoopRun) -> TeacherAnswers | None:
+    rows, before, again = run.soft.rows, dict[int, int](), list[bool]()
+    if not rows:
+        return None
+    labels, answers, own, keys = zip(*rows)
+    for key, answer in zip(keys, answers):
+        again += [before[key] == answer] if key in before else []
+        before[key] = answer
+    agrees, right = (statistics.fmean(map(operator.eq, labels, said)) for said in (answers, own))
+    times, known, n = Counter(labels), Counter(answers), len(rows)
+    by_chance, same_by_chance = (
+        sum(times[k] * c[k] for k in c) / n**2 for times, c in ((times, known), (known, known))
+    )
+    same = statistics.fmean(again) if again else 1.0
+    return TeacherAnswers(n, agrees, by_chance, right, len(again), same, same_by_chance)
 
 
 def _with_floor(facts: TrainingRunFacts, floor: float, at_floor: float) -> TrainingRunFacts:
@@ -496,6 +526,10 @@ def _end_facts(arguments: LoopArguments, run: LoopRun, errors: ProbeErrors) -> d
             lambda: undecided_pair(model, loss_fn, run.on_train.batches, run.on_val.batches),
             None,
         )
+        level = functools.partial(lost_level, model, loss_fn, run.on_train.batches)
+        facts["lost_level"] = errors.run("Whether outputs know the level of their inputs", level, 0.0)
+        topic = "Running statistics of batch normalization"
+        facts["statistics"] = errors.run(topic, lambda: _statistics(run, model), None)
         facts["penalty_end"] = errors.run(PENALTY, lambda: penalty(model, loss_fn, run.on_train.batches[0]), 0.0)
     facts |= {
         "stopped_at": run.reading.stopped_at,
@@ -506,6 +540,18 @@ def _end_facts(arguments: LoopArguments, run: LoopRun, errors: ProbeErrors) -> d
     if all(by_mode):
         facts["mode_losses"] = tuple(mean_and_error(losses)[0] for losses in by_mode)
     return facts
+
+
+def _statistics(run: LoopRun, model: nn.Module) -> tuple[str, float | None, float, float] | None:
+    """Of the first model that may have others than those of the data: by its momentum, or as an average of weights."""
+    fixed = run.on_val if run.on_val.batches else run.on_train
+    suspects = {"": model} if any((norm.momentum or 0.0) > ALL_NEW for norm in running_norms(model)) else {}
+    held = {id(p) for o in run.stepping.values() for group in o.param_groups for p in group["params"]}
+    for name, other in {**suspects, **run.copies.stale(held)}.items():
+        losses, new = fixed.losses_of(other), with_new_statistics(other, fixed, run.on_train)
+        if losses and new is not None and math.isfinite(new):
+            return name, running_norms(other)[0].momentum, statistics.fmean(losses), new
+    return None
 
 
 def _still(run: LoopRun, model: nn.Module) -> tuple[str, float, float] | None:
@@ -526,7 +572,7 @@ def _still(run: LoopRun, model: nn.Module) -> tuple[str, float, float] | None:
 def _set_values(model: nn.Module, values: Iterable[torch.Tensor]) -> None:
     with torch.no_grad():
         for p, value in zip(model.parameters(), values):
-            p.data.copy_(value)  # its version tells whether the loop has changed it
+            p.data.copy_(value)
 
 
 def _bad_end(arguments: LoopArguments, run: LoopRun) -> str:

@@ -30,6 +30,7 @@ from nbdebug.tools.training.evaluate import (
     MOST,
     FixedBatches,
     LossFn,
+    ProbeErrors,
     mean_and_error,
     mode,
     parts_of,
@@ -37,7 +38,7 @@ from nbdebug.tools.training.evaluate import (
     targets_of,
     under,
 )
-from nbdebug.tools.training.facts import NOWHERE, ProbeErrors, RegularizerTrial, StaticFacts, TrainingRunFacts
+from nbdebug.tools.training.facts import NOWHERE, RegularizerTrial, StaticFacts, TrainingRunFacts
 from nbdebug.tools.training.fixes import PatchedCalls
 from nbdebug.tools.training.one_step import is_fresh
 from nbdebug.tools.training.retrain import RetrainChange, Retrainer

@@ -32,8 +32,10 @@ from nbdebug.tools.training.batches import Batches
 from nbdebug.tools.training.evaluate import (
     LossFn,
     batch_size,
+    describe,
     deterministic,
     loss_root,
+    loss_value,
     modes_put_back,
     preserve_rng,
     repeatable_loss,
@@ -41,9 +43,17 @@ from nbdebug.tools.training.evaluate import (
     takes_fewer_rows,
     targets_of,
 )
-from nbdebug.tools.training.facts import BatchMixing, MixedSamples, OverEnds, PairedAnew, SeesAhead, describe
+from nbdebug.tools.training.facts import (
+    ORDER,
+    BatchMixing,
+    MixedSamples,
+    OverEnds,
+    PairedAnew,
+    SeesAhead,
+    Twins,
+)
 from nbdebug.tools.training.one_step import VIEWS, Calls, OpCall, calls_for, record
-from nbdebug.tools.training.outputs import LOSSES, outputs_and_targets
+from nbdebug.tools.training.outputs import LOSSES, MASKED, outputs_and_targets
 from nbdebug.tools.training.signals import tensors_at
 
 TOLERANCE = {torch.float16: 0.05, torch.bfloat16: 0.1}
@@ -66,6 +76,8 @@ MIXTURES, FIRST_MIXTURES, LITTLE, MOST_OF_IT = 16, 3, 0.02, 0.6
 a target that goes with less of a sample than that is another one's, whatever a published augmentation leaves out."""
 MOST_TARGETS, ENDS_SEEN, TOLD = 48, 8, 0.95
 """Batches whose targets are taken apart, ends among them, and how often a value has to tell an end from no end."""
+COMPARED, MOST_KEYS = 256, 128
+"""Numbers of a row that tell it from others; keys of a batch that are compared with each other."""
 DEALS = frozenset({"shuffle", "randperm", "permutation", "permuted"})
 """Names of what deals rows anew, to find the line."""
 
@@ -274,6 +286,29 @@ def _rows(a: torch.Tensor, b: torch.Tensor, n: int, sample: int) -> tuple[bool, 
     if not rows or beside == apart:
         return None
     return beside, tuple(range(sample * fold, (sample + 1) * fold) if beside else range(sample, size, n))[:4]
+
+
+def twins(model: nn.Module, loss_fn: LossFn, batch: Any) -> Twins | None:
+    """Of scores of each sample with each, of which the own ones are to be the highest: samples whose own key stands in
+    further columns, since the batch holds it more than once, and which no mask takes out."""
+    calls = _forward(model, loss_fn, batch)
+    for call in calls.calls:
+        scores, labels = call.argument(0, "input"), call.argument(1, "target")
+        if call.op != "cross_entropy" or scores.dim() != 2 or labels.dim() != 1 or len(set(scores.shape)) > 1:
+            continue
+        n = min(len(scores), MOST_KEYS)
+        if n < 4 or labels.is_floating_point() or not torch.equal(labels.cpu(), torch.arange(len(labels))):
+            continue
+        shown = scores.detach().float()[:n, :n]
+        gaps = (shown[:, :, None] - shown[:, None, :]).abs()
+        hidden = (shown <= MASKED)[:, :, None] | (shown <= MASKED)[:, None, :]
+        same = (hidden | (gaps < 1e-5 * shown.where(shown > MASKED, 0.0).abs().max())).all(0)
+        held = same & ~hidden.all(0) & (shown > MASKED)
+        times, (one, other) = held.sum(1).clamp_min(1).float(), held.nonzero()[:COMPARED].T
+        rows = [t for t in output_tensors(batch) if t.dim() and len(t) == len(scores) and not bool((t == t[:1]).all())]
+        if any(torch.equal(t[one], t[other]) for t in rows) and float(times.mean()) < n / 2:
+            return Twins(int((times > 1).sum()), n, float(times.log().mean()), call.where)
+    return None
 
 
 # -- later time steps -------------------------------------------------------------------------------------------------
@@ -615,25 +650,26 @@ def ignores_input(model: nn.Module, loss_fn: LossFn, batch: Any, leaves: Sequenc
 
 def by_place(model: nn.Module, loss_fn: LossFn, batch: Any) -> BatchMixing | None:
     """Where a sample's output depends on its row in the batch, though on no other sample: with all rows moved on by
-    one, outputs change. None where they don't, or where random numbers or a state are in them."""
+    one, outputs change. Or where outputs come in an order of their own, and targets don't. None where random numbers
+    or a state are in them."""
     n = batch_size(batch)
     if n is None or n < 4:
         return None
 
-    def forward(rows: Sequence[int], seed: int) -> Calls:
+    def forward(rows: Sequence[int], seed: int) -> tuple[Calls, float]:
         moved = tree_map_only(torch.Tensor, lambda t: t[list(rows)] if t.dim() else t, batch)
         calls = calls_for(model, moved)
         with modes_put_back(model), preserve_rng(loss_fn), torch.no_grad():
             model.eval()
             torch.manual_seed(seed)
-            record(calls, loss_fn, moved)
-        return calls
+            loss = loss_value(record(calls, loss_fn, moved))
+        return calls, loss
 
     own = [*range(n)]
     mapped = tree_map_only(torch.Tensor, torch.clone, batch)
     if any(a is b for a, b in zip(output_tensors(batch), output_tensors(mapped))):
         return None  # rows of such a container can't be moved
-    plain, again, other, moved = (
+    (plain, loss), (again, _), (other, _), (moved, loss_moved) = (
         forward(*args) for args in ((own, 0), (own, 1), ([1, *own[1:]], 0), ([n - 1, *own[:-1]], 0))
     )
     outputs = [[t for t in calls.outputs if t.dim() and len(t) == n] for calls in (plain, again, other, moved)]
@@ -641,15 +677,30 @@ def by_place(model: nn.Module, loss_fn: LossFn, batch: Any) -> BatchMixing | Non
         return None
     if any(_rows_that_differ(a, b) for a, b in zip(outputs[0], outputs[1])):
         return None
+    changed = max(_rows_that_differ(a.roll(1, 0), b) for a, b in zip(outputs[0], outputs[3]))
+    pairs = [*_pairs(plain, moved)]
+    if 2 * changed > n and _in_other_order(outputs[0][0], outputs[3][0]) and abs(loss - loss_moved) > 1e-4 * abs(loss):
+        orders = (a for a, b in pairs if a.inside and any(map(_in_other_order, a.outputs, b.outputs)))
+        first = next(orders, None)
+        place = ("", "", Where(phase="forward")) if first is None else _place(first)
+        return BatchMixing(0, changed, n, *place, placed=True, kind=ORDER)
     if any(_rows_that_differ(a[1:], b[1:]) for a, b in zip(outputs[0], outputs[2])):
         return None
-    changed = max(_rows_that_differ(a.roll(1, 0), b) for a, b in zip(outputs[0], outputs[3]))
-    pairs = zip(plain.calls, moved.calls) if [c.op for c in plain.calls] == [c.op for c in moved.calls] else ()
     for a, b in pairs:
         both = [(x, y) for x, y in zip(a.outputs, b.outputs) if a.inside and x.dim() and len(x) == n]
         if 2 * changed > n and any(_rows_that_differ(x.roll(1, 0), y) for x, y in both):
             return BatchMixing(0, changed, n, a.module, a.op, a.where, placed=True)
     return None
+
+
+def _in_other_order(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether both have the same rows, no two of them alike, and most are elsewhere than one row on."""
+    if a.shape != b.shape or not a.is_floating_point() or a.dim() < 2 or len(a) < 4:
+        return False
+    a, b = (t.detach().float().flatten(1)[:, :COMPARED] for t in (a, b))
+    near = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist") < 1e-3 * float(a.std()) + 1e-6
+    own = near.long().argmax(1) == torch.arange(1, len(a) + 1, device=a.device) % len(a)
+    return bool((near.sum(0) == 1).all() and (near.sum(1) == 1).all()) and 2 * int(own.sum()) < len(a)
 
 
 def _rows_that_differ(a: torch.Tensor, b: torch.Tensor) -> int:

@@ -42,6 +42,7 @@ ORDER = (
     "frozen-parameters",
     "eval-mode-in-training",
     "train-mode-in-eval",
+    "running-statistics",
     "preprocessing-mismatch",
     "leakage",
     "same-seed-workers",

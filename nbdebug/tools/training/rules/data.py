@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
-from nbdebug.text import count, figures, listed, percent
+from nbdebug.text import figures, listed, percent
 from nbdebug.tools.training.facts import (
     AnswersAmongInputs,
     ClassWeighting,
@@ -22,7 +22,6 @@ from nbdebug.tools.training.facts import (
     SharedGroups,
     TellingFeature,
     TrainingFacts,
-    TrainingRunFacts,
 )
 from nbdebug.tools.training.rules import signs
 from nbdebug.tools.training.rules.signs import (
@@ -49,12 +48,6 @@ COMMON, ALONE = 0.9, 0.98
 """Share of the commonest label (SageMaker Debugger: 10 to 1): the first where a run has shown that the others are not
 found, the second where nothing but the labels is known
 (traintools: 95%; with three in a hundred that are easy to tell apart a model does without weights)."""
-WORSE, MATTERS = 3.0, 0.1
-"""Validation in eval mode over that in train mode; the difference, as a share of the first loss."""
-BEHIND = 0.01
-"""Share of the statistics of the start that is left in running ones: (1 - momentum) to the power of the steps."""
-FOLLOWED = 44
-"""Steps after which torch's own momentum, 0.1, leaves no more than that."""
 FEW, RECALL = 10, 0.2
 """… not found: less than that share of at least so many. A rare class that is learned well is no fault."""
 ENOUGH = 100
@@ -72,6 +65,8 @@ DRIFT, CERTAIN = 1.0, 8.0
 drift makes count."""
 SURE = 6.0
 """Standard errors between the means."""
+NEARLY_ALL = 0.95
+"""Of samples: a diffusion's last steps may be nothing but noise."""
 SHARED = 0.02
 """Share of validation rows that are in the training set."""
 NEAR = 0.2
@@ -79,6 +74,13 @@ NEAR = 0.2
 BINARY, NO_SHARE = ("binary_cross_entropy", "binary_cross_entropy_with_logits"), 0.4
 """How far beyond 0 and 1 a target is no label: those of a discriminator are drawn from -0.3 to 1.3 on purpose
 (https://github.com/soumith/ganhacks)."""
+SIGNED = {
+    "cosine_embedding_loss": "a pair with a target of 0 adds 0 to the loss, however alike it is",
+    "hinge_embedding_loss": "a row with a target of 0 adds the same whatever its distance",
+    "margin_ranking_loss": "a pair with a target of 0 adds the margin, in whatever order it is",
+    "soft_margin_loss": "a row with a target of 0 adds ln 2, whatever its score",
+}
+"""What 0 means to a loss of targets 1 and -1."""
 SAME = 1e-9
 """A line through a column leaves less of the target's variance: it is the target itself."""
 ABOVE_CHANCE, BY_CHANCE = 3.0, 4.0
@@ -153,9 +155,8 @@ def preprocessing_mismatch(facts: TrainingFacts) -> Finding | None:
     held_out = None if facts.run is None else facts.run.held_out
     if held_out is not None and held_out.what == "unlike":
         return _unlike(held_out)
-    otherwise = _normalized_otherwise(facts.run)
-    if otherwise is not None or shift is None:
-        return otherwise
+    if shift is None:
+        return None
     wider = max(shift.ratio, 1 / shift.ratio if shift.ratio else math.inf)
     scaled = wider > WIDER * (1 + 2 / min(shift.samples) ** 0.5)
     far = FAR if shift.drift > STEADY else APART
@@ -185,27 +186,6 @@ def preprocessing_mismatch(facts: TrainingFacts) -> Finding | None:
             "validation deviation over training deviation": shift.ratio,
             "samples": f"{shift.samples[0]:,} and {shift.samples[1]:,}",
         },
-    )
-
-
-def _normalized_otherwise(run: TrainingRunFacts | None) -> Finding | None:
-    """Validation is far worse in eval mode than in train mode, where dropout can only harm."""
-    if run is None or run.mode_losses is None:
-        return None
-    (in_train, in_eval), first = run.mode_losses, signs.first_loss(run)
-    matters = in_eval > WORSE * in_train >= 0 and in_eval - in_train > MATTERS * first > 2 * MATTERS * in_train
-    behind = [m for m in run.modes if m.momentum is not None and (1 - m.momentum) ** m.train_steps > BEHIND]
-    own = [m.module for m in behind if "BatchNorm" in m.kind and m.train_steps >= FOLLOWED]
-    if not own or not matters:
-        return None
-    return finding(
-        "preprocessing-mismatch",
-        f"After {count(behind[0].train_steps, 'step')} with momentum={behind[0].momentum:g} the running statistics of "
-        f"batch normalization are not yet those of the data: the validation loss is {figures(in_eval)} in eval mode, "
-        f"and {figures(in_train)} with the statistics of each batch",
-        ["momentum", "running_mean", "BatchNorm", *own],
-        [Fix("Let them follow the data: torch's momentum is the share of the new batch.", "momentum=0.1")],
-        run=run,
     )
 
 
@@ -440,6 +420,8 @@ def leakage(facts: TrainingFacts) -> Finding | None:
         return _one_feature_tells(answers.feature, answers.feature.others)
     if static.ahead is not None:
         return _sees_ahead(static.ahead)
+    if given := [call for call in static.loss_calls if call.given > NEARLY_ALL]:
+        return _given(given[0])
     if static.groups is not None:
         return _on_both_sides(static.groups)
     if overlap is not None and overlap.near > max(NEAR, 3 * overlap.near_by_chance + 0.1) and not overlap.shared:
@@ -468,6 +450,18 @@ def leakage(facts: TrainingFacts) -> Finding | None:
             "training rows": overlap.train,
             "share of twins within training": overlap.duplicates,
         },
+    )
+
+
+def _given(call: LossCall) -> Finding:
+    return finding(
+        "leakage",
+        f"The target stands in the input: the model is given the very numbers that it is to predict in "
+        f"{percent(call.given)} of the samples, drawn at random{at_line(call.where)}. It learns to copy",
+        ["noise", "target", "loss_fn", "forward"],
+        [Fix("Check what is mixed with them: hardly anything is left of the data.", "print(signal_rate, noise_rate)")],
+        place=call.where,
+        evidence={"samples": call.given},
     )
 
 
@@ -836,9 +830,10 @@ def _interval(reach: tuple[float, float]) -> str:
     code="training/label-out-of-range",
     title="A target is beyond the classes that the output has.",
     symptom="`IndexError: Target … is out of bounds` on the CPU, a device-side assert on a GPU; a binary cross entropy "
-    "falls below zero without end.",
+    "falls below zero without end; all pairs come to look alike.",
     cause="Labels count from 1, a class was added, or the padding label is not the loss's ignore_index. For a binary "
-    "cross entropy: masks of 0 and 255, labels of -1 and 1, pictures that are normalized to another range than 0 to 1.",
+    "cross entropy: masks of 0 and 255, labels of -1 and 1, pictures that are normalized to another range than 0 to 1. "
+    "For losses of 1 and -1 (CosineEmbeddingLoss, MarginRankingLoss): labels of 1 and 0.",
     confirm="`target.min(), target.max()` must lie in 0 to `output.shape[1] - 1`; in 0 to 1 for a binary one.",
     fix="Make the output as wide as there are classes, or map the labels to 0 … K - 1; mark padding with "
     "`ignore_index=…`. Map the targets of a binary cross entropy to 0 … 1.",
@@ -849,6 +844,8 @@ def label_out_of_range(facts: TrainingFacts) -> Finding | None:
         low, high = call.target_low or 0.0, call.target_high or 0.0
         if call.op in BINARY and not (call.weighted and not call.weights) and (low < -NO_SHARE or high > 1 + NO_SHARE):
             return _beyond_one(call, low, high)
+        if call.op in SIGNED and call.outside and low == 0 and high in (0, 1):
+            return _not_signed(call)
         if call.outside and call.classes:
             title = (
                 f"{call.outside:,} of {math.prod(call.target_shape):,} targets lie outside 0 to {call.classes - 1}, "
@@ -868,6 +865,18 @@ def label_out_of_range(facts: TrainingFacts) -> Finding | None:
                 evidence={"targets outside": call.outside, "classes": call.classes},
             )
     return None
+
+
+def _not_signed(call: LossCall) -> Finding:
+    return finding(
+        "label-out-of-range",
+        f"`{call.op}` takes targets of 1 and -1, and {call.outside:,} of {math.prod(call.target_shape):,} are 0"
+        f"{at_line(call.where)}: {SIGNED[call.op]}, so that they teach nothing",
+        ["target", "train_loader", "loss_fn", call.op],
+        [Fix("Map 0 to -1.", "target = 2 * target - 1")],
+        place=call.where,
+        evidence={"targets of 0": call.outside},
+    )
 
 
 def _beyond_one(call: LossCall, low: float, high: float) -> Finding:

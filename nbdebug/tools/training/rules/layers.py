@@ -10,6 +10,7 @@ from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Where
 from nbdebug.text import count, figures, listed, percent
 from nbdebug.tools.training.facts import (
+    ORDER,
     BatchMixing,
     InitialWeight,
     Parameter,
@@ -265,7 +266,13 @@ def batch_mixing(facts: TrainingFacts) -> Finding | None:
         "Move the batch dimension to the front before you join dimensions.",
         "x = x.transpose(0, 1)  # then: x.reshape(len(x), -1)",
     )
-    if mixing.placed:
+    if mixing.kind == ORDER:
+        does = (
+            "gives the outputs in an order of its own, and the loss takes them for those of the samples in the "
+            f"batch's: with all rows moved on by one, {mixing.others} of {mixing.batch} do not move along"
+        )
+        fix = Fix("Put them back into the order of the batch.", "output = output[order.argsort()]")
+    elif mixing.placed:
         does = "depends on the row in the batch: with all rows moved on by one, "
         does += f"{mixing.others} of {mixing.batch} outputs are others"
         fix = Fix("Add what belongs to a position along the sequence, not along the batch.", "x = x + pe[: x.size(1)]")

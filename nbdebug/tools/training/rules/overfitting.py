@@ -15,8 +15,10 @@ from nbdebug.tools.training.facts import (
     MixedSamples,
     PairedAnew,
     StaticFacts,
+    TeacherAnswers,
     TrainingFacts,
     TrainingRunFacts,
+    Twins,
     UndecidedPair,
 )
 from nbdebug.tools.training.rules import signs
@@ -53,6 +55,10 @@ DECIMALS = 5
 """A loss with fewer is rounded."""
 SEVERAL = 2
 """Mixtures with a wrong target; a cut by area and the pixels in it differ by a few percent."""
+LEFT_BY_TWINS = 0.1
+"""Nats that right answers among the wrong ones leave of a loss; of a few in a batch less is left."""
+LOOKED_AT, BY_FAR, SURELY_OTHERS = 100, 6.0, 0.8
+"""Samples with a teacher's answer; standard errors; the share of equal answers from which on they may be its own."""
 ZEROS = 5
 """So many zeros in a row, from the first step on, or half of the run (TrainProof: five points)."""
 
@@ -145,6 +151,8 @@ def _outweighing_term(run: TrainingRunFacts, experiment: Experiment) -> Finding:
 )
 def underfit(facts: TrainingFacts) -> Finding | None:
     run = facts.run
+    if run is not None and run.lost_level > signs.LEARNS_LITTLE:
+        return _level(run)
     if run is None or run.reference is None or not signs.settled(run) or signs.updates_are_small(run):
         return None
     if signs.at_floor(run):
@@ -180,6 +188,19 @@ def underfit(facts: TrainingFacts) -> Finding | None:
             "loss of the other network": reference,
             "steps": len(run.losses),
         },
+    )
+
+
+def _level(run: TrainingRunFacts) -> Finding:
+    return finding(
+        "underfit",
+        "The outputs do not know the level of their inputs: with each sample moved by a number of its own they stay "
+        f"as they are, and the mean of the inputs explains {percent(run.lost_level)} of the squared errors. What was "
+        "taken off each sample is not given back",
+        ["forward", "mean", "std", "loss_fn"],
+        [Fix("Scale the outputs back.", "y = y * std + mean  # of each sample's own inputs")],
+        run=run,
+        evidence={"share of squared errors": run.lost_level},
     )
 
 
@@ -291,6 +312,8 @@ def label_noise(facts: TrainingFacts) -> Finding | None:
         return unknown
     if run is not None and run.paired_anew is not None:
         return _paired_anew(run, run.paired_anew)
+    if run is not None and run.teacher is not None and (other := _of_other_samples(run, run.teacher)) is not None:
+        return other
     pair = None if run is None else run.undecided
     apart = None if pair is None else pair.val_apart
     if run is not None and pair is not None and apart is not None and not 1 - TOLD_APART < apart < TOLD_APART:
@@ -320,10 +343,43 @@ def label_noise(facts: TrainingFacts) -> Finding | None:
     )
 
 
+def _of_other_samples(run: TrainingRunFacts, teacher: TeacherAnswers) -> Finding | None:
+    """Answers that fit the labels no better than chance, where the model's own do, or where an input that comes again
+    gets another one."""
+    agrees, by_chance, samples = teacher.agrees, teacher.by_chance, teacher.samples
+    error, again = (by_chance * (1 - by_chance) / samples) ** 0.5, max(teacher.again, 1)
+    limit = teacher.same_by_chance + signs.AMONG_TEN * (teacher.same_by_chance / again) ** 0.5
+    unlike = teacher.again >= LOOKED_AT and teacher.same < min(limit, SURELY_OTHERS)
+    if samples < LOOKED_AT or agrees > by_chance + signs.AMONG_TEN * error:
+        return None
+    if not unlike and teacher.own < by_chance + BY_FAR * error:
+        return None
+    more = f"the model's own answers do in {percent(teacher.own)}"
+    if unlike:
+        more = f"an input that comes again gets its former answer in {percent(teacher.same)} of {again:,} times"
+    return finding(
+        "label-noise",
+        f"The soft targets (a teacher's answers) are not of the samples that they are compared with: they agree with "
+        f"the labels in {percent(agrees)} of {samples:,} samples, by chance {percent(by_chance)}; {more}",
+        ["teacher", "train_loader", "loss_fn", *run.stale.functions],
+        [
+            Fix(
+                "Ask the teacher about the batch at hand, or store its answers by the sample's index.",
+                "with torch.no_grad():\n    answers = teacher(x)",
+            )
+        ],
+        run=run,
+        place=run.places.get("backward"),
+        evidence={"samples": samples, "teacher's answers that are the label": agrees, "by chance": by_chance},
+    )
+
+
 def _unknowable(static: StaticFacts) -> Finding | None:
     """Targets that have nothing to do with what the model is given, by the way in which they come about."""
     if static.mixed is not None and static.mixed.wrong >= SEVERAL:
         return _mixed(static.mixed)
+    if static.twins is not None and static.twins.floor > LEFT_BY_TWINS:
+        return _twins(static.twins)
     call = next((c for c in static.loss_calls if c.noise), None)
     if call is None and static.reread != "apart":
         return None
@@ -333,6 +389,25 @@ def _unknowable(static: StaticFacts) -> Finding | None:
     fix = Fix("Draw once, and use the same for input and target.", "noise = torch.randn_like(x)  # or: flip = …")
     place = call.where if call is not None else None
     return finding("label-noise", title, ["target", "noise", "dataset", "train_loader"], [fix], place=place)
+
+
+def _twins(twins: Twins) -> Finding:
+    return finding(
+        "label-noise",
+        f"Right answers count as wrong ones: {twins.samples} of {twins.batch} samples have their own key in other "
+        f"columns of the scores as well, since the batch holds it several times{at_line(twins.where)}. The loss "
+        f"can't fall below {figures(twins.floor)}",
+        ["loss_fn", "scores", "train_loader"],
+        [
+            Fix(
+                "Take equal keys out of the other columns, or draw batches without them.",
+                "same = (keys[:, None] == keys[None]).fill_diagonal_(False)\n"
+                "scores = scores.masked_fill(same, -torch.inf)",
+            )
+        ],
+        place=twins.where,
+        evidence={"samples with twins": twins.samples, "lowest loss possible": twins.floor},
+    )
 
 
 def _mixed(mixed: MixedSamples) -> Finding:
@@ -445,13 +520,23 @@ def exchanged_labels(facts: TrainingFacts) -> Finding | None:
     code="training/class-ignored",
     title="The loss ignores a class.",
     symptom="One class is never predicted, and the loss is low all the same.",
-    cause="`ignore_index` is the number of a real class, often 0, which is padding or void in other data sets.",
+    cause="`ignore_index` is the number of a real class, often 0, which is padding or void in other data sets; or "
+    "`pad_token = eos_token`, and what collates the batch leaves out the ends together with the padding.",
     confirm="Count the labels that equal `ignore_index`, and look at their samples.",
     fix="Leave `ignore_index` at its default, and give padding a number of its own, such as -100.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
 )
 def class_ignored(facts: TrainingFacts) -> Finding | None:
-    ignored = None if facts.run is None else facts.run.ignored
+    ignored, end = None if facts.run is None else facts.run.ignored, facts.static.silent_end
+    if end is not None:
+        return finding(
+            "class-ignored",
+            f"Token {end.token} ends each of {end.sequences:,} sequences and is never a target: it also fills the "
+            "shorter ones up, and the targets leave it out everywhere. What is generated never ends",
+            ["pad_token", "eos_token", "collate_fn", "labels", "train_loader"],
+            [Fix("Fill up with a token of its own.", "tokenizer.add_special_tokens({'pad_token': '<pad>'})")],
+            evidence={"token": end.token, "sequences": end.sequences},
+        )
     if ignored is None:
         return None
     place = next((call.where for call in facts.static.loss_calls if call.ignored), None)

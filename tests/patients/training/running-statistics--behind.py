@@ -5,7 +5,7 @@ from torch import nn
 
 from tests.training.loops import clusters, cross_entropy, loaders, made
 
-CODE, WHERE, RUN = "training/preprocessing-mismatch", ["momentum", "BatchNorm"], True
+CODE, WHERE, RUN = "training/running-statistics", ["momentum", "BatchNorm"], True
 
 
 def training(momentum):
