@@ -727,7 +727,7 @@ class RewardWatch:
         if not self.values:
             named = (n for pattern in REWARD_NAMES for n in names if pattern.search(n) and not n.startswith("_"))
             self.name = next((n for n in named if _number(names[n]) is not None), "")
-        value = names.get(self.name)
+        value: Any = names.get(self.name)
         length = len(value) if type(value) is list else 0
         before, self._last = self._last, (id(value), length)
         grown = length > 0 and before[0] == id(value) and length > before[1] > 0
