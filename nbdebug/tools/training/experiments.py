@@ -5,6 +5,7 @@ The most telling come first: when the time is up, what is left is reported as no
     experiments        the changes that a run calls for, each trained from its start
     penalty            the part of the loss that is a penalty on the weights
     small_factor       a constant that makes what trained parameters do next to nothing
+    matched            the loss against targets in the order that is nearest, where they are in none
     held_out           what models that are trained on half of the samples show of the other half
     loss_spike         the largest jump of the loss, and the batch at which it happens
     reference          a small network of our own on the same data
@@ -87,6 +88,9 @@ on they matter: curated sets hold 3 to 6% of wrong labels (Northcutt et al. 2021
 CLEANER = 0.75
 """Without the suspect samples, the validation loss ends at this share of what it was, or below. Augmentation makes
 training samples hard as well, but leaving out the hardest does not help (0.86 and more)."""
+MOST_SLOTS, BLURRED, LIKE_OTHERS = 4, 0.3, 4.0
+"""Rows of a target that are put in each order; variance between the rows of an output over that between those of the
+targets; standard errors up to which means are the same."""
 WIDTH = 128
 RATE = 3e-3
 MOST_INPUTS = 20_000
@@ -240,6 +244,49 @@ def _changes_of_penalties(run: TrainingRunFacts, retrainer: Retrainer) -> Iterat
         yield "no weight decay", RetrainChange(decay=0.0)
     if run.regularization.get("dropout", 0.0) >= DROPOUT:
         yield "less dropout", RetrainChange(prepare=_lower_dropout)
+
+
+# Targets in no order
+
+
+def _slots(model: nn.Module, loss_fn: LossFn, batch: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The model's output, and targets that are a few rows of several numbers for each sample; None of others."""
+    target, outputs = targets_of(batch), list[torch.Tensor]()
+    if target is None or target.dim() != 3 or not 2 <= target.shape[1] <= MOST_SLOTS or target.shape[2] < 2:
+        return None
+    with model.register_forward_hook(lambda module, args, out: outputs.extend(tensors_in(out))), torch.no_grad():
+        loss_fn(model, batch)
+    fits = len(outputs) == 1 and outputs[0].numel() == target.numel() and target.is_floating_point()
+    return (outputs[0].reshape(target.shape), target) if fits else None
+
+
+def is_blurred(retrainer: Retrainer) -> bool:
+    """Whether the rows of targets are as if in any order, and those of the output nearly one and the same."""
+    model, loss_fn = retrainer.model, retrainer.loss_fn
+    with preserve_rng(loss_fn), mode(model, training=False):
+        pairs = [_slots(model, loss_fn, batch) for batch in retrainer.on_train.batches]
+    known = [pair for pair in pairs if pair is not None]
+    if not known or len(known) < len(pairs):
+        return False
+    out, target = (torch.cat(rows).detach().float() for rows in zip(*known))
+    means, errors = target.mean(0), target.std(0) / len(target) ** 0.5
+    alike = bool(((means - means.mean(0)).abs() <= LIKE_OTHERS * errors).all())
+    return alike and float(out.var(1).mean()) < BLURRED * float(target.var(1).mean())
+
+
+def matched(loss_fn: LossFn) -> LossFn:
+    """The loss against the targets of each sample in the order that is nearest to the output."""
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        pair = _slots(model, loss_fn, batch)
+        if pair is None:
+            return loss_fn(model, batch)
+        orders = torch.tensor([*itertools.permutations(range(pair[1].shape[1]))], device=pair[1].device)
+        far = torch.stack([(pair[0] - pair[1][:, order]).square().sum((1, 2)) for order in orders])
+        best = orders[far.argmin(0)][:, :, None].expand_as(pair[1])
+        return loss_fn(model, with_targets(batch, pair[1].gather(1, best)))
+
+    return loss
 
 
 # Changes of the model

@@ -46,7 +46,7 @@ from nbdebug.tools.training.evaluate import (
     under,
     with_targets,
 )
-from nbdebug.tools.training.experiments import held_out
+from nbdebug.tools.training.experiments import held_out, is_blurred, matched
 from nbdebug.tools.training.facts import (
     ClassWeighting,
     DetachedAt,
@@ -117,13 +117,14 @@ Found = Mapping[str, Any] | None
 
 class _Ends:
     """What is measured with the weights of the end, as the run is. shares: of each term of the loss, then the same with
-    the inputs of other samples; first: see `at_start`; table: of the classes."""
+    the inputs of other samples; first: see `at_start`; table: of the classes; blurred: see `is_blurred`."""
 
     def __init__(self, retrainer: Retrainer, errors: ProbeErrors):
         self.retrainer, self.errors = retrainer, errors
         self.shares: list[float] = []
         self.first: list[tuple[float, float]] = []
         self.table: _ClassTable | None = None
+        self.blurred = False
 
     def at_start(self) -> list[tuple[float, float]]:
         """The factor and the share of each term in a batch, before the first step."""
@@ -146,6 +147,7 @@ class _Ends:
         self.table = self.errors.run(
             "What is found of each class", lambda: _class_table(model, loss_fn, _judged(self.retrainer)), None
         )
+        self.blurred = self.errors.run("Targets in any order", lambda: is_blurred(self.retrainer), False)
         return []
 
 
@@ -166,6 +168,8 @@ def _attempts(
     kept = signs.loss_left(run)
     for name, change in _other_losses(retrainer, static, kept):
         yield name, compare(name, change)
+    if kept > 0.1 and ends.blurred:
+        yield "matched", compare("matched", RetrainChange(loss_fn=matched(retrainer.loss_fn), measured=True))
     if ends.held_down() or (kept > 0.05 or signs.last_loss(run) < 0) and len(ends.shares) > 2:
         yield "weaker term", lambda: outweighing_term(run, retrainer, steps, as_is, ends)
     if static.reduction in ("mean", "sum") and static.mixed is None:  # else samples do not stand for themselves

@@ -66,7 +66,7 @@ EXPERIMENTS = {
 }
 """By the beginnings of their names, which experiments show a cause's fix."""
 OVERFITS = frozenset({"overfit", "model-too-large-for-data"})
-EXPLAINS_OVERFITTING = OVERFITS | {"train-mode-in-eval", "preprocessing-mismatch"}
+EXPLAINS_OVERFITTING = OVERFITS | {"train-mode-in-eval", "running-statistics", "preprocessing-mismatch"}
 
 
 # preflight

@@ -314,6 +314,9 @@ def label_noise(facts: TrainingFacts) -> Finding | None:
         return _paired_anew(run, run.paired_anew)
     if run is not None and run.teacher is not None and (other := _of_other_samples(run, run.teacher)) is not None:
         return other
+    matched = facts.experiment("matched")
+    if run is not None and matched is not None and signs.helps(matched, signs.MUCH_BETTER):
+        return _unmatched(run, matched)
     pair = None if run is None else run.undecided
     apart = None if pair is None else pair.val_apart
     if run is not None and pair is not None and apart is not None and not 1 - TOLD_APART < apart < TOLD_APART:
@@ -340,6 +343,25 @@ def label_noise(facts: TrainingFacts) -> Finding | None:
         [fix],
         run=run,
         evidence={"share of suspect labels": held_out.share, **confused(held_out)},
+    )
+
+
+def _unmatched(run: TrainingRunFacts, matched: Experiment) -> Finding:
+    return finding(
+        "label-noise",
+        "The rows of a sample's targets are in no order of their own, and each row of the output is held against the "
+        "one at its place: all learn the middle. The loss ends at "
+        f"{figures(matched.end_as_is)}, and at {figures(matched.end_changed)} against the order that is nearest",
+        ["loss_fn", "target", "boxes", "train_loader"],
+        [
+            tested_fix(
+                "Match the rows of each sample before they are compared.",
+                "rows, columns = scipy.optimize.linear_sum_assignment(torch.cdist(output[i], boxes[i]).detach())",
+                matched,
+            )
+        ],
+        run=run,
+        evidence={"loss": matched.end_as_is, "with matched rows": matched.end_changed},
     )
 
 

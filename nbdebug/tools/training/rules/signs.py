@@ -578,6 +578,7 @@ CURES = {
     "no weight decay": ("weight decay", "without it"),
     "less dropout": ("dropout", "with 0.1 at most"),
     "exchanged labels": ("labels of pairs the wrong way round", "with the labels exchanged"),
+    "matched": ("targets in no order", "against the targets in the order that is nearest"),
     "scores*100": ("scores that stay small", "with scores a hundred times as large"),
     "scores*10": ("scores that stay small", "with scores ten times as large"),
     "weaker term": ("a term that outweighs the others", "with a hundredth of its gradient"),
