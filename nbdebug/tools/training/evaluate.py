@@ -291,7 +291,7 @@ def same_values(some: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) ->
     return bool(one) and len(one) == len(other) and all(map(torch.equal, one, other))
 
 
-def marks_of(model: nn.Module) -> list[tuple[int, float]]:
+def versions_of(model: nn.Module) -> list[tuple[int, float]]:
     """Version and norm of each parameter, which tell whether it was written to: what goes through `.data` has no new
     version."""
     return [(p._version, float(torch.linalg.vector_norm(p.detach().float()))) for p in model.parameters()]
@@ -312,7 +312,7 @@ class Copies:
         inner = {f"{name}.{key}": v for name, thing in objects for key, v in attributes(thing).items()}
         for name, model in {**inner, **values}.items():
             if issubclass(type(model), nn.Module) and (norms := running_norms(model)):
-                self._means[name] = model, marks_of(model), [norm.running_mean.clone() for norm in norms]
+                self._means[name] = model, versions_of(model), [norm.running_mean.clone() for norm in norms]
 
     def stale(self, held: set[int]) -> dict[str, nn.Module]:
         """Those whose weights have changed, though no optimizer holds them (held: the ids of what they hold), and whose
@@ -320,8 +320,9 @@ class Copies:
         known = {n: row for n, row in self._means.items() if held.isdisjoint(map(id, row[0].parameters()))}
         return {
             name: model
-            for name, (model, marks, means) in known.items()
-            if marks != marks_of(model) and same_values(means, (norm.running_mean for norm in running_norms(model)))
+            for name, (model, versions, means) in known.items()
+            if versions != versions_of(model)
+            and same_values(means, (norm.running_mean for norm in running_norms(model)))
         }
 
     def called(self, name: str, args: Any) -> None:

@@ -43,11 +43,11 @@ from nbdebug.tools.training.evaluate import (
     SetBack,
     SoftTargets,
     exchanged,
-    marks_of,
     preceded,
     preserve_rng,
     same_values,
     save_torch_rng,
+    versions_of,
 )
 from nbdebug.tools.training.facts import BatchEvaluation, LayerFact, ModuleMode, ScalerFact, StaleGradients
 from nbdebug.tools.training.interventions import graph_signature
@@ -719,7 +719,7 @@ class LoopRun:
         for name, model in self.names.items():
             parameters = [] if not isinstance(model, nn.Module) else list(model.parameters())
             if parameters and own.keys().isdisjoint(map(id, parameters)):
-                self._others[name] = model, marks_of(model)
+                self._others[name] = model, versions_of(model)
                 note = functools.partial(self._other_called, name)
                 self._hooks.append(model.register_forward_hook(ModeHook(note, self.errors)))
                 if same_values(parameters, own.values()):
@@ -733,21 +733,21 @@ class LoopRun:
     def still(self) -> dict[str, nn.Module]:
         """Copies of the model that are called in each step, with other inputs than it, and stay as they were."""
         often = {n: m for n, m in self.copies.models.items() if self._calls[n] > self.updates.backwards // 2}
-        return {n: m for n, m in often.items() if marks_of(m) == self._others[n][1]}
+        return {n: m for n, m in often.items() if versions_of(m) == self._others[n][1]}
 
     @property
     def moving(self) -> dict[str, nn.Module]:
         """Those of which each step takes values, and whose weights have changed."""
         often = {n: m for n, (m, _) in self._others.items() if self._calls[n] > self.updates.backwards // 2}
-        return {n: m for n, m in often.items() if marks_of(m) != self._others[n][1]}
+        return {n: m for n, m in often.items() if versions_of(m) != self._others[n][1]}
 
     @property
     def unheld(self) -> dict[str, nn.Module]:
         """Those that get gradients and stay as they were made: no optimizer that steps holds them."""
         held, found = self._held(), {}
-        for name, (model, marks) in self._others.items():
+        for name, (model, versions) in self._others.items():
             own = [p for p in model.parameters() if p.grad is not None and bool(p.grad.any())]
-            still = held and marks == marks_of(model)
+            still = held and versions == versions_of(model)
             if still and own and held.isdisjoint(map(id, own)) and all(is_fresh(p) for p in own if p.dim() > 1):
                 found[name] = model
         return found
