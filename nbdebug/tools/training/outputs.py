@@ -582,7 +582,7 @@ def lost_level(model: nn.Module, loss_fn: LossFn, batches: Sequence[Any]) -> flo
             return 0.0
         means.append(x.detach().float().flatten(1).mean(1))
         errors.append((target - out).detach().float().reshape(len(x), -1).mean(1))
-    both = torch.stack([torch.cat(means), torch.cat(errors)]) if means else torch.zeros(2, 0)
+    both = torch.stack([torch.cat(means), torch.cat(errors)]) if means else torch.zeros(2, 0, device="cpu")
     known = both.shape[1] >= LEAST_ROWS and bool((both.std(1) > 0).all())
     return float(torch.corrcoef(both)[0, 1].square()) if known else 0.0
 

@@ -297,7 +297,11 @@ def twins(model: nn.Module, loss_fn: LossFn, batch: Any) -> Twins | None:
         if call.op != "cross_entropy" or scores.dim() != 2 or labels.dim() != 1 or len(set(scores.shape)) > 1:
             continue
         n = min(len(scores), MOST_KEYS)
-        if n < 4 or labels.is_floating_point() or not torch.equal(labels.cpu(), torch.arange(len(labels))):
+        if (
+            n < 4
+            or labels.is_floating_point()
+            or not torch.equal(labels.cpu(), torch.arange(len(labels), device="cpu"))
+        ):
             continue
         shown = scores.detach().float()[:n, :n]
         gaps = (shown[:, :, None] - shown[:, None, :]).abs()
