@@ -15,8 +15,7 @@ from torch import nn
 import nbdebug
 from nbdebug.observe.duplicate_hooks import find_duplicate_hooks
 from nbdebug.tools.notebook.cells import CellHistory, bound
-from nbdebug.tools.notebook.check_notebook import notebook_causes
-from nbdebug.tools.notebook.left_on import _first_append, _largest
+from nbdebug.tools.notebook.check_notebook import _first_append, _largest, notebook_causes
 from nbdebug.tools.notebook.stale_code import EditedModule
 from tests.notebook.books import BOOKS, HOOK, MODEL, OPT, SETUP, TRAIN
 from tests.shell import of_cells

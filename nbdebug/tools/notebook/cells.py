@@ -484,3 +484,32 @@ def keeps_object(binding: CellBinding) -> bool:
         and of.id == name
         or (name in names_in(value) and last in ("compile", "DataParallel", "DistributedDataParallel", "prepare", "to"))
     )
+
+
+SEEDING = ("manual_seed", "seed", "seed_everything", "set_seed", "fix_seed", "seed_all", "manual_seed_all")
+"""Functions that begin a sequence of random numbers."""
+
+
+def seeding(roots: Iterable[ast.AST]) -> list[ast.Call]:
+    """The calls that begin a sequence of random numbers."""
+    calls = (n for root in roots for n in ast.walk(root) if isinstance(n, ast.Call))
+    return [n for n in calls if dotted(n.func).rpartition(".")[2] in SEEDING]
+
+
+LIBRARIES = ("torch", "np", "numpy", "random")
+DRAWN = re.compile(r"rand\w*|permutation|choices?|sample|shuffle|normal_?|uniform_?|bernoulli_?|multinomial|integers")
+GENERATORS = ("default_rng", "Random", "RandomState")
+"""Modules with a generator of their own; functions that draw random numbers; those that make a generator of a seed."""
+
+
+def draws_after(seed: ast.Call, draw: ast.Call) -> bool:
+    """Whether a call seeds with constants what a later call draws from: a library's, or one made there."""
+    of, does = ast.unparse(seed.func).rpartition(".")[::2]
+    fixed = arguments_of(seed) and all(isinstance(value, ast.Constant) for value in arguments_of(seed))
+    by, draws = ast.unparse(draw.func).rpartition(".")[::2]
+    given = any(keyword.arg in ("generator", "random_state") for keyword in draw.keywords)
+    own = given or root_of(by) not in LIBRARIES  # of a generator of its own
+    made = does in GENERATORS or "Generator(" in of
+    if not fixed or does not in (*SEEDING, *GENERATORS) or seed.lineno > draw.lineno or not DRAWN.fullmatch(draws):
+        return False
+    return seed is not draw and own is made and (made or not of or root_of(of) == root_of(by))

@@ -1,38 +1,74 @@
 """check_notebook(): problems that come from the order in which cells ran, and from cells that ran again.
 
-Two tools answer together: this one, and the memory tool, which lists what the shell keeps.
+Two tools answer together: this one, and the memory tool, which lists what the shell keeps: what only `Out`, the last
+traceback or a list of losses holds is told with the cell that did it.
 """
 
 from __future__ import annotations
 
 import ast
+import dis
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 import psutil
 import torch
 
 from nbdebug.observe import variables as shells
-from nbdebug.observe.variables import attributes, frame_variables, last_error, reachable_objects, user_variables
-from nbdebug.report import Finding, Report, RuledOut
+from nbdebug.observe.variables import (
+    attributes,
+    class_attribute,
+    frame_variables,
+    is_user_module,
+    last_error,
+    reachable_objects,
+    user_variables,
+)
+from nbdebug.report import Finding, Report, RuledOut, Where
 from nbdebug.text import count, module_name
-from nbdebug.tools.notebook.cells import CellHistory, error_message, traceback_links
-from nbdebug.tools.notebook.flow import told_of_cells, told_of_error
+from nbdebug.tools.notebook.cells import (
+    CellHistory,
+    cell_lines,
+    dotted,
+    error_message,
+    names_in,
+    nodes,
+    number_of,
+    root_of,
+    traceback_links,
+)
+from nbdebug.tools.notebook.flow import told_of_cells
 from nbdebug.tools.notebook.left_on import (
     cells_too_early,
     hooks_registered_twice,
-    kept_outputs,
     left_on_notes,
     modes_left_on,
     names_shadowed,
 )
-from nbdebug.tools.notebook.repeats import applied_twice, rows_out_of_step, runs_twice, splits_drawn_again
-from nbdebug.tools.notebook.rules import NotebookFacts, StaleModule, Told, name_all, notes_of
+from nbdebug.tools.notebook.repeats import MISFIT, applied_twice, rows_out_of_step, runs_twice, splits_drawn_again
+from nbdebug.tools.notebook.rules import (
+    NOWHERE,
+    KeptOutput,
+    NotebookFacts,
+    StaleModule,
+    Told,
+    name_all,
+    named,
+    notes_of,
+    told,
+)
 from nbdebug.tools.notebook.stale_code import redefined_classes, stale_modules, stale_results
-from nbdebug.tools.notebook.stale_objects import ModelsAndOptimizers, missing_parameters, stale_holders, stale_workers
+from nbdebug.tools.notebook.stale_objects import (
+    ModelsAndOptimizers,
+    is_tensor,
+    missing_parameters,
+    stale_holders,
+    stale_workers,
+)
 
 
 def check_notebook(names: Mapping[str, Any] | None = None, *, shell: Any = None) -> Report:
@@ -168,8 +204,54 @@ def _of_failure(
         *modes_left_on(owners, history, error, whole),
         *names_shadowed(names, history, error),
         *cells_too_early(names, history, error),
-        *told_of_error(names, objects, history, error),
+        *_of_values(names, objects, history, error),
     ]
+
+
+def _of_values(
+    names: Mapping[str, Any], objects: list[tuple[str, Any]], history: CellHistory, error: BaseException | None
+) -> list[Told]:
+    """What the last failure tells of the way in which its values came about."""
+    message = error_message(error)
+    lines = list(cell_lines(error, history)) if MISFIT.search(f"{type(error).__name__}: {message}") else []
+    for number, line in reversed(lines):
+        statement = history.cells[number].statement(line)
+        for name in sorted(names_in(statement) & names.keys()):
+            made = [b for b in history.bindings(name) if b.at < (number, line)]
+            first = [b for b in made if b.how == "assign" and b.number < made[-1].number][-1:]
+            if not first or made[-1].how != "for" or made[-1].number == number:
+                continue
+            mixed = [
+                n for n in names_in(statement) - {name} if (name, first[0].at) in history.origins(n, (number, line))
+            ]
+            if mixed:
+                where = history.place(made[-1])
+                title = (
+                    f"`{name}` is what the loop of {named(where)} left in it, and no longer that of "
+                    f"{named(history.place(first[0]))}, from which `{mixed[0]}` was computed"
+                )
+                fix = ("Give the loop names of its own.", f"for {name}_batch, … in …:")
+                used = history.cells[number].place(line)
+                return [told("notebook/name-shadowed", title, (name, mixed[0]), fix, where, used)]
+    return list(_lacks(message, objects, history))
+
+
+def _lacks(message: str, objects: list[tuple[str, Any]], history: CellHistory) -> Iterator[Told]:
+    """An object that lacks what its class's `__init__` sets by now, as autoreload has changed the class."""
+    match = re.search(r"'(\w+)' object has no attribute '(\w+)'", message)
+    kind, lacking = match.groups() if match is not None and history.mentioning("autoreload") else ("", "")
+    for name, thing in [one for one in objects if kind and type(one[1]).__name__ == kind]:
+        make, made = class_attribute(thing, "__init__"), history.bindings(root_of(name))[-1:]
+        own = type(make) is FunctionType and is_user_module(module_name(type(thing)))
+        sets = {i.argval for i in dis.get_instructions(make) if i.opname == "STORE_ATTR"} if own else set()
+        if lacking in sets and made:
+            title = (
+                f"`{name}` was made before its class was edited: autoreload gave `{kind}` another `__init__`, which "
+                f"sets `{lacking}`, and that has not run for `{name}`"
+            )
+            fix = (f"Make `{root_of(name)}` again.", history.text(made[0]))
+            yield told("notebook/class-redefined", title, (name, kind), fix, history.place(made[0]))
+            return
 
 
 MODULES = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'|cannot import name '(\w+)' from '([\w.]+)'")
@@ -235,3 +317,108 @@ def _accepts(module: str, name: str, argument: str | None) -> bool:
             return argument is None or argument in names or node.args.kwarg is not None
         body = node.body
     return False
+
+
+FREES = ("collect", "empty_cache", "malloc_trim")
+LEAST = 1 << 20
+"""Bytes; less is never reported."""
+
+
+def kept_outputs(outputs: Iterable[Any], history: CellHistory, error: BaseException | None) -> list[KeptOutput]:
+    """outputs: what the shell keeps, as `free()` lists it: each with how, name, also, bytes, items, what and where.
+    error: the last failure."""
+    results = []
+    for one in outputs:
+        if one.bytes < LEAST:
+            continue
+        if one.how == "output":
+            results.append(_displayed(one, history))
+        elif one.how in ("traceback", "loss"):
+            raised = one.how == "traceback"
+            where = (_failed_line(error, history) or one.where) if raised else _first_append(one.name, history)
+            freed = _freeing_statement("" if raised else one.name, number_of(where), history)
+            how, mainly = ("traceback", _largest(error)) if raised else ("graph", one.name)
+            results.append(KeptOutput(how, one.name, one.bytes, one.what, mainly, *freed, where=where))
+    return results
+
+
+def _failed_line(error: BaseException | None, history: CellHistory) -> Where | None:
+    """The line at which a cell failed: of several cells in the traceback, the outermost."""
+    for link in traceback_links(error):
+        number = history.cell_of(link.tb_frame.f_code.co_filename)
+        if number is not None:
+            return history.cells[number].place(link.tb_lineno)
+    return None
+
+
+def _largest(error: BaseException | None) -> str:
+    """The largest tensor among the variables of the calls that failed: "acts"; "" where there is none."""
+    most, largest = 0, ""
+    for link in traceback_links(error):
+        frame = link.tb_frame
+        if frame.f_locals is frame.f_globals or not is_user_module(str(frame.f_globals.get("__name__", ""))):
+            continue  # a cell's own variables exist without the traceback
+        for name, value in frame.f_locals.items():
+            count = value.numel() * value.element_size() if is_tensor(value) else 0
+            if count > most:
+                most, largest = count, name
+    return largest
+
+
+def _first_append(name: str, history: CellHistory) -> Where:
+    """The first line that adds something to this list or dict."""
+    root = re.split(r"[.\[]", name)[0]
+    for cell in history.mentioning(root):
+        for node in nodes(history.reach(cell.number)):
+            if isinstance(node, ast.Call) and _adds(node, name, root):
+                return cell.place_of(node)
+    bound = history.bindings(root)
+    return history.place(bound[-1]) if bound else NOWHERE
+
+
+def _adds(call: ast.Call, name: str, root: str) -> bool:
+    """Whether a call adds a tensor to this list, or to a list in this dict."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("append", "extend"):
+        return False
+    target, item = ast.unparse(call.func.value), call.args[0] if call.args else None
+    number = isinstance(item, ast.Call) and (
+        dotted(item.func) in ("float", "int")
+        or isinstance(item.func, ast.Attribute)
+        and item.func.attr in ("item", "detach", "tolist")
+    )
+    return not number and (target in (name, root) or target.startswith(f"{name}["))
+
+
+def _displayed(one: Any, history: CellHistory) -> KeptOutput:
+    names = [one.name, *one.also]
+    number = next((int(n[4:-1]) for n in names if n.startswith("Out[") and n[4:-1].isdigit()), None)
+    if number is None or number not in history.cells:
+        return KeptOutput("output", one.name, one.bytes, one.what)
+    cell = history.cells[number]
+    last = cell.body[-1] if cell.body else None
+    expression = last.value if isinstance(last, ast.Expr) else None
+    text = cell.text_of(expression) if expression is not None else ""
+    variable = (
+        next((n.id for n in ast.walk(expression) if isinstance(n, ast.Name)), "") if expression is not None else ""
+    )
+    statement, deleted, freed = _freeing_statement(variable, number, history)
+    shown = next(n for n in names if n.startswith("Out["))
+    where = cell.place(last.lineno if last is not None else None)
+    return KeptOutput("output", shown, one.bytes, one.what, text, statement, deleted, freed, where)
+
+
+def _freeing_statement(variable: str, number: int | None, history: CellHistory) -> tuple[str, bool, Where]:
+    """The statement after this cell that tried to free the memory, whether it names this variable, and its place: `del
+    features`, `features = None`, `gc.collect()`."""
+    collected: tuple[str, bool, Where] = ("", False, NOWHERE)
+    for cell in [c for n, c in history.cells.items() if number is not None and n > number]:
+        for b in cell.bindings if variable and cell.mentions(variable) else ():
+            if b.path == variable and (b.how == "del" or isinstance(b.value, ast.Constant) and b.value.value is None):
+                return history.text(b), True, history.place(b)
+        if collected[0] or not cell.mentions("collect") and not cell.mentions("empty_cache"):
+            continue
+        for node in nodes(history.reach(cell.number)):
+            of = dotted(node.func) if isinstance(node, ast.Call) else ""
+            if "." in of and of.rpartition(".")[2] in FREES:
+                collected = ast.unparse(node), False, cell.place(getattr(node, "lineno", 1))
+    return collected

@@ -8,9 +8,8 @@ again, and what had been done to it since did not. Each is told only where the c
 from __future__ import annotations
 
 import ast
-import dis
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -24,6 +23,7 @@ from nbdebug.tools.notebook.cells import (
     DEFINED,
     FUNCTIONS,
     IDLE,
+    At,
     Cell,
     CellBinding,
     CellHistory,
@@ -32,7 +32,7 @@ from nbdebug.tools.notebook.cells import (
     calls_after,
     cell_lines,
     dotted,
-    error_message,
+    draws_after,
     first_read,
     first_training_use,
     keeps_object,
@@ -44,11 +44,12 @@ from nbdebug.tools.notebook.cells import (
     reads_only,
     root_of,
     running,
+    seeding,
     unwrapped,
 )
-from nbdebug.tools.notebook.left_on import windows_cut
-from nbdebug.tools.notebook.repeats import MISFIT, numbered_twice
-from nbdebug.tools.notebook.rules import NOWHERE, Told, named
+from nbdebug.tools.notebook.left_on import output_redirected, rate_left, windows_cut
+from nbdebug.tools.notebook.repeats import numbered_twice
+from nbdebug.tools.notebook.rules import NOWHERE, Told, named, told
 from nbdebug.tools.notebook.stale_objects import (
     SETTINGS,
     ModelsAndOptimizers,
@@ -63,12 +64,6 @@ from nbdebug.tools.notebook.stale_objects import (
 )
 
 SHARED = "notebook/shared-object"
-
-
-def _told(
-    code: str, title: str, names: tuple[str, ...], fix: tuple[str, str], where: Where, used: Where = NOWHERE
-) -> Told:
-    return Told(code, title, names, where, (fix,), ((f"{named(used)} uses it", used),))
 
 
 MUTABLE = (list, dict, set)
@@ -87,7 +82,7 @@ def told_of_cells(
     yield from _late(history)
     yield from _copied(names, history)
     yield from _saved_untrained(history, owners)
-    yield from _rate_left(history, owners)
+    yield from rate_left(history, owners)
     yield from _trained_by_timing(names, history)
     yield from _gradients_left(names, history)
     yield from windows_cut(names, history)
@@ -95,7 +90,9 @@ def told_of_cells(
     yield from _carried_over(names, history)
     yield from _begun_alike(names, history)
     yield from _seeded_once(names, history)
-    yield from _output_redirected(history)
+    yield from _seeded_in_each_call(history)
+    yield from _taken_by_loop(names, history)
+    yield from output_redirected(history)
 
 
 def _of_one(
@@ -149,7 +146,7 @@ def _repeated(name: str, value: Any, binding: CellBinding, history: CellHistory)
     text = ast.unparse(each) if each is not None else ""
     code = f"{{key: {text} for key in …}}" if type(value) is dict else f"[{text} for _ in range({len(items)})]"
     used = first_read(history, name, binding.at) or NOWHERE
-    yield _told(SHARED, title, (name,), ("Make each of them anew.", f"{name} = {code}"), history.place(binding), used)
+    yield told(SHARED, title, (name,), ("Make each of them anew.", f"{name} = {code}"), history.place(binding), used)
 
 
 def _changed_since(each: ast.AST | None, one: Any) -> bool:
@@ -176,7 +173,7 @@ def _default_shared(
             )
             code = f"{parameter}=None\n    {parameter} = {kind}() if {parameter} is None else {parameter}"
             fix = ("Make it in the function.", code)
-            yield _told(SHARED, title, (name, parameter, *held), fix, history.place(binding))
+            yield told(SHARED, title, (name, parameter, *held), fix, history.place(binding))
 
 
 def _filled_by_all(name: str, kind: type, binding: CellBinding, history: CellHistory) -> Iterator[Told]:
@@ -193,7 +190,7 @@ def _filled_by_all(name: str, kind: type, binding: CellBinding, history: CellHis
             title = f"`{ast.unparse(node)}` adds to `{name}.{key}`, which all objects of `{name}` share"
             fix = ("Make one for each object, in `__init__`.", f"self.{key} = []")
             where, used = history.cells[binding.number].place(node.lineno), made[1][0].place_of(made[1][1])
-            yield _told(SHARED, title, (f"self.{key}", f"{name}.{key}"), fix, where, used)
+            yield told(SHARED, title, (f"self.{key}", f"{name}.{key}"), fix, where, used)
 
 
 def _changed_through(name: str, binding: CellBinding, names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
@@ -221,7 +218,7 @@ def _changed_through(name: str, binding: CellBinding, names: Mapping[str, Any], 
                     text = history.text_of(at.number, statement)
                     title = f"`{text}` changes `{other}` as well, which {named(used)} uses: both stand for one object"
                     fix = ("Make a copy there.", f"import copy\n{name} = copy.deepcopy({other})")
-                    yield _told(SHARED, title, (name, other), fix, at.place(statement.lineno), used)
+                    yield told(SHARED, title, (name, other), fix, at.place(statement.lineno), used)
                     return
 
 
@@ -253,7 +250,7 @@ def _counted_on(
                     f"{'of another model' if other else 'before the training'}: nothing has reset it"
                 )
                 fix = ("Reset it before each evaluation.", f"{name}.reset()" if resets else history.text(binding))
-                yield _told("notebook/cell-run-twice", title, (name,), fix, at.place_of(call))
+                yield told("notebook/cell-run-twice", title, (name,), fix, at.place_of(call))
                 return
             counted += [at.number] * read
 
@@ -283,7 +280,7 @@ def _late(history: CellHistory) -> Iterator[Told]:
                     f"not when they are made: in {named(used)} each of them sees the last one"
                 )
                 fix = ("Give each function its own, as a default.", f"lambda …, {late[0]}={late[0]}: …")
-                yield _told(SHARED, title, (late[0], *roots), fix, at.place(function.lineno), used)
+                yield told(SHARED, title, (late[0], *roots), fix, at.place(function.lineno), used)
                 return
 
 
@@ -334,7 +331,7 @@ def _unread(
                     where = history.cells[binding.number].place(line)
                     fix = ("Read the argument.", (where.text or other).replace(other, parameter))
                     blamed = (name, parameter, other, passed)
-                    yield _told("notebook/stale-reference", title, blamed, fix, where, at.place_of(call))
+                    yield told("notebook/stale-reference", title, blamed, fix, where, at.place_of(call))
                     return
 
 
@@ -373,7 +370,7 @@ def _copied(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
                     "most likely to take"
                 )
                 fix = ("Change the name in the copied line.", re.sub(rf"\b{read}\b", meant, history.text(binding)))
-                yield _told(code, title, (name, read, meant), fix, history.place(binding), used)
+                yield told(code, title, (name, read, meant), fix, history.place(binding), used)
                 return
 
 
@@ -400,40 +397,8 @@ def _saved_untrained(history: CellHistory, owners: ModelsAndOptimizers) -> Itera
                 )
                 fix = ("Train it before it is saved.", f"# run In [{trained[-1]}] again, then save")
                 where = history.place(made[-1])
-                yield _told("notebook/cells-out-of-order", title, (name,), fix, where, at.place_of(call))
+                yield told("notebook/cells-out-of-order", title, (name,), fix, where, at.place_of(call))
                 return
-
-
-def _sets_rate(node: ast.AST) -> bool:
-    """`group["lr"] = rate`, `group["lr"] *= 1.2`; a schedule computes what it sets."""
-    target = node.targets[0] if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) else None
-    target = node.target if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Mult) else target
-    return isinstance(target, ast.Subscript) and getattr(target.slice, "value", "") == "lr"
-
-
-def _rate_left(history: CellHistory, owners: ModelsAndOptimizers) -> Iterator[Told]:
-    """A test of many learning rates that left the optimizer at the last of them, where a later cell trains with it."""
-    for name, optimizer in owners.optimizers:
-        held = attributes(optimizer)
-        first, now = (held.get("defaults") or {}).get("lr"), [group.get("lr") for group in held.get("param_groups", ())]
-        if not isinstance(first, float) or not all(isinstance(rate, float) and rate >= 10 * first for rate in now):
-            continue
-        for at in reversed(history.reaching("param_groups")):
-            sets = [n for n in nodes(history.reach(at.number)) if _sets_rate(n)]
-            if not sets or not {"backward", "step"} <= history.methods(at.number):
-                continue
-            for trained in history.training(at.number, 1 + max(history.cells)):
-                if not any(map(_sets_rate, nodes(history.reach(trained)))) and name in (
-                    {n.id for n in nodes(history.reach(trained)) if isinstance(n, ast.Name)}
-                ):
-                    title = (
-                        f"`{name}` has a learning rate of {now[0]:g} in In [{trained}], and was made with {first:g}: "
-                        f"In [{at.number}] tried one rate after the other, and left lr at the last"
-                    )
-                    fix = ("Try rates on a copy, or make both again.", f"trial = copy.deepcopy((model, {name}))")
-                    where, used = at.place_of(sets[0]), history.cells[trained].place()
-                    yield _told("notebook/setting-left-on", title, (name, "lr"), fix, where, used)
-                    return
 
 
 TIMERS = frozenset("timeit repeat autorange blocked_autorange adaptive_autorange".split())
@@ -485,7 +450,7 @@ def _trained_by_timing(names: Mapping[str, Any], history: CellHistory) -> Iterat
                 lines = ("import copy", f"kept = copy.deepcopy([{states}])", place.text, *back)
                 code = "\n".join(filter(None, [*lines, f"{name} = kept[0]" if held else ""]))
                 fix = ("Measure with a copy, or put weights and the optimizer's state back afterwards.", code)
-                yield _told("notebook/cell-run-twice", title, (name, place.text or ""), fix, place, used)
+                yield told("notebook/cell-run-twice", title, (name, place.text or ""), fix, place, used)
                 return
 
 
@@ -633,15 +598,6 @@ def _changes(node: ast.AST, prefix: str = "") -> Iterator[str]:
             yield path
 
 
-SEEDING = ("manual_seed", "seed", "seed_everything", "set_seed", "fix_seed", "seed_all", "manual_seed_all")
-"""Functions that begin a sequence of random numbers."""
-
-
-def _seeding(roots: Iterable[ast.AST]) -> list[ast.Call]:
-    calls = (n for root in roots for n in ast.walk(root) if isinstance(n, ast.Call))
-    return [n for n in calls if dotted(n.func).rpartition(".")[2] in SEEDING]
-
-
 def _begun_alike(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
     """Models whose function, or loop, seeds before it makes each: they are one model still, after their training."""
     for name, value in names.items():
@@ -651,7 +607,7 @@ def _begun_alike(names: Mapping[str, Any], history: CellHistory) -> Iterator[Tol
             continue
         later = [cell for number, cell in history.cells.items() if number >= made[0].number]
         roots = [r for r in history.reach(made[0].number) if isinstance(r, (*FUNCTIONS, ast.For))]
-        seeds, trained = _seeding(roots), next(history.training(made[0].number - 1, 1 << 30), 1 << 30)
+        seeds, trained = seeding(roots), next(history.training(made[0].number - 1, 1 << 30), 1 << 30)
         if (
             not seeds
             or trained > later[-1].number
@@ -692,8 +648,8 @@ def _seeded_once(names: Mapping[str, Any], history: CellHistory) -> Iterator[Tol
         differ = all(type(value) in (int, float, list) for value in values) and values[0] != values[1]
         if ast.unparse(first.value) != ast.unparse(second.value) or not differ:  # type: ignore[arg-type]
             continue
-        seeds = [(c.number, n.lineno) for c in history.cells.values() for n in _seeding(c.statements)]
-        own = _seeding([root for root in history.reach(second.number) if isinstance(root, FUNCTIONS)])
+        seeds = [(c.number, n.lineno) for c in history.cells.values() for n in seeding(c.statements)]
+        own = seeding([root for root in history.reach(second.number) if isinstance(root, FUNCTIONS)])
         before = [at for at in seeds if at < first.at]
         if before and not own and not any(first.at < at < second.at for at in seeds):
             title = (
@@ -711,6 +667,87 @@ def _seeded_once(names: Mapping[str, Any], history: CellHistory) -> Iterator[Tol
                 ((f"{named(used)} seeds", used),),
             )
             return
+
+
+def _seeded_in_each_call(history: CellHistory) -> Iterator[Told]:
+    """A function that seeds with a constant before it draws, called in each step of a training: all steps get one
+    draw."""
+    for cell in history.reaching("backward"):
+        for loop in [n for n in nodes(history.reach(cell.number)) if isinstance(n, (ast.For, ast.While))]:
+            own = [s for s in loop.body if not isinstance(s, (ast.For, ast.While))]
+            trained, steps = set[str](), [n for n in nodes(running(own)) if isinstance(n, ast.Call)]
+            trained |= {root_of(ast.unparse(n.func)) for n in steps if ast.unparse(n.func).endswith(".backward")}
+            for s in reversed(list(running(own))):
+                if trained & {path for path, *_ in bound(s)}:
+                    trained |= names_in(getattr(s, "value", None))
+            for name in sorted(trained):
+                made = [b for b in history.bindings(name, "def") if b.number <= cell.number][-1:]
+                calls = [n for b in made for n in ast.walk(b.node) if isinstance(n, ast.Call)]
+                for seed, draw in [(s, d) for s in calls for d in calls if draws_after(s, d)]:
+                    where, used = history.cells[made[0].number].place(seed.lineno), cell.place_of(loop)
+                    title = (
+                        f"`{name}` draws the same in each call: `{ast.unparse(seed)}` begins the random numbers anew "
+                        f"before `{ast.unparse(draw)}`, and all steps of {named(used)} are taken on one draw"
+                    )
+                    fix = ("Seed once, in a cell above the loop.", f"{ast.unparse(seed)}  # not in `{name}`")
+                    blamed = (name, dotted(seed.func).rpartition(".")[2])
+                    yield told("notebook/setting-left-on", title, blamed, fix, where, used)
+                    return
+
+
+MEASURES = frozenset("mean sum item argmax tolist numpy backward score predict std".split())
+SAYS = frozenset("shape size dtype device ndim dim".split())
+"""Methods by which a cell measures; what is said of a tensor as well by a part of its rows."""
+
+
+def _taken_by_loop(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
+    """A data set whose name its own loop has taken (`for x, y in loader`), so that a later cell measures with the last
+    batch."""
+    taken: dict[At, list[tuple[str, int, int, CellBinding, Where]]] = {}
+    for name, value in names.items():
+        loop = history.bindings(name)[-1] if is_tensor(value) and value.dim() and history.bindings(name) else None
+        if loop is None or not isinstance(loop.node, ast.For):
+            continue
+        sources = {at for read in names_in(loop.node.iter) for of, at in history.origins(read, loop.at) if of == name}
+        firsts = [b for b in history.bindings(name, "assign") if b.at in sources and b.number < loop.number]
+        whole = [len(t) for n in names_in(loop.node.iter) & names.keys() for t in _rows_of(names[n], value)]
+        used = _measured(name, loop, history) if firsts and max(whole, default=0) > len(value) else None
+        if used is not None:
+            taken.setdefault(loop.at, []).append((name, len(value), max(whole), firsts[-1], used))
+    for found in taken.values():
+        (name, rows, of, first, used), both = found[0], listed([name for name, *_ in found])
+        where, are = history.place(history.bindings(name)[-1]), "are" if len(found) > 1 else "is"
+        title = (
+            f"{both} {are} the last batch of the loop in {named(where)}, {rows} of {of:,} rows, and no longer what "
+            f"{named(history.place(first))} made: {named(used)} measures with it"
+        )
+        mine = ", ".join(f"{name}_batch" for name, *_ in found)
+        fix = ("Give the loop names of its own, and run the cell that makes the data again.", f"for {mine} in …:")
+        yield told("notebook/name-shadowed", title, tuple(n for n, *_ in found), fix, where, used)
+
+
+def _rows_of(thing: Any, row: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors of a loader's or a data set's that are such rows."""
+    while (inner := attributes(thing).get("dataset")) is not None:
+        thing = inner
+    values = [v for one in attributes(thing).values() for v in (one if type(one) in (list, tuple) else [one])]
+    return [
+        v for v in (thing, *values) if is_tensor(v) and v.dim() and (v.shape[1:], v.dtype) == (row.shape[1:], row.dtype)
+    ]
+
+
+def _measured(name: str, loop: CellBinding, history: CellHistory) -> Where | None:
+    """The later cell that computes a number from all rows of a variable."""
+    for cell, root, own in history.after((loop.number, 1 << 30), name):
+        inside = list(nodes([root]))
+        stored = {n.id for n in inside if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+        stored |= {a.arg for a in ast.walk(root) if isinstance(a, ast.arg)}
+        parts = {id(n.value) for n in inside if isinstance(n, ast.Subscript)}
+        parts |= {id(n.value) for n in inside if isinstance(n, ast.Attribute) and n.attr in SAYS}
+        read = [n for n in inside if isinstance(n, ast.Name) and n.id == name and id(n) not in parts]
+        if read and name not in stored and MEASURES & history.methods(cell.number):
+            return cell.place(read[0].lineno if own else None)
+    return None
 
 
 def _gradients_left(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
@@ -731,7 +768,7 @@ def _gradients_left(names: Mapping[str, Any], history: CellHistory) -> Iterator[
                     )
                     fix = ("Clear them before each backward().", "optimizer.zero_grad()\nloss.backward()")
                     where, used = history.cells[left[0]].place(left[1]), history.cells[second].place()
-                    yield _told("notebook/setting-left-on", title, (model, "zero_grad"), fix, where, used)
+                    yield told("notebook/setting-left-on", title, (model, "zero_grad"), fix, where, used)
                     return
 
 
@@ -787,7 +824,7 @@ def _left_frozen(names: Mapping[str, Any], history: CellHistory, owners: ModelsA
                     fix = ("Let them be trained again.", f"{name}.requires_grad_(True)")
                     used = history.cells[runs[0]].place()
                     blamed = (name, part, "requires_grad", title)
-                    yield _told("notebook/setting-left-on", says, blamed, fix, at.place_of(freezes), used)
+                    yield told("notebook/setting-left-on", says, blamed, fix, at.place_of(freezes), used)
                     return
 
 
@@ -818,66 +855,3 @@ def _of_a_part(binding: CellBinding, whole: str) -> bool:
     kind = dotted(call.func).rpartition(".")[2] if call is not None else ""
     optimizer = issubclass(type(getattr(torch.optim, kind, 0)), type)
     return optimizer and given != whole and ("parameters()" in given or "requires_grad" in given)
-
-
-def _output_redirected(history: CellHistory) -> Iterator[Told]:
-    """`sys.stdout = open(…)`, with cells that print after it."""
-    for binding in history.bindings("sys.stdout", "assign")[-1:]:
-        value = binding.value
-        opened = history.bindings(dotted(value), "assign")[-1:] if dotted(value) else []
-        value = opened[0].value if opened else value
-        if not isinstance(value, ast.Call) or dotted(value.func).rpartition(".")[2] not in ("open", "StringIO"):
-            continue
-        printing = [c for c in history.reaching("print") if c.number > binding.number]
-        if printing:
-            title = f"Nothing is printed here since In [{binding.number}]: sys.stdout is no longer the notebook's"
-            code = "with contextlib.redirect_stdout(log):\n    ..."
-            fix = ("Set it back (`sys.stdout = sys.__stdout__`, or restart), and use a block.", code)
-            used = printing[0].place()
-            yield _told("notebook/setting-left-on", title, ("sys.stdout",), fix, history.place(binding), used)
-
-
-def told_of_error(
-    names: Mapping[str, Any], objects: list[tuple[str, Any]], history: CellHistory, error: BaseException | None
-) -> list[Told]:
-    """What the last failure tells of the way in which its values came about."""
-    message = error_message(error)
-    lines = list(cell_lines(error, history)) if MISFIT.search(f"{type(error).__name__}: {message}") else []
-    for number, line in reversed(lines):
-        statement = history.cells[number].statement(line)
-        for name in sorted(names_in(statement) & names.keys()):
-            made = [b for b in history.bindings(name) if b.at < (number, line)]
-            first = [b for b in made if b.how == "assign" and b.number < made[-1].number][-1:]
-            if not first or made[-1].how != "for" or made[-1].number == number:
-                continue
-            mixed = [
-                n for n in names_in(statement) - {name} if (name, first[0].at) in history.origins(n, (number, line))
-            ]
-            if mixed:
-                where = history.place(made[-1])
-                title = (
-                    f"`{name}` is what the loop of {named(where)} left in it, and no longer that of "
-                    f"{named(history.place(first[0]))}, from which `{mixed[0]}` was computed"
-                )
-                fix = ("Give the loop names of its own.", f"for {name}_batch, … in …:")
-                used = history.cells[number].place(line)
-                return [_told("notebook/name-shadowed", title, (name, mixed[0]), fix, where, used)]
-    return list(_lacks(message, objects, history))
-
-
-def _lacks(message: str, objects: list[tuple[str, Any]], history: CellHistory) -> Iterator[Told]:
-    """An object that lacks what its class's `__init__` sets by now, as autoreload has changed the class."""
-    match = re.search(r"'(\w+)' object has no attribute '(\w+)'", message)
-    kind, lacking = match.groups() if match is not None and history.mentioning("autoreload") else ("", "")
-    for name, thing in [one for one in objects if kind and type(one[1]).__name__ == kind]:
-        make, made = class_attribute(thing, "__init__"), history.bindings(root_of(name))[-1:]
-        own = type(make) is FunctionType and is_user_module(module_name(type(thing)))
-        sets = {i.argval for i in dis.get_instructions(make) if i.opname == "STORE_ATTR"} if own else set()
-        if lacking in sets and made:
-            title = (
-                f"`{name}` was made before its class was edited: autoreload gave `{kind}` another `__init__`, which "
-                f"sets `{lacking}`, and that has not run for `{name}`"
-            )
-            fix = (f"Make `{root_of(name)}` again.", history.text(made[0]))
-            yield _told("notebook/class-redefined", title, (name, kind), fix, history.place(made[0]))
-            return

@@ -1,5 +1,5 @@
-"""What earlier cells left: duplicate hooks, eval mode, switches of torch, shadowed names; memory that only `Out`, the
-last traceback or a list of losses holds; and cells that ran too early. Each with the cell that did it.
+"""What earlier cells left: duplicate hooks, eval mode, switches of torch, a learning rate, shadowed names; and cells
+that ran too early. Each with the cell that did it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ from nbdebug.tools.notebook.cells import (
     running,
     traceback_links,
 )
-from nbdebug.tools.notebook.rules import NOWHERE, KeptOutput, Told, named
+from nbdebug.tools.notebook.rules import NOWHERE, Told, named, told
 from nbdebug.tools.notebook.stale_objects import (
     ModelsAndOptimizers,
     is_module,
-    is_tensor,
     modules_of,
     optimizer_tensors,
     parameters_of,
@@ -279,23 +278,21 @@ def _replaces_output(call: ast.Call, model: Any, history: CellHistory) -> bool:
 
 
 def _eval(name: str, history: CellHistory) -> Told | None:
-    """The cell that called eval() between two runs of the same training cell, where no cell called train() since."""
+    """The cell that called eval() after a training, where a later run of that cell, or after a look at the model (no
+    gradients) another cell, went on training it and no cell called train() since."""
     calls = {cell.number: history.methods(cell.number) for cell in history.reaching(name)}
-    switched = [n for n, methods in calls.items() if "eval" in methods and "step" not in methods]
-    if not switched:
-        return None
-    last = switched[-1]
-    training = [
-        n for n, methods in calls.items() if "step" in methods and "backward" in methods and "train" not in methods
-    ]
-    after = next((n for n in training if n > last), None)
-    before = next((n for n in reversed(training) if n < last), None)
-    if (
-        after is None
-        or before is None
-        or history.same(after)[0] > last
-        or any("train" in methods for n, methods in calls.items() if last < n <= after)
-    ):
+    switched = [n for n, methods in calls.items() if "eval" in methods and not {"step", "train"} & methods]
+    looks = {cell.number for cell in history.reaching("no_grad", "inference_mode")}
+    training = [n for n, methods in calls.items() if {"step", "backward"} <= methods]
+    last = after = 0
+    for after in [n for n in training if training[0] < n and "train" not in calls[n]]:
+        last = max((n for n in switched if training[0] < n < after and _switches(name, n, history)), default=0)
+        given = (n for n in nodes(history.reach(after)) if isinstance(n, ast.Call))
+        called = any(name in map(dotted, (n.func, *arguments_of(n))) for n in given)  # and not a part of it alone
+        back = any("train" in methods for n, methods in calls.items() if last < n < after)
+        if last and not back and (history.same(after)[0] < last or called and last in looks):
+            break
+    else:
         return None
     calls_eval = (n for n in nodes(history.cells[last].statements) if isinstance(n, ast.Call))
     call = next((n for n in calls_eval if dotted(n.func) == f"{name}.eval"), ast.Pass())
@@ -307,6 +304,18 @@ def _eval(name: str, history: CellHistory) -> Told | None:
     fixes = (("Switch back before you train, ideally at the top of the loop.", f"{name}.train()"),)
     links = ((f"{named(trains)} trains it again", trains),)
     return Told("training/eval-mode-in-training", title, (name,), where, fixes, links)
+
+
+def _switches(name: str, number: int, history: CellHistory) -> bool:
+    """Whether a cell calls eval() of this model, or a function that does so of what it is given."""
+    roots = history.reach(number)
+    own = {ast.unparse(n) for root in roots if not isinstance(root, FUNCTIONS) for n in _functions_called([root])}
+    inner = (n for root in roots if isinstance(root, FUNCTIONS) for n in _functions_called([root]))
+    return f"{name}.eval" in own or any(getattr(of, "attr", "") == "eval" for of in inner)
+
+
+def _functions_called(reached: Iterable[ast.AST]) -> list[ast.expr]:
+    return [n.func for n in nodes(reached) if isinstance(n, ast.Call)]
 
 
 def _setting(kind: str, message: str, history: CellHistory, *words: str, value: str = "") -> list[Told]:
@@ -741,106 +750,50 @@ def _calls_of(statements: Iterable[ast.stmt], method: str) -> list[ast.Call]:
     return [n for n in calls if n.func.attr == method]  # type: ignore[attr-defined]
 
 
-FREES = ("collect", "empty_cache", "malloc_trim")
-LEAST = 1 << 20
-"""Bytes; less is never reported."""
+def _sets_rate(node: ast.AST) -> bool:
+    """`group["lr"] = rate`, `group["lr"] *= 1.2`; a schedule computes what it sets."""
+    target = node.targets[0] if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) else None
+    target = node.target if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Mult) else target
+    return isinstance(target, ast.Subscript) and getattr(target.slice, "value", "") == "lr"
 
 
-def kept_outputs(outputs: Iterable[Any], history: CellHistory, error: BaseException | None) -> list[KeptOutput]:
-    """outputs: what the shell keeps, as `free()` lists it: each with how, name, also, bytes, items, what and where.
-    error: the last failure."""
-    results = []
-    for one in outputs:
-        if one.bytes < LEAST:
+def rate_left(history: CellHistory, owners: ModelsAndOptimizers) -> Iterator[Told]:
+    """A test of many learning rates that left the optimizer at the last of them, where a later cell trains with it."""
+    for name, optimizer in owners.optimizers:
+        held = attributes(optimizer)
+        first, now = (held.get("defaults") or {}).get("lr"), [group.get("lr") for group in held.get("param_groups", ())]
+        if not isinstance(first, float) or not all(isinstance(rate, float) and rate >= 10 * first for rate in now):
             continue
-        if one.how == "output":
-            results.append(_displayed(one, history))
-        elif one.how in ("traceback", "loss"):
-            raised = one.how == "traceback"
-            where = (_failed_line(error, history) or one.where) if raised else _first_append(one.name, history)
-            freed = _freeing_statement("" if raised else one.name, number_of(where), history)
-            how, mainly = ("traceback", _largest(error)) if raised else ("graph", one.name)
-            results.append(KeptOutput(how, one.name, one.bytes, one.what, mainly, *freed, where=where))
-    return results
+        for at in reversed(history.reaching("param_groups")):
+            sets = [n for n in nodes(history.reach(at.number)) if _sets_rate(n)]
+            if not sets or not {"backward", "step"} <= history.methods(at.number):
+                continue
+            for trained in history.training(at.number, 1 + max(history.cells)):
+                if not any(map(_sets_rate, nodes(history.reach(trained)))) and name in (
+                    {n.id for n in nodes(history.reach(trained)) if isinstance(n, ast.Name)}
+                ):
+                    title = (
+                        f"`{name}` has a learning rate of {now[0]:g} in In [{trained}], and was made with {first:g}: "
+                        f"In [{at.number}] tried one rate after the other, and left lr at the last"
+                    )
+                    fix = ("Try rates on a copy, or make both again.", f"trial = copy.deepcopy((model, {name}))")
+                    where, used = at.place_of(sets[0]), history.cells[trained].place()
+                    yield told("notebook/setting-left-on", title, (name, "lr"), fix, where, used)
+                    return
 
 
-def _failed_line(error: BaseException | None, history: CellHistory) -> Where | None:
-    """The line at which a cell failed: of several cells in the traceback, the outermost."""
-    for link in traceback_links(error):
-        number = history.cell_of(link.tb_frame.f_code.co_filename)
-        if number is not None:
-            return history.cells[number].place(link.tb_lineno)
-    return None
-
-
-def _largest(error: BaseException | None) -> str:
-    """The largest tensor among the variables of the calls that failed: "acts"; "" where there is none."""
-    most, largest = 0, ""
-    for link in traceback_links(error):
-        frame = link.tb_frame
-        if frame.f_locals is frame.f_globals or not is_user_module(str(frame.f_globals.get("__name__", ""))):
-            continue  # a cell's own variables exist without the traceback
-        for name, value in frame.f_locals.items():
-            count = value.numel() * value.element_size() if is_tensor(value) else 0
-            if count > most:
-                most, largest = count, name
-    return largest
-
-
-def _first_append(name: str, history: CellHistory) -> Where:
-    """The first line that adds something to this list or dict."""
-    root = re.split(r"[.\[]", name)[0]
-    for cell in history.mentioning(root):
-        for node in nodes(history.reach(cell.number)):
-            if isinstance(node, ast.Call) and _adds(node, name, root):
-                return cell.place_of(node)
-    bound = history.bindings(root)
-    return history.place(bound[-1]) if bound else NOWHERE
-
-
-def _adds(call: ast.Call, name: str, root: str) -> bool:
-    """Whether a call adds a tensor to this list, or to a list in this dict."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("append", "extend"):
-        return False
-    target, item = ast.unparse(call.func.value), call.args[0] if call.args else None
-    number = isinstance(item, ast.Call) and (
-        dotted(item.func) in ("float", "int")
-        or isinstance(item.func, ast.Attribute)
-        and item.func.attr in ("item", "detach", "tolist")
-    )
-    return not number and (target in (name, root) or target.startswith(f"{name}["))
-
-
-def _displayed(one: Any, history: CellHistory) -> KeptOutput:
-    names = [one.name, *one.also]
-    number = next((int(n[4:-1]) for n in names if n.startswith("Out[") and n[4:-1].isdigit()), None)
-    if number is None or number not in history.cells:
-        return KeptOutput("output", one.name, one.bytes, one.what)
-    cell = history.cells[number]
-    last = cell.body[-1] if cell.body else None
-    expression = last.value if isinstance(last, ast.Expr) else None
-    text = cell.text_of(expression) if expression is not None else ""
-    variable = (
-        next((n.id for n in ast.walk(expression) if isinstance(n, ast.Name)), "") if expression is not None else ""
-    )
-    statement, deleted, freed = _freeing_statement(variable, number, history)
-    shown = next(n for n in names if n.startswith("Out["))
-    where = cell.place(last.lineno if last is not None else None)
-    return KeptOutput("output", shown, one.bytes, one.what, text, statement, deleted, freed, where)
-
-
-def _freeing_statement(variable: str, number: int | None, history: CellHistory) -> tuple[str, bool, Where]:
-    """The statement after this cell that tried to free the memory, whether it names this variable, and its place: `del
-    features`, `features = None`, `gc.collect()`."""
-    collected: tuple[str, bool, Where] = ("", False, NOWHERE)
-    for cell in [c for n, c in history.cells.items() if number is not None and n > number]:
-        for b in cell.bindings if variable and cell.mentions(variable) else ():
-            if b.path == variable and (b.how == "del" or isinstance(b.value, ast.Constant) and b.value.value is None):
-                return history.text(b), True, history.place(b)
-        if collected[0] or not cell.mentions("collect") and not cell.mentions("empty_cache"):
+def output_redirected(history: CellHistory) -> Iterator[Told]:
+    """`sys.stdout = open(…)`, with cells that print after it."""
+    for binding in history.bindings("sys.stdout", "assign")[-1:]:
+        value = binding.value
+        opened = history.bindings(dotted(value), "assign")[-1:] if dotted(value) else []
+        value = opened[0].value if opened else value
+        if not isinstance(value, ast.Call) or dotted(value.func).rpartition(".")[2] not in ("open", "StringIO"):
             continue
-        for node in nodes(history.reach(cell.number)):
-            of = dotted(node.func) if isinstance(node, ast.Call) else ""
-            if "." in of and of.rpartition(".")[2] in FREES:
-                collected = ast.unparse(node), False, cell.place(getattr(node, "lineno", 1))
-    return collected
+        printing = [c for c in history.reaching("print") if c.number > binding.number]
+        if printing:
+            title = f"Nothing is printed here since In [{binding.number}]: sys.stdout is no longer the notebook's"
+            code = "with contextlib.redirect_stdout(log):\n    ..."
+            fix = ("Set it back (`sys.stdout = sys.__stdout__`, or restart), and use a block.", code)
+            used = printing[0].place()
+            yield told("notebook/setting-left-on", title, ("sys.stdout",), fix, history.place(binding), used)

@@ -577,6 +577,13 @@ def shared_object(facts: NotebookFacts) -> Finding | None:
     return _told(facts, "notebook/shared-object")
 
 
+def told(
+    code: str, title: str, names: tuple[str, ...], fix: tuple[str, str], where: Where, used: Where = NOWHERE
+) -> Told:
+    """used: where a cell uses what it tells of."""
+    return Told(code, title, names, where, (fix,), ((f"{named(used)} uses it", used),))
+
+
 def _told(facts: NotebookFacts, code: str) -> Finding | None:
     return next((of_told(one) for one in (*facts.failed, *facts.told) if one.code == code), None)
 
