@@ -46,6 +46,7 @@ from nbdebug.tools.notebook.left_on import (
     cells_too_early,
     hooks_registered_twice,
     left_on_notes,
+    loaded_in_train_mode,
     modes_left_on,
     names_shadowed,
 )
@@ -61,7 +62,13 @@ from nbdebug.tools.notebook.rules import (
     notes_of,
     told,
 )
-from nbdebug.tools.notebook.stale_code import redefined_classes, stale_modules, stale_results
+from nbdebug.tools.notebook.stale_code import (
+    kept_by_guard,
+    memo_changed,
+    redefined_classes,
+    stale_modules,
+    stale_results,
+)
 from nbdebug.tools.notebook.stale_objects import (
     ModelsAndOptimizers,
     is_tensor,
@@ -147,6 +154,9 @@ def notebook_facts(names: Mapping[str, Any], shell: Any, memory: Iterable[Any] =
                 *hooks,
                 *drawn,
                 *part("kept results", lambda: list(stale_results(variables, history))),
+                *part("loaded models", lambda: loaded_in_train_mode(owners, history)),
+                *part("kept objects", lambda: list(kept_by_guard(variables, history))),
+                *part("changed memos", lambda: list(memo_changed(variables, history))),
                 *part("what lines read", lambda: list(told_of_cells(variables, objects, history, owners))),
             ),
         )

@@ -51,6 +51,7 @@ from nbdebug.tools.notebook.left_on import output_redirected, rate_left, windows
 from nbdebug.tools.notebook.repeats import numbered_twice
 from nbdebug.tools.notebook.rules import NOWHERE, Told, named, told
 from nbdebug.tools.notebook.stale_objects import (
+    PUT_BACK,
     SETTINGS,
     ModelsAndOptimizers,
     compared_with_itself,
@@ -60,6 +61,7 @@ from nbdebug.tools.notebook.stale_objects import (
     is_tensor,
     optimizer_tensors,
     parameters_of,
+    settings_on_one_model,
     weights_not_copied,
 )
 
@@ -79,6 +81,7 @@ def told_of_cells(
             yield from _of_one(name, value, binding, names, history)
     yield from weights_not_copied(names, objects, history)
     yield from compared_with_itself(names, history)
+    yield from settings_on_one_model(names, history)
     yield from _late(history)
     yield from _copied(names, history)
     yield from _saved_untrained(history, owners)
@@ -404,7 +407,6 @@ def _saved_untrained(history: CellHistory, owners: ModelsAndOptimizers) -> Itera
 TIMERS = frozenset("timeit repeat autorange blocked_autorange adaptive_autorange".split())
 PROFILERS = frozenset("prun lprun memit".split())
 """Functions, methods and magics that run a statement many times; magics that run it once, to look at it."""
-PUT_BACK = re.compile(r"load_state_dict|reset_parameters|\bapply\(|deepcopy|copy_\(|from_pretrained|\.load\(")
 
 
 def _timed(cell: Cell) -> Iterator[tuple[ast.stmt, list[ast.stmt], bool]]:

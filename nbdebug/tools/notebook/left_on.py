@@ -306,6 +306,34 @@ def _eval(name: str, history: CellHistory) -> Told | None:
     return Told("training/eval-mode-in-training", title, (name,), where, fixes, links)
 
 
+def loaded_in_train_mode(owners: ModelsAndOptimizers, history: CellHistory) -> list[Told]:
+    """A model whose weights were loaded, and which predicts in train mode since then: no cell calls eval(), or train(),
+    and none trains it."""
+    for name, model in owners.whole:
+        parts = [(path, p) for path, p in modules_of(model, name) if type(p).__name__.startswith(ACTING)]
+        acting = [path for path, p in parts if attributes(p).get("training") and attributes(p).get("p", 1)]
+        loads = [(c, n) for c in history.mentioning("load_state_dict") for n in nodes(c.statements) if acting]
+        loads = [(c, n) for c, n in loads if isinstance(n, ast.Call) and dotted(n.func) == f"{name}.load_state_dict"]
+        if not loads:
+            continue
+        cell, load = loads[-1]
+        cells = [one for one in history.reaching(name) if one.number >= cell.number]
+        methods = set().union(*(history.methods(one.number) for one in cells))
+        if {"backward", "train"} & methods or any(_switches(name, one.number, history) for one in cells):
+            continue
+        looks = {one.number for one in history.reaching("no_grad", "inference_mode", "argmax", "detach", "item")}
+        calls = [(one, n) for one in cells for n in nodes(history.reach(one.number)) if isinstance(n, ast.Call)]
+        used = [one.place_of(n) for one, n in calls if one.number in looks and name in map(dotted, (n.func, *n.args))]
+        if used:
+            title = (
+                f"`{name}` predicts in train mode in {named(used[0])}: loading its weights does not change the mode, "
+                f"and {listed(acting, 3)} act{'s' * (len(acting) == 1)} on each batch anew"
+            )
+            fix = ("Switch it after the loading.", f"{name}.eval()")
+            return [told("training/train-mode-in-eval", title, (name, "eval"), fix, cell.place_of(load), used[0])]
+    return []
+
+
 def _switches(name: str, number: int, history: CellHistory) -> bool:
     """Whether a cell calls eval() of this model, or a function that does so of what it is given."""
     roots = history.reach(number)

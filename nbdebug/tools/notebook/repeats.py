@@ -524,15 +524,16 @@ def _used_after(
             ]
             if added and (twice := _run_before(history, *added[-1], name)) is not None:
                 return twice
-        last = max((b for b in history.bindings(name) if b.number <= number), key=lambda b: b.at, default=None)
-        if last is None or not _is_array(names.get(name)) or last.node not in history.cells[last.number].body:
-            continue
-        value = last.value
-        moved = isinstance(value, ast.Call) and dotted(value.func).rpartition(".")[2] in MOVES
-        shifted = isinstance(value, ast.BinOp) and isinstance(value.op, (ast.Add, ast.Sub, ast.Mult, ast.Div))
-        own = name in names_in(value) or isinstance(last.node, ast.AugAssign)
-        if own and (moved or shifted) and (twice := _run_before(history, last.number, last.node, name)) is not None:
-            return twice
+        made = [b for b in history.bindings(name) if b.number <= number] if _is_array(names.get(name)) else []
+        for last in sorted(made, key=lambda b: b.at, reverse=True):
+            value, own = last.value, name in names_in(last.value) or isinstance(last.node, ast.AugAssign)
+            if not own or last.node not in history.cells[last.number].body:
+                break
+            called = [n.func for n in nodes([last.node]) if isinstance(n, ast.Call)]
+            moved = any(getattr(of, "attr", dotted(of)) in MOVES for of in called)
+            shifted = isinstance(value, ast.BinOp) and isinstance(value.op, (ast.Add, ast.Sub, ast.Mult, ast.Div))
+            if (moved or shifted) and (twice := _run_before(history, last.number, last.node, name)) is not None:
+                return twice
     return None
 
 

@@ -3,7 +3,7 @@
 A module whose file was edited after Python loaded it, with the cell that imported the old version. And objects of an
 earlier definition of their class: a cell that ran again, or a reload, has defined it again. The name then refers to the
 new class. The old objects keep the old methods; `isinstance`, `super(Net, self)`, pickle, comparisons of enum members
-and tables with classes as keys no longer accept them. And results of earlier code, read again from a file or a memo.
+and tables with classes as keys no longer accept them. And results of earlier code: of a file, a memo, a guard.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from nbdebug.observe.locations import code_fingerprint, edited_since_import, same_code
 from nbdebug.observe.variables import closure_variables, is_user_module, user_variables
 from nbdebug.report import Where
+from nbdebug.text import module_name
 from nbdebug.tools.notebook.cells import (
     DEFINED,
     FUNCTIONS,
@@ -41,7 +42,7 @@ from nbdebug.tools.notebook.cells import (
     running,
     traceback_links,
 )
-from nbdebug.tools.notebook.rules import NOWHERE, Redefined, StaleModule, Told, named
+from nbdebug.tools.notebook.rules import NOWHERE, Redefined, StaleModule, Told, named, told
 
 SLACK = 2.0
 """Seconds: clocks of file systems are coarse."""
@@ -817,3 +818,82 @@ def _stale_result(
     kinds = (name for c in history.cells.values() for name, made in c.functions.items() if _holds(made, root))
     blamed = (place, *filter(None, changed), *dict.fromkeys(kinds if place.startswith("self.") else ()))
     return Told("notebook/stale-reference", title, blamed, where, (fix,), links)
+
+
+GUARD = re.compile(r"'(\w+)' not in (?:globals|locals|vars|dir)\(\)")
+
+
+def kept_by_guard(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
+    """`if 'model' not in globals(): model = Net(width)`, run again after what the object is made from had changed."""
+    for cell in reversed(history.mentioning("globals", "locals", "vars", "dir")):
+        for s in [s for s in cell.statements if isinstance(s, ast.If)]:
+            match = GUARD.search(ast.unparse(s.test))
+            name, at = match[1] if match is not None else "", (cell.number, s.lineno)
+            made = [b for b in history.bindings(name, "assign", "del") if b.number < cell.number]
+            alone = [b for b in made if not GUARD.search(history.cells[b.number].source)]
+            made = made[made.index(alone[-1]) + (alone[-1].how == "del") :] if alone else made
+            value = next((b.value for b in cell.bindings if b.path == name and b.node in s.body), None)
+            changed = [
+                last
+                for of in sorted(names_in(value) if made and name in names else ())
+                for b in [history.bindings(of, "assign")]
+                for last in [one for one in b if made[0].at < one.at < at][-1:]
+                if ast.unparse(last.node) not in [ast.unparse(one.node) for one in b if one.at < made[0].at][-1:]
+            ]
+            used = first_read(history, name, (cell.number, s.end_lineno or 0)) if changed else None
+            if used is not None and value is not None:
+                text = history.text(changed[0])
+                title = (
+                    f"`{name}` is still what {named(history.place(made[0]))} made: In [{cell.number}] makes none where "
+                    f"there is one, and `{text}` of {named(history.place(changed[0]))} changes nothing in it"
+                )
+                fix = ("Make it whenever the cell runs.", f"{name} = {ast.unparse(value)}")
+                blamed = (name, changed[0].path)
+                yield told("notebook/stale-reference", title, blamed, fix, cell.place(s.lineno), used)
+                return
+
+
+IN_PLACE = re.compile(r"[a-z]\w*(?<!_)_")
+"""Methods of tensors that change them."""
+
+
+def memo_changed(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
+    """What a memo has given, changed in place by one caller: the next one gets it so."""
+    cells = [cell for cell in history.mentioning("in", "cache", "lru_cache") if MEMO.search(cell.source)]
+    memos = {name for cell in cells for name, made in cell.functions.items() if any(map(_asks, made))}
+    bindings = [b for c in history.cells.values() for b in c.bindings if b.how == "assign" and b.path in names]
+    taken = [b for b in bindings if isinstance(b.value, ast.Call) and dotted(b.value.func) in memos & names.keys()]
+    for first in taken:
+        call, thing = ast.unparse(first.value), names[first.path]  # type: ignore[arg-type]
+        memo = names[call.partition("(")[0]]
+        again = [b for b in taken if b.at > first.at and ast.unparse(b.value) == call]  # type: ignore[arg-type]
+        hit = type(memo) is MEMOIZED and memo.cache_info().hits > 0
+        again = [b for b in again if names[b.path] is thing and (hit or b.path != first.path)]
+        if not again or module_name(type(thing)).partition(".")[0] not in ("torch", "numpy", "pandas"):
+            continue
+        anew = [b.at for b in history.bindings(first.path, "assign") if not isinstance(b.node, ast.AugAssign)]
+        end = min([again[-1].at, *(at for at in anew if at > first.at)])
+        for cell in [c for c in history.mentioning(first.path) if first.number <= c.number <= end[0]]:
+            changes = (s for s in cell.statements if first.at < (cell.number, s.lineno) < end)
+            for s in [s for s in changes if _changes_it(s, first.path)]:
+                used = history.place(again[-1])
+                title = (
+                    f"`{call}` gives one object to all who ask, and `{history.text_of(cell.number, s)}` changes it for "
+                    f"all of them: {named(used)} gets it as it is by now"
+                )
+                fix = ("Change a copy.", f"{first.path} = copy.deepcopy({call})")
+                blamed = (dotted(first.value.func), first.path, again[-1].path)  # type: ignore[union-attr]
+                yield told("notebook/shared-object", title, blamed, fix, cell.place(s.lineno), used)
+                return
+
+
+def _changes_it(statement: ast.stmt, name: str) -> bool:
+    """`x -= mean`, `x[mask] = 0`, `x.div_(std)`, `table.drop(…, inplace=True)`"""
+    if isinstance(statement, (ast.Assign, ast.AugAssign)):
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+        itself = isinstance(statement, ast.AugAssign) and dotted(target) == name
+        return itself or isinstance(target, ast.Subscript) and root_of(ast.unparse(target)) == name
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or dotted(call.func.value) != name:
+        return False
+    return bool(IN_PLACE.fullmatch(call.func.attr)) or any(k.arg == "inplace" for k in call.keywords)

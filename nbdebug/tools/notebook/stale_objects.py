@@ -34,6 +34,7 @@ from nbdebug.tools.notebook.cells import (
     DEFINED,
     FUNCTIONS,
     At,
+    Cell,
     CellBinding,
     CellHistory,
     arguments_of,
@@ -50,7 +51,7 @@ from nbdebug.tools.notebook.cells import (
     root_of,
     running,
 )
-from nbdebug.tools.notebook.rules import NOWHERE, LeftBehind, Told, named
+from nbdebug.tools.notebook.rules import NOWHERE, LeftBehind, Told, named, told
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, types.BuiltinFunctionType)
 ADDS = frozenset(
@@ -744,3 +745,83 @@ def _taken_for_copy(
         if len(several) > 1 and (read := first_read(history, name, at)) is not None:
             return read, f"reads the last of them {len(several)} times"
     return NOWHERE, ""
+
+
+PICKS = re.compile(r"(?:nan)?(?:arg)?(?:min|max)|sorted|idxmin|idxmax|nsmallest|nlargest|sort_values|most_common")
+"""Functions that pick one result of several."""
+PUT_BACK = re.compile(r"load_state_dict|reset_parameters|\bapply\(|deepcopy|copy_\(|from_pretrained|\.load\(")
+
+
+def settings_on_one_model(names: Mapping[str, Any], history: CellHistory) -> Iterator[Told]:
+    """Settings of an optimizer that are compared, each by a training that goes on with the model of the one before."""
+    for cell in [history.cells[number] for number in history.training(0, 1 << 30)]:
+        for loop in [s for s in cell.statements if isinstance(s, ast.For)]:
+            body, setting = list(running(loop.body)), names_in(loop.target)
+            reached, anew = history.reach_of(body, cell.number), {path for s in body for path, *_ in bound(s)}
+            models = [m for m in read_by(reached) - anew & names.keys() if is_module(names.get(m))]
+            models = [m for m in models if m in _given_with(setting, body, reached)]
+            if not models or PUT_BACK.search("\n".join(map(ast.unparse, reached))):
+                continue
+            picked = _picked(setting, loop, cell, history)
+            made = [b for b in history.bindings(models[0], "assign") if b.at < (cell.number, loop.lineno)]
+            if picked is not None and made:
+                calls = (s for s in body if models[0] in names_in(s) and setting & names_in(s))
+                where, by = cell.place(next(calls, loop).lineno), ast.unparse(loop.target)
+                title = (
+                    f"`{models[0]}` is one and the same in all rounds of the loop over `{by}`: each of them trains on "
+                    f"from where the one before has ended, and {named(picked)} picks the best of them"
+                )
+                code = f"torch.manual_seed(0)\n{history.text(made[-1])}"
+                fix = ("Make the model anew in the loop, with one seed.", code)
+                yield told("notebook/stale-reference", title, (models[0], *sorted(setting)), fix, where, picked)
+                return
+
+
+def _given_with(setting: set[str], body: list[ast.stmt], reached: list[ast.AST]) -> set[str]:
+    """The models of the optimizers that statements of a loop, or functions that they call, make with a setting."""
+    models = set[str]()
+    for root in [*body, *(r for r in reached if isinstance(r, FUNCTIONS))]:
+        scopes = [{name: name for name in _names_of(body)}]
+        if isinstance(root, FUNCTIONS):
+            parameters = [a.arg for a in (*root.args.posonlyargs, *root.args.args, *root.args.kwonlyargs)]
+            calls = [n for n in nodes(body) if isinstance(n, ast.Call) and dotted(n.func) == root.name]
+            scopes = [
+                {
+                    **dict(zip(parameters, map(ast.unparse, n.args))),
+                    **{str(k.arg): ast.unparse(k.value) for k in n.keywords},
+                }
+                for n in calls
+            ]
+        for call in [n for n in nodes([root]) if isinstance(n, ast.Call) and n.args]:
+            kind = getattr(torch.optim, dotted(call.func).rpartition(".")[2], None)
+            for given in scopes if issubclass(type(kind), type) else ():
+                rest = {given.get(n, "") for a in arguments_of(call)[1:] for n in names_in(a)}
+                if any(setting & set(re.findall(r"\w+", text)) for text in rest):
+                    models |= {given.get(n, n) for n in names_in(call.args[0])}
+    return models
+
+
+def _names_of(body: list[ast.stmt]) -> set[str]:
+    return {name for s in body for name in names_in(s)}
+
+
+def _picked(setting: set[str], loop: ast.For, cell: Cell, history: CellHistory) -> Where | None:
+    """Where one of the settings is taken as the best: `best_lr = lr` below an `if`, `min(results, …)`."""
+    kept = set[str]()
+    for s in running(loop.body):
+        if isinstance(s, ast.If) and any(isinstance(n, ast.Compare) for n in ast.walk(s.test)):
+            chosen = [one for one in running(s.body) if isinstance(one, ast.Assign) and setting & names_in(one.value)]
+            if chosen:
+                return cell.place(chosen[0].lineno)
+        target = s.targets[0] if isinstance(s, ast.Assign) else None
+        if isinstance(target, ast.Subscript) and setting & names_in(target.slice):
+            kept.add(root_of(ast.unparse(target)))
+        call = s.value if isinstance(s, ast.Expr) else None
+        added = call.args[0] if isinstance(call, ast.Call) and dotted(call.func).endswith(".append") else None
+        if isinstance(added, (ast.Tuple, ast.Dict)) and setting & names_in(added):
+            kept.add(root_of(ast.unparse(s)))
+    for name in sorted(kept):
+        for at, call in calls_after(history, (cell.number, loop.end_lineno or 0), name):
+            if PICKS.fullmatch(dotted(call.func).rpartition(".")[2]):
+                return at.place_of(call)
+    return None
