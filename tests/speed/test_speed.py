@@ -231,8 +231,12 @@ def test_what_comes_before_a_loop_does_not_use_up_the_time_of_its_steps() -> Non
         _ = torch.rand(4) * 2
         assert watch.cut == 0 and not watch.last
         watch.begin_step(1, {})
+        watch.begin_anew()
         _ = torch.rand(4) * 2
-    assert watch.cut is None and len(watch.last) == 2
+        assert watch.cut is None and len(watch.last) == 2
+        watch.until = 0.0
+        _ = torch.rand(4) * 2
+    assert watch.cut == 1 and len(watch.last) == 2, "of a step that is too long, the beginning"
 
 
 @pytest.mark.parametrize("text", ["x", "-1%", "100"])

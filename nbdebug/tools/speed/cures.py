@@ -73,8 +73,11 @@ def observe(training: Training, first: int = 0, steps: int = 3, seconds: float =
         if number >= last or late:
             stop_training()
         if number == first:
+            watch.first = first
             stack.enter_context(watch)
         watch.begin_step(number, clock.parameters)
+        if number == 1 and training.whole:
+            watch.begin_anew()
 
     def aside(aside: bool) -> None:
         watch.paused = aside
@@ -106,7 +109,9 @@ def _seen(watch: OpWatch, training: Training) -> dict[str, Any]:
         if op.line is not None:
             by_line[op.line] += op.elements
     site = max(by_line, key=by_line.__getitem__, default=None)
-    work = {"elements": by_line.total(), "ops": len(watch.last)} if watch.cut is None else {}
+    work = {"elements": by_line.total(), "ops": len(watch.last)}
+    if watch.cut == watch.first:
+        work = {}
     return {**facts, "attention": slow_attention(watch), "work": work, "largest": at_site(Where(), site)}
 
 

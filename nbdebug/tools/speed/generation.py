@@ -42,9 +42,9 @@ class Writing:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Seconds of the first and of the last tokens. The least of a quarter: what else runs only adds."""
-        quarter = max(len(self.steps) // 4, 1)
-        return min(self.steps[:quarter]), min(self.steps[-quarter:])
+        """Seconds of the first and of the last tokens. The least of some: what else runs only adds."""
+        some = max(len(self.steps) // 4, min(len(self.steps) // 2, 3), 1)
+        return min(self.steps[:some]), min(self.steps[-some:])
 
     @property
     def growth(self) -> float:
@@ -109,15 +109,14 @@ def _cache_is_off(model: Any) -> bool:
 
 @contextlib.contextmanager
 def _as_for_writing(model: Any) -> Iterator[None]:
-    modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
-    flags = [m.training for m in modules]
+    flags = {m: m.training for m in model.modules()} if isinstance(model, torch.nn.Module) else {}
     try:
-        for module in modules:
+        for module in flags:
             module.training = False
         with torch.no_grad(), same_random_numbers():
             yield
     finally:
-        for module, flag in zip(modules, flags):
+        for module, flag in flags.items():
             module.training = flag
 
 

@@ -81,7 +81,7 @@ class TimedOp:
 
 class OpWatch(WatchMode):
     """salted: whether a step's leaves are other ones in each step though their content is the same (a batch that is the
-    same in all steps). cut: the first step of which not all ops are noted."""
+    same in all steps). first: the first step that is noted; cut: the first of which not all ops are."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -90,6 +90,7 @@ class OpWatch(WatchMode):
     def __init__(self, salted: bool) -> None:
         super().__init__()
         self.cut: int | None = None
+        self.first = 0
         self.until = 0.0
         self.trained: dict[int, Any] = {}
         self.salted, self._gradients, self._in_backward = salted, set[int](), True
@@ -113,8 +114,11 @@ class OpWatch(WatchMode):
         """trained: the parameters in optimizers, by their id."""
         self.step, self.trained, self.until = number, trained, time.perf_counter() + LONGEST
         self._loops.clear()
-        if number == 1 and self.cut is not None:  # of a loop, the first step is all that comes before it, too
-            self.cut = None
+
+    def begin_anew(self) -> None:
+        """The step before this one was cut, and is no whole one: of a loop the first is all that comes before it."""
+        if self.cut is not None:
+            self.cut, self.first = None, self.step
             self.ops.clear()
 
     def batch(self, batch: Any) -> None:
@@ -266,16 +270,12 @@ class OpWatch(WatchMode):
         @functools.wraps(original)
         def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if not (self.paused or self.noting):
-                with _disable_current_modes():
-                    self._note_read(tensor)
+                frames, _, optimizer = _stack(sys._getframe(1))
+                phase, grad = "optimizer" if optimizer else "forward", torch.is_grad_enabled()
+                self.ops.append(TimedOp(READ, None, 0.0, self.step, phase, _sites(frames), elements=1, grad=grad))
             return original(tensor, *args, **kwargs)
 
         return read
-
-    def _note_read(self, tensor: Any) -> None:
-        frames, _, optimizer = _stack(sys._getframe(2))
-        phase, grad = "optimizer" if optimizer else "forward", torch.is_grad_enabled()
-        self.ops.append(TimedOp(READ, None, 0.0, self.step, phase, _sites(frames), elements=1, grad=grad))
 
     def _module(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -318,7 +318,7 @@ class OpWatch(WatchMode):
     @property
     def last(self) -> list[TimedOp]:
         """The ops of the last whole step; of a step that is too long, of its beginning."""
-        step = self.step if self.cut is None else max(self.cut - 1, 0)
+        step = self.step if self.cut is None else max(self.cut - 1, self.first)
         return [op for op in self.ops if op.step == step]
 
     def seconds(self) -> float:
