@@ -413,7 +413,13 @@ def test_a_penalty_over_an_error_that_is_all_but_gone_is_no_fault() -> None:
 
 
 def test_other_variables_beside_a_loop_without_a_loader_do_not_end_its_watch() -> None:
-    """The marks of ends are looked for among them: arrays of text and dates, numbers too large for a tensor."""
+    """The marks of ends are looked for among them: arrays of text and dates, numbers too large for a tensor, and an
+    object that raises at whatever it is asked."""
+
+    class Mute:
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -423,6 +429,7 @@ def test_other_variables_beside_a_loop_without_a_loader_do_not_end_its_watch() -
     def train() -> None:
         names, days = np.array(["a", "b"]), np.array(["2020-01-01"], dtype="datetime64[D]")  # noqa: F841
         things, large = np.array([None, {}], dtype=object), [10**30, 2]  # noqa: F841
+        mute, reward = Mute(), Mute()  # noqa: F841
         for _ in range(20):
             for i in range(0, 256, 32):
                 optimizer.zero_grad()

@@ -783,7 +783,7 @@ class TrainingRunFacts:
 
     step_numbers: what the callback was given, loss by loss; others_step: an optimizer of another model steps;
     moved: the loop has changed the model's parameters (True, too, where an optimizer steps);
-    unused, idle: see UpdateWatch and LoopRun;
+    unused: see UpdateWatch; idle, starved: optimizers that never step, or never find a gradient;
     loss_from: the expression of the loop that is taken for the loss, and its line; reward: of a policy gradient, whose
     loss is no measure, the variable with what a step brought ("": none) and its course; reward_slope: the correlation
     of rewards with what the loss multiplies log-probabilities by (0: these are all alike); trains_critic:
@@ -815,6 +815,7 @@ class TrainingRunFacts:
     moved: bool = True
     unused: int = 0
     idle: tuple[str, ...] = ()
+    starved: tuple[str, ...] = ()
     passes: int = 0
     seconds: float = 0.0
     optimizer: str = ""

@@ -247,6 +247,7 @@ class UpdateWatch:
         self.steps = self.empty_steps = self.backwards = 0
         self.stale_steps: dict[int, int] = {}  # by the optimizer's id, as in the next
         self.steps_of: dict[int, int] = {}
+        self.fed: set[int] = set()  # optimizers that have found gradients
         self.stale_names: dict[str, int] = {}
         self.functions: tuple[str, ...] = ()
         self.backward_site: Any = None
@@ -374,7 +375,9 @@ class UpdateWatch:
                 self.stale_names[name] = self.stale_names.get(name, 0) + 1
         self.rates.append([float(g["lr"]) for o in self.optimizers for g in o.param_groups])
         grads = _gradients(optimizer)
-        total = _total(grads)
+        total, has = _total(grads), any(p.grad is not None for g in optimizer.param_groups for p in g["params"])
+        if has and (total is None or self.steps > FIRST_STEPS or float(total)):
+            self.fed.add(id(optimizer))
         if total is not None:
             self.norms.append(total)
             if id(optimizer) in self._norm_after_backward and not self._live_scalers:
@@ -563,9 +566,9 @@ class LoopRun:
     evaluations: the course on fixed batches. on_step: called with each step's loss, for a progress bar; taken: with
     each optimizer that is first seen when it steps, where there were none before. learned: called where the loss of a
     batch is taken from the loop's own lines, which are then loss_fn: where there was none, it takes no such batch, or
-    is only guessed and gives another loss. stepping: all optimizers that stepped, by id; rewards: of a policy
-    gradient; names: models, optimizers and schedulers by the loop's own names; takes_own: its batches come from no
-    loader; marks: see `marks_in`, of the first batches then.
+    is only guessed and gives another loss. stepping: all optimizers that stepped, by id; graphs: calls with gradients,
+    by the model's id; rewards: of a policy gradient; names: models, optimizers and schedulers by the loop's own names;
+    takes_own: its batches come from no loader; marks: see `marks_in`, of the first batches then.
     """
 
     def __init__(
@@ -606,7 +609,7 @@ class LoopRun:
         self.rewards: RewardWatch | None = None
         self._others: dict[str, tuple[nn.Module, list[tuple[int, float]]]] = {}
         self.copies, self.soft = Copies(), SoftTargets()
-        self._calls, self._hooks = Counter[str](), list[Any]()
+        self._calls, self.graphs, self._hooks = Counter[str](), Counter[int](), list[Any]()
         self._draw: Callable[[], None] | None = None
         self._before: dict[CodeType, dict[str, Any]] = {}
         self.metrics, self.schedule_calls = list[float](), list[int]()
@@ -753,14 +756,6 @@ class LoopRun:
         return found
 
     @property
-    def idle(self) -> list[str]:
-        """Optimizers that never step, though what they hold gets gradients and is held by no other."""
-        known = {**{type(o).__name__: o for o in self.updates.optimizers}, **self.names}
-        known = {n: o for n, o in known.items() if isinstance(o, torch.optim.Optimizer) and id(o) not in self.stepping}
-        held = self._held()
-        return [n for n, o in known.items() if held and norm_of(o) and held.isdisjoint(_ids(o))][-1:]
-
-    @property
     def one_label(self) -> float | None:
         """What all losses of adversaries that have both stepped take for their target; None where they differ."""
         first = set().union(*self.updates.stepped[:FIRST_STEPS])
@@ -789,6 +784,7 @@ class LoopRun:
     def _model_called(self, module: Any = None, args: Any = ()) -> None:
         """The random numbers and variables of a step without a loader are those before its first call of a model."""
         if torch.is_grad_enabled() and not self.modes.paused:
+            self.graphs[id(module)] += 1
             self.copies.called("", args)
         self.set_back.evaluated |= not (self.modes.paused or torch.is_grad_enabled())
         if self._drawn or self.modes.paused or self.saved.full or not torch.is_grad_enabled():

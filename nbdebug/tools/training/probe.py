@@ -99,6 +99,9 @@ SOME = 0.2
 ALL_NEW = 0.5
 """A momentum of batch normalization: from here on running statistics are those of the last batch or two."""
 
+STEPS = 8
+"""Steps from which on it is no accident that an optimizer finds no gradient."""
+
 LOOP = "What the run shows beside its losses: schedule, order of calls, layers"
 STOPPED = "How the run ends"
 UNITS = "Dead and saturated units"
@@ -373,7 +376,8 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         unused=updates.unused,
         one_label=run.one_label,
         set_back=tuple(run.set_back.at),
-        idle=tuple(run.idle),
+        idle=tuple(_idle(run)),
+        starved=tuple(_starved(run)),
         passes=run.reading.passes,
         seconds=run.seconds,
         optimizer=" and ".join(type(o).__name__ for o in arguments.optimizers),
@@ -402,6 +406,37 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         unchecked=(*_others_trained(run), *_unchecked(arguments)),
         loss_from="" if run.loss_fn is None else f"`{run.loss_fn.text}` of {at_site(Where(), run.loss_fn.site).place}",
     )
+
+
+def _optimizers(run: LoopRun) -> dict[str, Any]:
+    named = {n: o for n, o in run.names.items() if issubclass(type(o), torch.optim.Optimizer)}
+    return {**{type(o).__name__: o for o in run.updates.optimizers}, **named}
+
+
+def _idle(run: LoopRun) -> list[str]:
+    """Optimizers that never step, though what they hold is held by no other, and gets gradients or is a model of the
+    loop that most steps call with gradients."""
+    held = _held(run)
+    called = [
+        m for m in (run.model, *run.model.children()) if run.graphs[id(m)] > max(run.updates.backwards // 2, STEPS)
+    ]
+    trained = {id(p) for model in called for p in model.parameters() if p.requires_grad}
+    own = {n: (o, _ids(o)) for n, o in _optimizers(run).items() if id(o) not in run.stepping}
+    return [n for n, (o, ids) in own.items() if held and held.isdisjoint(ids) and (norm_of(o) or ids <= trained)][-1:]
+
+
+def _starved(run: LoopRun) -> list[str]:
+    """Optimizers that step as others do, and never find a gradient."""
+    fed, steps = run.updates.fed, run.updates.steps_of
+    return [n for n, o in _optimizers(run).items() if fed and id(o) not in fed and steps.get(id(o), 0) > STEPS][-1:]
+
+
+def _held(run: LoopRun) -> set[int]:
+    return set[int]().union(*map(_ids, run.stepping.values()))
+
+
+def _ids(optimizer: Any) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
 def _others_trained(run: LoopRun) -> Iterator[str]:
@@ -546,8 +581,7 @@ def _statistics(run: LoopRun, model: nn.Module) -> tuple[str, float | None, floa
     """Of the first model that may have others than those of the data: by its momentum, or as an average of weights."""
     fixed = run.on_val if run.on_val.batches else run.on_train
     suspects = {"": model} if any((norm.momentum or 0.0) > ALL_NEW for norm in running_norms(model)) else {}
-    held = {id(p) for o in run.stepping.values() for group in o.param_groups for p in group["params"]}
-    for name, other in {**suspects, **run.copies.stale(held)}.items():
+    for name, other in {**suspects, **run.copies.stale(_held(run))}.items():
         losses, new = fixed.losses_of(other), with_new_statistics(other, fixed, run.on_train)
         if losses and new is not None and math.isfinite(new):
             return name, running_norms(other)[0].momentum, statistics.fmean(losses), new

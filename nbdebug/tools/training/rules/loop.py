@@ -97,7 +97,9 @@ def gradients_cleared_before_step(facts: TrainingFacts) -> Finding | None:
     elif len(run.losses) >= 3 and not run.moved:
         title = f"The loop only computes losses ({len(run.losses):,}): it calls no backward, and no optimizer steps"
     elif run.idle:
-        title = f"`{name}` never steps: what it holds gets gradients, and stays as it is"
+        title = f"`{name}` never steps: what it holds is called in each step, and stays as it is"
+    elif run.starved:
+        name, title = run.starved[0], f"`{run.starved[0]}` steps and never finds a gradient: no loss of its own has any"
     elif run.unused > UNUSED and run.backwards > 2 * run.optimizer_steps > 0:
         title = (
             f"The optimizer steps {count(run.optimizer_steps, 'time')} in {run.backwards:,} calls of backward: the "
