@@ -2,7 +2,8 @@
 
 preflight      before training: one step and some batches are examined, on a copy
 one_step       the recorded step: calls, what each depends on, gradients; the parameter table, cuts of the graph
-outputs        the calls of loss functions: values, activations, shapes, floors; do samples depend on one another?
+outputs        the calls of loss functions: values, activations, shapes, floors
+rows           what becomes of a batch's rows: do samples depend on one another, or on their place? are they mixed?
 signals        inputs, initial weights, activations and gradients; training against validation
 batches        the batches of both loaders, labels; settings around the model, what workers draw
 fixes          the fix of each cause, tried on one batch; can the model overfit it at all?
