@@ -168,7 +168,7 @@ def _attempts(
     kept = signs.loss_left(run)
     for name, change in _other_losses(retrainer, static, kept):
         yield name, compare(name, change)
-    if kept > 0.1 and ends.blurred:
+    if ends.blurred:
         yield "matched", compare("matched", RetrainChange(loss_fn=matched(retrainer.loss_fn), measured=True))
     if ends.held_down() or (kept > 0.05 or signs.last_loss(run) < 0) and len(ends.shares) > 2:
         yield "weaker term", lambda: outweighing_term(run, retrainer, steps, as_is, ends)
