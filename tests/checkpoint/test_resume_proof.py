@@ -562,3 +562,22 @@ def test_what_a_file_lacks_is_named_where_the_users_way_to_load_it_allows_that(t
     )
     assert [f.code for f in report.findings] == ["error/state-dict-mismatch"]
     assert "running_mean" in report.findings[0].title
+
+
+@pytest.mark.parametrize("switched", [False, True])
+def test_a_loaded_model_that_predicts_in_train_mode(switched, tmp_path) -> None:
+    def network():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
+
+    def resumed(path):
+        model = network()
+        model.load_state_dict(torch.load(path))
+        return (model.eval() if switched else model)(X[0]).flatten().tolist()
+
+    torch.save(network().state_dict(), tmp_path / "net.pt")
+    report = nbdebug.resume_proof(
+        resumed, lambda: network().eval()(X[0]).flatten().tolist(), tmp_path / "net.pt", model=network()
+    )
+    assert [f.code for f in report] == ["training/train-mode-in-eval"] * (not switched), report
+    assert switched or report.findings[0].fixes[0].code.endswith("model.eval()")

@@ -28,6 +28,7 @@ from nbdebug.tools.checkpoint.rules import (
     STEP,
     CheckpointFacts,
     SavedFile,
+    left_in_mode,
     missing_part,
     name_all,
     not_copied,
@@ -271,7 +272,7 @@ class _Proof:
         self.static: tuple[Finding, ...] = ()
         first = self._run(ObservedRun(), uninterrupted)
         self.plainly = self._run(ObservedRun(), resumed)
-        self.evaluates = not self.plainly["losses"] and not self.plainly["rows"]
+        self.evaluates = not self.plainly["losses"]  # a forward with gradients is no training yet
         more = len(first["losses"]) - len(self.plainly["losses"])
         self.at, self.rows = more if more > 0 else facts.file.step or 0, first["rows"]
         self.past = max(len(self.rows) - len(self.plainly["rows"]), 0)
@@ -325,7 +326,7 @@ class _Proof:
     def findings(self, static: tuple[Finding, ...]) -> tuple[Finding, ...]:
         """What was not saved, or not put back, as the runs prove it: in words of `check_checkpoint` if it saw why."""
         self.static, counted = static, ("step-missing", "value-missing")  # a counter stands behind what it counts
-        found = sorted(self._causes(), key=lambda one: one.code.endswith(counted))
+        found = sorted([*self._by_the_mode()] or self._causes(), key=lambda one: one.code.endswith(counted))
         return tuple(found) or tuple(one for one in static if not one.code.endswith("-missing"))  # the runs decide
 
     def _cause(self, kind: str, name: str, proof: str, form: str = "") -> Finding:
@@ -352,7 +353,7 @@ class _Proof:
             return
         other_rows = self.plainly["rows"] != self.rows[self.past :]
         parts, data = self.state.parts, ("sampler", "generator")
-        options = [put for put in parts if put[0] not in ("early", "late", "input")]
+        options = [put for put in parts if put[0] not in ("early", "late", "input", "mode")]
         options.sort(
             key=lambda put: (put[0] == "model", put[0] in self.facts.entries, (put[0] in data) is not other_rows)
         )
@@ -407,7 +408,7 @@ class _Proof:
 
     def _several(self, options: list[Put]) -> list[Put]:
         """The smallest set of states with which both agree, where one is not enough."""
-        needed = {put: state for put, state in self.state.parts.items() if put[0] not in ("late", "input")}
+        needed = {put: state for put, state in self.state.parts.items() if put[0] not in ("late", "input", "mode")}
         if not options or not self._helps(needed):
             return []
         for put in options:
@@ -416,6 +417,15 @@ class _Proof:
                 needed = fewer
         chosen = {put: state for put, state in needed.items() if put[0] != "early"}
         return list(chosen) if self._helps(chosen) else [*chosen, ("rng", "")]
+
+    def _by_the_mode(self) -> Iterator[Finding]:
+        """The model is the same, and predicts in train mode where that of the other run does so in eval mode."""
+        modes, now = (state.parts.get(("mode", ""), {}) for state in (self.state, self._start))
+        other = [name for name in modes if name and modes[name] != now.get(name, modes[name])]
+        if other and self.evaluates and self._helps({("mode", ""): modes}):
+            equal, mode = sum(map(len, self.wanted.values())), "train" if modes[other[0]] else "eval"
+            why = f"{self.difference}. In the mode of that run both agree"
+            yield left_in_mode(self.facts, listed(other, 4), mode, why, equal)
 
     def _by_the_input(self) -> Iterator[Finding]:
         """The model is the same, and gets another input: which of the values that prepare it are others?"""

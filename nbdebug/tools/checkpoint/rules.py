@@ -744,6 +744,17 @@ def not_copied(facts: CheckpointFacts, file: str, line: int, why: str) -> Findin
     return dataclasses.replace(finding(facts, "notebook/shared-object", title, fix, taken=text), where=where)
 
 
+def left_in_mode(facts: CheckpointFacts, modules: str, mode: str, why: str, tried: int) -> Finding:
+    """A model that was loaded, and predicts in the other mode. Its page is in the chapter of training. modules: those
+    that are in it; mode: "eval" or "train", that of the run that never stopped."""
+    code = "training/train-mode-in-eval" if mode == "eval" else "training/eval-mode-in-training"
+    now = "train" if mode == "eval" else "eval"
+    title = f"The model that {facts.name} was loaded into is in {now} mode ({modules}), which no file changes: {why}"
+    after = {"tried": f"0 of {tried} values of both runs differ"}
+    fix = Fix("Switch it after the loading.", f"model.load_state_dict(...)\nmodel.{mode}()", True, after)
+    return finding(facts, code, title, fix, where=["model", mode])
+
+
 ORDER = (
     class_moved, unsafe_pickle, lexicographic_latest, device_mapping, renamed, tied_weights_missing, shape_changed,
     mismatch, dtype_changed, nonfinite_weights, optimizer_mismatch,

@@ -41,7 +41,7 @@ Put = tuple[str, str]  # the kind and the name of a state
 
 @dataclasses.dataclass
 class RunState:
-    """parts: (kind, name) → state, also of the kinds "early", "late" and "input"; forms: how each is read and set;
+    """parts: (kind, name) → state, also "early", "late", "input" and "mode"; forms: how each is read and set;
     orders: of each optimizer the names of its parameters; plain: the other variables, of plain values. kept: (file,
     line, model) → the weights when its `state_dict()` was taken there, of those that were kept, uncopied, through a
     later backward."""
@@ -107,6 +107,7 @@ class ObservedRun:
                 if now and not self.done:
                     self.done = True
                     self._moment(sys._getframe(1))
+                    self._mode(module)
                 return call(module, *(self._input(args) if now and self.evaluates else args), **kwargs)
             finally:
                 self._depth -= 1
@@ -131,6 +132,13 @@ class ObservedRun:
 
         if self._random("kept"):
             self._after(nn.Module, "load_state_dict")
+
+    def _mode(self, module: nn.Module) -> None:
+        """Whether each part of the model that the moment is a forward of trains: noted, or set."""
+        if self.take:
+            self.state.parts["mode", ""] = {name: part.training for name, part in module.named_modules()}
+        for name, part in module.named_modules():
+            part.training = self.put.get(("mode", ""), {}).get(name, part.training)
 
     def _input(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of a forward, which are noted; or those that are put in their place, of the same shapes."""

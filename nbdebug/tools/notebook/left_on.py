@@ -64,6 +64,8 @@ METHODS = {
 """The methods that register each kind of hook."""
 ACTING = ("Dropout", "BatchNorm", "InstanceNorm", "AlphaDropout", "FeatureAlphaDropout", "SyncBatchNorm")
 """Beginnings of the names of layers that behave differently in eval mode."""
+LOOKS = ("no_grad", "inference_mode", "argmax", "detach", "item", "tolist", "numpy", "softmax", "sigmoid")
+"""Words of a cell that takes what a model gives as numbers."""
 SHADOWED = frozenset(
     (
         "list dict set tuple str int float bool len max min sum print range type open zip map filter sorted "
@@ -321,7 +323,7 @@ def loaded_in_train_mode(owners: ModelsAndOptimizers, history: CellHistory) -> l
         methods = set().union(*(history.methods(one.number) for one in cells))
         if {"backward", "train"} & methods or any(_switches(name, one.number, history) for one in cells):
             continue
-        looks = {one.number for one in history.reaching("no_grad", "inference_mode", "argmax", "detach", "item")}
+        looks = {one.number for one in history.reaching(*LOOKS)}
         calls = [(one, n) for one in cells for n in nodes(history.reach(one.number)) if isinstance(n, ast.Call)]
         used = [one.place_of(n) for one, n in calls if one.number in looks and name in map(dotted, (n.func, *n.args))]
         if used:
