@@ -245,12 +245,17 @@ def of_evaluations(
 
 
 def _validation(train: list[float], val: list[float], errors: list[float]) -> list[Symptom]:
-    """Validation that does not follow training: it rises for good while training falls, or gains next to nothing."""
+    """Validation that does not follow training: it rises for good while training falls, gains next to nothing, or is
+    never below its start."""
     best, end = min(range(len(val)), key=val.__getitem__), statistics.median(val[-3:])
     rises = end - val[best] > max(SURE * errors[best], OF_START * abs(val[0])) and end > VALIDATION_ROSE * val[best]
     if rises and min(val + train) > 0 and train[-1] < FELL * train[best] and len(val) > EVALUATIONS:
         said = f"The validation loss rose from {figures(val[best])} to {figures(end)}, while training fell to "
-    elif val[-1] > NO_GAIN * val[0] > 0 and train[-1] < HALF * train[0]:
+    elif (
+        val[0] > 0
+        and (val[-1] > NO_GAIN * val[0] and train[-1] < HALF * train[0])
+        or (len(val) > EVALUATIONS and min(val[1:]) > val[0] > 0 and train[-1] < NO_GAIN * train[0])
+    ):
         said = f"The validation loss went from {figures(val[0])} to {figures(val[-1])}, while training fell to "
     else:
         return []

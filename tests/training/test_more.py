@@ -144,7 +144,40 @@ def rate_of_a_millionth(fixed):
     return made(model, optimizer, loss_fn, dealt(tokens, batch=8), 1)
 
 
+def learnt_by_heart_slowly(fixed):
+    """Inputs and labels in two orders, and a loss that has only begun to come down when the run ends."""
+    x, y = clusters(600)
+    y = y if fixed else y[torch.randperm(600)]
+    model = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 5))
+    nn.init.zeros_(model[2].weight), nn.init.zeros_(model[2].bias)  # it starts at guessing
+    return made(model, torch.optim.Adam(model.parameters(), lr=5e-3), cross_entropy, dealt(x, y, held=120), 9)
+
+
+def classes_numbered_again(fixed):
+    """Validation labels are numbered in the order in which their names come there; the model is sure, and wrong."""
+    x, y = clusters(700)
+    if not fixed:
+        y[560:] = (y[560:] + 3) % 8
+    model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 8))
+    return made(model, torch.optim.Adam(model.parameters(), lr=8e-3), cross_entropy, dealt(x, y, held=140), 12)
+
+
+def classes_read_across(fixed):
+    """Scores of (N, classes, length) become rows by a view."""
+    x = torch.randn(260, 4, 15)
+    model = nn.Sequential(nn.Conv1d(4, 16, 3, padding=1), nn.ReLU(), nn.Conv1d(16, 4, 1))
+
+    def loss_fn(model, batch):
+        scores = model(batch[0]).transpose(1, 2) if fixed else model(batch[0])
+        return F.cross_entropy(scores.reshape(-1, 4), batch[1].flatten())
+
+    return made(model, torch.optim.Adam(model.parameters(), lr=5e-3), loss_fn, dealt(x, x.argmax(1), held=60), 5)
+
+
 PROGRAMS = {
+    learnt_by_heart_slowly: ("label-noise", "train_loader"),
+    classes_numbered_again: ("preprocessing-mismatch", "val_loader"),
+    classes_read_across: ("batch-mixing", "loss_fn"),
     actor_and_critic: ("detached-graph", "actor.weight"),
     criterion_with_weights: ("parameters-not-in-optimizer", "criterion.proxies"),
     relu_before_logits: ("wrong-output-activation", "relu"),

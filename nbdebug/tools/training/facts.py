@@ -98,7 +98,8 @@ class LossCall:
     a sample's targets, where its outputs sum to 1 and they do not. smoothing: the share of a label that goes to all
     classes alike; entropy: of labels so smoothed, below which their mean loss can't fall; value: the loss itself, where
     it is one number. noise: the target is drawn at random, and the output has nothing of these numbers; given: it is,
-    and the share of the samples in which the model is given just these. ignore_index: of a loss of labels.
+    and the share of the samples in which the model is given just these. ignore_index: of a loss of labels. across: the
+    shape (N, classes, …) of scores that are taken for rows of classes as they lie, and where.
     """
 
     op: str
@@ -135,6 +136,7 @@ class LossCall:
     noise: bool = False
     given: float = 0.0
     ignore_index: int | None = None
+    across: tuple[tuple[int, ...], Where] | None = None
 
     @property
     def from_one(self) -> bool:
@@ -803,7 +805,8 @@ class TrainingRunFacts:
     the end with it as it is, and with the values of the model's end.
     statistics: the name of a model ("": the watched one), the momentum of its batch normalization, its loss at the end,
     and with running statistics that are those of the data. lost_level: see `outputs.lost_level`.
-    floor, at_floor: see `StaticFacts.floor`. validations: the steps after which the loop read val_loader; None where
+    renumbered: see `interventions.renumbered`. floor, at_floor: see `StaticFacts.floor`.
+    validations: the steps after which the loop read val_loader; None where
     that is not known.
     """
 
@@ -867,6 +870,7 @@ class TrainingRunFacts:
     ignored: IgnoredClass | None = None
     set_back: tuple[int, ...] = ()
     undecided: UndecidedPair | None = None
+    renumbered: tuple[Mapping[int, int], float, float] | None = None
     outweighs: float = 0.0
     one_label: float | None = None
     edits: Mapping[str, TriedEdit] = dataclasses.field(default_factory=dict)

@@ -423,6 +423,32 @@ def undecided_pair(model: nn.Module, loss_fn: LossFn, train: Sequence[Any], val:
     return pair or _undecided(judged, val, None)  # training labels may have been memorized
 
 
+RENAMED, SAMPLES = 0.7, 8
+"""Share of a class that is taken for one and the same other one, and samples of it in validation."""
+
+
+def renumbered(
+    model: nn.Module, loss_fn: LossFn, train: Sequence[Any], val: Sequence[Any]
+) -> tuple[Mapping[int, int], float, float] | None:
+    """Where validation numbers the classes otherwise: (its label → the model's answer, for each of the classes; the
+    share of right answers as it is, and with the numbers so exchanged). The model knows the classes in training."""
+    known, judged = (_class_table(model, loss_fn, batches) if batches else None for batches in (train, val))
+    if known is None or judged is None or known.hits.sum() < RENAMED * len(known.labels):
+        return None
+    guess = judged.scores.argmax(1)
+    common = {
+        k: guess[judged.labels == k].mode().values for k in (judged.there >= SAMPLES).nonzero().flatten().tolist()
+    }
+    answers = {k: int(answer) for k, answer in common.items()}
+    shares = [float((guess[judged.labels == k] == answer).float().mean()) for k, answer in answers.items()]
+    others = {k for k, answer in answers.items() if answer != k}
+    if not others or len({*answers.values()}) < len(answers) or min(shares) < RENAMED:
+        return None
+    exchanged = sum(share * int(judged.there[k]) for k, share in zip(answers, shares))
+    total = int(judged.there.sum())
+    return answers, int(judged.hits.sum()) / total, exchanged / total
+
+
 def _undecided(table: _ClassTable | None, batches: Sequence[Any], judged: _ClassTable | None) -> UndecidedPair | None:
     if (
         table is None

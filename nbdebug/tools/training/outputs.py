@@ -121,7 +121,10 @@ def _loss_call(calls: Calls, call: OpCall, output: torch.Tensor, target: torch.T
     if call.op in REGRESSION:
         loss = dataclasses.replace(loss, noise=_is_noise(calls, output, target), given=_given(calls, target))
     if call.op in CLASSES:
-        return dataclasses.replace(_class_loss(loss, call, o, t), softmax_dim=_wrong_softmax_dim(calls, output))
+        further: dict[str, Any] = {"across": _across(calls, output, target)}
+        return dataclasses.replace(
+            _class_loss(loss, call, o, t), softmax_dim=_wrong_softmax_dim(calls, output), **further
+        )
     if call.op in BINARY:
         return _binary_loss(loss, o, t.float())
     if call.op in SIGNED:
@@ -132,6 +135,21 @@ def _loss_call(calls: Calls, call: OpCall, output: torch.Tensor, target: torch.T
         total = float(o.exp().sum(dim).mean()) if o.dim() else 0.0
         return dataclasses.replace(loss, probabilities=_are_probabilities(o, dim), log_sum=_log(total))
     return _regression_loss(calls, loss, output, target)
+
+
+JOINS = ("view", "reshape", "flatten")
+
+
+def _across(calls: Calls, output: torch.Tensor, target: torch.Tensor) -> tuple[tuple[int, ...], Where] | None:
+    """Scores of (N, classes, …) that a view makes rows of: each row has neighbours of one class then, and not the
+    classes of one place. The targets of (N, …) are joined in their own order."""
+    made, joined = (calls.dependence(t).maker for t in (output, target))
+    if made is None or joined is None or made.op not in JOINS or joined.op not in JOINS or output.dim() != 2:
+        return None
+    shape, places = (tuple(call.inputs[0].shape) for call in (made, joined))
+    ends = {math.prod(shape[k:]) for k in range(2, len(shape))}
+    across = len(shape) > 2 and shape[1] == output.shape[1] and places == (shape[0], *shape[2:])
+    return (shape, made.where) if across and output.shape[1] not in ends else None
 
 
 def _given(calls: Calls, target: torch.Tensor) -> float:

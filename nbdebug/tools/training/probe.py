@@ -73,6 +73,7 @@ from nbdebug.tools.training.interventions import (
     graph_signature,
     interventions,
     optimizers_behind,
+    renumbered,
     severed_term,
     undecided_pair,
 )
@@ -555,6 +556,11 @@ def _end_facts(arguments: LoopArguments, run: LoopRun, errors: ProbeErrors) -> d
             "What is found of each class",
             lambda: recalls(model, loss_fn, [*run.on_train.batches, *run.on_val.batches]),
             {},
+        )
+        facts["renumbered"] = errors.run(
+            "Classes by other numbers",
+            lambda: renumbered(model, loss_fn, run.on_train.batches, run.on_val.batches),
+            None,
         )
         facts["undecided"] = errors.run(
             "Labels that are not told apart",

@@ -24,6 +24,7 @@ from nbdebug.tools.training.facts import (
     TrainingFacts,
 )
 from nbdebug.tools.training.rules import signs
+from nbdebug.tools.training.rules.overfitting import renumbered
 from nbdebug.tools.training.rules.signs import (
     MUCH_BETTER,
     at_line,
@@ -153,6 +154,8 @@ def input_not_normalized(facts: TrainingFacts) -> Finding | None:
 def preprocessing_mismatch(facts: TrainingFacts) -> Finding | None:
     shift = facts.static.input_shift
     held_out = None if facts.run is None else facts.run.held_out
+    if facts.run is not None and facts.run.renumbered is not None:
+        return renumbered(*facts.run.renumbered)
     if held_out is not None and held_out.what == "unlike":
         return _unlike(held_out)
     if shift is None:

@@ -253,6 +253,9 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
 )
 def batch_mixing(facts: TrainingFacts) -> Finding | None:
     mixing = facts.static.mixing
+    for call in facts.static.loss_calls:
+        if call.across is not None:
+            return _read_across(*call.across)
     if mixing is None:
         return None
     if mixing.rows is not None:
@@ -285,6 +288,26 @@ def batch_mixing(facts: TrainingFacts) -> Finding | None:
         [fix],
         place=mixing.where,
         evidence={"sample replaced": mixing.sample, "other samples changed": mixing.others, "batch size": mixing.batch},
+    )
+
+
+def _read_across(sizes: tuple[int, ...], place: Where) -> Finding:
+    """Scores that are taken for rows of classes as they lie."""
+    order, classes = ", ".join(map(str, (0, *range(2, len(sizes)), 1))), sizes[1]
+    return finding(
+        "batch-mixing",
+        f"`{place.op}` makes rows of {classes} out of scores of shape {list(sizes)} as they lie{at_line(place)}: a "
+        f"row has {classes} neighbours of one class, not the {classes} classes of one place, and the loss compares it "
+        "with the target of another place",
+        ["loss_fn", place.op or "", "logits", "view"],
+        [
+            Fix(
+                "Move the classes to the end first (or give the loss scores and targets as they are: it takes them).",
+                f"logits = logits.permute({order}).reshape(-1, {classes})",
+            )
+        ],
+        place=place,
+        evidence={"shape of the scores": list(sizes)},
     )
 
 

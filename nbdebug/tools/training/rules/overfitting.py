@@ -3,11 +3,11 @@ labels of the data), one that only falls on the training data, one that is zero.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix
-from nbdebug.text import count, figures, percent
+from nbdebug.text import count, figures, listed, percent
 from nbdebug.tools.training.facts import (
     Experiment,
     HeldOut,
@@ -502,10 +502,32 @@ def _unrelated(run: TrainingRunFacts, held_out: HeldOut) -> Finding:
             Fix(
                 "Join inputs and labels by a key, not by their order, and look at some pairs.",
                 "table = inputs.merge(labels, on='id', validate='one_to_one')",
-            )
+            ),
+            Fix(
+                "Where both are shuffled, give both the same order.",
+                "order = rng.permutation(len(x))\nx, y = x[order], y[order]",
+            ),
         ],
         run=run,
         evidence={"samples": held_out.samples, "steps": held_out.steps},
+    )
+
+
+def renumbered(answers: Mapping[int, int], share: float, exchanged: float) -> Finding:
+    """Validation numbers the classes otherwise. See `interventions.renumbered`."""
+    others = [f"{answer} where it says {label}" for label, answer in answers.items() if label != answer]
+    return finding(
+        "preprocessing-mismatch",
+        f"Validation numbers its classes otherwise than training: the model answers {listed(others, quote='')}; with "
+        f"the numbers so exchanged {percent(exchanged)} of validation is right, and {percent(share)} as it stands",
+        ["val_loader", "labels", "factorize", "LabelEncoder", "encode"],
+        [
+            Fix(
+                "Number the classes once, by training, and use these numbers for both.",
+                "codes, names = pd.factorize(train['label'])\nval_codes = names.get_indexer(val['label'])",
+            )
+        ],
+        evidence={"label → answer": {str(label): answer for label, answer in answers.items()}},
     )
 
 

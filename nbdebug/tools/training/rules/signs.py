@@ -474,10 +474,13 @@ def validation_is_ahead(run: TrainingRunFacts) -> bool:
 
 
 def validation_learns_nothing(run: TrainingRunFacts) -> bool:
-    """The loss has fallen by half, and validation ends near its start or above; or by a fifth, and it ends above."""
+    """The loss has fallen by half, and validation ends near its start or above; or by a fifth, and it ends above; or at
+    all, and it has never been below its start."""
     ends = [e.val for e in (*run.evaluations[:1], *run.evaluations[-1:]) if e.val is not None]
     known = len(ends) == 2 and ends[0] > 0
-    return known and any(ends[1] > to * ends[0] and not has_room(run, left) for to, left in ((NO_GAIN, 0.5), (1, 0.8)))
+    never = min((e.val for e in run.evaluations[1:] if e.val is not None), default=0.0) > max(ends[:1], default=0.0)
+    limits = ((NO_GAIN, 0.5), (1, 0.8), *([(1, 0.95)] if never else []))
+    return known and any(ends[1] > to * ends[0] and not has_room(run, left) for to, left in limits)
 
 
 def memorizes_pass_by_pass(run: TrainingRunFacts, guess: float = math.inf) -> bool:
