@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
@@ -12,8 +14,15 @@ from nbdebug.tools.distributed.launch import run_script
 from tests.distributed.programs import HEAD, PROGRAMS
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_gpu() -> Iterator[None]:
+    """Beside a single GPU the second rank would take one that is not there."""
+    with mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": ""}):
+        yield
+
+
 @pytest.fixture(scope="module")
-def engines() -> Iterator[Engines]:
+def engines(no_gpu: None) -> Iterator[Engines]:
     engines = Engines(2)
     yield engines
     engines.stop()

@@ -263,6 +263,14 @@ def test_members_that_the_pairs_of_a_loop_share_are_no_redundant_work(measured: 
     assert cause is not None and cause.code == f"speed/{code}"
 
 
+@pytest.mark.parametrize(("seconds", "named"), [(0.001, False), (0.02, True)])
+def test_a_model_that_computes_for_a_moment_may_stay_on_the_cpu(seconds: float, named: bool) -> None:
+    times = StepTimes({"forward": seconds, "backward": seconds, "optimizer": seconds}, 32)
+    facts = SpeedFacts(steps=(times,) * 12, ran=13, device="cpu", cards=1, backwards=13, on_cpu=("model",))
+    finding = name_cause(facts)
+    assert (finding is not None and finding.code == "speed/cpu-device") == named
+
+
 @pytest.mark.parametrize("own", ["tf32", "ieee"])
 def test_the_trial_of_tf32_puts_a_switch_by_backend_back(own: str) -> None:
     """In a process of its own: torch does not forget that the newer switch was used."""

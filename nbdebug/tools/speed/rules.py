@@ -229,6 +229,10 @@ LAUNCH = 60e-6
 """Seconds of a step for each of its kernels: eager torch starts one in 10 to 20 microseconds, with its backward."""
 
 
+WORTH_MOVING = 0.01
+"""Seconds that a step computes on the CPU: to start the hundred kernels of a small model takes a GPU nearly as long."""
+
+
 def milliseconds(seconds: float) -> str:
     return f"{figures(1000 * seconds)} ms" if seconds < 1 else f"{figures(seconds)} s"
 
@@ -528,7 +532,8 @@ def host_sync(facts: SpeedFacts) -> Finding | None:
     reference="https://docs.pytorch.org/docs/stable/notes/cuda.html",
 )
 def cpu_device(facts: SpeedFacts) -> Finding | None:
-    if not facts.cards or not facts.on_cpu:
+    computing = sum(map(facts.seconds, ("forward", "backward", "optimizer")))
+    if not facts.cards or not facts.on_cpu or computing < WORTH_MOVING:
         return None
     name = facts.on_cpu[0]
     title = f"`{name}` computes on the CPU, and {count(facts.cards, 'GPU')} can be used"
