@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-EXPECT = {"code": "error/incomplete-module", "names": ["Tower", "indented", "_levels", "def forward(self, rows):"]}
+CODE, NAMES = "error/incomplete-module", ("Tower", "_levels")
 
 
 class Base(nn.Module):
@@ -30,6 +30,13 @@ class Mended(Base):
         return self.levels[0](rows).mean(1)
 
 
-def build(fixed=False):
-    tower = Mended() if fixed else Tower()
+def training(tower):
     return SimpleNamespace(trigger=lambda: tower(torch.ones(4, 6)).sum().backward())
+
+
+def sick():
+    return training(Tower())
+
+
+def healthy():
+    return training(Mended())
