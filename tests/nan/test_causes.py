@@ -151,7 +151,7 @@ def choice_of_a_number(sick):
 def class_without_a_row(sick):
     counts = torch.tensor([3.0, 2.0, 0.0 if sick else 1.0])
     classes, labels = nn.CrossEntropyLoss(weight=1 / counts), torch.tensor([0, 1, 2, 0, 1])
-    model, batches = net(), [torch.randn(5, 6)]
+    model, batches = net(), [torch.randn(5, 6)] * 3
     return steps_of(model, torch.optim.Adam(model.parameters()), batches, lambda x: classes(model(x), labels))
 
 
@@ -163,7 +163,7 @@ def class_without_a_positive(sick):
     def loss_of(x):
         return F.binary_cross_entropy_with_logits(model(x), labels, pos_weight=weight)
 
-    return steps_of(model, torch.optim.Adam(model.parameters()), [torch.randn(5, 6)], loss_of)
+    return steps_of(model, torch.optim.Adam(model.parameters()), [torch.randn(5, 6)] * 3, loss_of)
 
 
 # -- weights that an earlier step has spoiled --------------------------------------------------------------------------

@@ -349,10 +349,11 @@ class SoftTargets:
         nodes = list(graph_nodes([loss.grad_fn]))
         for hard in (node for node in nodes if type(node).__name__ == "NllLossBackward0"):
             own, labels = hard._saved_self, hard._saved_target
-            for kind, soft in ((type(node).__name__, getattr(node, name, None)) for node in nodes for name in SAVED_AS):
+            for node, soft in ((node, getattr(node, name, None)) for node in nodes for name in SAVED_AS):
                 if not isinstance(soft, torch.Tensor) or soft.shape != own.shape or soft.requires_grad:
                     continue
-                if kind.startswith("MseLoss") or kind.startswith("Mul") and _are_shares(soft):
+                kind = type(node).__name__
+                if kind.startswith("MseLoss") and _of_these(own, node) or kind.startswith("Mul") and _are_shares(soft):
                     columns = [t.tolist() for t in (labels, soft.argmax(1), own.argmax(1))]
                     x = next((t for t in tensors_in(batch) if t.dim() > 1 and len(t) == len(soft)), labels[:, None])
                     keys = [hash(row.tobytes()) for row in x.detach().cpu().float().numpy()]
@@ -362,6 +363,12 @@ class SoftTargets:
     @property
     def rows(self) -> list[tuple[int, int, int, int]]:
         return [row for look in self._looks[len(self._looks) // 2 :] for row in look]
+
+
+def _of_these(own: torch.Tensor, squares: Any) -> bool:
+    """Whether the outputs that a mean of squares compares are the scores that the labels are compared with."""
+    compared = [t for t in (squares._saved_self, squares._saved_target) if t.requires_grad]
+    return any(bool((t.argmax(1) == own.argmax(1)).all()) for t in compared)
 
 
 def _are_shares(t: torch.Tensor) -> bool:

@@ -413,8 +413,8 @@ def paired_anew(batches: Sequence[Any], target: int, files: Sequence[str]) -> Pa
         labels += _row_keys(tensors[target])
     counts, known = Counter(keys), Counter(labels)
     often = statistics.fmean(counts.values()) if counts else 0.0
-    if often < 1.5 or statistics.pvariance(counts.values()) > EVENLY * often:
-        return None
+    if often < 1.5 or statistics.pvariance(counts.values()) > EVENLY * often or 2 * len(counts) < len(known):
+        return None  # the last: these inputs do not tell the samples apart
     before, had = dict[Any, bytes](), set[bytes]()
     again = same = unseen = 0
     for key, label in zip(keys, labels):
