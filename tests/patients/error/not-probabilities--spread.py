@@ -15,7 +15,7 @@ def training(positive):
 
     def trigger():
         mean, spread = policy(states).unbind(1)
-        actions = Normal(mean, positive(spread))
+        actions = Normal(mean, positive(spread), validate_args=True)
         actions.rsample().sum().backward()
 
     return SimpleNamespace(trigger=trigger)
@@ -27,7 +27,7 @@ def of_any_sign():
 
     def trigger():
         mean, spread = policy(states).unbind(1)
-        actions = Normal(mean, scale=spread)
+        actions = Normal(mean, scale=spread, validate_args=True)
         actions.rsample().sum().backward()
 
     return SimpleNamespace(trigger=trigger)
