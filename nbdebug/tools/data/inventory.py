@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -37,6 +38,8 @@ SPLITS = {
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), "val"),
     **dict.fromkeys(("test", "testing", "tst", "holdout"), "test"),
 }
+HIDDEN = ("__MACOSX", "__pycache__", "Thumbs.db", "desktop.ini")
+"""Names of what programs leave in folders, beside those that begin with a dot."""
 RANK = {"train": 0, "": 1, "val": 2, "test": 3}
 """Which of two copies is the original: that in the training set, else the earlier one."""
 JSON_LIMIT = 64 << 20
@@ -145,15 +148,31 @@ def _files(root: str, result: FolderInventory) -> Iterator[tuple[str, str]]:
             continue
         visited.add(key)
         folders = []
+        passed_over = [e for e in names if e.name.startswith(".") or e.name in HIDDEN]
+        result.hidden += len(passed_over)
         for entry in names:
-            if entry.name.startswith(".") or entry.name in ("__MACOSX", "__pycache__", "Thumbs.db", "desktop.ini"):
-                result.hidden += 1
-            elif os.path.isdir(entry.path):
+            if entry in passed_over:
+                continue
+            if os.path.isdir(entry.path):
                 folders.append((entry.path, f"{prefix}{entry.name}/", above | {key}))
             else:
                 # a name that is no UTF-8 on the disk could not be written into a report
                 yield entry.path, (prefix + entry.name).encode("utf-8", "backslashreplace").decode()
+        if len(folders) > 1 and all(_has_pictures(path) for path, *_ in folders):  # one for each class
+            for entry in (e for e in passed_over if os.path.isdir(e.path)):
+                detail = "ImageFolder takes each folder for a class, and numbers those behind it one higher"
+                result.problems.append(Problem("data/stray-class-folder", prefix + entry.name, detail, entry.path))
         waiting += reversed(folders)
+
+
+def _has_pictures(folder: str) -> bool:
+    """Whether the first files of a folder are pictures by their names."""
+    try:
+        with os.scandir(folder) as entries:
+            first = [KINDS.get(pathlib.PurePath(e.name).suffix.lower()) for e in itertools.islice(entries, 10)]
+    except OSError:
+        return False
+    return first.count("picture") > len(first) / 2
 
 
 def head(path: str, count: int = 512) -> bytes:

@@ -386,6 +386,19 @@ names(
     reference="https://pandas.pydata.org/docs/user_guide/text.html",
 )
 names(
+    "stray-class-folder: folder beside those of the classes is a program's own|folders beside those of the classes are "
+    "a program's own",
+    DataCure("for folder in root.rglob('.ipynb_checkpoints'):\n    shutil.rmtree(folder)"),
+    title="A hidden folder stands where each folder is a class.",
+    symptom="There is one class more than was meant: a target is out of bounds, or each class has the name of another. "
+    "`ls` does not show the folder.",
+    cause="Jupyter keeps copies of opened files in `.ipynb_checkpoints`, macOS writes `__MACOSX` into archives. "
+    "ImageFolder takes every folder for a class, sorted by name, and a dot comes first.",
+    confirm="`dataset.classes`.",
+    fix="Delete the folder.",
+    reference="https://github.com/pytorch/vision/issues/2831",
+)
+names(
     "invalid-box: row has a box that is none|rows have boxes that are none",
     title="A box has no area, or lies beyond the picture.",
     symptom="All bounding boxes should have positive height and width; or the detector's loss is nan.",
