@@ -29,6 +29,7 @@ from nbdebug.observe.sources import (
     nodes,
     parents,
     parse,
+    source,
     statement_at,
     tree_of,
 )
@@ -123,8 +124,10 @@ def _moved_inside(file: str, line: ast.stmt, within: int) -> Edit | None:
     if not around or not isinstance(line, ast.Assign) or line.lineno != line.end_lineno:
         return None
     first = min(around, key=lambda n: n.lineno).body[0]
-    moved = f"{ast.unparse(line)}\n{' ' * first.col_offset}{{raw}}"
-    return _tidy(edit_of(file, {line: "", first: moved}))
+    text = source(file, line)
+    if "{}" in text or "{raw}" in text:
+        return None  # these stand for other things in an edit
+    return _tidy(edit_of(file, {line: "", first: f"{text}\n{' ' * first.col_offset}{{raw}}"}))
 
 
 def _with_gradients(file: str | None, cause: ast.stmt | None, line: int | None) -> Iterator[Edit | None]:

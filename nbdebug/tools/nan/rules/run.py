@@ -141,6 +141,8 @@ def input_nonfinite(facts: NanFacts) -> Finding | None:
         return None
     if origin.argument in ("weight", "pos_weight") and any(w in origin.reader for w in ("loss", "cross_entropy")):
         numbers = origin.numbers
+        shares = "counts.sum() / (len(counts) * counts.clamp(min=1))"
+        shares = shares if origin.argument == "weight" else "negatives / positives.clamp(min=1)"
         classes = f" (class{'es' * (len(numbers) > 1)} {listed(numbers, 6, quote='')})" if numbers else ""
         return answer(
             facts,
@@ -149,7 +151,7 @@ def input_nonfinite(facts: NanFacts) -> Finding | None:
             Fix(
                 "A class of which no row was counted has a weight of 1/0. Count the labels of all rows, and such a "
                 "class as one.",
-                f"{origin.argument} = counts.sum() / (len(counts) * counts.clamp(min=1))",
+                f"{origin.argument} = {shares}",
             ),
         )
     what = "the model's input" if origin.external == "input" else "a tensor from outside the model"
