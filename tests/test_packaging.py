@@ -138,3 +138,14 @@ def test_no_file_names_this_machine_or_a_registry() -> None:
         if path.is_file() and path.suffix not in (".png", ".jpg"):
             text = path.read_text(encoding="utf-8", errors="replace")
             assert not [place for place in places if place in text], name
+
+
+def test_the_top_level_holds_what_a_reader_expects_there() -> None:
+    """A test or a program that writes into the folder where it was started leaves its files here."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=False, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    top = {name.split("/")[0] for name in listed.stdout.splitlines()}
+    hidden = {".ci", ".github", ".gitignore", ".git-blame-ignore-revs"}
+    files = {"pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "Makefile", "constraints.txt"}
+    assert top - hidden == files | {"nbdebug", "notebooks", "tests", "binder"}
