@@ -48,6 +48,8 @@ def training() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader]:
 def test_it_trains_as_the_steps_alone_and_leaves_nothing_behind(copies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit: the same steps without nbdebug. Torch's functions and hooks are its own again. copies: without, as
     where a GPU is in use, experiments run in this process, and all is put back."""
+    if copies and torch.cuda.is_initialized():
+        pytest.skip("a process that uses a GPU can't be copied")
     monkeypatch.setattr("nbdebug.tools.speed.clock.can_copy", lambda: copies)
     before = dataloader._BaseDataLoaderIter.__next__, nn.Module.train, torch.save
     weights = []

@@ -16,7 +16,7 @@ from nbdebug.observe.snapshot import same_random_numbers
 from nbdebug.observe.validation import check_count
 from nbdebug.report import Finding, Fix, Report, RuledOut, Table, Where
 from nbdebug.text import count, figures, percent
-from nbdebug.tools.speed.rules import SpeedFacts, finding, milliseconds
+from nbdebug.tools.speed.rules import WORTH_MOVING, SpeedFacts, finding, milliseconds
 
 GROWS = 1.5
 """The last tokens over the first: level ones stay under 1.2 on a busy machine."""
@@ -209,7 +209,8 @@ def _findings(plain: Writing, ways: list[Writing], off: bool, weights: Any, name
     if weights is not None and weights.dtype == torch.float64:
         fix = Fix("Compute in float32, or in bfloat16 on a GPU.", "model.float()")
         yield finding(NONE, "speed/wrong-dtype", "forward", "The weights are float64", where, fix)
-    if weights is not None and weights.device.type == "cpu" and torch.cuda.is_available():
+    worth_moving = statistics.median(plain.steps) >= WORTH_MOVING
+    if worth_moving and weights is not None and weights.device.type == "cpu" and torch.cuda.is_available():
         fix = Fix("Move the model and its inputs.", "model.to('cuda')")
         title = "The model writes on the CPU, and a GPU idles"
         yield finding(NONE, "speed/cpu-device", "forward", title, Where(), fix)
