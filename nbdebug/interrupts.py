@@ -2,8 +2,9 @@
 
 Python swallows an exception that is raised in a `__del__`, in the callback of a weak reference or of the garbage
 collector. Records of a step die in great numbers, so that Ctrl-C often falls into one of these. While `Rescue` is
-attached such a Ctrl-C is sent once more. `uninterrupted` holds it back until a change is complete, and `uncollected`
-keeps the collector itself from running.
+attached such a Ctrl-C is sent once more. `uninterrupted` holds it back until a change is complete, within
+`interruptible` also where it comes as such a function begins, and `uncollected` keeps the collector itself from
+running.
 
 IPython omits frames that set `__tracebackhide__`, but never the innermost one, so a notebook would show the line in
 nbdebug's hook that raised an error. It also lets an exception render itself: `ShownAtUsersLine` ends at the user's own
@@ -22,6 +23,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from signal import SIGINT
+from types import CodeType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 Parameters = ParamSpec("Parameters")
@@ -29,8 +31,7 @@ Result = TypeVar("Result")
 
 
 class Rescue:
-    """While any of these is attached, a Ctrl-C that Python has swallowed comes again. Also a context manager, and a
-    decorator of functions."""
+    """While any of these is attached, a Ctrl-C that Python has swallowed comes again."""
 
     _attached: ClassVar[int] = 0
     _before: ClassVar[Callable[[Any], Any]]
@@ -48,12 +49,6 @@ class Rescue:
         if not cls._attached and sys.unraisablehook is _swallowed:  # else somebody has wrapped it: it only passes on
             sys.unraisablehook = cls._before
 
-    def __enter__(self) -> None:
-        self.attach()
-
-    def __exit__(self, *error: object) -> None:
-        self.detach()
-
 
 def _swallowed(unraisable: Any) -> None:
     if Rescue._attached and issubclass(unraisable.exc_type, KeyboardInterrupt):
@@ -62,13 +57,54 @@ def _swallowed(unraisable: Any) -> None:
         Rescue._before(unraisable)
 
 
+_WHOLE: set[CodeType] = set()
+"""The code of what must run whole. Python looks for a Ctrl-C as a function begins, before its first line: an `__exit__`
+would be left undone."""
+_postponed: list[int] = []
+"""A Ctrl-C that came there: its signal, until that function has ended."""
+
+
+class _Interruptible:
+    """Within this block no Ctrl-C is lost, and none comes as what must run whole begins."""
+
+    def __enter__(self) -> None:
+        self._handler: Any = None
+        Rescue.attach()
+        try:
+            if threading.get_ident() == threading.main_thread().ident and callable(now := _signal.getsignal(SIGINT)):
+                self._handler = now
+                _signal.signal(SIGINT, self._pressed)
+        except KeyboardInterrupt:
+            self.__exit__()
+            raise
+
+    def _pressed(self, number: int, frame: Any) -> None:
+        __tracebackhide__ = True
+        if frame is not None and frame.f_code in _WHOLE:
+            _postponed.append(number)
+        else:
+            self._handler(number, frame)
+
+    def __exit__(self, *error: object) -> None:
+        __tracebackhide__ = True
+        Rescue.detach()
+        if self._handler is not None:
+            if _signal.getsignal(SIGINT) == self._pressed:  # else the user's code has set its own
+                _signal.signal(SIGINT, self._handler)
+            if _postponed:
+                self._handler(_postponed.pop(), sys._getframe())
+
+
+_WHOLE.add(_Interruptible.__exit__.__code__)
+
+
 def interruptible(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """A function during which no Ctrl-C is lost."""
 
     @functools.wraps(function)
     def rescued(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         __tracebackhide__ = True
-        with Rescue():
+        with _Interruptible():
             return function(*args, **kwargs)
 
     return rescued
@@ -79,14 +115,16 @@ class Uninterrupted:
     a moment each."""
 
     def __enter__(self) -> None:
-        self._signals: list[tuple[int, Any]] = []
+        self._signals: list[int] = []
         self._handler: Any = None
         if threading.get_ident() == threading.main_thread().ident and callable(handler := _signal.getsignal(SIGINT)):
             _signal.signal(SIGINT, self._note)
             self._handler = handler
+            while _postponed:
+                self._signals.append(_postponed.pop())
 
     def _note(self, number: int, frame: Any) -> None:
-        self._signals.append((number, frame))
+        self._signals.append(number)
 
     def __exit__(self, *error: object) -> None:
         __tracebackhide__ = True
@@ -94,7 +132,7 @@ class Uninterrupted:
         if handler is not None:
             _signal.signal(SIGINT, handler)
             if self._signals:
-                handler(*self._signals[-1])
+                handler(self._signals[-1], sys._getframe())
 
 
 def uninterrupted(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -106,6 +144,7 @@ def uninterrupted(function: Callable[Parameters, Result]) -> Callable[Parameters
         with Uninterrupted():
             return function(*args, **kwargs)
 
+    _WHOLE.add(whole.__code__)
     return whole
 
 

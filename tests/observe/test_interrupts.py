@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 from torch import nn
 
 import nbdebug
+from nbdebug.interrupts import interruptible, uninterrupted
 from tests.nan.leftovers import assert_nothing_is_left, hooks_of
 
 LATEST = 10.0
@@ -183,6 +185,25 @@ def outcomes(tool: str, times: int, seed: int = 0) -> dict[str, int]:
 def test_ctrl_c_arrives(tool: str) -> None:
     counts = outcomes(tool, 4)
     assert set(counts) <= {"arrived", "over"}, counts
+
+
+def test_ctrl_c_as_the_end_of_a_tool_begins_waits_until_it_is_done() -> None:
+    """Python looks for signals as a function begins, before its first line: the end of a context would be left out."""
+    before, ended = signal.getsignal(signal.SIGINT), []
+    end = uninterrupted(lambda: ended.append(True))
+
+    @interruptible
+    def tool() -> None:
+        press = signal.getsignal(signal.SIGINT)
+        assert callable(press)
+        press(signal.SIGINT, types.SimpleNamespace(f_code=end.__code__))  # as Python calls it there
+        assert not ended
+        end()
+        ended.append(False)
+
+    with pytest.raises(KeyboardInterrupt):
+        tool()
+    assert ended == [True] and signal.getsignal(signal.SIGINT) is before
 
 
 if __name__ == "__main__":
