@@ -144,7 +144,7 @@ def uninterrupted(function: Callable[Parameters, Result]) -> Callable[Parameters
         with Uninterrupted():
             return function(*args, **kwargs)
 
-    _WHOLE.add(whole.__code__)
+    _WHOLE.add(whole.__code__)  # type: ignore[attr-defined]
     return whole
 
 
