@@ -316,6 +316,17 @@ def test_folders_by_step_whose_files_have_names_of_their_own(tmp_path):
     assert found.code == "checkpoint/rotated-away" and "global_step80" in found.title
 
 
+def test_a_note_in_json_whose_own_name_tells_what_it_names(tmp_path):
+    model = nn.Linear(4, 2)
+    for epoch in (3, 4):
+        torch.save({"model": model.state_dict(), "epoch": epoch}, tmp_path / f"epoch_{epoch}.pt")
+    note = tmp_path / "best.json"
+    for epoch, codes in ((3, []), (1, ["checkpoint/rotated-away"])):
+        note.write_text(json.dumps({"file": f"epoch_{epoch}.pt", "score": 0.8}))
+        for path in (note, tmp_path):
+            assert [one.code for one in nbdebug.check_checkpoint(path, model=model)] == codes
+
+
 def test_a_tracker_that_holds_the_number_alone(tmp_path):
     """As Megatron leaves them: a folder a step with a folder for each rank, and the step's number in a file."""
     model = nn.Linear(4, 2)
