@@ -367,7 +367,7 @@ def test_inputs_that_come_again_with_other_targets_are_told_from_what_is_drawn_o
         return [(x[order], give(order)) for order in map(torch.randperm, [96] * 4)]
 
     anew = found(passes(lambda order: label[torch.randperm(96)]))
-    assert anew is not None and anew.again == 288 and abs(anew.same - anew.by_chance) < 0.1
+    assert anew is not None and anew.again == 288 and abs(anew.same - anew.other) < 0.1
     assert found(passes(lambda order: value[torch.randperm(96)])) is not None
     assert found(passes(lambda order: label[order])) is None
     assert found(passes(lambda order: torch.randn(96))) is None  # noise, or a teacher that learns

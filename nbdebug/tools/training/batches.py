@@ -353,7 +353,7 @@ class Batches:
         return signals.Grouped.of(rows, MOST_COMPARED)
 
     def _keys_of_datasets(self) -> Iterator[tuple[str, Any, Any]]:
-        sides = [s for s in map(_dataset_and_indices, (self.loader, self.val_loader)) if s is not None]
+        sides = [s for s in map(dataset_and_indices, (self.loader, self.val_loader)) if s is not None]
         members = getattr(sides[0][0], "__dict__", {}) if len(sides) == 2 else {}
         for name in [n for n, v in members.items() if SUBJECTS.search(n) and _keys(v) is not None]:
             both = []
@@ -378,7 +378,7 @@ def _keys(value: Any) -> list[Any] | None:
     return values if values and all(isinstance(v, (str, int)) and not isinstance(v, bool) for v in values) else None
 
 
-def _dataset_and_indices(loader: Any) -> tuple[Any, list[int]] | None:
+def dataset_and_indices(loader: Any) -> tuple[Any, list[int]] | None:
     """The dataset below a split, and the places in it."""
     data = getattr(loader, "dataset", None)
     with contextlib.suppress(TypeError):

@@ -728,14 +728,15 @@ class HeldOut:
 
 @dataclasses.dataclass(frozen=True)
 class PairedAnew:
-    """Inputs that come again with the targets of other samples. again: how often one came again; same: share of these
-    with the target that it had before, by_chance: the share that any order gives; where: the user's line that deals
-    rows anew, if one is found."""
+    """Inputs with the targets of other samples. again: how often one came again; same: share of these with the target
+    that it had before, other: the share that any order gives; where: the user's line that deals rows anew, if found.
+    With an order, in which they belong: samples; shares of the targets' variance that inputs tell as paired and so."""
 
     again: int
     same: float
-    by_chance: float
+    other: float
     where: Where = NOWHERE
+    order: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,7 +83,7 @@ from nbdebug.tools.training.one_step import is_fresh
 from nbdebug.tools.training.outputs import lost_level
 from nbdebug.tools.training.regularizers import regularizers
 from nbdebug.tools.training.retrain import LoopSchedule, RetrainChange, Retrainer, RetrainResult, loop_schedule
-from nbdebug.tools.training.rows import over_ends, paired_anew
+from nbdebug.tools.training.rows import out_of_step, over_ends, paired_anew
 from nbdebug.tools.training.rules import name_all, signs, slug
 from nbdebug.tools.training.signals import Order, activation_units, gradient_flow
 
@@ -481,7 +481,11 @@ def _paired_anew(arguments: LoopArguments, run: LoopRun, static: StaticFacts) ->
     codes = [part.loop for part in run.loss_fn.parts] if run.loss_fn is not None else []
     data: Any = getattr(type(getattr(arguments.train_loader, "dataset", None)), "__getitem__", None)
     codes += [data.__code__] if hasattr(data, "__code__") else []
-    return paired_anew(run.saved.batches, target, sorted({code.co_filename for code in codes}))
+    files = sorted({code.co_filename for code in codes})
+    pairs = paired_anew(run.saved.batches, target, files)
+    ends = [e.val if e.val is not None else e.train for e in run.evaluations]
+    learns = not ends or ends[-1] < 0.9 * ends[0]
+    return pairs or (None if learns else out_of_step(arguments.train_loader, target))
 
 
 def _over_ends(arguments: LoopArguments, run: LoopRun) -> OverEnds | None:

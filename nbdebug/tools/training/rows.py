@@ -14,21 +14,22 @@ import dataclasses
 import inspect
 import operator
 import statistics
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from nbdebug.observe.locations import Site, at_site
 from nbdebug.observe.sources import name_of, nodes_of
 from nbdebug.observe.tensors import output_tensors, tensors_in
 from nbdebug.report import Where
 from nbdebug.text import module_name
-from nbdebug.tools.training.batches import Batches
+from nbdebug.tools.training.batches import Batches, dataset_and_indices
 from nbdebug.tools.training.evaluate import (
     LossFn,
     batch_size,
@@ -78,6 +79,11 @@ MOST_TARGETS, ENDS_SEEN, TOLD = 48, 8, 0.95
 """Batches whose targets are taken apart, ends among them, and how often a value has to tell an end from no end."""
 COMPARED, MOST_KEYS = 256, 128
 """Numbers of a row that tell it from others; keys of a batch that are compared with each other."""
+LEAST_SAMPLES, MOST_SAMPLES, CHUNK, SECONDS = 100, 5000, 64, 3.0
+"""Samples of a dataset that is read to see whether its targets are in step, how many at once, and in how long."""
+WORDS_APART, RIDGE, DEALT, SURELY, TOLD_APART = 128, 0.1, 8, 6.0, 0.1
+"""Columns that a sample's numbers become; the penalty of the fit, over its samples; orders by chance, of how many of
+their deviations an order has to stand out, and by what share of the targets' variance at least."""
 DEALS = frozenset({"shuffle", "randperm", "permutation", "permuted"})
 """Names of what deals rows anew, to find the line."""
 
@@ -434,6 +440,88 @@ def paired_anew(batches: Sequence[Any], target: int, files: Sequence[str]) -> Pa
     }
     where = at_site(Where(), lines.pop()) if len(lines) == 1 else Where()
     return PairedAnew(again, same / again, by_chance, where)
+
+
+def out_of_step(loader: Any, target: int) -> PairedAnew | None:
+    """Whether a dataset gives each input the target of the sample at another place, by a rule: the one before or after
+    it, or the one that a list of numbered names sorted as text has there (1, 10, 100, 2). Told by least squares on half
+    of the samples: as paired they tell nothing of the others' targets, in that order much. target: its position in a
+    batch's tensors. Reads up to `MOST_SAMPLES`; None where that takes more than `SECONDS`, or there are too few."""
+    data, _ = dataset_and_indices(loader) or (None, [])
+    count = len(data) if isinstance(data, Sized) and hasattr(data, "__getitem__") else 0
+    if not LEAST_SAMPLES <= count <= MOST_SAMPLES or not isinstance(loader, DataLoader):
+        return None
+    inputs, targets, began = list[torch.Tensor](), list[torch.Tensor](), time.perf_counter()
+    with preserve_rng(loader):
+        for first in range(0, count, CHUNK):
+            if time.perf_counter() - began > SECONDS:
+                return None
+            places = range(first, min(first + CHUNK, count))
+            tensors = output_tensors(loader.collate_fn([data[i] for i in places]))  # type: ignore[index]
+            if target >= len(tensors) or any(not t.dim() or len(t) != len(places) for t in tensors):
+                return None
+            targets.append(tensors[target].detach().cpu())
+            inputs.append(_numbers([t.detach().cpu() for i, t in enumerate(tensors) if i != target]))
+        wanted = torch.cat(targets).double().reshape(count, -1)
+        if wanted.shape[1] != 1 or len({len(row) for rows in inputs for row in rows}) != 1:
+            return None
+        told = _told_by_place(torch.cat(inputs), wanted)
+    numbers = list(range(count))
+    as_text = torch.tensor(sorted(numbers, key=str), device="cpu")
+    orders = {
+        "of numbered names sorted as text": as_text,
+        "of numbered names that count from 1, sorted as text": torch.tensor(
+            sorted(numbers, key=lambda n: str(n + 1)), device="cpu"
+        ),
+        "of the sample before": torch.tensor(numbers, device="cpu").roll(1),
+        "of the sample after": torch.tensor(numbers, device="cpu").roll(-1),
+        "from the last to the first": torch.tensor(numbers[::-1], device="cpu"),
+    }
+    orders |= {f"{name}, the other way round": orders[name].argsort() for name in list(orders)[:2]}
+    by_chance = [told(torch.randperm(count, device="cpu")) for _ in range(DEALT)]
+    as_paired, best = told(torch.tensor(numbers, device="cpu")), max(orders, key=lambda name: told(orders[name]))
+    limit = max(TOLD_APART, statistics.fmean(by_chance) + SURELY * statistics.stdev(by_chance))
+    if as_paired > limit / 2 or told(orders[best]) < limit:
+        return None
+    return PairedAnew(count, max(as_paired, 0.0), told(orders[best]), order=best)
+
+
+def _numbers(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Each sample as a row of numbers; words as their counts, many numbers as some sums of them."""
+    rows = []
+    for t in tensors:
+        if t.is_floating_point() or t.dim() != 2 or t.dtype == torch.uint8:
+            rows.append(t.double().reshape(len(t), -1))
+        else:
+            counts = torch.zeros(len(t), WORDS_APART, dtype=torch.double, device="cpu")
+            rows.append(counts.scatter_add_(1, t.long() % WORDS_APART, torch.ones(t.shape, dtype=torch.double)))
+    whole = torch.cat(rows, 1)
+    if whole.shape[1] <= WORDS_APART:
+        return whole
+    torch.manual_seed(0)
+    return whole @ torch.randn(whole.shape[1], WORDS_APART, dtype=torch.double, device="cpu")
+
+
+def _told_by_place(x: torch.Tensor, targets: torch.Tensor) -> Callable[[torch.Tensor], float]:
+    """What share of the targets' variance a fit on every other sample tells of the rest, with the targets in another
+    order."""
+    kinds = targets.unique()
+    if len(kinds) <= max(2, len(targets) // 20):
+        targets = (targets == kinds).double()
+    torch.manual_seed(0)
+    x = (x - x.mean(0)) / x.std(0).clamp(min=1e-9)
+    hidden = (x @ torch.randn(x.shape[1], WORDS_APART, dtype=torch.double) / x.shape[1] ** 0.5).relu()
+    x = torch.cat([x, hidden - hidden.mean(0), torch.ones(len(x), 1)], 1)
+    fit, rest = x[::2], x[1::2]
+    solver = torch.linalg.solve(fit.T @ fit + RIDGE * len(fit) * torch.eye(fit.shape[1]), fit.T)
+
+    def told(order: torch.Tensor) -> float:
+        y = targets[order]
+        y = y - y.mean(0)
+        off = y[1::2] - rest @ (solver @ y[::2])
+        return 1 - float(off.square().sum() / y[1::2].square().sum().clamp(min=1e-9))
+
+    return told
 
 
 def _row_keys(rows: torch.Tensor) -> list[bytes]:

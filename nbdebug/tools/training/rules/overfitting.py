@@ -452,7 +452,9 @@ def _mixed(mixed: MixedSamples) -> Finding:
 
 
 def _paired_anew(run: TrainingRunFacts, pairs: PairedAnew) -> Finding:
-    same, by_chance = percent(pairs.same), percent(pairs.by_chance)
+    if pairs.order:
+        return _out_of_step(run, pairs)
+    same, by_chance = percent(pairs.same), percent(pairs.other)
     return finding(
         "label-noise",
         f"Each pass gives the inputs the targets of other samples: an input that came again had the same target in "
@@ -467,7 +469,28 @@ def _paired_anew(run: TrainingRunFacts, pairs: PairedAnew) -> Finding:
         ],
         run=run,
         place=pairs.where if pairs.where.line else run.places.get("backward"),
-        evidence={"came again": pairs.again, "with the same target": pairs.same, "by chance": pairs.by_chance},
+        evidence={"came again": pairs.again, "with the same target": pairs.same, "by chance": pairs.other},
+    )
+
+
+def _out_of_step(run: TrainingRunFacts, pairs: PairedAnew) -> Finding:
+    same, other = percent(pairs.same), percent(pairs.other)
+    fix = Fix(
+        "Keep each input and its target together while they are made: one list of pairs.", "pairs = list(zip(x, y))"
+    )
+    if "as text" in pairs.order:
+        fix = Fix(
+            "Sort the names by their numbers, or look each target up by its name.",
+            "names.sort(key=lambda name: int(pathlib.Path(name).stem))",
+        )
+    return finding(
+        "label-noise",
+        f"Inputs and targets are out of step: the inputs tell {same} of what the targets vary as they are paired, and "
+        f"{other} with the targets in the order {pairs.order}",
+        ["train_loader", "dataset", "target", "labels"],
+        [fix],
+        run=run,
+        evidence={"samples": pairs.again, "told as paired": pairs.same, "told in the other order": pairs.other},
     )
 
 
