@@ -494,7 +494,9 @@ def _numbers(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
             rows.append(t.double().reshape(len(t), -1))
         else:
             counts = torch.zeros(len(t), WORDS_APART, dtype=torch.double, device="cpu")
-            rows.append(counts.scatter_add_(1, t.long() % WORDS_APART, torch.ones(t.shape, dtype=torch.double)))
+            rows.append(
+                counts.scatter_add_(1, t.long() % WORDS_APART, torch.ones(t.shape, dtype=torch.double, device="cpu"))
+            )
     whole = torch.cat(rows, 1)
     if whole.shape[1] <= WORDS_APART:
         return whole
@@ -510,10 +512,10 @@ def _told_by_place(x: torch.Tensor, targets: torch.Tensor) -> Callable[[torch.Te
         targets = (targets == kinds).double()
     torch.manual_seed(0)
     x = (x - x.mean(0)) / x.std(0).clamp(min=1e-9)
-    hidden = (x @ torch.randn(x.shape[1], WORDS_APART, dtype=torch.double) / x.shape[1] ** 0.5).relu()
-    x = torch.cat([x, hidden - hidden.mean(0), torch.ones(len(x), 1)], 1)
+    hidden = (x @ torch.randn(x.shape[1], WORDS_APART, dtype=torch.double, device="cpu") / x.shape[1] ** 0.5).relu()
+    x = torch.cat([x, hidden - hidden.mean(0), torch.ones(len(x), 1, device="cpu")], 1)
     fit, rest = x[::2], x[1::2]
-    solver = torch.linalg.solve(fit.T @ fit + RIDGE * len(fit) * torch.eye(fit.shape[1]), fit.T)
+    solver = torch.linalg.solve(fit.T @ fit + RIDGE * len(fit) * torch.eye(fit.shape[1], device="cpu"), fit.T)
 
     def told(order: torch.Tensor) -> float:
         y = targets[order]
