@@ -270,12 +270,11 @@ def run(args: argparse.Namespace) -> int:
 
 def bottleneck(args: argparse.Namespace) -> int:
     """Time a script; 1 where it has a cause, or is slower than an earlier run, 2 and the reason where it can't be."""
-    from nbdebug.tools.speed import watch
-    from nbdebug.tools.speed.bottleneck import time_training
+    from nbdebug.tools.speed.bottleneck import load_times, share_of, slower, time_training
     from nbdebug.tools.speed.clock import Training
 
-    earlier = watch.load_times(args.against) if args.against else None
-    limit, script = watch.share_of(args.slower_than), _found(args.script)
+    earlier = load_times(args.against) if args.against else None
+    limit, script = share_of(args.slower_than), _found(args.script)
 
     def train() -> None:
         with _as_main(script, args.arguments) as module:
@@ -286,9 +285,9 @@ def bottleneck(args: argparse.Namespace) -> int:
     status = print_reports(lambda args: report, args)
     if earlier is None:
         return status
-    slower, sentence = watch.slower(report.facts["speed"], earlier, limit)
+    worse, sentence = slower(report.facts["speed"], earlier, limit)
     print(sentence, file=sys.stderr if args.json else sys.stdout)
-    return int(slower)
+    return int(worse)
 
 
 def ranks(args: argparse.Namespace) -> Report:

@@ -119,7 +119,7 @@ class BottleneckMagics(Magics):
             if report is None:
                 print("No step is watched.")
             return report
-        from nbdebug.tools.speed.watch import SpeedWatch  # imports torch: %load_ext must stay quick
+        from nbdebug.tools.speed.bottleneck import SpeedWatch  # imports torch: %load_ext must stay quick
 
         self.running = SpeedWatch(print).attach()
         print("Every step is timed from now on. %bottleneck shows the times, %bottleneck --watch off ends it.")

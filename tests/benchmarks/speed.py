@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, Dataset
 
 import nbdebug
-from nbdebug.tools.speed.watch import SpeedWatch
+from nbdebug.tools.speed.bottleneck import SpeedWatch
 from tests.benchmarks.guard import middle_half
 from tests.benchmarks.nan import machine
 from tests.benchmarks.training import SIZES, Training

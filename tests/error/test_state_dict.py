@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import nbdebug
-from nbdebug.tools.errors.kinds.state_dict import best_change
+from nbdebug.observe.state_keys import rename
 
 CODE = "error/state-dict-mismatch"
 
@@ -45,11 +45,11 @@ def renamed(change, model=None):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda key: "module." + key, ["`module.` before", "key.removeprefix('module.')"]),
+        (lambda key: "module." + key, ["`module.` before", "name.removeprefix('module.')"]),
         (lambda key: "_orig_mod." + key, ["`_orig_mod.`", "removeprefix"]),
         (
             lambda key: key.replace("backbone.", "backbone._orig_mod."),
-            ["`_orig_mod.` in", "key.replace('_orig_mod.', '')"],
+            ["have the part `_orig_mod.` too many", "name.replace('_orig_mod.', '')"],
         ),
         (lambda key: "net.encoder." + key, ["`net.encoder.`"]),
         (lambda key: key.replace("backbone.", "body.").replace("head.", "body.head."), ["body."]),
@@ -210,6 +210,6 @@ def test_thousands_of_keys_take_no_time() -> None:
     saved = {f"module.layers.{i}.{name}": (4, 4) for i in range(1500) for name in ("weight", "bias")}
     model = {key.removeprefix("module."): shape for key, shape in saved.items()}
     started = time.perf_counter()
-    change = best_change(saved, model)
+    change = rename(saved, model)
     print(f"{len(saved)} keys: {time.perf_counter() - started:.2f} s")
-    assert change is not None and (change.old, change.new, change.whole) == ("module.", "", True)
+    assert change is not None and (change.old, change.new, len(change.pairs)) == ("module.", "", len(saved))

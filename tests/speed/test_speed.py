@@ -19,8 +19,8 @@ import nbdebug
 from nbdebug.__main__ import main
 from nbdebug.report import Where
 from nbdebug.tools.speed import clock, ops
+from nbdebug.tools.speed.bottleneck import OWN, RECENT, WARM, SpeedWatch, load_times, share_of, slower
 from nbdebug.tools.speed.rules import Loop, SpeedCure, SpeedFacts, StepTimes, WorkShare, name_cause
-from nbdebug.tools.speed.watch import OWN, RECENT, WARM, SpeedWatch, load_times, share_of, slower
 from tests.shell import started
 
 SETUP = """
@@ -139,7 +139,7 @@ def test_magics_take_a_step_a_loop_and_a_watch() -> None:
 
 def test_a_watch_tells_once_when_steps_become_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     now, told = [0.0], []
-    monkeypatch.setattr("nbdebug.tools.speed.watch.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("nbdebug.tools.speed.bottleneck.time.perf_counter", lambda: now[0])
     watch, optimizer = SpeedWatch(told.append), types.SimpleNamespace()
     for step in range(WARM + OWN + 5 * RECENT):
         now[0] += 0.01 if step < WARM + OWN + RECENT else 0.03

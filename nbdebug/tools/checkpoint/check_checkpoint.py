@@ -12,7 +12,6 @@ import os
 import pathlib
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 
 from nbdebug.observe.locations import cell_name
 from nbdebug.observe.sources import edit_of, edited_functions, nodes_of, source
+from nbdebug.observe.state_keys import rename
 from nbdebug.observe.variables import closure_variables
 from nbdebug.process import CopyFailed, in_process
 from nbdebug.report import Edit, Finding, Fix, Report, RuledOut, Symptom, Table, Where
@@ -30,9 +30,9 @@ from nbdebug.tools.checkpoint.rules import (
     PARTS,
     CheckpointFacts,
     Group,
-    Rename,
     SavedFile,
     SavedTensor,
+    code_of,
     name_all,
     walk,
 )
@@ -302,7 +302,7 @@ def compare(facts: CheckpointFacts, model: Any, optimizer: Any, asked: Any = ())
 
 def _weights(file: SavedFile, wanted: set[str], asked: Any) -> tuple[str, Mapping[str, SavedTensor]]:
     """Path and tensors of the entry that is asked for, else most like the model, else with the most tensors."""
-    lasts = set(map(_last, wanted))
+    lasts = {name.rpartition(".")[2] for name in wanted}
     best: tuple[tuple[bool, int, float, int], str, Mapping[str, SavedTensor]] = ((False, 0, 0, 0), "", {})
     for path, value in walk(file.tree):
         if not isinstance(value, Mapping) or re.search(
@@ -315,8 +315,9 @@ def _weights(file: SavedFile, wanted: set[str], asked: Any) -> tuple[str, Mappin
         if "scale" in value and "growth_factor" in value:
             continue
         exact = len(wanted & tensors.keys())
-        near = sum(_last(name) in lasts for name in tensors)
-        score = (_last(path) in asked, 0 if re.search(ROLES["ema"], path) else 1, exact + near / 2, len(tensors))
+        near = sum(name.rpartition(".")[2] in lasts for name in tensors)
+        named, average = path.rpartition(".")[2] in asked, re.search(ROLES["ema"], path)
+        score = (named, 0 if average else 1, exact + near / 2, len(tensors))
         if score > best[0] and (path or len(tensors) * 2 > len(value)):
             best = (score, path, tensors)
     return best[1], best[2]
@@ -378,99 +379,6 @@ def _other_settings(file: SavedFile, chosen: pathlib.Path | None, config: Any) -
             yield str(name), value, own[name]
 
 
-# -- which name of the file is which name of the model ---------------------------------------------------------------
-
-RENAMED = "error/state-dict-mismatch"
-WRAPPERS = {
-    "module": "checkpoint/prefix-module", "_orig_mod": "checkpoint/prefix-compiled",
-    "_fsdp_wrapped_module": "checkpoint/prefix-wrapper", "_checkpoint_wrapped_module": "checkpoint/prefix-wrapper",
-}  # fmt: skip
-"""Parts of names that torch's own wrappers put in: DataParallel, torch.compile, FSDP, activation checkpointing."""
-ENOUGH = 0.5
-"""The share of unmatched names that a rename must explain to be one; the rest is told beside it."""
-Shapes = Mapping[str, tuple[int, ...]]
-Pairs = list[tuple[str, str]]
-
-
-def rename(own: Shapes, model: Shapes) -> Rename | None:
-    """The change of names under which most of the file's unmatched names are names of the model with the same shape.
-
-    own, model: name → shape. None where no name is unmatched on both sides, or no single change explains half of them.
-    """
-    unexpected, missing = [n for n in own if n not in model], [n for n in model if n not in own]
-    if not unexpected or not missing:
-        return None
-    pairs = _shifted(unexpected, own, model)
-    for option in [] if pairs else _options(unexpected, missing, own, model):
-        free = [(old, new) for old, new in option if new in model and new not in own]
-        pairs = max(pairs, [(old, new) for old, new in free if len(own[old]) == len(model[new])], key=len)
-    return _described(pairs, own) if len(pairs) >= ENOUGH * len(unexpected) else None
-
-
-def _options(unexpected: list[str], missing: list[str], own: Shapes, model: Shapes) -> Iterator[Pairs]:
-    """(the file's, the model's) names: by parts of wrappers, by another beginning, by shapes in the same order."""
-    whole = {_bare(name): name for name in missing}
-    yield [(old, whole[_bare(old)]) for old in unexpected if _bare(old) in whole]
-    changes: Counter[tuple[str, str]] = Counter()
-    for old in unexpected[:200]:
-        changes.update({_change(old, new) for new in missing if _last(old) == _last(new) and own[old] == model[new]})
-    for a, b in sorted(changes, key=lambda change: (-changes[change], len("".join(change))))[:40]:
-        yield [(name, b + name[len(a) :]) for name in unexpected if name.startswith(a)]
-    pairs = list(zip(unexpected, missing))
-    if all(own[old] == model[new] and _last(old) == _last(new) for old, new in pairs):
-        yield pairs if len(unexpected) == len(missing) else []
-
-
-def _shifted(unexpected: list[str], own: Shapes, model: Shapes) -> Pairs:
-    """Modules that are counted from another number: `layers.1.` to `layers.4.` for `layers.0.` to `layers.3.`."""
-    stems = {NUMBER.split(name)[0] for name in unexpected}
-    first = [(name, match) for name in own if (match := NUMBER.search(name)) and name[: match.start()] in stems]
-    for by in (-1, 1):
-        pairs = {n: f"{n[: match.start()]}{int(match[0]) + by}{n[match.end() :]}" for n, match in first}
-        new = {pairs.get(name, name): shape for name, shape in own.items()}
-        if pairs and new == {name: model.get(name) for name in new}:
-            return list(pairs.items())
-    return []
-
-
-def _described(pairs: Pairs, own: Shapes) -> Rename:
-    """The change in words, and as an expression: short where it is one for all names."""
-    (a, b), parts = _change(*pairs[0]), {part for pair in pairs for name in pair for part in name.split(".")}
-    tokens = [f"{token}." for token in WRAPPERS if token in parts] if _bare(pairs[0][0]) == _bare(pairs[0][1]) else []
-    code, text = RENAMED, f"{dict(pairs)!r}.get(name, name)"
-    modules = {old.rpartition(".")[0]: new.rpartition(".")[0] for old, new in pairs}
-    what = ", ".join(f"`{old}` in place of `{new}`" for old, new in list(modules.items())[:3])
-    if all(old.startswith(a) and new == b + old[len(a) :] for old, new in pairs):
-        what = f"`{a}` in place of `{b}`" if a and b else f"`{a}` too many" if a else f"`{b}` too few"
-        if a.startswith(b) or b.startswith(a) or a.count(".") != b.count("."):
-            code = "checkpoint/prefix-wrapper"
-        if not b or len(pairs) == len(own):
-            text = (f"{b!r} + " if b else "") + (f"name.removeprefix({a!r})" if a else "name")
-    elif tokens and all(_bare(old) == new for old, new in pairs):
-        text = "name" + "".join(f".replace({token!r}, '')" for token in tokens)
-    if tokens:
-        code, many = WRAPPERS[tokens[0][:-1]], len(pairs[0][0]) > len(pairs[0][1])
-        what = f"the part{'s' * (len(tokens) > 1)} {listed(tokens)} too {'many' if many else 'few'}"
-    return Rename(code, what, tuple(pairs), text)
-
-
-def _change(old: str, new: str) -> tuple[str, str]:
-    """("a.", "b.") for a.x.w and b.x.w: what stands before the longest common end."""
-    a, b = old.split("."), new.split(".")
-    while a and b and a[-1] == b[-1]:
-        a.pop()
-        b.pop()
-    return "".join(f"{part}." for part in a), "".join(f"{part}." for part in b)
-
-
-def _bare(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
 # -- the user's loading, mended and tried -----------------------------------------------------------------------------
 
 
@@ -504,7 +412,7 @@ def _mended(facts: CheckpointFacts) -> dict[str, Callable[[str], str]]:
     changes: dict[str, Callable[[str], str]] = {}
     if facts.rename is not None:
         text = facts.rename.text
-        changes[facts.rename.code] = lambda old: f"{{{text}: value for name, value in {old}.items()}}"
+        changes[code_of(facts.rename)] = lambda old: f"{{{text}: value for name, value in {old}.items()}}"
     if facts.doubled:
         more = ", ".join(f"{name!r}: state[{other!r}]" for name, other in facts.doubled.items())
         changes["checkpoint/tied-weights-missing"] = lambda old: f"{{**(state := {old}), {more}}}"

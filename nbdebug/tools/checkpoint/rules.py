@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from nbdebug.observe.state_keys import Rename
 from nbdebug.registry import rule
 from nbdebug.report import Finding, Fix, Where
 from nbdebug.text import count, listed, size
@@ -126,17 +127,6 @@ def walk(tree: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]
     pairs = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, (list, tuple)) else ()
     for key, value in pairs:
         yield from walk(value, f"{path}.{key}" if path and key != "" else path or str(key), depth + 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Rename:
-    """How names of the file become names of the model. code: of the cause; pairs: (file's, model's); text: the
-    expression that gives the model's name of `name`."""
-
-    code: str
-    what: str
-    pairs: tuple[tuple[str, str], ...]
-    text: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -417,7 +407,11 @@ def renamed(facts: CheckpointFacts) -> Finding | None:
     what = f"{count(len(change.pairs), 'weight')} of {facts.name} with other names than the model's: {change.what}"
     title = f"{what} (`{old}` for `{new}`); strict=False would not load them, and say nothing"
     keys, matched = [old for old, _ in change.pairs], f"{len(change.pairs)} of {len(facts.own)}"
-    return finding(facts, change.code, title, [], keys, matched=matched)
+    return finding(facts, code_of(change), title, [], keys, matched=matched)
+
+
+def code_of(change: Rename) -> str:
+    return f"checkpoint/prefix-{change.wrapper}" if change.wrapper else "error/state-dict-mismatch"
 
 
 @rule(

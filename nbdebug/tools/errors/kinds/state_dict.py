@@ -11,92 +11,10 @@ from typing import Any
 
 from torch import nn
 
+from nbdebug.observe.state_keys import Rename, Shapes, rename
 from nbdebug.observe.variables import attributes, registered
 from nbdebug.tools.errors.context import ErrorContext, expression, shape_of
-from nbdebug.tools.errors.rules.files import OptimizerMismatch, Renamed, Resized, StateMismatch
-
-Shapes = Mapping[str, tuple[int, ...]]
-
-WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "model.")
-"""What DataParallel, torch.compile, FSDP, checkpoint wrappers and trainers add to a key."""
-SAMPLES = 40
-"""Keys without a match from which changes are derived."""
-PARTNERS = 50
-"""Keys of the model with the same end that each of them is compared with."""
-
-
-@dataclasses.dataclass(frozen=True)
-class KeyChange:
-    """Replace `old` at the start of a saved key by `new`; anywhere: remove `old` wherever it occurs.
-
-    fits: saved keys that then match a key of the model with the same shape; whole: the saved state then matches the
-    model's, key for key."""
-
-    old: str
-    new: str
-    anywhere: bool
-    fits: int
-    whole: bool
-
-    def applied(self, key: str) -> str:
-        if self.anywhere:
-            return key.replace(self.old, "")
-        return self.new + key[len(self.old) :] if key.startswith(self.old) else key
-
-
-def fitting(saved: Shapes, model: Shapes) -> int:
-    """Saved keys that the model has with the same shape."""
-    return sum(model.get(key) == shape for key, shape in saved.items())
-
-
-def best_change(saved: Shapes, model: Shapes) -> KeyChange | None:
-    """The change with the most matching keys, if they are more than without a change."""
-    best, most = None, fitting(saved, model)
-    for old, new, anywhere in dict.fromkeys(_candidates(saved, model)):
-        change = KeyChange(old, new, anywhere, 0, False)
-        renamed = {change.applied(key): shape for key, shape in saved.items()}
-        fits = fitting(renamed, model)
-        whole = fits == len(saved) == len(model)
-        better = fits > most or best is not None and fits == most and whole and not best.whole
-        if better and len(renamed) == len(saved):  # else two keys would become one
-            best, most = dataclasses.replace(change, fits=fits, whole=whole), fits
-    return best
-
-
-def _candidates(saved: Shapes, model: Shapes) -> Iterator[tuple[str, str, bool]]:
-    for wrapper in WRAPPERS:
-        if any(wrapper in key for key in saved):
-            yield wrapper, "", not all(key.startswith(wrapper) for key in saved)
-    unmatched = [key for key in saved if key not in model]
-    unmatched = unmatched[:: max(1, len(unmatched) // SAMPLES)][:SAMPLES]
-    missing = [key for key in model if key not in saved]
-    by_end: dict[str, list[str]] = {}
-    for key in missing:
-        for end in {_end(key), _last(key)}:
-            by_end.setdefault(end, []).append(key)
-    for key in unmatched:
-        for partner in (by_end.get(_end(key)) or by_end.get(_last(key), []))[:PARTNERS]:
-            yield from _changes(key, partner)
-
-
-def _changes(key: str, partner: str) -> Iterator[tuple[str, str, bool]]:
-    """The changes from one key to the other: their different starts, cut at dots; the longest common end first."""
-    ours, theirs = key.split("."), partner.split(".")
-    same = 0
-    while same < min(len(ours), len(theirs)) and ours[-1 - same] == theirs[-1 - same]:
-        same += 1
-    for keep in range(same, 0, -1):
-        old, new = (".".join(parts[: len(parts) - keep]) for parts in (ours, theirs))
-        yield old + "." if old else "", new + "." if new else "", False
-
-
-def _end(key: str) -> str:
-    return ".".join(key.split(".")[-2:]) if key.count(".") else key
-
-
-def _last(key: str) -> str:
-    return key.rpartition(".")[2]
-
+from nbdebug.tools.errors.rules.files import OptimizerMismatch, Resized, StateMismatch
 
 _CONV, _TURNED = (
     ("out_channels", "in_channels", "kernel_size", "kernel_size", "kernel_size"),
@@ -197,8 +115,8 @@ def _matched(facts: StateMismatch, model: Any, state: Mapping[str, Any]) -> Stat
     """With the evidence of the keys and shapes of both sides."""
     expected = shapes_of(model)
     inside, saved = max(_states(state), key=lambda pair: _score(pair[1], expected), default=(None, {}))
-    change = best_change(saved, expected)
-    after = {change.applied(key) if change else key: shape for key, shape in saved.items()}
+    change = rename(saved, expected, 0)
+    after = _after(saved, change)
     resized = facts.resized or tuple(
         _with_argument(Resized(key, shape, expected[key]), model)
         for key, shape in after.items()
@@ -210,18 +128,27 @@ def _matched(facts: StateMismatch, model: Any, state: Mapping[str, Any]) -> Stat
         saved=len(saved),
         expected=len(expected),
         both=len(saved.keys() & expected.keys()),
-        fitting=fitting(saved, expected),
+        fitting=_fitting(saved, expected),
         inside=inside,
-        renamed=Renamed(change.old, change.new, change.anywhere, change.fits, change.whole) if change else None,
+        renamed=change,
         unmatched=tuple(key for key, shape in after.items() if expected.get(key) != shape),
         lacking=tuple(key for key in expected if key not in after),
         argument=_argument(model, resized),
     )
 
 
-def _score(saved: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
-    change = best_change(saved, expected)
-    return max(fitting(saved, expected), change.fits if change else 0), len(saved)
+def _after(saved: Shapes, change: Rename | None) -> dict[str, tuple[int, ...]]:
+    names = dict(change.pairs) if change else {}
+    return {names.get(key, key): shape for key, shape in saved.items()}
+
+
+def _fitting(saved: Shapes, model: Shapes) -> int:
+    """Saved keys that the model has with the same shape."""
+    return sum(model.get(key) == shape for key, shape in saved.items())
+
+
+def _score(saved: Shapes, expected: Shapes) -> tuple[int, int]:
+    return _fitting(_after(saved, rename(saved, expected, 0)), expected), len(saved)
 
 
 def _states(state: Mapping[str, Any]) -> Iterator[tuple[str | None, dict[str, tuple[int, ...]]]]:

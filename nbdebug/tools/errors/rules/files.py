@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from nbdebug.observe.state_keys import Rename
 from nbdebug.registry import rule
 from nbdebug.report import Edit, Finding, Fix, Link, Where
 from nbdebug.text import count, listed, size
@@ -496,17 +497,6 @@ class Resized:
 
 
 @dataclasses.dataclass(frozen=True)
-class Renamed:
-    """A change of keys that was tried: see KeyChange."""
-
-    old: str
-    new: str
-    anywhere: bool
-    fits: int
-    whole: bool
-
-
-@dataclasses.dataclass(frozen=True)
 class StateMismatch:
     """model, source: as the user wrote them ("model", "checkpoint['model']"); kind: the model's class. expression: the
     argument where that is not a name: `source` is then "state".
@@ -531,7 +521,7 @@ class StateMismatch:
     both: int = 0
     fitting: int = 0
     inside: str | None = None
-    renamed: Renamed | None = None
+    renamed: Rename | None = None
     unmatched: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
     argument: tuple[str, int] | None = None
@@ -638,8 +628,8 @@ def _prefix_title(facts: StateMismatch, source: str, model: str) -> str:
     elif change.new:
         difference = f"lack the prefix `{change.new}` that the keys of {model} have"
     else:
-        difference = f"have `{change.old}` {'in' if change.anywhere else 'before'} the names that {model} uses"
-    rest = "" if change.whole else f"; after that change, {change.fits} of {facts.saved} match"
+        difference = f"have `{change.old}` before the names that {model} uses" if change.old else f"have {change.what}"
+    rest = f"; after that change, {_fits(facts)} of {facts.saved} match" if facts.unmatched or facts.lacking else ""
     return f"The keys of {source} {difference}{rest}."
 
 
@@ -661,7 +651,7 @@ def _sizes_title(facts: StateMismatch, source: str, model: str) -> str:
 
 
 def _strange(facts: StateMismatch) -> bool:
-    fits = max(facts.both, facts.renamed.fits if facts.renamed else 0)
+    fits = max(facts.both, _fits(facts) or 0)
     return bool(facts.saved and facts.expected) and fits < STRANGE * min(facts.saved or 0, facts.expected or 0)
 
 
@@ -727,15 +717,7 @@ def _prepared(facts: StateMismatch) -> tuple[list[str], str]:
     state, change = _source(facts), facts.renamed
     if change is None:
         return lines, state
-    if change.anywhere:
-        key = f"key.replace({change.old!r}, '')"
-    elif not change.old:
-        key = f"{change.new!r} + key"
-    else:
-        key = f"key.removeprefix({change.old!r})"
-        if change.new:
-            key = f"{change.new!r} + {key} if key.startswith({change.old!r}) else key"
-    return [*lines, f"state = {{{key}: value for key, value in {state}.items()}}"], "state"
+    return [*lines, f"state = {{{change.text}: value for name, value in {state}.items()}}"], "state"
 
 
 def _placed(facts: StateMismatch) -> Fix:
@@ -757,14 +739,19 @@ def _placed(facts: StateMismatch) -> Fix:
     whole = facts.whole_model or (facts.saved is not None and not facts.unmatched and not facts.lacking)
     lines = [*lines, f"{facts.model}.load_state_dict({state}{'' if whole else ', strict=False'})"]
     title = "Load the state itself." if facts.renamed is None else "Change the keys before loading."
-    verified = None if facts.saved is None else bool(facts.saved - len(facts.unmatched))
+    fits = _fits(facts)
+    verified = None if fits is None else bool(fits)
     return Fix(title, "\n".join(lines), verified, _after(facts))
 
 
+def _fits(facts: StateMismatch) -> int | None:
+    """How many keys match with the change of keys; None where the state itself is not known."""
+    return None if facts.saved is None else facts.saved - len(facts.unmatched)
+
+
 def _after(facts: StateMismatch) -> dict[str, Any]:
-    if facts.saved is None:
+    if (fits := _fits(facts)) is None:
         return {}
-    fits = facts.saved - len(facts.unmatched)
     result: dict[str, Any] = {"keys that then match, by name and shape": f"{fits} of {facts.saved}"}
     if facts.lacking:
         result["keys that keep their initial values"] = f"{len(facts.lacking)} of {facts.expected}"
@@ -793,7 +780,7 @@ def _for_sizes(facts: StateMismatch) -> list[Fix]:
         fixes.append(
             Fix("Transpose the matrices while loading.", "\n".join(code), True, {"keys that match": len(turned)})
         )
-    fits = None if facts.saved is None else facts.saved - len(facts.unmatched)
+    fits = _fits(facts)
     if fits != 0:
         fixes.append(_skipping(facts, lines, state, fits))
     return fixes or [
