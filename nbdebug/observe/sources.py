@@ -133,6 +133,17 @@ def statement_at(file: str, line: int) -> ast.stmt | None:
     return next(iter(statements_at(file, line)), None)
 
 
+@functools.lru_cache(maxsize=256)
+def statement_over(tree: ast.Module, line: int, column: int | None = None) -> ast.stmt | None:
+    """The smallest statement over a line, of functions and classes too; of several on it that at the column, else the
+    last, an inner one before the one around it."""
+    over = [n for n in nodes(tree) if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or 0)]
+    if column is not None:
+        at = (line, column)
+        over = [n for n in over if (n.lineno, n.col_offset) <= at < (n.end_lineno, n.end_col_offset)] or over
+    return min(over, key=lambda n: ((n.end_lineno or 0) - n.lineno, -n.col_offset), default=None)
+
+
 def statements_at(file: str, line: int) -> list[ast.stmt]:
     """The smallest statements that cover a line: several where they share it."""
     covering = [

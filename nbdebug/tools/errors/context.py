@@ -37,7 +37,7 @@ import torch
 
 from nbdebug.observe.frames import Frame, Owners, frames, phase, running_module
 from nbdebug.observe.locations import USER, Site, kind_of
-from nbdebug.observe.sources import SCOPES, functions, nodes, parents, parse, tree_of
+from nbdebug.observe.sources import SCOPES, functions, nodes, parents, parse, statement_over, tree_of
 from nbdebug.observe.tensors import base_name
 from nbdebug.observe.variables import class_attribute, members, named_children, user_variables
 from nbdebug.report import Link, Where
@@ -256,7 +256,8 @@ def statement(frame: Frame) -> ast.stmt | None:
     tree = tree_of(frame.site.file)
     if tree is None:
         return None
-    return _around(tree, frame.span[0], frame.span[2]) if frame.span else _around(tree, frame.site.line)
+    span = frame.span
+    return statement_over(tree, span[0], span[2]) if span else statement_over(tree, frame.site.line)
 
 
 @functools.lru_cache(maxsize=256)
@@ -274,19 +275,7 @@ def _at(tree: ast.Module, at: tuple[int, int, int | None, int | None]) -> ast.AS
         if isinstance(n, (ast.expr, ast.stmt)) and (n.lineno, n.end_lineno, n.col_offset, n.end_col_offset) == at
     ]
     exact.sort(key=lambda n: isinstance(n, ast.stmt))  # `f(x)` alone on a line is a statement and a call
-    return exact[0] if exact else _around(tree, at[0])
-
-
-@functools.lru_cache(maxsize=256)
-def _around(tree: ast.Module, line: int, column: int | None = None) -> ast.stmt | None:
-    """The smallest statement over a line; of several on one line, the one at the column."""
-    statements = [n for n in nodes(tree) if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or 0)]
-    if column is not None:
-        here = (line, column)
-        statements = [
-            n for n in statements if (n.lineno, n.col_offset) <= here < (n.end_lineno, n.end_col_offset)
-        ] or statements
-    return min(statements, key=lambda n: ((n.end_lineno or 0) - n.lineno, -n.col_offset), default=None)
+    return exact[0] if exact else statement_over(tree, at[0])
 
 
 def operands(frame: Frame, *, whole: bool = False) -> Iterator[tuple[str, Any]]:

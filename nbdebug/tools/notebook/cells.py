@@ -13,7 +13,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from nbdebug.observe.sources import parse
+from nbdebug.observe.sources import parse, statement_over
 from nbdebug.report import Where
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -207,9 +207,7 @@ class Cell:
 
     def statement(self, line: int) -> ast.stmt | None:
         """The smallest statement over a line, also of a function."""
-        inside = [n for s in self.body for n in ast.walk(s) if isinstance(n, ast.stmt)]
-        over = [n for n in inside if n.lineno <= line <= (n.end_lineno or 0)]
-        return min(over, key=lambda n: (n.end_lineno or 0) - n.lineno, default=None)
+        return statement_over(ast.Module(self.body, []), line)
 
     def place_of(self, node: ast.AST) -> Where:
         """The line of a node; the first line where it is not in this cell, but in a function of another one."""
