@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.snapshot import accelerators_in_use, random_sources
+from nbdebug.observe.snapshot import accelerators_in_use, random_states, set_random_states
 
 
 class CopyFailed(RuntimeError):
@@ -266,7 +266,7 @@ def _surroundings() -> dict[str, Any]:
         "classes": classes,
         "cells": {name: lines for name, lines in linecache.cache.items() if not os.path.exists(name)},
         "devices": devices,
-        "random": {name: read() for name, read, _ in random_sources(devices)},
+        "random": random_states(devices),
         "dtype": torch.get_default_dtype(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
@@ -298,9 +298,7 @@ def _computed(there: str) -> Any:
         torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = around["cudnn"]
     torch.set_float32_matmul_precision(around["precision"])
-    for name, _, write in random_sources(around["devices"]):
-        if name in around["random"]:
-            write(around["random"][name])
+    set_random_states(around["random"], around["devices"])
     return function()
 
 

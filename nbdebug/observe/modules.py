@@ -84,6 +84,19 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
+def unwrapped(model: Any) -> tuple[Any, str]:
+    """The user's model inside a compiled or parallel wrapper, and what was taken off; of other things themselves."""
+    notes: list[str] = []
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = getattr(model, "module", None)
+        if not isinstance(inner, nn.Module):
+            return model, ", ".join(notes)
+        notes.append(type(model).__name__)
+        model = inner
+
+
 class ModuleStack:
     """Follows module calls while attached. `on_root(module, args, kwargs, site)` is called for those outside of any."""
 

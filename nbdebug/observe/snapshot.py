@@ -301,20 +301,27 @@ class CallEnvironment:
 
     @contextlib.contextmanager
     def __call__(self, model: nn.Module) -> Iterator[None]:
-        flags = {m: m.training for m in model.modules()} if model.training != self.training else {}
-        if flags:
-            model.train(self.training)
-        for write, state in self.random:
-            write(state)
-        try:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(torch.set_grad_enabled(self.grad))
-                for kind, enabled, dtype in self.autocast:
-                    stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
-                yield
-        finally:
-            for module, flag in flags.items():
-                module.training = flag
+        with contextlib.ExitStack() as stack:
+            if model.training != self.training:
+                stack.enter_context(modes_put_back(model))
+                model.train(self.training)
+            for write, state in self.random:
+                write(state)
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            for kind, enabled, dtype in self.autocast:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+            yield
+
+
+@contextlib.contextmanager
+def modes_put_back(model: nn.Module) -> Iterator[None]:
+    """Train and eval mode of each module are afterwards as they were."""
+    flags = [(m, m.training) for m in model.modules()]
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
 
 
 def random_sources(
@@ -330,15 +337,30 @@ def random_sources(
             yield f"the random numbers of {device}", *_accelerator(device)
 
 
+def random_states(devices: Iterable[Any] | None = None) -> dict[str, Any]:
+    """The states of these generators, tensors and plain values, by the beginnings of their names: "torch"."""
+    states = {name.partition("'")[0]: read() for name, read, _ in random_sources(devices)}
+    if "NumPy" in states:
+        name, keys, *rest = states["NumPy"]
+        states["NumPy"] = (name, keys.tolist(), *rest)
+    return states
+
+
+def set_random_states(states: Mapping[str, Any], devices: Iterable[Any] | None = None) -> None:
+    """Set those that are given and are in use here."""
+    for name, _, write in random_sources(devices) if states else ():
+        if (key := name.partition("'")[0]) in states:
+            write(states[key])
+
+
 @contextlib.contextmanager
 def same_random_numbers() -> Iterator[None]:
     """All of these generators are as before afterwards."""
-    states = [(write, read()) for _, read, write in random_sources()]
+    states = random_states()
     try:
         yield
     finally:
-        for write, state in states:
-            write(state)
+        set_random_states(states)
 
 
 @contextlib.contextmanager

@@ -176,6 +176,14 @@ def _parameters(*optimizers: Any) -> set[int]:
     return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
 
 
+def exchanged(owner: Any, name: str, new: Any) -> Callable[[], None]:
+    """Put something in the place of an attribute; the result puts back what was there."""
+    nothing = object()
+    own = vars(owner).get(name, nothing)
+    setattr(owner, name, new)
+    return lambda: delattr(owner, name) if own is nothing else setattr(owner, name, own)
+
+
 class BatchHook:
     """Tells an `ItemLog` of all batches that data loaders give, until `detach`. log: None while there was none.
     loading: called with True where a loader begins to read a batch in this thread, and with False at its end."""

@@ -26,15 +26,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from nbdebug.observe.modules import unwrapped
+from nbdebug.observe.snapshot import random_states, set_random_states
 from nbdebug.text import in_a_line, listed
 from nbdebug.tools.checkpoint.check_checkpoint import WHOLE, compare
 from nbdebug.tools.checkpoint.formats import SAFETENSORS, decoded, header_checksum, loaded, read_file, within
 from nbdebug.tools.checkpoint.rules import CheckpointFacts, SavedFile, name_all
-from nbdebug.tools.checkpoint.run_state import form, get_random, read, set_random, write
+from nbdebug.tools.checkpoint.run_state import form, read, write
 
 NAME = re.compile(r"step_(\d+)\.safetensors$")
 SHORT = {dtype: name for name, dtype in SAFETENSORS.items()}
-WRAPPERS = ("DataParallel", "DistributedDataParallel")
 
 
 class Checkpoints:
@@ -76,7 +77,7 @@ class Checkpoints:
                 raise ValueError(f"A part can't be called {name!r}: that name is taken in the file.")
         self.folder, self.keep, self.best, self.every = pathlib.Path(folder), keep, best, every
         self.config = dict(config or {})
-        self.parts = {name: _bare(part) for name, part in parts.items()}
+        self.parts = {name: unwrapped(part)[0] for name, part in parts.items()}
 
     def paths(self) -> list[pathlib.Path]:
         """The files, by step, the newest last. Temporary ones are none of them."""
@@ -92,7 +93,7 @@ class Checkpoints:
         if self.every is not None and step % self.every:
             return None
         self.folder.mkdir(parents=True, exist_ok=True)
-        state = {"step": step, "values": {name: float(v) for name, v in values.items()}, "random": get_random()}
+        state = {"step": step, "values": {name: float(v) for name, v in values.items()}, "random": random_states()}
         state |= {name: read(part) for name, part in self.parts.items()} | (
             {"config": self.config} if self.config else {}
         )
@@ -134,7 +135,7 @@ class Checkpoints:
                 state = decoded(json.loads(file.metadata()["nbdebug"])["tree"], load_file(path))
             for name, part in self.parts.items():
                 write(part, state[name])
-            set_random(state["random"])
+            set_random_states(state["random"])
             there = state.get("config", {})
             names = [name for name in dict.fromkeys((*there, *self.config)) if there.get(name) != self.config.get(name)]
             if there and self.config and names:
@@ -283,9 +284,3 @@ def _mended_folder(source: pathlib.Path, folder: pathlib.Path, facts: Mapping[st
         places |= dict.fromkeys(names, shard)
     if index:
         (folder / source.name).write_text(json.dumps({**index, "weight_map": places}, indent=2), encoding="utf-8")
-
-
-def _bare(part: Any) -> Any:
-    """Without DataParallel and torch.compile."""
-    inner = part.module if type(part).__name__ in WRAPPERS else getattr(part, "_orig_mod", part)
-    return part if inner is part else _bare(inner)

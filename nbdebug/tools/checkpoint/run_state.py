@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_map
 
-from nbdebug.observe.snapshot import random_sources
+from nbdebug.observe.snapshot import random_states, set_random_states
 from nbdebug.observe.tensors import fingerprint, tensors_in
 from nbdebug.observe.variables import attributes, children
 from nbdebug.text import module_name
@@ -159,14 +159,14 @@ class ObservedRun:
                     plainly(args[0], self.put.pop(("kept", place)))
                     break
             if not self.done:  # not what is put back
-                set_random(self._random("early"))
+                set_random_states(self._random("early"))
             return result
 
         setattr(owner, name, loaded)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self.take and len(self.losses) <= self.at:
-            self.state.parts = {("early", name): state for name, state in get_random().items()}
+            self.state.parts = {("early", name): state for name, state in random_states().items()}
 
     def _moment(self, frame: FrameType) -> None:
         things = dict(_things(frame, self._stop))
@@ -174,7 +174,7 @@ class ObservedRun:
             things |= held(kind, {"trainer": self.trainer})
         parts = kinds(things)
         if self.take:
-            late = {("late", name): state for name, state in get_random().items()}
+            late = {("late", name): state for name, state in random_states().items()}
             states = {put: _taken(put[0], thing) for put, thing in parts.items()}
             self.state.parts |= late | {put: state for put, state in states.items() if state is not None}
             self.state.forms = {put: form(thing) for put, thing in parts.items()}
@@ -189,7 +189,7 @@ class ObservedRun:
         for put in self.put.keys() & parts.keys():
             state = in_order(self.put[put], self.put.get(("order", put[1])), self.state.orders.get(put))
             put_back(put[0], parts[put], state)
-        set_random(self._random("late"))
+        set_random_states(self._random("late"))
 
 
 def in_order(state: Any, there: list[str] | None, here: list[str] | None) -> Any:
@@ -364,20 +364,3 @@ def put_back(kind: str, thing: Any, state: Any) -> None:
     rates = (state.get("_last_lr") or []) if kind == "scheduler" else []
     for group, rate in zip(thing.optimizer.param_groups if rates else (), rates):
         group["lr"] = rate
-
-
-def get_random() -> dict[str, Any]:
-    """The states of the global generators of Python, NumPy, torch and its devices in use: tensors and plain values."""
-    states = {name.partition("'")[0]: read() for name, read, _ in random_sources()}
-    if "NumPy" in states:
-        name, keys, *rest = states["NumPy"]
-        states["NumPy"] = (name, keys.tolist(), *rest)
-    return states
-
-
-def set_random(states: Mapping[str, Any]) -> None:
-    """Set those that are given; those of devices that are in use here."""
-    for name, _, write in random_sources() if states else ():
-        key = name.partition("'")[0]
-        if key in states:
-            write(states[key])

@@ -13,10 +13,11 @@ from torch import nn
 
 from nbdebug.interrupts import interruptible
 from nbdebug.live import progress_bar
+from nbdebug.observe.modules import unwrapped
 from nbdebug.observe.validation import check_count, check_loss, quoted, wrong_type
 from nbdebug.report import Finding, Fix, Plot, Report, Table, Where
 from nbdebug.text import bytes_of, listed, percent, size
-from nbdebug.tools.memory.predict.job import FitRequest, Prediction, rows_of, tensors_of, unwrapped
+from nbdebug.tools.memory.predict.job import FitRequest, Prediction, rows_of, tensors_of
 from nbdebug.tools.memory.predict.meta_trace import CardModel
 from nbdebug.tools.memory.predict.predict import (
     CHECKS,

@@ -13,12 +13,12 @@ from typing import Any
 import numpy
 import torch
 
-from nbdebug.observe.snapshot import same_random_numbers
+from nbdebug.observe.snapshot import modes_put_back, same_random_numbers
 from nbdebug.observe.variables import closure_variables
 from nbdebug.report import Fix, Report, Symptom, Table
 from nbdebug.text import count, figures, listed
 from nbdebug.tools.quality.rules import Evidence, findings_of
-from nbdebug.tools.training.evaluate import mode, modes_put_back, spared_buffers
+from nbdebug.tools.training.evaluate import mode, spared_buffers
 
 RESAMPLES, CHUNK, LEVEL = 2000, 100, 0.95
 AGAIN = 4

@@ -43,7 +43,7 @@ from nbdebug.interrupts import uninterrupted
 from nbdebug.observe.backward import EngineWatch, OptimizerWatch
 from nbdebug.observe.locations import Site, StackLines, locate, site_of, users_frames
 from nbdebug.observe.snapshot import StepState
-from nbdebug.observe.step_hooks import TrainingStopped, stop_training
+from nbdebug.observe.step_hooks import TrainingStopped, exchanged, stop_training
 from nbdebug.observe.tensors import tensors_in
 from nbdebug.process import can_copy, in_copy
 from nbdebug.tools.speed.rules import FREE, StepTimes
@@ -85,11 +85,10 @@ class Patches:
     """Attributes of other people's that are exchanged, and put back in `undo`."""
 
     def __init__(self) -> None:
-        self._before: list[tuple[Any, str, Any]] = []
+        self._undo: list[Callable[[], None]] = []
 
     def set(self, owner: Any, name: str, new: Any) -> None:
-        self._before.append((owner, name, vars(owner).get(name, self)))
-        setattr(owner, name, new)
+        self._undo.append(exchanged(owner, name, new))
 
     def put(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         self.set(owner, name, make(getattr(owner, name)))
@@ -102,12 +101,8 @@ class Patches:
 
     @uninterrupted
     def undo(self) -> None:
-        while self._before:
-            owner, name, own = self._before.pop()
-            if own is self:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, own)
+        while self._undo:
+            self._undo.pop()()
 
 
 class Clock:

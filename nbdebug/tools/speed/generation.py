@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.snapshot import same_random_numbers
+from nbdebug.observe.snapshot import modes_put_back, same_random_numbers
 from nbdebug.observe.validation import check_count
 from nbdebug.report import Finding, Fix, Report, RuledOut, Table, Where
 from nbdebug.text import count, figures, percent
@@ -109,15 +109,11 @@ def _cache_is_off(model: Any) -> bool:
 
 @contextlib.contextmanager
 def _as_for_writing(model: Any) -> Iterator[None]:
-    flags = {m: m.training for m in model.modules()} if isinstance(model, torch.nn.Module) else {}
-    try:
-        for module in flags:
+    bare = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
+    with modes_put_back(bare), torch.no_grad(), same_random_numbers():
+        for module in bare.modules():
             module.training = False
-        with torch.no_grad(), same_random_numbers():
-            yield
-    finally:
-        for module, flag in flags.items():
-            module.training = flag
+        yield
 
 
 def _logits(output: Any) -> torch.Tensor:

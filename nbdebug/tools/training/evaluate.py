@@ -28,7 +28,8 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from nbdebug.observe.backward import graph_nodes
 from nbdebug.observe.ops import RowsByNumber
-from nbdebug.observe.snapshot import random_sources
+from nbdebug.observe.snapshot import modes_put_back, random_sources
+from nbdebug.observe.step_hooks import exchanged
 from nbdebug.observe.tensors import output_tensors, tensors_in
 from nbdebug.observe.variables import attributes, closure_variables
 from nbdebug.process import can_fork, in_copy
@@ -266,13 +267,6 @@ class LoaderWatch:
     def _note(self, batch: Any, count: int, draw: Callable[[], None] | None = None) -> None:
         self.stopped_at = count
         self.take(batch, draw, own=False)
-
-
-def exchanged(kind: Any, name: str, method: Any) -> Callable[[], None]:
-    """Put a method on a class; the result puts back what was there."""
-    own = vars(kind).get(name)
-    setattr(kind, name, method)
-    return lambda: delattr(kind, name) if own is None else setattr(kind, name, own)
 
 
 def preceded(original: Any, note: Any) -> Any:
@@ -589,17 +583,6 @@ def loss_value(loss: Any) -> float:
     """The loss as a number."""
     loss = loss_root(loss)
     return float(loss.detach().float().mean()) if isinstance(loss, torch.Tensor) else float(loss)
-
-
-@contextlib.contextmanager
-def modes_put_back(model: nn.Module) -> Iterator[None]:
-    """Train and eval mode of each module are afterwards as they were."""
-    flags = [(m, m.training) for m in model.modules()]
-    try:
-        yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
 
 
 @contextlib.contextmanager

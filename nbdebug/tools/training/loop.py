@@ -32,7 +32,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from nbdebug.observe.backward import Backward, EngineWatch, OptimizerWatch, graph_nodes
 from nbdebug.observe.locations import USER, kind_of
 from nbdebug.observe.snapshot import Snapshot
-from nbdebug.observe.step_hooks import StepHook
+from nbdebug.observe.step_hooks import StepHook, exchanged
 from nbdebug.observe.tensors import read_scalars
 from nbdebug.tools.training.evaluate import (
     Copies,
@@ -42,7 +42,6 @@ from nbdebug.tools.training.evaluate import (
     SavedBatches,
     SetBack,
     SoftTargets,
-    exchanged,
     preceded,
     preserve_rng,
     same_values,

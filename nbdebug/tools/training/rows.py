@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 from torch.utils.data import DataLoader, default_collate
 
 from nbdebug.observe.locations import Site, at_site
+from nbdebug.observe.snapshot import modes_put_back
 from nbdebug.observe.sources import name_of, nodes_of
 from nbdebug.observe.tensors import output_tensors, tensors_in
 from nbdebug.report import Where
@@ -37,7 +38,6 @@ from nbdebug.tools.training.evaluate import (
     deterministic,
     loss_root,
     loss_value,
-    modes_put_back,
     preserve_rng,
     repeatable_loss,
     save_rng,

@@ -32,6 +32,7 @@ from torch import nn
 
 from nbdebug import __version__
 from nbdebug.observe.locations import Site
+from nbdebug.observe.modules import plain_name
 from nbdebug.observe.recorder import Op
 from nbdebug.observe.snapshot import random_sources
 from nbdebug.observe.tape import BackwardEntry, CallEntry, ExternalTensor, Ref, Tape, TapeEntry
@@ -326,13 +327,8 @@ def load_weights(models: Iterable[nn.Module], recorded: Mapping[str, torch.Tenso
             tensor.detach().copy_(torch.view_as_complex(values) if tensor.is_complex() else values)
 
 
-def bare_name(name: str) -> str:
-    """The name of a parameter or module without what wrappers add."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
-
-
 def _named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [(bare_name(name), t) for name, t in (*model.named_parameters(), *model.named_buffers())]
+    return [(plain_name(name), t) for name, t in (*model.named_parameters(), *model.named_buffers())]
 
 
 def _name_in_model(name: str) -> str:

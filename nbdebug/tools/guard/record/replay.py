@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten
 from nbdebug.arguments import Subject
 from nbdebug.observe import locations as sites
 from nbdebug.observe.locations import Site
-from nbdebug.observe.modules import ModuleNames, ModuleStack
+from nbdebug.observe.modules import ModuleNames, ModuleStack, plain_name
 from nbdebug.observe.recorder import Op, Recorder
 from nbdebug.observe.snapshot import CallEnvironment, random_sources
 from nbdebug.observe.tape import BackwardEntry, CallEntry, ExternalTensor, Ref, Tape, TapeEntry
@@ -36,7 +36,7 @@ from nbdebug.text import count
 from nbdebug.tools.guard.distributed import unwrapped
 from nbdebug.tools.guard.locate import locate
 from nbdebug.tools.guard.record.files import WORDS, open_plain
-from nbdebug.tools.guard.record.pack import NAMED, OP_TEXTS, bare_name, check_texts, load_weights, op_of
+from nbdebug.tools.guard.record.pack import NAMED, OP_TEXTS, check_texts, load_weights, op_of
 from nbdebug.tools.guard.record.trips import REASONS, RecordedTrip, plain, step_data, where_from
 from nbdebug.tools.guard.step import Trip
 from nbdebug.tools.nan.probe import RunHistory
@@ -240,10 +240,11 @@ class Unpacker:
 
     def _parameter(self, raw: Any) -> torch.Tensor:
         model, name = (text(part) for part in list_of(raw, exactly=2))
-        parameters = {bare_name(n): p for n, p in self.models[model].named_parameters()} if model in self.models else {}
-        if bare_name(name) not in parameters:
+        known = self.models[model].named_parameters() if model in self.models else ()
+        parameters = {plain_name(n): p for n, p in known}
+        if plain_name(name) not in parameters:
             raise ValueError(f"the step uses the parameter `{name}`, which the model lacks")
-        return parameters[bare_name(name)]
+        return parameters[plain_name(name)]
 
     # -- entries ------------------------------------------------------------------------------------------------------
 

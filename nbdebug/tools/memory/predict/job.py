@@ -401,16 +401,3 @@ def choose(group: dict[str, Any], cuda: bool) -> None:
     if "foreach" not in group or group["foreach"] is not None or group.get("fused"):
         return
     group["foreach"] = cuda and not group.get("differentiable", False)
-
-
-def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
-    """The user's model inside a compiled or parallel wrapper, and what was taken off."""
-    notes: list[str] = []
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
-            inner = getattr(model, "module", None)
-        if not isinstance(inner, nn.Module):
-            return model, ", ".join(notes)
-        notes.append(type(model).__name__)
-        model = inner

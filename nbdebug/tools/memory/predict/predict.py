@@ -27,6 +27,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from nbdebug.observe.backward import graph_leaves
+from nbdebug.observe.modules import unwrapped
 from nbdebug.observe.ops import RowsByNumber
 from nbdebug.observe.validation import loss_call, wrong_type
 from nbdebug.tools.memory.predict import allocator
@@ -43,7 +44,6 @@ from nbdebug.tools.memory.predict.job import (
     root,
     rows_of,
     tensors_of,
-    unwrapped,
 )
 from nbdebug.tools.memory.predict.meta_trace import CardModel, MetaRecorder, OnCuda, on_cpu
 
