@@ -95,13 +95,19 @@ def check_checkpoint(
     spaces = (vars(sys.modules["__main__"]), sys._getframe(1).f_globals, sys._getframe(1).f_locals)
     names = {id(thing): name for held in spaces for name, thing in list(held.items()) if not name.startswith("_")}
     facts = checkpoint_facts(path, model=model, load=load, called=names.get(id(model), "model"), **parts)
-    _believe(facts, model, load, path)
+    doubts = model is not None and (facts.rename or facts.missing or facts.reshaped or facts.on_cards)
+    asked, after = load is not None and _loadable(facts), dict[str, str]()
+    if asked:  # what the user's own loading copes with is no fault: it is run as it is, in a copy of the process
+        equal, after = _by_loading(facts, model if doubts else None, load, str(path), None)
+    if doubts and "loaded" in after:
+        facts.reshaped, facts.cuda = (), True
+        facts.missing = tuple(name for name in facts.missing if not any(name in group for group in facts.tied))
+        if equal and facts.rename is not None:
+            facts.rename, facts.missing, facts.unexpected = None, (), ()
     report = _report(facts, pathlib.Path(path).name)
-    asked = load is not None and report.ok and _loadable(facts)
-    raised = _by_loading(facts, None, load, str(path), None)[1].get("raised") if asked else None
-    if not raised:
+    if not report.ok or "raised" not in after:
         return report
-    symptom = Symptom(f"Your own loading of {facts.name} raises {raised}", "Run it in a cell, then %explain.")
+    symptom = Symptom(f"Your own loading of {facts.name} raises {after['raised']}", "Run it in a cell, then %explain.")
     return dataclasses.replace(report, symptoms=[symptom], headline="")
 
 
@@ -124,22 +130,6 @@ def checkpoint_facts(
     facts.configs = tuple(_other_settings(facts.file, chosen, getattr(model, "config", None)))
     facts.fixes = _tried(facts, model, load, _loading(facts, load), str(chosen))
     return facts
-
-
-def _believe(facts: CheckpointFacts, model: Any, load: Any, path: Any) -> None:
-    """What the user's own loading copes with is no fault: it is run as it is, in a copy of the process."""
-    doubts = facts.rename or facts.missing or facts.reshaped or facts.on_cards
-    if load is None or model is None or not doubts or not _loadable(facts):
-        return
-
-    equal, after = _by_loading(facts, model, load, str(path), None)
-    if not after.get("loaded"):
-        return
-    facts.reshaped, facts.cuda = (), True
-    twice = {name for group in facts.tied for name in group}
-    facts.missing = tuple(name for name in facts.missing if name not in twice)
-    if equal and facts.rename is not None:
-        facts.rename, facts.missing, facts.unexpected = None, (), ()
 
 
 # -- which file ------------------------------------------------------------------------------------------------------
@@ -305,14 +295,11 @@ def _weights(file: SavedFile, wanted: set[str], asked: Any) -> tuple[str, Mappin
     lasts = {name.rpartition(".")[2] for name in wanted}
     best: tuple[tuple[bool, int, float, int], str, Mapping[str, SavedTensor]] = ((False, 0, 0, 0), "", {})
     for path, value in walk(file.tree):
-        if not isinstance(value, Mapping) or re.search(
-            r"optim|param_groups|scheduler|(^|\.)_(modules|parameters|buffers)\b", path
-        ):
+        others = r"optim|param_groups|scheduler|(^|\.)_(modules|parameters|buffers)\b"
+        if not isinstance(value, Mapping) or re.search(others, path) or {"scale", "growth_factor"} <= value.keys():
             continue
         tensors = {str(k): v for k, v in value.items() if isinstance(v, SavedTensor) and isinstance(k, str)}
         if all(v.dtype == "uint8" and len(v.shape) == 1 for v in tensors.values()):  # none, or states of random numbers
-            continue
-        if "scale" in value and "growth_factor" in value:
             continue
         exact = len(wanted & tensors.keys())
         near = sum(name.rpartition(".")[2] in lasts for name in tensors)
@@ -344,16 +331,13 @@ def _compare_optimizer(facts: CheckpointFacts, optimizer: Any, names: Mapping[in
     saved = next((value for place, value in walk(facts.file.tree) if place == path), None)
     if optimizer is None or not isinstance(saved, Mapping) or not isinstance(saved.get("param_groups"), list):
         return
-
     shapes = {
         number: next((state[key].shape for key in COMPARED if isinstance(state.get(key), SavedTensor)), None)
         for number, state in saved["state"].items()
     }
     there = [_group(g, [(str(n), shapes.get(n)) for n in g["params"]]) for g in saved["param_groups"]]
-    own = [
-        (g, [(names.get(id(p), "a parameter"), tuple(p.shape)) for p in g["params"]]) for g in optimizer.param_groups
-    ]
-    facts.groups = there, [_group(*pair) for pair in own]
+    own = [[(names.get(id(p), "a parameter"), tuple(p.shape)) for p in g["params"]] for g in optimizer.param_groups]
+    facts.groups = there, list(map(_group, optimizer.param_groups, own))
     averages = any(group.get("betas") or group.get("momentum") for group in saved["param_groups"])
     facts.hollow = averages and not saved["state"]
 
@@ -454,7 +438,7 @@ def _tried(facts: CheckpointFacts, model: Any, load: Any, calls: Mapping[str, as
 
 def _by_loading(
     facts: CheckpointFacts, model: Any, load: Any, path: str, edit: Edit | None
-) -> tuple[bool | None, Mapping[str, Any]]:
+) -> tuple[bool | None, dict[str, str]]:
     """The user's own loading, as it is or as edited, in a copy of the process."""
 
     def run() -> Any:

@@ -94,9 +94,7 @@ class Checkpoints:
             return None
         self.folder.mkdir(parents=True, exist_ok=True)
         state = {"step": step, "values": {name: float(v) for name, v in values.items()}, "random": random_states()}
-        state |= {name: read(part) for name, part in self.parts.items()} | (
-            {"config": self.config} if self.config else {}
-        )
+        state |= {"config": self.config, **{name: read(part) for name, part in self.parts.items()}}
         path = self.folder / f"step_{step:08d}.safetensors"
         temporary = self.folder / f".{path.name}.{os.getpid()}.tmp"
         try:

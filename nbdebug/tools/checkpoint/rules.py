@@ -339,10 +339,8 @@ def unsafe_pickle(facts: CheckpointFacts) -> Finding | None:
 )
 def lexicographic_latest(facts: CheckpointFacts) -> Finding | None:
     numbered, mine = facts.numbered, facts.name
-    if not facts.chosen or mine not in numbered or mine != max(numbered):
-        return None
-    newest = list(numbered)[-1]
-    if numbered[newest] == numbered[mine]:
+    newest = next(reversed(numbered), "")
+    if not facts.chosen or mine != max(numbered, default="") or numbered[newest] == numbered[mine]:
         return None
     steps = f"step {numbered[newest]} after step {numbered[mine]}"
     title = f"{mine} is the last by name; {newest} is the newest: {steps}"

@@ -6,6 +6,7 @@ The moment is the first forward of training after so many backwards. A run is ob
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import pickle
@@ -175,8 +176,11 @@ class ObservedRun:
         parts = kinds(things)
         if self.take:
             late = {("late", name): state for name, state in random_states().items()}
-            states = {put: _taken(put[0], thing) for put, thing in parts.items()}
-            self.state.parts |= late | {put: state for put, state in states.items() if state is not None}
+            self.state.parts |= late
+            for put, thing in parts.items():
+                with contextlib.suppress(Exception):  # what can't be copied is not among what is put back
+                    if (state := pickle.loads(pickle.dumps(read(thing, put[0])))) is not None:
+                        self.state.parts[put] = state
             self.state.forms = {put: form(thing) for put, thing in parts.items()}
             self.state.counters = {name: thing for name, thing in things.items() if type(thing) is int}
             self.state.plain = {n: v for n, v in things.items() if n not in self.state.counters and _is_small(v)}
@@ -188,7 +192,7 @@ class ObservedRun:
         }
         for put in self.put.keys() & parts.keys():
             state = in_order(self.put[put], self.put.get(("order", put[1])), self.state.orders.get(put))
-            put_back(put[0], parts[put], state)
+            write(parts[put], state, put[0])
         set_random_states(self._random("late"))
 
 
@@ -297,38 +301,40 @@ def form(thing: Any) -> str:
     return "object" if hasattr(thing, "state_dict") else "value" if isinstance(thing, (dict, list)) else "values"
 
 
-def read(thing: Any) -> Any:
-    """The state of a thing, by the very line that a fix gives."""
+def read(thing: Any, kind: str = "") -> Any:
+    """The state of a thing, by the very line that a fix gives; None where there are no gradients or attributes."""
     how = form(thing)
+    if kind == "gradients":
+        grads = {name: p.grad for name, p in thing.named_parameters() if p.grad is not None}
+        return grads if any(bool(grad.any()) for grad in grads.values()) else None
+    if kind == "attribute":
+        return dict(unsaved_tensors(thing)) or None
     if how == "values":
         return {name: value for name, value in attributes(thing).items() if _is_plain(value)}
     return eval(LINES[how][0].format(thing="thing"), {"thing": thing})
 
 
-def write(thing: Any, state: Any) -> None:
+def write(thing: Any, state: Any, kind: str = "") -> None:
     """Set it, by the line that a fix gives. The tensors of a dict or list are filled."""
     how = form(thing)
-    if how == "values":
+    if kind == "gradients":
+        for name, parameter in thing.named_parameters():
+            parameter.grad = state.get(name)
+    elif kind == "attribute":
+        for path, value in state.items():
+            owner, _, name = path.rpartition(".")
+            part = thing.get_submodule(owner)
+            (part._buffers if name in part._buffers else vars(part))[name] = value
+    elif how == "values":
         vars(thing).update(copy.deepcopy(state))
     elif how == "value":
         for key in thing if isinstance(thing, dict) else range(len(thing)):
             thing[key].data.copy_(state[key])
     else:
         exec(LINES[how][1].format(thing="thing", saved="state"), {"thing": thing, "state": state})
-
-
-def _taken(kind: str, thing: Any) -> Any:
-    """The state of a thing, fit for another process; None where it has none."""
-    try:
-        state = read(thing)
-        if kind == "gradients":
-            grads = {name: p.grad for name, p in thing.named_parameters() if p.grad is not None}
-            state = grads if any(bool(grad.any()) for grad in grads.values()) else None
-        if kind == "attribute":
-            state = dict(unsaved_tensors(thing)) or None
-        return pickle.loads(pickle.dumps(state))
-    except Exception:  # an object of the user's that can't be copied: it is not among what is put back
-        return None
+    rates = (state.get("_last_lr") or []) if kind == "scheduler" else []
+    for group, rate in zip(thing.optimizer.param_groups if rates else (), rates):
+        group["lr"] = rate
 
 
 def unsaved_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -346,21 +352,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple, set, dict, deque)):
         return all(map(_is_plain, values))
     return isinstance(value, (*PLAIN, torch.Tensor))
-
-
-def put_back(kind: str, thing: Any, state: Any) -> None:
-    """Give a thing the state that it has in the other run."""
-    if kind == "gradients":
-        for name, parameter in thing.named_parameters():
-            parameter.grad = state.get(name)
-        return
-    if kind == "attribute":
-        for path, value in state.items():
-            owner, _, name = path.rpartition(".")
-            part = thing.get_submodule(owner)
-            (part._buffers if name in part._buffers else vars(part))[name] = value
-        return
-    write(thing, state)
-    rates = (state.get("_last_lr") or []) if kind == "scheduler" else []
-    for group, rate in zip(thing.optimizer.param_groups if rates else (), rates):
-        group["lr"] = rate
