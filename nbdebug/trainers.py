@@ -10,6 +10,7 @@ documented methods are called (a loader is made, with the random numbers as befo
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -381,3 +382,53 @@ _LIBRARIES: list[tuple[str, str, Callable[[str, str, Any], Parts]]] = [
     ("accelerate.accelerator", "Accelerator", _accelerator),
 ]
 """(module, class, what knows it) of the trainers that are known, as far as they are loaded."""
+
+
+# -- a library's training, up to a step -------------------------------------------------------------------------------
+
+
+def train_until(trainer: Any, others: list[Any], last: int, save: str = "", resume: str | None = None) -> bool:
+    """Train up to this step, of the schedule that the trainer has, from a checkpoint of its own where one is given;
+    False for what is no trainer of transformers or Lightning. others: what `fit` is called with; save: a path, in whose
+    folder the state is saved at the end."""
+    if module_name(type(trainer)).startswith(("pytorch_lightning", "lightning")):
+        _lightning_until(trainer, others, last, save, resume)
+    elif isinstance(trainer, getattr(sys.modules.get("transformers.trainer"), "Trainer", ())):
+        _transformers_until(trainer, last, save, resume)
+    else:
+        return False
+    return True
+
+
+def _transformers_until(trainer: Any, last: int, save: str, resume: str | None) -> None:
+    """Train with transformers' Trainer up to this step, of the schedule that it has; it saves there by itself."""
+    callback = sys.modules["transformers"].TrainerCallback
+
+    class Stop(callback):  # type: ignore[misc, valid-type]
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            control.should_save = bool(save) and state.global_step == last
+            control.should_training_stop = control.should_training_stop or state.global_step >= last
+
+    trainer.args.push_to_hub, trainer.args.disable_tqdm = False, True
+    trainer.args.output_dir = os.path.dirname(save) or trainer.args.output_dir
+    handler = trainer.callback_handler
+    handler.callbacks = [each for each in handler.callbacks if "integrations" not in type(each).__module__]
+    trainer.add_callback(Stop())
+    trainer.train(resume_from_checkpoint=resume)
+
+
+def _lightning_until(trainer: Any, others: list[Any], last: int, save: str, resume: str | None) -> None:
+    """Train with Lightning's Trainer up to this step; it saves as its own callback would."""
+    callback = sys.modules[module_name(type(trainer)).partition(".trainer")[0]].Callback
+
+    class Stop(callback):  # type: ignore[misc, valid-type]
+        def on_train_batch_end(self, trainer: Any, *more: Any) -> None:
+            if trainer.global_step >= last and not trainer.should_stop:
+                trainer.should_stop = True
+                if save:
+                    own = trainer.checkpoint_callback
+                    trainer.save_checkpoint(save, weights_only=own is not None and own.save_weights_only)
+
+    trainer.callbacks.append(Stop())
+    trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps = None, None
+    trainer.fit(*others, ckpt_path=resume)

@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from nbdebug.interrupts import uninterrupted
 from nbdebug.observe.locations import Site, locate
+from nbdebug.observe.variables import attributes
 
 
 class ModuleNames:
@@ -95,6 +96,16 @@ def unwrapped(model: Any) -> tuple[Any, str]:
             return model, ", ".join(notes)
         notes.append(type(model).__name__)
         model = inner
+
+
+def unsaved_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """(dotted name, tensor) of what a model keeps and no state dict holds: plain attributes, buffers that are not
+    persistent. Of a graph it is a result, which the next forward makes anew."""
+    for path, part in model.named_modules():
+        others = {n: b for n, b in part._buffers.items() if n in part._non_persistent_buffers_set}
+        for name, value in {**attributes(part), **others}.items():
+            if isinstance(value, torch.Tensor) and value.grad_fn is None:
+                yield f"{path}.{name}".lstrip("."), value
 
 
 class ModuleStack:

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 
 from nbdebug.text import listed
 
+RENAMED = "error/state-dict-mismatch"
 WRAPPERS = {
-    "module": "module", "_orig_mod": "compiled", "_fsdp_wrapped_module": "wrapper",
-    "_checkpoint_wrapped_module": "wrapper",
+    "module": "checkpoint/prefix-module", "_orig_mod": "checkpoint/prefix-compiled",
+    "_fsdp_wrapped_module": "checkpoint/prefix-wrapper", "_checkpoint_wrapped_module": "checkpoint/prefix-wrapper",
 }  # fmt: skip
 """Parts of names that torch's own wrappers put in: DataParallel, torch.compile, FSDP, activation checkpointing."""
 ENOUGH = 0.5
@@ -24,11 +25,11 @@ Pairs = list[tuple[str, str]]
 
 @dataclasses.dataclass(frozen=True)
 class Rename:
-    """How names of a file become names of a model. wrapper: a value of WRAPPERS, "" where none of them is the cause;
-    old, new: beginnings, of which the second stands in place of the first, both "" where it is no such change; pairs:
-    (file's, model's); text: the expression that gives the model's name of `name`."""
+    """How names of a file become names of a model. code: of the cause; old, new: beginnings, of which the second stands
+    in place of the first, both "" where it is no such change; pairs: (file's, model's); text: the expression that gives
+    the model's name of `name`."""
 
-    wrapper: str
+    code: str
     what: str
     old: str
     new: str
@@ -82,7 +83,7 @@ def _described(pairs: Pairs, own: Shapes, model: Shapes) -> Rename:
     """The change in words, and as an expression: short where it is one for all names."""
     (a, b), parts = _change(*pairs[0]), {part for pair in pairs for name in pair for part in name.split(".")}
     tokens = [f"{token}." for token in WRAPPERS if token in parts] if _bare(pairs[0][0]) == _bare(pairs[0][1]) else []
-    wrapper, text = "", f"{dict(pairs)!r}.get(name, name)"
+    code, text = RENAMED, f"{dict(pairs)!r}.get(name, name)"
     modules = {old.rpartition(".")[0]: new.rpartition(".")[0] for old, new in pairs}
     what = ", ".join(f"`{old}` in place of `{new}`" for old, new in list(modules.items())[:3])
     if not all(old.startswith(a) and new == b + old[len(a) :] for old, new in pairs) or tokens and a and b:
@@ -92,7 +93,7 @@ def _described(pairs: Pairs, own: Shapes, model: Shapes) -> Rename:
     else:
         what = f"`{a}` in place of `{b}`" if a and b else f"`{a}` too many" if a else f"`{b}` too few"
         if a.startswith(b) or b.startswith(a) or a.count(".") != b.count("."):
-            wrapper = "wrapper"
+            code = "checkpoint/prefix-wrapper"
         plain = (f"{b!r} + " if b else "") + (f"name.removeprefix({a!r})" if a else "name")
         others, names = own.keys() - dict(pairs), model.keys()  # these may change, but not into a name of the model
         if all(b + n.removeprefix(a) == n or names.isdisjoint({n, b + n.removeprefix(a)}) for n in others):
@@ -100,9 +101,9 @@ def _described(pairs: Pairs, own: Shapes, model: Shapes) -> Rename:
         elif a and not any(n.startswith(a) for n in others):
             text = f"{plain} if name.startswith({a!r}) else name"
     if tokens:
-        wrapper, many = WRAPPERS[tokens[0][:-1]], len(pairs[0][0]) > len(pairs[0][1])
+        code, many = WRAPPERS[tokens[0][:-1]], len(pairs[0][0]) > len(pairs[0][1])
         what = f"the part{'s' * (len(tokens) > 1)} {listed(tokens)} too {'many' if many else 'few'}"
-    return Rename(wrapper, what, a, b, tuple(pairs), text)
+    return Rename(code, what, a, b, tuple(pairs), text)
 
 
 def _change(old: str, new: str) -> tuple[str, str]:

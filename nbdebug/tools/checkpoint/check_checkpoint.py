@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from nbdebug.observe.locations import cell_name
+from nbdebug.observe.locations import Site, at_site
 from nbdebug.observe.sources import edit_of, edited_functions, nodes_of, source
 from nbdebug.observe.state_keys import rename
 from nbdebug.observe.variables import closure_variables
@@ -32,7 +32,6 @@ from nbdebug.tools.checkpoint.rules import (
     Group,
     SavedFile,
     SavedTensor,
-    code_of,
     name_all,
     walk,
 )
@@ -135,11 +134,7 @@ def checkpoint_facts(
 # -- which file ------------------------------------------------------------------------------------------------------
 
 
-Files = dict[str, tuple[int | None, pathlib.Path]]
-"""Name of a checkpoint → its step, the file of its weights."""
-
-
-def _choose(place: pathlib.Path, facts: CheckpointFacts) -> tuple[pathlib.Path | None, Files]:
+def _choose(place: pathlib.Path, facts: CheckpointFacts) -> tuple[pathlib.Path | None, dict[str, Any]]:
     """The file to read, and the checkpoints beside it. Notes its name, their steps, and what a pointer names that is
     not there."""
     folder, pointed = place if place.is_dir() else place.parent, _pointed(place)
@@ -187,9 +182,10 @@ def _main_file(place: pathlib.Path) -> pathlib.Path | None:
     return known or max(weights, key=lambda each: (each.stat().st_size, each.name), default=None)
 
 
-def _checkpoints(folder: pathlib.Path) -> Files:
-    """The checkpoints of a folder with their steps, as their names or their contents tell, in the order of these."""
-    found: Files = {}
+def _checkpoints(folder: pathlib.Path) -> dict[str, tuple[int | None, pathlib.Path]]:
+    """The checkpoints of a folder by name: their steps, as their names or their contents tell, in the order of these,
+    and the files of their weights."""
+    found: dict[str, tuple[int | None, pathlib.Path]] = {}
     for each in _listing(folder):
         numbers = NUMBER.findall(each.name)
         file = _main_file(each) if is_checkpoint(each) or each.is_dir() and numbers else None
@@ -331,13 +327,10 @@ def _compare_optimizer(facts: CheckpointFacts, optimizer: Any, names: Mapping[in
     saved = next((value for place, value in walk(facts.file.tree) if place == path), None)
     if optimizer is None or not isinstance(saved, Mapping) or not isinstance(saved.get("param_groups"), list):
         return
-    shapes = {
-        number: next((state[key].shape for key in COMPARED if isinstance(state.get(key), SavedTensor)), None)
-        for number, state in saved["state"].items()
-    }
-    there = [_group(g, [(str(n), shapes.get(n)) for n in g["params"]]) for g in saved["param_groups"]]
+    shapes = {n: [s[k].shape for k in COMPARED if isinstance(s.get(k), SavedTensor)] for n, s in saved["state"].items()}
+    sizes = [[(str(n), next(iter(shapes.get(n, ())), None)) for n in g["params"]] for g in saved["param_groups"]]
     own = [[(names.get(id(p), "a parameter"), tuple(p.shape)) for p in g["params"]] for g in optimizer.param_groups]
-    facts.groups = there, list(map(_group, optimizer.param_groups, own))
+    facts.groups = list(map(_group, saved["param_groups"], sizes)), list(map(_group, optimizer.param_groups, own))
     averages = any(group.get("betas") or group.get("momentum") for group in saved["param_groups"])
     facts.hollow = averages and not saved["state"]
 
@@ -386,8 +379,7 @@ def _loading(facts: CheckpointFacts, load: Any) -> dict[str, ast.Call]:
             calls.setdefault("load", node)
     call = calls.get("load") or calls.get("into")
     if call is not None:
-        text, cell = lines[call.lineno - first].strip(), cell_name(str(file))
-        facts.where = Where(file=file, line=call.lineno, text=text, cell=cell)
+        facts.where = at_site(Where(), Site(str(file), call.lineno, ""))
     return calls
 
 
@@ -396,7 +388,7 @@ def _mended(facts: CheckpointFacts) -> dict[str, Callable[[str], str]]:
     changes: dict[str, Callable[[str], str]] = {}
     if facts.rename is not None:
         text = facts.rename.text
-        changes[code_of(facts.rename)] = lambda old: f"{{{text}: value for name, value in {old}.items()}}"
+        changes[facts.rename.code] = lambda old: f"{{{text}: value for name, value in {old}.items()}}"
     if facts.doubled:
         more = ", ".join(f"{name!r}: state[{other!r}]" for name, other in facts.doubled.items())
         changes["checkpoint/tied-weights-missing"] = lambda old: f"{{**(state := {old}), {more}}}"
@@ -502,8 +494,8 @@ def _report(facts: CheckpointFacts, name: str) -> Report:
     findings, file = tuple(name_all(facts)), facts.file
     held = {"path": str(file.path), "bytes": file.bytes, "step": file.step, "entries": dict(facts.entries)}
     if _loadable(facts):  # what `Report.mended` needs: the file's names → the model's, and those that it has besides
-        held |= {"entry": facts.entry, "names": dict(facts.rename.pairs) if facts.rename else {}}
-        held |= {"copies": facts.doubled}
+        names = dict(facts.rename.pairs if facts.rename else ())
+        held |= {"entry": facts.entry, "names": names, "copies": facts.doubled}
     unchecked = ["names, shapes and types: give the model (model=…)"] if facts.model is None else []
     if not facts.wanted:
         unchecked.append("whether training can go on from it: give the optimizer and what else the run has")

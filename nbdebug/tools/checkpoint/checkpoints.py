@@ -196,9 +196,8 @@ def _write(state: dict[str, Any], temporary: pathlib.Path) -> None:
             file.write(piece)
         file.flush()
         os.fsync(file.fileno())
-    held = read_file(temporary)
-    if held.fault:
-        raise OSError(f"it was read back, and {held.fault}")
+    if fault := read_file(temporary).fault:
+        raise OSError(f"it was read back, and {fault}")
 
 
 def encoded(value: Any, path: str, tensors: dict[str, torch.Tensor], names: dict[Any, str]) -> Any:

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 import torch
+from safetensors.torch import load_file
 
 from nbdebug.observe.variables import class_holders, module_spec
 from nbdebug.text import listed, size
@@ -404,8 +405,6 @@ def loaded(path: pathlib.Path) -> Any:
         shards = sorted({*json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()})
         return {name: value for shard in shards for name, value in loaded(path.parent / shard).items()}
     if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
         return load_file(path)
     return torch.load(path, map_location="cpu", weights_only=True)
 

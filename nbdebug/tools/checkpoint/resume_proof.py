@@ -21,7 +21,7 @@ from typing import Any
 from nbdebug.observe.variables import children
 from nbdebug.process import in_process
 from nbdebug.report import Finding, Report, RuledOut, Symptom, Table
-from nbdebug.text import count, figures, listed, module_name
+from nbdebug.text import count, figures, listed
 from nbdebug.tools.checkpoint.check_checkpoint import checkpoint_facts
 from nbdebug.tools.checkpoint.checkpoints import Checkpoints
 from nbdebug.tools.checkpoint.rules import (
@@ -35,7 +35,7 @@ from nbdebug.tools.checkpoint.rules import (
     other_order,
 )
 from nbdebug.tools.checkpoint.run_state import LIBRARIES, ObservedRun, Put, RunState, form, kinds, plain
-from nbdebug.trainers import held
+from nbdebug.trainers import held, train_until
 
 CONFIRMED = {"optimizer": "optimizer-mismatch", "model": "prefix|shape|dtype|nonfinite|state-dict"}
 """What had to be put back → the codes of `check_checkpoint` that say why."""
@@ -121,7 +121,7 @@ def _proven(
     if any(one.code.endswith(UNREADABLE) for one in static):
         return report
     try:
-        proof = _Proof(facts, *runs, seconds)
+        proof = _Proof(facts, static, *runs, seconds)
     except Exception:  # the user's own functions fail: what is wrong with the file says why, else the error is theirs
         if not static:
             raise
@@ -136,7 +136,7 @@ def _proven(
         headline = f"The resumed run equals the one that never stopped, in all {compared}."
         ruled_out = RuledOut("a run that goes on otherwise", f"{compared} of both runs are equal, bit for bit")
         return dataclasses.replace(report, findings=(), ruled_out=(ruled_out,), headline=headline)
-    findings = proof.findings(static)
+    findings = proof.findings()
     unknown = Symptom(proof.difference, "None of the states in the variables of your loop explains it alone.")
     a, b = (run["values"] or run.get("losses", []) for run in (proof.wanted, proof.values))
     rows = [(place, x, y) for place, (x, y) in enumerate(zip(a, b)) if not isinstance(x, (list, tuple, dict))]
@@ -219,65 +219,27 @@ class _Run:
         trainer, *others = run if isinstance(run, tuple) else (run,)
         if seen is not None:
             seen.trainer = trainer
-        if module_name(type(trainer)).startswith(("pytorch_lightning", "lightning")):
-            _lightning(trainer, others, last, save, resume)
-        elif isinstance(trainer, getattr(sys.modules.get("transformers.trainer"), "Trainer", ())):
-            _transformers(trainer, last, self.folder if save else None, resume)
-        else:
-            raise TypeError(
-                f"resume_proof needs step=…, a function of the run; {type(trainer).__name__} is no trainer."
-            )
+        if not train_until(trainer, others, last, save, resume):
+            name = type(trainer).__name__
+            raise TypeError(f"resume_proof needs step=…, a function of the run; {name} is no trainer.")
         return []
-
-
-def _transformers(trainer: Any, last: int, folder: pathlib.Path | None, resume: str | None) -> None:
-    """Train with transformers' Trainer up to this step, of the schedule that it has; it saves there by itself."""
-    callback = sys.modules["transformers"].TrainerCallback
-
-    class Stop(callback):  # type: ignore[misc, valid-type]
-        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            control.should_save = folder is not None and state.global_step == last
-            control.should_training_stop = control.should_training_stop or state.global_step >= last
-
-    trainer.args.push_to_hub, trainer.args.disable_tqdm = False, True
-    trainer.args.output_dir = str(folder or trainer.args.output_dir)
-    handler = trainer.callback_handler
-    handler.callbacks = [each for each in handler.callbacks if "integrations" not in type(each).__module__]
-    trainer.add_callback(Stop())
-    trainer.train(resume_from_checkpoint=resume)
-
-
-def _lightning(trainer: Any, others: list[Any], last: int, save: str, resume: str | None) -> None:
-    """Train with Lightning's Trainer up to this step; it saves as its own callback would."""
-    callback = sys.modules[module_name(type(trainer)).partition(".trainer")[0]].Callback
-
-    class Stop(callback):  # type: ignore[misc, valid-type]
-        def on_train_batch_end(self, trainer: Any, *more: Any) -> None:
-            if trainer.global_step >= last and not trainer.should_stop:
-                trainer.should_stop = True
-                if save:
-                    own = trainer.checkpoint_callback
-                    trainer.save_checkpoint(save, weights_only=own is not None and own.save_weights_only)
-
-    trainer.callbacks.append(Stop())
-    trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps = None, None
-    trainer.fit(*others, ckpt_path=resume)
 
 
 class _Proof:
     """Both runs, and the runs with states put back."""
 
-    def __init__(self, facts: CheckpointFacts, resumed: Function, uninterrupted: Function, seconds: float) -> None:
-        self.facts, self.resumed, self.seconds = facts, resumed, seconds
-        self.static: tuple[Finding, ...] = ()
-        first = self._run(ObservedRun(), uninterrupted)
+    def __init__(
+        self, facts: CheckpointFacts, static: tuple[Finding, ...], resumed: Function, other: Function, seconds: float
+    ) -> None:
+        self.facts, self.static, self.resumed, self.seconds = facts, static, resumed, seconds
+        first = self._run(ObservedRun(), other)
         self.plainly = self._run(ObservedRun(), resumed)
         self.evaluates = not self.plainly["losses"]  # a forward with gradients is no training yet
         more = len(first["losses"]) - len(self.plainly["losses"])
         self.at, self.rows = more if more > 0 else facts.file.step or 0, first["rows"]
         self.past = max(len(self.rows) - len(self.plainly["rows"]), 0)
         self.wanted, self.values = self._compared(first, True), self._compared(self.plainly)
-        again = self._run(ObservedRun(self.at, take=True, evaluates=self.evaluates), uninterrupted)
+        again = self._run(ObservedRun(self.at, take=True, evaluates=self.evaluates), other)
         self.repeats = self._compared(again, True) == self.wanted
         self.state: RunState = again["state"]
 
@@ -323,11 +285,11 @@ class _Proof:
             parts.append(f"the mean loss is {figures(sum(b) / len(b), 4)} in place of {figures(sum(a) / len(a), 4)}")
         return "; ".join(parts)
 
-    def findings(self, static: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[Finding, ...]:
         """What was not saved, or not put back, as the runs prove it: in words of `check_checkpoint` if it saw why."""
-        self.static, counted = static, ("step-missing", "value-missing")  # a counter stands behind what it counts
+        counted = ("step-missing", "value-missing")  # a counter stands behind what it counts
         found = sorted([*self._by_the_mode()] or self._causes(), key=lambda one: one.code.endswith(counted))
-        return tuple(found) or tuple(one for one in static if not one.code.endswith("-missing"))  # the runs decide
+        return tuple(found) or tuple(one for one in self.static if not one.code.endswith("-missing"))  # the runs decide
 
     def _cause(self, kind: str, name: str, proof: str, form: str = "") -> Finding:
         """What had to be put back. form: how it is set, of LINES."""
@@ -352,11 +314,9 @@ class _Proof:
             yield not_copied(self.facts, file, line, why)
             return
         other_rows = self.plainly["rows"] != self.rows[self.past :]
-        parts, data = self.state.parts, ("sampler", "generator")
+        parts, data, entries = self.state.parts, ("sampler", "generator"), self.facts.entries
         options = [put for put in parts if put[0] not in ("early", "late", "input", "mode")]
-        options.sort(
-            key=lambda put: (put[0] == "model", put[0] in self.facts.entries, (put[0] in data) is not other_rows)
-        )
+        options.sort(key=lambda put: (put[0] == "model", put[0] in entries, (put[0] in data) is not other_rows))
         for put in options if other_rows else ():
             if put[0] in data and self._helps({put: parts[put]}, rows=True):
                 how = f"With `{put[1]}` put back, all batches after it are those of the other run"
@@ -452,10 +412,9 @@ class _Proof:
             yield self._cause("step", name, f"`{name}` begins at {now} where the other run has {there}")
 
     @functools.cached_property
-    def _start(self) -> RunState:
-        """The resumed run where it goes on."""
-        state: RunState = self._run(ObservedRun(0, take=True, evaluates=self.evaluates), self.resumed)["state"]
-        return state
+    def _start(self) -> Any:
+        """The `RunState` of the resumed run where it goes on."""
+        return self._run(ObservedRun(0, take=True, evaluates=self.evaluates), self.resumed)["state"]
 
     def _helps(self, states: Mapping[Put, Any], rows: bool = False) -> bool:
         """Whether both agree with these states put back. rows: in all batches but the first, drawn before."""

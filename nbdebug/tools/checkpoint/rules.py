@@ -342,8 +342,7 @@ def lexicographic_latest(facts: CheckpointFacts) -> Finding | None:
     newest = next(reversed(numbered), "")
     if not facts.chosen or mine != max(numbered, default="") or numbered[newest] == numbered[mine]:
         return None
-    steps = f"step {numbered[newest]} after step {numbered[mine]}"
-    title = f"{mine} is the last by name; {newest} is the newest: {steps}"
+    title = f"{mine} is the last by name; {newest} is the newest: step {numbered[newest]} after step {numbered[mine]}"
     by_number = "path = max(folder.iterdir(), key=lambda p: int(re.findall(r'\\d+', p.stem)[-1]))"
     fix = Fix("Take the largest number.", by_number)
     return finding(facts, "lexicographic-latest", title, fix, path=newest, taken=mine, newest=newest)
@@ -405,11 +404,7 @@ def renamed(facts: CheckpointFacts) -> Finding | None:
     what = f"{count(len(change.pairs), 'weight')} of {facts.name} with other names than the model's: {change.what}"
     title = f"{what} (`{old}` for `{new}`); strict=False would not load them, and say nothing"
     keys, matched = [old for old, _ in change.pairs], f"{len(change.pairs)} of {len(facts.own)}"
-    return finding(facts, code_of(change), title, [], keys, matched=matched)
-
-
-def code_of(change: Rename) -> str:
-    return f"checkpoint/prefix-{change.wrapper}" if change.wrapper else "error/state-dict-mismatch"
+    return finding(facts, change.code, title, [], keys, matched=matched)
 
 
 @rule(
@@ -439,15 +434,15 @@ def tied_weights_missing(facts: CheckpointFacts) -> Finding | None:
     reference=LOADING,
 )
 def shape_changed(facts: CheckpointFacts) -> Finding | None:
-    if not facts.reshaped or facts.model is None:
+    wanted = facts.model or {}
+    rows = {name: (list(facts.own[name].shape), list(wanted[name][0])) for name in facts.reshaped}
+    if not rows:
         return None
-    name = facts.reshaped[0]
-    rows = {each: (facts.own[each].shape, facts.model[each][0]) for each in facts.reshaped}
-    saved, wanted = map(list, rows[name])
+    name, (there, here) = next(iter(rows.items()))
     what = f"{listed(facts.reshaped)} {'has' if len(rows) == 1 else 'have'} another size"
-    title = f"{what}: `{name}` is {saved} in {facts.name}, {wanted} in the model"
-    shapes = {n: f"{list(a)} saved, {list(b)} wanted" for n, (a, b) in list(rows.items())[:6]}
-    return finding(facts, "shape-changed", title, [], facts.reshaped, shapes=shapes)
+    title = f"{what}: `{name}` is {there} in {facts.name}, {here} in the model"
+    shapes = {n: f"{a} saved, {b} wanted" for n, (a, b) in list(rows.items())[:6]}
+    return finding(facts, "shape-changed", title, [], rows, shapes=shapes)
 
 
 def mismatch(facts: CheckpointFacts) -> Finding | None:
@@ -561,8 +556,8 @@ def other_order(facts: CheckpointFacts, why: str, name: str, names: list[str], h
     title = f"The parameters of `{name}` are in another order: {what}, and each gets the moments of another. {why}"
     order = f"{name} = ...  # its groups and parameters in this order: {listed(names, 12, '')}"
     fix = Fix("Give them to the optimizer in the order of the run that saved.", order)
-    keys = [facts.entries.get("optimizer", name)]
-    return finding(facts, "optimizer-mismatch", title, fix, keys, saved=names, here=here)
+    own = facts.entries.get("optimizer", name)
+    return finding(facts, "optimizer-mismatch", title, fix, [own], saved=names, here=here)
 
 
 PARTS = {
@@ -700,8 +695,8 @@ def missing_part(
     both runs agree so."""
     code, words, loss = PARTS[role]
     words = f"`{name}`, {words}" if role in ("value", "attribute") and name else words
-    in_file = role == "value" and name and name.rpartition(".")[2] in dict(walk(facts.file.tree))
-    there = role in facts.entries or in_file
+    last = name.rpartition(".")[2]
+    there = role in facts.entries or role == "value" and name and last in dict(walk(facts.file.tree))
     fails = f"holds {words}, and the run does not go on from it" if there else f"does not hold {words}"
     forms = [form or (role if role in LINES else "object")]
     if role == "rng" and not form:
@@ -710,9 +705,8 @@ def missing_part(
     if role == "gradients":
         lines = "# or save after optimizer.step(), not within a window\n"
     if role == "attribute":  # its values were put back, not these lines
-        own, forms, tried = name.rpartition(".")[2], [], 0
-        lines = f"self.register_buffer({own!r}, {own})  # where its module sets self.{own}"
-        title = "Register it, so that it is saved and loaded."
+        title, forms, tried = "Register it, so that it is saved and loaded.", [], 0
+        lines = f"self.register_buffer({last!r}, {last})  # where its module sets self.{last}"
     for each in forms:
         thing = name or role
         key = f"{each}_rng" if each in GLOBAL else role if role == "gradients" else thing.rpartition(".")[2]

@@ -24,6 +24,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_map
 
+from nbdebug.observe.modules import unsaved_tensors
 from nbdebug.observe.snapshot import random_states, set_random_states
 from nbdebug.observe.tensors import fingerprint, tensors_in
 from nbdebug.observe.variables import attributes, children
@@ -49,8 +50,8 @@ class RunState:
 
     parts: dict[Put, Any] = dataclasses.field(default_factory=dict)
     forms: dict[Put, str] = dataclasses.field(default_factory=dict)
-    counters: dict[str, int] = dataclasses.field(default_factory=dict)
     orders: dict[Put, list[str]] = dataclasses.field(default_factory=dict)
+    counters: dict[str, int] = dataclasses.field(default_factory=dict)
     plain: dict[str, Any] = dataclasses.field(default_factory=dict)
     kept: dict[tuple[str, int, int], Any] = dataclasses.field(default_factory=dict)
 
@@ -126,13 +127,10 @@ class ObservedRun:
             nn.Module.state_dict = kept  # type: ignore[method-assign,assignment]
         nn.Module.__call__ = called  # type: ignore[method-assign]
         register_optimizer_step_post_hook(self._after_step)
-        if self._random("early"):
+        if self._random("early") or self._random("kept"):
             self._after(torch, "load")
-            self._after(nn.Module, "load_state_dict")
-            self._after(torch.optim.Optimizer, "load_state_dict")
-
-        if self._random("kept"):
-            self._after(nn.Module, "load_state_dict")
+            for owner in (nn.Module, torch.optim.Optimizer):
+                self._after(owner, "load_state_dict")
 
     def _mode(self, module: nn.Module) -> None:
         """Whether each part of the model that the moment is a forward of trains: noted, or set."""
@@ -154,7 +152,7 @@ class ObservedRun:
 
         def loaded(*args: Any, **kwargs: Any) -> Any:
             result = plainly(*args, **kwargs)
-            shapes = _shapes(args[0].state_dict()) if isinstance(args[0], nn.Module) else None
+            shapes = _shapes(args[0].state_dict()) if args and isinstance(args[0], nn.Module) else None
             for place, state in self._random("kept").items():
                 if _shapes(state) == shapes:
                     plainly(args[0], self.put.pop(("kept", place)))
@@ -183,13 +181,11 @@ class ObservedRun:
                         self.state.parts[put] = state
             self.state.forms = {put: form(thing) for put, thing in parts.items()}
             self.state.counters = {name: thing for name, thing in things.items() if type(thing) is int}
-            self.state.plain = {n: v for n, v in things.items() if n not in self.state.counters and _is_small(v)}
+            self.state.plain = {n: v for n, v in things.items() if _is_small(v)}
         names = {id(p): n for m in things.values() if isinstance(m, nn.Module) for n, p in m.named_parameters()}
-        self.state.orders = {
-            put: [names.get(id(p), "") for group in thing.param_groups for p in group["params"]]
-            for put, thing in parts.items()
-            if put[0] == "optimizer"
-        }
+        for put, thing in parts.items():
+            if put[0] == "optimizer":
+                self.state.orders[put] = [names.get(id(p), "") for g in thing.param_groups for p in g["params"]]
         for put in self.put.keys() & parts.keys():
             state = in_order(self.put[put], self.put.get(("order", put[1])), self.state.orders.get(put))
             write(parts[put], state, put[0])
@@ -335,16 +331,6 @@ def write(thing: Any, state: Any, kind: str = "") -> None:
     rates = (state.get("_last_lr") or []) if kind == "scheduler" else []
     for group, rate in zip(thing.optimizer.param_groups if rates else (), rates):
         group["lr"] = rate
-
-
-def unsaved_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """(dotted name, tensor) of what a model keeps and no state dict holds: plain attributes, buffers that are not
-    persistent. Of a graph it is a result, which the next forward makes anew."""
-    for path, part in model.named_modules():
-        others = {n: b for n, b in part._buffers.items() if n in part._non_persistent_buffers_set}
-        for name, value in {**attributes(part), **others}.items():
-            if isinstance(value, torch.Tensor) and value.grad_fn is None:
-                yield f"{path}.{name}".lstrip("."), value
 
 
 def _is_plain(value: Any) -> bool:
