@@ -142,8 +142,8 @@ class BottleneckMagics(Magics):
 
     def _line(self, text: str, args: Any, names: dict[str, Any]) -> Report:
         __tracebackhide__ = True
+        from nbdebug.observe.validation import needed
         from nbdebug.tools.speed.bottleneck import loop_of
-        from nbdebug.tools.speed.clock import needs_batch
 
         thing: Any = None
         if text.replace(".", "").isidentifier():
@@ -151,10 +151,10 @@ class BottleneckMagics(Magics):
             if whole:
                 code = line_code(self.shell, f"{text}.{thing.__name__}()")
                 return _time(code, lambda: eval(code, names), f"%bottleneck {text}", args, names, whole=True)
-            if callable(thing) and not needs_batch(thing):
+            if callable(thing) and len(needed(thing)) != 1:
                 text += "()"
         code = line_code(self.shell, text)
-        if not callable(thing) or not needs_batch(thing):
+        if not callable(thing) or len(needed(thing)) != 1:
             return _time(code, lambda: eval(code, names), f"%bottleneck {text}", args, names)
         name, loader = option_or_usual("train_loader", args.loader, names)
         if loader is None:

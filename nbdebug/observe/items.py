@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.data import IterableDataset, Subset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
 from nbdebug.observe.locations import locate
 from nbdebug.observe.snapshot import same_random_numbers
@@ -191,3 +191,11 @@ def _keeps_order(batch: LoadedBatch) -> bool:
             return bool(rows) and all(_equal(a.flip(0), b) for a, b in rows if a.shape == b.shape)
     except Exception:  # the user's own code, called at another time: nothing is known then
         return False
+
+
+def loader_like(loader: Any, **options: Any) -> Any:
+    """A further DataLoader over the same set."""
+    batched = {} if "batch_sampler" in options else {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    names = ("worker_init_fn", "multiprocessing_context") if options.get("num_workers") else ()
+    worker = {name: getattr(loader, name) for name in names}
+    return DataLoader(loader.dataset, collate_fn=loader.collate_fn, **batched, **worker, **options)

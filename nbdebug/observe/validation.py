@@ -6,7 +6,6 @@ names where the user has such, as in `nbdebug.arguments`, which holds what needs
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import types
@@ -102,17 +101,20 @@ def check_step(step: Any, tool: str) -> None:
             f"{tool} needs a step to call, a function without arguments such as lambda: train_step(batch); "
             f"got {quoted(step)}.{hint}"
         )
-    with contextlib.suppress(ValueError):  # builtins without a signature are called as they are
-        missing = [
-            p.name
-            for p in inspect.signature(step).parameters.values()
-            if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        ]
-        if missing:
-            raise TypeError(
-                f"{tool} calls the step without arguments, but {quoted(step)} needs {', '.join(missing)}. "
-                f"Write {tool}(lambda: {getattr(step, '__name__', 'step')}({', '.join(missing)}))."
-            )
+    if missing := needed(step):
+        raise TypeError(
+            f"{tool} calls the step without arguments, but {quoted(step)} needs {', '.join(missing)}. "
+            f"Write {tool}(lambda: {getattr(step, '__name__', 'step')}({', '.join(missing)}))."
+        )
+
+
+def needed(function: Any) -> list[str]:
+    """The arguments that a call must give; none where the signature is not known, as of some builtins."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
 def check_count(count: Any, name: str) -> None:

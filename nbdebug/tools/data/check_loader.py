@@ -20,8 +20,9 @@ from typing import Any
 import numpy
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
+from nbdebug.observe.items import loader_like
 from nbdebug.observe.snapshot import own_random_numbers
 from nbdebug.observe.step_hooks import BatchHook
 from nbdebug.process import CopyFailed, NeedsGpu, can_fork, in_copy
@@ -290,7 +291,7 @@ class LoaderPasses:
         """Rows that each worker of a stream gives."""
         if self.workers < 2 or not self.streams or self.dataset is None:
             return
-        alone = self.read(_loader_like(self.loader, num_workers=0))
+        alone = self.read(loader_like(self.loader, num_workers=0))
         copies, single = collections.Counter(first.digests), collections.Counter(alone.digests)
         if first.ended and alone.ended:
             times = len(first.digests) / max(1, len(alone.digests))
@@ -309,7 +310,7 @@ class LoaderPasses:
         """The same item from each worker, twice: random within a worker, and the same across workers or epochs."""
         if self.workers < 2 or self.streams or not self.rows:
             return
-        probe = _loader_like(self.loader, batch_sampler=[[0]] * (2 * self.workers), num_workers=self.workers)
+        probe = loader_like(self.loader, batch_sampler=[[0]] * (2 * self.workers), num_workers=self.workers)
         draws, again = ([row_digests(batch)[0] for batch in probe] for _ in range(2))
         if draws[0] == draws[self.workers]:  # nothing random in it
             return
@@ -439,14 +440,6 @@ def _samplers(loader: Any) -> list[Any]:
 
 def _flat(indices: Sequence[Any]) -> list[Any]:
     return [i for part in indices for i in (part if isinstance(part, (list, tuple)) else [part])]
-
-
-def _loader_like(loader: Any, **options: Any) -> Any:
-    """A further DataLoader over the same set."""
-    batched = {} if "batch_sampler" in options else {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    names = ("worker_init_fn", "multiprocessing_context") if options.get("num_workers") else ()
-    worker = {name: getattr(loader, name) for name in names}
-    return DataLoader(loader.dataset, collate_fn=loader.collate_fn, **batched, **worker, **options)
 
 
 def row_digests(batch: Any) -> list[bytes]:

@@ -23,12 +23,12 @@ from nbdebug.arguments import Subject, discover, part
 from nbdebug.interrupts import interruptible, uninterrupted
 from nbdebug.observe.locations import Site, at_site
 from nbdebug.observe.step_hooks import StepHook
-from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, optimizers_of
+from nbdebug.observe.validation import check_count, check_step, models_of, names_used_by, needed, optimizers_of
 from nbdebug.report import Finding, Plot, Report, RuledOut, Symptom, Table, Where
 from nbdebug.robust_stats import rank_correlation
 from nbdebug.text import clip, count, figures, percent
 from nbdebug.tools.speed import cures
-from nbdebug.tools.speed.clock import DATA, Clock, Training, apart, branch_line, drive, needs_batch, until
+from nbdebug.tools.speed.clock import DATA, Clock, Training, apart, branch_line, drive, until
 from nbdebug.tools.speed.rules import (
     BATCHED,
     COPIES,
@@ -92,7 +92,7 @@ def bottleneck(
         raise ValueError(f"goal is a number of steps a second above zero; got {goal!r}.")
     call, whole = loop_of(step_or_train)
     around = {**near, **names_used_by(call)}
-    takes_batch = not whole and needs_batch(call)
+    takes_batch = not whole and len(needed(call)) == 1
     if takes_batch and loader is None:
         loader = part("train_loader", around)[1]
         if loader is None:

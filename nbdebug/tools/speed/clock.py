@@ -24,7 +24,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import inspect
 import os
 import shutil
 import sys
@@ -420,15 +419,6 @@ class Training:
 
     def clock(self, ended: Callable[[int], None], looking: bool = False) -> Clock:
         return Clock(self.optimizers.values(), ended, driven=not self.whole, looking=looking)
-
-
-def needs_batch(step: Callable[..., Any]) -> bool:
-    """Whether a step must be given exactly one thing."""
-    try:
-        parameters = inspect.signature(step).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) == 1
 
 
 def drive(training: Training, clock: Clock, steps: int) -> None:

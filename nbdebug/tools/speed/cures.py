@@ -26,6 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
+from nbdebug.observe.items import loader_like
 from nbdebug.observe.locations import USER, Site, at_site, code_kind, site_of, users_frames
 from nbdebug.observe.modules import eager
 from nbdebug.observe.snapshot import accelerators_in_use
@@ -546,15 +547,7 @@ def with_workers(training: Training, number: int, base: float) -> SpeedCure:
         return SpeedCure(name, None, why_not="the loader is not known")
 
     def run() -> float:
-        training.loader = DataLoader(
-            loader.dataset,
-            batch_size=loader.batch_size,
-            sampler=loader.sampler,
-            collate_fn=loader.collate_fn,
-            drop_last=loader.drop_last,
-            num_workers=number,
-            persistent_workers=True,
-        )
+        training.loader = loader_like(loader, sampler=loader.sampler, num_workers=number, persistent_workers=True)
         return _median_step(training, 15, 3)
 
     measured = apart(training, run, 10 * SECONDS)

@@ -280,10 +280,8 @@ def compile_recompiles(facts: SpeedFacts) -> Finding | None:
     value = f"`{seen.value}` has another value each time" if seen.value else "a guard fails each time"
     recompiled, name = count(len(seen.reasons), "time"), seen.value or "value"
     title = f"torch.compile compiled again {recompiled} in {count(facts.ran, 'step')}: {value}"
-    fix = Fix(
-        "Give what changes as a tensor: its value is then no part of the compiled code.",
-        f"{name} = torch.tensor({name})",
-    )
+    why = "Give what changes as a tensor: its value is then no part of the compiled code."
+    fix = Fix(why, f"{name} = torch.tensor({name})")
     return finding(
         facts, "speed/compile-recompiles", "forward", title, seen.where, fix, guard=seen.reasons[-1],
         recompiled=recompiled, without_compile=gain(facts, "no torch.compile"),
@@ -310,10 +308,8 @@ def loader_bound(facts: SpeedFacts) -> Finding | None:
     proven = facts.gained(proof, 0.0) > least and share > 0.3
     if not (most or proven) or facts.gained(proof) < 1.2:
         return None
-    title = (
-        f"A step waits {milliseconds(waiting)} of {milliseconds(whole)} for its batch: {percent(share)} of the time "
-        "goes into loading"
-    )
+    waits = f"A step waits {milliseconds(waiting)} of {milliseconds(whole)} for its batch"
+    title = f"{waits}: {percent(share)} of the time goes into loading"
     where, others = facts.places.get("waiting for data", NOWHERE), "Load in other processes while the step runs"
     fixes = [Fix("Do this work once, before training, or in one tensor op.", where.text or "# in the data set")]
     workers = {cure.name: cure.measured or 0.0 for cure in facts.cures if cure.name.startswith("num_workers")}
@@ -408,14 +404,10 @@ def no_kv_cache(facts: SpeedFacts) -> Finding | None:
     seen = facts.growth
     if seen is None:
         return None
-    title = (
-        f"The model runs over all earlier tokens again for each new one: {count(seen.calls, 'call')}, with "
-        f"{seen.lengths[0]} to {seen.lengths[1]} positions"
-    )
-    fix = Fix(
-        "Keep what the model returns for earlier tokens, and give it the newest token.",
-        "out, past = model(newest, past)",
-    )
+    calls = f"{count(seen.calls, 'call')}, with {seen.lengths[0]} to {seen.lengths[1]} positions"
+    title = f"The model runs over all earlier tokens again for each new one: {calls}"
+    kept = "Keep what the model returns for earlier tokens, and give it the newest token."
+    fix = Fix(kept, "out, past = model(newest, past)")
     return finding(
         facts, "speed/no-kv-cache", "forward", title, seen.where, fix,
         first_call=milliseconds(seen.first), last_call=milliseconds(seen.last),
@@ -483,10 +475,8 @@ def small_kernels(facts: SpeedFacts) -> Finding | None:
     loop = facts.loop
     if loop is None or loop.gain < BATCHED:
         return None
-    title = (
-        f"A loop of {count(loop.iterations, 'iteration')} runs {count(loop.ops, 'small op')} a step, which do not need "
-        "one another"
-    )
+    runs = f"A loop of {count(loop.iterations, 'iteration')} runs {count(loop.ops, 'small op')} a step"
+    title = f"{runs}, which do not need one another"
     fix = Fix("Run them as one op over all.", "torch.vmap(body)(stacked)  # or broadcasting, einsum, reduction='none'")
     return finding(
         facts, "speed/small-kernels", "forward", title, loop.where, fix,
