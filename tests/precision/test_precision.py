@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import nbdebug
+from nbdebug.tools.precision import compare
 from nbdebug.tools.precision.casting import CastCopies
 from nbdebug.tools.precision.trial import HalfTrials, off
 from tests.precision import models
@@ -349,3 +351,13 @@ def test_where_float64_does_not_fit_it_is_said(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setitem(exact.SECONDS, "cpu", 0.0)
     assert any("a float32 step takes" in said for said in asked(nn.Linear(8, 1)).unchecked)
+
+
+def test_of_a_large_step_only_the_forward_runs_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an accelerator, where what its backward needs would take twice the memory of the step."""
+    monkeypatch.setattr(compare, "LARGE", 0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+    batch = torch.randn(32, 8), torch.randint(0, 3, (32,))
+    report = nbdebug.precision(model, batch, nn.CrossEntropyLoss(), "bfloat16", progress=False)
+    text = " ".join(str(report.full()).split())
+    assert report.ok and re.search(r"differs from float64 by [^.]*\.?\d*% in the loss\.", text), text

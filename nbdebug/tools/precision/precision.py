@@ -278,8 +278,10 @@ def _cost(step: HalfStep, plain: HalfStep, how: str) -> str:
 
 def _float32_note(exact: Exact) -> str:
     """How good the reference is."""
-    off = f"{percent(exact.off)} in the loss and {percent(exact.norm_off)} in the norm of all gradients"
-    if max(exact.off, exact.norm_off) <= FLOAT32_OFF:
+    off = f"{percent(exact.off)} in the loss"
+    if exact.norm_off is not None:
+        off += f" and {percent(exact.norm_off)} in the norm of all gradients"
+    if max(exact.off, exact.norm_off or 0.0) <= FLOAT32_OFF:
         return f"float32 is accurate enough as the reference: it differs from float64 by {off}."
     worst = max(exact.errors, key=lambda name: exact.errors[name], default=None)
     where = f", most in {module_name(worst)} by itself ({percent(exact.errors[worst])})" if worst is not None else ""

@@ -108,10 +108,10 @@ class LossScaling:
 @dataclasses.dataclass(frozen=True)
 class Exact:
     """The step in float64. off, norm_off: how far float32's loss, and its norm of all gradients, are from float64's,
-    relative; seconds; errors: of each module's output in float32, on the same inputs."""
+    relative (None: only its forward ran); seconds; errors: of each module's output in float32, on the same inputs."""
 
     off: float
-    norm_off: float
+    norm_off: float | None
     seconds: float = 0.0
     errors: Mapping[str, float] = dataclasses.field(default_factory=dict)
 

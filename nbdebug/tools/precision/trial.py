@@ -191,9 +191,14 @@ class HalfTrials:
                     write(state)
 
     def run(
-        self, model: nn.Module, around: Callable[[], Any] = contextlib.nullcontext, scale: float = 1.0
+        self,
+        model: nn.Module,
+        around: Callable[[], Any] = contextlib.nullcontext,
+        scale: float = 1.0,
+        backward: bool = True,
     ) -> TrialOutcome:
-        """A step on this copy, within `around()`. What the user's code raises becomes `Outcome.error`."""
+        """A step on this copy, within `around()`. What the user's code raises becomes `Outcome.error`. backward: else
+        the forward alone, which fails where loss_fn runs backward itself."""
         losses: list[float] = []
         bad: dict[str, None] = {}
         norms: dict[str, float] = {}
@@ -201,7 +206,7 @@ class HalfTrials:
             for batch in self.batches:
                 model.zero_grad(set_to_none=True)
                 try:
-                    losses.append(self._step(model, batch, around, scale))
+                    losses.append(self._step(model, batch, around, scale, backward))
                 except (RuntimeError, TypeError, ValueError, NotImplementedError) as raised:
                     return TrialOutcome((*losses, math.nan), error=f"{type(raised).__name__}: {str(raised)[:300]}")
                 known = [(n, p.grad) for n, p in model.named_parameters() if p.grad is not None]
@@ -210,10 +215,10 @@ class HalfTrials:
         model.zero_grad(set_to_none=True)
         return TrialOutcome(tuple(losses), tuple(bad), norms, spent["seconds"], spent["memory"])
 
-    def _step(self, model: nn.Module, batch: Any, around: Callable[[], Any], scale: float) -> float:
+    def _step(self, model: nn.Module, batch: Any, around: Callable[[], Any], scale: float, backward: bool) -> float:
         loss: Any = None
         with same_dropout():  # in backward, too: a checkpointed part runs again there
-            with torch.enable_grad(), OwnStep(scale) as own, around():
+            with torch.set_grad_enabled(backward), OwnStep(scale) as own, around():
                 loss = self.loss_fn(model, batch)
             self.scaler = self.scaler or own.scaler
             if own.backward:
