@@ -10,7 +10,15 @@ from torch import nn
 
 import nbdebug
 
-PATIENTS = pathlib.Path(__file__).parents[1] / "patients" / "error"
+HERE = pathlib.Path(__file__).parent
+PATIENTS = HERE.parent / "patients" / "error"
+
+
+def loaded(path):
+    spec = importlib.util.spec_from_file_location(f"trial_{path.stem.replace('-', '_')}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def first_fix(trigger):
@@ -28,17 +36,45 @@ def first_fix(trigger):
         ("collate-mismatch", "collate_fn=collate"),
         ("nccl", "HashStore()"),
         ("module-not-found", "sys.modules['nets_of_last_year'] = nets_of_this_year"),
+        ("not-probabilities--spread", "scale=torch.nn.functional.softplus(spread) + 1e-6"),
+        ("unusable-name", "self.register_buffer('past', None)"),
+        ("incomplete-module--nested", "    def forward(self, rows):"),
     ],
 )
 def test_fix_is_an_edit_that_was_tried(slug, new):
-    spec = importlib.util.spec_from_file_location(f"trial_{slug.replace('-', '_')}", PATIENTS / f"{slug}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-    fix = first_fix(module.sick().trigger)
+    fix = first_fix(loaded(PATIENTS / f"{slug}.py").sick().trigger)
 
     assert fix.verified
     assert new in fix.edit.new
+
+
+@pytest.mark.parametrize(
+    ("program", "new"),
+    [
+        ("labels_from_one", "loss_fct(clf(batch.signal), (batch.label - 1)).backward()"),
+        ("prompt_grows_too_long", "idx = idx[:, -16:]\n        _b, t = idx.size()"),
+        ("counts_with_weights", "self.hist = self.hist.float()"),
+        ("weights_of_the_classes", "criterion.to(device)"),
+        ("mask_not_moved", "m = m.to(hidden.device)"),
+        ("state_in_a_dict", 'hiddens = res["hiddens"]\n        hiddens = tuple('),
+        ("features_in_inference_mode", "with torch.no_grad()"),
+        ("generator_after_discriminator", "else fake.detach())"),
+    ],
+)
+def test_fix_of_a_further_error_is_an_edit_that_was_tried(program, new):
+    fix = first_fix(loaded(HERE / "further" / f"{program}.py").build().trigger)
+
+    assert fix.verified
+    assert new in fix.edit.new
+
+
+@pytest.mark.parametrize("program", ["norm_of_another_width", "positions_of_smaller_pictures"])
+def test_size_that_other_layers_share_and_weights_that_nobody_trains_are_no_tried_fix(program):
+    assert not first_fix(loaded(HERE / "further" / f"{program}.py").build().trigger).verified
+
+
+def test_kernel_of_a_card_that_the_processor_runs_shows_no_cure():
+    assert not first_fix(loaded(HERE / "further" / "frames_with_gaps.py").build().trigger).verified
 
 
 def test_weights_and_random_numbers_are_left_as_they_are():

@@ -28,7 +28,7 @@ import pathlib
 import re
 import sys
 import types
-from collections import deque
+from collections import deque, namedtuple
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace, TracebackType
 from typing import Any, cast
@@ -323,11 +323,12 @@ def _attribute(thing: Any, name: str) -> Any:
     shared = class_attribute(thing, name, UNKNOWN)
     if type(shared) in _PLAIN:  # `eps = 0.1` of the class
         return shared
-    return shared.__get__(thing) if type(shared) is _FUNCTION else UNKNOWN
+    return shared.__get__(thing) if type(shared) in (_FUNCTION, _FIELD) else UNKNOWN
 
 
 _PLAIN = (int, float, bool, str, type(None))
 _FUNCTION = type(expression)
+_FIELD: Any = type(vars(namedtuple("_Tuple", "field"))["field"])  # of a named tuple: a descriptor in C
 
 
 def _item(thing: Any, key: Any) -> Any:

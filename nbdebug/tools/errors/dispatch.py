@@ -486,7 +486,7 @@ def _in_users_names(context: ErrorContext, finding: Finding) -> Finding:
 def _proven(context: ErrorContext, finding: Finding, notes: list[str]) -> Finding:
     """With each fix that is called tried as an edit that was tried; all others are suggestions."""
     way = CURES.get(finding.code, "autograd.trials.edits_tried")
-    if context.users and (finding.code in CURES or any(fix.edit is not None for fix in finding.fixes)):
+    if context.users:
         try:
             finding = _function(way)(context, finding)
         except Exception as error:

@@ -625,9 +625,12 @@ def continued(
     return _result(run)
 
 
-def edited(context: ErrorContext, code: str, methods: Mapping[str, str], trial: TrialResult | None) -> TriedFix:
+def edited(
+    context: ErrorContext, code: str, methods: Mapping[str, str], trial: TrialResult | None, kept: bool = False
+) -> TriedFix:
     """A fix that calls a method on operands of the user's line (`x.float()`, by the operand's text), as an edit of it;
-    tried by the program behind it. trial: of the op alone."""
+    tried by the program behind it. trial: of the op alone; kept: a variable that the function uses again gets the
+    result, before the line."""
     frame, node = context.frame, context.ran
     changes: dict[ast.AST, str] = {}
     for part in ast.walk(node) if node is not None else ():
@@ -636,6 +639,10 @@ def edited(context: ErrorContext, code: str, methods: Mapping[str, str], trial: 
             if method is not None and not any(part is n for done in changes for n in ast.walk(done)):
                 changes[part] = f"{{}}.{method}"
     edit = edit_of(frame.site.file, changes) if changes and frame is not None else None
+    again = _used_again(frame, context.line, changes) if kept and frame is not None and context.line else []
+    if again and frame is not None and context.line is not None:
+        lines = [ast.parse(f"{name} = {name}.{methods[name]}").body[0] for name in again]
+        edit = before_line(frame, context.line, lines) or edit
     further = continued(context, edit) if edit is not None else None
     if further is not None and not further.worked:
         return TriedFix(code)
@@ -643,6 +650,15 @@ def edited(context: ErrorContext, code: str, methods: Mapping[str, str], trial: 
     if further is not None:
         after["the program then runs"] = further.text
     return TriedFix(code, True if trial or further else None, after, edit)
+
+
+def _used_again(frame: Frame, line: ast.stmt, changes: Mapping[ast.AST, str]) -> list[str]:
+    """Of the variables in these places those that the function reads in other places from this line on."""
+    scope: Any = next(iter(functions_around(tree_of(frame.site.file), line.lineno)), None)
+    names = dict.fromkeys(node.id for node in changes if isinstance(node, ast.Name))
+    later = [n for n in ast.walk(scope) if isinstance(n, ast.Name)] if scope is not None else []
+    later = [n for n in later if n.lineno >= line.lineno and isinstance(n.ctx, ast.Load) and n not in changes]
+    return [name for name in names if any(n.id == name for n in later)]
 
 
 def proven(context: ErrorContext, finding: Finding) -> Finding:
@@ -657,7 +673,7 @@ def _proven(context: ErrorContext, fix: Fix) -> Fix:
     edit = _replaced(context, fix.code)
     if edit is not None:
         return Fix.of(fix.title, edit, True, fix.after)
-    edit = _inserted(context, fix.code)
+    edit = inserted(context, fix.code)
     trial = continued(context, edit) if edit is not None else None
     if edit is None or trial is not None and not trial.worked:
         return dataclasses.replace(fix, verified=None, after={})
@@ -679,21 +695,27 @@ def _replaced(context: ErrorContext, code: str) -> Edit | None:
     )
 
 
-def _inserted(context: ErrorContext, code: str) -> Edit | None:
+def inserted(context: ErrorContext, code: str) -> Edit | None:
     """Assignments before the failing statement, where that uses what they assign; None for other code."""
     frame, line = context.frame, context.line
     tree = parse(code)
     if frame is None or line is None or hasattr(line, "body") or tree is None or "#" in code or "…" in code:
         return None
     targets = [t for n in tree.body if isinstance(n, ast.Assign) for t in n.targets]
-    used = {n.id for n in ast.walk(line) if isinstance(n, ast.Name)}
-    if len(targets) != len(tree.body) or not any(isinstance(t, ast.Name) and t.id in used for t in targets):
+    targets += [n.value.func.value for n in tree.body if _moves(n)]  # type: ignore[attr-defined]
+    used = {ast.unparse(n) for n in ast.walk(line) if isinstance(n, (ast.Name, ast.Attribute))}
+    if len(targets) != len(tree.body) or not any(ast.unparse(t) in used for t in targets):
         return None
     known = {*frame.names, *frame.globals, *vars(builtins)} | {t.id for t in targets if isinstance(t, ast.Name)}
     inner = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     if any(isinstance(n, ast.Name) and n.id not in known | inner for n in ast.walk(tree)):
         return None
     return before_line(frame, line, tree.body)
+
+
+def _moves(node: ast.stmt) -> bool:
+    """Whether it is `model.to(device)`."""
+    return isinstance(node, ast.Expr) and callee_name(node.value) == "to" and isinstance(node.value.func, ast.Attribute)  # type: ignore[attr-defined]
 
 
 def before_line(frame: Frame, line: ast.stmt, body: list[ast.stmt]) -> Edit | None:

@@ -12,14 +12,15 @@ import copy
 import dataclasses
 import linecache
 import math
-import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.distributions import Distribution
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from nbdebug.observe.frames import Frame
@@ -80,7 +81,8 @@ class LoopEnd(Exception):
 
 
 _ITERATOR: Any = type(iter([]))
-MADE = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, Dataset, DataLoader)
+_REGISTERS = ("register_buffer", "register_parameter", "register_module", "add_module")
+MADE = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, Dataset, DataLoader, Distribution)
 """What the program may make in a trial."""
 
 
@@ -260,7 +262,7 @@ class TrainingSandbox(ProgramSandbox):
             return len(dataset.indices)
         method = class_attribute(dataset, "__len__")
         if type(method) is not FunctionType and self.edit is not None and "def __len__(" in self.edit.new:
-            return int(self._new_method(dataset, "__getitem__", "__len__"))
+            return int(self._new_method(dataset, "__len__"))
         if type(method) is not FunctionType:
             raise TypeError(f"object of type {type(dataset).__name__!r} has no len()")
         return int(self._read(method, (dataset,), {}))
@@ -268,31 +270,26 @@ class TrainingSandbox(ProgramSandbox):
     def forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         module = self.swap.get(id(module), module)
         if class_attribute(module, "forward") is vars(nn.Module)["forward"]:
-            old = re.search(r"def (\w+)", self.edit.old) if self.edit is not None else None
-            if (
-                old is None
-                or self.edit is None
-                or "def forward(" not in self.edit.new
-                or old[1] not in vars(type(module))
-            ):
+            if self.edit is None or "def forward(" not in self.edit.new:
                 raise NotImplementedError(f"Module [{type(module).__name__}] is missing the required")
-            return self._new_method(module, old[1], "forward", *args)
+            return self._new_method(module, "forward", *args)
         return super().forward(module, *args, **kwargs)
 
-    def _new_method(self, owner: Any, known: str, name: str, *args: Any) -> Any:
-        """What a method returns that only the edited text has, beside (or in the place of) one that the class knows."""
+    def _new_method(self, owner: Any, name: str, *args: Any) -> Any:
+        """What a method returns that only the edited text has, in the place of one that the class knows, or in it."""
         from nbdebug.tools.errors.autograd.functions import function_source  # only for what the user wrote
 
-        code = function_source(class_attribute(owner, known))
-        new = [
-            n for n in ast.walk(self.tree or ast.Module([], [])) if isinstance(n, ast.FunctionDef) and n.name == name
-        ]
-        new = [n for n in new if code is not None and n.lineno == code.node.lineno]
-        if code is None or not new:
+        assert self.edit is not None
+        first, last = self.edit.line, self.edit.line + self.edit.new.count("\n")
+        known = [function_source(thing) for thing in vars(type(owner)).values() if type(thing) is FunctionType]
+        known = [c for c in known if c and c.frame.site.file == self.edit.file and _holds_line(c.node, first)]
+        new = [n for n in ast.walk(self.tree or ast.Module([], [])) if isinstance(n, ast.FunctionDef)]
+        new = [n for n in new if n.name == name and first <= n.lineno <= last]
+        if not known or not new or known[0] is None:
             raise CannotRun
         self.covered = True
         names = dict(zip([a.arg for a in new[0].args.args], (owner, *args)))
-        return self._body_value(dataclasses.replace(code, node=new[0]), names)
+        return self._body_value(dataclasses.replace(known[0], node=new[0]), names)
 
     def _sample(self, dataset: Any, index: int) -> Any:
         if type(dataset) in (list, tuple, *TENSORS):
@@ -356,6 +353,10 @@ class TrainingSandbox(ProgramSandbox):
             return self._module_call(owner, name, node, frame)
         if name == "__init__" and isinstance(base, ast.Call):
             return self._super_init(node, frame)
+        if name in _REGISTERS and id(owner) in self._new and self._own.get(id(owner)) is owner:
+            return getattr(nn.Module, name)(owner, *self._items(node.args, frame), **self._keywords(node, frame))
+        if type(function) is MethodType and issubclass(type(owner), Distribution) and id(owner) in self._own:
+            return function(*self._items(node.args, frame), **self._keywords(node, frame))
         if issubclass(type(function), type) and issubclass(function, MADE):
             return self.made(function, self._items(node.args, frame), self._keywords(node, frame))
         if any(function is one for one in (torch.save, copy.deepcopy, torch.utils.data.random_split)):
@@ -529,7 +530,12 @@ class TrainingSandbox(ProgramSandbox):
             raise TypeError("LBFGS.step() missing 1 required positional argument: 'closure'")
         if name == "scale":
             return self.evaluate(node.args[0], frame)
-        for _, weight in list(self._copies.values()) if name in ("step", "zero_grad") else ():
+        own = value_of(node.args[0], frame) if type(owner).__name__ == "GradScaler" and node.args else owner
+        groups = attributes(own).get("param_groups", ())
+        held = {id(weight) for group in groups for weight in group["params"]}
+        for first, weight in list(self._copies.values()) if name in ("step", "zero_grad") else ():
+            if held and not held & {id(first), id(weight)}:
+                continue
             if type(weight) in TENSORS and weight.is_leaf and weight.requires_grad and weight.grad is not None:
                 if name == "zero_grad":
                     weight.grad = None
@@ -552,8 +558,7 @@ class TrainingSandbox(ProgramSandbox):
                 alike = [n for n in nodes(self.tree) if type(n) is type(function) and first_line(n) == first]
                 function = next((n for n in alike if getattr(n, "name", "") == function.name), function)
                 self.covered |= edit.line < function.body[0].lineno
-        modes = [GRAD_MODES[name] for d in function.decorator_list if (name := callee_word(d)) in GRAD_MODES]
-        with torch.set_grad_enabled(modes[0] if modes else torch.is_grad_enabled()):
+        with _grad_mode([callee_word(mark) for mark in function.decorator_list]):
             super().read_body(function, frame)
 
     def reads(self, node: ast.stmt, frame: Frame) -> bool:
@@ -590,10 +595,13 @@ class TrainingSandbox(ProgramSandbox):
 
     def _block(self, node: ast.With, frame: Frame) -> None:
         assert self.run is not None
-        words = [callee_word(item.context_expr) for item in node.items]
-        modes = [GRAD_MODES[word] for word in words if word in GRAD_MODES]
-        with torch.set_grad_enabled(modes[0] if modes else torch.is_grad_enabled()):
+        parts = [item.context_expr for item in node.items]
+        parts = [self._chosen(part, frame) if isinstance(part, ast.IfExp) else part for part in parts]
+        with _grad_mode([callee_word(part) for part in parts]):
             read_block(self.run, node.body, frame, fresh=True)
+
+    def _chosen(self, node: ast.IfExp, frame: Frame) -> ast.expr:
+        return node.body if self.evaluate(node.test, frame) else node.orelse
 
     def _attempt(self, node: ast.Try, frame: Frame) -> None:
         assert self.run is not None
@@ -692,6 +700,18 @@ class TrainingSandbox(ProgramSandbox):
             except LoopEnd as end:
                 if end.args[0]:
                     break
+
+
+def _grad_mode(words: list[str]) -> AbstractContextManager[Any]:
+    """What the decorators or blocks of these names do to gradients."""
+    modes = [word for word in words if word in GRAD_MODES]
+    if "inference_mode" in modes:
+        return torch.inference_mode()
+    return torch.set_grad_enabled(GRAD_MODES[modes[0]] if modes else torch.is_grad_enabled())
+
+
+def _holds_line(node: Any, line: int) -> bool:
+    return bool(first_line(node) <= line <= (node.end_lineno or 0))
 
 
 def has_graph(value: Any) -> bool:

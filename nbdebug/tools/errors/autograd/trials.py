@@ -26,7 +26,9 @@ from nbdebug.observe.sources import (
     edit_of,
     function_at,
     functions,
+    names_loaded,
     nodes,
+    nodes_of,
     parents,
     parse,
     source,
@@ -42,7 +44,7 @@ from nbdebug.text import count
 from nbdebug.tools.errors.autograd.functions import callee_word, first_line
 from nbdebug.tools.errors.autograd.in_place import in_place_modules
 from nbdebug.tools.errors.autograd.rules import INSIDE
-from nbdebug.tools.errors.context import ErrorContext, calls_in, statement
+from nbdebug.tools.errors.context import ErrorContext, calls_in, functions_around, statement
 from nbdebug.tools.errors.sandbox import (
     DEEPEST,
     CannotRun,
@@ -52,6 +54,7 @@ from nbdebug.tools.errors.sandbox import (
     TrialResult,
     continued,
     first_words,
+    inserted,
     quiet,
     read_block,
 )
@@ -89,6 +92,7 @@ def _placements(context: ErrorContext, finding: Finding, code: str) -> Iterator[
     if failing is None:
         return
     yield from _with_gradients(where.file, cause, where.line)
+    yield from _without_inference_mode(context, code)
     if code.endswith(INSIDE) and cause is not None and where.file == frame.site.file:
         yield _moved_inside(where.file, cause, frame.site.line)
     code = "\n".join(line.partition("   #")[0] for line in code.split("\n"))
@@ -114,6 +118,14 @@ def _placements(context: ErrorContext, finding: Finding, code: str) -> Iterator[
             pad = "\n" + " " * line.col_offset
             yield edit_of(file, {line: "{raw}" + pad + _indented(code, line)})
             yield edit_of(file, {line: _indented(code, line) + pad + "{raw}"})
+
+
+def _without_inference_mode(context: ErrorContext, code: str) -> Iterator[Edit | None]:
+    """`no_grad` where the user's files turn inference mode on."""
+    for frame in context.users if code.startswith("with torch.no_grad():\n    ...") else ():
+        for node in nodes_of(frame.site.file):
+            if isinstance(node, ast.Attribute) and node.attr == "inference_mode":
+                yield edit_of(frame.site.file, {node: f"{ast.unparse(node.value)}.no_grad"})
 
 
 def _moved_inside(file: str, line: ast.stmt, within: int) -> Edit | None:
@@ -247,7 +259,9 @@ def _same_kind(line: ast.stmt, new: ast.stmt) -> bool:
     if isinstance(line, ast.Return):
         return isinstance(new, (ast.Return, ast.Expr))
     if isinstance(line, ast.Assign) and isinstance(new, ast.Assign):
-        return [ast.unparse(t) for t in line.targets] == [ast.unparse(t) for t in new.targets]
+        names = [ast.unparse(t) for t in line.targets]
+        again = names_loaded(new.value) & set(names) - names_loaded(line.value)  # what this line gives would be lost
+        return names == [ast.unparse(t) for t in new.targets] and not again
     if isinstance(line, ast.Expr) and isinstance(new, ast.Expr):
         calls = [n.value.func if isinstance(n.value, ast.Call) else n.value for n in (line, new)]
         return ast.unparse(calls[0]) == ast.unparse(calls[1]) or [callee_word(c) for c in calls] in PAIRS
@@ -258,21 +272,65 @@ def _indented(code: str, line: ast.stmt) -> str:
     return code.replace("\n", "\n" + " " * line.col_offset)
 
 
+MOST_OFFERS = 2
+"""Fixes that are no edits yet, of which one is looked for."""
+
+
 def edits_tried(context: ErrorContext, finding: Finding) -> Finding:
-    """A finding whose first edit that was not tried yet is: the program is read from before the error, where it must
-    appear, then with the edit; else from the failing line on, with the edit."""
+    """A finding whose first fix that can be had as an edit, and was not tried yet, is: the program is read from before
+    the error, where it must appear, then with the edit; else from the failing line on, with the edit. One that cures
+    goes first."""
     fixes = list(finding.fixes)
-    at = next((i for i, fix in enumerate(fixes) if fix.edit is not None and fix.verified is None), None)
-    if at is None or any(fix.verified for fix in fixes):
+    if any(fix.verified and fix.edit is not None for fix in fixes):
         return finding
-    fix, edit = fixes[at], fixes[at].edit
-    assert edit is not None
-    trial = retried(context, edit, ROUNDS_OF_DATA) or continued(context, edit)
-    if trial is not None and trial.worked:
-        fixes[at] = Fix.of(fix.title, edit, True, {**fix.after, "the program then runs": trial.text})
-    elif trial is not None:
-        fixes[at] = dataclasses.replace(fix, verified=False, after=trial.after)
+    for at, fix in enumerate(fixes):
+        if fix.verified is False or at >= MOST_OFFERS and fix.edit is None:
+            continue
+        for edit in [fix.edit] if fix.edit is not None else _as_assignment(context, fix.code):
+            trial = _trial_of(context, edit, fix.edit is None) if edit is not None else None
+            if edit is not None and trial is not None and trial.worked:
+                cure = Fix.of(fix.title, edit, True, {**fix.after, "the program then runs": trial.text})
+                return dataclasses.replace(finding, fixes=(cure, *fixes[:at], *fixes[at + 1 :]))
+            if trial is not None and fix.edit is not None:
+                fixes[at] = dataclasses.replace(fix, verified=False, after=trial.after)
+            elif trial is None and edit is not None and fix.verified is None:  # as their own text, at least
+                fixes[at] = Fix.of(fix.title, edit, None, fix.after)
     return dataclasses.replace(finding, fixes=tuple(fixes))
+
+
+def _trial_of(context: ErrorContext, edit: Edit, strict: bool) -> TrialResult | None:
+    """strict: from the failing line on, that must fail without the edit; what passes there, as a kernel of a card's
+    does on the CPU, shows nothing."""
+    trial = retried(context, edit, ROUNDS_OF_DATA)
+    if trial is not None:
+        return trial
+    before = continued(context, None)
+    if before is not None and before.worked or before is None and strict:
+        return None
+    return continued(context, edit)
+
+
+def _as_assignment(context: ErrorContext, code: str) -> Iterator[Edit | None]:
+    """A suggestion of a new value, `x = …`, as an edit: before the failing line; of an argument, as the first line of
+    its function; of what only the line itself names (`batch.label`), in it."""
+    code = "\n".join(line.partition("   #")[0] for line in code.split("\n"))
+    frame, line, tree = context.frame, context.line, parse(code)
+    if tree is None or any(callee_word(call)[:1].isupper() for call in calls_in(tree)):  # weights that nobody trains
+        return
+    if all(ast.unparse(n.targets[0]) in ast.unparse(n.value) for n in tree.body if isinstance(n, ast.Assign)):
+        yield inserted(context, code)
+    new = tree.body[0] if len(tree.body) == 1 else None
+    if frame is None or line is None or not isinstance(new, ast.Assign) or not isinstance(new.targets[0], ast.Name):
+        return
+    name, scope = new.targets[0].id, next(iter(functions_around(tree_of(frame.site.file), line.lineno)), None)
+    if isinstance(scope, ast.FunctionDef) and name in {a.arg for a in scope.args.args}:
+        first = next((n for n in scope.body if not isinstance(getattr(n, "value", None), ast.Constant)), scope.body[-1])
+        if first is not line:
+            yield edit_of(frame.site.file, {first: f"{code}\n{' ' * first.col_offset}{{raw}}"})
+    parts = [n for n in ast.walk(new.value) if isinstance(n, ast.Attribute) and n.attr == name]
+    alike = [n for n in ast.walk(line) for part in parts if ast.unparse(n) == ast.unparse(part)]
+    if alike and not any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(line)):
+        yield edit_of(frame.site.file, dict.fromkeys(alike, f"({ast.unparse(new.value)})"))
 
 
 def retried(context: ErrorContext, edit: Edit, rounds: int = 0) -> TrialResult | None:

@@ -324,7 +324,7 @@ def _cure(facts: DeviceFacts, odd: OpArgument, away: list[OpArgument], home: str
         if trial is None or trial.worked:
             mine = {p.name: f"to({facts.target})" for p in away if p.known and any(p.value is m for m in moved)}
             cure = (
-                edited(context, code, mine, trial)
+                edited(context, code, mine, trial, kept=True)
                 if odd.owner is None and facts.why not in ("attribute", "list")
                 else TriedFix(code, None if trial is None else True, trial.after if trial is not None else {})
             )

@@ -21,10 +21,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from nbdebug.observe.sources import edit_of, nodes_of, parse
+from nbdebug.observe.sources import edit_of, names_loaded, nodes_of, parse, tree_of
 from nbdebug.observe.variables import attributes
 from nbdebug.report import Edit
-from nbdebug.tools.errors.context import ErrorContext, callee_name, expression, shape_of, statement, value_of
+from nbdebug.tools.errors.context import (
+    ErrorContext,
+    callee_name,
+    expression,
+    functions_around,
+    shape_of,
+    statement,
+    value_of,
+)
 from nbdebug.tools.errors.operands import OperandNames
 from nbdebug.tools.errors.sandbox import before_line, continued, quiet
 from nbdebug.tools.errors.shapes.call import (
@@ -412,7 +420,7 @@ def _layer_edit(
     if layer is None or size is None or fix.slug != "layer" or type(layer) is nn.MultiheadAttention:
         return None, None
     new, made = layer_of_size(layer, size), constructor(context, layer)
-    if new is None or made is None or not made[1].args:
+    if new is None or made is None or not made[1].args or _makes_several(*made):
         return None, None
     weight = next(iter(layer.parameters(recurse=False)), None)
     module = new[0] if weight is None else new[0].to(weight.dtype)
@@ -847,3 +855,10 @@ BY_KIND: dict[str, Callable[[FailedCall, ParsedMessage, CallTrials], Fixes]] = {
     ),
     "square": _product,
 }
+
+
+def _makes_several(file: str, call: ast.Call) -> bool:
+    """Whether the size is an argument of a function that is no `__init__`: each call of it makes a layer."""
+    scope = next(iter(functions_around(tree_of(file), call.lineno)), None)
+    given = {n.arg for n in ast.walk(scope.args) if isinstance(n, ast.arg)} if scope is not None else set()
+    return getattr(scope, "name", "") != "__init__" and bool(names_loaded(call.args[0]) & given)
