@@ -1,8 +1,10 @@
 """The fix of a cause as an edit of the user's own statement, found in the syntax tree of their files.
 
     in_loss       in the forward or the loss function: run as edited on one batch (fixes.py)
-    in_loop       in the loop: the user's own loop runs again as edited (EditTrials)
+    in_loop       in the loop: the user's own loop runs again as edited (EditTrials in retrain.py)
     in_call       an argument of a call that made the optimizer or a layer: set there, as the call would have set it
+    in_loader     an argument of the call that made the loader: the samples are dealt so
+    setup_text    lines before the optimizer is made: run on the model, with the user's own loop behind them
 
 Each gives the edits that can be written, the gentlest first, and none where the statement can't be told.
 """
@@ -10,40 +12,28 @@ Each gives the edits that can be written, the gentlest first, and none where the
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import inspect
-import io
-import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from statistics import fmean
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import SequentialSampler
 
 from nbdebug.observe import sources
-from nbdebug.observe.backward import EngineWatch
 from nbdebug.observe.locations import Site, at_site, is_users_file, other_cells
-from nbdebug.observe.snapshot import Snapshot, StepState
-from nbdebug.observe.sources import edited_functions
-from nbdebug.observe.validation import names_used_by
-from nbdebug.report import Edit, Where
-from nbdebug.text import count, listed, module_name
-from nbdebug.tools.training.evaluate import no_warnings
+from nbdebug.report import Edit, Finding, Where
+from nbdebug.text import module_name
 from nbdebug.tools.training.facts import (
     Broadcast,
     DetachedAt,
     LossCall,
     StaticFacts,
-    TrainingFacts,
-    TrainingRunFacts,
-    TriedEdit,
 )
-from nbdebug.tools.training.rules import name_all, signs, slug
-from nbdebug.tools.training.rules.signs import pos_weight, tensor_of
+from nbdebug.tools.training.rules import slug
 
 CLIP = 1.0
 """The limit that nearly all published recipes clip at."""
@@ -52,6 +42,10 @@ LABEL_CRITERIA = {
     "nll_loss": "NLLLoss",
     "binary_cross_entropy_with_logits": "BCEWithLogitsLoss",
 }
+GONE = "pass  # "
+"""In the place of a statement that is left out."""
+NONE_IGNORED = "-100"
+"""The default of `ignore_index`."""
 Node = ast.expr | ast.AugAssign
 
 
@@ -200,10 +194,13 @@ def _with_grad(cut: DetachedAt, statement: ast.stmt) -> Iterator[Edit]:
 
 
 def _not_reentrant(cut: DetachedAt, statement: ast.stmt) -> Iterator[Edit]:
+    """In the statement, or in the only one of the file: the layers themselves may stand elsewhere."""
     file = cut.where.file or ""
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Call) and sources.name_of(node) == "checkpoint":
-            yield from _edited(file, sources.with_keyword(file, node, "use_reentrant", "False"))
+    for part in (ast.walk(statement), sources.nodes_of(file)):
+        calls = [n for n in part if isinstance(n, ast.Call) and sources.name_of(n) == "checkpoint"]
+        if len(calls) == 1:
+            yield from _edited(file, sources.with_keyword(file, calls[0], "use_reentrant", "False"))
+            return
 
 
 def _straight_through(cut: DetachedAt, statement: ast.stmt) -> Iterator[Edit]:
@@ -283,6 +280,7 @@ def in_loop(slug: str, loop: LoopStatements) -> Iterator[Edit]:
         "exploding-gradients": loop.clipped,
         "train-mode-in-eval": loop.in_eval_mode,
         "scheduler-order": loop.scheduled,
+        "plateau": loop.unscheduled,
     }.get(slug, lambda: iter(()))()
 
 
@@ -308,10 +306,10 @@ class LoopStatements:
         values = [value for key, value in self.names.items() if key.rpartition(".")[2] == name]
         return any(value is thing for value in values for thing in things)
 
-    def _methods(self, name: str) -> list[tuple[ast.stmt, ast.Call, ast.expr]]:
+    def _methods(self, name: str, function: ast.AST | None = None) -> list[tuple[ast.stmt, ast.Call, ast.expr]]:
         """Statements of the function that call a method of this name: (statement, call, its owner), in order."""
-        found = []
-        for node in ast.walk(self.function) if self.function is not None else ():
+        found, function = [], function or self.function
+        for node in ast.walk(function) if function is not None else ():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name:
                 statement = sources.statement_at(self.file, node.lineno)
                 if statement is not None:
@@ -319,11 +317,17 @@ class LoopStatements:
         return sorted(found, key=lambda row: row[1].lineno)
 
     def _optimizer(self) -> str:
-        """The optimizer as the function writes it, where it makes one step; "" where that can't be told."""
-        owners = [owner for _, _, owner in self._methods("step") if self._named(owner, self.optimizers)]
-        owners += [c.args[0] for _, c, _ in self._methods("step") if c.args and self._named(c.args[0], self.optimizers)]
-        texts = {sources.source(self.file, owner) for owner in owners}
-        return texts.pop() if len(texts) == 1 else ""
+        """The optimizer as the function writes it (or that around it, of a closure), where it makes one step; "" where
+        that can't be told."""
+        inner = getattr(self.function, "lineno", 1)
+        for function in (self.function, sources.function_at(self.file, inner - 1) if self.file else None):
+            steps = self._methods("step", function)
+            owners = [owner for _, _, owner in steps if self._named(owner, self.optimizers)]
+            owners += [c.args[0] for _, c, _ in steps if c.args and self._named(c.args[0], self.optimizers)]
+            texts = {sources.source(self.file, owner) for owner in owners}
+            if texts:
+                return texts.pop() if len(texts) == 1 else ""
+        return ""
 
     def _before(self, statement: ast.stmt, text: str) -> Iterator[Edit]:
         gap = " " * statement.col_offset
@@ -357,23 +361,34 @@ class LoopStatements:
             yield from _edited(self.file, {first: other, second: one})
 
     def scheduled(self) -> Iterator[Edit]:
-        """The scheduler's step behind the optimizer's, behind the loop over the batches, or into it."""
-        steps = self._methods("step")
-        schedules = [s for s, _, owner in steps if self.scheduler is not None and self._named(owner, [self.scheduler])]
-        trains = [s for s, _, owner in steps if self._named(owner, self.optimizers)]
+        """The scheduler's step behind the optimizer's, behind the loop over the batches, or into it; or without it."""
+        schedules, trains = (
+            self._schedules(),
+            [s for s, _, o in self._methods("step") if self._named(o, self.optimizers)],
+        )
         inner = self._inner_loop(trains[0].lineno) if trains else None
-        if len(schedules) != 1 or len(trains) != 1 or inner is None:
-            return
-        schedule, text = schedules[0], sources.source(self.file, schedules[0])
-        if "{" in text:
-            return
-        if schedule in inner.body and schedule.lineno < trains[0].lineno:
-            yield from self._exchanged(schedule, trains[0])
-        else:
-            behind = inner if schedule in inner.body else inner.body[-1]
-            gap, gone = " " * behind.col_offset, "pass  # moved"
-            for edit in _edited(self.file, {behind: f"{{raw}}\n{gap}{text}", schedule: gone}):
-                yield dataclasses.replace(edit, new=re.sub(rf"\n[ \t]*{gone}[^\n]*", "", edit.new))
+        text = sources.source(self.file, schedules[0]) if schedules else ""
+        if len(schedules) == 1 and len(trains) == 1 and inner is not None and "{" not in text:
+            schedule = schedules[0]
+            if schedule in inner.body and schedule.lineno < trains[0].lineno:
+                yield from self._exchanged(schedule, trains[0])
+            else:
+                behind = inner if schedule in inner.body else inner.body[-1]
+                gap, gone = " " * behind.col_offset, "pass  # moved"
+                for edit in _edited(self.file, {behind: f"{{raw}}\n{gap}{text}", schedule: gone}):
+                    yield dataclasses.replace(edit, new=re.sub(rf"\n[ \t]*{gone}[^\n]*", "", edit.new))
+        yield from self.unscheduled()
+
+    def _schedules(self) -> list[ast.stmt]:
+        """The statements that step the scheduler."""
+        steps = self._methods("step")
+        return [s for s, _, owner in steps if self.scheduler is not None and self._named(owner, [self.scheduler])]
+
+    def unscheduled(self) -> Iterator[Edit]:
+        """No step of the scheduler."""
+        for statement in self._schedules() if len(self._schedules()) == 1 else ():
+            if isinstance(statement, ast.Expr) and statement.lineno == statement.end_lineno:
+                yield from _edited(self.file, {statement: f"{GONE}{{raw}}"})
 
     def _inner_loop(self, line: int) -> ast.For | ast.While | None:
         """The innermost loop of the function around a line."""
@@ -408,13 +423,18 @@ class LoopStatements:
         """At the top of the innermost loop around the training step."""
         where = self.places.get("training", Where())
         line = where.line if where.file == self.file else None
-        inner = self._inner_loop(line or (self.backward.lineno if self.backward is not None else 0))
+        at = self.backward.lineno if self.backward is not None else 0
+        inner = self._inner_loop(line or at) or self._inner_loop(at)
         model = self._model(self.function)
         if inner is not None and model:
             yield from self._before(inner.body[0], f"{model}.train()")
 
     def in_eval_mode(self) -> Iterator[Edit]:
-        """Around the `with torch.no_grad()` of a validation that returns nothing within it."""
+        """Around the `with torch.no_grad()` of a validation that returns nothing within it; at the top of a function
+        without gradients, where each pass goes back to train mode by itself."""
+        goes_back = any(
+            self._named(o, [self.model]) and self._inner_loop(s.lineno) for s, _, o in self._methods("train")
+        )
         where = self.places.get("evaluation", Where())
         self.file = where.file or ""
         blocks = [
@@ -429,6 +449,12 @@ class LoopStatements:
             model, gap = self._model(block), " " * block.col_offset
             if model:
                 yield from _edited(self.file, {block: f"{model}.eval()\n{gap}{{raw}}\n{gap}{model}.train()"})
+        for function in sources.nodes_of(self.file) if goes_back and not blocks else ():
+            marks = function.decorator_list if isinstance(function, ast.FunctionDef) else []
+            model = self._model(function) if any("no_grad" in ast.unparse(mark) for mark in marks) else ""
+            calls = [n.value for n in getattr(function, "body", []) if isinstance(n, ast.Expr)]
+            if isinstance(function, ast.FunctionDef) and model and not any(sources.name_of(c) == "eval" for c in calls):
+                yield from self._before(function.body[0], f"{model}.eval()")
 
 
 # In a call that made something
@@ -495,9 +521,10 @@ def in_label_loss(files: Iterable[str], call: LossCall, argument: str, value: st
     if len(nodes) != 1 or call.op not in LABEL_CRITERIA:
         return
     known = sources.keyword(nodes[0][1], argument)
+    idle = not call.weighted if "weight" in argument else not call.ignored  # what stands there does nothing
     if "{}" in value and known is not None:
         yield from _edited(nodes[0][0], {known: value})
-    elif "{}" not in value and _argument(nodes[0][1], argument) is None:
+    elif "{}" not in value and (known is None or idle or value == NONE_IGNORED):
         yield from _edited(nodes[0][0], sources.with_keyword(*nodes[0], argument, value))
 
 
@@ -518,12 +545,13 @@ def in_call(files: Sequence[str], kinds: Sequence[str], argument: str, old: floa
     names = {_last_name(value) for value in known if value is not None and _number(value) is None}
     if len(made) > 1 and all(_number(value) == old for value in known):
         yield from _edited(file, {value: new for value in known if value is not None})
-    bound = list(_bound(files, min(names), old, new)) if len(names) == 1 and None not in known else []
+    hidden = any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords)
+    names |= {argument} if hidden and known == [None] else set()
+    bound = list(_bound(files, min(names), old, new)) if len(names) == 1 and (hidden or None not in known) else []
     yield from bound
     if bound or len(made) > 1 or isinstance(known[0], ast.Name):
         return
     number = _number(known[0])
-    hidden = any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords)
     if (number is not None and number != old) or hidden or any(isinstance(n, ast.Dict) for n in ast.walk(call)):
         return
     place = known[0]
@@ -542,9 +570,13 @@ def _bound(files: Iterable[str], name: str, old: float, new: str) -> Iterator[Ed
     nodes = [(file, node) for file in files for node in sources.nodes_of(file)]
     takes = dict(pair for _, node in nodes for pair in _parameters(node))
     values = [(file, value) for file, node in nodes for n, value in _bindings(node, takes) if n == name]
-    values = [(file, value) for file, value in values if _number(value) == old]
+    values = [(file, part) for file, value in values for part in _branches(value) if _number(part) == old]
     if len(values) == 1:
         yield from _edited(values[0][0], {values[0][1]: new})
+
+
+def _branches(node: ast.expr) -> list[ast.expr]:
+    return [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
 
 
 def _parameters(node: ast.AST) -> Iterator[tuple[str, list[str]]]:
@@ -585,159 +617,117 @@ def _number(node: ast.expr | None) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-# Edits of what a run shows, tried
-
-LONGEST_LOOP = 60.0
-"""Seconds of a loop that runs once more, with a fix in it."""
-
-
-FAR_ABOVE = 3.0
-"""Times the loss of an answer that knows nothing: a run that ends above it is not cured."""
-
-
-@dataclasses.dataclass
-class EditTrials:
-    """The fixes of what the rules name, as edits of the user's own lines: of the loop, which runs again as edited; or
-    of a call that made the optimizer or takes the labels, whose argument an experiment has set. arguments, run: of
-    diagnose, and its watched run; severed: where a term of the loss is cut off, as things stand."""
-
-    train: Callable[..., Any]
-    arguments: Any
-    run: Any
-    facts: TrainingRunFacts
-    static: StaticFacts
-    start: Snapshot
-    restore_rng: Callable[[], None]
-    severed: Callable[[], DetachedAt | None]
-
-    def all(self) -> dict[str, TriedEdit]:
-        tried = {}
-        for name in map(slug, name_all(TrainingFacts(self.static, self.facts))):
-            edit = self._of_call(name) or self._of_loop(name) or self._of_cut(name) or self._of_labels(name)
-            if edit is not None:
-                tried[name] = edit
-        return tried
-
-    def _of_loop(self, name: str) -> TriedEdit | None:
-        arguments = self.arguments
-        names = {**names_used_by(self.train), **self.run.names, **arguments.names}
-        given = arguments.model, arguments.optimizers, arguments.scheduler
-        for edit in in_loop(name, LoopStatements(names, *given, self.facts.places)):
-            end = self._rerun(edit)
-            if end is not None:
-                return self._judged(name, edit, *end)
-        return None
-
-    def _judged(self, name: str, edit: Edit, losses: list[float], train: float, val: float | None) -> TriedEdit:
-        facts, before, first = self.facts, signs.last_loss(self.facts), abs(signs.first_loss(self.facts))
-        learns = name in ("eval-mode-in-training", "train-mode-in-eval")  # with dropout the loss need not be lower
-        learns |= name == "scheduler-order" and facts.schedule is not None and facts.schedule.before_first
-        most = first if learns else min(signs.BETTER * before, first)
-        if name == "exploding-gradients" and self.static.guess:  # less than before is no cure yet
-            most = min(most, FAR_ABOVE * self.static.guess)
-        well = all(map(math.isfinite, [train, *losses]))
-        last = facts.evaluations[-1].val if facts.evaluations else None
-        numbers = _before_and_after(before, train if well else math.nan, last, val)
-        return TriedEdit(edit, well and train <= most, f"your whole loop, {count(len(losses), 'step')}", numbers)
-
-    def _rerun(self, edit: Edit) -> tuple[list[float], float, float | None] | None:
-        """The losses of the user's loop as edited, and the loss on fixed batches at its end; None where it can't run
-        again."""
-        if self.run.seconds > LONGEST_LOOP:
-            return None
-        arguments = self.arguments
-        optimizers = {str(i): optimizer for i, optimizer in enumerate(arguments.optimizers)}
-        state = StepState.take(self.train, {"model": arguments.model}, optimizers)
-        if state.why_not:
-            return None
-        losses: list[float] = []
-        roots = EngineWatch(lambda call: losses.append(float(call.roots[0].detach().sum())), lambda call, result: None)
-        made: list[Any] = []
-        waiting = contextlib.nullcontext() if arguments.start is None else arguments.start.waiting(made.append)
-        try:
-            (arguments.start or self).restore_rng()
-            with edited_functions(edit) as exchanged, no_warnings(), contextlib.redirect_stdout(io.StringIO()), waiting:
-                if not exchanged:
-                    return None
-                if not self.run.has_callback:
-                    roots.attach()
-                self.train(lambda step, loss, *more, **named: losses.append(float(loss)))
-            roots.detach()
-            model = made[0].model if made else arguments.model
-            end, val = self.run.on_train.losses_of(model), self.run.on_val.losses_of(model)
-            return (losses, fmean(end), fmean(val) if val else None) if end and losses else None
-        except Exception:  # the edit is no fix here
-            return None
-        finally:
-            roots.detach()
-            state.leave()
-            self.start.restore()
-            self.restore_rng()
-
-    def _of_cut(self, name: str) -> TriedEdit | None:
-        """The gradient of a part of the loss arrives once the cut is out."""
-        cut = self.facts.severed if name == "detached-graph" else None
-        for edit in joined(cut) if cut is not None else ():
-            with edited_functions(edit) as exchanged:
-                left = self.severed() if exchanged else cut
-            self.start.restore()
-            if left is None and cut is not None:
-                arrives = {"gradient": f"arrives at {listed(cut.parameters)}"}
-                return TriedEdit(edit, True, "the loss of one batch", arrives)
-        return None
-
-    def _of_labels(self, name: str) -> TriedEdit | None:
-        """The weights of the experiment, or a label that does not count, as arguments of the loss."""
-        weighting, calls = self.facts.weighting, self.static.loss_calls
-        on_cpu = all(p.device.type == "cpu" for p in self.arguments.model.parameters())
-        if name != "class-imbalance" or weighting is None or len(calls) != 1 or not on_cpu:
-            return None
-        binary = calls[0].op == "binary_cross_entropy_with_logits"
-        argument = ("weight", tensor_of(weighting.weights))
-        if weighting.left_out:
-            argument = ("ignore_index", weighting.common)
-        elif weighting.inverse:
-            argument = ("pos_weight" if binary else "weight", "1 / {}")
-        elif binary:
-            argument = ("pos_weight", tensor_of([pos_weight(weighting.weights)]))
-        for edit in in_label_loss(self._files(), calls[0], *argument):
-            numbers = {"score of the other classes": weighting.before, "with the fix": weighting.after}
-            return TriedEdit(edit, True, _from_the_start(weighting.steps), numbers)
-        return None
-
-    def _files(self) -> list[str]:
-        known = self.facts.places.get("backward", Where()).file
-        return users_files(self.arguments.model, self.train, self.arguments.loss_fn, file=known)
-
-    def _of_call(self, name: str) -> TriedEdit | None:
-        """Learning rate and weight decay."""
-        start = {"lr-too-high": "lr/", "lr-too-low": "lr*", "over-regularized": "no weight decay"}.get(name)
-        tried = {n: e for n, e in self.facts.experiments.items() if start is not None and n.startswith(start)}
-        best = min(tried, key=lambda n: tried[n].end_changed, default=None)
-        optimizers = self.arguments.optimizers
-        limit = signs.least_gain(self.facts) if start == "lr*" else signs.BETTER
-        if best is None or not optimizers or not signs.helps(tried[best], limit):
-            return None
-        argument, factor = "weight_decay", 0.0
-        if best.startswith("lr"):
-            argument, factor = "lr", 1 / float(best[3:]) if best[2] == "/" else float(best[3:])
-        groups = [g for o in optimizers for g in o.param_groups]
-        old = {float(g.get("initial_lr", g["lr"]) if argument == "lr" else g[argument]) for g in groups}
-        if len(old) != 1 or any("max_lr" in group for group in groups):
-            return None
-        before, kinds, e = old.pop(), [type(o).__name__ for o in optimizers], tried[best]
-        for edit in in_call(self._files(), kinds, argument, before, f"{before * factor:g}"):
-            numbers = _before_and_after(e.end_as_is, e.end_changed, e.val_as_is, e.val_changed)
-            return TriedEdit(edit, True, _from_the_start(len(e.changed)), numbers)
-        return None
+def _around(calls: list[tuple[str, ast.Call]], train: Any) -> list[tuple[str, ast.Call]]:
+    """Of several those in a function that the loop stands in, too."""
+    code: Any = getattr(getattr(train, "__func__", train), "__code__", None)
+    near = []
+    for file, call in calls if code is not None and len(calls) > 1 else ():
+        scope = sources.function_at(file, call.lineno)
+        if file == code.co_filename and isinstance(scope, ast.FunctionDef) and _covers(scope, code.co_firstlineno):
+            near.append((file, call))
+    return near or calls
 
 
-def _before_and_after(before: float, after: float, val: float | None, val_after: float | None) -> dict[str, Any]:
-    numbers = {"loss as it is": before, "loss with the fix": after}
-    if val is not None and val_after is not None:
-        numbers |= {"validation as it is": val, "validation with the fix": val_after}
-    return {name: value if math.isfinite(value) else "not finite" for name, value in numbers.items()}
+def in_loader(files: Iterable[str], names: Mapping[str, Any], loader: Any, train: Any) -> Iterator[Edit]:
+    """`shuffle=True` in the call that makes a loader which reads in order: the only one, or that of its variable."""
+    if type(getattr(loader, "sampler", None)) is not SequentialSampler:
+        return
+    made, own = [], []
+    for file in files:
+        for node in sources.nodes_of(file):
+            if isinstance(node, ast.Call) and sources.name_of(node) == type(loader).__name__:
+                made.append((file, node))
+            if isinstance(node, ast.Assign):
+                pairs = [(node.targets[0], node.value)]
+                if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    pairs = list(zip(node.targets[0].elts, node.value.elts))
+                own += [value for target, value in pairs if names.get(_last_name(target)) is loader]
+    calls = _around([pair for pair in made if any(pair[1] is value for value in own)] or made, train)
+    if len(calls) == 1 and sources.keyword(calls[0][1], "sampler", "batch_sampler") is None:
+        yield from _edited(calls[0][0], sources.with_keyword(*calls[0], "shuffle", "True"))
 
 
-def _from_the_start(steps: int) -> str:
-    return f"{count(steps, 'step')} from the start of your run"
+MODEL = "model"
+"""What lines of ours call the model."""
+INITIAL = {
+    "bad-init": "kaiming_normal_(layer.weight, nonlinearity='relu')",
+    "dead-relu": "kaiming_normal_(layer.weight, nonlinearity='relu')",
+    "saturated-activation": "xavier_uniform_(layer.weight)",
+}
+"""By the cause, how the weights of a new layer are drawn."""
+
+
+def setup_text(finding: Finding, model: nn.Module) -> str:
+    """Lines that cure a model before its optimizer is made; "" where there are none: parameters that are to be trained,
+    or weights that are drawn for the width of their layers. Those of no other layer are: they may be pretrained."""
+    if slug(finding) == "frozen-parameters" and "requires_grad_(True)" in finding.fixes[0].code:
+        return finding.fixes[0].code
+    modules, draw = dict(model.named_modules()), INITIAL.get(slug(finding), "")
+    named = [str(name) for name in finding.evidence.get("where", ())]
+    layers = {name: modules[name] for name in named if name in modules and _draws(modules[name])}
+    if not draw or not layers:
+        return ""
+    paths = [re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", f"{MODEL}.{name}") for name in layers]
+    lines = [f"for layer in ({', '.join(paths)}{',' * (len(paths) == 1)}):", f"    torch.nn.init.{draw}"]
+    if all(layer.bias is not None for layer in layers.values()):
+        lines.append("    torch.nn.init.zeros_(layer.bias)")
+    return "\n".join(lines)
+
+
+def _draws(layer: nn.Module) -> bool:
+    """Whether it has a weight matrix that is trained."""
+    weight = getattr(layer, "weight", None)
+    return isinstance(weight, torch.Tensor) and weight.requires_grad and weight.dim() > 1 and hasattr(layer, "bias")
+
+
+def _made(files: Iterable[str], things: Sequence[Any], train: Any) -> tuple[str, ast.Call] | None:
+    """(file, call) of the only one in these files, or around the loop, that makes objects of the class of this one."""
+    kind = type(things[0]).__name__ if len(things) == 1 else ""
+    nodes = [(file, node) for file in files for node in sources.nodes_of(file)]
+    calls = [(file, node) for file, node in nodes if isinstance(node, ast.Call) and sources.name_of(node) == kind]
+    calls = _around(calls, train)
+    return calls[0] if len(calls) == 1 else None
+
+
+def with_all_parameters(
+    files: Sequence[str], names: Mapping[str, Any], model: nn.Module, optimizers: Sequence[Any], train: Any, path: str
+) -> Iterator[Edit]:
+    """The only optimizer made with all parameters of the model in place of those of a part; or the plain container at
+    this path (of an attribute) as one that torch knows."""
+    owner, _, attribute = path.rpartition(".")
+    held = getattr(dict(model.named_modules()).get(owner), attribute, None)
+    kinds: dict[Any, str] = {list: "ModuleList", tuple: "ModuleList", dict: "ModuleDict"}
+    kind = kinds.get(type(held))
+    nodes = [(file, node) for file in files for node in sources.nodes_of(file) if isinstance(node, ast.Assign)]
+    lines = [(file, node) for file, node in nodes if ast.unparse(node.targets[0]) == f"self.{attribute}"]
+    if kind is not None:
+        for file, node in lines if len(lines) == 1 else ():
+            nn_is_there = any(isinstance(n, ast.Name) and n.id == "nn" for n in sources.nodes_of(file))
+            yield from _edited(file, {node.value: f"{'' if nn_is_there else 'torch.'}nn.{kind}({{raw}})"})
+        return
+    made = _made(files, optimizers, train)
+    first = made[1].args[0] if made is not None and made[1].args else None
+    part = getattr(getattr(first, "func", None), "value", None)
+    root = part
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    whole = isinstance(root, ast.Name) and root is not part and names.get(root.id, model) is model
+    if made is not None and part is not None and whole and sources.name_of(first) == "parameters":  # type: ignore[arg-type]
+        yield from _edited(made[0], {part: root.id})  # type: ignore[union-attr]
+
+
+def before_optimizer(
+    files: Iterable[str], names: Mapping[str, Any], model: nn.Module, optimizers: Sequence[Any], train: Any, text: str
+) -> Iterator[Edit]:
+    """Lines before the only statement that makes the only optimizer, of all parameters of the model."""
+    made = _made(files, optimizers, train)
+    if made is None or "{" in text:
+        return
+    file, call = made
+    owners = [n.value for n in ast.walk(call) if isinstance(n, ast.Attribute) and n.attr.endswith("parameters")]
+    whole = [n.id for n in owners if isinstance(n, ast.Name) and names.get(n.id, model) is model]
+    statement = sources.statement_at(file, call.lineno)
+    if len(owners) == len(whole) == 1 and statement is not None:
+        pad = "\n" + " " * statement.col_offset
+        text = re.sub(rf"\b{MODEL}\b(?=[.\[])", whole[0], text)
+        yield from _edited(file, {statement: text.replace("\n", pad) + pad + "{raw}"})

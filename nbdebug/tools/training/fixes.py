@@ -9,11 +9,14 @@ batch says whether a fault keeps the model from learning; it does not say how go
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import dataclasses
 import functools
+import itertools
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,13 +26,13 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from nbdebug.observe.locations import locate
+from nbdebug.observe.locations import locate, users_frames
 from nbdebug.observe.snapshot import Snapshot
-from nbdebug.observe.sources import edited_functions
+from nbdebug.observe.sources import edit_of, edited_functions, nodes_of
 from nbdebug.report import Edit, Finding, Where
 from nbdebug.text import count, figures, listed
-from nbdebug.tools.training.edits import as_batch_first, as_identity, in_loss
-from nbdebug.tools.training.evaluate import LossFn, describe, loss_root
+from nbdebug.tools.training.edits import MODEL, as_batch_first, as_identity, in_loss
+from nbdebug.tools.training.evaluate import LossFn, describe, loss_root, preserve_rng
 from nbdebug.tools.training.facts import Attempt, LossCall, OverfitResult, StaticFacts
 from nbdebug.tools.training.loop_frames import LoopLoss
 from nbdebug.tools.training.one_step import GETTERS, hidden_parameters, leaves_of
@@ -171,9 +174,19 @@ def fix_for(
     return fix(static) if fix is not None else WHY_NOT.get(slug, "one batch does not show it")
 
 
-def edit_fixes(finding: Finding, static: StaticFacts, model: nn.Module) -> Iterator[TrainingFix]:
-    """The same as edits of the user's own lines, the gentlest first."""
+def edit_fixes(
+    finding: Finding,
+    static: StaticFacts,
+    model: nn.Module,
+    loss_fn: LossFn,
+    train: Sequence[Any],
+    leaves: Sequence[int],
+) -> Iterator[TrainingFix]:
+    """The same as edits of the user's own lines, the gentlest first. loss_fn, train, leaves: with the batches of the
+    training set, and the positions of the inputs in them."""
     slug = finding.code.partition("/")[2]
+    if slug == "input-not-normalized":
+        yield from _standardized_call(model, loss_fn, train, leaves)
     call = _loss_call(finding, static)
     for edit in in_loss(slug, static, call, model):
         alike = slug not in ("missing-log-softmax",)
@@ -386,6 +399,43 @@ def _moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     others = [d for d in range(x.dim()) if d != feature]
     std = x.float().std(others, unbiased=False, keepdim=True)
     return x.float().mean(others, keepdim=True), torch.where(std > 0, std, torch.ones_like(std))
+
+
+MOST_FEATURES, ALIKE = 12, 10.0
+"""Features that are scaled each by its own numbers in a line; deviations that one number is enough for."""
+
+
+def _standardized_call(
+    model: nn.Module, loss_fn: LossFn, train: Sequence[Any], leaves: Sequence[int]
+) -> Iterator[TrainingFix]:
+    """The inputs scaled where the model is called, by the mean and the deviation of the training set as numbers."""
+    places: list[tuple[str, int, dict[str, Any], Any]] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+        for frame in itertools.islice(users_frames(sys._getframe(1)), 1):
+            names = {**frame.f_globals, **frame.f_locals}
+            places.append((frame.f_code.co_filename, frame.f_lineno, names, args[0] if args else None))
+
+    with model.register_forward_pre_hook(note), preserve_rng(loss_fn), torch.no_grad():
+        loss_fn(model, train[0])
+    if len(places) != 1 or not isinstance(places[0][3], torch.Tensor):
+        return
+    file, line, names, given = places[0]
+    alike = [leaf for leaf in leaves if any(t is given for t in tensors_at(train[0], [leaf]))]
+    tensors = [t for batch in train[:READ] for t in tensors_at(batch, alike[:1])]
+    if not tensors or not all(t.is_floating_point() and t.dim() > 1 and t.device.type == "cpu" for t in tensors):
+        return
+    mean, std = (moment.flatten() for moment in _moments(torch.cat(tensors)))
+    if given.dim() == 2 and len(std) <= MOST_FEATURES and float(std.max()) > ALIKE * float(std.min()):
+        center, scale = (f"torch.tensor([{', '.join(f'{v:.4g}' for v in part.tolist())}])" for part in (mean, std))
+    else:
+        whole = torch.cat([t.flatten() for t in tensors]).float()
+        center, scale = f"{float(whole.mean()):.4g}", f"{float(whole.std()):.4g}"
+    called = [n for n in nodes_of(file) if isinstance(n, ast.Call) and n.args and isinstance(n.func, ast.Name)]
+    called = [n for n in called if names.get(n.func.id) is model or n.func.id == MODEL]  # type: ignore[attr-defined]
+    if len(called) == 1 and called[0].lineno <= line <= (called[0].end_lineno or 0) and "torch" in names:
+        edit = edit_of(file, {called[0].args[0]: f"({{}} - {center}) / {scale}"})  # validation goes through it, too
+        yield from [TrainingFix("this text", edit)] if edit is not None else ()
 
 
 def _draw_weights(model: nn.Module, names: Sequence[str], squashing: bool) -> None:

@@ -430,7 +430,7 @@ class _Probes:
             return Attempt(why=self._too_large)
         tries = (self.work, self.optimizers, self.loss_fn, batches.train[0])
         undecided = None
-        for fix in edit_fixes(finding, facts, self.work):
+        for fix in edit_fixes(finding, facts, self.work, self.loss_fn, batches.train, batches.inputs):
             result = attempt(*tries, fix, self.deadline)
             if finding.code == "training/batch-mixing" and fix.patch is not None and result.fixed:
                 left = batch_mixing(self.work, patched(self.loss_fn, fix), batches.train[0])

@@ -24,7 +24,7 @@ from nbdebug.observe.snapshot import Snapshot
 from nbdebug.observe.validation import OUTPUT_FORM, check_loss, check_model, loss_call, names_used_by, optimizers_of
 from nbdebug.report import Where
 from nbdebug.text import count, figures
-from nbdebug.tools.training.edits import EditTrials
+from nbdebug.tools.training import retrain
 from nbdebug.tools.training.evaluate import (
     MOST,
     FixedBatches,
@@ -302,9 +302,8 @@ def _watched_facts(
         if not keep:
             start.restore()
             cut = functools.partial(_severed, arguments, run)
-            edits = EditTrials(train, arguments, run, facts, static, start, restore_rng, cut)
-            tried = errors.run("Whether the fix helps as an edit of your lines", edits.all, {})
-            facts = dataclasses.replace(facts, edits=tried)
+            edits = retrain.EditTrials(train, arguments, run, facts, static, start, restore_rng, cut)
+            facts = dataclasses.replace(facts, edits=errors.run("Whether an edit of your lines helps", edits.all, {}))
         unchecked = (*facts.unchecked, *errors.lines, *_failed_evaluations(run))
         return TrainingFacts(static, dataclasses.replace(facts, unchecked=unchecked))
     finally:

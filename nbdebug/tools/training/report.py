@@ -10,6 +10,7 @@ from typing import Any
 from nbdebug import verdict
 from nbdebug.report import Finding, Fix, Plot, Report, RuledOut, Symptom, Table
 from nbdebug.text import count, figures, listed, percent
+from nbdebug.tools.training.edits import GONE
 from nbdebug.tools.training.facts import (
     Attempt,
     Experiment,
@@ -65,6 +66,8 @@ EXPERIMENTS = {
     "over-regularized": ("no penalty", "no weight decay", "less dropout"),
 }
 """By the beginnings of their names, which experiments show a cause's fix."""
+UNSCHEDULED = "Keep the first rate, or make the schedule as long as the run."
+"""Title of an edit without the scheduler's step."""
 OVERFITS = frozenset({"overfit", "model-too-large-for-data"})
 EXPLAINS_OVERFITTING = OVERFITS | {"train-mode-in-eval", "running-statistics", "preprocessing-mismatch"}
 
@@ -118,10 +121,14 @@ def _with_attempts(
         edit = None if run is None else run.edits.get(slug(finding))
         if edit is not None and first is not None:
             finding = dataclasses.replace(finding, fixes=(_of_edit(first, edit), *others))
-        elif attempt is not None and first is not None and EXPERIMENT not in first.after:
+        elif attempt is not None and first is not None and (EXPERIMENT not in first.after or _cures(attempt)):
             finding = dataclasses.replace(finding, fixes=(_tested(first, attempt), *others))
         result.append(finding)
     return result
+
+
+def _cures(attempt: Attempt) -> bool:
+    return attempt.edit is not None and attempt.verified is True
 
 
 def _tested(fix: Fix, attempt: Attempt) -> Fix:
@@ -151,7 +158,8 @@ def _tested(fix: Fix, attempt: Attempt) -> Fix:
 
 def _of_edit(fix: Fix, tried: TriedEdit) -> Fix:
     """A fix that is called tried has an edit: the text that was run."""
-    return Fix.of(fix.title, tried.edit, tried.verified, {SPAN: tried.span, **tried.numbers})
+    title = UNSCHEDULED if GONE in tried.edit.new else fix.title
+    return Fix.of(title, tried.edit, tried.verified, {SPAN: tried.span, **tried.numbers})
 
 
 def _end(losses: Sequence[float]) -> float | str:

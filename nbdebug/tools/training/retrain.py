@@ -3,13 +3,16 @@
 The retrainer trains by itself: the batches that the user's loop read, in their order, the user's loss function, the
 user's optimizers, the learning rates of the run, and its schedule (`LoopSchedule`): which optimizer steps after which
 batch. It does not call the user's loop again, which may write files or append to lists. Before anything is concluded
-from it, it has to repeat the run as it was (`Retrainer.repeats`).
+from it, it has to repeat the run as it was (`Retrainer.repeats`). Only a fix that is an edit of the user's own lines is
+tried in their loop itself (`EditTrials`), on copies of all that this loop changes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+import io
 import math
 import statistics
 import time
@@ -20,9 +23,39 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdebug.observe.snapshot import Snapshot
+from nbdebug.observe.backward import EngineWatch
+from nbdebug.observe.snapshot import Snapshot, StepState
+from nbdebug.observe.sources import edited_functions
+from nbdebug.observe.validation import names_used_by
+from nbdebug.report import Edit, Finding, Where
+from nbdebug.text import count, listed
+from nbdebug.tools.training.edits import (
+    LABEL_CRITERIA,
+    MODEL,
+    NONE_IGNORED,
+    LoopStatements,
+    before_optimizer,
+    in_call,
+    in_label_loss,
+    in_loader,
+    in_loop,
+    joined,
+    setup_text,
+    users_files,
+    with_all_parameters,
+)
 from nbdebug.tools.training.evaluate import FixedBatches, LossFn, loss_root, loss_value, no_warnings
-from nbdebug.tools.training.facts import Experiment
+from nbdebug.tools.training.facts import (
+    DetachedAt,
+    Experiment,
+    StaticFacts,
+    TrainingFacts,
+    TrainingRunFacts,
+    TriedEdit,
+)
+from nbdebug.tools.training.one_step import hidden_parameters
+from nbdebug.tools.training.rules import name_all, signs, slug
+from nbdebug.tools.training.rules.signs import pos_weight, tensor_of
 
 NEAR = 0.15
 """Relative difference up to which a loss counts as divided by that number: dropout may draw other numbers."""
@@ -391,3 +424,214 @@ class _BatchStepper:
         if self.clip is not None and optimizers:
             members = [p for o in optimizers for g in o.param_groups for p in g["params"]]
             torch.nn.utils.clip_grad_norm_(members, self.clip)
+
+
+# Edits of what a run shows, tried
+
+LONGEST_LOOP = 60.0
+"""Seconds of a loop that runs once more, with a fix in it."""
+
+
+FAR_ABOVE = 3.0
+"""Times the loss of an answer that knows nothing: a run that ends above it is not cured."""
+
+
+@dataclasses.dataclass
+class EditTrials:
+    """The fixes of what the rules name, as edits of the user's own lines: of the loop, which runs again as edited; or
+    of a call that made the optimizer or takes the labels, whose argument an experiment has set. arguments, run: of
+    diagnose, and its watched run; severed: where a term of the loss is cut off, as things stand."""
+
+    train: Callable[..., Any]
+    arguments: Any
+    run: Any
+    facts: TrainingRunFacts
+    static: StaticFacts
+    start: Snapshot
+    restore_rng: Callable[[], None]
+    severed: Callable[[], DetachedAt | None]
+
+    def all(self) -> dict[str, TriedEdit]:
+        tried = {}
+        for finding in name_all(TrainingFacts(self.static, self.facts)):
+            name = slug(finding)
+            ways = (self._of_call, self._of_loader, self._of_loop, self._of_cut, self._of_labels)
+            edit = next((edit for way in ways if (edit := way(name)) is not None), None) or self._of_setup(finding)
+            if edit is not None:
+                tried[name] = edit
+        return tried
+
+    @property
+    def _names(self) -> dict[str, Any]:
+        return {**names_used_by(self.train), **self.run.names, **self.arguments.names}
+
+    def _of_loop(self, name: str) -> TriedEdit | None:
+        """The first edit that helps, else the first that runs."""
+        arguments, first = self.arguments, None
+        given = arguments.model, arguments.optimizers, arguments.scheduler
+        for edit in in_loop(name, LoopStatements(self._names, *given, self.facts.places)):
+            end = self._rerun(edit)
+            tried = None if end is None else self._judged(name, edit, *end)
+            if tried is not None and tried.verified:
+                return tried
+            first = first or tried
+        return first
+
+    def _of_loader(self, name: str) -> TriedEdit | None:
+        """Shuffled, as in the experiment."""
+        tried = self.facts.experiments.get("shuffled") if name == "unshuffled-data" else None
+        if tried is None or not signs.helps(tried):
+            return None
+        for edit in in_loader(self._files(), self._names, self.arguments.train_loader, self.train):
+            numbers = _before_and_after(tried.end_as_is, tried.end_changed, tried.val_as_is, tried.val_changed)
+            return TriedEdit(edit, True, _from_the_start(len(tried.changed)), numbers)
+        return None
+
+    def _of_setup(self, finding: Finding) -> TriedEdit | None:
+        """Lines before the optimizer is made: the model runs through them, as they are, and then through your loop."""
+        arguments = self.arguments
+        given = self._files(), self._names, arguments.model, arguments.optimizers, self.train
+        text = setup_text(finding, arguments.model)
+        edits: Iterator[Edit] = iter(())
+        if slug(finding) == "parameters-not-in-optimizer":
+            text, edits = "pass", with_all_parameters(*given, str(finding.evidence["where"][0]))
+        elif text:
+            edits = before_optimizer(*given, text)
+        for edit in edits if arguments.start is None and arguments.optimizers else ():
+            end = self._rerun(edit, text)
+            tried = None if end is None else self._judged(slug(finding), edit, *end)
+            if tried is not None and tried.verified:
+                return tried
+        return None
+
+    def _judged(self, name: str, edit: Edit, losses: list[float], train: float, val: float | None) -> TriedEdit:
+        facts, before, first = self.facts, signs.last_loss(self.facts), abs(signs.first_loss(self.facts))
+        learns = name in ("eval-mode-in-training", "train-mode-in-eval")  # with dropout the loss need not be lower
+        learns |= name == "scheduler-order" and facts.schedule is not None and facts.schedule.before_first
+        most = first if learns else min(signs.BETTER * before, first)
+        if name == "exploding-gradients" and self.static.guess:  # less than before is no cure yet
+            most = min(most, FAR_ABOVE * self.static.guess)
+        well = all(map(math.isfinite, [train, *losses]))
+        last = facts.evaluations[-1].val if facts.evaluations else None
+        numbers = _before_and_after(before, train if well else math.nan, last, val)
+        return TriedEdit(edit, well and train <= most, f"your whole loop, {count(len(losses), 'step')}", numbers)
+
+    def _rerun(self, edit: Edit, setup: str = "") -> tuple[list[float], float, float | None] | None:
+        """The losses of the user's loop as edited, and the loss on fixed batches at its end; None where it can't run
+        again. setup: the lines of the edit, where these stand before the loop."""
+        if self.run.seconds > LONGEST_LOOP:
+            return None
+        arguments = self.arguments
+        optimizers = {str(i): optimizer for i, optimizer in enumerate(arguments.optimizers)}
+        state = StepState.take(self.train, {"model": arguments.model}, optimizers)
+        if state.why_not:
+            return None
+        losses: list[float] = []
+        roots = EngineWatch(lambda call: losses.append(float(call.roots[0].detach().sum())), lambda call, result: None)
+        made: list[Any] = []
+        waiting = contextlib.nullcontext() if arguments.start is None else arguments.start.waiting(made.append)
+        try:
+            (arguments.start or self).restore_rng()
+            changed = contextlib.nullcontext(1) if setup else edited_functions(edit)
+            with changed as exchanged, no_warnings(), contextlib.redirect_stdout(io.StringIO()), waiting:
+                self._set_up(setup)
+                if not exchanged:
+                    return None
+                if not self.run.has_callback:
+                    roots.attach()
+                self.train(lambda step, loss, *more, **named: losses.append(float(loss)))
+            roots.detach()
+            model = made[0].model if made else arguments.model
+            end, val = self.run.on_train.losses_of(model), self.run.on_val.losses_of(model)
+            return (losses, statistics.fmean(end), statistics.fmean(val) if val else None) if end and losses else None
+        except Exception:  # the edit is no fix here
+            return None
+        finally:
+            roots.detach()
+            state.leave()
+            self.start.restore()
+            self.restore_rng()
+
+    def _set_up(self, text: str) -> None:
+        """Run lines of ours that stand before the optimizer is made; it would hold what they let be trained."""
+        if text:
+            exec(text, {"torch": torch, MODEL: self.arguments.model})
+            model, hidden = self.arguments.model, hidden_parameters(self.arguments.model) if text == "pass" else []
+            held = {id(p) for o in self.arguments.optimizers for g in o.param_groups for p in g["params"]}
+            new = [p for p in (*model.parameters(), *(p for _, p in hidden)) if p.requires_grad and id(p) not in held]
+            if new:
+                self.arguments.optimizers[0].add_param_group({"params": new})
+
+    def _of_cut(self, name: str) -> TriedEdit | None:
+        """The gradient of a part of the loss arrives once the cut is out."""
+        cut = self.facts.severed if name == "detached-graph" else None
+        for edit in joined(cut) if cut is not None else ():
+            with edited_functions(edit) as exchanged:
+                left = self.severed() if exchanged else cut
+            self.start.restore()
+            if left is None and cut is not None:
+                arrives = {"gradient": f"arrives at {listed(cut.parameters)}"}
+                return TriedEdit(edit, True, "the loss of one batch", arrives)
+        return None
+
+    def _of_labels(self, name: str) -> TriedEdit | None:
+        """The weights of the experiment, or a label that does not count, as arguments of the loss."""
+        weighting, calls = self.facts.weighting, self.static.loss_calls
+        on_cpu = all(p.device.type == "cpu" for p in self.arguments.model.parameters())
+        ignored = self.facts.ignored if name == "class-ignored" else None
+        labelled = [call for call in calls if call.op in LABEL_CRITERIA]
+        if ignored is not None and len(labelled) == 1:
+            for edit in in_label_loss(self._files(), labelled[0], "ignore_index", NONE_IGNORED):
+                numbers = {"F1 of the others": ignored.others[0], "with the fix": ignored.others[1]}
+                return TriedEdit(edit, True, _from_the_start(ignored.steps), numbers)
+        if name != "class-imbalance" or weighting is None or len(calls) != 1 or not on_cpu:
+            return None
+        binary = calls[0].op == "binary_cross_entropy_with_logits"
+        argument = ("weight", tensor_of(weighting.weights))
+        if weighting.left_out:
+            argument = ("ignore_index", weighting.common)
+        elif weighting.inverse:
+            argument = ("pos_weight" if binary else "weight", "1 / {}")
+        elif binary:
+            argument = ("pos_weight", tensor_of([pos_weight(weighting.weights)]))
+        for edit in in_label_loss(self._files(), calls[0], *argument):
+            numbers = {"score of the other classes": weighting.before, "with the fix": weighting.after}
+            return TriedEdit(edit, True, _from_the_start(weighting.steps), numbers)
+        return None
+
+    def _files(self) -> list[str]:
+        known = self.facts.places.get("backward", Where()).file
+        return users_files(self.arguments.model, self.train, self.arguments.loss_fn, file=known)
+
+    def _of_call(self, name: str) -> TriedEdit | None:
+        """Learning rate and weight decay."""
+        start = {"lr-too-high": "lr/", "lr-too-low": "lr*", "over-regularized": "no weight decay"}.get(name)
+        tried = {n: e for n, e in self.facts.experiments.items() if start is not None and n.startswith(start)}
+        best = min(tried, key=lambda n: tried[n].end_changed, default=None)
+        optimizers = self.arguments.optimizers
+        limit = signs.least_gain(self.facts) if start == "lr*" else signs.BETTER
+        if best is None or not optimizers or not signs.helps(tried[best], limit):
+            return None
+        argument, factor = "weight_decay", 0.0
+        if best.startswith("lr"):
+            argument, factor = "lr", 1 / float(best[3:]) if best[2] == "/" else float(best[3:])
+        groups = [g for o in optimizers for g in o.param_groups]
+        old = {float(g.get("initial_lr", g["lr"]) if argument == "lr" else g[argument]) for g in groups}
+        if len(old) != 1 or any("max_lr" in group for group in groups):
+            return None
+        before, kinds, e = old.pop(), [type(o).__name__ for o in optimizers], tried[best]
+        for edit in in_call(self._files(), kinds, argument, before, f"{before * factor:g}"):
+            numbers = _before_and_after(e.end_as_is, e.end_changed, e.val_as_is, e.val_changed)
+            return TriedEdit(edit, True, _from_the_start(len(e.changed)), numbers)
+        return None
+
+
+def _before_and_after(before: float, after: float, val: float | None, val_after: float | None) -> dict[str, Any]:
+    numbers = {"loss as it is": before, "loss with the fix": after}
+    if val is not None and val_after is not None:
+        numbers |= {"validation as it is": val, "validation with the fix": val_after}
+    return {name: value if math.isfinite(value) else "not finite" for name, value in numbers.items()}
+
+
+def _from_the_start(steps: int) -> str:
+    return f"{count(steps, 'step')} from the start of your run"

@@ -1,0 +1,226 @@
+"""Fixes of a run as edits of the user's own statement: of the loop, of what makes the loader, the optimizer or a layer,
+and lines before the optimizer. Each program is written out, as in a cell. That they cure when they are pasted is shown
+by `python -m tests.benchmarks.cure`."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import nbdebug
+from tests.training.loops import clusters
+
+
+def first_fix(train, model, optimizer, loss_fn, train_loader, val_loader, code, scheduler=None):
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    flags = [p.requires_grad for p in model.parameters()]
+    report = nbdebug.diagnose(
+        train,
+        model=model,
+        optimizer=optimizer,
+        loss_fn=loss_fn,
+        train_loader=train_loader,
+        val_loader=val_loader,
+        scheduler=scheduler,
+        progress=False,
+    )
+    assert report.findings[0].code == f"training/{code}", str(report)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [p.requires_grad for p in model.parameters()] == flags
+    assert sum(len(group["params"]) for group in optimizer.param_groups) <= len(flags)
+    return report.findings[0].fixes[0]
+
+
+def loss_fn(net, batch):
+    return F.cross_entropy(net(batch[0]), batch[1])
+
+
+def trainer(model, optimizer, train_loader, passes=4):
+    def train(callback):
+        for epoch in range(passes):
+            model.train()
+            for i, batch in enumerate(train_loader):
+                optimizer.zero_grad()
+                loss = loss_fn(model, batch)
+                loss.backward()
+                optimizer.step()
+                callback(epoch * len(train_loader) + i, loss.item())
+
+    return train
+
+
+class Tower(nn.Module):
+    """shift: of the first layer's bias; listed: its layers are in a plain list."""
+
+    def __init__(self, shift=0.0, listed=False):
+        super().__init__()
+        layers = [nn.Linear(12, 24), nn.Linear(24, 24)]
+        self.layers = layers if listed else nn.Sequential(*layers)
+        self.head = nn.Linear(24, 5)
+        for layer in layers:
+            nn.init.constant_(layer.bias, shift)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return self.head(x)
+
+
+def test_samples_in_the_order_of_their_labels_are_shuffled_where_the_loader_is_made():
+    torch.manual_seed(0)
+    x, y = clusters(1200)
+    order = y.argsort()
+    train_loader = DataLoader(TensorDataset(x[order], y[order]), batch_size=32)
+    val_loader = DataLoader(TensorDataset(*clusters(200, seed=5)), batch_size=64)
+    model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+    def train(callback):
+        for epoch in range(2):
+            for i, batch in enumerate(train_loader):
+                optimizer.zero_grad()
+                loss = loss_fn(model, batch)
+                loss.backward()
+                optimizer.step()
+                callback(epoch * len(train_loader) + i, loss.item())
+
+    fix = first_fix(train, model, optimizer, loss_fn, train_loader, val_loader, "unshuffled-data")
+
+    assert fix.verified
+    assert fix.edit.new == (
+        "    train_loader = DataLoader(TensorDataset(x[order], y[order]), batch_size=32, shuffle=True)"
+    )
+
+
+def test_schedule_that_cuts_the_rate_too_early_is_left_out():
+    torch.manual_seed(47)
+    pair = TensorDataset(*clusters(1000)), TensorDataset(*clusters(200, seed=5))
+    train_loader, val_loader = DataLoader(pair[0], batch_size=32, shuffle=True), DataLoader(pair[1], batch_size=64)
+    model = nn.Sequential(nn.Linear(12, 48), nn.ReLU(), nn.Linear(48, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2], gamma=0.05)
+
+    def train(callback):
+        for epoch in range(5):
+            for i, batch in enumerate(train_loader):
+                optimizer.zero_grad()
+                loss = loss_fn(model, batch)
+                loss.backward()
+                optimizer.step()
+                callback(epoch * len(train_loader) + i, loss.item())
+            scheduler.step()
+
+    fix = first_fix(train, model, optimizer, loss_fn, train_loader, val_loader, "plateau", scheduler)
+
+    assert fix.verified
+    assert fix.title.startswith("Keep the first rate")
+    assert fix.edit.new.strip() == "pass  # scheduler.step()"
+
+
+@pytest.mark.parametrize(
+    ("sick", "code", "new"),
+    [
+        (
+            {"shift": -6.0},
+            "dead-relu",
+            "    for layer in (tower.layers[0], tower.layers[1]):\n        torch.nn.init.kaiming_normal_(",
+        ),
+        ({"listed": True}, "parameters-not-in-optimizer", "        self.layers = nn.ModuleList(layers if listed"),
+    ],
+)
+def test_layers_of_a_tower_are_drawn_anew_or_registered(sick, code, new):
+    torch.manual_seed(3)
+    pair = TensorDataset(*clusters(1000)), TensorDataset(*clusters(200, seed=5))
+    train_loader, val_loader = DataLoader(pair[0], batch_size=32, shuffle=True), DataLoader(pair[1], batch_size=64)
+    tower = Tower(**sick)
+    optimizer = torch.optim.AdamW(tower.parameters(), lr=3e-3)
+
+    fix = first_fix(trainer(tower, optimizer, train_loader), tower, optimizer, loss_fn, train_loader, val_loader, code)
+
+    assert fix.verified
+    assert fix.edit.new.startswith(new)
+
+
+def test_optimizer_of_a_part_gets_the_whole_model():
+    torch.manual_seed(3)
+    pair = TensorDataset(*clusters(1000)), TensorDataset(*clusters(200, seed=5))
+    train_loader, val_loader = DataLoader(pair[0], batch_size=32, shuffle=True), DataLoader(pair[1], batch_size=64)
+    net = Tower()
+    nn.init.normal_(net.layers[0].weight, 0.0, 0.01)
+    optimizer = torch.optim.RMSprop(net.head.parameters(), lr=1e-3)
+
+    train = trainer(net, optimizer, train_loader)
+    fix = first_fix(train, net, optimizer, loss_fn, train_loader, val_loader, "parameters-not-in-optimizer")
+
+    assert fix.verified
+    assert fix.edit.new == "    optimizer = torch.optim.RMSprop(net.parameters(), lr=1e-3)"
+
+
+def test_frozen_parameters_are_unfrozen_before_the_optimizer_is_made():
+    torch.manual_seed(3)
+    pair = TensorDataset(*clusters(1000)), TensorDataset(*clusters(200, seed=5))
+    train_loader, val_loader = DataLoader(pair[0], batch_size=32, shuffle=True), DataLoader(pair[1], batch_size=64)
+    net = Tower(shift=0.1)
+    with torch.no_grad():
+        net.layers[1].weight.zero_()
+    net.layers.requires_grad_(False)
+    optimizer = torch.optim.Adagrad(net.parameters(), lr=0.05)
+
+    train = trainer(net, optimizer, train_loader)
+    fix = first_fix(train, net, optimizer, loss_fn, train_loader, val_loader, "frozen-parameters")
+
+    assert fix.verified
+    assert "net." in fix.edit.new and "requires_grad_(True)" in fix.edit.new
+    assert fix.edit.new.endswith("    optimizer = torch.optim.Adagrad(net.parameters(), lr=0.05)")
+
+
+def test_inputs_are_scaled_where_the_model_is_called():
+    torch.manual_seed(70)
+    x, y = clusters(1000)
+    x = 150 + 25 * x
+    train_loader = DataLoader(TensorDataset(x[:800], y[:800]), batch_size=32, shuffle=True)
+    val_loader = DataLoader(TensorDataset(x[800:], y[800:]), batch_size=64)
+    reader = nn.Sequential(nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 5))
+    optimizer = torch.optim.SGD(reader.parameters(), lr=0.1)
+
+    def own_loss(reader, batch):
+        return F.cross_entropy(reader(batch[0]), batch[1])
+
+    train = trainer(reader, optimizer, train_loader)
+    fix = first_fix(train, reader, optimizer, own_loss, train_loader, val_loader, "input-not-normalized")
+
+    assert fix.verified, fix
+    assert fix.edit.new.startswith("        return F.cross_entropy(reader((batch[0] - 1")
+
+
+def test_validation_is_put_into_eval_mode_where_each_pass_goes_back_to_train_mode():
+    torch.manual_seed(0)
+    pair = TensorDataset(*clusters(512)), TensorDataset(*clusters(160, seed=5))
+    x, y = pair[1].tensors
+    train_loader = DataLoader(pair[0], batch_size=32, shuffle=True)
+    val_loader = DataLoader(TensorDataset(x[y.argsort()], y[y.argsort()]), batch_size=8)
+    net = nn.Sequential(nn.BatchNorm1d(12), nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 5))
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+
+    @torch.no_grad()
+    def validate():
+        return sum(F.cross_entropy(net(x), y).item() for x, y in val_loader)
+
+    def train(callback):
+        history = []
+        for epoch in range(8):
+            net.train()
+            for i, batch in enumerate(train_loader):
+                optimizer.zero_grad()
+                loss = loss_fn(net, batch)
+                loss.backward()
+                optimizer.step()
+                callback(epoch * len(train_loader) + i, loss.item())
+            history.append(validate())
+        return history
+
+    fix = first_fix(train, net, optimizer, loss_fn, train_loader, val_loader, "train-mode-in-eval")
+
+    assert fix.verified
+    assert fix.edit.new.startswith("        net.eval()\n        return sum(")
