@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from nbdebug.observe.backward import graph_leaves, graph_nodes
 from nbdebug.observe.tensors import output_tensors
 from nbdebug.report import Where
 from nbdebug.tools.training.evaluate import (
@@ -644,3 +645,84 @@ def scores_for_shares(model: nn.Module, loss_fn: LossFn, batch: Any) -> ScoresFo
 def _loss_of(model: nn.Module, loss_fn: LossFn, batch: Any, out: torch.Tensor) -> float:
     with model.register_forward_hook(lambda *_: out):
         return loss_value(loss_fn(model, batch))
+
+
+# -- what is left out of a loss ----------------------------------------------------------------------------------------
+
+
+LOOKS, MOST_VALUES = 4, 5000
+EXPLAINED = 1e-3
+"""Of the deviation of what a loss multiplies by: what rounding leaves of it."""
+
+
+class LeftOut:
+    """Variables of a loop that have a graph of their own, to parameters that its loss does not reach, in each of the
+    first steps: a loss that is never added, or values that come into it by their numbers alone."""
+
+    def __init__(self) -> None:
+        self._looks = list[dict[str, tuple[bool, dict[int, tuple[torch.Tensor, int]], int]]]()
+
+    def note(self, names: Mapping[str, Any], loss: torch.Tensor) -> None:
+        """Before a backward. names: the variables of the functions that are running."""
+        reached, found = {id(leaf) for leaf in graph_leaves(loss)}, {}
+        for name, value in names.items() if len(self._looks) < LOOKS else ():
+            parts = value[:MOST_VALUES] if type(value) is list else [value]
+            if not parts or not all(isinstance(t, torch.Tensor) and t.grad_fn is not None for t in parts):
+                continue
+            nodes = list(graph_nodes([t.grad_fn for t in parts]))
+            leaves = {id(n.variable): n.variable for n in nodes if hasattr(n, "variable")}
+            own = {key: (leaf, leaf._version) for key, leaf in leaves.items() if key not in reached}
+            numbers = own and _is_multiplied(parts, loss, names)
+            if own and (numbers or all(t.numel() == 1 for t in parts)):
+                found[name] = bool(numbers), own, len(nodes)
+        self._looks += [found] * (len(self._looks) < LOOKS)
+
+    def found(self, held: set[int], names: Mapping[int, str], where: Where) -> DetachedAt | None:
+        """At the end of the run: the one with the largest graph whose parameters have stayed as they were, though an
+        optimizer steps that holds them (held: ids)."""
+        always = (
+            [n for n in self._looks[0] if all(n in look for look in self._looks)] if len(self._looks) == LOOKS else []
+        )
+        for name in sorted(always, key=lambda n: -self._looks[-1][n][2]):
+            numbers, own, _ = self._looks[0][name]
+            still = [
+                names[k] for k, (leaf, version) in own.items() if k in held and k in names and leaf._version == version
+            ]
+            if still and len(still) == sum(key in names for key in own):
+                return DetachedAt(name, "number" if numbers else "dropped", tuple(still), where)
+        return None
+
+
+def _is_multiplied(values: Sequence[torch.Tensor], loss: torch.Tensor, names: Mapping[str, Any]) -> bool:
+    """Whether the loss multiplies by numbers that are a sum of these values, times a factor, and of a variable, as an
+    advantage is of values and rewards."""
+    v = torch.cat([t.detach().flatten().double().cpu() for t in values])
+    saved = [
+        [getattr(n, "_saved_self", None), getattr(n, "_saved_other", None)]
+        for n in graph_nodes([loss.grad_fn])
+        if type(n).__name__ == "MulBackward0" and None in [m for m, _ in n.next_functions]
+    ]
+    rows = [c.detach().flatten().double().cpu() for pair in saved for c in pair if isinstance(c, torch.Tensor)]
+    rows += [torch.cat(single)] if (single := [row for row in rows if row.numel() == 1]) else []
+    known = [r for value in names.values() if (r := _numbers(value)) is not None and len(r) == len(v) > 4]
+    for row in (row for row in rows if len(row) == len(v) > 4 and float(row.std()) > 0):
+        for other in known:
+            left = [_unexplained(row, [other, *more]) for more in ([], [v])]
+            if left[1] < EXPLAINED < 10 * EXPLAINED < left[0]:
+                return True
+    return False
+
+
+def _unexplained(row: torch.Tensor, columns: Sequence[torch.Tensor]) -> float:
+    """The share of a row's deviation that a linear function of these columns leaves."""
+    matrix = torch.stack([torch.ones_like(row), *columns], 1)
+    fit = torch.linalg.lstsq(matrix, row[:, None], driver="gelsd").solution
+    return float((row - (matrix @ fit)[:, 0]).std() / row.std())
+
+
+def _numbers(value: Any) -> torch.Tensor | None:
+    """A tensor without a graph, or a list of numbers, as a row."""
+    if isinstance(value, torch.Tensor) and not value.requires_grad and not value.is_complex():
+        return value.detach().flatten().double().cpu() if 4 < value.numel() < MOST_VALUES else None
+    known = type(value) is list and 4 < len(value) < MOST_VALUES and all(type(n) in (int, float) for n in value)
+    return torch.tensor(value, dtype=torch.float64) if known else None

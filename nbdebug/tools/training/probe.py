@@ -293,7 +293,7 @@ def _watched_facts(
         start.restore()
         severed = errors.run("Whether a term of the loss is cut off", lambda: _severed(arguments, run), None)
         severed = severed or errors.run("Gradients of zero", lambda: _cancelled(arguments, run, given), None)
-        facts = dataclasses.replace(facts, severed=severed)
+        facts = dataclasses.replace(facts, severed=severed or facts.severed)
         start.restore()
         try:
             facts = _experiment_facts(arguments, run, facts, start, errors, static)
@@ -365,6 +365,7 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
     sites = {**modes.sites, "backward": updates.backward_site, "optimizer": updates.step_site}
     return TrainingRunFacts(
         losses=tuple(run.losses),
+        severed=run.left_out.found(_held(run), updates.names, at_site(Where(), updates.backward_site)),
         unheld={name: sum(p.numel() for p in model.parameters()) for name, model in run.unheld.items()},
         reward=None if run.rewards is None else (run.rewards.name, tuple(run.rewards.values)),
         reward_slope=None if run.rewards is None else run.rewards.slope,

@@ -198,6 +198,11 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
             "Add up the losses of all parts.",
             "loss = loss + part  # in a loop: loss += part",
         ),
+        "number": (
+            f"`{cut.op}` comes into the loss by its numbers alone, and has no loss of its own",
+            "Add a loss that trains it, such as the critic's distance from the returns.",
+            f"loss = policy_loss + 0.5 * (returns - {cut.op}).square().mean()",
+        ),
         "cancels": (
             f"`{cut.op}` gives the same, whatever the weights before it are",
             "Take the other operand as a constant, as it was when the data were collected; let a softmax or a "
@@ -218,11 +223,11 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
             "chosen = hard + soft - soft.detach()  # the value of the one, the gradient of the other",
         ),
     )
-    cut_off = [name for d in places for name in d.parameters]
+    cut_off, trained_ones = [name for d in places for name in d.parameters], len(facts.static.trained)
     what = {"flat": "anything but zeros", "cancels": "anything but zeros", "mask": "the tokens"}.get(
         cut.how, "a gradient"
     )
-    if places == severed and cut.how != "cancels":
+    if places == severed and cut.how not in ("cancels", "dropped", "number"):
         what = "the gradient of this part of the loss"
     return finding(
         "detached-graph",
@@ -234,7 +239,7 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
         evidence={
             "cut by": cut.op,
             "without gradient": cut_off[:20],
-            "trained parameters cut off": f"{len(cut_off)} of {len(facts.static.trained)}",
+            "trained parameters cut off": f"{len(cut_off)}" + (f" of {trained_ones}" if trained_ones else ""),
         },
     )
 
