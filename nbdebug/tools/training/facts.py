@@ -1,17 +1,10 @@
 """All that the rules of this tool know: plain numbers, names and places; no tensors.
 
 TrainingFacts
-├── static: StaticFacts            before training: one batch sent forward and backward, some batches read
-│   ├── parameters: Parameter      the parameter table; detached, foreign: gradients that end, tensors of another model
-│   ├── loss_calls: LossCall       what the loss functions are given; broadcasts, mixing, mixed: shapes and samples
-│   ├── first_layers, input_shift, overlap, labels, workers     the data
-│   ├── weights, units             the initial weights and the activations
-│   └── overfit, attempts          one batch memorized: as it is, and with the fix of each cause
-└── run: TrainingRunFacts          one run of the user's own loop
-    ├── losses, evaluations        its course
-    ├── stale, scaler, modes, schedule, order                   the calls that it made, the order of its data
-    ├── layers, start_units, end_units, layer_calls, time_gradients     gradients, updates and activations
-    └── experiments, reference     the same start again, with one thing changed at a time
+├── static: StaticFacts     before training: one batch sent forward and backward (parameters, losses, shapes),
+│                           some batches read; one batch memorized, as it is and with the fix of each cause
+└── run: TrainingRunFacts   one run of the user's own loop: its course, the calls that it made, the order of its data,
+                            layers; and the same start again, with one thing changed at a time
 
 `static` is empty and `run` is None where that was not examined.
 """
@@ -37,9 +30,8 @@ class Parameter:
     held: an optimizer has it (None: no optimizer was given); idle: that optimizer holds nothing that this loss reaches;
     rate: its learning rate. used: some op of the forward takes it; reached: autograd leads from the loss to it;
     gradient: root mean square (None: no gradient). zero: it holds nothing but zeros; normal: it belongs to a
-    normalization; registered: `model.parameters()` gives it; last: it makes the output; fresh: its values are those
-    of an initialization; outside: it belongs to the loss function, not to the model.
-    """
+    normalization; registered: `model.parameters()` gives it; last: it makes the output; fresh: its values are those of
+    an initialization; outside: it belongs to the loss function, not to the model."""
 
     name: str
     module: str
@@ -63,9 +55,9 @@ class Parameter:
 @dataclasses.dataclass(frozen=True)
 class DetachedAt:
     """Where the graph ends between trained parameters and the loss. how: "detach", "no_grad", "checkpoint" (a reentrant
-    one), "no gradient" (the op has none), "no graph" (a gradient without its graph), "flat" (its derivative is
-    zero), "left torch", "mask" (it hides inputs), "dropped" (its number is no part of the loss), "number" (of a
-    variable: only its numbers are) or "cancels" (it gives a constant)."""
+    one), "no gradient" (the op has none), "no graph" (a gradient without its graph), "flat" (its derivative is zero),
+    "left torch", "mask" (it hides inputs), "dropped" (its number is no part of the loss), "number" (of a variable: only
+    its numbers are) or "cancels" (it gives a constant)."""
 
     op: str
     how: str
@@ -99,8 +91,7 @@ class LossCall:
     classes alike; entropy: of labels so smoothed, below which their mean loss can't fall; value: the loss itself, where
     it is one number. noise: the target is drawn at random, and the output has nothing of these numbers; given: it is,
     and the share of the samples in which the model is given just these. ignore_index: of a loss of labels. across: the
-    shape (N, classes, …) of scores that are taken for rows of classes as they lie, and where.
-    """
+    shape (N, classes, …) of scores that are taken for rows of classes as they lie, and where."""
 
     op: str
     where: Where
@@ -146,6 +137,16 @@ class LossCall:
 
 SAME_LOSS = 1e-3
 """Relative difference of the loss of a batch and of the one call in it, below which there is nothing else in it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WrongCall:
+    """A call that can't be meant, of one of the kinds of `outputs.wrong_calls`; sizes: its numbers."""
+
+    kind: str
+    op: str
+    where: Where
+    sizes: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,11 +207,13 @@ class MixedSamples:
 @dataclasses.dataclass(frozen=True)
 class SeesAhead:
     """Outputs that predict the token at this time step, or earlier ones, change with it. where: the first op in which
-    this is seen. itself: the targets are not the next tokens but the inputs' own, and the model reads forwards only."""
+    this is seen. itself: the targets are not the next tokens but the inputs' own, and the model reads forwards
+    only; twice: they are two places on."""
 
     at: int
     where: Where
     itself: bool = False
+    twice: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -320,8 +323,8 @@ class SharedGroups:
 @dataclasses.dataclass(frozen=True)
 class Labels:
     """The labels in the order in which the loader gives them. counts: label → how often; runs: stretches of the same
-    label, expected: how many a shuffled order would have; per_batch: median number of classes in a batch; complete:
-    the whole pass was read; sequential: the loader gives the samples in the order of the dataset."""
+    label, expected: how many a shuffled order would have; per_batch: median number of classes in a batch; complete: the
+    whole pass was read; sequential: the loader gives the samples in the order of the dataset."""
 
     counts: Mapping[str, int]
     total: int
@@ -435,10 +438,10 @@ class TriedEdit:
 
 @dataclasses.dataclass(frozen=True)
 class StaticFacts:
-    """What is known before training. loss_form: how loss_fn is called; optimizer: as a person would write it;
-    placed: types and devices of the parameters; normalized: the model has normalization layers; reduction: "mean" or
-    "sum" over the batch, "neither", or "" (not known); attempts: by the cause; drawn, reread, padding:
-    see `Batches`; never_frozen: trained parameters of which a line without effect says that they are not, and where."""
+    """What is known before training. loss_form: how loss_fn is called; optimizer: as a person would write it; placed:
+    types and devices of the parameters; normalized: the model has normalization layers; reduction: "mean" or "sum" over
+    the batch, "neither", or "" (not known); attempts: by the cause; drawn, reread, padding: see `Batches`;
+    never_frozen: trained parameters of which a line without effect says that they are not, and where."""
 
     loss_form: str = "loss_fn(model, batch)"
     loss: float | None = None
@@ -453,6 +456,7 @@ class StaticFacts:
     never_frozen: tuple[tuple[str, ...], Where] | None = None
     loss_calls: tuple[LossCall, ...] = ()
     broadcasts: tuple[Broadcast, ...] = ()
+    wrong_calls: tuple[WrongCall, ...] = ()
     mixing: BatchMixing | None = None
     mixing_checked: bool = False
     mixed: MixedSamples | None = None
@@ -549,8 +553,7 @@ class ModuleMode:
     mode. switched_at: first step of the second kind after one of the first; from_start: the first step was of the
     second kind. no_grad_train: calls in train mode without gradients while validation batches were read (or, where that
     is not known, now and then); no_grad_eval: the same in eval mode. frozen: none of its parameters, nor of its
-    parent's, is trained. momentum: of running statistics.
-    """
+    parent's, is trained. momentum: of running statistics."""
 
     module: str
     kind: str
@@ -613,8 +616,8 @@ class BatchEvaluation:
 @dataclasses.dataclass(frozen=True)
 class TargetOrder:
     """The order of the targets. spread: variance between the means of batches over what a fair shuffle would give (1 is
-    fair); classes: median number of classes in a batch; all_classes: number in the whole; batches: how many were
-    read; sequential: the loader gives the samples in the order of the dataset."""
+    fair); classes: median number of classes in a batch; all_classes: number in the whole; batches: how many were read;
+    sequential: the loader gives the samples in the order of the dataset."""
 
     spread: float = 1.0
     classes: float | None = None
@@ -688,8 +691,8 @@ class IgnoredClass:
 @dataclasses.dataclass(frozen=True)
 class UndecidedPair:
     """Two labels that the trained model does not tell apart, though it knows the others. samples: of the two in the
-    fixed batches; apart: how often a sample of the second scores higher for it than one of the first (0.5 is
-    chance), val_apart: in validation (None: too few); others: mean share found of the other labels."""
+    fixed batches; apart: how often a sample of the second scores higher for it than one of the first (0.5 is chance),
+    val_apart: in validation (None: too few); others: mean share found of the other labels."""
 
     labels: tuple[str, str]
     samples: int
@@ -710,9 +713,9 @@ class SmallFactor:
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
     """What models that are trained on half of the training samples show of the other half. what: "noise" (a share of
-    the targets is suspect), "unrelated" (the targets might be those of other samples) or "unlike" (the model
-    holds for unseen training samples, and not for those of validation). samples: of one pass; steps: of each training;
-    own, unseen, val: mean losses; dealt: of unseen samples with the targets of others; confusions: (label, prediction,
+    the targets is suspect), "unrelated" (the targets might be those of other samples) or "unlike" (the model holds for
+    unseen training samples, and not for those of validation). samples: of one pass; steps: of each training; own,
+    unseen, val: mean losses; dealt: of unseen samples with the targets of others; confusions: (label, prediction,
     count), the commonest of those that differ."""
 
     what: str
@@ -784,32 +787,27 @@ class RegularizerTrial:
 class TrainingRunFacts:
     """What one run of the loop showed. Fields that could not be measured keep their defaults; `unchecked` says why.
 
-    step_numbers: what the callback was given, loss by loss; others_step: an optimizer of another model steps;
-    moved: the loop has changed the model's parameters (True, too, where an optimizer steps);
-    unused: see UpdateWatch; idle, starved: optimizers that never step, or never find a gradient;
-    loss_from: the expression of the loop that is taken for the loss, and its line; reward: of a policy gradient, whose
-    loss is no measure, the variable with what a step brought ("": none) and its course; reward_slope: the correlation
-    of rewards with what the loss multiplies log-probabilities by (0: these are all alike); trains_critic:
-    see loop_frames.py; follows: a model that gives
-    targets and follows this one: the evaluations are then the start and the end against its end; unheld:
-    other models that get gradients, have initial values, and are in no optimizer that steps, with their elements;
-    adversaries: several optimizers, given or not, step after
-    backward passes of their own; places: the user's lines, by what they do; mode_losses: the
-    validation loss in train mode and in eval mode; regularization: the largest weight decay and dropout; spike,
-    held_out, factor: see experiments.py; recalls: class → (samples or pixels of it in the fixed batches, how many
-    of them the model finds at the end); repeats: a plain loop comes to the same losses; severed: where a term of the
-    loss is cut off from all parameters that are trained by it; outweighs: the share of the term that the experiment
-    "weaker term" has weakened; one_label: see LoopRun; edits: by the cause, an edit of the user's lines that was run.
-    stopped_at: batches of the last pass, where the loop left it early; bad_end: a loss at the end that is not finite,
-    and where, in a sentence; linear: the model as a whole is a linear function of its input.
+    step_numbers: what the callback was given, loss by loss; others_step: an optimizer of another model steps; moved:
+    the loop has changed the model's parameters (True, too, where an optimizer steps); unused: see UpdateWatch; idle,
+    starved: optimizers that never step, or never find a gradient; loss_from: the expression of the loop that is taken
+    for the loss, and its line; reward: of a policy gradient, whose loss is no measure, the variable with what a step
+    brought ("": none) and its course; reward_slope: the correlation of rewards with what the loss multiplies
+    log-probabilities by (0: these are all alike); trains_critic: see loop_frames.py; follows: a model that gives
+    targets and follows this one: the evaluations are then the start and the end against its end; unheld: other models
+    that get gradients, have initial values, and are in no optimizer that steps, with their elements; adversaries:
+    several optimizers, given or not, step after backward passes of their own; places: the user's lines, by what they
+    do; mode_losses: the validation loss in train mode and in eval mode; regularization: the largest weight decay and
+    dropout; spike, held_out, factor: see experiments.py; recalls: class → (samples or pixels of it in the fixed
+    batches, how many of them the model finds at the end); repeats: a plain loop comes to the same losses; severed:
+    where a term of the loss is cut off from all parameters that are trained by it; outweighs: the share of the term
+    that the experiment "weaker term" has weakened; one_label: see LoopRun; edits: by the cause, an edit of the user's
+    lines that was run. stopped_at: batches of the last pass, where the loop left it early; bad_end: a loss at the end
+    that is not finite, and where, in a sentence; linear: the model as a whole is a linear function of its input.
     set_back: see SetBack. still: a copy of the model that gives targets and never changes: its name, and the loss at
-    the end with it as it is, and with the values of the model's end.
-    statistics: the name of a model ("": the watched one), the momentum of its batch normalization, its loss at the end,
-    and with running statistics that are those of the data. lost_level: see `outputs.lost_level`.
-    renumbered: see `interventions.renumbered`. floor, at_floor: see `StaticFacts.floor`.
-    validations: the steps after which the loop read val_loader; None where
-    that is not known.
-    """
+    the end with it as it is, and with the values of the model's end. statistics: the name of a model ("": the watched
+    one), the momentum of its batch normalization, its loss at the end, and with running statistics that are those of
+    the data. lost_level: see `outputs.lost_level`. renumbered: see `interventions.renumbered`. floor, at_floor: see
+    `StaticFacts.floor`. validations: the steps after which the loop read val_loader; None where that is not known."""
 
     losses: tuple[float, ...] = ()
     step_numbers: tuple[int, ...] = ()

@@ -31,6 +31,7 @@ from nbdebug.tools.training.facts import (
     DetachedAt,
     LossCall,
     ScoresForShares,
+    WrongCall,
 )
 from nbdebug.tools.training.one_step import Calls, OpCall, calls_for, record
 from nbdebug.tools.training.signals import tensors_at
@@ -188,17 +189,112 @@ def _is_noise(calls: Calls, output: torch.Tensor, target: torch.Tensor) -> bool:
 
 
 def hiding_masks(calls: Calls, batch: Any) -> Iterator[DetachedAt]:
-    """Attention whose key_padding_mask leaves one and the same value of the batch visible, and hides the others."""
+    """Attention whose padding mask leaves one and the same value of the batch visible, and hides the others."""
     for call in calls.calls:
-        mask: Any = call.kwargs.get("key_padding_mask") if call.op == "multi_head_attention_forward" else None
-        for x in output_tensors(batch) if mask is not None and mask.dim() == 2 else ():
-            hidden = mask[:, -x.shape[1] if x.dim() > 1 else 0 :] != 0
+        name, mask = _padding_mask(call)
+        for x in output_tensors(batch) if mask is not None else ():
+            hidden = mask[:, -x.shape[1] if x.dim() > 1 else 0 :]
             if x.shape[:2] != hidden.shape or not 0 < int(hidden.sum()) < hidden.numel() - 1:
                 continue
             seen, unseen = x[~hidden], x[hidden]
             if bool((seen == seen[0]).all()) and not bool((unseen == unseen[0]).all()):
-                yield DetachedAt("key_padding_mask", "mask", (call.module,), call.where)
+                yield DetachedAt(name, "mask", (call.module or call.op,), call.where)
                 return
+
+
+def _padding_mask(call: OpCall) -> tuple[str, Any]:
+    """(name, which places are hidden, by sample), of torch's attention and of a softmax over masked scores; None where
+    no place is hidden from all others."""
+    mask: Any = call.kwargs.get("key_padding_mask") if call.op == "multi_head_attention_forward" else None
+    if mask is not None:
+        return "key_padding_mask", mask != 0 if mask.dim() == 2 else None
+    if call.op == "scaled_dot_product_attention":
+        mask = call.argument(3, "attn_mask")
+        hidden = None if mask is None else ~mask if mask.dtype == torch.bool else mask <= MASKED
+    elif call.op == "softmax" and call.inputs and _softmax_dim(call, call.inputs[0].dim()) == call.inputs[0].dim() - 1:
+        hidden = call.inputs[0].detach() <= MASKED
+    else:
+        return "", None
+    if hidden is None or hidden.dim() < 3:
+        return "", None
+    return "mask", hidden.flatten(1, -2).all(1)
+
+
+DROPOUTS = frozenset("dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout".split())
+TIMES, MATRIX_PRODUCTS = frozenset({"mul", "__mul__", "__rmul__"}), frozenset({"matmul", "__matmul__", "bmm"})
+SCALES = TIMES | frozenset("div __truediv__ add __add__ masked_fill where".split())
+
+
+def wrong_calls(calls: Calls) -> Iterator[WrongCall]:
+    """Calls that can't be meant: weights of samples times a loss that is a mean already; log_target with probabilities;
+    dropout of the outputs; attention whose weights sum to 1 along another dimension than it adds up; an input whose
+    dimensions a view exchanges."""
+    pairs = [(call, output) for call, output, _ in outputs_and_targets(calls)]
+    for call, output in pairs:
+        made = calls.maker(output)
+        if made is not None and call.op != "kl_div" and (rate := _drops(made)):
+            yield WrongCall("dropped outputs", made.op, made.where, (rate,))
+        target = call.argument(1, "target")
+        if call.op == "kl_div" and call.argument(5, "log_target") and _are_probabilities(target, target.dim() - 1):
+            yield WrongCall("log_target", call.op, call.where, tuple(float(v) for v in torch.aminmax(target.detach())))
+    losses = {id(t) for call, _ in pairs for t in call.outputs if t.numel() == 1}
+    for call in calls.calls:
+        operands = [t for t in call.args[:2] if isinstance(t, torch.Tensor)]
+        if call.op in TIMES and len(operands) == 2 and not call.inside:
+            yield from _weighted_mean(calls, call, operands, losses)
+        elif call.op in MATRIX_PRODUCTS and operands:
+            yield from _other_axis(calls, call, operands[0])
+        elif call.op in ("view", "reshape") and call.leaves and not call.params and call.inputs:
+            yield from _exchanged(call, tuple(call.inputs[0].shape), tuple(call.outputs[0].shape))
+
+
+def always_dropping(calls: Calls, model: nn.Module) -> Iterator[WrongCall]:
+    """Of a forward in eval mode: dropout by a function that is not told of the mode."""
+    for call in calls.calls:
+        rate = call.kwargs.get("dropout_p") if call.op == "scaled_dot_product_attention" else _drops(call)
+        own = call.inside and not model.get_submodule(call.module).training
+        if own and rate and not re.search(r"training\s*=\s*True", call.where.text or ""):  # it is wanted there
+            yield WrongCall("drops in eval mode", call.op, call.where, (rate,))
+
+
+def _drops(call: OpCall) -> float:
+    """The rate of a dropout that is on; 0 of another call."""
+    on = call.op in DROPOUTS and call.argument(2, "training", True)
+    return float(call.argument(1, "p", 0.5)) if on else 0.0
+
+
+def _weighted_mean(calls: Calls, call: OpCall, operands: list[torch.Tensor], losses: set[int]) -> Iterator[WrongCall]:
+    for loss, weights in (operands, operands[::-1]):
+        known = calls.dependence(weights)
+        of_batch = id(loss) in losses and weights.numel() > 1 and known.leaves and not known.params
+        if of_batch and bool((weights != weights.flatten()[0]).any()):
+            yield WrongCall("weighted mean", call.op, call.where, tuple(weights.shape))
+
+
+def _other_axis(calls: Calls, call: OpCall, weights: torch.Tensor) -> Iterator[WrongCall]:
+    """Products of queries and keys, normalized along one dimension and added up along another, with nothing between
+    that would normalize them again."""
+    made = calls.dependence(weights).maker
+    while made is not None and made.op in DROPOUTS and made.inputs:
+        made = calls.dependence(made.inputs[0]).maker
+    if made is None or made.op != "softmax" or not made.inputs:
+        return
+    scores, dim = made.inputs[0], _softmax_dim(made, made.inputs[0].dim())
+    product = calls.dependence(scores).maker
+    while product is not None and product.op in SCALES and product.inputs:
+        product = next((c for t in product.inputs if (c := calls.dependence(t).maker) is not None), None)
+    of_both = product is not None and product.op in MATRIX_PRODUCTS | {"einsum"} and len(product.inputs) == 2
+    if not of_both or product is None or dim == scores.dim() - 1 or scores.shape[dim] < 2:
+        return
+    if all(known.params and known.leaves for known in map(calls.dependence, product.inputs)):
+        yield WrongCall("other axis", made.op, made.where, (dim, scores.dim() - 1, *scores.shape))
+
+
+def _exchanged(call: OpCall, before: tuple[int, ...], after: tuple[int, ...]) -> Iterator[WrongCall]:
+    """A view of (N, …, C) as (N, C, …), or back."""
+    last, first = (before[0], before[-1], *before[1:-1]), (before[0], *before[2:], before[1]) if before[1:] else ()
+    if len(before) > 2 and min(before[1:]) > 1 and after != before and after in (last, first):
+        yield WrongCall("exchanged dimensions", call.op, call.where, (len(before), *before, *after))
 
 
 def _describe(calls: Calls, op: str, call: OpCall, output: torch.Tensor, target: torch.Tensor) -> LossCall:
@@ -725,4 +821,4 @@ def _numbers(value: Any) -> torch.Tensor | None:
     if isinstance(value, torch.Tensor) and not value.requires_grad and not value.is_complex():
         return value.detach().flatten().double().cpu() if 4 < value.numel() < MOST_VALUES else None
     known = type(value) is list and 4 < len(value) < MOST_VALUES and all(type(n) in (int, float) for n in value)
-    return torch.tensor(value, dtype=torch.float64) if known else None
+    return torch.tensor(value, dtype=torch.float64, device="cpu") if known else None

@@ -31,8 +31,16 @@ from nbdebug.report import Finding, Report, Where
 from nbdebug.text import size
 from nbdebug.tools.training.batches import Batches, drawn_validation, environment_notes, loss_reduction, worker_draws
 from nbdebug.tools.training.edits import never_frozen, users_files
-from nbdebug.tools.training.evaluate import LossFn, ProbeErrors, batch_size, is_iterator, preserve_rng, repeatable_loss
-from nbdebug.tools.training.facts import Attempt, OverfitResult, Parameter, StaticFacts, TrainingFacts
+from nbdebug.tools.training.evaluate import (
+    LossFn,
+    ProbeErrors,
+    batch_size,
+    is_iterator,
+    mode,
+    preserve_rng,
+    repeatable_loss,
+)
+from nbdebug.tools.training.facts import Attempt, OverfitResult, Parameter, StaticFacts, TrainingFacts, WrongCall
 from nbdebug.tools.training.fixes import attempt, edit_fixes, fix_for, overfit_batch, patched
 from nbdebug.tools.training.one_step import (
     StepGraph,
@@ -44,10 +52,12 @@ from nbdebug.tools.training.one_step import (
     loss_parameters,
     optimizer_code,
     parameter_table,
+    record,
     step_graph,
 )
 from nbdebug.tools.training.outputs import (
     SIGNED,
+    always_dropping,
     broadcasts,
     hiding_masks,
     loss_calls,
@@ -55,6 +65,7 @@ from nbdebug.tools.training.outputs import (
     refused_labels,
     scores_for_shares,
     with_measured_reach,
+    wrong_calls,
 )
 from nbdebug.tools.training.probe import LoopArguments, first_steps
 from nbdebug.tools.training.report import preflight_report
@@ -322,6 +333,7 @@ class _Probes:
                 None,
             ),
             never_frozen=self._probe("Lines that freeze nothing", lambda: self._never_frozen(table), None),
+            wrong_calls=self._probe("Calls that can't be meant", lambda: self._wrong_calls(step, batches.train[0]), ()),
             loss_calls=self._probe("The inputs of the loss", lambda: loss_calls(step.calls), ()),
             broadcasts=self._probe("Shapes in the loss", lambda: broadcasts(step.calls), ()),
             first_layers=self._probe("The scale of the inputs", lambda: first_layers(step), ()),
@@ -331,6 +343,12 @@ class _Probes:
             batch_size=batch_size(batches.train[0]),
             eval_mode=not self.model.training,
         )
+
+    def _wrong_calls(self, step: StepGraph, batch: Any) -> tuple[WrongCall, ...]:
+        in_eval = calls_for(self.work, batch)
+        with mode(self.work, False), preserve_rng(self.loss_fn), torch.no_grad():
+            record(in_eval, self.loss_fn, batch)
+            return *wrong_calls(step.calls), *always_dropping(in_eval, self.work)
 
     def _never_frozen(self, table: tuple[Parameter, ...]) -> tuple[tuple[str, ...], Where] | None:
         moving = [p.name for p in table if p.trained and p.reached and p.held is not False and not p.outside]

@@ -326,7 +326,8 @@ def twins(model: nn.Module, loss_fn: LossFn, batch: Any) -> Twins | None:
 
 def sees_ahead(model: nn.Module, loss_fn: LossFn, batch: Any) -> SeesAhead | None:
     """Where the targets are the inputs one place on: whether outputs change with the very token that they predict.
-    Where they are the inputs as they stand: whether the model reads forwards only, and was to tell the next one."""
+    Where they are the inputs as they stand, or two places on: whether the model reads forwards only, and was to tell
+    the next one."""
     for tokens in output_tensors(batch):
         if tokens.dim() != 2 or tokens.is_floating_point() or tokens.shape[1] < 4:
             continue
@@ -335,7 +336,7 @@ def sees_ahead(model: nn.Module, loss_fn: LossFn, batch: Any) -> SeesAhead | Non
         shift = None if before is None else _shift(plain, tokens)
         if before is None or shift is None:
             continue
-        at = tokens.shape[1] - 3 + shift
+        at = tokens.shape[1] - 3 + shift % 2
         other = tokens.clone()
         other[:, at] = tokens[:, at].roll(1, 0)
         changed = _forward(model, loss_fn, _exchanged(batch, tokens, other))
@@ -345,14 +346,14 @@ def sees_ahead(model: nn.Module, loss_fn: LossFn, batch: Any) -> SeesAhead | Non
         ahead, now, later = (
             _changes(before, after, times) for times in (slice(at), slice(at, at + 1), slice(at + 1, None))
         )
-        if shift and ahead:
+        if shift == 1 and ahead:
             pairs = (
                 (a, b) for a, b in _pairs(plain, changed) if a.inside and a.outputs[0].shape[:2] == before.shape[:2]
             )
             first = next((a for a, b in pairs if _changes(a.outputs[0], b.outputs[0], slice(at))), None)
             return SeesAhead(at, Where(phase="forward") if first is None else first.where)
-        if not shift and not ahead and now and later:
-            return SeesAhead(at, _loss_of_tokens(plain).where, itself=True)
+        if shift != 1 and not ahead and now and (later or shift):
+            return SeesAhead(at, _loss_of_tokens(plain).where, itself=not shift, twice=bool(shift))
     return None
 
 
@@ -374,10 +375,10 @@ def _by_step(calls: Calls, tokens: torch.Tensor) -> torch.Tensor | None:
 
 
 def _shift(calls: Calls, tokens: torch.Tensor) -> int | None:
-    """How many places on the tokens stand that the scores predict: 1, 0 where each is the input's own, or None."""
+    """How many places on the tokens stand that the scores predict: 1, 0 where each is the input's own, 2, or None."""
     length = tokens.shape[1]
     labels = _loss_of_tokens(calls).argument(1, "target").reshape(len(tokens), -1)
-    for shift, least in ((1, NEXT), (0, 1.0)):
+    for shift, least in ((1, NEXT), (0, 1.0), (2, 1.0)):
         own = labels[:, : length - shift]
         counted = own >= 0
         same = (own == tokens[:, shift : shift + own.shape[1]])[counted]

@@ -39,6 +39,7 @@ from nbdebug.tools.training.rules.signs import (
     tensor_of,
     tested_fix,
     without_call,
+    wrong_call,
 )
 
 LARGE = 10.0
@@ -421,7 +422,7 @@ def leakage(facts: TrainingFacts) -> Finding | None:
         return _answer_among_inputs(answers)
     if answers is not None and answers.feature is not None and answers.feature.others is not None:
         return _one_feature_tells(answers.feature, answers.feature.others)
-    if static.ahead is not None:
+    if static.ahead is not None and not static.ahead.twice:
         return _sees_ahead(static.ahead)
     if given := [call for call in static.loss_calls if call.given > NEARLY_ALL]:
         return _given(given[0])
@@ -636,8 +637,7 @@ def double_softmax(facts: TrainingFacts) -> Finding | None:
     cause="`nll_loss` uses its input's value at the label as it is: raw scores can grow for ever, and with "
     "probabilities its slope vanishes. Only log-probabilities, which sum to one, make it a likelihood.",
     confirm="`output.exp().sum(1)` should be 1 for each row.",
-    fix="Use `F.cross_entropy(scores, target)` with raw scores, or put `F.log_softmax(scores, dim=1)` before "
-    "`nll_loss`.",
+    fix="Use `F.cross_entropy` with raw scores, or put `F.log_softmax(scores, dim=1)` before `nll_loss`.",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.NLLLoss.html",
 )
 def missing_log_softmax(facts: TrainingFacts) -> Finding | None:
@@ -664,7 +664,9 @@ def missing_log_softmax(facts: TrainingFacts) -> Finding | None:
                 place=call.where,
                 evidence={"lowest": call.low, "highest": call.high, "sum of exponentials": sums},
             )
-    return None
+    title = "`{op}` with log_target=True expects log-probabilities as targets, and gets probabilities{line}"
+    fix = Fix("Leave log_target out, or give it logarithms.", "F.kl_div(log_probabilities, target)")
+    return wrong_call(facts.static, "log_target", "missing-log-softmax", title, ["loss_fn", "log_target"], fix)
 
 
 def _wrong_dimension(call: LossCall) -> Finding:
@@ -697,7 +699,9 @@ def _wrong_dimension(call: LossCall) -> Finding:
 )
 def wrong_loss_shape(facts: TrainingFacts) -> Finding | None:
     if not facts.static.broadcasts:
-        return None
+        title = "`{op}` multiplies a loss that is a mean already by weights of shape {sizes}{line}: they have no effect"
+        fix = Fix("Keep the losses of the samples apart.", 'F.cross_entropy(out, y, reduction="none") * weights')
+        return wrong_call(facts.static, "weighted mean", "wrong-loss-shape", title, ["loss_fn", "weights"], fix)
     broadcast = facts.static.broadcasts[0]
     return finding(
         "wrong-loss-shape",

@@ -21,7 +21,15 @@ from nbdebug.tools.training.facts import (
     UnitsFact,
 )
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.signs import GLOROT_INIT, HE_INIT, at_line, finding, tested_fix, without_call
+from nbdebug.tools.training.rules.signs import (
+    GLOROT_INIT,
+    HE_INIT,
+    at_line,
+    finding,
+    tested_fix,
+    without_call,
+    wrong_call,
+)
 
 # -- parameters and initial weights ------------------------------------------------------------------------------------
 
@@ -185,8 +193,8 @@ def detached_graph(facts: TrainingFacts) -> Finding | None:
         ),
         "mask": (
             "the padding mask is the wrong way round, so that attention sees the padding alone",
-            "Invert the mask: True hides.",
-            "key_padding_mask = ~mask",
+            "Invert the mask: True hides." if cut.op != "mask" else "Invert the mask.",
+            "key_padding_mask = ~mask" if cut.op != "mask" else "mask = ~mask",
         ),
         "left torch": (
             f"`{cut.op}` takes the values out of torch",
@@ -262,7 +270,9 @@ def batch_mixing(facts: TrainingFacts) -> Finding | None:
         if call.across is not None:
             return _read_across(*call.across)
     if mixing is None:
-        return None
+        title = "`{op}` gives the inputs another shape as they lie{line}; two of its dimensions had to be exchanged"
+        fix = Fix("Exchange the dimensions.", "x = x.permute(0, 3, 1, 2)  # (N, H, W, C) to (N, C, H, W)")
+        return wrong_call(facts.static, "exchanged dimensions", "batch-mixing", title, ["forward"], fix)
     if mixing.rows is not None:
         return _mixed_rows(mixing)
     who = f"`{mixing.op}`{at_line(mixing.where)}" if mixing.op else "The model"
@@ -334,6 +344,23 @@ def _mixed_rows(mixing: BatchMixing) -> Finding:
         place=mixing.where,
         evidence={"rows of the outputs": outputs, "rows of the targets": targets, "batch size": mixing.batch},
     )
+
+
+@rule(
+    code="training/wrong-softmax-dim",
+    title="Attention weights sum to 1 along another dimension than they are used along.",
+    symptom="The model learns, but less than it should; in a causal model the loss may be better than it can be, since "
+    "each weight depends on later queries.",
+    cause="The softmax of the scores runs over the queries, the heads or the samples, and not over the keys, which the "
+    "product with the values adds up.",
+    confirm="`weights.sum(-1)` is 1 everywhere.",
+    fix="`scores.softmax(dim=-1)`, where the keys are the last dimension.",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
+)
+def wrong_softmax_dim(facts: TrainingFacts) -> Finding | None:
+    title = "`{op}` of attention scores runs over dimension {}{line}, and the product with the values over dimension {}"
+    fix = Fix("Let the weights of each query sum to 1.", "weights = scores.softmax(dim=-1)")
+    return wrong_call(facts.static, "other axis", "wrong-softmax-dim", title, ["forward"], fix)
 
 
 @rule(

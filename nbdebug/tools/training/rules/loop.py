@@ -13,7 +13,16 @@ from nbdebug.report import Finding, Fix
 from nbdebug.text import count, figures, percent
 from nbdebug.tools.training.facts import Experiment, LossCall, ModuleMode, Schedule, TrainingFacts, TrainingRunFacts
 from nbdebug.tools.training.rules import signs
-from nbdebug.tools.training.rules.signs import STALE, finding, helps, rate_grows, rate_stays_low, suggestion, tested_fix
+from nbdebug.tools.training.rules.signs import (
+    STALE,
+    finding,
+    helps,
+    rate_grows,
+    rate_stays_low,
+    suggestion,
+    tested_fix,
+    wrong_call,
+)
 
 CLIPPED = 0.1
 """Share of the scaler's steps in which gradients were clipped before they were unscaled."""
@@ -28,12 +37,6 @@ AGAIN = 0.9
 """The share of the loss at which the run ends with the weights that its steps leave, where validation gains, too: some
 go on from averages on purpose, and gain by them."""
 
-WORSE, MATTERS = 3.0, 0.1
-"""Validation in eval mode over that in train mode; the difference, as a share of the first loss."""
-BEHIND = 0.01
-"""Share of the statistics of the start that is left in running ones: (1 - momentum) to the power of the steps."""
-FOLLOWED = 44
-"""Steps after which torch's own momentum, 0.1, leaves no more than that."""
 LONG = 100
 """Steps in which a copy that gives targets is updated, as a rule."""
 SLOPE = 0.3
@@ -244,6 +247,10 @@ def _module_list(modes: Iterable[ModuleMode]) -> str:
     reference="https://github.com/pytorch/tutorials/issues/1624",
 )
 def train_mode_in_eval(facts: TrainingFacts) -> Finding | None:
+    title = "`{op}` drops {:.0%} in eval mode as well{line}: the function is not told of the mode"
+    fix = Fix("Tell it: it drops in train mode only.", "F.dropout(x, p, training=self.training)")
+    if drops := wrong_call(facts.static, "drops in eval mode", "train-mode-in-eval", title, ["forward"], fix):
+        return drops
     run = facts.run
     if run is None:
         return None
@@ -269,65 +276,6 @@ def train_mode_in_eval(facts: TrainingFacts) -> Finding | None:
         run=run,
         place=run.places.get("evaluation"),
         evidence={"calls in train mode": wrong[0].no_grad_train},
-    )
-
-
-@rule(
-    code="training/running-statistics",
-    title="The running statistics of batch normalization are not those of the data.",
-    symptom="In eval mode the loss is far worse than in train mode, or jumps between evaluations; an average of the "
-    "model (EMA, SWA), or a teacher made of it, is hardly better than guessing.",
-    cause="An average of the parameters leaves out the buffers. Or the momentum has the sense of another library: in "
-    "torch it is the share of the new batch (0.1), in Keras that of the old value (0.99).",
-    confirm="Compute the loss in eval mode, with statistics that are taken anew over the training batches.",
-    fix="Copy the buffers, too, or call `torch.optim.swa_utils.update_bn(loader, model)`; `momentum=1 - momentum`.",
-    reference="https://docs.pytorch.org/docs/stable/optim.html#taking-care-of-batch-normalization",
-)
-def running_statistics(facts: TrainingFacts) -> Finding | None:
-    run = facts.run
-    if run is None:
-        return None
-    if run.statistics is None or not run.statistics[3] < signs.BETTER * run.statistics[2]:
-        return _far_behind(run)
-    name, momentum, loss, new = run.statistics
-    if loss - new < MATTERS / 2 * signs.first_loss(run):
-        return _far_behind(run)
-    what = f"`{name}` has averaged weights, and the statistics that it began with" if name else ""
-    what = what or f"with momentum={momentum:g} the running statistics are those of the last batch alone"
-    fix = Fix("Take torch's momentum, the share of the new batch.", f"momentum={1 - (momentum or 0.0):.2g}")
-    if name:
-        code = f"for own, b in zip({name}.buffers(), model.buffers()):\n    own.copy_(b)"
-        fix = Fix("Copy the buffers as well.", code)
-    return finding(
-        "running-statistics",
-        f"Batch normalization: {what}. In eval mode the loss is {figures(loss)}, and {figures(new)} with statistics "
-        "that are taken anew from training batches",
-        [name or "momentum", "BatchNorm", "buffers", *run.stale.functions],
-        [fix],
-        run=run,
-        place=run.places.get("backward") if name else None,
-        evidence={"loss": loss, "with the statistics of the data": new, "momentum": momentum},
-    )
-
-
-def _far_behind(run: TrainingRunFacts) -> Finding | None:
-    """Validation is far worse in eval mode than in train mode, where dropout can only harm."""
-    if run.mode_losses is None:
-        return None
-    (in_train, in_eval), first = run.mode_losses, signs.first_loss(run)
-    matters = in_eval > WORSE * in_train >= 0 and in_eval - in_train > MATTERS * first > 2 * MATTERS * in_train
-    behind = [m for m in run.modes if m.momentum is not None and (1 - m.momentum) ** m.train_steps > BEHIND]
-    own = [m.module for m in behind if "BatchNorm" in m.kind and m.train_steps >= FOLLOWED]
-    if not own or not matters:
-        return None
-    return finding(
-        "running-statistics",
-        f"After {count(behind[0].train_steps, 'step')} with momentum={behind[0].momentum:g} the running statistics of "
-        f"batch normalization are not yet those of the data: the validation loss is {figures(in_eval)} in eval mode, "
-        f"and {figures(in_train)} with the statistics of each batch",
-        ["momentum", "running_mean", "BatchNorm", *own],
-        [Fix("Let them follow the data: torch's momentum is the share of the new batch.", "momentum=0.1")],
-        run=run,
     )
 
 

@@ -30,6 +30,7 @@ from nbdebug.tools.training.rules.signs import (
     finding,
     suggestion,
     tested_fix,
+    wrong_call,
 )
 
 BELOW = 0.5
@@ -96,6 +97,12 @@ PENALTIES = {
     reference="https://developers.google.com/machine-learning/guides/deep-learning-tuning-playbook/faq",
 )
 def over_regularized(facts: TrainingFacts) -> Finding | None:
+    title = "`{op}` sets {:.0%} of the outputs to zero before the loss compares them{line}: no weights can mend that"
+    fix = Fix(
+        "Drop hidden units, before the last layer.", "nn.Sequential(…, nn.Dropout(0.1), nn.Linear(width, outputs))"
+    )
+    if dropped := wrong_call(facts.static, "dropped outputs", "over-regularized", title, ["dropout"], fix):
+        return dropped
     run = facts.run
     if run is None:
         return None
@@ -584,6 +591,30 @@ def exchanged_labels(facts: TrainingFacts) -> Finding | None:
 
 
 @rule(
+    code="training/shifted-twice",
+    title="The labels are shifted twice: each output is to predict the token after the next.",
+    symptom="A language model's loss falls, and stays far above that of others; it writes every second word.",
+    cause="The data set gives labels that are one place on, and the loss (or the model, as those of transformers do) "
+    "moves them on once more.",
+    confirm="Print one row of the inputs beside the targets that the loss compares: `inputs[0, 1]` is `targets[0, 0]`.",
+    fix="Shift once: give the labels as they stand to what shifts them itself, or leave out its shift.",
+    reference="https://huggingface.co/docs/transformers/model_doc/gpt2",
+)
+def shifted_twice(facts: TrainingFacts) -> Finding | None:
+    ahead = facts.static.ahead
+    if ahead is None or not ahead.twice:
+        return None
+    return finding(
+        "shifted-twice",
+        "The targets are the inputs two places on, and the model reads forwards only: each output is to predict the "
+        f"token after the next{at_line(ahead.where)}",
+        ["loss_fn", "target", "train_loader"],
+        [Fix("Shift once.", "loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())  # labels: one place on")],
+        place=ahead.where,
+    )
+
+
+@rule(
     code="training/class-ignored",
     title="The loss ignores a class.",
     symptom="One class is never predicted, and the loss is low all the same.",
@@ -810,4 +841,71 @@ def _rounding(run: TrainingRunFacts, zeros: int) -> Finding:
         [Fix("Report the loss as it is, in float32.", "callback(step, loss.item())  # no round(), int() or half()")],
         run=run,
         evidence={"steps reported as zero": zeros, "loss at the end": end.train, "validation loss": end.val},
+    )
+
+
+WORSE, MATTERS = 3.0, 0.1
+"""Validation in eval mode over that in train mode; the difference, as a share of the first loss."""
+BEHIND = 0.01
+"""Share of the statistics of the start that is left in running ones: (1 - momentum) to the power of the steps."""
+FOLLOWED = 44
+"""Steps after which torch's own momentum, 0.1, leaves no more than that."""
+
+
+@rule(
+    code="training/running-statistics",
+    title="The running statistics of batch normalization are not those of the data.",
+    symptom="In eval mode the loss is far worse than in train mode, or jumps between evaluations; an average of the "
+    "model (EMA, SWA), or a teacher made of it, is hardly better than guessing.",
+    cause="An average of the parameters leaves out the buffers. Or the momentum has the sense of another library: in "
+    "torch it is the share of the new batch (0.1), in Keras that of the old value (0.99).",
+    confirm="Compute the loss in eval mode, with statistics that are taken anew over the training batches.",
+    fix="Copy the buffers, too, or call `torch.optim.swa_utils.update_bn(loader, model)`; `momentum=1 - momentum`.",
+    reference="https://docs.pytorch.org/docs/stable/optim.html#taking-care-of-batch-normalization",
+)
+def running_statistics(facts: TrainingFacts) -> Finding | None:
+    run = facts.run
+    if run is None:
+        return None
+    if run.statistics is None or not run.statistics[3] < signs.BETTER * run.statistics[2]:
+        return _far_behind(run)
+    name, momentum, loss, new = run.statistics
+    if loss - new < MATTERS / 2 * signs.first_loss(run):
+        return _far_behind(run)
+    what = f"`{name}` has averaged weights, and the statistics that it began with" if name else ""
+    what = what or f"with momentum={momentum:g} the running statistics are those of the last batch alone"
+    fix = Fix("Take torch's momentum, the share of the new batch.", f"momentum={1 - (momentum or 0.0):.2g}")
+    if name:
+        code = f"for own, b in zip({name}.buffers(), model.buffers()):\n    own.copy_(b)"
+        fix = Fix("Copy the buffers as well.", code)
+    return finding(
+        "running-statistics",
+        f"Batch normalization: {what}. In eval mode the loss is {figures(loss)}, and {figures(new)} with statistics "
+        "that are taken anew from training batches",
+        [name or "momentum", "BatchNorm", "buffers", *run.stale.functions],
+        [fix],
+        run=run,
+        place=run.places.get("backward") if name else None,
+        evidence={"loss": loss, "with the statistics of the data": new, "momentum": momentum},
+    )
+
+
+def _far_behind(run: TrainingRunFacts) -> Finding | None:
+    """Validation is far worse in eval mode than in train mode, where dropout can only harm."""
+    if run.mode_losses is None:
+        return None
+    (in_train, in_eval), first = run.mode_losses, signs.first_loss(run)
+    matters = in_eval > WORSE * in_train >= 0 and in_eval - in_train > MATTERS * first > 2 * MATTERS * in_train
+    behind = [m for m in run.modes if m.momentum is not None and (1 - m.momentum) ** m.train_steps > BEHIND]
+    own = [m.module for m in behind if "BatchNorm" in m.kind and m.train_steps >= FOLLOWED]
+    if not own or not matters:
+        return None
+    return finding(
+        "running-statistics",
+        f"After {count(behind[0].train_steps, 'step')} with momentum={behind[0].momentum:g} the running statistics of "
+        f"batch normalization are not yet those of the data: the validation loss is {figures(in_eval)} in eval mode, "
+        f"and {figures(in_train)} with the statistics of each batch",
+        ["momentum", "running_mean", "BatchNorm", *own],
+        [Fix("Let them follow the data: torch's momentum is the share of the new batch.", "momentum=0.1")],
+        run=run,
     )

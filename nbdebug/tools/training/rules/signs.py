@@ -23,6 +23,7 @@ from nbdebug.tools.training.facts import (
     HeldOut,
     LayerFact,
     RegularizerTrial,
+    StaticFacts,
     TellingFeature,
     TimeGradient,
     TrainingRunFacts,
@@ -625,6 +626,15 @@ def finding(
     return Finding(
         f"training/{slug}", title, where, {"where": names, **rows}, tuple(fixes), tuple(Link(text) for text in chain)
     )
+
+
+def wrong_call(static: StaticFacts, kind: str, slug: str, title: str, names: Iterable[str], fix: Fix) -> Finding | None:
+    """Of a call that can't be meant, the first of its kind. title: with places for op, line and sizes."""
+    call = next((c for c in static.wrong_calls if c.kind == kind), None)
+    if call is None:
+        return None
+    said = title.format(*call.sizes, op=call.op, line=at_line(call.where), sizes=shape(call.sizes))
+    return finding(slug, said, [call.where.module or "", *names, call.op], [fix], place=call.where)
 
 
 def _modules(run: TrainingRunFacts) -> set[str]:
