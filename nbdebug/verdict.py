@@ -86,6 +86,12 @@ def smoothed_entropy(share: float, classes: int) -> float:
     return -sum(times * p * math.log(p) for times, p in ((1, own), (classes - 1, other)) if p > 0)
 
 
+def entropy_of(counts: Iterable[int]) -> float:
+    """Of labels of which each comes so often, in nats."""
+    known = [n for n in counts if n]
+    return -sum(n / sum(known) * math.log(n / sum(known)) for n in known)
+
+
 def floor_of(entropy: float, guess: float) -> tuple[float, float]:
     """(the lowest loss that labels of this entropy leave, the loss below which a run has come down to it). guess: the
     loss of an answer that does not look at the input."""
@@ -216,10 +222,12 @@ def of_evaluations(
     guess: float | None = None,
     several: bool = False,
     floor: tuple[float, float] = (0.0, 0.0),
+    constant: float | None = None,
 ) -> list[Symptom]:
     """What the losses on the same batches show, in the order of the run: (training loss, validation loss or None, its
     standard error). guess: the training loss of an answer that does not look at the input, where it is known. several:
-    as in `of_losses`. floor: the lowest loss that can be, and the loss below which a run has come down to it."""
+    as in `of_losses`. floor: the lowest loss that can be, and the loss below which a run has come down to it. constant:
+    the loss of the best constant answer, where it is known: validation may not be above it once training is below."""
     if len(evaluations) < 2:
         return []
     train, val = [t for t, _, _ in evaluations], [v for _, v, _ in evaluations if v is not None]
@@ -241,6 +249,12 @@ def of_evaluations(
         found.append(Symptom(said, DATA))
     if len(val) == len(train) and not found:
         found += _validation(train, val, [error for _, _, error in evaluations])
+        beyond = max(SURE * evaluations[-1][2], OF_START * (constant or 0.0))
+        if not found and constant and last < constant and statistics.median(val[1:][-3:]) > constant + beyond:
+            ends = f"Validation ends at {figures(val[-1])}, training at {figures(last)}"
+            found.append(
+                Symptom(f"{ends}; an answer that does not look at the input has {figures(constant)}.", VALIDATION)
+            )
     return found
 
 

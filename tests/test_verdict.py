@@ -117,6 +117,19 @@ def test_and_none_of_a_healthy_run(rows: list, guess: float | None) -> None:
     assert verdict.of_evaluations(rows, guess=guess) == []
 
 
+def test_validation_may_not_be_above_a_constant_answer_once_training_is_below() -> None:
+    course = [(4.6, 4.6, 0.01), (1.05, 1.19, 0.01), (0.9, 1.25, 0.02)]  # of 3 labels, by a model with 100 outputs
+    (symptom,) = verdict.of_evaluations(course, guess=4.6, constant=verdict.entropy_of([100, 100, 100]))
+    assert "an answer that does not look at the input has 1.1" in symptom.what
+    assert verdict.of_evaluations(course, guess=4.6) == []
+    for healthy in (
+        [(4.6, 4.6, 0.01), (1.5, 1.6, 0.01)],
+        [(4.6, 4.6, 0.1), (0.9, 1.2, 0.1)],
+        [(4.6, 4.6, 0), (0.8, 1, 0)],
+    ):
+        assert verdict.of_evaluations(healthy, guess=4.6, constant=1.0986) == []
+
+
 def test_the_verdict_is_the_headline_the_colour_and_a_field() -> None:
     sick = Report("q", steps=3, symptoms=(Symptom("The loss is inf in step 2.", "Look there."),))
     assert (sick.verdict, sick.ok) == (UNKNOWN, False) and sick.to_dict()["verdict"] == UNKNOWN

@@ -14,7 +14,7 @@ from nbdebug.tools.training.report import diagnose_report
 from nbdebug.tools.training.rows import paired_anew
 from nbdebug.tools.training.rules.signs import OTHER_ORDER, weights_follow
 from nbdebug.tools.training.signals import target_columns
-from tests.training.loops import clusters, cross_entropy, made, mse
+from tests.training.loops import clusters, cross_entropy, loaders, made, mse
 
 SMOOTHED = "label smoothing 0.1"
 
@@ -391,3 +391,22 @@ def test_rows_that_are_mixed_before_the_model_are_no_fault_of_it():
     model = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 8))
     for loss_fn in (mixup, pairing):
         assert [f.title for f in nbdebug.preflight(model, dealt(*clusters(300))[0], loss_fn)] == []
+
+
+def test_validation_above_the_entropy_of_its_labels_is_not_well():
+    """A model with more outputs than labels: the logarithm of their number is no measure."""
+
+    def looked_at(y):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 100))
+        parts = made(model, torch.optim.Adam(model.parameters(), lr=3e-3), cross_entropy, loaders(x, y), 12)
+        return nbdebug.diagnose(
+            parts.train, model=model, optimizer=parts.optimizer, loss_fn=parts.loss_fn, train_loader=parts.train_loader,
+            val_loader=parts.val_loader, progress=False,
+        )  # fmt: skip
+
+    torch.manual_seed(3)
+    x = torch.randn(3000, 20)
+    report = looked_at(torch.randint(0, 3, (3000,)))
+    assert not report.ok and "does not look at the input has 1.1" in report.symptoms[0].what
+    assert looked_at((x[:, :3] + 0.5 * torch.randn(3000, 3)).argmax(1)).ok

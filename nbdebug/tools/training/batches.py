@@ -57,7 +57,6 @@ from nbdebug.tools.training.facts import (
     LossCall,
     Overlap,
     SharedGroups,
-    SilentEnd,
     WorkerDraws,
 )
 from nbdebug.tools.training.one_step import StepGraph
@@ -162,10 +161,10 @@ class Batches:
             else 0.0
         )
 
-    def silent_end(self) -> SilentEnd | None:
-        """Of sequences whose targets are their own tokens: the token that ends each and fills the shorter ones up, and
-        is a target of none. What is filling is told by a mask in the batch; without one, the longest of a batch needs
-        none."""
+    def silent_end(self) -> tuple[int, int] | None:
+        """Of sequences whose targets are their own tokens: (the token that ends each and fills the shorter ones up, and
+        is a target of none; how many there are). What is filling is told by a mask in the batch; without one, the
+        longest of a batch needs none."""
         ends, sequences, filled = set[int](), 0, set[int]()
         if self.loss is None or self.target is None:
             return None
@@ -191,7 +190,7 @@ class Batches:
             if not same or not bool(counted.any()) or len(ends) > 1 or bool((y[counted] == min(ends)).any()):
                 return None
             sequences += len(x)
-        return SilentEnd(ends.pop(), sequences) if filled == ends and sequences >= ENDS else None
+        return (ends.pop(), sequences) if filled == ends and sequences >= ENDS else None
 
     def find_roles(self, step: StepGraph, loss_calls: Sequence[LossCall]) -> None:
         """Which tensors are targets and inputs, by their use in the step."""

@@ -341,14 +341,6 @@ class Labels:
 
 
 @dataclasses.dataclass(frozen=True)
-class SilentEnd:
-    """The token that ends each of so many sequences, and that is never a target, since it also fills them up."""
-
-    token: int
-    sequences: int
-
-
-@dataclasses.dataclass(frozen=True)
 class WorkerDraws:
     """What the loader's workers draw for one and the same item. random: two draws in a worker differ; alike: all
     workers draw the same; repeats: a second pass draws the same as the first. holder: where the generator is kept."""
@@ -440,7 +432,7 @@ class TriedEdit:
 class StaticFacts:
     """What is known before training. loss_form: how loss_fn is called; optimizer: as a person would write it; placed:
     types and devices of the parameters; normalized: the model has normalization layers; reduction: "mean" or "sum" over
-    the batch, "neither", or "" (not known); attempts: by the cause; drawn, reread, padding: see `Batches`;
+    the batch, "neither", or "" (not known); attempts: by the cause; silent_end, drawn, reread, padding: see `Batches`;
     never_frozen: trained parameters of which a line without effect says that they are not, and where."""
 
     loss_form: str = "loss_fn(model, batch)"
@@ -463,7 +455,7 @@ class StaticFacts:
     scores_for_shares: ScoresForShares | None = None
     ahead: SeesAhead | None = None
     twins: Twins | None = None
-    silent_end: SilentEnd | None = None
+    silent_end: tuple[int, int] | None = None
     ignores_input: bool | None = None
     first_layers: tuple[FirstLayer, ...] = ()
     input_shift: InputShift | None = None
@@ -497,12 +489,16 @@ class StaticFacts:
     def floor(self) -> tuple[float, float]:
         """(The lowest loss that smoothed labels leave, the loss below which a run has come down to it); (0, 0) where
         there are none, or the loss is more than the one call."""
+        call = self.only_call
+        return (0.0, 0.0) if call is None or not call.entropy else floor_of(call.entropy, call.guess or call.entropy)
+
+    @property
+    def only_call(self) -> LossCall | None:
+        """The loss's call, where it is nothing else."""
         call = self.loss_calls[0] if len(self.loss_calls) == 1 else None
-        if call is None or not call.entropy or call.value is None or self.loss is None:
-            return 0.0, 0.0
-        if abs(call.value - self.loss) > SAME_LOSS * abs(self.loss):
-            return 0.0, 0.0
-        return floor_of(call.entropy, call.guess or call.entropy)
+        if call is None or call.value is None or self.loss is None:
+            return None
+        return call if abs(call.value - self.loss) <= SAME_LOSS * abs(self.loss) else None
 
     @property
     def guess(self) -> float | None:
@@ -806,8 +802,9 @@ class TrainingRunFacts:
     set_back: see SetBack. still: a copy of the model that gives targets and never changes: its name, and the loss at
     the end with it as it is, and with the values of the model's end. statistics: the name of a model ("": the watched
     one), the momentum of its batch normalization, its loss at the end, and with running statistics that are those of
-    the data. lost_level: see `outputs.lost_level`. renumbered: see `interventions.renumbered`. floor, at_floor: see
-    `StaticFacts.floor`. validations: the steps after which the loop read val_loader; None where that is not known."""
+    the data. lost_level: see `outputs.lost_level`. renumbered: see `interventions.renumbered`. accumulation: see
+    `outputs.FirstLosses`. floor, at_floor: see `StaticFacts.floor`. validations: the steps after which the loop read
+    val_loader; None where that is not known."""
 
     losses: tuple[float, ...] = ()
     step_numbers: tuple[int, ...] = ()
@@ -883,6 +880,7 @@ class TrainingRunFacts:
     statistics: tuple[str, float | None, float, float] | None = None
     teacher: TeacherAnswers | None = None
     lost_level: float = 0.0
+    accumulation: tuple[int, float, int] | None = None
     validations: tuple[int, ...] | None = None
     regularizers: tuple[RegularizerTrial, ...] = ()
 

@@ -62,7 +62,7 @@ from nbdebug.tools.training.loop_frames import (
     proved,
 )
 from nbdebug.tools.training.one_step import is_fresh
-from nbdebug.tools.training.outputs import LOOKS, LeftOut
+from nbdebug.tools.training.outputs import LOOKS, FirstLosses
 from nbdebug.tools.training.retrain import wants_closure
 
 # -- modes, gradients and updates --------------------------------------------------------------------------------------
@@ -87,7 +87,6 @@ REMEMBERED = 20_000
 MODES = "In which mode (train or eval) each module ran"
 ORDER = "Gradients, updates and the order of backward, step and zero_grad"
 LOSS = "The loss of a batch, by your loop's own lines"
-LEFT = "Whether a loss is left out of the sum"
 SCALER = "Whether gradients are clipped before GradScaler unscales them"
 
 
@@ -609,7 +608,7 @@ class LoopRun:
         self.takes_own = self._drawn = False
         self.rewards: RewardWatch | None = None
         self._others: dict[str, tuple[nn.Module, list[tuple[int, float]]]] = {}
-        self.copies, self.soft, self.left_out = Copies(), SoftTargets(), LeftOut()
+        self.copies, self.soft, self.first_losses = Copies(), SoftTargets(), FirstLosses()
         self._calls, self.graphs, self._hooks = Counter[str](), Counter[int](), list[Any]()
         self._draw: Callable[[], None] | None = None
         self._before: dict[CodeType, dict[str, Any]] = {}
@@ -697,7 +696,7 @@ class LoopRun:
             self.rewards = RewardWatch.of(call.roots[0], frames, bool(self.reading.read))
         wanted = self.rewards is not None or self.updates.backwards < LOOKS
         names = {n: v for frame in reversed(frames) for n, v in frame_variables(frame).items()} if wanted else {}
-        self.errors.run(LEFT, lambda: self.left_out.note(names, call.roots[0]), None)
+        self.errors.run(ORDER, lambda: self.first_losses.note(names, call.roots[0]), None)
         if self.rewards is not None:
             self.learned, self.takes_own = None, False
             self._forget_loss()

@@ -7,8 +7,10 @@ what no known op bounds is measured, with random weights.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -751,11 +753,12 @@ EXPLAINED = 1e-3
 """Of the deviation of what a loss multiplies by: what rounding leaves of it."""
 
 
-class LeftOut:
-    """Variables of a loop that have a graph of their own, to parameters that its loss does not reach, in each of the
-    first steps: a loss that is never added, or values that come into it by their numbers alone."""
+class FirstLosses:
+    """What the loss of each of the first steps is made of. divisors: what it, a mean, is divided by (1: nothing; None:
+    it is another loss)."""
 
     def __init__(self) -> None:
+        self.divisors = list[float | None]()
         self._looks = list[dict[str, tuple[bool, dict[int, tuple[torch.Tensor, int]], int]]]()
 
     def note(self, names: Mapping[str, Any], loss: torch.Tensor) -> None:
@@ -771,11 +774,13 @@ class LeftOut:
             numbers = own and _is_multiplied(parts, loss, names)
             if own and (numbers or all(t.numel() == 1 for t in parts)):
                 found[name] = bool(numbers), own, len(nodes)
+        self.divisors += [_divisor(loss)] * (len(self._looks) < LOOKS)
         self._looks += [found] * (len(self._looks) < LOOKS)
 
-    def found(self, held: set[int], names: Mapping[int, str], where: Where) -> DetachedAt | None:
-        """At the end of the run: the one with the largest graph whose parameters have stayed as they were, though an
-        optimizer steps that holds them (held: ids)."""
+    def left_out(self, held: set[int], names: Mapping[int, str], where: Where) -> DetachedAt | None:
+        """At the end of the run: a loss that is never added, or values that come in by their numbers alone. It is the
+        variable with the largest graph, of those of each step, to parameters that the loss does not reach, and that
+        have stayed as they were, though an optimizer steps that holds them (held: ids)."""
         always = (
             [n for n in self._looks[0] if all(n in look for look in self._looks)] if len(self._looks) == LOOKS else []
         )
@@ -787,6 +792,34 @@ class LeftOut:
             if still and len(still) == sum(key in names for key in own):
                 return DetachedAt(name, "number" if numbers else "dropped", tuple(still), where)
         return None
+
+    def accumulation(
+        self, stepped: Sequence[Sequence[int]], used: Sequence[int], waiting: Sequence[int]
+    ) -> tuple[int, float, int] | None:
+        """(batches whose gradients one step adds up, what the mean loss of each is divided by, batches of the last step
+        of a pass where these are fewer, else 0); None where each batch has its step, or the loss is no mean. stepped,
+        used: see UpdateWatch; waiting: how often gradients that waited for a step were gone, and still there."""
+        gaps = [b - a for a, b in itertools.pairwise([-1, *(i for i, row in enumerate(stepped) if row)])]
+        every, times = Counter(gaps).most_common(1)[0] if len(gaps) >= LOOKS else (1, 0)
+        kept = waiting[1] > 0 == waiting[0] and len(set(used[:every])) == every > 1
+        if not kept or None in self.divisors or len(set(self.divisors)) != 1 or times < len(gaps) / 2:
+            return None
+        short = [gap for gap in gaps if gap < every]
+        return every, self.divisors[0] or 1.0, short[0] if len(set(short)) == 1 and len(short) > 1 else 0
+
+
+def _divisor(loss: torch.Tensor) -> float | None:
+    """What a mean is divided by last; None of another loss, or where it is multiplied, as a scaler does."""
+    node: Any = loss.grad_fn
+    divisor = 1.0
+    while type(node).__name__ in ("DivBackward0", "MulBackward0") and len(node.next_functions) == 2:
+        constant = node._saved_other
+        if node.next_functions[1][0] is not None or not isinstance(constant, torch.Tensor) or constant.numel() != 1:
+            return None
+        divisor *= float(constant) if type(node).__name__ == "DivBackward0" else 1 / (float(constant) or math.inf)
+        node = node.next_functions[0][0]
+    mean = getattr(node, "_saved_reduction", None) == 1 or type(node).__name__ == "MeanBackward0"
+    return divisor if mean and divisor >= 1 else None
 
 
 def _is_multiplied(values: Sequence[torch.Tensor], loss: torch.Tensor, names: Mapping[str, Any]) -> bool:

@@ -353,9 +353,6 @@ def _failed_evaluations(run: LoopRun) -> Iterator[str]:
             yield f"The loss on fixed {name} batches: {batches.error}"
 
 
-# Edits
-
-
 # The loop
 
 
@@ -365,7 +362,7 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
     sites = {**modes.sites, "backward": updates.backward_site, "optimizer": updates.step_site}
     return TrainingRunFacts(
         losses=tuple(run.losses),
-        severed=run.left_out.found(_held(run), updates.names, at_site(Where(), updates.backward_site)),
+        severed=run.first_losses.left_out(_held(run), updates.names, at_site(Where(), updates.backward_site)),
         unheld={name: sum(p.numel() for p in model.parameters()) for name, model in run.unheld.items()},
         reward=None if run.rewards is None else (run.rewards.name, tuple(run.rewards.values)),
         reward_slope=None if run.rewards is None else run.rewards.slope,
@@ -375,6 +372,7 @@ def _loop_facts(arguments: LoopArguments, run: LoopRun, order: Order) -> Trainin
         backwards=updates.backwards,
         others_step=bool(run.stepping) and not updates.steps,
         unused=updates.unused,
+        accumulation=run.first_losses.accumulation(updates.stepped, updates.used, updates.waiting),
         one_label=run.one_label,
         set_back=tuple(run.set_back.at),
         idle=tuple(_idle(run)),

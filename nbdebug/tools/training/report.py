@@ -343,6 +343,7 @@ def diagnose_report(facts: TrainingFacts, findings: list[Finding], question: str
             *[f"{fix.title} {fix.code}" for fix in gains if not named & OVERFITS],
             *_validation_note(run),
             *_measure_note(run),
+            *_accumulation_note(run, named),
             *_both_zero(facts, named),
         ),
         subject,
@@ -427,6 +428,25 @@ def _measure_note(run: TrainingRunFacts) -> Iterable[str]:
         yield f"The loss is a policy gradient's: its value is no measure of what was learned.{seen}"
 
 
+def _accumulation_note(run: TrainingRunFacts, named: set[str]) -> Iterable[str]:
+    """Gradients that are added up over batches, and are not their mean."""
+    every, divisor, last = run.accumulation or (1, 1.0, 0)
+    if "accumulation-scale" in named or every == 1:
+        return
+    if divisor != every:
+        share = "not divided" if divisor == 1 else f"divided by {divisor:g}"
+        counts = "its steps do not depend on that" if signs.adapts(run) else "the learning rate counts as much more"
+        yield (
+            f"A step adds up the gradients of {every} batches, and the mean loss of each is {share}: they are "
+            f"{figures(every / divisor)} times those of the mean. With {run.optimizer} {counts}."
+        )
+    elif last:
+        yield (
+            f"The last step of a pass has {count(last, 'batch', 'batches')}, each divided by {every} all the same: its "
+            f"gradient is {percent(last / every)} of their mean."
+        )
+
+
 def _both_zero(facts: TrainingFacts, named: set[str]) -> Iterable[str]:
     run, static = facts.run, facts.static
     if run is None or not signs.both_zero(run) or named & {"leakage", "zero-loss"}:
@@ -467,8 +487,23 @@ def _symptoms(facts: TrainingFacts) -> list[Symptom]:
         *[_undecided(pair) for pair in [run.undecided] if pair is not None],
         *losses,
         *(verdict.of_rewards(*run.reward) if run.reward is not None else ()),
-        *verdict.of_evaluations(fixed, guess=static.guess, several=run.adversaries, floor=(run.floor, run.at_floor)),
+        *verdict.of_evaluations(
+            fixed,
+            guess=static.guess,
+            several=run.adversaries,
+            floor=(run.floor, run.at_floor),
+            constant=_constant(static),
+        ),
     ]
+
+
+def _constant(static: StaticFacts) -> float | None:
+    """The loss of the best answer that does not look at the input, the entropy of the labels; None of another loss. It
+    is below `guess` where a model has outputs for labels that never come."""
+    call, labels = static.only_call, static.labels
+    if call is None or labels is None or call.op not in ("cross_entropy", "nll_loss") or static.reduction != "mean":
+        return None
+    return None if call.weighted or call.smoothing else verdict.entropy_of(labels.counts.values())
 
 
 def _undecided(pair: UndecidedPair) -> Symptom:

@@ -53,6 +53,7 @@ ORDER = (
     "exchanged-labels",
     "class-ignored",
     "label-noise",
+    "accumulation-scale",
     "loss-spike",
     "scheduler-order",
     "zero-loss",

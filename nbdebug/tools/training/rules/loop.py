@@ -528,6 +528,41 @@ def _is_squared(run: TrainingRunFacts, schedule: Schedule) -> bool:
     return schedule.kind == "LambdaLR" and falls and abs(rates[0] - square) < 0.01 * square < 0.01 * schedule.peak
 
 
+@rule(
+    code="training/accumulation-scale",
+    title="Accumulated gradients are not those of the mean over their batches.",
+    symptom="The learning rate that was right without accumulation makes the loss jump, or hardly move; it has to be "
+    "changed with the number of batches that are added up.",
+    cause="`backward()` adds gradients up. A loss that is a mean over its batch is to be divided by the number of "
+    "batches of a step; undivided, or divided by another number, the steps are that many times too long.",
+    confirm="Print the gradient's norm before `optimizer.step()` with 1 batch and with k: it is about the same.",
+    fix="`(loss / k).backward()`, with the k of `if (i + 1) % k == 0: optimizer.step()`.",
+    reference="https://huggingface.co/blog/gradient_accumulation",
+)
+def accumulation_scale(facts: TrainingFacts) -> Finding | None:
+    run = facts.run
+    if run is None or run.accumulation is None or signs.adapts(run):
+        return None
+    every, divisor, _ = run.accumulation
+    by_count = divisor == round(divisor) != 1 and divisor != every
+    best = _best(run, "lr/")
+    too_long = best is not None and signs.rate_may_be_high(run) and helps(best[1], signs.MUCH_BETTER)
+    if not by_count and not (divisor == 1 and every >= 4 and too_long):
+        return None
+    what = f"divided by {divisor:g}" if by_count else "not divided"
+    end = f"; with {best[0]} the same steps end at {figures(best[1].end_changed)}" if best and too_long else ""
+    return finding(
+        "accumulation-scale",
+        f"A step adds up the gradients of {every} batches, and the mean loss of each is {what}: the steps are "
+        f"{figures(every / divisor)} times those of the mean{end}",
+        ["loss", "backward", "lr", *run.stale.functions],
+        [Fix("Divide by the number of batches of a step.", f"(loss / {every}).backward()")],
+        run=run,
+        place=run.places.get("backward"),
+        evidence={"batches of a step": every, "loss divided by": divisor},
+    )
+
+
 # -- the size of the steps ---------------------------------------------------------------------------------------------
 
 

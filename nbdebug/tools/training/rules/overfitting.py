@@ -629,11 +629,11 @@ def class_ignored(facts: TrainingFacts) -> Finding | None:
     if end is not None:
         return finding(
             "class-ignored",
-            f"Token {end.token} ends each of {end.sequences:,} sequences and is never a target: it also fills the "
+            f"Token {end[0]} ends each of {end[1]:,} sequences and is never a target: it also fills the "
             "shorter ones up, and the targets leave it out everywhere. What is generated never ends",
             ["pad_token", "eos_token", "collate_fn", "labels", "train_loader"],
             [Fix("Fill up with a token of its own.", "tokenizer.add_special_tokens({'pad_token': '<pad>'})")],
-            evidence={"token": end.token, "sequences": end.sequences},
+            evidence={"token": end[0], "sequences": end[1]},
         )
     if ignored is None:
         return None

@@ -513,6 +513,11 @@ def helps_validation(experiment: Experiment, by: float = 1.0) -> bool:
     return as_is is None or changed is None or changed < by * as_is
 
 
+def adapts(run: TrainingRunFacts) -> bool:
+    """Whether the optimizer divides gradients by their size, so that a factor in the loss changes nothing."""
+    return any(name in run.optimizer for name in ADAPTIVE)
+
+
 def lower_rates(run: TrainingRunFacts) -> list[Experiment]:
     """The experiments with a lower learning rate."""
     return [e for name, e in run.experiments.items() if name.startswith("lr/")]
@@ -545,6 +550,8 @@ def both_zero(run: TrainingRunFacts) -> bool:
 # -- findings in sentences ---------------------------------------------------------------------------------------------
 
 
+ADAPTIVE = ("Ada", "NAdam", "RAdam", "RMSprop", "Rprop", "LBFGS", "Lion", "Sophia", "Muon", "LAMB", "Lamb")
+"""In the names of optimizers whose steps don't grow with the loss (AdamW and Adafactor among the first)."""
 EXPERIMENT = "experiment"
 """Key of `Fix.after`: what was done in place of the text that is shown."""
 NOT_REPEATED = "the run could not be repeated with this change"
