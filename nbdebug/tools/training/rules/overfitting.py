@@ -591,30 +591,6 @@ def exchanged_labels(facts: TrainingFacts) -> Finding | None:
 
 
 @rule(
-    code="training/shifted-twice",
-    title="The labels are shifted twice: each output is to predict the token after the next.",
-    symptom="A language model's loss falls, and stays far above that of others; it writes every second word.",
-    cause="The data set gives labels that are one place on, and the loss (or the model, as those of transformers do) "
-    "moves them on once more.",
-    confirm="Print one row of the inputs beside the targets that the loss compares: `inputs[0, 1]` is `targets[0, 0]`.",
-    fix="Shift once: give the labels as they stand to what shifts them itself, or leave out its shift.",
-    reference="https://huggingface.co/docs/transformers/model_doc/gpt2",
-)
-def shifted_twice(facts: TrainingFacts) -> Finding | None:
-    ahead = facts.static.ahead
-    if ahead is None or not ahead.twice:
-        return None
-    return finding(
-        "shifted-twice",
-        "The targets are the inputs two places on, and the model reads forwards only: each output is to predict the "
-        f"token after the next{at_line(ahead.where)}",
-        ["loss_fn", "target", "train_loader"],
-        [Fix("Shift once.", "loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())  # labels: one place on")],
-        place=ahead.where,
-    )
-
-
-@rule(
     code="training/class-ignored",
     title="The loss ignores a class.",
     symptom="One class is never predicted, and the loss is low all the same.",
