@@ -139,11 +139,8 @@ def remarks(own: dict[str, Any], loader: Any = None) -> list[str]:
         text = f"The sampler shuffles by its epoch, now {getattr(sampler, 'epoch', 0)}: "
         notes.append(text + "call sampler.set_epoch(epoch) before each epoch, or all have one order.")
     if re.search(r"param b?float16[^;]*buffer float32", own.get("precision", "")):
-        text = (
-            "FSDP's buffer_dtype=torch.float32 keeps buffers (running statistics, for instance) in float32 and moves "
-        )
-        text += "no op there: parameters and ops are in half precision. Compute the loss with .float()."
-        notes.append(text)
+        text = "FSDP's buffer_dtype=torch.float32 keeps buffers (running statistics, for instance) in float32 and moves"
+        notes.append(f"{text} no op there: parameters and ops are in half precision. Compute the loss with .float().")
     return notes
 
 

@@ -182,15 +182,10 @@ def parsed(facts: RanksFacts, file: str) -> ast.Module:
 
 
 def statement(tree: ast.AST, line: int) -> ast.stmt | None:
-    """The smallest statement at a line; of one with a body, its head."""
-    best = None
-    for node in ast.walk(tree):
-        if isinstance(node, ast.stmt) and not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            body = getattr(node, "body", None)
-            end = max(body[0].lineno - 1, node.lineno) if body else node.end_lineno or node.lineno
-            if node.lineno <= line <= end and (best is None or node.lineno >= best.lineno):
-                best = node
-    return best
+    """The smallest statement over a line, of several on it the innermost. (`observe.sources` has the same for files;
+    it imports torch.)"""
+    over = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and _holds(node, line)]
+    return min(over, key=lambda node: ((node.end_lineno or 0) - node.lineno, -node.col_offset), default=None)
 
 
 def names_in(node: ast.AST | None) -> list[str]:

@@ -482,9 +482,8 @@ def weights_diverged(facts: RanksFacts) -> Finding | None:
 
 
 def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
-    return all(
-        a == b or abs(a - b) <= ALIKE * max(abs(one[1]), abs(other[1])) or a != a and b != b for a, b in zip(one, other)
-    )
+    near = ALIKE * max(abs(one[1]), abs(other[1]))
+    return all(a == b or abs(a - b) <= near or a != a and b != b for a, b in zip(one, other))
 
 
 def _reason(
