@@ -90,7 +90,8 @@ class Patches:
         self._undo.append(exchanged(owner, name, new))
 
     def put(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        self.set(owner, name, make(getattr(owner, name)))
+        original = getattr(owner, name)
+        self.set(owner, name, functools.wraps(original)(make(original)))
 
     def put_loaded(self, functions: Iterable[tuple[str, str]], make: Callable[[Any], Any]) -> None:
         """What nobody has imported is not called."""
@@ -247,7 +248,6 @@ class Clock:
             self._looks.start()
 
     def _timed(self, label: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def timed(*args: Any, **kwargs: Any) -> Any:
             inside = self._stack[-1:] == [label] or label == "copy" and DATA in self._stack  # a loader that pins
             if not self._here() or inside or torch.compiler.is_compiling():
@@ -267,7 +267,6 @@ class Clock:
         return timed
 
     def _next(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def timed(iterator: Any) -> Any:
             if not self._here():
                 return original(iterator)
@@ -299,7 +298,6 @@ class Clock:
         self.batch(batch)
 
     def _train(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def train(module: Any, mode: bool = True) -> Any:
             turned = self._eval is bool(mode) and module.training is not mode
             if turned and self._judges_eval and self._here() and self._trains(module):
@@ -353,7 +351,6 @@ class Clock:
     def _recompiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Where torch.compile repeats a compilation since a guard failed: why, and the user's line that called it."""
 
-        @functools.wraps(original)
         def reasons(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             self.recompiles.append((str(result[-1]) if result else "", users_lines()[-1:]))
@@ -523,7 +520,7 @@ def _put_back(training: Training, experiment: Callable[[], Any]) -> Any:
 
 def _write_into(folder: str) -> Patches:
     """What the copy opens to write goes into this folder; it removes and renames nothing of the user's."""
-    real, names = builtins.open, dict[str, str]()
+    real, names, nothing = builtins.open, dict[str, str](), lambda *args, **kwargs: None
 
     def other(path: Any) -> Any:
         if isinstance(path, (str, os.PathLike)):
@@ -542,25 +539,22 @@ def _write_into(folder: str) -> Patches:
         return save(thing, other(f), *args, **kwargs)
 
     changes: list[tuple[Any, str, Any]] = [(builtins, "open", opened), (torch, "save", saved)]
-    changes += [(os, name, _nothing) for name in ("remove", "unlink", "rename", "replace", "rmdir")]
-    changes += [(shutil, name, _nothing) for name in ("move", "rmtree")]
+    changes += [(os, name, nothing) for name in ("remove", "unlink", "rename", "replace", "rmdir")]
+    changes += [(shutil, name, nothing) for name in ("move", "rmtree")]
     patches = Patches()
     for change in changes:
         patches.set(*change)
     return patches
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None: ...
-
-
 def workers_without_modes(patches: Patches) -> None:
     """A mode that is on while a loader's workers start would be copied into them, and break them."""
 
     def made(original: Callable[..., Any]) -> Callable[..., Any]:
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        def begin(*args: Any, **kwargs: Any) -> None:
             with _disable_current_modes():
-                original(self, *args, **kwargs)
+                original(*args, **kwargs)
 
-        return __init__
+        return begin
 
     patches.put(dataloader._MultiProcessingDataLoaderIter, "__init__", made)

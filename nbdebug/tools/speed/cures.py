@@ -348,17 +348,10 @@ def no_saving(training: Training, patches: Patches, switch: Switch) -> None:
     patches.put_loaded(WRITERS, dropped)
 
 
-def no_reads(training: Training, patches: Patches, switch: Switch) -> None:
-    """A read gives what it gave the last time at its line."""
-    _remembered(READS, lambda tensor: True, patches, switch)
-
-
-def no_copies(training: Training, patches: Patches, switch: Switch) -> None:
-    """A copy of a tensor of the host gives what it gave the last time at its line."""
-    _remembered(MOVES, lambda tensor: tensor.device.type == "cpu", patches, switch)
-
-
-def _remembered(names: Iterable[str], applies: Callable[[Any], bool], patches: Patches, switch: Switch) -> None:
+def _remembered(
+    names: Iterable[str], applies: Callable[[Any], bool], training: Training, patches: Patches, switch: Switch
+) -> None:
+    """A read, or a copy of a tensor of the host, gives what it gave the last time at its line."""
     before: dict[Any, Any] = {}
 
     def remembered(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -375,6 +368,10 @@ def _remembered(names: Iterable[str], applies: Callable[[Any], bool], patches: P
 
     for name in names:
         patches.put(torch.Tensor, name, functools.partial(remembered, name))
+
+
+no_reads = functools.partial(_remembered, READS, lambda tensor: True)
+no_copies = functools.partial(_remembered, MOVES, lambda tensor: tensor.device.type == "cpu")
 
 
 def no_validation(training: Training, patches: Patches, switch: Switch) -> None:

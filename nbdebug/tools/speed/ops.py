@@ -258,7 +258,6 @@ class OpWatch(WatchMode):
             patches.put(torch.Tensor, name, self._read)
 
     def _attention(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
             if len(self.attentions) < 200 and not self.paused:
                 self.attentions.append((next(iter(users_lines()[-1:]), None), attention_refused(args, kwargs)))
@@ -267,7 +266,6 @@ class OpWatch(WatchMode):
         return scaled_dot_product_attention
 
     def _read(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if not (self.paused or self.noting):
                 frames, _, optimizer = _stack(sys._getframe(1))
@@ -278,7 +276,6 @@ class OpWatch(WatchMode):
         return read
 
     def _module(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
             if self._inside or self.paused or torch._C._current_autograd_node() is not None:
                 return original(module, *args, **kwargs)
