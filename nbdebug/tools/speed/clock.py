@@ -89,15 +89,21 @@ class Patches:
     def set(self, owner: Any, name: str, new: Any) -> None:
         self._undo.append(exchanged(owner, name, new))
 
-    def put(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    def put(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        """around: is called in place of a function, with that before its arguments."""
         original = getattr(owner, name)
-        self.set(owner, name, functools.wraps(original)(make(original)))
 
-    def put_loaded(self, functions: Iterable[tuple[str, str]], make: Callable[[Any], Any]) -> None:
+        @functools.wraps(original)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
+        self.set(owner, name, called)
+
+    def put_loaded(self, functions: Iterable[tuple[str, str]], around: Callable[..., Any]) -> None:
         """What nobody has imported is not called."""
         for module, name in functions:
             if hasattr(sys.modules.get(module), name):
-                self.put(sys.modules[module], name, make)
+                self.put(sys.modules[module], name, around)
 
     @uninterrupted
     def undo(self) -> None:
@@ -247,45 +253,39 @@ class Clock:
         if self._looks is not None:
             self._looks.start()
 
-    def _timed(self, label: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            inside = self._stack[-1:] == [label] or label == "copy" and DATA in self._stack  # a loader that pins
-            if not self._here() or inside or torch.compiler.is_compiling():
-                return original(*args, **kwargs)
-            self.writes[original.__name__] += label == "saving"
-            self.enter(label)
-            begin = time.perf_counter()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                if label in self.places:
-                    site = original in ENDINGS and self._saved or locate().site or Site("?", 0, "")
-                    self._saved = site if label == "saving" else self._saved
-                    self.places[label][site] += time.perf_counter() - begin
-                self.leave()
+    def _timed(self, label: str, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        inside = self._stack[-1:] == [label] or label == "copy" and DATA in self._stack  # a loader that pins
+        if not self._here() or inside or torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        self.writes[original.__name__] += label == "saving"
+        self.enter(label)
+        begin = time.perf_counter()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if label in self.places:
+                site = original in ENDINGS and self._saved or locate().site or Site("?", 0, "")
+                self._saved = site if label == "saving" else self._saved
+                self.places[label][site] += time.perf_counter() - begin
+            self.leave()
 
-        return timed
-
-    def _next(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(iterator: Any) -> Any:
-            if not self._here():
-                return original(iterator)
-            self.enter(DATA)
-            try:
-                batch = original(iterator)
-            finally:
-                self.leave()
-            if self._eval:
-                self.eval_batches += 1
-            else:
-                if self.source is None:
-                    parts = "dataset_kind", "dataset", "auto_collation", "collate_fn", "drop_last"
-                    self.source = [getattr(iterator, f"_{part}") for part in parts], iterator._index_sampler
-                    self.workers = iterator._num_workers
-                self._take(batch)
-            return batch
-
-        return timed
+    def _next(self, original: Callable[..., Any], iterator: Any) -> Any:
+        if not self._here():
+            return original(iterator)
+        self.enter(DATA)
+        try:
+            batch = original(iterator)
+        finally:
+            self.leave()
+        if self._eval:
+            self.eval_batches += 1
+        else:
+            if self.source is None:
+                parts = "dataset_kind", "dataset", "auto_collation", "collate_fn", "drop_last"
+                self.source = [getattr(iterator, f"_{part}") for part in parts], iterator._index_sampler
+                self.workers = iterator._num_workers
+            self._take(batch)
+        return batch
 
     def samples(self, batch: Any) -> None:
         """A step's batch, where no loader of torch's told it yet."""
@@ -297,17 +297,14 @@ class Clock:
         self._samples += len(tensors[0]) if tensors else 0
         self.batch(batch)
 
-    def _train(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def train(module: Any, mode: bool = True) -> Any:
-            turned = self._eval is bool(mode) and module.training is not mode
-            if turned and self._judges_eval and self._here() and self._trains(module):
-                self.mark()
-                self._eval = not mode
-                if self._eval:
-                    self.validations.append(users_lines())
-            return original(module, mode)
-
-        return train
+    def _train(self, original: Callable[..., Any], module: Any, mode: bool = True) -> Any:
+        turned = self._eval is bool(mode) and module.training is not mode
+        if turned and self._judges_eval and self._here() and self._trains(module):
+            self.mark()
+            self._eval = not mode
+            if self._eval:
+                self.validations.append(users_lines())
+        return original(module, mode)
 
     def _backward(self) -> None:
         if self._eval:  # trained in eval mode: no validation
@@ -348,15 +345,11 @@ class Clock:
             if not self.driven:
                 self.tick()
 
-    def _recompiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _recompiling(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Where torch.compile repeats a compilation since a guard failed: why, and the user's line that called it."""
-
-        def reasons(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            self.recompiles.append((str(result[-1]) if result else "", users_lines()[-1:]))
-            return result
-
-        return reasons
+        result = original(*args, **kwargs)
+        self.recompiles.append((str(result[-1]) if result else "", users_lines()[-1:]))
+        return result
 
     def _look(self) -> None:
         """The work of a thread: which of the user's lines runs. It reads frames and changes nothing."""
@@ -550,11 +543,8 @@ def _write_into(folder: str) -> Patches:
 def workers_without_modes(patches: Patches) -> None:
     """A mode that is on while a loader's workers start would be copied into them, and break them."""
 
-    def made(original: Callable[..., Any]) -> Callable[..., Any]:
-        def begin(*args: Any, **kwargs: Any) -> None:
-            with _disable_current_modes():
-                original(*args, **kwargs)
+    def begin(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+        with _disable_current_modes():
+            original(*args, **kwargs)
 
-        return begin
-
-    patches.put(dataloader._MultiProcessingDataLoaderIter, "__init__", made)
+    patches.put(dataloader._MultiProcessingDataLoaderIter, "__init__", begin)

@@ -310,8 +310,8 @@ def _paired(training: Training, what: SpeedTrial, block: int) -> SpeedCure:
 def through(training: Training, patches: Patches, fetch: Callable[[Callable[[], Any]], Any]) -> None:
     """Each batch is what `fetch(read)` gives, where `read()` reads the loader."""
 
-    def following(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda iterator: fetch(lambda: original(iterator))
+    def following(original: Callable[..., Any], iterator: Any) -> Any:
+        return fetch(lambda: original(iterator))
 
     def again(own: Iterator[Any]) -> Iterator[Any]:
         with contextlib.suppress(StopIteration):
@@ -338,12 +338,9 @@ def same_batch(training: Training, patches: Patches, switch: Switch) -> None:
 
 
 def no_saving(training: Training, patches: Patches, switch: Switch) -> None:
-    def dropped(original: Callable[..., Any]) -> Callable[..., Any]:
-        def save(*args: Any, **kwargs: Any) -> Any:
-            switch.used += switch.on
-            return None if switch.on else original(*args, **kwargs)
-
-        return save
+    def dropped(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        switch.used += switch.on
+        return None if switch.on else original(*args, **kwargs)
 
     patches.put_loaded(WRITERS, dropped)
 
@@ -354,17 +351,14 @@ def _remembered(
     """A read, or a copy of a tensor of the host, gives what it gave the last time at its line."""
     before: dict[Any, Any] = {}
 
-    def remembered(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if not applies(tensor):
-                return original(tensor, *args, **kwargs)
-            key = name, users_lines()[-1:], tuple(tensor.shape)
-            switch.used += switch.on and key in before
-            if not switch.on or key not in before:
-                before[key] = original(tensor, *args, **kwargs)
-            return before[key]
-
-        return call
+    def remembered(name: str, original: Callable[..., Any], tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not applies(tensor):
+            return original(tensor, *args, **kwargs)
+        key = name, users_lines()[-1:], tuple(tensor.shape)
+        switch.used += switch.on and key in before
+        if not switch.on or key not in before:
+            before[key] = original(tensor, *args, **kwargs)
+        return before[key]
 
     for name in names:
         patches.put(torch.Tensor, name, functools.partial(remembered, name))
@@ -378,17 +372,14 @@ def no_validation(training: Training, patches: Patches, switch: Switch) -> None:
     """A loader gives one batch to a model in eval mode; without a loader the model answers what it answered before."""
     read, models = False, list[Any]()
 
-    def following(original: Callable[..., Any]) -> Callable[..., Any]:
-        def __next__(iterator: Any) -> Any:
-            nonlocal read
-            if not all(m.training for m in models):
-                read = True
-                if switch.on and iterator._num_yielded:
-                    switch.used += 1
-                    raise StopIteration
-            return original(iterator)
-
-        return __next__
+    def following(original: Callable[..., Any], iterator: Any) -> Any:
+        nonlocal read
+        if not all(m.training for m in models):
+            read = True
+            if switch.on and iterator._num_yielded:
+                switch.used += 1
+                raise StopIteration
+        return original(iterator)
 
     def found() -> list[Any]:
         models[:] = learners(training)
@@ -436,18 +427,15 @@ def _memory(
     are asked again where it is None."""
     answers: dict[Any, Any] = {}
 
-    def remembering(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def answer(*args: Any, **kwargs: Any) -> Any:
-            key = key_of(module, tensors_in([args, kwargs])) if switch.on else None
-            if key is None:
-                return forward(*args, **kwargs)
-            key = id(module), key
-            switch.used += key in answers
-            if key not in answers:
-                answers[key] = forward(*args, **kwargs)
-            return answers[key]
-
-        return answer
+    def remembering(module: Any, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        key = key_of(module, tensors_in([args, kwargs])) if switch.on else None
+        if key is None:
+            return forward(*args, **kwargs)
+        key = id(module), key
+        switch.used += key in answers
+        if key not in answers:
+            answers[key] = forward(*args, **kwargs)
+        return answers[key]
 
     def turned(on: bool) -> None:
         for module in dict.fromkeys(modules()) if switch.turns == 1 else ():
@@ -507,18 +495,15 @@ def tf32(training: Training, patches: Patches, switch: Switch) -> None:
 def fused_attention(training: Training, patches: Patches, switch: Switch) -> None:
     """The fused kernels may run, in bfloat16 where they refuse float32."""
 
-    def attention(original: Callable[..., Any]) -> Callable[..., Any]:
-        def scaled_dot_product_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-            if not switch.on:
+    def attention(original: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if not switch.on:
+            return original(query, key, value, *args, **kwargs)
+        switch.used += 1
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            if query.dtype != torch.float64 and not attention_refused((query, key, value, *args), kwargs):
                 return original(query, key, value, *args, **kwargs)
-            switch.used += 1
-            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-                if query.dtype != torch.float64 and not attention_refused((query, key, value, *args), kwargs):
-                    return original(query, key, value, *args, **kwargs)
-                half = [t.to(torch.bfloat16) for t in (query, key, value)]
-                return original(*half, *args, **kwargs).to(query.dtype)
-
-        return scaled_dot_product_attention
+            half = [t.to(torch.bfloat16) for t in (query, key, value)]
+            return original(*half, *args, **kwargs).to(query.dtype)
 
     patches.put(torch.nn.functional, "scaled_dot_product_attention", attention)
 

@@ -257,42 +257,33 @@ class OpWatch(WatchMode):
         for name in ("tolist", "numpy"):
             patches.put(torch.Tensor, name, self._read)
 
-    def _attention(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
-            if len(self.attentions) < 200 and not self.paused:
-                self.attentions.append((next(iter(users_lines()[-1:]), None), attention_refused(args, kwargs)))
-            return original(*args, **kwargs)
+    def _attention(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        if len(self.attentions) < 200 and not self.paused:
+            self.attentions.append((next(iter(users_lines()[-1:]), None), attention_refused(args, kwargs)))
+        return original(*args, **kwargs)
 
-        return scaled_dot_product_attention
+    def _read(self, original: Callable[..., Any], tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not (self.paused or self.noting):
+            frames, _, optimizer = _stack(sys._getframe(1))
+            phase, grad = "optimizer" if optimizer else "forward", torch.is_grad_enabled()
+            self.ops.append(TimedOp(READ, None, 0.0, self.step, phase, _sites(frames), elements=1, grad=grad))
+        return original(tensor, *args, **kwargs)
 
-    def _read(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if not (self.paused or self.noting):
-                frames, _, optimizer = _stack(sys._getframe(1))
-                phase, grad = "optimizer" if optimizer else "forward", torch.is_grad_enabled()
-                self.ops.append(TimedOp(READ, None, 0.0, self.step, phase, _sites(frames), elements=1, grad=grad))
-            return original(tensor, *args, **kwargs)
-
-        return read
-
-    def _module(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._inside or self.paused or torch._C._current_autograd_node() is not None:
-                return original(module, *args, **kwargs)
-            self.free_calls[self.step] += not torch.is_grad_enabled()
-            self._inside, begin = True, time.perf_counter()
-            try:
-                output = original(module, *args, **kwargs)
-            finally:
-                self._inside = False
-            tensors, results = tensors_in([args, kwargs]), tensors_in(output)
-            if tensors and results:
-                took = time.perf_counter() - begin
-                with _disable_current_modes():
-                    self._extend(module, tensors[0].detach(), results[0].shape, took)
-            return output
-
-        return __call__
+    def _module(self, original: Callable[..., Any], module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if self._inside or self.paused or torch._C._current_autograd_node() is not None:
+            return original(module, *args, **kwargs)
+        self.free_calls[self.step] += not torch.is_grad_enabled()
+        self._inside, begin = True, time.perf_counter()
+        try:
+            output = original(module, *args, **kwargs)
+        finally:
+            self._inside = False
+        tensors, results = tensors_in([args, kwargs]), tensors_in(output)
+        if tensors and results:
+            took = time.perf_counter() - begin
+            with _disable_current_modes():
+                self._extend(module, tensors[0].detach(), results[0].shape, took)
+        return output
 
     def _extend(self, module: Any, tensor: Any, shape: Any, took: float) -> None:
         sequence = next((s for s in reversed(self.sequences) if s.module is module), None)
