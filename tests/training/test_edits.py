@@ -224,3 +224,46 @@ def test_validation_is_put_into_eval_mode_where_each_pass_goes_back_to_train_mod
 
     assert fix.verified
     assert fix.edit.new.startswith("        net.eval()\n        return sum(")
+
+
+class Adapted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(12, 5).requires_grad_(False)
+        self.down, self.up = nn.Linear(12, 4, bias=False), nn.Linear(4, 5, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x):
+        return self.base(x) + 1e-4 * self.up(self.down(x))
+
+
+def test_small_factor_is_left_out_in_its_line():
+    torch.manual_seed(54)
+    pair = TensorDataset(*clusters(600)), TensorDataset(*clusters(200, seed=5))
+    train_loader, val_loader = DataLoader(pair[0], batch_size=32, shuffle=True), DataLoader(pair[1], batch_size=64)
+    adapted = Adapted()
+    optimizer = torch.optim.Adam([p for p in adapted.parameters() if p.requires_grad], lr=1e-2)
+
+    train = trainer(adapted, optimizer, train_loader, 8)
+    fix = first_fix(train, adapted, optimizer, loss_fn, train_loader, val_loader, "vanishing-gradients")
+
+    assert fix.verified
+    assert fix.edit.new == "        return self.base(x) + 1.0 * self.up(self.down(x))"
+
+
+def test_sigmoids_through_which_no_gradient_comes_become_relus():
+    torch.manual_seed(47)
+    pair = TensorDataset(*clusters(1000)), TensorDataset(*clusters(200, seed=5))
+    train_loader, val_loader = DataLoader(pair[0], batch_size=32, shuffle=True), DataLoader(pair[1], batch_size=64)
+    layers = [nn.Linear(12, 48)]
+    for _ in range(5):
+        layers += [nn.Sigmoid(), nn.Linear(48, 48)]
+    model = nn.Sequential(*layers, nn.Linear(48, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.5)
+
+    train = trainer(model, optimizer, train_loader)
+    fix = first_fix(train, model, optimizer, loss_fn, train_loader, val_loader, "vanishing-gradients")
+
+    assert fix.verified
+    assert fix.edit.new == "        layers += [nn.ReLU(), nn.Linear(48, 48)]"
+    assert sum(isinstance(module, nn.Sigmoid) for module in model) == 5

@@ -278,6 +278,7 @@ def in_loop(slug: str, loop: LoopStatements) -> Iterator[Edit]:
         "clip-before-unscale": loop.unscaled,
         "eval-mode-in-training": loop.in_train_mode,
         "exploding-gradients": loop.clipped,
+        "loss-spike": loop.clipped,
         "train-mode-in-eval": loop.in_eval_mode,
         "scheduler-order": loop.scheduled,
         "plateau": loop.unscheduled,
@@ -678,6 +679,33 @@ def _draws(layer: nn.Module) -> bool:
     """Whether it has a weight matrix that is trained."""
     weight = getattr(layer, "weight", None)
     return isinstance(weight, torch.Tensor) and weight.requires_grad and weight.dim() > 1 and hasattr(layer, "bias")
+
+
+SQUASHING = ("Sigmoid", "Tanh", "Softsign", "LogSigmoid")
+"""Activations that are flat far from zero."""
+
+
+def as_relus(files: Iterable[str], names: Iterable[str]) -> Iterator[Edit]:
+    """ReLU where activations of these classes are named, in a call or without one (`activation = nn.Sigmoid`)."""
+    for file in files:
+        alike = [n for n in sources.nodes_of(file) if isinstance(n, ast.Attribute) and n.attr in names]
+        tests = [n for n in sources.nodes_of(file) if isinstance(n, ast.Call) and sources.name_of(n) == "isinstance"]
+        tested = {id(part) for test in tests for part in ast.walk(test)}
+        alike = [n for n in alike if ast.unparse(n.value).endswith("nn") and id(n) not in tested]
+        if alike:
+            yield from _edited(file, {n: f"{ast.unparse(n.value)}.ReLU" for n in alike})
+            return
+
+
+def without_factor(files: Sequence[str], where: Where, factor: float) -> Iterator[Edit]:
+    """1 in the place of a constant factor: in its line, or where its name is bound."""
+    parts = [part for s in sources.statements_at(where.file or "", where.line or 0) for part in ast.walk(s)]
+    numbers = [n for n in parts if isinstance(n, ast.Constant) and type(n.value) in (int, float)]
+    for number in [n for n in numbers if n.value and factor in (n.value, 1 / n.value)]:  # type: ignore[operator]
+        yield from _edited(where.file, {number: "1.0"})
+    for name in dict.fromkeys(_last_name(n) for n in parts if isinstance(n, (ast.Name, ast.Attribute))):
+        for old in (factor, 1 / factor):
+            yield from _bound(files, name, old, "1.0")
 
 
 def _made(files: Iterable[str], things: Sequence[Any], train: Any) -> tuple[str, ast.Call] | None:

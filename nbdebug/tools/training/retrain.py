@@ -33,7 +33,9 @@ from nbdebug.tools.training.edits import (
     LABEL_CRITERIA,
     MODEL,
     NONE_IGNORED,
+    SQUASHING,
     LoopStatements,
+    as_relus,
     before_optimizer,
     in_call,
     in_label_loss,
@@ -43,6 +45,7 @@ from nbdebug.tools.training.edits import (
     setup_text,
     users_files,
     with_all_parameters,
+    without_factor,
 )
 from nbdebug.tools.training.evaluate import FixedBatches, LossFn, loss_root, loss_value, no_warnings
 from nbdebug.tools.training.facts import (
@@ -432,6 +435,10 @@ LONGEST_LOOP = 60.0
 """Seconds of a loop that runs once more, with a fix in it."""
 
 
+AS_RELUS = """for name, module in list(model.named_modules()):
+    if name and type(module).__name__ in {}:
+        setattr(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], torch.nn.ReLU())"""
+"""What ReLUs in the place of other activations make of the model."""
 FAR_ABOVE = 3.0
 """Times the loss of an answer that knows nothing: a run that ends above it is not cured."""
 
@@ -455,7 +462,7 @@ class EditTrials:
         tried = {}
         for finding in name_all(TrainingFacts(self.static, self.facts)):
             name = slug(finding)
-            ways = (self._of_call, self._of_loader, self._of_loop, self._of_cut, self._of_labels)
+            ways = (self._of_call, self._of_loader, self._of_factor, self._of_loop, self._of_cut, self._of_labels)
             edit = next((edit for way in ways if (edit := way(name)) is not None), None) or self._of_setup(finding)
             if edit is not None:
                 tried[name] = edit
@@ -493,7 +500,10 @@ class EditTrials:
         given = self._files(), self._names, arguments.model, arguments.optimizers, self.train
         text = setup_text(finding, arguments.model)
         edits: Iterator[Edit] = iter(())
-        if slug(finding) == "parameters-not-in-optimizer":
+        if slug(finding) == "vanishing-gradients" and signs.helps(self.facts.experiments.get("relu")):
+            kinds = sorted({type(m).__name__ for m in arguments.model.modules()} & set(SQUASHING))
+            text, edits = AS_RELUS.format(tuple(kinds)), as_relus(given[0], kinds)
+        elif slug(finding) == "parameters-not-in-optimizer":
             text, edits = "pass", with_all_parameters(*given, str(finding.evidence["where"][0]))
         elif text:
             edits = before_optimizer(*given, text)
@@ -561,6 +571,16 @@ class EditTrials:
             new = [p for p in (*model.parameters(), *(p for _, p in hidden)) if p.requires_grad and id(p) not in held]
             if new:
                 self.arguments.optimizers[0].add_param_group({"params": new})
+
+    def _of_factor(self, name: str) -> TriedEdit | None:
+        """A small factor left out, as in the experiment."""
+        tried, small = self.facts.experiments.get("factor 1"), self.facts.factor
+        if name != "vanishing-gradients" or tried is None or small is None or not signs.helps(tried):
+            return None
+        for edit in without_factor(self._files(), small.where, small.factor):
+            numbers = _before_and_after(tried.end_as_is, tried.end_changed, tried.val_as_is, tried.val_changed)
+            return TriedEdit(edit, True, _from_the_start(len(tried.changed)), numbers)
+        return None
 
     def _of_cut(self, name: str) -> TriedEdit | None:
         """The gradient of a part of the loss arrives once the cut is out."""
