@@ -38,6 +38,7 @@ def first_fix(trigger):
         ("module-not-found", "sys.modules['nets_of_last_year'] = nets_of_this_year"),
         ("not-probabilities--spread", "scale=torch.nn.functional.softplus(spread) + 1e-6"),
         ("unusable-name", "self.register_buffer('past', None)"),
+        ("call-order--resumed", 'group.setdefault("initial_lr", group["lr"])'),
         ("incomplete-module--nested", "    def forward(self, rows):"),
     ],
 )

@@ -256,14 +256,14 @@ def test_sigmoids_through_which_no_gradient_comes_become_relus():
     pair = TensorDataset(*clusters(1000)), TensorDataset(*clusters(200, seed=5))
     train_loader, val_loader = DataLoader(pair[0], batch_size=32, shuffle=True), DataLoader(pair[1], batch_size=64)
     layers = [nn.Linear(12, 48)]
-    for _ in range(5):
+    for _ in range(4):
         layers += [nn.Sigmoid(), nn.Linear(48, 48)]
     model = nn.Sequential(*layers, nn.Linear(48, 5))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
     train = trainer(model, optimizer, train_loader)
     fix = first_fix(train, model, optimizer, loss_fn, train_loader, val_loader, "vanishing-gradients")
 
     assert fix.verified
     assert fix.edit.new == "        layers += [nn.ReLU(), nn.Linear(48, 48)]"
-    assert sum(isinstance(module, nn.Sigmoid) for module in model) == 5
+    assert sum(isinstance(module, nn.Sigmoid) for module in model) == 4

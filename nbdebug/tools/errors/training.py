@@ -88,10 +88,11 @@ MADE = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, 
 
 @dataclasses.dataclass
 class _Schedule:
-    """A learning-rate schedule: the steps that it was planned for, and those that it made."""
+    """A learning-rate schedule: the steps that it was planned for, those that it made, its first rates."""
 
     total: Any = None
     steps: int = 0
+    rates: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass
@@ -359,6 +360,9 @@ class TrainingSandbox(ProgramSandbox):
             return function(*self._items(node.args, frame), **self._keywords(node, frame))
         if issubclass(type(function), type) and issubclass(function, MADE):
             return self.made(function, self._items(node.args, frame), self._keywords(node, frame))
+        if name == "get_last_lr" and isinstance(base, ast.Call):
+            plan = self.evaluate(base, frame)
+            return list(plan.rates) if type(plan) is _Schedule else UNKNOWN
         if any(function is one for one in (torch.save, copy.deepcopy, torch.utils.data.random_split)):
             args = node.args[: 2 if function is torch.utils.data.random_split else 1]
             return self._of_module(function, self._items(args, frame))
@@ -382,7 +386,7 @@ class TrainingSandbox(ProgramSandbox):
         if plain is not None and not node.keywords:
             result = plain(*self._items(node.args, frame))
             return list(result) if plain in (zip, enumerate) else result
-        methods = ("append", "extend", "clear", "values", "items")
+        methods = ("append", "extend", "clear", "values", "items", "setdefault")
         if base is not None and type(owner) in (list, dict) and name in methods:
             result = getattr(self.evaluate(base, frame), name)(*self._items(node.args, frame))
             return list(result) if name in ("values", "items") else result
@@ -406,7 +410,10 @@ class TrainingSandbox(ProgramSandbox):
         if kind is DataLoader:
             return self._loader(*args, **kwargs)
         if kind.__module__ == "torch.optim.lr_scheduler":
-            return self.keep(_Schedule(kwargs.get("total_steps")))
+            groups = self.copy(attributes(args[0]).get("param_groups", [])) if args else []
+            if kwargs.get("last_epoch", -1) != -1 and any("initial_lr" not in group for group in groups):
+                raise KeyError("param 'initial_lr' is not specified in param_groups[0] when resuming an optimizer")
+            return self.keep(_Schedule(kwargs.get("total_steps"), rates=tuple(group["lr"] for group in groups)))
         if module_name(kind).startswith("torch."):
             if not issubclass(kind, nn.Module):
                 return self.keep(kind(*args, **kwargs))
