@@ -206,29 +206,24 @@ class Agent:
         if self.agree is not None:
             self.agree(CollectiveCall(number, name, op, shape, dtype, root, tuple(lines)))
 
-    def collective(self, owner: Any, name: str) -> Callable[..., None]:
-        """What notes the calls of one of torch's functions; of DTensor's, where a group has many forms."""
-        signature = inspect.signature(getattr(owner, name))
-
-        def note(*args: Any, **kwargs: Any) -> None:
-            named = bound(signature, args, kwargs)
-            group, first = named.get("group"), next(iter(named.values()), None)
-            if owner is functional:
-                group_name = functional._resolve_group_name(named["group"], named.get("tag", ""))
-                group = c10d._resolve_process_group(group_name)  # type: ignore[attr-defined]
-            tensors = [t for t in (first if isinstance(first, list) else [first]) if isinstance(t, torch.Tensor)]
-            tensors = [] if name in SHAPELESS else tensors
-            shape = ", ".join(str(list(t.shape)) for t in tensors[:4])
-            dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
-            end = next((k for k in ("src", "dst") if k in named), "")
-            root = f"{end} {named[end] or named.get(f'group_{end}') or 0}" if end else ""
-            if not end and "op" in named and (op := str(named["op"]).removeprefix("RedOpType.")) != "SUM":
-                root = f"op {op}"
-            self.call(name, group, shape, dtype, root, owner is functional or named.get("async_op", False))
-            if name in ("all_reduce", "reduce_scatter_tensor") and tensors and self.backwards:
-                self.gradient_reduced(tensors[0])
-
-        return note
+    def collective(self, owner: Any, name: str, signature: Any, /, *args: Any, **kwargs: Any) -> None:
+        """A call of one of torch's functions; of DTensor's, where a group has many forms."""
+        named = bound(signature, args, kwargs)
+        group, first = named.get("group"), next(iter(named.values()), None)
+        if owner is functional:
+            group_name = functional._resolve_group_name(named["group"], named.get("tag", ""))
+            group = c10d._resolve_process_group(group_name)  # type: ignore[attr-defined]
+        tensors = [t for t in (first if isinstance(first, list) else [first]) if isinstance(t, torch.Tensor)]
+        tensors = [] if name in SHAPELESS else tensors
+        shape = ", ".join(str(list(t.shape)) for t in tensors[:4])
+        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
+        end = next((k for k in ("src", "dst") if k in named), "")
+        root = f"{end} {named[end] or named.get(f'group_{end}') or 0}" if end else ""
+        if not end and "op" in named and (op := str(named["op"]).removeprefix("RedOpType.")) != "SUM":
+            root = f"op {op}"
+        self.call(name, group, shape, dtype, root, owner is functional or named.get("async_op", False))
+        if name in ("all_reduce", "reduce_scatter_tensor") and tensors and self.backwards:
+            self.gradient_reduced(tensors[0])
 
     def gradient_reduced(self, tensor: torch.Tensor) -> None:
         """The user's own reduction: once more than the wrapper's, or after the step that should use it?"""
@@ -244,25 +239,21 @@ class Agent:
                 beside = [line for line in user_lines() for step in late[:1] if line[2] == step[2]]  # in its function
                 self.write("gradients", late=bool(late), lines=beside or user_lines())
 
-    def message(self, name: str) -> Callable[..., None]:
-        """What notes the messages from rank to rank. Those of one pair, group and tag are numbered."""
-        signature, end = inspect.signature(getattr(c10d, name)), "dst" if "send" in name else "src"
-
-        def note(*args: Any, **kwargs: Any) -> None:
-            named, self.last_message = bound(signature, args, kwargs), None
-            group = named.get("group") or c10d._get_default_group()
-            peer, inner = named.get(end), named.get(f"group_{end}")
-            if peer is None and inner is not None:
-                peer = dist.get_global_rank(group, inner)
-            if peer is None or not isinstance(group, dist.ProcessGroup):
-                return  # from any rank
-            way = "send" if end == "dst" else "receive"
-            key = f"{group.group_name}/{named['tag']}/{peer}"
-            event = {"way": way, "peer": peer, "key": key, "n": self.number(way, key)}
-            self.last_message = {**event, "lines": user_lines()}
-            self.write("message", waits=name in ("recv", "send"), **self.last_message)
-
-        return note
+    def message(self, name: str, signature: Any, /, *args: Any, **kwargs: Any) -> None:
+        """A message from rank to rank. Those of one pair, group and tag are numbered."""
+        end = "dst" if "send" in name else "src"
+        named, self.last_message = bound(signature, args, kwargs), None
+        group = named.get("group") or c10d._get_default_group()
+        peer, inner = named.get(end), named.get(f"group_{end}")
+        if peer is None and inner is not None:
+            peer = dist.get_global_rank(group, inner)
+        if peer is None or not isinstance(group, dist.ProcessGroup):
+            return  # from any rank
+        way = "send" if end == "dst" else "receive"
+        key = f"{group.group_name}/{named['tag']}/{peer}"
+        event = {"way": way, "peer": peer, "key": key, "n": self.number(way, key)}
+        self.last_message = {**event, "lines": user_lines()}
+        self.write("message", waits=name in ("recv", "send"), **self.last_message)
 
     def receives(self, work: Any, *_: Any, **__: Any) -> None:
         """A message that is received later is waited for."""
@@ -313,9 +304,11 @@ class Agent:
         calls = [name for name, own in vars(c10d).items() if type(own) is types.FunctionType]
         for owner, names in ((c10d, filter(COLLECTIVE.fullmatch, calls)), (functional, FUNCTIONAL)):
             for name in [name for name in names if hasattr(owner, name)]:
-                self.wrap(owner, name, self.collective(owner, name))
+                signature = inspect.signature(getattr(owner, name))
+                self.wrap(owner, name, functools.partial(self.collective, owner, name, signature))
         for name in ("send", "recv", "isend", "irecv"):
-            self.wrap(c10d, name, self.message(name), "message", self.receives if name == "irecv" else None)
+            note = functools.partial(self.message, name, inspect.signature(getattr(c10d, name)))
+            self.wrap(c10d, name, note, "message", self.receives if name == "irecv" else None)
         self.wrap(c10d.Work, "wait", self.waits, "each")
         self.wrap(c10d, "init_process_group", self.initialised, then=lambda *_, **__: self.write("joined"))
         self.wrap(c10d, "destroy_process_group", self.destroyed)
