@@ -75,9 +75,9 @@ def started(setup: str) -> Iterator[Notebook]:
 @contextlib.contextmanager
 def of_cells(cells: list[str], compiler: Any = None) -> Iterator[tuple[InteractiveShell, BaseException | None]]:
     """A shell in which these cells ran, one by one, and nbdebug is not loaded: In [1] is the first; the exception of
-    the last one that failed, if any did. compiler: the class that names and compiles cells; left out: the terminal's.
+    the first one that failed and did not run well later, if any did: those behind it may fail for want of it. compiler: the class that names and compiles cells; left out: the terminal's.
     Modules that the cells imported from a temporary folder are forgotten again."""
-    shell, error = _new_shell(), None
+    shell, failed = _new_shell(), dict[str, BaseException]()
     before = {
         name: getattr(sys, name)
         for name in ("last_type", "last_value", "last_traceback", "last_exc", "path")
@@ -90,8 +90,9 @@ def of_cells(cells: list[str], compiler: Any = None) -> Iterator[tuple[Interacti
         with warnings.catch_warnings(), np.errstate(), capture_output():
             for cell in cells:
                 done = shell.run_cell(cell, store_history=True)
-                error = done.error_in_exec or done.error_before_exec or error
-        yield shell, error
+                error = done.error_in_exec or done.error_before_exec
+                failed.pop(cell, None) if error is None else failed.setdefault(cell, error)
+        yield shell, next(iter(failed.values()), None)
     finally:
         _close(shell)
         torch.set_grad_enabled(True)
