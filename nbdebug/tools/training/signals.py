@@ -118,16 +118,23 @@ def input_leaves(step: StepGraph, targets: Iterable[int | None], batch: Sequence
 
 
 def initial_weights(step: StepGraph) -> tuple[InitialWeight, ...]:
-    """One line for each matrix that multiplies, in the order of the first call."""
+    """One line for each matrix that multiplies, in the order of the first call; where there is none, for each table
+    whose rows are multiplied with each other."""
+    return _initial_weights(step, WEIGHTED_OPS - NOT_A_SIGNAL) or _initial_weights(step, frozenset({"embedding"}))
+
+
+def _initial_weights(step: StepGraph, ops: frozenset[str]) -> tuple[InitialWeight, ...]:
     calls = step.calls
     names = {id(p): name for name, p in calls.parameters if name}
     weights: dict[int, InitialWeight] = {}
     for call in calls.calls:
-        if call.op not in WEIGHTED_OPS - NOT_A_SIGNAL:
+        if call.op not in ops:
             continue
         pairs = ((t, _untransposed(calls, t)) for t in call.inputs[1:] if t.dim() > 1)
         used, own = next(((t, p) for t, p in pairs if id(p) in names), (None, None))
         if used is None or own is None or id(own) in weights or not own.numel():
+            continue
+        if call.op == "embedding" and own.shape[-1] == 1:  # what is added to a product
             continue
         input_rms = rms(call.inputs[0]) if call.inputs[0].is_floating_point() else 0.0
         gradient = step.gradients.get(id(own))

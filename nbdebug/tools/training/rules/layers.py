@@ -505,7 +505,7 @@ def bad_init(facts: TrainingFacts) -> Finding | None:
                 "bad-init",
                 title,
                 [*(w.module or w.name for w in weights), *(w.name for w in weights)],
-                [_drawn(weights) if fault is _zeros else Fix("Draw the weights for the layer's width.", HE_INIT[1])],
+                [_drawn(weights) if fault is _zeros else _smaller(weights)],
                 module=weights[0].module,
                 evidence={
                     "deviation over He's": {w.name: w.std / w.he_std for w in static.weights[:8]},
@@ -514,6 +514,13 @@ def bad_init(facts: TrainingFacts) -> Finding | None:
                 },
             )
     return None
+
+
+def _smaller(weights: Sequence[InitialWeight]) -> Fix:
+    if weights[0].op != "embedding":
+        return Fix("Draw the weights for the layer's width.", HE_INIT[1])
+    code = f"torch.nn.init.normal_(model.get_parameter({weights[0].name!r}), std={figures(weights[0].he_std, 1)})"
+    return Fix("Draw the rows of each table so small that a product of two is about 1.", code)
 
 
 def _drawn(weights: Sequence[InitialWeight]) -> Fix:
