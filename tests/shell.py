@@ -75,8 +75,9 @@ def started(setup: str) -> Iterator[Notebook]:
 @contextlib.contextmanager
 def of_cells(cells: list[str], compiler: Any = None) -> Iterator[tuple[InteractiveShell, BaseException | None]]:
     """A shell in which these cells ran, one by one, and nbdebug is not loaded: In [1] is the first; the exception of
-    the first one that failed and did not run well later, if any did: those behind it may fail for want of it. compiler: the class that names and compiles cells; left out: the terminal's.
-    Modules that the cells imported from a temporary folder are forgotten again."""
+    the first one that failed and did not run well later, if any did: those behind it may fail for want of it.
+    compiler: the class that names and compiles cells; left out: the terminal's. Modules that the cells imported from a
+    temporary folder are forgotten again."""
     shell, failed = _new_shell(), dict[str, BaseException]()
     before = {
         name: getattr(sys, name)
